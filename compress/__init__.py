@@ -1,0 +1,62 @@
+"""What goes on the wire: compressors as programs, wrappers around them, and the registry of their names."""
+
+from .adapters import Gathered, TwoShot
+from .build import Spec, compressor, compressors
+from .dense import Dense
+from .half import BFloat16, Cast, Float16
+from .onebit import OneBit
+from .powersgd import BatchedPowerSGD, PowerSGD
+from .protocol import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Codec,
+    Compressor,
+    Layout,
+    Program,
+    all_gather,
+    all_reduce,
+    all_to_all,
+)
+from .registry import register
+from .simulate import Simulation, Traffic, dry_run, most_rounds, simulate
+from .together import together
+from .topk import TopK
+from .wrappers import ErrorFeedback, Partition, Switch, Widen
+
+__all__ = [
+    "AllGather",
+    "AllReduce",
+    "AllToAll",
+    "BFloat16",
+    "BatchedPowerSGD",
+    "Cast",
+    "Codec",
+    "Compressor",
+    "Dense",
+    "ErrorFeedback",
+    "Float16",
+    "Gathered",
+    "Layout",
+    "OneBit",
+    "Partition",
+    "PowerSGD",
+    "Program",
+    "Simulation",
+    "Spec",
+    "Switch",
+    "TopK",
+    "Traffic",
+    "TwoShot",
+    "Widen",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "compressor",
+    "compressors",
+    "dry_run",
+    "most_rounds",
+    "register",
+    "simulate",
+    "together",
+]

@@ -1,0 +1,76 @@
+"""From a codec, a method of one round, to a compressor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from .protocol import Codec, Layout, Program, all_gather, all_to_all
+from .state import Chunk
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Every rank's encoded bucket goes to every other: one all-gather, bytes that grow with the number of ranks."""
+
+    codec: Codec
+    packs_bytes: ClassVar[bool] = True
+
+    def init(self, layout: Layout) -> None:
+        """Nothing to remember."""
+
+    def reduce(self, grad: Tensor, state: None, residual: Tensor | None = None) -> Program[Tensor]:
+        """The mean of what the ranks' payloads say."""
+        length = self.codec.row_length(grad.numel())
+        rows = torch.empty(1, self.codec.row_bytes(length), dtype=torch.uint8, device=grad.device)
+        self.codec.encode(grad, residual, rows, length)
+        gathered = yield from all_gather(rows)
+        self.codec.decode(gathered, grad, length)
+        return grad
+
+
+@dataclass
+class TwoShotState:
+    """What this rank held back as the server of its part; the length of a part; the number of ranks."""
+
+    server_residual: Chunk
+    length: int
+    world_size: int
+
+
+@dataclass(frozen=True)
+class TwoShot:
+    """Each rank averages one part of the bucket for all: an all-to-all of encoded parts, then an all-gather.
+
+    The averaged part is encoded again, with a residual of its own on the serving rank (Tang et al. 2019, DoubleSqueeze),
+    so the bytes do not grow with the number of ranks.
+    """
+
+    codec: Codec
+    packs_bytes: ClassVar[bool] = True
+
+    def init(self, layout: Layout) -> TwoShotState:
+        """A zero residual for the part that this rank serves."""
+        length = self.codec.row_length(-(-layout.numel // layout.world_size))
+        start = min(layout.rank * length, layout.numel)
+        size = min(length, layout.numel - start)
+        chunk = Chunk(layout, start, torch.zeros(size, dtype=layout.widened().dtype, device=layout.device))
+        return TwoShotState(chunk, length, layout.world_size)
+
+    def reduce(self, grad: Tensor, state: Any, residual: Tensor | None = None) -> Program[Tensor]:
+        """The mean, rounded twice. Without a worker residual the server keeps none either."""
+        row_bytes = self.codec.row_bytes(state.length)
+        rows = torch.empty(state.world_size, row_bytes, dtype=torch.uint8, device=grad.device)
+        self.codec.encode(grad, residual, rows, state.length)
+        votes = yield from all_to_all(rows)
+        held = state.server_residual.flat
+        served = torch.empty_like(held)
+        self.codec.decode(votes.unsqueeze(1), served, state.length)
+        row = torch.empty(1, row_bytes, dtype=torch.uint8, device=grad.device)
+        self.codec.encode(served, None if residual is None else held, row, state.length)
+        averages = yield from all_gather(row)
+        self.codec.decode(averages.view(1, state.world_size, row_bytes), grad, state.length)
+        return grad

@@ -1,0 +1,159 @@
+"""From a specification to a compressor: `"powersgd:rank=4,start_iter=1000"`, `"fp16+powersgd:rank=1"`.
+
+Grammar: `name`, `name:key=value,key=value`, `outer+inner:...`. A mapping says the same and nests freely:
+`{"name": "powersgd", "rank": 4, "warmup": {"name": "bf16"}}`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import types
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
+
+from .dense import Dense
+from .protocol import Compressor
+from .registry import Registration, register, registered
+from .wrappers import ErrorFeedback, Switch, Widen
+
+logger = logging.getLogger(__name__)
+ENTRY_POINT_GROUP = "gradwire.compressors"
+Spec: TypeAlias = str | Mapping[str, Any] | Compressor
+
+
+def compressors() -> dict[str, dict[str, Any]]:
+    """What can be asked for: {name: {"summary": one line, "wraps": bool, "options": {option: default}}}.
+
+    >>> compressors()["topk"]["options"]["ratio"]
+    0.01
+    """
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
+        _load_quietly(entry)
+    return {
+        name: {
+            "summary": method.summary,
+            "wraps": method.wraps,
+            "options": {option: default for option, (_, default) in method.options.items()},
+        }
+        for name, method in sorted(registered.items())
+    }
+
+
+def compressor(spec: Spec) -> Compressor:
+    """Build a compressor from a specification: a string, a mapping, or a compressor, which is returned as it is.
+
+    Raises ValueError for an unknown name or option and for a value out of range, saying what is allowed.
+
+    >>> compressor("fp16+powersgd:rank=2,error_feedback=false")
+    Float16(inner=Widen(inner=PowerSGD(rank=2, min_compression_rate=2.0, power_iterations=1, warm_start=True, seed=0)))
+    """
+    if isinstance(spec, str):
+        return _build(_parsed(spec))
+    if isinstance(spec, Mapping):
+        return _build(spec)
+    if isinstance(spec, Compressor) and not isinstance(spec, type):
+        return spec
+    raise TypeError(f"a compressor is given as a string, a mapping or an object with init and reduce, got {spec!r}")
+
+
+def _parsed(text: str) -> Mapping[str, Any]:
+    """`outer+inner:key=value` as nested mappings."""
+    outer, plus, inner = text.partition("+")
+    name, colon, options = outer.strip().partition(":")
+    if not name or (colon and not options) or (plus and not inner.strip()):
+        raise ValueError(
+            f"cannot read the compressor {text!r}: write name, name:key=value,key=value or outer+inner:..."
+        )
+    mapping: dict[str, Any] = {"name": name}
+    for option in options.split(",") if options else ():
+        key, equals, value = option.partition("=")
+        if not equals or not value:
+            raise ValueError(f"cannot read the option {option!r} of {text!r}: write key=value")
+        if key.strip() in mapping:
+            raise ValueError(f"the option {key.strip()!r} stands twice in {text!r}")
+        mapping[key.strip()] = value.strip()
+    return {**mapping, "inner": _parsed(inner)} if plus else mapping
+
+
+def _build(mapping: Mapping[str, Any]) -> Compressor:
+    options = dict(mapping)
+    method = _find(options.pop("name", None), mapping)
+    inner = options.pop("inner", None)
+    if inner is not None and not method.wraps:
+        wrappers = ", ".join(sorted(name for name, other in registered.items() if other.wraps))
+        raise ValueError(f"{method.name!r} wraps nothing; left of a '+' may stand: {wrappers}")
+    values = {key: _value(method, key, value) for key, value in options.items()}
+    start = values.pop("start_iter", 0)
+    warmup = values.pop("warmup", Dense())
+    feedback = values.pop("error_feedback", method.lossy)
+    built = method.factory(**values, **({} if inner is None else {"inner": compressor(inner)}))
+    built = method.adapter(built) if method.adapter else built
+    built = Switch({0: warmup, start: built}) if start else built
+    if not method.lossy:
+        return built
+    return ErrorFeedback(Widen(built)) if feedback else Widen(built)
+
+
+def _find(name: Any, mapping: Mapping[str, Any]) -> Registration:
+    if not isinstance(name, str):
+        raise ValueError(f"a compressor given as a mapping needs the key 'name', got {dict(mapping)!r}")
+    if name not in registered:
+        for entry in entry_points(group=ENTRY_POINT_GROUP, name=name):
+            _load(entry)
+    if name not in registered:
+        known = sorted(compressors())
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ValueError(f"unknown compressor {name!r}{hint}; there are: {', '.join(known)}")
+    return registered[name]
+
+
+def _load(entry: EntryPoint) -> None:
+    """Import a plug-in; a class that did not register itself is registered under its entry point's name."""
+    loaded = entry.load()
+    if entry.name not in registered and isinstance(loaded, type):
+        register(entry.name)(loaded)
+
+
+def _load_quietly(entry: EntryPoint) -> None:
+    if entry.name in registered:
+        return
+    try:
+        _load(entry)
+    except Exception as error:  # a broken plug-in of others must not hide the rest
+        logger.warning("the compressor plug-in %s (%s) cannot be loaded: %r", entry.name, entry.value, error)
+
+
+def _value(method: Registration, key: str, value: Any) -> Any:
+    """An option's value in the option's type."""
+    options = method.options
+    if key not in options:
+        raise ValueError(f"{method.name!r} has no option {key!r}; it has: {', '.join(options) or 'none'}")
+    expected = options[key][0]
+    if key == "warmup":
+        return compressor(value)
+    try:
+        return _converted(value, expected)
+    except (KeyError, OverflowError, TypeError, ValueError):
+        described = getattr(expected, "__name__", None) or str(expected)
+        allowed = ", ".join(map(str, get_args(expected))) if get_origin(expected) is Literal else described
+        raise ValueError(f"{method.name}:{key} takes {allowed}, got {value!r}") from None
+
+
+def _converted(value: Any, expected: Any) -> Any:
+    """`value`, a string or already typed, as `expected`; ValueError where it is not one."""
+    if get_origin(expected) in (Union, types.UnionType):
+        kind = next(kind for kind in get_args(expected) if kind is not type(None))
+        return None if value in (None, "none") else _converted(value, kind)
+    if expected is bool:
+        return {"true": True, "false": False}[str(value).lower()]
+    if expected is int:
+        number = float(value)
+        if isinstance(value, bool) or number != int(number):
+            raise ValueError(value)
+        return int(number)
+    if get_origin(expected) is Literal and value not in get_args(expected):
+        raise ValueError(value)
+    return float(value) if expected is float else value

@@ -1,0 +1,26 @@
+"""No compression: the baseline, the warm-up, and what small parameters get."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from .protocol import Layout, Program, all_reduce
+from .registry import register
+
+
+@register("none", lossy=False)
+@dataclass(frozen=True)
+class Dense:
+    """No compression: one all-reduce of the mean in the gradient's own dtype, as DDP does by itself."""
+
+    def init(self, layout: Layout) -> None:
+        """Nothing to remember."""
+
+    def reduce(self, grad: Tensor, state: None, residual: Tensor | None = None) -> Program[Tensor]:
+        """The exact mean; flushes the residual."""
+        if residual is not None:
+            grad.add_(residual)
+            residual.zero_()
+        return (yield from all_reduce(grad))

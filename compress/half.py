@@ -1,0 +1,100 @@
+"""16 bits on the wire: alone, or around another compressor."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from .. import kernels
+from .dense import Dense
+from .protocol import AllReduce, Compressor, Layout, Program, Request, children
+from .registry import register
+
+T = TypeVar("T")
+
+
+@dataclass
+class CastState:
+    """The number of ranks, and the inner compressor's state."""
+
+    world_size: int
+    inner: Any
+
+
+@dataclass(frozen=True)
+class Cast:
+    """The inner compressor's floating-point payloads travel in 16 bits; all else stays as wide as it was."""
+
+    inner: Compressor = Dense()
+
+    dtype: ClassVar[torch.dtype]
+
+    def __post_init__(self) -> None:
+        if packed := packing(self.inner):
+            raise ValueError(
+                f"{type(packed).__name__} packs its own bytes, so a 16-bit wrapper would change nothing; "
+                f"use the method's own option for it (topk has value_dtype=fp16)"
+            )
+
+    def init(self, layout: Layout) -> CastState:
+        """The inner state."""
+        return CastState(layout.world_size, self.inner.init(layout))
+
+    def reduce(self, grad: Tensor, state: CastState, residual: Tensor | None = None) -> Program[Tensor]:
+        """The inner average, its payloads rounded to 16 bits. Means are divided before they are rounded and summed."""
+        return (yield from self._narrowed(self.inner.reduce(grad, state.inner, residual), state.world_size))
+
+    def _narrowed(self, program: Program[T], world_size: int) -> Program[T]:
+        """Drive `program`, with each of its requests cast on the way out and each reply on the way back."""
+        reply: Tensor | None = None
+        try:
+            while True:
+                request = next(program) if reply is None else program.send(reply)
+                if narrow := self._narrow(request, world_size):
+                    answer = yield narrow
+                    reply = torch.empty(answer.shape, dtype=request.tensor.dtype, device=answer.device)
+                    kernels.cast_scaled(answer, reply, 1.0)
+                else:
+                    reply = yield request
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        finally:
+            program.close()
+
+    def _narrow(self, request: Request, world_size: int) -> Request | None:
+        wide = request.tensor
+        if not wide.is_floating_point() or wide.element_size() <= 2:
+            return None
+        narrow = torch.empty(wide.shape, dtype=self.dtype, device=wide.device)
+        if isinstance(request, AllReduce) and request.op == "mean":
+            kernels.cast_scaled(wide, narrow, 1 / world_size)
+            return AllReduce(narrow, "sum")
+        kernels.cast_scaled(wide, narrow, 1.0)
+        return dataclasses.replace(request, tensor=narrow)
+
+
+def packing(compressor: Any) -> Any:
+    """The first compressor in the tree that packs bytes itself (`packs_bytes`); None where all send numbers."""
+    if getattr(compressor, "packs_bytes", False):
+        return compressor
+    return next((found for child in children(compressor) if (found := packing(child))), None)
+
+
+@register("fp16", lossy=False)
+@dataclass(frozen=True)
+class Float16(Cast):
+    """Payloads in float16: half the bytes, 11 bits of precision, nothing below 6e-8; around another method or alone."""
+
+    dtype = torch.float16
+
+
+@register("bf16", lossy=False)
+@dataclass(frozen=True)
+class BFloat16(Cast):
+    """Payloads in bfloat16: half the bytes, 8 bits of precision, the range of float32; around another method or alone."""
+
+    dtype = torch.bfloat16

@@ -1,0 +1,155 @@
+"""PowerSGD: low-rank averages by one step of power iteration (Vogels, Karimireddy, Jaggi 2019)."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import kernels
+from ..kernels import Factors, Matrix
+from .protocol import Layout, Program, all_reduce
+from .registry import register
+from .state import Counter, PerParameter
+from .together import together
+from .wrappers import put_back
+
+
+@dataclass
+class PowerSGDState:
+    """Which parameters are low-rank and which are sent whole; the factors Q (transposed); the steps seen."""
+
+    factors: Factors
+    whole: tuple[tuple[int, int], ...]  # (first element, elements)
+    q: PerParameter
+    step: Counter
+
+
+@register("powersgd")
+@dataclass(frozen=True)
+class PowerSGD:
+    """The average gradient of each matrix, of low rank, by power iteration; vectors ride along whole.
+
+    Vogels et al. 2019, algorithm 1. A convolution is a matrix of output channels x (all else). Two all-reduces a bucket.
+
+    `rank`: of the factors, capped at the smaller side of each matrix. `min_compression_rate`: a matrix is compressed
+    only where that makes it at least so many times smaller. `power_iterations`: a step, each two more all-reduces.
+    `warm_start`: begin at the last step's Q, else at a new random one. `seed`: of the private generators for Q, one a
+    parameter name, the same on all ranks.
+    """
+
+    rank: int = 4
+    min_compression_rate: float = 2.0
+    power_iterations: int = 1
+    warm_start: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for option in ("rank", "power_iterations"):
+            if getattr(self, option) < 1:
+                raise ValueError(f"powersgd:{option} is at least 1, got {getattr(self, option)}")
+        if not self.min_compression_rate >= 0:
+            raise ValueError(f"powersgd:min_compression_rate is at least 0, got {self.min_compression_rate}")
+
+    def init(self, layout: Layout) -> PowerSGDState:
+        """Random Q for each matrix worth compressing."""
+        matrices, whole, names = [], [], []
+        for name, shape, offset, size in zip(layout.names, layout.shapes, layout.offsets, layout.sizes, strict=True):
+            if matrix := self.as_matrix(shape, offset):
+                matrices.append(matrix)
+                names.append(name)
+            elif size:
+                whole.append((offset, size))
+        shapes = tuple((m.rank, m.columns) for m in matrices)
+        q = PerParameter.zeros(dataclasses.replace(layout, names=tuple(names), shapes=shapes), optional=True)
+        self._draw(q, step=0)
+        return PowerSGDState(Factors(tuple(matrices)), tuple(whole), q, Counter())
+
+    def as_matrix(self, shape: tuple[int, ...], offset: int) -> Matrix | None:
+        """The matrix that a parameter is compressed as; None where it is sent whole."""
+        if len(shape) < 2 or not math.prod(shape):
+            return None
+        rows, columns = shape[0], math.prod(shape[1:])
+        rank = min(self.rank, rows, columns)
+        smaller = rank * (rows + columns) * self.min_compression_rate < rows * columns
+        return Matrix(offset, rows, columns, rank) if smaller else None
+
+    def reduce(self, grad: Tensor, state: PowerSGDState, residual: Tensor | None = None) -> Program[Tensor]:
+        """The low-rank average; what does not compress rides in the same round as P."""
+        yield from together(self._low_rank(grad, state, residual), _whole(grad, state.whole, residual))
+        return grad
+
+    def _low_rank(self, grad: Tensor, state: PowerSGDState, residual: Tensor | None) -> Program[None]:
+        if not self.warm_start:
+            self._draw(state.q, state.step.value)
+        state.step.value += 1
+        factors, q = state.factors, state.q.flat.clone()
+        matrices = grad if residual is None else residual
+        for iteration in range(self.power_iterations):
+            p = q.new_empty(factors.left_offsets[-1])
+            if iteration == 0:
+                kernels.low_rank_left(grad, residual, factors, q, p)
+            else:
+                kernels.normalize(q, factors)
+                kernels.low_rank_left(matrices, None, factors, q, p)
+            p = yield from all_reduce(p)
+            kernels.orthogonalize(p, factors)
+            kernels.low_rank_right(matrices, factors, p, q)
+            q = yield from all_reduce(q)
+        kernels.low_rank_finish(grad, residual, factors, p, q)
+        state.q.flat.copy_(q)
+        kernels.normalize(state.q.flat, factors)
+
+    def _draw(self, q: PerParameter, step: int) -> None:
+        """Standard normal Q for every parameter, from a generator of its own."""
+        if q.flat.device.type == "meta":
+            return
+        for name, view in q.layout.views(q.flat).items():
+            digest = hashlib.sha256(f"{self.seed}/{step}/{name}".encode()).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+            view.copy_(torch.randn(view.shape, generator=generator, dtype=view.dtype))
+
+
+def _whole(grad: Tensor, places: tuple[tuple[int, int], ...], residual: Tensor | None) -> Program[None]:
+    """The exact mean of scattered parts of a bucket."""
+    if not places:
+        return
+    parts = [grad[first : first + size] for first, size in places]
+    payload = torch.cat(parts)
+    if residual is not None:
+        held = [residual[first : first + size] for first, size in places]
+        payload.add_(torch.cat(held))
+        torch._foreach_zero_(held)
+    put_back((yield from all_reduce(payload)), parts)
+
+
+@register("batched-powersgd")
+@dataclass(frozen=True)
+class BatchedPowerSGD(PowerSGD):
+    """PowerSGD over the whole bucket as one near-square matrix: least bytes and arithmetic, roughest average.
+
+    The rows and columns are chosen so that few elements are left over; these ride along whole, and the bucket is neither
+    copied nor resized.
+    """
+
+    def init(self, layout: Layout) -> PowerSGDState:
+        """The state of a bucket with one matrix, kept under its first parameter's name."""
+        rows, columns = near_square(layout.numel, min(self.rank, math.isqrt(layout.numel) or 1))
+        left_over = layout.numel - rows * columns
+        names, shapes = (layout.names[0], "left over"), ((rows, columns), (left_over,))
+        return super().init(dataclasses.replace(layout, names=names, shapes=shapes))
+
+
+def near_square(numel: int, rank: int) -> tuple[int, int]:
+    """Rows and columns, within 20 % of a square, whose factors and left-over elements are fewest."""
+
+    def sent(rows: int) -> int:
+        return rank * (rows + numel // rows) + numel % rows
+
+    side = max(1, math.isqrt(numel))
+    rows = min(range(side, math.floor(0.8 * side), -1), key=sent)
+    return rows, numel // rows

@@ -1,0 +1,179 @@
+"""The vocabulary of compressors: requests, programs, layouts.
+
+A compressor is a generator. It yields what this rank gives to a collective and is sent what the collective
+returns, so a method of several rounds reads from top to bottom like its paper. Nothing here communicates: the engine
+(`gradwire.ddp_core`), the simulator and the dry run (`gradwire.compress.simulate`) each drive the same programs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from math import prod
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """The sum or mean over ranks of `tensor`, element by element; the reply has its shape and may be `tensor` itself.
+
+    A mean is divided before it is summed, so it overflows only where the mean itself does.
+    """
+
+    tensor: Tensor
+    op: Literal["mean", "sum"] = "mean"
+
+    def sent_bytes(self, world_size: int) -> float:
+        """Bytes that one rank sends in a ring all-reduce: a reduce-scatter, then an all-gather."""
+        return 2 * (world_size - 1) / world_size * self.tensor.nbytes
+
+
+@dataclass(frozen=True)
+class AllGather:
+    """Every rank's `tensor`; the reply has shape (world size, *tensor.shape), in rank order."""
+
+    tensor: Tensor
+
+    def sent_bytes(self, world_size: int) -> float:
+        """Bytes that one rank sends when each payload visits every other rank once."""
+        return (world_size - 1) * float(self.tensor.nbytes)
+
+
+@dataclass(frozen=True)
+class AllToAll:
+    """Row j of `tensor` goes to rank j; row i of the reply came from rank i. Shape (world size, ...), both ways."""
+
+    tensor: Tensor
+
+    def sent_bytes(self, world_size: int) -> float:
+        """Bytes that one rank sends: every row but its own."""
+        return (world_size - 1) / world_size * self.tensor.nbytes
+
+
+Request: TypeAlias = AllReduce | AllGather | AllToAll
+Program: TypeAlias = Generator[Request, Tensor, T]
+
+
+def all_reduce(tensor: Tensor, op: Literal["mean", "sum"] = "mean") -> Program[Tensor]:
+    """One all-reduce round; nothing is sent for an empty tensor."""
+    return (yield AllReduce(tensor, op)) if tensor.numel() else tensor
+
+
+def all_gather(tensor: Tensor) -> Program[Tensor]:
+    """One all-gather round: (world size, *tensor.shape)."""
+    return (yield AllGather(tensor))
+
+
+def all_to_all(tensor: Tensor) -> Program[Tensor]:
+    """One all-to-all round over the rows of `tensor`."""
+    return (yield AllToAll(tensor))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the gradients of some parameters lie, one behind the other, in a flat buffer; and whose buffer it is.
+
+    `shapes` are in memory order: a channels-last convolution of (out, in, k, k) lies as (out, k, k, in).
+
+    >>> layout = Layout(("bias", "weight"), ((3,), (2, 3)), torch.float32, torch.device("cpu"))
+    >>> layout.numel, layout.offsets
+    (9, (0, 3))
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: torch.dtype
+    device: torch.device
+    world_size: int = 1
+    rank: int = 0
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Elements of each parameter."""
+        return tuple(prod(shape) for shape in self.shapes)
+
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """First element of each parameter in the flat buffer."""
+        return tuple(accumulate(self.sizes, initial=0))[:-1]
+
+    @cached_property
+    def numel(self) -> int:
+        """Elements of the flat buffer."""
+        return sum(self.sizes)
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """Each parameter's part of `flat`, in its shape, sharing memory."""
+        parts = flat.split(self.sizes) if self.names else ()
+        return {name: part.view(shape) for name, shape, part in zip(self.names, self.shapes, parts, strict=True)}
+
+    def widened(self) -> Layout:
+        """The same layout in the dtype that arithmetic is done in: 16-bit types widen to float32."""
+        return dataclasses.replace(self, dtype=working_dtype(self.dtype))
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float32 for 16-bit types, else the type itself."""
+    return torch.float32 if dtype.itemsize < 4 else dtype
+
+
+@runtime_checkable
+class Compressor(Protocol):
+    """An algorithm that averages a bucket over ranks. A frozen dataclass of its own options; buckets share it."""
+
+    def init(self, layout: Layout) -> Any:
+        """What it will remember of a bucket: a dataclass of `gradwire.compress.state` leaves, or None."""
+
+    def reduce(self, grad: Tensor, state: Any, residual: Tensor | None = None) -> Program[Tensor]:
+        """The average over ranks of `grad` (+ `residual`), flat, in place of `grad` where it can.
+
+        `residual` is in-out: on entry what this rank held back before, on exit what it holds back now; None means
+        no error feedback. It may be wider than `grad`.
+        """
+
+
+@runtime_checkable
+class Codec(Protocol):
+    """A method of one round: what one rank's numbers look like on the wire.
+
+    The flat vector is cut into rows of `length` elements (the last may be shorter), each encoded by itself into
+    `row_bytes(length)` bytes, so that an adapter can send rows to different ranks.
+    """
+
+    def row_length(self, numel: int) -> int:
+        """The smallest length of a row, at least `numel`, that this codec can encode."""
+
+    def row_bytes(self, length: int) -> int:
+        """Bytes of an encoded row of `length` elements."""
+
+    def encode(self, grad: Tensor, residual: Tensor | None, rows: Tensor, length: int) -> None:
+        """Write `grad` (+ `residual`) to `rows`, (rows, bytes) uint8; leave in `residual` what was not written.
+
+        `grad` may be overwritten.
+        """
+
+    def decode(self, rows: Tensor, out: Tensor, length: int) -> None:
+        """The mean over voters of `rows`, (voters, rows, bytes), into the flat `out`."""
+
+
+def children(compressor: Any) -> Iterator[Compressor]:
+    """The compressors directly inside a wrapper: its dataclass fields, and tuples in them, that are compressors."""
+    if dataclasses.is_dataclass(compressor):
+        for field in dataclasses.fields(compressor):
+            yield from _compressors_in(getattr(compressor, field.name))
+
+
+def _compressors_in(value: Any) -> Iterator[Compressor]:
+    if isinstance(value, Compressor):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _compressors_in(item)

@@ -1,0 +1,81 @@
+"""Several programs that share their rounds: one collective where there would be several."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .protocol import AllReduce, AllToAll, Program, Request
+
+
+class Running:
+    """A program, what it asks for now, and in the end what it returned."""
+
+    def __init__(self, program: Program[Any]) -> None:
+        self.program = program
+        self.request: Request | None = None
+        self.result: Any = None
+        self.advance(None)
+
+    def advance(self, reply: Tensor | None) -> None:
+        """Run on to the next request; `reply` answers the last one (None at the start)."""
+        try:
+            self.request = next(self.program) if reply is None else self.program.send(reply)
+        except StopIteration as stop:
+            self.request, self.result = None, stop.value
+
+
+def together(*programs: Program[Any]) -> Program[list[Any]]:
+    """Run programs in lock step and return their results in order.
+
+    Requests of one round that are alike (kind, operation, dtype) travel as one collective, in the order in which the
+    programs were given.
+    """
+    running: list[Running] = []
+    try:
+        for program in programs:
+            running.append(Running(program))
+        while any(member.request is not None for member in running):
+            for group in _alike(running):
+                requests = [member.request for member in group if member.request is not None]
+                reply = yield _merged(requests)
+                for member, part in zip(group, _parted(requests, reply), strict=True):
+                    member.advance(part)
+    finally:
+        for program in programs:
+            program.close()
+    return [member.result for member in running]
+
+
+def _alike(running: Sequence[Running]) -> list[list[Running]]:
+    groups: dict[object, list[Running]] = {}
+    for member in running:
+        if (request := member.request) is not None:
+            key = (type(request), getattr(request, "op", None), request.tensor.dtype)
+            groups.setdefault(key, []).append(member)
+    return list(groups.values())
+
+
+def _merged(requests: Sequence[Request]) -> Request:
+    if len(requests) == 1:
+        return requests[0]
+    if isinstance(requests[0], AllToAll):
+        return AllToAll(torch.cat([request.tensor.flatten(1) for request in requests], dim=1))
+    return dataclasses.replace(requests[0], tensor=torch.cat([request.tensor.reshape(-1) for request in requests]))
+
+
+def _parted(requests: Sequence[Request], reply: Tensor) -> list[Tensor]:
+    """The reply to merged requests, cut into one reply a request."""
+    if len(requests) == 1:
+        return [reply]
+    shapes = [request.tensor.shape for request in requests]
+    if isinstance(requests[0], AllReduce):
+        return [part.view(shape) for part, shape in zip(reply.split([s.numel() for s in shapes]), shapes, strict=True)]
+    rows = [shape[1:] if isinstance(requests[0], AllToAll) else shape for shape in shapes]
+    parts = reply.split([prod(row) for row in rows], dim=1)
+    return [part.reshape(len(reply), *row) for part, row in zip(parts, rows, strict=True)]

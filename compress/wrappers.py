@@ -1,0 +1,171 @@
+"""Compressors that contain compressors: error feedback, wide arithmetic, stages, groups of parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .dense import Dense
+from .protocol import Compressor, Layout, Program, working_dtype
+from .state import Counter, PerParameter
+from .together import together
+
+
+@dataclass
+class ErrorFeedbackState:
+    """What this rank held back, and the inner compressor's state."""
+
+    residual: PerParameter
+    inner: Any
+
+
+@dataclass(frozen=True)
+class ErrorFeedback:
+    """What compression loses is added to the next gradient (Seide et al. 2014; Karimireddy et al. 2019, algorithm 2)."""
+
+    inner: Compressor
+
+    def init(self, layout: Layout) -> ErrorFeedbackState:
+        """A zero residual, float32 or wider."""
+        return ErrorFeedbackState(PerParameter.zeros(layout.widened(), residual=True), self.inner.init(layout))
+
+    def reduce(self, grad: Tensor, state: ErrorFeedbackState, residual: Tensor | None = None) -> Program[Tensor]:
+        """The inner average of `grad` plus what was held back; an outer residual moves into this one."""
+        held = state.residual.flat
+        if residual is not None:
+            held.add_(residual)
+            residual.zero_()
+        return (yield from self.inner.reduce(grad, state.inner, held))
+
+
+@dataclass(frozen=True)
+class Widen:
+    """Arithmetic in float32 for 16-bit gradients; what the 16-bit result cannot hold goes to the residual."""
+
+    inner: Compressor
+
+    def init(self, layout: Layout) -> Any:
+        """The inner state, for the wide layout."""
+        return self.inner.init(layout.widened())
+
+    def reduce(self, grad: Tensor, state: Any, residual: Tensor | None = None) -> Program[Tensor]:
+        """The inner average, taken in float32 or wider."""
+        if grad.dtype == working_dtype(grad.dtype):
+            return (yield from self.inner.reduce(grad, state, residual))
+        wide = yield from self.inner.reduce(grad.to(working_dtype(grad.dtype)), state, residual)
+        grad.copy_(wide)
+        if residual is not None:
+            residual.add_(wide.sub_(grad))
+        return grad
+
+
+@dataclass
+class SwitchState:
+    """Synced steps so far, and every stage's state."""
+
+    step: Counter
+    stages: tuple[Any, ...]
+
+
+@dataclass(frozen=True, init=False)
+class Switch:
+    """Another compressor from a given synced step on: `Switch({0: Dense(), 1000: PowerSGD(4)})` is a warm-up."""
+
+    starts: tuple[int, ...]
+    stages: tuple[Compressor, ...]
+
+    def __init__(self, stages: Mapping[int, Compressor]) -> None:
+        if not stages or min(stages) != 0:
+            raise ValueError(f"the stages of a switch start at step 0, then at later steps; got steps {sorted(stages)}")
+        object.__setattr__(self, "starts", tuple(sorted(stages)))
+        object.__setattr__(self, "stages", tuple(stages[start] for start in sorted(stages)))
+
+    def init(self, layout: Layout) -> SwitchState:
+        """All stages' states, at step 0."""
+        return SwitchState(Counter(), tuple(stage.init(layout) for stage in self.stages))
+
+    def reduce(self, grad: Tensor, state: SwitchState, residual: Tensor | None = None) -> Program[Tensor]:
+        """The average by the stage that this step falls in; counts the step."""
+        now = max(index for index, start in enumerate(self.starts) if start <= state.step.value)
+        state.step.value += 1
+        return (yield from self.stages[now].reduce(grad, state.stages[now], residual))
+
+
+@dataclass
+class PartitionState:
+    """For each group of parameters: its layout, its members' places in the bucket, its state."""
+
+    places: tuple[tuple[int, ...], ...]
+    states: tuple[Any, ...]
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A compressor by parameter: the first rule whose pattern matches the name decides (`*.bias`, `embedding.*`).
+
+    Groups share their rounds: what is alike travels in one collective.
+    """
+
+    rules: tuple[tuple[str, Compressor], ...]
+    otherwise: Compressor = Dense()
+
+    def init(self, layout: Layout) -> PartitionState:
+        """The groups that have members, each with a state of its own."""
+        members: dict[int, list[int]] = {}
+        for index, name in enumerate(layout.names):
+            members.setdefault(self.group(name), []).append(index)
+        places = tuple(tuple(members.get(group, ())) for group in range(len(self.rules) + 1))
+        states = tuple(
+            compressor.init(_sublayout(layout, inside)) if inside else None
+            for compressor, inside in zip(self._compressors(), places, strict=True)
+        )
+        return PartitionState(places, states, layout.sizes)
+
+    def group(self, name: str) -> int:
+        """The index of the rule for a parameter; the number of rules stands for `otherwise`."""
+        matches = (index for index, (pattern, _) in enumerate(self.rules) if fnmatch.fnmatchcase(name, pattern))
+        return next(matches, len(self.rules))
+
+    def _compressors(self) -> tuple[Compressor, ...]:
+        return (*(compressor for _, compressor in self.rules), self.otherwise)
+
+    def reduce(self, grad: Tensor, state: PartitionState, residual: Tensor | None = None) -> Program[Tensor]:
+        """Each group's average by its own compressor."""
+        parts = grad.split(state.sizes)
+        held = None if residual is None else residual.split(state.sizes)
+        yield from together(
+            *(
+                _grouped(
+                    compressor, inner, [parts[i] for i in inside], None if held is None else [held[i] for i in inside]
+                )
+                for compressor, inner, inside in zip(self._compressors(), state.states, state.places, strict=True)
+                if inside
+            )
+        )
+        return grad
+
+
+def _sublayout(layout: Layout, indices: tuple[int, ...]) -> Layout:
+    names = tuple(layout.names[i] for i in indices)
+    return dataclasses.replace(layout, names=names, shapes=tuple(layout.shapes[i] for i in indices))
+
+
+def _grouped(inner: Compressor, state: Any, parts: list[Tensor], held: list[Tensor] | None) -> Program[None]:
+    """Reduce scattered parts as one flat gradient, and put the average and the residual back in their places."""
+    residual = None if held is None else torch.cat(held)
+    average = yield from inner.reduce(torch.cat(parts), state, residual)
+    put_back(average, parts)
+    if residual is not None and held is not None:
+        put_back(residual, held)
+
+
+def put_back(flat: Tensor, parts: list[Tensor]) -> None:
+    """Copy consecutive pieces of `flat` into `parts`."""
+    torch._foreach_copy_(parts, list(flat.split([part.numel() for part in parts])))

@@ -1,0 +1,56 @@
+"""The only place that calls collectives: a program's request becomes work on a process group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..compress.protocol import AllGather, AllReduce, AllToAll, Request
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A collective in flight and the tensor that will hold its result."""
+
+    work: dist.Work
+    reply: Tensor
+
+
+def start(request: Request, group: dist.ProcessGroup) -> Pending:
+    """Give a request to the process group; returns at once. The caller keeps the order the same on every rank."""
+    tensor = request.tensor
+    match request:
+        case AllReduce(op=op):
+            if op == "mean":
+                tensor.mul_(1 / group.size())  # as torch: bit for bit what its DDP gives
+            return Pending(_started(dist.all_reduce(tensor, group=group, async_op=True)), tensor)
+        case AllGather():
+            reply = tensor.new_empty(group.size(), *tensor.shape)
+            work = dist.all_gather_into_tensor(reply.view(-1), tensor.reshape(-1), group=group, async_op=True)
+            return Pending(_started(work), reply)
+        case AllToAll():
+            reply = torch.empty_like(tensor)
+            return Pending(_started(dist.all_to_all_single(reply, tensor, group=group, async_op=True)), reply)
+    raise TypeError(f"a program may yield AllReduce, AllGather or AllToAll; it yielded {request!r}")
+
+
+def _started(work: dist.Work | None) -> dist.Work:
+    if work is None:
+        raise RuntimeError("this rank is not a member of the process group that it reduces on")
+    return work
+
+
+def exchange(text: str, group: dist.ProcessGroup) -> list[str]:
+    """Every rank's text, in rank order. Blocks; the process group's own time limit applies."""
+    texts: list[str] = [""] * group.size()
+    dist.all_gather_object(texts, text, group=group)
+    return texts
+
+
+def averaged(values: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The mean over ranks of a tensor, in place. Blocks; the process group's own time limit applies."""
+    dist.all_reduce(values.mul_(1 / group.size()), group=group)
+    return values

@@ -1,0 +1,101 @@
+"""Runs compressors' programs on process groups, and reports what that cost.
+
+One rule: the order of collectives on a process group is a function of the order of buckets alone, the same on every
+rank. Completion times differ between ranks, so nothing is ever started because something else has ended.
+"""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..compress.protocol import Program
+from .collectives import exchange
+from .job import Job, Record
+from .lanes import Lanes
+from .streams import SideStream
+
+DEFAULT_TIMEOUT = timedelta(minutes=30)
+
+
+class Engine:
+    """The programs of one rank for one process group and device.
+
+    `timeout` limits every wait on the CPU; with NCCL the group's own limit applies. After an error, in a program or on
+    the wire, all live programs end with that error and every later call says so: nothing hangs.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, timeout: timedelta = DEFAULT_TIMEOUT) -> None:
+        self.group = group
+        self.device = device
+        self._lock = threading.Lock()
+        self._live: dict[Job, None] = {}
+        self._failure: str | None = None
+        self._executor: Lanes | SideStream = (
+            SideStream(group, device, self._ended) if device.type == "cuda" else Lanes(group, timeout, self._ended)
+        )
+
+    def prepare(self, rounds: int) -> None:
+        """Make ready for programs of `rounds` rounds. A collective call, made by all ranks at the same bucket."""
+        self._refuse_if_failed()
+        self._executor.ensure(rounds)
+
+    def agree(self, text: str) -> None:
+        """Raise ValueError on every rank unless all ranks pass the same text. A collective call."""
+        self._refuse_if_failed()
+        texts = exchange(text, self.group)
+        differing = [rank for rank, other in enumerate(texts) if other != texts[0]]
+        if differing:
+            raise ValueError(
+                f"the ranks were set up differently: rank 0 has {texts[0]}, "
+                f"rank {differing[0]} has {texts[differing[0]]}; use the same compressor and model on all ranks"
+            )
+
+    def submit(self, program: Program[Tensor], label: str) -> tuple[torch.futures.Future[Tensor], Record]:
+        """Run a bucket's program after those submitted before; returns at once.
+
+        The future holds the program's result, or raises RuntimeError with `label` and the cause.
+        """
+        self._refuse_if_failed()
+        devices: list[int | str | torch.device] | None = [self.device] if self.device.type == "cuda" else None
+        future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
+        job = Job(label, program, self.group.size(), future)
+        with self._lock:
+            self._live[job] = None
+        self._executor.submit(job)
+        return future, job.record
+
+    def close(self) -> None:
+        """End the engine's threads; programs that are under way finish first."""
+        self._executor.close()
+
+    def _refuse_if_failed(self) -> None:
+        if self._failure is not None:
+            raise RuntimeError(f"the engine has failed before and reduces no more gradients: {self._failure}")
+
+    def _ended(self, job: Job, error: BaseException | None) -> None:
+        if error is not None:
+            self._fail(job, error)
+            return
+        with self._lock:
+            mine = job in self._live
+            self._live.pop(job, None)
+        if mine:
+            job.future.set_result(job.result)  # type: ignore[arg-type]
+
+    def _fail(self, job: Job, error: BaseException) -> None:
+        """Close all programs and fail their futures with the first error."""
+        with self._lock:
+            if self._failure is None:
+                self._failure = f"{job.label}: {type(error).__name__}: {error}"
+            live, self._live = list(self._live), {}
+        failure = RuntimeError(self._failure)
+        failure.__cause__ = error
+        self._executor.abort()
+        for other in live:
+            other.close()
+            other.future.set_exception(failure)  # type: ignore[arg-type]

@@ -1,0 +1,90 @@
+"""A bucket's program on its way through the engine."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..compress.protocol import Program, Request
+from ..compress.simulate import Traffic, traffic
+from .collectives import Pending
+
+
+@dataclass
+class Record:
+    """What one run of a bucket's program cost this rank: traffic, and host seconds by what they went to.
+
+    `encode`: until the first request. `wait`: from giving a request to a process group until its result is taken.
+    `decode`: all arithmetic after the first result.
+    """
+
+    traffic: Traffic = field(default_factory=Traffic)
+    encode: float = 0.0
+    wait: float = 0.0
+    decode: float = 0.0
+
+    def __add__(self, other: Record) -> Record:
+        return Record(
+            self.traffic + other.traffic,
+            self.encode + other.encode,
+            self.wait + other.wait,
+            self.decode + other.decode,
+        )
+
+
+@dataclass(eq=False)
+class Job:
+    """A program, what it waits for, and the future of its result."""
+
+    label: str
+    program: Program[Tensor]
+    world_size: int
+    future: torch.futures.Future[Tensor]
+    record: Record = field(default_factory=Record)
+    request: Request | None = None
+    pending: Pending | None = None
+    result: Tensor | None = None
+    closed: bool = False
+    _since: float = field(default_factory=time.perf_counter)
+
+    def begin(self) -> None:
+        """Run to the first request."""
+        self._since = time.perf_counter()
+        self._run(None)
+        self.record.encode += self._lap()
+
+    def sent(self, pending: Pending) -> None:
+        """Note that the request is in flight."""
+        assert self.request is not None
+        self.record.traffic += traffic(self.request, self.world_size)
+        self.pending = pending
+        self._lap()
+
+    def resume(self) -> None:
+        """Run on with the reply that has arrived, to the next request or the end."""
+        assert self.pending is not None
+        self.record.wait += self._lap()
+        reply, self.pending = self.pending.reply, None
+        self._run(reply)
+        self.record.decode += self._lap()
+
+    def close(self) -> None:
+        """Drop the program. One that is running in another thread just now is dropped by that thread."""
+        self.closed = True
+        if inspect.getgeneratorstate(self.program) != inspect.GEN_RUNNING:
+            self.program.close()
+
+    def _run(self, reply: Tensor | None) -> None:
+        try:
+            self.request = next(self.program) if reply is None else self.program.send(reply)
+        except StopIteration as stop:
+            self.request, self.result = None, stop.value
+
+    def _lap(self) -> float:
+        now = time.perf_counter()
+        elapsed, self._since = now - self._since, now
+        return elapsed

@@ -1,0 +1,101 @@
+"""Programs on the CPU: one lane, a thread and a process group, for each round.
+
+Backward must not wait, and the order of collectives on a group must be the same on every rank. Both hold if lane j
+starts round j of all buckets on a group of its own, in the order in which the buckets were submitted: a queue keeps
+that order from lane to lane, whatever the completion times. While a lane computes, the next bucket's collective of the
+round before is already in flight.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from queue import SimpleQueue
+
+import torch.distributed as dist
+
+from .collectives import start
+from .job import Job
+
+
+class Lanes:
+    """Threads that carry jobs from round to round.
+
+    `on_end(job, error)` is called once for each job, on a lane's thread: with None when its result is there.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup, timeout: timedelta, on_end: Callable[[Job, BaseException | None], None]
+    ) -> None:
+        self._ranks = dist.get_process_group_ranks(group)
+        self._timeout = timeout
+        self._on_end = on_end
+        self._groups: list[dist.ProcessGroup] = []
+        self._queues: list[SimpleQueue[Job | None]] = []
+        self._threads: list[threading.Thread] = []
+        self._add_queue()
+
+    def ensure(self, rounds: int) -> None:
+        """Have a lane for each of `rounds` rounds. A collective call: every rank makes it at the same bucket."""
+        while len(self._groups) < rounds:
+            lane = len(self._groups)
+            group = dist.new_group(self._ranks, timeout=self._timeout, backend="gloo", use_local_synchronization=True)
+            if not isinstance(group, dist.ProcessGroup):
+                raise RuntimeError(f"no process group for lane {lane}: this rank is not one of {self._ranks}")
+            self._groups.append(group)
+            self._add_queue()
+
+    def submit(self, job: Job) -> None:
+        """Queue a job behind those submitted before."""
+        self._queues[0].put(job)
+
+    def close(self) -> None:
+        """End the threads once they have done what is queued, then the groups."""
+        for queue, thread in zip(self._queues, self._threads, strict=True):
+            queue.put(None)
+            thread.join(self._timeout.total_seconds())
+        groups, self._groups = self._groups, []
+        for group in groups if dist.is_initialized() else ():
+            dist.destroy_process_group(group)
+
+    def abort(self) -> None:
+        """Break the connections, so that no rank waits for this one."""
+        groups, self._groups = self._groups, []
+        for group in groups:
+            group.abort()
+
+    def _add_queue(self) -> None:
+        stage = len(self._queues)
+        self._queues.append(SimpleQueue())
+        thread = threading.Thread(target=self._serve, args=(stage,), name=f"gradwire-lane-{stage}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _serve(self, stage: int) -> None:
+        """Stage j ends round j - 1 of each job, in order, and starts its round j."""
+        while (job := self._queues[stage].get()) is not None:
+            try:
+                self._step(job, stage)
+            except BaseException as error:  # every error, whatever it is, must reach the waiting backward
+                self._on_end(job, error)
+
+    def _step(self, job: Job, stage: int) -> None:
+        if job.closed:
+            job.close()
+            return
+        if job.pending is None:
+            job.begin()
+        else:
+            job.pending.work.wait(self._timeout)
+            job.resume()
+        if job.request is None:
+            self._on_end(job, None)
+        elif stage < len(self._groups):
+            job.sent(start(job.request, self._groups[stage]))
+            self._queues[stage + 1].put(job)
+        else:
+            raise RuntimeError(
+                f"the program asks for round {stage + 1}, but its dry run had only {stage}: "
+                f"the number of rounds must not depend on the gradient's values"
+            )

@@ -1,0 +1,54 @@
+"""Programs on CUDA: a side stream, on which the whole program of a bucket is queued before the next one's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from .collectives import start
+from .job import Job
+
+
+class SideStream:
+    """Runs a job's program at once, its kernels and collectives ordered by a stream of its own.
+
+    Waiting for a collective orders streams: neither the host nor the backward stream is held up. The process group's own
+    watchdog keeps the time limit.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup, device: torch.device, on_end: Callable[[Job, BaseException | None], None]
+    ) -> None:
+        self._group = group
+        self._stream = torch.cuda.Stream(device)
+        self._on_end = on_end
+
+    def ensure(self, rounds: int) -> None:
+        """Nothing to prepare: one group serves all rounds, bucket after bucket."""
+
+    def submit(self, job: Job) -> None:
+        """Queue the whole program behind the gradient's kernels and earlier buckets."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            try:
+                self._run(job)
+            except Exception as error:
+                self._on_end(job, error)
+            else:
+                self._on_end(job, None)
+
+    def close(self) -> None:
+        """Nothing runs between calls."""
+
+    def abort(self) -> None:
+        """The group is the caller's: its watchdog ends what hangs."""
+
+    def _run(self, job: Job) -> None:
+        job.begin()
+        while job.request is not None:
+            pending = start(job.request, self._group)
+            job.sent(pending)
+            pending.work.wait()
+            job.resume()

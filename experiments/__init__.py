@@ -1,0 +1,1 @@
+"""Drivers: experiments that compare compressors by loss, speed and bytes, from configuration files."""

@@ -1,0 +1,71 @@
+"""The entry of the command line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from ... import __version__
+from .commands import COMMANDS, Command
+
+PROGRAM = "gradwire"
+TRACEBACK_VARIABLE = "GRADWIRE_TRACEBACK"
+REFUSED, INTERRUPTED = 2, 130  # exit codes, as shells have them
+INSTALL = {  # import name: what brings it
+    "cupy": "gradwire[gpu]",
+    "jinja2": "gradwire[experiments]",
+    "jsonargparse": "jsonargparse[signatures]",
+    "matplotlib": "gradwire[experiments]",
+    "rich": "rich",
+    "sklearn": "gradwire[experiments]",
+    "tensorboard": "gradwire[tensorboard]",
+    "torchvision": "gradwire[vision]",
+    "wandb": "gradwire[wandb]",
+    "yaml": "PyYAML",
+}
+
+
+def main(arguments: Sequence[str] | None = None, commands: Mapping[str, Command] = COMMANDS) -> int:
+    """Run a command line; its exit code: 0, 2 for what is refused, 130 for Ctrl-C, or the command's own."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    name = _top_parser(commands).parse_args(given[:1] or ["--help"]).command
+    prog = f"{PROGRAM} {name}"
+    try:
+        return _run(commands[name], prog, given[1:])
+    except ValueError as error:
+        if os.environ.get(TRACEBACK_VARIABLE):
+            raise
+        return _refuse(prog, str(error))
+    except ModuleNotFoundError as error:
+        library = (error.name or "").partition(".")[0]
+        if library not in INSTALL:
+            raise
+        return _refuse(prog, f"{library} is not installed; pip install '{INSTALL[library]}'")
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _run(command: Command, prog: str, arguments: Sequence[str]) -> int:
+    from .parsing import configuration  # here, so that a missing jsonargparse is reported like any other library
+
+    return command.run(configuration(command, prog, arguments))
+
+
+def _refuse(prog: str, message: str) -> int:
+    print(f"{prog}: error: {message}", file=sys.stderr)
+    return REFUSED
+
+
+def _top_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM,
+        description="Gradient compression for PyTorch data-parallel training.",
+        epilog=f"{PROGRAM} COMMAND --help shows a command's options.",
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    table = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
+    for name, command in commands.items():
+        table.add_parser(name, help=command.help, add_help=False)
+    return parser

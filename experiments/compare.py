@@ -1,0 +1,227 @@
+"""`gradwire compare`: the same training with each compressor, side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ..compress import compressor
+from .data import DataConfig, Dataset, load_dataset
+from .finish import finish
+from .launch import chosen_backend, joined, run_ranks, under_launcher
+from .loggers import check_loggers, open_loggers
+from .models import ModelConfig, build_model
+from .results import Results, RunResult, environment
+from .training import train
+
+logger = logging.getLogger(__name__)
+RESULTS = "results.json"
+INTERRUPTED = 130  # the shell's exit code for Ctrl-C
+
+
+@dataclass(frozen=True)
+class CompareConfig:
+    """Train one model once with each compressor, and compare loss, speed and bytes."""
+
+    nproc: int = 2
+    """ranks on this machine (torchrun's own number where it starts the ranks)"""
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    """process group; auto is nccl with a GPU for every rank, else gloo"""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """gpt, resnet18-cifar, lstm, mlp or torchvision:NAME, and its sizes"""
+    data: DataConfig = field(default_factory=DataConfig)
+    """text, digits, mnist or cifar10, and where it lies"""
+    compressors: list[str] = field(default_factory=lambda: ["none", "bf16", "powersgd:rank=4"])
+    """specifications, separated by commas: none,powersgd:rank=1,topk:ratio=0.01"""
+    steps: int = 100
+    """optimizer steps for each compressor"""
+    batch_size: int = 8
+    """samples a rank and step"""
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    """the same for all compressors"""
+    lr: float = 0.002
+    """learning rate"""
+    momentum: float = 0.9
+    """of sgd"""
+    seed: int = 0
+    """of the initial model and the order of samples"""
+    bucket_mb: float = 25.0
+    """DDP's bucket size, MiB"""
+    eval_batches: int = 40
+    """held-out batches at the end"""
+    threads: int = 0
+    """torch threads a rank; 0 divides the cores among local ranks"""
+    timeout: float = 300.0
+    """seconds that any wait for other ranks may take"""
+    out: str | None = None
+    """folder for results.json, pictures and report; runs/<time> if not given"""
+    logger: list[str] = field(default_factory=list)
+    """wandb, tensorboard"""
+
+    def __post_init__(self) -> None:
+        for name in ("nproc", "steps", "batch_size", "eval_batches"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is at least 1, got {getattr(self, name)}")
+        for name in ("lr", "bucket_mb", "timeout"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is above 0, got {getattr(self, name)}")
+        if not self.compressors:
+            raise ValueError("compressors is empty: name at least one, such as none,bf16,powersgd:rank=4")
+        if twice := sorted({spec for spec in self.compressors if self.compressors.count(spec) > 1}):
+            raise ValueError(f"compressors names the same one twice: {', '.join(twice)}")
+        for spec in self.compressors:
+            compressor(spec)
+
+
+def compare(config: CompareConfig) -> int:
+    """Run the comparison and show it; the command's exit code. Everything that can be refused is refused first."""
+    check_loggers(config.logger)
+    dataset = load_dataset(config.data, config.model)
+    with torch.device("meta"):
+        build_model(config.model, dataset)
+    backend = chosen_backend(config.backend, int(os.environ.get("LOCAL_WORLD_SIZE", config.nproc)))
+    if under_launcher():
+        return _inside_launcher(config, dataset, backend)
+    out = prepared_folder(config.out)
+    console = Console()
+    console.print(f"{config.nproc} ranks on {backend}, {len(config.compressors)} compressors, results in {out}")
+    code = _supervise(config, backend, out)
+    results = Results.read(out / RESULTS) if (out / RESULTS).exists() else None
+    if results is not None and results.runs:
+        finish(results, out)
+    return code
+
+
+def _supervise(config: CompareConfig, backend: str, out: Path) -> int:
+    """Run the ranks to their end, whatever it is."""
+    previous = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        run_ranks(rank_main, config.nproc, config, backend, str(out))
+    except KeyboardInterrupt:
+        print("\nstopped; what had finished is kept", file=sys.stderr)
+        return INTERRUPTED
+    except (torch.multiprocessing.ProcessRaisedException, torch.multiprocessing.ProcessExitedException) as error:
+        print(f"\na rank failed; what had finished before is kept.\n{error}", file=sys.stderr)
+        return 1
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    return 0
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def prepared_folder(out: str | None) -> Path:
+    """The output folder, made and known to be writable.
+
+    Raises ValueError where it is not.
+    """
+    folder = Path(out) if out else Path("runs") / time.strftime("%Y-%m-%d-%H%M%S")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(f"cannot write to --out {folder}: {error}; name another folder") from error
+    return folder
+
+
+def _inside_launcher(config: CompareConfig, dataset: Dataset, backend: str) -> int:
+    """This process is a rank already."""
+    out = prepared_folder(config.out) if os.environ["RANK"] == "0" else None
+    run_rank(config, dataset, backend, out, None)
+    if out is not None:
+        finish(Results.read(out / RESULTS), out)
+    return 0
+
+
+def rank_main(rank: int, rendezvous: dict[str, Any], config: CompareConfig, backend: str, out: str) -> None:
+    """A rank that `compare` started."""
+    os.environ.setdefault("LOCAL_RANK", str(rank))
+    torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 1) // config.nproc))
+    dataset = load_dataset(config.data, config.model)
+    run_rank(config, dataset, backend, Path(out) if rank == 0 else None, rendezvous)
+
+
+def run_rank(
+    config: CompareConfig, dataset: Dataset, backend: str, out: Path | None, rendezvous: dict[str, Any] | None
+) -> None:
+    """All compressors, one after the other, on this rank; the rank with `out` writes and shows results."""
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if backend == "nccl" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    with joined(backend, timedelta(seconds=config.timeout), rendezvous) as group:
+        results = _empty_results(config, dataset, backend, group)
+        if out is not None:
+            results.write(out / RESULTS)
+        for index, spec in enumerate(config.compressors):
+            with _progress(index, config, show=out is not None) as bar:
+                run = _one(spec, config, dataset, group, device, bar, out)
+            results = dataclasses.replace(results, runs=(*results.runs, run))
+            if out is not None:
+                results.write(out / RESULTS)
+
+
+def _one(
+    spec: str,
+    config: CompareConfig,
+    dataset: Dataset,
+    group: dist.ProcessGroup,
+    device: torch.device,
+    bar: Progress,
+    out: Path | None,
+) -> RunResult:
+    task = bar.add_task(spec, total=config.steps, loss="")
+    loggers = open_loggers(config.logger, spec, dataclasses.asdict(config), out) if out is not None else []
+
+    def report(step: int, loss: float, seconds: float) -> None:
+        bar.update(task, completed=step, loss=f"loss {loss:.3f}")
+        for each in loggers:
+            each.step(step, loss, seconds)
+
+    run = train(spec, config, dataset, group, device, report)
+    for each in loggers:
+        each.finish(run)
+    return run
+
+
+def _progress(index: int, config: CompareConfig, *, show: bool) -> Progress:
+    width = max(map(len, config.compressors))
+    return Progress(
+        TextColumn(f"[{index + 1}/{len(config.compressors)}] {{task.description:<{width}}}"),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[loss]}"),
+        TimeElapsedColumn(),
+        disable=not show,
+    )
+
+
+def _empty_results(config: CompareConfig, dataset: Dataset, backend: str, group: dist.ProcessGroup) -> Results:
+    with torch.device("meta"):
+        elements = sum(p.numel() for p in build_model(config.model, dataset).parameters())
+    return Results(
+        world_size=group.size(),
+        backend=backend,
+        model={"name": config.model.name, "parameters": elements},
+        data=dataset.summary(),
+        config=dataclasses.asdict(config),
+        runs=(),
+        environment=environment(),
+    )

@@ -1,0 +1,198 @@
+"""`gradwire info`: what there is on this machine to train and to communicate with."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import socket
+import struct
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from ipaddress import IPv6Address
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
+
+from ..kernels import backends
+
+LIBRARIES = ("gradwire", "torch", "numpy", "triton", "cupy")
+PROCESS_GROUPS = ("gloo", "nccl", "mpi", "ucc", "xccl")
+NETWORK = Path("/sys/class/net")
+IPV6_TABLE = Path("/proc/net/if_inet6")
+GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux's netdevice(7)
+GIBIBYTE = 1024**3
+
+
+@dataclass(frozen=True)
+class InfoConfig:
+    """Versions, devices, kernel backends, process groups and network interfaces."""
+
+    json: bool = False
+    """print JSON instead of tables"""
+
+
+def info(config: InfoConfig) -> int:
+    """Print what there is; the command's exit code."""
+    collected = collect()
+    if config.json:
+        print(json.dumps(collected, indent=2))
+    else:
+        Console().print(*_tables(collected))
+    return 0
+
+
+def collect() -> dict[str, Any]:
+    """All that `gradwire info` tells, ready for JSON.
+
+    Memory is in bytes, link speeds in Mbit/s; None stands for what is not installed or not known.
+    """
+    return {
+        "versions": versions(),
+        "cpu": cpu(),
+        "gpus": gpus(),
+        "kernels": [
+            {"name": each.name, "device": each.device, "available": each.available, "reason": each.reason}
+            for each in backends()
+        ],
+        "process_groups": process_groups(),
+        "interfaces": interfaces(),
+    }
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of Python and of the libraries that matter here; of CUDA and NCCL, those torch was built with."""
+    nccl = torch.cuda.nccl.version() if dist.is_available() and dist.is_nccl_available() else ()
+    return {
+        "python": platform.python_version(),
+        **{library: _version(library) for library in LIBRARIES},
+        "cuda": torch.version.cuda,
+        "nccl": ".".join(map(str, nccl)) or None,
+    }
+
+
+def _version(library: str) -> str | None:
+    """By import name: some libraries come as distributions of several names."""
+    for distribution in (library, *packages_distributions().get(library, ())):
+        try:
+            return version(distribution)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def cpu() -> dict[str, Any]:
+    """The processor's model, its logical cores, those this process may use, and torch's threads."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"model": _cpu_model(), "cores": os.cpu_count(), "usable": usable, "torch_threads": torch.get_num_threads()}
+
+
+def _cpu_model() -> str:
+    listing = Path("/proc/cpuinfo")
+    if listing.exists():
+        for line in listing.read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def gpus() -> list[dict[str, Any]]:
+    """Name, memory and compute capability of each GPU that torch sees."""
+    found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return [
+        {"name": each.name, "memory_bytes": each.total_memory, "capability": f"{each.major}.{each.minor}"}
+        for each in found
+    ]
+
+
+def process_groups() -> dict[str, bool]:
+    """Which backends of torch.distributed this build of torch has."""
+    checks = {name: getattr(dist, f"is_{name}_available", None) for name in PROCESS_GROUPS}
+    return {name: bool(dist.is_available() and check and check()) for name, check in checks.items()}
+
+
+def interfaces() -> list[dict[str, Any]]:
+    """Network interfaces: name, state, addresses, and link speed where the driver tells it."""
+    return [
+        {
+            "name": name,
+            "state": _attribute(name, "operstate"),
+            "addresses": _addresses(name),
+            "speed_mbit": _speed(name),
+        }
+        for _, name in socket.if_nameindex()
+    ]
+
+
+def _attribute(interface: str, attribute: str) -> str | None:
+    try:
+        return (NETWORK / interface / attribute).read_text().strip()
+    except OSError:  # the kernel refuses to read what a driver does not know
+        return None
+
+
+def _speed(interface: str) -> int | None:
+    text = _attribute(interface, "speed")
+    return int(text) if text and int(text) > 0 else None
+
+
+def _addresses(interface: str) -> list[str]:
+    """Its IPv4 address, then its IPv6 addresses."""
+    table = IPV6_TABLE.read_text().splitlines() if IPV6_TABLE.exists() else []
+    rows = [line.split() for line in table]
+    longer = [str(IPv6Address(bytes.fromhex(row[0]))) for row in rows if row[-1] == interface]
+    return [*filter(None, [_ipv4(interface)]), *longer]
+
+
+def _ipv4(interface: str) -> str | None:
+    if sys.platform != "linux":
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe.fileno(), GET_ADDRESS, struct.pack("256s", interface.encode()))
+        except OSError:  # the interface has no IPv4 address
+            return None
+    return socket.inet_ntoa(answer[20:24])
+
+
+def _tables(collected: Mapping[str, Any]) -> Iterator[Table]:
+    yield _table("versions", {name: found or "not installed" for name, found in collected["versions"].items()}.items())
+    yield _table("devices", _devices(collected["cpu"], collected["gpus"]))
+    yield _table(
+        "kernel backends",
+        [(each["name"], each["device"], _yes(each["available"], each["reason"])) for each in collected["kernels"]],
+    )
+    groups = collected["process_groups"].items()
+    yield _table("process groups", [(name, _yes(each, "not in this build of torch")) for name, each in groups])
+    yield _table("network interfaces", [_link(**each) for each in collected["interfaces"]])
+
+
+def _devices(processor: Mapping[str, Any], cards: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+    cores = f"{processor['cores']} cores, {processor['usable']} usable, {processor['torch_threads']} torch threads"
+    yield "CPU", processor["model"], cores
+    for index, card in enumerate(cards):
+        memory = f"{card['memory_bytes'] / GIBIBYTE:.0f} GiB"
+        yield f"GPU {index}", card["name"], f"{memory}, compute capability {card['capability']}"
+
+
+def _link(name: str, state: str | None, addresses: list[str], speed_mbit: int | None) -> tuple[str, ...]:
+    return name, state or "", " ".join(addresses), f"{speed_mbit} Mbit/s" if speed_mbit else "speed unknown"
+
+
+def _yes(available: bool, reason: str) -> str:
+    return "available" if available else f"not available: {reason}"
+
+
+def _table(title: str, rows: Iterable[tuple[str, ...]]) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False)
+    for row in rows:
+        table.add_row(*row)
+    return table

@@ -1,0 +1,79 @@
+"""`gradwire plan`: what each compressor would send for a model, without training it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+import torch
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+
+from ..compress import compressor
+from ..hooks.plan import DEFAULT_BUCKET_MB, Plan, plan
+from .models import ModelConfig, build_model
+
+
+@dataclass(frozen=True)
+class PlanConfig:
+    """Bytes a step and compression ratio of each compressor, from a dry run that needs no memory."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """gpt, resnet18-cifar, lstm, mlp or torchvision:NAME, and its sizes"""
+    compressors: list[str] = field(default_factory=lambda: ["none", "bf16", "powersgd:rank=4", "topk", "onebit"])
+    """specifications, separated by commas"""
+    workers: int = 8
+    """ranks"""
+    bucket_mb: float = DEFAULT_BUCKET_MB
+    """DDP's bucket size, MiB"""
+    json: bool = False
+    """print JSON instead of a table"""
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ValueError(f"workers is at least 1, got {self.workers}")
+        if not self.bucket_mb > 0:
+            raise ValueError(f"bucket_mb is above 0, got {self.bucket_mb}")
+        for spec in self.compressors:
+            compressor(spec)
+
+
+def plan_command(config: PlanConfig) -> int:
+    """Print the plan; the command's exit code."""
+    with torch.device("meta"):
+        model = build_model(config.model)
+    plans = [plan(model, spec, world_size=config.workers, bucket_mb=config.bucket_mb) for spec in config.compressors]
+    elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    if config.json:
+        rows = [_row(each) for each in plans]
+        document = {
+            "model": config.model.name,
+            "parameters": elements,
+            "world_size": config.workers,
+            "rows": rows,
+        }
+        print(json.dumps(document, indent=2))
+    else:
+        Console().print(_table(config, elements, plans))
+    return 0
+
+
+def _row(each: Plan) -> dict[str, object]:
+    return {
+        "compressor": each.compressor,
+        "payload_bytes_per_step": each.payload_bytes_per_step,
+        "sent_bytes_per_step": each.sent_bytes_per_step,
+        "compression_ratio": each.compression_ratio,
+    }
+
+
+def _table(config: PlanConfig, elements: int, plans: list[Plan]) -> Table:
+    table = Table(title=f"{config.model.name}: {elements:,} parameters on {config.workers} ranks, a step")
+    table.add_column("compressor")
+    for heading in ("payload of a rank", "sent by a rank", "ratio"):
+        table.add_column(heading, justify="right")
+    for each in plans:
+        payload, sent = decimal(each.payload_bytes_per_step), decimal(round(each.sent_bytes_per_step))
+        table.add_row(each.compressor, payload, sent, f"{each.compression_ratio:.2f}")
+    return table

@@ -1,0 +1,192 @@
+"""One training run with one compressor, on this rank."""
+
+from __future__ import annotations
+
+import hashlib
+import resource
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from ..ddp_core import Record, averaged, exchange
+from ..hooks import Handle, attach
+from ..hooks.plan import ratio
+from .data import Dataset
+from .models import build_model
+from .results import Evaluation, RunResult, Seconds, percentiles
+
+if TYPE_CHECKING:
+    from .compare import CompareConfig
+
+REPORT_EVERY = 10  # steps between two looks at the loss of all ranks
+Report = Callable[[int, float, float], None]  # step, mean loss over ranks, seconds since the start
+
+
+@dataclass
+class Progress:
+    """What a run has measured so far, on this rank."""
+
+    losses: list[float] = field(default_factory=list)
+    step_seconds: list[float] = field(default_factory=list)
+
+
+def train(
+    spec: str, config: CompareConfig, dataset: Dataset, group: dist.ProcessGroup, device: torch.device, report: Report
+) -> RunResult:
+    """Train the configured model with one compressor; every rank calls it and gets the same result.
+
+    `report` is called every few steps, on every rank. Raises RuntimeError where ranks end with different parameters.
+    """
+    _reset_peak_memory(device)
+    model = _model(config, dataset, device)
+    wrapped = DistributedDataParallel(model, bucket_cap_mb=config.bucket_mb, gradient_as_bucket_view=True)
+    handle = attach(wrapped, spec, timeout=timedelta(seconds=config.timeout))
+    try:
+        progress = _steps(wrapped, config, dataset, group, device, report)
+        evaluation = _evaluate(model, config, dataset, group, device)
+        return _result(spec, model, handle, progress, evaluation, group, device)
+    finally:
+        handle.close()
+
+
+def _model(config: CompareConfig, dataset: Dataset, device: torch.device) -> nn.Module:
+    """The same initial model for every rank and compressor; the caller's random state stays as it was."""
+    with torch.random.fork_rng():
+        torch.manual_seed(config.seed)
+        return build_model(config.model, dataset).to(device)
+
+
+def optimizer_for(model: nn.Module, config: CompareConfig) -> torch.optim.Optimizer:
+    """The configured optimizer."""
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum)
+    return torch.optim.AdamW(model.parameters(), lr=config.lr)
+
+
+def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy over all positions, nats."""
+    return functional.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
+
+
+def _steps(
+    model: nn.Module,
+    config: CompareConfig,
+    dataset: Dataset,
+    group: dist.ProcessGroup,
+    device: torch.device,
+    report: Report,
+) -> Progress:
+    optimizer = optimizer_for(model, config)
+    batches = dataset.train_batches(config.batch_size, seed=config.seed, rank=group.rank(), world_size=group.size())
+    progress, spent = Progress(), 0.0
+    for step in range(config.steps):
+        inputs, targets = (tensor.to(device) for tensor in next(batches))
+        start = time.perf_counter()
+        loss = loss_of(model, inputs, targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        progress.losses.append(loss.item())
+        progress.step_seconds.append(time.perf_counter() - start)
+        spent += progress.step_seconds[-1]
+        if (step + 1) % REPORT_EVERY == 0 or step + 1 == config.steps:
+            recent = torch.tensor(progress.losses[-REPORT_EVERY:], device=device)
+            report(step + 1, averaged(recent, group).mean().item(), spent)
+    return progress
+
+
+@torch.no_grad()
+def _evaluate(
+    model: nn.Module, config: CompareConfig, dataset: Dataset, group: dist.ProcessGroup, device: torch.device
+) -> Evaluation:
+    """Loss and accuracy on held-out data; the ranks share the batches."""
+    model.eval()
+    sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, hits, count
+    for inputs, targets in _share(dataset.evaluation_batches(config.batch_size, config.eval_batches), group):
+        logits = model(inputs.to(device)).flatten(0, -2)
+        expected = targets.to(device).flatten()
+        loss = functional.cross_entropy(logits, expected, reduction="sum")
+        hits = (logits.argmax(-1) == expected).sum()
+        sums += torch.stack([loss.double(), hits.double(), torch.tensor(expected.numel(), device=device)])
+    model.train()
+    loss_sum, hit_sum, count = averaged(sums, group).tolist()
+    return Evaluation(loss=loss_sum / count, accuracy=hit_sum / count)
+
+
+def _share(batches: Iterator[tuple[Tensor, Tensor]], group: dist.ProcessGroup) -> Iterator[tuple[Tensor, Tensor]]:
+    for index, batch in enumerate(batches):
+        if index % group.size() == group.rank():
+            yield batch
+
+
+def _result(
+    spec: str,
+    model: nn.Module,
+    handle: Handle,
+    progress: Progress,
+    evaluation: Evaluation,
+    group: dist.ProcessGroup,
+    device: torch.device,
+) -> RunResult:
+    losses = averaged(torch.tensor(progress.losses, device=device), group).tolist()
+    stats = handle.stats()
+    last = stats.last.traffic
+    elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    settled = progress.step_seconds[min(len(progress.step_seconds) // 5, 10) :]  # first steps build buckets and groups
+    return RunResult(
+        compressor=spec,
+        steps=len(losses),
+        loss=losses,
+        eval=evaluation,
+        step_seconds=percentiles(settled),
+        seconds=_mean_seconds(stats.total, stats.steps),
+        payload_bytes_per_step=last.payload_bytes,
+        sent_bytes_per_step=last.sent_bytes,
+        compression_ratio=ratio(elements, last, group.size()),
+        peak_memory_bytes=max(int(size) for size in exchange(str(_peak_memory(device)), group)),
+        train_seconds=torch.tensor(progress.step_seconds).cumsum(0).tolist(),
+        parameters_digest=_same_digest(model, group),
+    )
+
+
+def _mean_seconds(total: Record, steps: int) -> Seconds:
+    return Seconds(encode=total.encode / steps, wait=total.wait / steps, decode=total.decode / steps)
+
+
+def _same_digest(model: nn.Module, group: dist.ProcessGroup) -> str:
+    """A digest of all parameters; RuntimeError unless it is the same on every rank."""
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    digests = exchange(digest.hexdigest(), group)
+    if len(set(digests)) > 1:
+        raise RuntimeError(f"the ranks ended with different parameters: {digests}")
+    return digests[0]
+
+
+def _reset_peak_memory(device: torch.device) -> None:
+    """Begin to measure anew where the system can (CUDA, Linux); elsewhere the peak is the process's own."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    elif (counters := Path("/proc/self/clear_refs")).exists():
+        counters.write_text("5")
+
+
+def _peak_memory(device: torch.device) -> int:
+    """Peak bytes: on the GPU, or resident in the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    status = Path("/proc/self/status")
+    if status.exists():
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,0 +1,31 @@
+"""gradwire: gradient compression with communication hooks for PyTorch data-parallel training.
+
+>>> import gradwire
+>>> gradwire.compressor("bf16")
+BFloat16(inner=Dense())
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from .compress import Compressor, Layout, compressor, compressors, register
+from .hooks import Handle, Plan, Stats, attach, comm_hook, plan
+
+try:
+    __version__ = version("gradwire")
+except PackageNotFoundError:  # a source tree that was never installed
+    __version__ = "0+unknown"
+
+__all__ = [
+    "Compressor",
+    "Handle",
+    "Layout",
+    "Plan",
+    "Stats",
+    "__version__",
+    "attach",
+    "comm_hook",
+    "compressor",
+    "compressors",
+    "plan",
+    "register",
+]

@@ -1,0 +1,7 @@
+"""Where it plugs in: communication hooks for other people's training loops."""
+
+from .handle import BucketStats, Handle, Stats
+from .plan import Plan, plan, ready_order
+from .torch_ddp import attach, comm_hook, compress_bucket
+
+__all__ = ["BucketStats", "Handle", "Plan", "Stats", "attach", "comm_hook", "compress_bucket", "plan", "ready_order"]

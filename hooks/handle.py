@@ -1,0 +1,237 @@
+"""One rank's compression of one model: what a communication hook calls, and what the user holds."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import reduce
+from operator import add
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..compress import Layout, Spec, compressor, most_rounds
+from ..ddp_core import DEFAULT_TIMEOUT, Bucket, Buckets, Engine, Record
+from . import checkpoint
+from .parameters import as_real, layout_of
+
+
+@dataclass(frozen=True)
+class BucketStats:
+    """What one bucket cost this rank in the last synced step."""
+
+    parameters: tuple[str, ...]
+    elements: int
+    record: Record
+
+
+@dataclass(frozen=True)
+class Stats:
+    """`buckets`: the last synced step, in the order sent. `total`: all `steps` since the hook was attached."""
+
+    steps: int
+    buckets: tuple[BucketStats, ...]
+    total: Record
+
+    @property
+    def last(self) -> Record:
+        """The last synced step, all buckets together."""
+        return reduce(add, (bucket.record for bucket in self.buckets), Record())
+
+
+@dataclass(frozen=True)
+class Part:
+    """A bucket of ours inside one of DDP's: all of it (`places` is None) or the listed pieces of its flat buffer."""
+
+    bucket: Bucket
+    places: tuple[tuple[int, int], ...] | None
+
+    def take(self, flat: Tensor) -> Tensor:
+        """The part's gradients, flat: the buffer itself, or a copy of the pieces."""
+        return flat if self.places is None else torch.cat([flat[first:end] for first, end in self.places])
+
+    def give(self, flat: Tensor, average: Tensor) -> None:
+        """Write the average where the gradients came from."""
+        if self.places is not None:
+            pieces = [flat[first:end] for first, end in self.places]
+            torch._foreach_copy_(pieces, list(average.split([piece.numel() for piece in pieces])))
+
+
+class Handle:
+    """The compression of a model's gradients on this rank.
+
+    Made by `gradwire.attach` or `gradwire.comm_hook`. All ranks make one, with the same compressor, and call `swap` and
+    `load_state_dict` at the same step.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        process_group: dist.ProcessGroup | None = None,
+        timeout: timedelta = DEFAULT_TIMEOUT,
+    ) -> None:
+        self._buckets = Buckets(compressor(spec))
+        self._group = process_group
+        self._timeout = timeout
+        self._engine: Engine | None = None
+        self._agreed = False
+        self._names: dict[Tensor, str] = {}
+        self._bound = False
+        self._parts: dict[int, tuple[list[int], list[Part]]] = {}
+        self._last_index: int | None = None
+        self._records: list[tuple[Bucket, Record]] = []
+        self._steps, self._total = 0, Record()
+
+    def bind(self, model: nn.Module) -> None:
+        """Key the state by the names of `model`'s parameters; without it they are numbered as DDP hands them over."""
+        names: dict[Tensor, str] = {
+            parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad
+        }
+        saved = self._buckets.state_dict()
+        renamed = {old: names[parameter] for parameter, old in self._names.items() if parameter in names}
+        self._names, self._bound = names, True
+        self._reload(checkpoint.renamed(saved, renamed))
+
+    def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        """Average a bucket over ranks; DDP's hook. The future holds the bucket's buffer, averaged in place."""
+        if self._last_index is None or bucket.index() <= self._last_index:
+            self._begin_step()
+        self._last_index = bucket.index()
+        buffer = bucket.buffer()
+        flat = as_real(buffer)
+        futures = [self._submit(part, flat) for part in self._parts_of(bucket, flat)]
+
+        def finished(done: torch.futures.Future[Any]) -> Tensor:
+            for future in done.value():
+                future.value()  # raises what the program raised
+            return buffer
+
+        return torch.futures.collect_all(futures).then(finished)
+
+    def swap(self, spec: Spec) -> None:
+        """Go on with another compressor from the next step; nothing held back is lost. All ranks swap at one step."""
+        replacement = compressor(spec)
+        self._buckets.replace(replacement)
+        self._forget_parts()
+
+    def stats(self) -> Stats:
+        """Rounds, bytes and seconds of the last synced step and in total."""
+        buckets = tuple(
+            BucketStats(bucket.layout.names, bucket.layout.numel, record) for bucket, record in self._records
+        )
+        return Stats(self._steps, buckets, reduce(add, (bucket.record for bucket in buckets), self._total))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint of this rank needs; safe with `torch.load(weights_only=True)`. Residuals differ by rank.
+
+        {"gradwire": format, "compressor", "world_size", "rank", "step": synced backwards, "buckets": [[name]],
+        "parameters": {name: {field: tensor}}}
+        """
+        group = self._process_group()
+        header = checkpoint.header(self._buckets.compressor, group.size(), group.rank())
+        return {**header, **self._buckets.state_dict()}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on from this rank's `state_dict()`; training then is bit-identical to not having stopped.
+
+        Raises ValueError, changing nothing, where it was saved with another compressor, rank or model.
+        """
+        group = self._process_group()
+        checkpoint.check(saved, checkpoint.header(self._buckets.compressor, group.size(), group.rank()))
+        if self._bound:
+            checkpoint.check_parameters(saved, self._buckets.compressor, self._names, group.size(), group.rank())
+        self._reload(saved)
+
+    def close(self) -> None:
+        """End the threads and process groups that the hook made; training with it is over."""
+        if self._engine is not None:
+            self._engine.close()
+
+    def _process_group(self) -> dist.ProcessGroup:
+        if self._group is None:
+            if not dist.is_initialized():
+                raise RuntimeError("there is no process group yet: call torch.distributed.init_process_group() first")
+            self._group = dist.group.WORLD
+        assert self._group is not None
+        return self._group
+
+    def _begin_step(self) -> None:
+        self._buckets.settle()
+        self._buckets.step += 1
+        self._total = reduce(add, (record for _, record in self._records), self._total)
+        self._records = []
+        self._steps += 1
+
+    def _submit(self, part: Part, flat: Tensor) -> torch.futures.Future[Any]:
+        assert self._engine is not None
+        gradients = part.take(flat)
+        program = part.bucket.reduce(gradients, self._buckets.step - 1)
+        future, record = self._engine.submit(program, _label(len(self._records), part.bucket.layout.names))
+        self._records.append((part.bucket, record))
+        if part.places is None:
+            return future
+        return future.then(lambda done: part.give(flat, done.value()))
+
+    def _parts_of(self, bucket: dist.GradBucket, flat: Tensor) -> list[Part]:
+        """Our buckets inside DDP's, which may have been rebuilt since the last step."""
+        parameters = bucket.parameters()
+        identity = [id(parameter) for parameter in parameters]
+        known, parts = self._parts.get(bucket.index(), (None, []))
+        if known != identity:
+            parts = self._meet(parameters, flat)
+            self._parts[bucket.index()] = (identity, parts)
+        return parts
+
+    def _meet(self, parameters: Sequence[Tensor], flat: Tensor) -> list[Part]:
+        """Prepare for a bucket that DDP has not handed over before. All ranks meet the same one at the same time."""
+        group = self._process_group()
+        named = {self._name(parameter): parameter for parameter in parameters}
+        layout = layout_of(named, flat.dtype, flat.device, group.size(), group.rank())
+        engine = self._started(flat.device, layout)
+        parts = []
+        for names in self._buckets.split(layout.names):
+            mine = layout_of({name: named[name] for name in names}, flat.dtype, flat.device, group.size(), group.rank())
+            engine.prepare(most_rounds(self._buckets.compressor, [mine]))
+            places = None if mine == layout else _places(layout, names)
+            parts.append(Part(self._buckets.get(mine) or self._buckets.add(mine), places))
+        return parts
+
+    def _started(self, device: torch.device, layout: Layout) -> Engine:
+        """The engine, after all ranks have found that they agree."""
+        if self._engine is None:
+            self._engine = Engine(self._process_group(), device, self._timeout)
+            weakref.finalize(self, self._engine.close).atexit = False
+        if not self._agreed:
+            self._engine.agree(
+                f"{self._buckets.compressor!r} at step {self._buckets.step - 1} with a first bucket of "
+                f"{len(layout.names)} parameters, {layout.numel} x {layout.dtype}"
+            )
+            self._agreed = True
+        return self._engine
+
+    def _name(self, parameter: Tensor) -> str:
+        if parameter not in self._names:
+            self._names[parameter] = str(len(self._names))
+        return self._names[parameter]
+
+    def _reload(self, saved: Mapping[str, Any]) -> None:
+        self._buckets.load_state_dict(saved)
+        self._forget_parts()
+
+    def _forget_parts(self) -> None:
+        self._parts, self._records, self._agreed = {}, [], False
+
+
+def _places(layout: Layout, names: Sequence[str]) -> tuple[tuple[int, int], ...]:
+    """First and last element of the named parameters in the flat buffer."""
+    spans = {n: (o, o + s) for n, o, s in zip(layout.names, layout.offsets, layout.sizes, strict=True)}
+    return tuple(spans[name] for name in names)
+
+
+def _label(index: int, names: Sequence[str]) -> str:
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return f"bucket {index} (parameters {shown})"

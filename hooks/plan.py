@@ -1,0 +1,105 @@
+"""What a compressor will send for a model, before anything is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..compress import Layout, Spec, Traffic, compressor, dry_run
+from .parameters import layout_of
+
+MEBIBYTE = 1024 * 1024
+DEFAULT_BUCKET_MB = 25.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one rank sends in a synced step, once warm-ups are over.
+
+    `sent_bytes_per_step` counts what leaves the rank in ring all-reduces and direct all-gathers and all-to-alls;
+    `compression_ratio` is that of a dense float32 ring all-reduce over it (of payloads where there is one rank only).
+    """
+
+    compressor: str
+    parameters: int
+    world_size: int
+    payload_bytes_per_step: int
+    sent_bytes_per_step: float
+    compression_ratio: float
+
+
+def plan(
+    model: nn.Module,
+    spec: Spec,
+    *,
+    world_size: int,
+    bucket_mb: float = DEFAULT_BUCKET_MB,
+    order: Sequence[Tensor] | None = None,
+) -> Plan:
+    """The traffic of a model with a compressor on `world_size` ranks, by a dry run that allocates nothing.
+
+    The model may be on the meta device. `order`: its parameters in the order in which their gradients get ready (see
+    `ready_order`), which decides DDP's buckets; by default the reverse of their definition.
+
+    >>> import torch
+    >>> with torch.device("meta"):
+    ...     network = torch.nn.Linear(1000, 1000, bias=False)
+    >>> plan(network, "powersgd:rank=1", world_size=4).compression_ratio
+    500.0
+    """
+    if world_size < 1:
+        raise ValueError(f"world_size is at least 1, got {world_size}")
+    built = compressor(spec)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    total = Traffic()
+    for layout in bucket_layouts(parameters if order is None else list(order)[::-1], bucket_mb, world_size):
+        total += dry_run(built, layout)
+    elements = sum(p.numel() for p in parameters)
+    name = spec if isinstance(spec, str) else repr(built)
+    return Plan(name, elements, world_size, total.payload_bytes, total.sent_bytes, ratio(elements, total, world_size))
+
+
+def ratio(elements: int, traffic: Traffic, world_size: int) -> float:
+    """Bytes sent with dense float32 ring all-reduces of `elements` numbers over bytes sent now."""
+    dense = Traffic(1, 4 * elements, 2 * (world_size - 1) / world_size * 4 * elements)
+    now, before = (
+        (traffic.sent_bytes, dense.sent_bytes) if world_size > 1 else (traffic.payload_bytes, dense.payload_bytes)
+    )
+    return before / now if now else 1.0
+
+
+def bucket_layouts(parameters: Sequence[Tensor], bucket_mb: float, world_size: int) -> list[Layout]:
+    """DDP's buckets, in the order sent, once it has rebuilt them: the last parameters first, one dtype a bucket.
+
+    As in torch, the default size starts with a bucket of 1 MiB; any other applies to the first bucket too.
+    """
+    cap = int(bucket_mb * MEBIBYTE)
+    caps = [dist._DEFAULT_FIRST_BUCKET_BYTES, cap] if bucket_mb == DEFAULT_BUCKET_MB else [cap]
+    backwards = list(parameters)[::-1]
+    assigned, _ = dist._compute_bucket_assignment_by_size(backwards, caps, [False] * len(backwards))
+    layouts = []
+    for members in assigned:
+        named = {str(len(backwards) - 1 - index): backwards[index] for index in members}
+        dtype = backwards[members[0]].dtype.to_real()
+        layouts.append(layout_of(named, dtype, torch.device("meta"), world_size, 0))
+    return layouts
+
+
+def ready_order(model: nn.Module, loss: Callable[[], Tensor]) -> list[Tensor]:
+    """The parameters in the order in which one backward of `loss()` makes their gradients ready; unused ones last."""
+    ready: list[Tensor] = []
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    handles = [p.register_post_accumulate_grad_hook(ready.append) for p in parameters]
+    try:
+        loss().backward()
+    finally:
+        for handle in handles:
+            handle.remove()
+        for parameter in parameters:
+            parameter.grad = None
+    seen = set(map(id, ready))
+    return ready + [p for p in reversed(parameters) if id(p) not in seen]

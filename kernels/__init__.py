@@ -1,0 +1,35 @@
+"""The arithmetic of compressors: one public function an operation, the fastest available backend behind it.
+
+Every operation takes flat contiguous tensors, writes into tensors it is given, and has a pure-torch body that is both the
+fallback and the oracle. `backends()` tells what runs here; `GRADWIRE_KERNELS=reference` or `use_backend("reference")`
+choose by hand.
+"""
+
+from .casting import cast_scaled
+from .dispatch import Backend, backends, operation, operations, register_backend, use_backend
+from .finite import all_finite
+from .low_rank import Factors, Matrix, low_rank_finish, low_rank_left, low_rank_right, normalize, orthogonalize
+from .selection import scatter_mean, select_largest
+from .signs import sign_pack, sign_unpack_mean
+
+__all__ = [
+    "Backend",
+    "Factors",
+    "Matrix",
+    "all_finite",
+    "backends",
+    "cast_scaled",
+    "low_rank_finish",
+    "low_rank_left",
+    "low_rank_right",
+    "normalize",
+    "operation",
+    "operations",
+    "orthogonalize",
+    "register_backend",
+    "scatter_mean",
+    "select_largest",
+    "sign_pack",
+    "sign_unpack_mean",
+    "use_backend",
+]

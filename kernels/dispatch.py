@@ -1,0 +1,159 @@
+"""Which implementation of an operation runs: backends by device, the reference behind them all."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+logger = logging.getLogger(__name__)
+ENVIRONMENT_VARIABLE = "GRADWIRE_KERNELS"
+REFERENCE = "reference"
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A set of implementations for one kind of device.
+
+    `probe` returns "" where the backend works, else why it does not; it is asked once, on first use.
+    """
+
+    name: str
+    device: str
+    probe: Callable[[], str]
+    _answer: list[str] = field(default_factory=list, repr=False, compare=False)
+
+    @property
+    def reason(self) -> str:
+        """Why the backend is not available; empty when it is."""
+        if not self._answer:
+            self._answer.append(self.probe())
+        return self._answer[0]
+
+    @property
+    def available(self) -> bool:
+        """Whether its kernels can run here."""
+        return not self.reason
+
+
+_backends: dict[str, Backend] = {REFERENCE: Backend(REFERENCE, "any", lambda: "")}
+_operations: dict[str, Operation[Any, Any]] = {}
+_requested: ContextVar[tuple[str, ...]] = ContextVar("gradwire_backends", default=())
+
+
+def register_backend(name: str, device: str, probe: Callable[[], str]) -> Backend:
+    """Add a backend for tensors on `device` ("cpu", "cuda"); those added first are preferred."""
+    _backends[name] = Backend(name, device, probe)
+    return _backends[name]
+
+
+def backends() -> list[Backend]:
+    """All backends, the reference last."""
+    return [*(b for b in _backends.values() if b.name != REFERENCE), _backends[REFERENCE]]
+
+
+def operations() -> dict[str, Operation[Any, Any]]:
+    """All operations by name."""
+    return dict(_operations)
+
+
+@contextmanager
+def use_backend(*names: str) -> Iterator[None]:
+    """Run operations on the named backends only, inside a `with`; overrides `GRADWIRE_KERNELS`.
+
+    Raises ValueError for an unknown name and RuntimeError for a backend that does not work here.
+    """
+    _check(names)
+    token = _requested.set(names)
+    try:
+        yield
+    finally:
+        _requested.reset(token)
+
+
+def _check(names: tuple[str, ...]) -> None:
+    for name in names:
+        if name not in _backends:
+            raise ValueError(f"unknown kernel backend {name!r}; there are: {', '.join(_backends)}")
+        if not _backends[name].available:
+            raise RuntimeError(f"the kernel backend {name!r} does not work here: {_backends[name].reason}")
+
+
+@functools.lru_cache(maxsize=1)
+def _from_environment(value: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in value.split(",") if name.strip())
+    _check(names)
+    return names
+
+
+def requested_backends() -> tuple[str, ...]:
+    """The backends asked for by `use_backend` or the environment; empty means: the best that works."""
+    return _requested.get() or _from_environment(os.environ.get(ENVIRONMENT_VARIABLE, ""))
+
+
+@functools.cache
+def _log_fallback(backend: str, reason: str) -> None:
+    logger.info("kernel backend %s is not available, the next one is used: %s", backend, reason)
+
+
+class Operation(Generic[P, R]):
+    """An operation: called, it runs the implementation for the device of its first argument, a tensor.
+
+    On the meta device nothing runs: an operation writes into its arguments and returns nothing.
+    """
+
+    def __init__(self, reference: Callable[P, R]) -> None:
+        functools.update_wrapper(self, reference)
+        self.name = reference.__name__
+        self.reference = reference
+        self.implementations: dict[str, Callable[P, R]] = {REFERENCE: reference}
+
+    def implement(self, backend: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """Decorator: the implementation of this operation in a backend."""
+
+        def add(function: Callable[P, R]) -> Callable[P, R]:
+            self.implementations[backend] = function
+            return function
+
+        return add
+
+    def chosen(self, device: str) -> str:
+        """The name of the backend that runs tensors on `device`."""
+        if names := requested_backends():
+            return self._explicit(names, device)
+        for backend in _backends.values():
+            if backend.device == device and backend.name in self.implementations:
+                if backend.available:
+                    return backend.name
+                _log_fallback(backend.name, backend.reason)
+        return REFERENCE
+
+    def _explicit(self, names: tuple[str, ...], device: str) -> str:
+        for name in names:
+            if _backends[name].device in (device, "any") and name in self.implementations:
+                return name
+        raise RuntimeError(
+            f"no requested kernel backend ({', '.join(names)}) has {self.name!r} for {device} tensors; "
+            f"it exists in: {', '.join(self.implementations)}"
+        )
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        device = args[0].device.type  # type: ignore[attr-defined]
+        if device == "meta":
+            return None  # type: ignore[return-value]
+        return self.implementations[self.chosen(device)](*args, **kwargs)
+
+
+def operation(reference: Callable[P, R]) -> Operation[P, R]:
+    """Decorator: make a pure-torch function the reference of an operation of its name."""
+    made = Operation(reference)
+    _operations[made.name] = made
+    return made

@@ -1,0 +1,65 @@
+"""1-bit payloads: one sign bit an element and one float32 scale a block.
+
+A flat vector is cut into rows of `length` elements (a multiple of 8), each row into blocks of `block` elements that
+divide it. Bit i of byte j stands for element 8 j + i; 1 means not negative. What lies past the end of the vector is
+encoded as zeros and ignored when decoded.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from .dispatch import operation
+
+
+@operation
+def sign_pack(grad: Tensor, residual: Tensor | None, scales: Tensor, bits: Tensor, length: int) -> None:
+    """Encode `grad` (+ `residual`) as signs and block scales; `residual` keeps the rest.
+
+    A block's scale is the mean magnitude of its elements, the best in least squares (Seide et al. 2014; Karimireddy et
+    al. 2019). `grad`: flat, any float dtype; `residual`: flat, float32 or float64; `scales`: float32 (rows, blocks);
+    `bits`: uint8 (rows, length / 8). With a non-finite element, the scale of its block is not finite.
+    """
+    values = grad if residual is None else residual.add_(grad)
+    rows, blocks = scales.shape
+    block = length // blocks
+    padded = pad(values, (0, rows * length - values.numel()))
+    counts = _real_elements(values.numel(), rows * blocks, block, values.device)
+    means = padded.view(-1, block).abs().sum(1) / counts.clamp(min=1)
+    scales.copy_(means.view(rows, blocks))
+    positive = padded.view(rows, length // 8, 8) >= 0
+    bits.copy_((positive << _bit_positions(values.device)).sum(2, dtype=torch.uint8))
+    if residual is not None:
+        sent = _signed(scales, bits)
+        residual.sub_(sent.view(-1)[: residual.numel()])
+
+
+@operation
+def sign_unpack_mean(scales: Tensor, bits: Tensor, out: Tensor) -> None:
+    """The mean over voters of `scale * sign`, into the flat `out`.
+
+    `scales`: float32 (voters, rows, blocks); `bits`: uint8 (voters, rows, length / 8); summed in voter order.
+    """
+    total = _signed(scales[0], bits[0])
+    for voter in range(1, len(scales)):
+        total.add_(_signed(scales[voter], bits[voter]))
+    out.copy_(total.div_(len(scales)).view(-1)[: out.numel()])
+
+
+def _signed(scales: Tensor, bits: Tensor) -> Tensor:
+    """`scale * sign` of every element, float32 (rows, length)."""
+    rows, blocks = scales.shape
+    positive = bits.unsqueeze(-1).bitwise_right_shift(_bit_positions(bits.device)).bitwise_and_(1)
+    signs = positive.view(rows, blocks, -1).to(scales.dtype).mul_(2).sub_(1)
+    return signs.mul_(scales.unsqueeze(-1)).view(rows, -1)
+
+
+def _bit_positions(device: torch.device) -> Tensor:
+    return torch.arange(8, dtype=torch.uint8, device=device)
+
+
+def _real_elements(numel: int, blocks: int, block: int, device: torch.device) -> Tensor:
+    """How many elements of each block lie inside a vector of `numel`."""
+    return (numel - torch.arange(blocks, device=device) * block).clamp(0, block)

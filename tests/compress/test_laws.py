@@ -1,0 +1,107 @@
+"""The two laws, for every registered compressor, wrapper, dtype, number of ranks and odd size, in the simulator."""
+
+import pytest
+import torch
+
+from gradwire.compress import ErrorFeedback, Layout, Partition, Simulation, Switch, Widen, compressor, compressors
+from gradwire.compress import state as states
+
+SHAPES = {
+    "one element": ((1,),),
+    "prime": ((1009,),),
+    "one huge, many tiny": (*(((3,),) * 20), (101, 103)),
+    "layers": ((64, 32), (7,), (13, 3, 3, 3), (1,), (5, 1)),
+}
+SPECS = [
+    *(name for name in compressors() if not name.startswith("shouting")),
+    "fp16+powersgd:rank=1",
+    "bf16+batched-powersgd:rank=2",
+    "powersgd:rank=3,power_iterations=2,min_compression_rate=0",
+    "powersgd:warm_start=false",
+    "powersgd:start_iter=2",
+    "topk:k=3,value_dtype=fp16",
+    "topk:ratio=0.2,start_iter=2,warmup=bf16",
+    "onebit:block=64",
+    "powersgd:error_feedback=false",
+]
+OBJECTS = {
+    "switch back to dense": ErrorFeedback(Widen(Switch({0: compressor("topk").inner.inner, 2: compressor("none")}))),
+    "partition": ErrorFeedback(
+        Widen(Partition((("p1*", compressor("none")), ("p0", compressor("topk").inner.inner)), compressor("powersgd")))
+    ),
+    "nested error feedback": ErrorFeedback(compressor("topk:ratio=0.1")),
+}
+# Relative to gradients of unit size: rounding of sums, and of 16-bit payloads where a wrapper sends them.
+TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-6, torch.bfloat16: 2e-6}
+LOSSY_PAYLOAD = {"fp16": 4e-3, "bf16": 4e-2}
+
+
+def layout(shapes, dtype, world_size):
+    names = tuple(f"p{index}" for index in range(len(shapes)))
+    return Layout(names, shapes, dtype, torch.device("cpu"), world_size)
+
+
+def tolerance(spec, dtype):
+    if spec in ("none", "fp16", "bf16") and dtype == torch.bfloat16:
+        return LOSSY_PAYLOAD["bf16"]
+    for name, loss in LOSSY_PAYLOAD.items():
+        if str(spec).startswith(f"{name}+") or spec == name or f"warmup={name}" in str(spec):
+            return loss
+    return TOLERANCE[dtype]
+
+
+def mean_held_back(simulation, within):
+    total = torch.zeros(within.numel, dtype=torch.float64)
+    for state in simulation.states:
+        for name, numbers in states.held_back(state).items():
+            within.views(total)[name].view(-1).add_(numbers.double() / within.world_size)
+    return total
+
+
+def build(spec):
+    return OBJECTS.get(spec) or compressor(spec)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("spec", [*SPECS, *OBJECTS])
+def test_conservation_what_goes_in_comes_out_or_is_held_back(spec, dtype):
+    for shapes in SHAPES.values():
+        for world_size in (1, 2, 3, 4):
+            within = layout(shapes, dtype, world_size)
+            simulation = Simulation(build(spec), within)
+            generator = torch.Generator().manual_seed(world_size)
+            for _ in range(4):
+                gradients = [torch.randn(within.numel, generator=generator).to(dtype) for _ in range(world_size)]
+                before = mean_held_back(simulation, within)
+                outputs = simulation.step(gradients)
+                assert all(torch.equal(output, outputs[0]) for output in outputs)
+                if "error_feedback=false" in spec:
+                    continue
+                given = sum(gradient.double() for gradient in gradients) / world_size + before
+                kept = outputs[0].double() + mean_held_back(simulation, within)
+                assert (given - kept).abs().max() <= tolerance(spec, dtype) * max(1.0, given.abs().max())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "spec",
+    [
+        s
+        for s in [*SPECS, "topk:ratio=0.1"]
+        if not s.startswith(("topk:k", "topk:ratio=0.2")) and s != "topk" and "error_feedback=false" not in s
+    ],
+)
+def test_telescoping_the_mean_output_converges_as_one_over_t(spec, dtype):
+    for shapes in (SHAPES["layers"], SHAPES["prime"]):
+        within = layout(shapes, dtype, 2)
+        simulation = Simulation(build(spec), within)
+        generator = torch.Generator().manual_seed(0)
+        gradients = [torch.randn(within.numel, generator=generator).to(dtype) for _ in range(2)]
+        target = sum(gradient.double() for gradient in gradients) / 2
+        total, errors = torch.zeros_like(target), {}
+        for step in range(1, 401):
+            total += simulation.step(gradients)[0].double()
+            errors[step] = ((total / step - target).norm() / target.norm()).item()
+        floor = max(tolerance(spec, dtype), 1e-5)
+        assert errors[400] <= max(errors[100] / 4 * 2.2, floor)
+        assert errors[400] <= max(0.4, floor)

@@ -1,0 +1,346 @@
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from gradwire.experiments.cli import COMMANDS, Command, main, split_specs
+from gradwire.experiments.cli.arguments import described, fields_of
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is trained."""
+
+    name: str = "gpt"
+    """gpt or mlp"""
+    width: int = 64
+    """features"""
+
+    def __post_init__(self):
+        if self.width < 1:
+            raise ValueError(f"width is at least 1, got {self.width}")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a command."""
+
+    model: Model = field(default_factory=Model)
+    """what is trained"""
+    compressors: list[str] = field(default_factory=lambda: ["none"])
+    """specifications"""
+    sizes: list[int] = field(default_factory=list)
+    """of messages"""
+    backend: Literal["gloo", "nccl"] = "gloo"
+    """process group"""
+    batch_size: int = 8
+    """samples"""
+    lr: float = 0.1
+    """learning rate"""
+    out: str | None = None
+    """folder"""
+    json: bool = False
+    """print JSON"""
+
+    def __post_init__(self):
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size is at least 1, got {self.batch_size}")
+
+
+seen = []
+
+
+def record(options):
+    seen.append(options)
+    return 7 if options.lr == 7 else 0
+
+
+def refuse(options):
+    raise ValueError(f"no such folder: {options.out}")
+
+
+def lacks_a_library(options):
+    raise ModuleNotFoundError("No module named 'matplotlib.pyplot'", name="matplotlib.pyplot")
+
+
+def lacks_its_own_module(options):
+    raise ModuleNotFoundError("No module named 'gradwire.nowhere'", name="gradwire.nowhere")
+
+
+def command(function, defaults=None):
+    return Command("a stand-in", f"{__name__}:Options", f"{__name__}:{function.__name__}", defaults)
+
+
+def options(*arguments, defaults=None):
+    """What the command's function was given."""
+    seen.clear()
+    assert main(["record", *arguments], {"record": command(record, defaults)}) == 0
+    return seen.pop()
+
+
+@pytest.fixture
+def refusal(capsys):
+    """The message that a command line is refused with."""
+
+    def get(*arguments, function=record, defaults=None):
+        capsys.readouterr()
+        assert main([function.__name__, *arguments], {function.__name__: command(function, defaults)}) == 2
+        written = capsys.readouterr()
+        assert not written.out
+        assert written.err.count("\n") == 1
+        return written.err.removeprefix(f"gradwire {function.__name__}: error: ").strip()
+
+    return get
+
+
+@pytest.fixture
+def yaml_file(tmp_path):
+    def write(text, name="options.yaml"):
+        file = tmp_path / name
+        file.write_text(text)
+        return file
+
+    return write
+
+
+def test_without_arguments_the_dataclass_s_defaults_hold():
+    assert options() == Options()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--batch-size", "3"], Options(batch_size=3)),
+        (["--batch_size=3"], Options(batch_size=3)),
+        (["--lr", "1e-3"], Options(lr=0.001)),
+        (["--lr", "-1"], Options(lr=-1.0)),
+        (["--backend", "nccl"], Options(backend="nccl")),
+        (["--json"], Options(json=True)),
+        (["--json", "--batch-size", "3"], Options(json=True, batch_size=3)),
+        (["--json", "false"], Options()),
+        (["--out", "runs/a=b"], Options(out="runs/a=b")),
+        (["--out", "3"], Options(out="3")),
+        (["--out", "null"], Options()),
+        (["--out", "a: b"], Options(out="a: b")),
+        (["--out", "[a]"], Options(out="[a]")),
+        (["--out", ""], Options(out="")),
+        (["--model.width", "8"], Options(model=Model(width=8))),
+        (["--model", "mlp"], Options(model=Model(name="mlp"))),
+        (["--model", "mlp", "--model.width=8"], Options(model=Model("mlp", 8))),
+        (
+            ["--compressors", "none,topk:ratio=0.1,seed=1,onebit"],
+            Options(compressors=["none", "topk:ratio=0.1,seed=1", "onebit"]),
+        ),
+        (["--compressors", "[none, onebit]"], Options(compressors=["none", "onebit"])),
+        (["--sizes", "1,20"], Options(sizes=[1, 20])),
+        (["--batch-size", "3", "--batch-size", "4"], Options(batch_size=4)),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_every_field_is_a_flag(arguments, expected):
+    assert options(*arguments) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("batch_size: 3", Options(batch_size=3)),
+        ("batch-size: 3", Options(batch_size=3)),
+        ("lr: 1e-3", Options(lr=0.001)),
+        ("json: true", Options(json=True)),
+        ("out: null", Options()),
+        ("model: mlp", Options(model=Model(name="mlp"))),
+        ("model: {name: mlp, width: 8}", Options(model=Model("mlp", 8))),
+        ("compressors: [none, 'topk:ratio=0.1,seed=1']", Options(compressors=["none", "topk:ratio=0.1,seed=1"])),
+        ("compressors: none,onebit", Options(compressors=["none", "onebit"])),
+        ("sizes: [1, 20]", Options(sizes=[1, 20])),
+        ("sizes: []", Options()),
+        ("", Options()),
+    ],
+)
+def test_every_field_is_a_yaml_key(yaml_file, text, expected):
+    assert options("--config", str(yaml_file(text))) == expected
+
+
+def test_what_is_written_later_wins(yaml_file):
+    first = str(yaml_file("{model: {name: mlp, width: 8}, batch_size: 3}"))
+    second = str(yaml_file("batch_size: 5", "second.yaml"))
+    assert options("--config", first, "--batch-size", "4") == Options(model=Model("mlp", 8), batch_size=4)
+    assert options("--batch-size", "4", "--config", first).batch_size == 3
+    assert options("--config", first, f"--config={second}") == Options(model=Model("mlp", 8), batch_size=5)
+
+
+def test_the_default_file_is_read_where_no_other_is_given(yaml_file):
+    shipped, own = yaml_file("{batch_size: 3, model: mlp}"), yaml_file("lr: 2", "own.yaml")
+    assert options(defaults=shipped) == Options(batch_size=3, model=Model("mlp"))
+    assert options("--batch-size", "4", defaults=shipped) == Options(batch_size=4, model=Model("mlp"))
+    assert options("--config", str(own), defaults=shipped) == Options(lr=2.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--batch-size", "x"], "--batch-size takes a whole number, got 'x'"),
+        (["--batch-size", "1.5"], "--batch-size takes a whole number, got '1.5'"),
+        (["--lr", "fast"], "--lr takes a number, got 'fast'"),
+        (["--backend", "mpi"], "--backend takes gloo or nccl, got 'mpi'"),
+        (["--json=perhaps"], "--json takes true or false, got 'perhaps'"),
+        (["--sizes", "1,x"], "--sizes takes items separated by commas, each a whole number, got '1,x'"),
+        (["--batch-size"], "--batch-size needs a value: a whole number"),
+        (["--batch-size", "--json"], "--batch-size needs a value: a whole number"),
+        (["--config"], "--config needs a value: text"),
+        (["--batch-size", "0"], "batch_size is at least 1, got 0"),
+        (["--model.width", "0"], "width is at least 1, got 0"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_wrong_value_is_refused_with_what_is_allowed(refusal, arguments, message):
+    assert refusal(*arguments) == message
+
+
+def test_an_unknown_flag_is_refused_with_those_there_are(refusal):
+    assert refusal("--bach-size", "3") == (
+        "unknown option --bach-size (did you mean --batch-size?); there are: --model, --model.width, --compressors, "
+        "--sizes, --backend, --batch-size, --lr, --out, --json"
+    )
+    assert refusal("--model.wdth", "3") == (
+        "unknown option --model.wdth (did you mean --model.width?); there are: --model.name, --model.width"
+    )
+    assert "unexpected argument 'onebit'" in refusal("--compressors", "none,", "onebit")
+
+
+def test_a_wrong_file_is_refused_with_its_name(refusal, yaml_file, tmp_path):
+    unknown, value = yaml_file("model: {wdth: 3}"), yaml_file("batch_size: x", "value.yaml")
+    listed, broken = yaml_file("[1, 2]", "list.yaml"), yaml_file("a: [", "broken.yaml")
+    assert f"unknown option model.wdth in {unknown} (did you mean model.width?)" in refusal("--config", str(unknown))
+    assert refusal("--config", str(value)) == f"batch_size in {value} takes a whole number, got 'x'"
+    assert f"{listed} holds list, not a mapping" in refusal("--config", str(listed))
+    assert f"cannot read --config {broken}" in refusal("--config", str(broken))
+    assert "No such file" in refusal("--config", str(tmp_path / "missing.yaml"))
+    assert f"batch_size in {value}" in refusal(defaults=value)
+
+
+def test_a_value_error_of_the_command_is_shown_in_one_line(refusal):
+    assert refusal("--out", "x", function=refuse) == "no such folder: x"
+
+
+def test_its_traceback_can_be_had(monkeypatch):
+    monkeypatch.setenv("GRADWIRE_TRACEBACK", "1")
+    with pytest.raises(ValueError, match="no such folder"):
+        main(["refuse"], {"refuse": command(refuse)})
+
+
+def test_a_missing_library_is_named_with_the_way_to_install_it(refusal):
+    message = refusal(function=lacks_a_library)
+    assert message == "matplotlib is not installed; pip install 'gradwire[experiments]'"
+
+
+def test_a_missing_module_of_ours_is_not_hidden():
+    with pytest.raises(ModuleNotFoundError, match="nowhere"):
+        main(["broken"], {"broken": command(lacks_its_own_module)})
+
+
+def test_the_exit_code_is_the_command_s():
+    assert main(["record", "--lr", "7"], {"record": command(record)}) == 7
+
+
+def test_help_shows_flags_as_they_are_written(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["record", "--lr", "1", "--help"], {"record": command(record)})
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    for flag in ("--batch-size", "--model NAME", "--model.width", "--compressors A,B,...", "--backend {gloo,nccl}"):
+        assert flag in shown
+    assert "--batch_size" not in shown
+
+
+def test_help_shows_the_defaults_that_hold(capsys, yaml_file):
+    shipped = yaml_file("{batch_size: 31, model: {width: 77}}")
+    with pytest.raises(SystemExit):
+        main(["record", "--help"], {"record": command(record, shipped)})
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "default: 31" in shown
+    assert "default: 77" in shown
+    assert "the shipped options.yaml" in shown
+
+
+def test_the_whole_configuration_can_be_printed_and_read_again(capsys, yaml_file):
+    with pytest.raises(SystemExit) as ended:
+        main(["record", "--print-config", "--model", "mlp", "--sizes", "1,2"], {"record": command(record)})
+    assert not ended.value.code
+    printed = capsys.readouterr().out
+    assert options("--config", str(yaml_file(printed))) == Options(model=Model("mlp"), sizes=[1, 2])
+
+
+def test_an_unknown_command_is_refused_with_those_there_are(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["compair"])
+    assert ended.value.code == 2
+    message = capsys.readouterr().err
+    assert all(name in message for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_s_defaults_are_accepted_by_its_dataclass(name, capsys):
+    assert fields_of(COMMANDS[name].config_class())
+    with pytest.raises(SystemExit):
+        main([name, "--print-config"])
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("hint", "words"),
+    [
+        (int | None, "a whole number or null"),
+        (Literal["a", "b"] | None, "a or b or null"),
+        (list[float] | None, "items separated by commas, each a number"),
+        (Literal[1, 2], "1 or 2"),
+        (Path, "a path"),
+    ],
+)
+def test_what_a_field_takes_is_told_in_words(hint, words):
+    assert described(hint) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", []),
+        ("none", ["none"]),
+        ("none, bf16,", ["none", "bf16"]),
+        ("powersgd:rank=1,start_iter=10,onebit", ["powersgd:rank=1,start_iter=10", "onebit"]),
+        ("topk:ratio=0.1,fp16+powersgd:rank=1,seed=2", ["topk:ratio=0.1", "fp16+powersgd:rank=1,seed=2"]),
+        ("powersgd:rank=1,warmup=topk:ratio=0.1,none", ["powersgd:rank=1,warmup=topk:ratio=0.1", "none"]),
+    ],
+)
+def test_a_comma_starts_a_specification_unless_an_option_follows(text, expected):
+    assert split_specs(text) == expected
+
+
+def test_a_command_imports_only_what_it_needs():
+    code = (
+        "import sys; from gradwire.experiments.cli import main; main(['info', '--json']);"
+        "print([m for m in ('matplotlib', 'sklearn', 'jinja2', 'wandb', 'tensorboard') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_without_jsonargparse_one_line_tells_how_to_get_it():
+    code = (
+        "import sys; sys.modules['jsonargparse'] = None;"
+        "from gradwire.experiments.cli import main; sys.exit(main(['info']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert (
+        done.stderr == "gradwire info: error: jsonargparse is not installed; pip install 'jsonargparse[signatures]'\n"
+    )
+
+
+def test_the_module_is_the_command():
+    done = subprocess.run([sys.executable, "-m", "gradwire", "--help"], capture_output=True, text=True, check=True)
+    assert all(f"{name} " in done.stdout and command.help[:20] in done.stdout for name, command in COMMANDS.items())

@@ -1,0 +1,122 @@
+"""One pool of rank processes for a whole test session: torch is imported once a process, not once a test."""
+
+import gc
+import io
+import itertools
+import multiprocessing
+import os
+import tempfile
+import time
+import traceback
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+GROUP_TIMEOUT = timedelta(seconds=30)
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """What a rank raised."""
+
+    rank: int
+    type_name: str
+    message: str
+    traceback: str
+
+
+class RankError(AssertionError):
+    """Some ranks of a run failed, died or did not answer."""
+
+
+class RankPool:
+    """Workers that run a function on ranks of a fresh Gloo group each time."""
+
+    def __init__(self, size=4):
+        self.size = size
+        self._workers = []
+        self._folder = tempfile.TemporaryDirectory(prefix="gradwire-ranks-")
+        self._runs = itertools.count()
+
+    def run(self, function, world_size, *args, timeout=60, expect_errors=False, **kwargs):
+        """`function(rank, world_size, *args, **kwargs)` on every rank; the ranks' results, in order."""
+        self._start()
+        store = str(Path(self._folder.name) / f"run-{next(self._runs)}")
+        workers = self._workers[:world_size]
+        for rank, (_, pipe) in enumerate(workers):
+            pipe.send((function, rank, world_size, store, args, kwargs))
+        deadline = time.monotonic() + timeout
+        answers = [self._answer(rank, worker, deadline) for rank, worker in enumerate(workers)]
+        lost = [answer for answer in answers if isinstance(answer, str)]
+        failures = [answer for answer in answers if isinstance(answer, RankFailure)]
+        if lost or failures:
+            self._replace(world_size)
+        if lost or (failures and not expect_errors):
+            raise RankError("\n".join([*lost, *(f"rank {f.rank}:\n{f.traceback}" for f in failures)]))
+        return answers
+
+    def close(self):
+        """End all workers; returns their exit codes."""
+        for _, pipe in self._workers:
+            pipe.send(None)
+        for process, _ in self._workers:
+            process.join(20)
+        codes = [process.exitcode for process, _ in self._workers]
+        self._replace(self.size)
+        self._folder.cleanup()
+        return codes
+
+    def _start(self):
+        context = multiprocessing.get_context("spawn")
+        while len(self._workers) < self.size:
+            mine, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs,), daemon=True)
+            process.start()
+            theirs.close()
+            self._workers.append((process, mine))
+
+    def _answer(self, rank, worker, deadline):
+        process, pipe = worker
+        try:
+            if not pipe.poll(max(0.0, deadline - time.monotonic())):
+                return f"rank {rank} did not answer in time"
+            return torch.load(io.BytesIO(pipe.recv()), weights_only=False)
+        except EOFError:
+            process.join(5)
+            return f"rank {rank} died with exit code {process.exitcode}"
+
+    def _replace(self, count):
+        for process, pipe in self._workers[:count]:
+            process.kill()
+            process.join()
+            pipe.close()
+        del self._workers[:count]
+
+
+def _serve(pipe):
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    while (job := pipe.recv()) is not None:
+        buffer = io.BytesIO()
+        torch.save(_run(*job), buffer)
+        pipe.send(buffer.getvalue())
+        gc.collect()
+
+
+def _run(function, rank, world_size, store, args, kwargs):
+    torch.manual_seed(0)
+    try:
+        dist.init_process_group(
+            "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=GROUP_TIMEOUT
+        )
+        result = function(rank, world_size, *args, **kwargs)
+        dist.barrier()
+        return result
+    except Exception as error:
+        return RankFailure(rank, type(error).__name__, str(error), traceback.format_exc())
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()

@@ -1,0 +1,103 @@
+"""Who may import whom: kernels <- compress <- ddp_core <- hooks <- experiments."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LAYERS = ["kernels", "compress", "ddp_core", "hooks", "experiments"]
+COLLECTIVES = ("all_reduce", "all_gather", "all_to_all", "reduce", "broadcast", "gather", "scatter", "send", "recv")
+DISTRIBUTED = "torch.distributed"
+FILES = [file.relative_to(ROOT) for layer in LAYERS for file in sorted((ROOT / layer).rglob("*.py"))]
+
+
+def imports(tree, file):
+    """{local name: absolute dotted name} of everything that a file of ours imports."""
+    package = ["gradwire", *file.parent.parts]
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.asname or alias.name: alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = [*base, *(node.module or "").split(".")] if node.module else base
+            found |= {alias.asname or alias.name: ".".join([*module, alias.name]) for alias in node.names}
+    return found
+
+
+def complaints(source, file):
+    """What a file does that its layer may not."""
+    layer = file.parts[0]
+    tree = ast.parse(source)
+    names = imports(tree, file)
+    above = LAYERS[LAYERS.index(layer) + 1 :]
+    found = [name for name in names.values() for other in above if f"{name}.".startswith(f"gradwire.{other}.")]
+    if layer in ("kernels", "compress"):
+        found += [name for name in names.values() if f"{name}.".startswith(f"{DISTRIBUTED}.")]
+        found += [text for text in map(ast.unparse, ast.walk(tree)) if text.startswith(DISTRIBUTED)]
+    if layer != "ddp_core":
+        found += [name for name in called(tree, names) if is_collective(name)]
+    return found
+
+
+def called(tree, names):
+    """The absolute names of the functions that a file calls."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            written = ast.unparse(node.func)
+            known = [name for name in names if written == name or written.startswith(f"{name}.")]
+            longest = max(known, key=len, default=None)
+            yield written if longest is None else names[longest] + written.removeprefix(longest)
+
+
+def is_collective(name):
+    return name.startswith(f"{DISTRIBUTED}.") and name.rpartition(".")[2].startswith(COLLECTIVES)
+
+
+@pytest.mark.parametrize("file", FILES, ids=str)
+def test_a_layer_imports_those_below_and_only_the_engine_communicates(file):
+    assert complaints((ROOT / file).read_text(), file) == []
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "gradwire").glob("*.py")), ids=lambda file: file.name)
+def test_the_public_face_only_imports(file):
+    names = imports(ast.parse(file.read_text()), Path())
+    allowed = LAYERS if file.name == "__main__.py" else LAYERS[:-1]
+    ours = [name for name in names.values() if name.startswith("gradwire.")]
+    assert ours
+    assert all(name.split(".")[1] in allowed for name in ours)
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("compress/a.py", "from ..hooks import attach"),
+        ("compress/a.py", "from .. import ddp_core"),
+        ("compress/a.py", "from gradwire import experiments"),
+        ("compress/a.py", "import gradwire.hooks.plan"),
+        ("kernels/a/b.py", "from ...compress import Layout"),
+        ("compress/a.py", "import torch.distributed as dist"),
+        ("compress/a.py", "from torch import distributed"),
+        ("compress/a.py", "def f():\n    import torch\n    torch.distributed.barrier()"),
+        ("hooks/a.py", "import torch.distributed as dist\ndist.all_reduce(x)"),
+        ("hooks/a.py", "import torch\ntorch.distributed.broadcast_object_list(x)"),
+        ("hooks/a.py", "from torch.distributed import all_gather_into_tensor as gather\ngather(x, y)"),
+    ],
+)
+def test_an_arrow_that_runs_back_is_seen(file, source):
+    assert complaints(source, Path(file))
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("compress/a.py", "from ..kernels import ops\nfrom .protocol import all_reduce\nall_reduce(x)"),
+        ("hooks/a.py", "import torch.distributed as dist\ndist.get_rank()\ndist.init_process_group()"),
+        ("hooks/a.py", "from ..ddp_core import averaged\naveraged(x)"),
+        ("ddp_core/a.py", "import torch.distributed as dist\ndist.all_reduce(x)"),
+        ("experiments/cli/a.py", "from ...hooks import attach\nfrom ..models import x\nfrom . import b"),
+    ],
+)
+def test_what_is_allowed_is_not_complained_about(file, source):
+    assert complaints(source, Path(file)) == []
