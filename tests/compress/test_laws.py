@@ -24,6 +24,9 @@ SPECS = [
     "onebit:block=64",
     "powersgd:error_feedback=false",
 ]
+# With few elements sent, the law holds only after more steps than a test can afford.
+SLOW = ("topk", "topk:k=3,value_dtype=fp16", "topk:ratio=0.2,start_iter=2,warmup=bf16")
+TELESCOPING = [spec for spec in SPECS if spec not in SLOW and "error_feedback=false" not in spec]
 OBJECTS = {
     "switch back to dense": ErrorFeedback(Widen(Switch({0: compressor("topk").inner.inner, 2: compressor("none")}))),
     "partition": ErrorFeedback(
@@ -85,11 +88,7 @@ def test_conservation_what_goes_in_comes_out_or_is_held_back(spec, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize(
     "spec",
-    [
-        s
-        for s in [*SPECS, "topk:ratio=0.1"]
-        if not s.startswith(("topk:k", "topk:ratio=0.2")) and s != "topk" and "error_feedback=false" not in s
-    ],
+    [s for s in [*SPECS, "topk:ratio=0.1"] @ pytest.mark.parametrize("spec", [*TELESCOPING, "topk:ratio=0.1"])],
 )
 def test_telescoping_the_mean_output_converges_as_one_over_t(spec, dtype):
     for shapes in (SHAPES["layers"], SHAPES["prime"]):
