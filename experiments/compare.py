@@ -53,7 +53,7 @@ class CompareConfig:
     """samples a rank and step"""
     optimizer: Literal["adamw", "sgd"] = "adamw"
     """the same for all compressors"""
-    lr: float = 0.002
+    lr: float = 0.001
     """learning rate"""
     momentum: float = 0.9
     """of sgd"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import resource
 import time
 from collections.abc import Callable, Iterator
@@ -145,7 +146,7 @@ def _result(
     return RunResult(
         compressor=spec,
         steps=len(losses),
-        loss=losses,
+        loss=tuple(losses),
         eval=evaluation,
         step_seconds=percentiles(settled),
         seconds=_mean_seconds(stats.total, stats.steps),
@@ -153,7 +154,7 @@ def _result(
         sent_bytes_per_step=last.sent_bytes,
         compression_ratio=ratio(elements, last, group.size()),
         peak_memory_bytes=max(int(size) for size in exchange(str(_peak_memory(device)), group)),
-        train_seconds=torch.tensor(progress.step_seconds).cumsum(0).tolist(),
+        train_seconds=tuple(itertools.accumulate(progress.step_seconds)),
         parameters_digest=_same_digest(model, group),
     )
 

@@ -13,8 +13,6 @@ import gradwire
 ROOT = Path(__file__).parents[1]
 FOLDERS = ["gradwire", "kernels", "compress", "ddp_core", "hooks", "experiments"]
 FILES = [path.relative_to(ROOT) for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
-UNFINISHED = {"compare.py", "plan.py", "training.py"}  # of experiments: their models and data are not there yet
-FILES = [file for file in FILES if file.parts[0] != "experiments" or file.name not in UNFINISHED]
 OPTIONAL = "matplotlib sklearn jinja2 jsonargparse rich yaml wandb tensorboard torchvision triton cupy"
 
 

@@ -44,6 +44,17 @@ def _imported(reference: str) -> Any:
 
 
 COMMANDS: dict[str, Command] = {
+    "compare": Command(
+        "train with each compressor and compare loss, speed and bytes on the wire",
+        config=".compare:CompareConfig",
+        function=".compare:compare",
+        defaults=CONFIGS / "compare.yaml",
+    ),
+    "plan": Command(
+        "tell what each compressor would send for a model, without training it",
+        config=".plan:PlanConfig",
+        function=".plan:plan_command",
+    ),
     "info": Command(
         "show versions, devices, kernel backends, process groups and network interfaces",
         config=".info:InfoConfig",

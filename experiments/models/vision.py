@@ -1,0 +1,38 @@
+"""Torchvision's image classifiers."""
+
+from __future__ import annotations
+
+import difflib
+
+import torchvision
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
+
+
+class Classifier(nn.Module):
+    """A torchvision classifier for images of any size and number of channels."""
+
+    def __init__(self, network: nn.Module, image_size: int) -> None:
+        super().__init__()
+        self.network = network
+        self.image_size = image_size
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (batch, classes). Raises TypeError for a network that gives more than logits."""
+        size = (self.image_size, self.image_size)
+        enlarged = interpolate(images, size, mode="bilinear") if images.shape[-2:] != size else images
+        logits = self.network(enlarged.expand(-1, 3, -1, -1))
+        if not isinstance(logits, Tensor):
+            raise TypeError(
+                f"{type(self.network).__name__} has auxiliary outputs, which no loss here uses; take another"
+            )
+        return logits
+
+
+def torchvision_model(name: str, classes: int, image_size: int) -> nn.Module:
+    """A classifier with random weights. Raises ValueError for a name that torchvision does not know."""
+    names = torchvision.models.list_models(module=torchvision.models)
+    if name not in names:
+        near = ", ".join(difflib.get_close_matches(name, names, 3) or names)
+        raise ValueError(f"torchvision has no classifier {name!r}; near it: {near}")
+    return Classifier(torchvision.models.get_model(name, weights=None, num_classes=classes), image_size)
