@@ -24,6 +24,8 @@ class Gathered:
 
     def reduce(self, grad: Tensor, state: None, residual: Tensor | None = None) -> Program[Tensor]:
         """The mean of what the ranks' payloads say."""
+        if not grad.numel():
+            return grad
         length = self.codec.row_length(grad.numel())
         rows = torch.empty(1, self.codec.row_bytes(length), dtype=torch.uint8, device=grad.device)
         self.codec.encode(grad, residual, rows, length)
@@ -62,6 +64,8 @@ class TwoShot:
 
     def reduce(self, grad: Tensor, state: Any, residual: Tensor | None = None) -> Program[Tensor]:
         """The mean, rounded twice. Without a worker residual the server keeps none either."""
+        if not grad.numel():
+            return grad
         row_bytes = self.codec.row_bytes(state.length)
         rows = torch.empty(state.world_size, row_bytes, dtype=torch.uint8, device=grad.device)
         self.codec.encode(grad, residual, rows, state.length)

@@ -66,7 +66,7 @@ def _parsed(text: str) -> Mapping[str, Any]:
         raise ValueError(
             f"cannot read the compressor {text!r}: write name, name:key=value,key=value or outer+inner:..."
         )
-    mapping: dict[str, Any] = {"name": name}
+    mapping: dict[str, Any] = {"name": name, **({"inner": _parsed(inner)} if plus else {})}
     for option in options.split(",") if options else ():
         key, equals, value = option.partition("=")
         if not equals or not value:
@@ -74,7 +74,7 @@ def _parsed(text: str) -> Mapping[str, Any]:
         if key.strip() in mapping:
             raise ValueError(f"the option {key.strip()!r} stands twice in {text!r}")
         mapping[key.strip()] = value.strip()
-    return {**mapping, "inner": _parsed(inner)} if plus else mapping
+    return mapping
 
 
 def _build(mapping: Mapping[str, Any]) -> Compressor:
@@ -85,15 +85,31 @@ def _build(mapping: Mapping[str, Any]) -> Compressor:
         wrappers = ", ".join(sorted(name for name, other in registered.items() if other.wraps))
         raise ValueError(f"{method.name!r} wraps nothing; left of a '+' may stand: {wrappers}")
     values = {key: _value(method, key, value) for key, value in options.items()}
-    start = values.pop("start_iter", 0)
-    warmup = values.pop("warmup", Dense())
+    stages = {key: values.pop(key) for key in ("start_iter", "warmup") if key in values}
     feedback = values.pop("error_feedback", method.lossy)
     built = method.factory(**values, **({} if inner is None else {"inner": compressor(inner)}))
     built = method.adapter(built) if method.adapter else built
-    built = Switch({0: warmup, start: built}) if start else built
+    built = _warmed_up(method, built, feedback, **stages)
     if not method.lossy:
         return built
     return ErrorFeedback(Widen(built)) if feedback else Widen(built)
+
+
+def _warmed_up(
+    method: Registration,
+    built: Compressor,
+    feedback: bool,
+    start_iter: int | None = None,
+    warmup: Compressor | None = None,
+) -> Compressor:
+    """`built` from step `start_iter` on, `warmup` before; `feedback`: whether error feedback will surround both."""
+    if start_iter is None and warmup is not None:
+        raise ValueError(f"{method.name}:warmup needs start_iter, the number of steps that it lasts")
+    if start_iter is not None and start_iter < 0:
+        raise ValueError(f"{method.name}:start_iter is at least 0, got {start_iter}")
+    if feedback and isinstance(warmup, ErrorFeedback):
+        warmup = warmup.inner  # one residual is enough for both
+    return Switch({0: warmup or Dense(), start_iter: built}) if start_iter else built
 
 
 def _find(name: Any, mapping: Mapping[str, Any]) -> Registration:
@@ -104,7 +120,7 @@ def _find(name: Any, mapping: Mapping[str, Any]) -> Registration:
             _load(entry)
     if name not in registered:
         known = sorted(compressors())
-        near = difflib.get_close_matches(name, known, 1)
+        near = difflib.get_close_matches(name.lower(), known, 1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise ValueError(f"unknown compressor {name!r}{hint}; there are: {', '.join(known)}")
     return registered[name]

@@ -37,7 +37,7 @@ class PowerSGD:
     Vogels et al. 2019, algorithm 1. A convolution is a matrix of output channels x (all else). Two all-reduces a bucket.
 
     `rank`: of the factors, capped at the smaller side of each matrix. `min_compression_rate`: a matrix is compressed
-    only where that makes it at least so many times smaller. `power_iterations`: a step, each two more all-reduces.
+    only where that makes it more than so many times smaller. `power_iterations`: a step, each two more all-reduces.
     `warm_start`: begin at the last step's Q, else at a new random one. `seed`: of the private generators for Q, one a
     parameter name, the same on all ranks.
     """

@@ -56,9 +56,14 @@ def register(name: str, *, adapter: Callable[[Any], Compressor] | None = None, l
         if not dataclasses.is_dataclass(factory):
             raise TypeError(f"@register({name!r}) needs a frozen dataclass of the method's options, got {factory!r}")
         known = registered.get(name)
-        if known is not None and known.factory.__qualname__ != factory.__qualname__:
-            raise ValueError(f"the name {name!r} is taken by {known.factory.__module__}.{known.factory.__qualname__}")
+        if known is not None and _full_name(known.factory) != _full_name(factory):
+            raise ValueError(f"the name {name!r} is taken by {_full_name(known.factory)}; register under another")
         registered[name] = Registration(name, factory, adapter, lossy)
         return factory
 
     return add
+
+
+def _full_name(factory: type) -> str:
+    """Where a class is defined: the same when a module or a notebook cell runs again."""
+    return f"{factory.__module__}.{factory.__qualname__}"

@@ -66,6 +66,8 @@ def _replies(requests: Sequence[Request | None]) -> list[Tensor]:
         case AllGather():
             return [torch.stack(tensors) for _ in tensors]
         case AllToAll():
+            if any(len(tensor) != len(tensors) for tensor in tensors):
+                raise RuntimeError(f"an all-to-all over {len(tensors)} ranks needs a row for each, got {asked[0]}")
             return [torch.stack([tensor[rank] for tensor in tensors]) for rank in range(len(tensors))]
     raise AssertionError(requests[0])
 

@@ -180,6 +180,17 @@ def held_back(state: Any) -> dict[str, Tensor]:
     return _summed(leaf.held_back() for _, leaf in leaves(state))
 
 
+def release(state: Any, layout: Layout, flat: Tensor) -> None:
+    """Move what a state holds back into `flat`, this rank's gradient or residual."""
+    for _, leaf in leaves(state):
+        if owed := leaf.held_back():
+            views = layout.views(flat)
+            for name, numbers in owed.items():
+                views[name].view(-1).add_(numbers)
+            for tensor in leaf.tensors():
+                tensor.zero_()
+
+
 def _summed(parts: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:
     total: dict[str, Tensor] = {}
     for part in parts:

@@ -25,9 +25,15 @@ class Running:
     def advance(self, reply: Tensor | None) -> None:
         """Run on to the next request; `reply` answers the last one (None at the start)."""
         try:
-            self.request = next(self.program) if reply is None else self.program.send(reply)
+            asked: Any = next(self.program) if reply is None else self.program.send(reply)
         except StopIteration as stop:
             self.request, self.result = None, stop.value
+            return
+        if not isinstance(asked, Request):
+            raise TypeError(
+                f"a program yields AllReduce, AllGather or AllToAll, as `yield from all_reduce(tensor)` does; got {asked!r}"
+            )
+        self.request = asked
 
 
 def together(*programs: Program[Any]) -> Program[list[Any]]:
@@ -65,7 +71,7 @@ def _merged(requests: Sequence[Request]) -> Request:
     if len(requests) == 1:
         return requests[0]
     if isinstance(requests[0], AllToAll):
-        return AllToAll(torch.cat([request.tensor.flatten(1) for request in requests], dim=1))
+        return AllToAll(torch.cat([request.tensor.reshape(len(request.tensor), -1) for request in requests], dim=1))
     return dataclasses.replace(requests[0], tensor=torch.cat([request.tensor.reshape(-1) for request in requests]))
 
 

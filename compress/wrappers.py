@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .dense import Dense
 from .protocol import Compressor, Layout, Program, working_dtype
-from .state import Counter, PerParameter
+from .state import Counter, PerParameter, release
 from .together import together
 
 
@@ -67,8 +67,9 @@ class Widen:
 
 @dataclass
 class SwitchState:
-    """Synced steps so far, and every stage's state."""
+    """Where the parameters lie, synced steps so far, and every stage's state."""
 
+    layout: Layout
     step: Counter
     stages: tuple[Any, ...]
 
@@ -88,12 +89,14 @@ class Switch:
 
     def init(self, layout: Layout) -> SwitchState:
         """All stages' states, at step 0."""
-        return SwitchState(Counter(), tuple(stage.init(layout) for stage in self.stages))
+        return SwitchState(layout, Counter(), tuple(stage.init(layout) for stage in self.stages))
 
     def reduce(self, grad: Tensor, state: SwitchState, residual: Tensor | None = None) -> Program[Tensor]:
-        """The average by the stage that this step falls in; counts the step."""
+        """The average by the stage that this step falls in, of all that stages before it held back too."""
         now = max(index for index, start in enumerate(self.starts) if start <= state.step.value)
         state.step.value += 1
+        for ended in state.stages[:now]:  # at every step, for the first one may be undone
+            release(ended, state.layout, grad if residual is None else residual)
         return (yield from self.stages[now].reduce(grad, state.stages[now], residual))
 
 

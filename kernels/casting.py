@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from .dispatch import operation
@@ -11,11 +12,12 @@ from .dispatch import operation
 def cast_scaled(source: Tensor, out: Tensor, scale: float) -> None:
     """`out = source * scale`, rounded to nearest in the dtype of `out`.
 
-    The product is taken in the wider of the two dtypes, so scaling comes before narrowing. Any shapes of equal size.
+    The product is taken in the narrowest dtype that holds both, so scaling comes before narrowing. Equal shapes.
     """
+    wide = torch.promote_types(source.dtype, out.dtype)
     if scale == 1.0:
         out.copy_(source)
-    elif source.element_size() >= out.element_size():
-        out.copy_(source * scale)
-    else:
+    elif wide == out.dtype:
         out.copy_(source).mul_(scale)
+    else:
+        out.copy_(source.to(wide) * scale)

@@ -58,5 +58,5 @@ def largest_indices(vector: Tensor, k: int) -> Tensor:
 
 def narrowed(values: Tensor, dtype: torch.dtype) -> Tensor:
     """`values` in `dtype`, those beyond its range at its largest finite number; infinities and NaN stay."""
-    limit = torch.finfo(dtype).max
+    limit = min(torch.finfo(dtype).max, torch.finfo(values.dtype).max)
     return torch.where(values.isfinite(), values.clamp(-limit, limit), values).to(dtype)

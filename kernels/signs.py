@@ -27,7 +27,8 @@ def sign_pack(grad: Tensor, residual: Tensor | None, scales: Tensor, bits: Tenso
     block = length // blocks
     padded = pad(values, (0, rows * length - values.numel()))
     counts = _real_elements(values.numel(), rows * blocks, block, values.device)
-    means = padded.view(-1, block).abs().sum(1) / counts.clamp(min=1)
+    wide = torch.promote_types(values.dtype, scales.dtype)
+    means = padded.view(-1, block).abs().sum(1, dtype=wide) / counts.clamp(min=1)
     scales.copy_(means.view(rows, blocks))
     positive = padded.view(rows, length // 8, 8) >= 0
     bits.copy_((positive << _bit_positions(values.device)).sum(2, dtype=torch.uint8))

@@ -1,0 +1,41 @@
+"""What the tests of compressors start from: layouts, gradients, and a compressor whose output tells who ran."""
+
+from dataclasses import dataclass
+
+import torch
+
+from gradwire.compress import Layout, all_reduce
+
+RANKS = 2
+
+
+def layout(*shapes, dtype=torch.float32, names=None, world_size=RANKS):
+    names = names or tuple(f"p{index}" for index in range(len(shapes)))
+    return Layout(tuple(names), shapes, dtype, torch.device("cpu"), world_size)
+
+
+def gradients(within, seed=0):
+    """A standard normal flat gradient for each rank."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(within.numel, generator=generator).to(within.dtype) for _ in range(within.world_size)]
+
+
+def mean(tensors):
+    return (torch.stack([tensor.double() for tensor in tensors]).sum(0) / len(tensors)).float()
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Sends a part of the gradient and holds the rest back, exactly."""
+
+    part: float
+
+    def init(self, layout):
+        return None
+
+    def reduce(self, grad, state, residual=None):
+        total = grad if residual is None else residual.add_(grad)
+        sent = total * self.part
+        if residual is not None:
+            residual.sub_(sent)
+        return (yield from all_reduce(sent))

@@ -1,0 +1,158 @@
+"""From specifications to compressors, and what is said of those that cannot be built."""
+
+import re
+
+import pytest
+
+from gradwire.compress import (
+    BatchedPowerSGD,
+    BFloat16,
+    Dense,
+    ErrorFeedback,
+    Float16,
+    Gathered,
+    OneBit,
+    PowerSGD,
+    Switch,
+    TopK,
+    TwoShot,
+    Widen,
+    compressor,
+)
+
+
+def fed_back(inner):
+    return ErrorFeedback(Widen(inner))
+
+
+BUILT = {
+    "none": Dense(),
+    "fp16": Float16(Dense()),
+    "bf16": BFloat16(Dense()),
+    "powersgd": fed_back(PowerSGD()),
+    "batched-powersgd:rank=2": fed_back(BatchedPowerSGD(rank=2)),
+    "topk": fed_back(Gathered(TopK())),
+    "topk:ratio=1e-3,value_dtype=fp16": fed_back(Gathered(TopK(ratio=0.001, value_dtype="fp16"))),
+    "topk:k=3": fed_back(Gathered(TopK(k=3))),
+    "topk:k=none": fed_back(Gathered(TopK())),
+    "topk:k=1e3": fed_back(Gathered(TopK(k=1000))),
+    "onebit:block=64": fed_back(TwoShot(OneBit(block=64))),
+    "powersgd:warm_start=false,seed=7": fed_back(PowerSGD(warm_start=False, seed=7)),
+    "powersgd:warm_start=False": fed_back(PowerSGD(warm_start=False)),
+    "powersgd:error_feedback=false": Widen(PowerSGD()),
+    " powersgd:rank=1, seed = 2 ": fed_back(PowerSGD(rank=1, seed=2)),
+    "powersgd:start_iter=0": fed_back(PowerSGD()),
+    "powersgd:start_iter=10": fed_back(Switch({0: Dense(), 10: PowerSGD()})),
+    "powersgd:start_iter=10,warmup=bf16": fed_back(Switch({0: BFloat16(Dense()), 10: PowerSGD()})),
+    "fp16:start_iter=5": Switch({0: Dense(), 5: Float16(Dense())}),
+    "fp16+none": Float16(Dense()),
+    "fp16+powersgd:rank=1": Float16(fed_back(PowerSGD(rank=1))),
+    "bf16 + powersgd:start_iter=3": BFloat16(fed_back(Switch({0: Dense(), 3: PowerSGD()}))),
+    "bf16+fp16+powersgd": BFloat16(Float16(fed_back(PowerSGD()))),
+    "fp16:start_iter=5+powersgd": Switch({0: Dense(), 5: Float16(fed_back(PowerSGD()))}),
+}
+MAPPINGS = [
+    ({"name": "powersgd", "rank": 2, "warm_start": False}, "powersgd:rank=2,warm_start=false"),
+    ({"name": "powersgd", "rank": "2"}, "powersgd:rank=2"),
+    ({"name": "topk", "k": None, "ratio": 1}, "topk:ratio=1"),
+    ({"name": "fp16", "inner": {"name": "powersgd", "rank": 1}}, "fp16+powersgd:rank=1"),
+    ({"name": "fp16", "inner": "powersgd:rank=1"}, "fp16+powersgd:rank=1"),
+    ({"name": "fp16", "inner": fed_back(PowerSGD(rank=1))}, "fp16+powersgd:rank=1"),
+    ({"name": "powersgd", "start_iter": 9, "warmup": {"name": "bf16"}}, "powersgd:start_iter=9,warmup=bf16"),
+    ({"name": "powersgd", "start_iter": 9, "warmup": BFloat16()}, "powersgd:start_iter=9,warmup=bf16"),
+]
+ALL = "batched-powersgd, bf16, fp16, none, onebit, powersgd, topk"
+TOPK_OPTIONS = "ratio, k, value_dtype, error_feedback, start_iter, warmup"
+REFUSED = {  # specification: what the message must say
+    "": ["cannot read", "''", "name:key=value"],
+    " ": ["cannot read", "' '", "name:key=value"],
+    "topk:": ["cannot read", "'topk:'", "name:key=value"],
+    "fp16+": ["cannot read", "'fp16+'", "outer+inner"],
+    "+topk": ["cannot read", "'+topk'", "outer+inner"],
+    "topk:ratio": ["cannot read the option 'ratio'", "key=value"],
+    "topk:ratio=": ["cannot read the option 'ratio='", "key=value"],
+    "topk:ratio=0.1,": ["cannot read the option ''", "key=value"],
+    "topkk": ["unknown compressor 'topkk'", "did you mean 'topk'?", ALL],
+    "power-sgd": ["unknown compressor 'power-sgd'", "did you mean 'powersgd'?", ALL],
+    "TopK": ["unknown compressor 'TopK'", "did you mean 'topk'?", ALL],
+    "zzzz": ["unknown compressor 'zzzz'; there are", ALL],
+    "fp16+zzzz": ["unknown compressor 'zzzz'", ALL],
+    "powersgd:start_iter=2,warmup=topp": ["unknown compressor 'topp'", "'topk'", ALL],
+    "topk:rank=4": ["'topk' has no option 'rank'", TOPK_OPTIONS],
+    "none:start_iter=2": ["'none' has no option 'start_iter'", "it has: none"],
+    "fp16:error_feedback=false": ["'fp16' has no option 'error_feedback'", "start_iter, warmup"],
+    "topk:ratio=0.1,ratio=0.2": ["'ratio' stands twice", "'topk:ratio=0.1,ratio=0.2'"],
+    "fp16:inner=powersgd+powersgd:rank=1": ["'inner' stands twice"],
+    "topk:k=x": ["topk:k takes int", "'x'"],
+    "topk:k=1.5": ["topk:k takes int", "'1.5'"],
+    "topk:ratio=much": ["topk:ratio takes float", "'much'"],
+    "topk:value_dtype=fp8": ["topk:value_dtype takes fp32, fp16", "'fp8'"],
+    "powersgd:rank=inf": ["powersgd:rank takes int", "'inf'"],
+    "powersgd:error_feedback=maybe": ["powersgd:error_feedback takes bool", "'maybe'"],
+    "topk:ratio=0": ["topk:ratio", "above 0", "at most 1", "got 0.0"],
+    "topk:ratio=1.5": ["topk:ratio", "at most 1", "got 1.5"],
+    "topk:ratio=nan": ["topk:ratio", "at most 1", "got nan"],
+    "topk:k=0": ["topk:k", "at least 1", "got 0"],
+    "powersgd:rank=0": ["powersgd:rank", "at least 1", "got 0"],
+    "powersgd:power_iterations=0": ["powersgd:power_iterations", "at least 1", "got 0"],
+    "powersgd:min_compression_rate=-1": ["powersgd:min_compression_rate", "at least 0", "got -1.0"],
+    "powersgd:min_compression_rate=nan": ["powersgd:min_compression_rate", "at least 0", "got nan"],
+    "powersgd:start_iter=-1": ["powersgd:start_iter", "at least 0", "got -1"],
+    "powersgd:warmup=bf16": ["powersgd:warmup", "start_iter"],
+    "onebit:block=0": ["onebit:block", "multiple of 8", "got 0"],
+    "onebit:block=12": ["onebit:block", "multiple of 8", "got 12"],
+    "topk+powersgd": ["'topk' wraps nothing", "bf16, fp16"],
+    "none+fp16": ["'none' wraps nothing", "bf16, fp16"],
+    "fp16+topk": ["packs its own bytes", "value_dtype=fp16"],
+    "bf16+onebit": ["packs its own bytes"],
+    "bf16+fp16+topk": ["packs its own bytes", "value_dtype=fp16"],
+    "fp16+powersgd:start_iter=5,warmup=topk": ["packs its own bytes"],
+}
+
+
+@pytest.mark.parametrize("spec", BUILT)
+def test_a_string_builds_what_it_says(spec):
+    assert compressor(spec) == BUILT[spec]
+
+
+@pytest.mark.parametrize(("mapping", "spec"), MAPPINGS, ids=str)
+def test_a_mapping_says_the_same_as_a_string_and_is_left_as_it_is(mapping, spec):
+    before = dict(mapping)
+    assert compressor(mapping) == compressor(spec)
+    assert mapping == before
+
+
+@pytest.mark.parametrize(
+    "built", [Dense(), fed_back(Gathered(TopK(k=3))), Switch({0: Dense(), 3: PowerSGD()})], ids=str
+)
+def test_an_object_is_returned_as_it_is(built):
+    assert compressor(built) is built
+
+
+@pytest.mark.parametrize("spec", REFUSED)
+def test_a_refusal_says_what_is_wrong_and_what_is_allowed(spec):
+    with pytest.raises(ValueError, match=r".*".join(map(re.escape, REFUSED[spec]))):
+        compressor(spec)
+
+
+@pytest.mark.parametrize("mapping", [{}, {"rank": 4}, {"name": 3}, {"name": None}], ids=str)
+def test_a_mapping_without_a_name_is_refused(mapping):
+    with pytest.raises(ValueError, match=r"needs the key 'name', got \{"):
+        compressor(mapping)
+
+
+@pytest.mark.parametrize("value", [True, [1], "", {}], ids=str)
+def test_a_mapping_s_values_are_checked_as_a_string_s_are(value):
+    with pytest.raises(ValueError, match=r"powersgd:rank takes int, got "):
+        compressor({"name": "powersgd", "rank": value})
+
+
+@pytest.mark.parametrize("thing", [3, None, ["topk"], TopK, Dense, TopK()], ids=str)
+def test_what_is_no_specification_is_refused_by_type(thing):
+    with pytest.raises(TypeError, match="a string, a mapping or an object with init and reduce, got"):
+        compressor(thing)
+
+
+def test_equal_specifications_build_equal_compressors_that_can_be_keys():
+    assert len({compressor(spec) for spec in BUILT if "powersgd:rank=1" in spec}) == 2
+    assert all(hash(compressor(spec)) == hash(compressor(spec)) for spec in BUILT)

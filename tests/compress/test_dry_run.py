@@ -1,0 +1,143 @@
+"""What a dry run says of the wire, against closed forms."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from gradwire.compress import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Dense,
+    ErrorFeedback,
+    Layout,
+    Partition,
+    PowerSGD,
+    Switch,
+    Traffic,
+    compressor,
+    dry_run,
+    most_rounds,
+    simulate,
+)
+from gradwire.compress.simulate import boundaries, traffic
+
+from .given import gradients, layout
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 64])
+def test_sent_bytes_are_those_of_a_ring_and_of_direct_exchange(world_size):
+    tensor = torch.empty(world_size, 6, dtype=torch.float16)
+    size = 12 * world_size
+    assert traffic(AllReduce(tensor), world_size) == Traffic(1, size, 2 * (world_size - 1) / world_size * size)
+    assert traffic(AllGather(tensor), world_size) == Traffic(1, size, (world_size - 1) * size)
+    assert traffic(AllToAll(tensor), world_size) == Traffic(1, size, (world_size - 1) / world_size * size)
+
+
+def test_traffic_adds_up():
+    assert Traffic(1, 10, 2.5) + Traffic(2, 20, 0.5) == Traffic(3, 30, 3.0)
+    assert Traffic() + Traffic(1, 2, 3.0) == Traffic(1, 2, 3.0)
+
+
+SHAPES = ((64, 32), (7,), (16, 3, 3, 3), (1,), (5, 1))  # 2048 + 7 + 432 + 1 + 5 = 2493 elements
+P_AND_WHOLE, Q = 2 * (64 + 16) + 13, 2 * (32 + 27)  # elements at rank 2
+REDUCED = {  # specification: bytes of the payloads of each all-reduce
+    "none": [4 * 2493],
+    "fp16": [2 * 2493],
+    "bf16": [2 * 2493],
+    "powersgd:rank=2": [4 * P_AND_WHOLE, 4 * Q],
+    "fp16+powersgd:rank=2": [2 * P_AND_WHOLE, 2 * Q],
+    "powersgd:rank=2,power_iterations=2": [4 * P_AND_WHOLE, 4 * Q, 4 * (P_AND_WHOLE - 13), 4 * Q],
+    "batched-powersgd:rank=1": [4 * (47 + 2), 4 * 53],  # 47 x 53 and 2 left over
+}
+GATHERED = {  # specification: bytes of the payload
+    "topk:ratio=0.01": 25 * 8,
+    "topk:k=3": 3 * 8,
+    "topk:k=3,value_dtype=fp16": 24,  # 18, padded to whole words of 8
+    "topk:k=10000": 2493 * 8,
+}
+ONE_BIT = {  # (specification, ranks): bytes of a part of the bucket
+    ("onebit", 1): 4 * 3 + 3072 // 8,
+    ("onebit", 2): 4 * 2 + 2048 // 8,
+    ("onebit", 4): 4 * 1 + 80,  # 624 elements in one short block, 78 bytes padded to words of 4
+    ("onebit:block=64", 4): 4 * 10 + 640 // 8,
+    ("onebit:block=8", 3): 4 * 104 + 104,
+}
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 16])
+@pytest.mark.parametrize("spec", REDUCED)
+def test_a_dry_run_of_all_reduces_counts_every_byte(spec, world_size):
+    found, payloads = dry_run(compressor(spec), layout(*SHAPES, world_size=world_size)), REDUCED[spec]
+    assert (found.rounds, found.payload_bytes) == (len(payloads), sum(payloads))
+    assert found.sent_bytes == pytest.approx(2 * (world_size - 1) / world_size * sum(payloads), rel=1e-12)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 16])
+@pytest.mark.parametrize("spec", GATHERED)
+def test_a_dry_run_of_a_gather_counts_every_byte(spec, world_size):
+    found = dry_run(compressor(spec), layout(*SHAPES, world_size=world_size))
+    assert found == Traffic(1, GATHERED[spec], (world_size - 1) * GATHERED[spec])
+
+
+@pytest.mark.parametrize(("spec", "world_size"), ONE_BIT)
+def test_a_dry_run_of_one_bit_counts_every_byte(spec, world_size):
+    row = ONE_BIT[spec, world_size]
+    found = dry_run(compressor(spec), layout(*SHAPES, world_size=world_size))
+    assert found == Traffic(2, (world_size + 1) * row, 2 * (world_size - 1) * row)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("spec", [*REDUCED, *GATHERED, "onebit", "onebit:block=64"])
+def test_a_dry_run_counts_what_a_real_run_sends(spec, dtype):
+    within, built = layout(*SHAPES, dtype=dtype, world_size=3), compressor(spec)
+    sent = []
+
+    def watched(program):
+        reply = None
+        while True:
+            try:
+                request = next(program) if reply is None else program.send(reply)
+            except StopIteration:
+                return
+            sent.append(traffic(request, 3))
+            reply = yield request
+
+    ranks = [dataclasses.replace(within, rank=rank) for rank in range(3)]
+    simulate([watched(built.reduce(g, built.init(r))) for g, r in zip(gradients(within), ranks, strict=True)])
+    total = sum(sent, Traffic())
+    found = dry_run(built, within)
+    assert (3 * found.rounds, 3 * found.payload_bytes) == (total.rounds, total.payload_bytes)
+    assert 3 * found.sent_bytes == pytest.approx(total.sent_bytes)
+
+
+def test_a_dry_run_costs_no_memory_and_switches_to_wide_indices():
+    elements = 10**12
+    huge = Layout(("w",), ((10**6, 10**6),), torch.float32, torch.device("cpu"), 2)
+    assert dry_run(compressor("none"), huge).payload_bytes == 4 * elements
+    assert dry_run(compressor("powersgd:rank=4"), huge).payload_bytes == 4 * 4 * 2 * 10**6
+    assert dry_run(compressor("topk:ratio=0.001"), huge).payload_bytes == 12 * math.ceil(0.001 * elements)
+
+
+def test_a_dry_run_is_of_the_steady_state_unless_a_step_is_given():
+    built, within = compressor("powersgd:rank=2,start_iter=5,warmup=fp16"), layout(*SHAPES)
+    assert dry_run(built, within) == dry_run(compressor("powersgd:rank=2"), within)
+    assert [dry_run(built, within, step).payload_bytes for step in (0, 4)] == [2 * 2493] * 2
+    assert dry_run(built, within, 5) == dry_run(built, within)
+
+
+def test_the_steps_at_which_something_changes_are_found_at_any_depth():
+    inner = Switch({0: Dense(), 7: PowerSGD()})
+    split = Partition((("a", inner), ("b", ErrorFeedback(Switch({0: Dense(), 9: Dense()})))))
+    assert boundaries(Dense()) == {0}
+    assert boundaries(ErrorFeedback(Switch({0: split, 3: Dense()}))) == {0, 3, 7, 9}
+    assert boundaries(compressor("fp16+powersgd:start_iter=4")) == {0, 4}
+
+
+def test_the_most_rounds_are_those_of_any_stage_on_any_bucket():
+    buckets = [layout((3,)), layout((64, 32))]
+    late, early = Switch({0: Dense(), 7: PowerSGD()}), Switch({0: PowerSGD(power_iterations=2), 7: Dense()})
+    assert [most_rounds(built, buckets) for built in (Dense(), late, early)] == [1, 2, 4]
+    assert most_rounds(late, buckets[:1]) == 1

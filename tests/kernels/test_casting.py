@@ -1,0 +1,88 @@
+"""Changes of number format, against numpy."""
+
+import numpy
+import pytest
+import torch
+
+from gradwire.kernels import cast_scaled
+
+SIZES = [0, 1, 7, 8, 9, 1009]
+NUMPY = {torch.float16: numpy.float16, torch.float32: numpy.float32, torch.float64: numpy.float64}
+# Distance between neighbours, relative to a number: a rounding to nearest errs by half of it.
+SPACING = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float32: 2**-23, torch.float64: 2**-52}
+WIDE = [torch.float32, torch.float64]
+NARROW = [torch.float16, torch.bfloat16]
+
+
+def numbers(size, dtype, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def poisoned(size, dtype):
+    return torch.full((size,), torch.nan, dtype=dtype)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("out_dtype", NUMPY, ids=str)
+@pytest.mark.parametrize("dtype", NUMPY, ids=str)
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+def test_a_cast_rounds_to_nearest_even_as_numpy_does(size, dtype, out_dtype, scale):
+    source, out = numbers(size, dtype), poisoned(size, out_dtype)
+    cast_scaled(source, out, scale)
+    expected = (source.double().numpy() * scale).astype(NUMPY[out_dtype])
+    assert numpy.array_equal(out.numpy(), expected)
+
+
+@pytest.mark.parametrize("scale", [1 / 3, 1 / 7])
+@pytest.mark.parametrize("out_dtype", [*WIDE, *NARROW], ids=str)
+@pytest.mark.parametrize("dtype", [*WIDE, *NARROW], ids=str)
+def test_a_product_is_taken_in_a_dtype_that_holds_both_then_rounded(dtype, out_dtype, scale):
+    source, out = numbers(1009, dtype), poisoned(1009, out_dtype)
+    cast_scaled(source, out, scale)
+    expected = source.double() * scale
+    product = SPACING[torch.promote_types(dtype, out_dtype)]
+    allowed = (SPACING[out_dtype] / 2 + product) * expected.abs() + 2.0**-25
+    assert ((out.double() - expected).abs() <= allowed).all()
+
+
+def test_bfloat16_rounds_to_nearest_with_ties_to_even():
+    source = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, -(1 + 2**-8)])
+    out = poisoned(4, torch.bfloat16)
+    cast_scaled(source, out, 1.0)
+    assert out.tolist() == [1.0, 1 + 2**-6, 1 + 2**-7, -1.0]
+
+
+def test_scaling_comes_before_narrowing_so_that_a_mean_in_range_survives():
+    source, out = torch.tensor([131072.0, -196608.0, 3e-8]), poisoned(3, torch.float16)
+    cast_scaled(source, out, 0.25)
+    assert out.tolist() == [32768.0, -49152.0, 0.0]
+
+
+def test_scaling_comes_after_widening_so_that_nothing_small_is_lost():
+    source, out = torch.tensor([6e-8, 60000.0], dtype=torch.float16), poisoned(2, torch.float32)
+    cast_scaled(source, out, 0.25)
+    assert out.tolist() == [2.0**-26, 15000.0]
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+@pytest.mark.parametrize("dtype", [*WIDE, *NARROW], ids=str)
+@pytest.mark.parametrize("out_dtype", [*WIDE, *NARROW], ids=str)
+def test_infinities_and_nan_arrive(dtype, out_dtype, scale):
+    out = torch.zeros(3, dtype=out_dtype)
+    cast_scaled(torch.tensor([torch.inf, -torch.inf, torch.nan], dtype=dtype), out, scale)
+    assert numpy.array_equal(out.double().numpy(), [numpy.inf, -numpy.inf, numpy.nan], equal_nan=True)
+
+
+def test_beyond_the_range_of_float16_a_number_becomes_infinite_for_the_skip_to_see():
+    out = torch.zeros(2, dtype=torch.float16)
+    cast_scaled(torch.tensor([1e6, -1e6]), out, 1.0)
+    assert out.tolist() == [torch.inf, -torch.inf]
+
+
+def test_the_source_is_left_as_it_is():
+    source = numbers(9, torch.float32)
+    before = source.clone()
+    for out in (poisoned(9, torch.float16), poisoned(9, torch.float64)):
+        cast_scaled(source, out, 0.3)
+    assert torch.equal(source, before)

@@ -1,0 +1,206 @@
+"""Which implementation of an operation runs."""
+
+import logging
+
+import pytest
+import torch
+
+from gradwire import kernels
+from gradwire.kernels import dispatch
+
+CPU, META = torch.zeros(1), torch.zeros(1, device="meta")
+
+
+@pytest.fixture(autouse=True)
+def private_registry(monkeypatch):
+    """A registry with the reference alone, and no request from the environment."""
+    monkeypatch.setattr(dispatch, "_backends", {"reference": dispatch._backends["reference"]})
+    monkeypatch.setattr(dispatch, "_operations", {})
+    monkeypatch.delenv("GRADWIRE_KERNELS", raising=False)
+    dispatch._from_environment.cache_clear()
+    dispatch._log_fallback.cache_clear()
+    yield
+    dispatch._from_environment.cache_clear()
+    dispatch._log_fallback.cache_clear()
+
+
+@pytest.fixture
+def calls():
+    return []
+
+
+@pytest.fixture
+def probe_operation(calls):
+    """An operation that notes which backend ran it."""
+
+    @kernels.operation
+    def probe_operation(tensor, extra=None):
+        calls.append("reference")
+
+    return probe_operation
+
+
+def add(name, operation, calls, device="cpu", reason=""):
+    backend = kernels.register_backend(name, device, lambda: reason)
+    operation.implement(name)(lambda tensor, extra=None: calls.append(name))
+    return backend
+
+
+def test_an_operation_without_backends_runs_its_reference(probe_operation, calls):
+    probe_operation(CPU)
+    assert calls == ["reference"]
+
+
+def test_an_operation_is_listed_and_looks_like_its_reference(probe_operation):
+    assert kernels.operations() == {"probe_operation": probe_operation}
+    assert probe_operation.__name__ == "probe_operation"
+
+
+def test_the_reference_is_always_there_and_listed_last(probe_operation, calls):
+    add("a", probe_operation, calls)
+    assert [(backend.name, backend.available) for backend in kernels.backends()] == [("a", True), ("reference", True)]
+
+
+def test_of_two_backends_that_work_the_one_added_first_runs(probe_operation, calls):
+    add("first", probe_operation, calls)
+    add("second", probe_operation, calls)
+    probe_operation(CPU)
+    assert calls == ["first"]
+
+
+def test_a_backend_for_another_device_is_passed_over(probe_operation, calls):
+    add("other", probe_operation, calls, device="cuda")
+    probe_operation(CPU)
+    assert calls == ["reference"]
+    assert probe_operation.chosen("cuda") == "other"
+
+
+def test_a_backend_without_the_operation_is_passed_over_in_silence(probe_operation, calls, caplog):
+    caplog.set_level(logging.DEBUG)
+    kernels.register_backend("partial", "cpu", lambda: "broken")
+    probe_operation(CPU)
+    assert calls == ["reference"]
+    assert not caplog.records
+
+
+def test_a_fallback_is_logged_once_with_its_reason(probe_operation, calls, caplog):
+    caplog.set_level(logging.INFO)
+    add("broken", probe_operation, calls, reason="no compiler was found")
+    for _ in range(3):
+        probe_operation(CPU)
+    assert calls == ["reference"] * 3
+    assert len(caplog.records) == 1
+    assert "broken" in caplog.text
+    assert "no compiler was found" in caplog.text
+
+
+def test_a_backend_is_probed_once_and_only_when_it_is_needed(probe_operation):
+    asked = []
+    kernels.register_backend("late", "cpu", lambda: asked.append(1) or "no")
+    probe_operation.implement("late")(lambda tensor: None)
+    assert not asked
+    for _ in range(3):
+        probe_operation(CPU)
+    assert asked == [1]
+
+
+def test_use_backend_chooses_inside_the_with_and_only_there(probe_operation, calls):
+    add("a", probe_operation, calls)
+    add("b", probe_operation, calls)
+    with kernels.use_backend("b"):
+        probe_operation(CPU)
+        with kernels.use_backend("reference"):
+            probe_operation(CPU)
+        probe_operation(CPU)
+    probe_operation(CPU)
+    assert calls == ["b", "reference", "b", "a"]
+
+
+def test_use_backend_ends_with_an_exception(probe_operation, calls):
+    add("a", probe_operation, calls)
+    with pytest.raises(KeyError), kernels.use_backend("reference"):
+        raise KeyError
+    probe_operation(CPU)
+    assert calls == ["a"]
+
+
+def test_of_several_requested_backends_the_first_that_fits_runs(probe_operation, calls):
+    add("a", probe_operation, calls)
+    add("gpu", probe_operation, calls, device="cuda")
+    with kernels.use_backend("gpu", "reference"):
+        probe_operation(CPU)
+    assert calls == ["reference"]
+
+
+def test_the_environment_chooses_and_use_backend_overrides_it(probe_operation, calls, monkeypatch):
+    add("a", probe_operation, calls)
+    monkeypatch.setenv("GRADWIRE_KERNELS", " reference ")
+    probe_operation(CPU)
+    with kernels.use_backend("a"):
+        probe_operation(CPU)
+    monkeypatch.setenv("GRADWIRE_KERNELS", "a, reference")
+    probe_operation(CPU)
+    monkeypatch.setenv("GRADWIRE_KERNELS", "")
+    probe_operation(CPU)
+    assert calls == ["reference", "a", "a", "a"]
+
+
+def test_an_unknown_request_names_what_exists(probe_operation, calls):
+    add("a", probe_operation, calls)
+    with pytest.raises(ValueError, match=r"'nativ'.*reference, a"), kernels.use_backend("nativ"):
+        pass
+
+
+def test_an_unknown_request_by_the_environment_fails_on_every_call(probe_operation, calls, monkeypatch):
+    monkeypatch.setenv("GRADWIRE_KERNELS", "nativ")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="'nativ'"):
+            probe_operation(CPU)
+    assert not calls
+
+
+@pytest.mark.parametrize("by", ["with", "environment"])
+def test_a_requested_backend_that_does_not_work_raises_with_the_reason(probe_operation, calls, monkeypatch, by):
+    add("broken", probe_operation, calls, reason="no compiler was found")
+    with pytest.raises(RuntimeError, match="'broken' does not work here: no compiler was found"):  # noqa: PT012
+        if by == "environment":
+            monkeypatch.setenv("GRADWIRE_KERNELS", "broken")
+            probe_operation(CPU)
+        else:
+            with kernels.use_backend("broken"):
+                pass
+    assert not calls
+
+
+def test_a_requested_backend_without_the_operation_raises_and_names_those_that_have_it(probe_operation, calls):
+    kernels.register_backend("partial", "cpu", lambda: "")
+    with (
+        kernels.use_backend("partial"),
+        pytest.raises(RuntimeError, match=r"partial.*'probe_operation' for cpu.*reference"),
+    ):
+        probe_operation(CPU)
+    assert not calls
+
+
+def test_a_requested_backend_for_another_device_raises(probe_operation, calls):
+    add("gpu", probe_operation, calls, device="cuda")
+    with kernels.use_backend("gpu"), pytest.raises(RuntimeError, match="for cpu tensors"):
+        probe_operation(CPU)
+    assert not calls
+
+
+def test_on_the_meta_device_nothing_runs_and_nothing_is_asked(probe_operation, calls):
+    asked = []
+    kernels.register_backend("meta backend", "meta", lambda: asked.append(1) or "")
+    probe_operation.implement("meta backend")(lambda tensor: calls.append("meta"))
+    assert probe_operation(META) is None
+    assert not calls
+    assert not asked
+
+
+def test_arguments_and_results_pass_through(monkeypatch):
+    @kernels.operation
+    def sum_of(tensor, other, scale=1.0):
+        return (tensor + other) * scale
+
+    assert sum_of(torch.ones(1), 2, scale=3.0).item() == 9.0
