@@ -31,6 +31,10 @@ class AllReduce:
     tensor: Tensor
     op: Literal["mean", "sum"] = "mean"
 
+    def __post_init__(self) -> None:
+        if self.op not in ("mean", "sum"):
+            raise ValueError(f"the op of an all-reduce is 'mean' or 'sum', got {self.op!r}")
+
     def sent_bytes(self, world_size: int) -> float:
         """Bytes that one rank sends in a ring all-reduce: a reduce-scatter, then an all-gather."""
         return 2 * (world_size - 1) / world_size * self.tensor.nbytes

@@ -72,10 +72,11 @@ class Engine:
     def close(self) -> None:
         """End the engine's threads; programs that are under way finish first."""
         self._executor.close()
+        self._failure = self._failure or "close() was called"
 
     def _refuse_if_failed(self) -> None:
         if self._failure is not None:
-            raise RuntimeError(f"the engine has failed before and reduces no more gradients: {self._failure}")
+            raise RuntimeError(f"the engine has failed or was closed, and reduces no more gradients: {self._failure}")
 
     def _ended(self, job: Job, error: BaseException | None) -> None:
         if error is not None:
@@ -95,7 +96,7 @@ class Engine:
             live, self._live = list(self._live), {}
         failure = RuntimeError(self._failure)
         failure.__cause__ = error
-        self._executor.abort()
         for other in live:
             other.close()
             other.future.set_exception(failure)  # type: ignore[arg-type]
+        self._executor.abort()  # after the futures: it may wait for what is in flight

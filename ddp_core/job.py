@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..compress.protocol import Program, Request
 from ..compress.simulate import Traffic, traffic
+from ..compress.together import Running
 from .collectives import Pending
 
 
@@ -45,16 +46,25 @@ class Job:
     world_size: int
     future: torch.futures.Future[Tensor]
     record: Record = field(default_factory=Record)
-    request: Request | None = None
     pending: Pending | None = None
-    result: Tensor | None = None
     closed: bool = False
+    running: Running | None = None
     _since: float = field(default_factory=time.perf_counter)
+
+    @property
+    def request(self) -> Request | None:
+        """What the program asks for now; None before it began and after its end."""
+        return self.running.request if self.running else None
+
+    @property
+    def result(self) -> Tensor | None:
+        """What the program returned."""
+        return self.running.result if self.running else None
 
     def begin(self) -> None:
         """Run to the first request."""
         self._since = time.perf_counter()
-        self._run(None)
+        self.running = Running(self.program)
         self.record.encode += self._lap()
 
     def sent(self, pending: Pending) -> None:
@@ -66,10 +76,11 @@ class Job:
 
     def resume(self) -> None:
         """Run on with the reply that has arrived, to the next request or the end."""
+        assert self.running is not None
         assert self.pending is not None
         self.record.wait += self._lap()
         reply, self.pending = self.pending.reply, None
-        self._run(reply)
+        self.running.advance(reply)
         self.record.decode += self._lap()
 
     def close(self) -> None:
@@ -77,12 +88,6 @@ class Job:
         self.closed = True
         if inspect.getgeneratorstate(self.program) != inspect.GEN_RUNNING:
             self.program.close()
-
-    def _run(self, reply: Tensor | None) -> None:
-        try:
-            self.request = next(self.program) if reply is None else self.program.send(reply)
-        except StopIteration as stop:
-            self.request, self.result = None, stop.value
 
     def _lap(self) -> float:
         now = time.perf_counter()

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from queue import SimpleQueue
 
+import torch
 import torch.distributed as dist
 
 from .collectives import start
@@ -55,15 +57,18 @@ class Lanes:
         for queue, thread in zip(self._queues, self._threads, strict=True):
             queue.put(None)
             thread.join(self._timeout.total_seconds())
-        groups, self._groups = self._groups, []
-        for group in groups if dist.is_initialized() else ():
-            dist.destroy_process_group(group)
+        self._drop_groups()
 
     def abort(self) -> None:
         """Break the connections, so that no rank waits for this one."""
+        self._drop_groups()
+
+    def _drop_groups(self) -> None:
+        """Destroy the groups. Gloo's own abort does nothing: connections close when the last reference is gone."""
         groups, self._groups = self._groups, []
-        for group in groups:
-            group.abort()
+        while groups:
+            with suppress(ValueError):  # the user has destroyed it already, together with all others
+                dist.destroy_process_group(groups.pop())
 
     def _add_queue(self) -> None:
         stage = len(self._queues)
@@ -74,6 +79,7 @@ class Lanes:
 
     def _serve(self, stage: int) -> None:
         """Stage j ends round j - 1 of each job, in order, and starts its round j."""
+        torch.get_num_threads()  # makes torch's number of threads hold for BLAS here; it decides how products are rounded
         while (job := self._queues[stage].get()) is not None:
             try:
                 self._step(job, stage)

@@ -51,11 +51,11 @@ class CompareConfig:
     """optimizer steps for each compressor"""
     batch_size: int = 8
     """samples a rank and step"""
-    optimizer: Literal["adamw", "sgd"] = "adamw"
+    optimizer: Literal["adamw", "sgd"] = "sgd"
     """the same for all compressors"""
-    lr: float = 0.001
+    lr: float = 0.1
     """learning rate"""
-    momentum: float = 0.9
+    momentum: float = 0.5
     """of sgd"""
     seed: int = 0
     """of the initial model and the order of samples"""

@@ -7,7 +7,6 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -46,7 +45,9 @@ class Backend:
 
 _backends: dict[str, Backend] = {REFERENCE: Backend(REFERENCE, "any", lambda: "")}
 _operations: dict[str, Operation[Any, Any]] = {}
-_requested: ContextVar[tuple[str, ...]] = ContextVar("gradwire_backends", default=())
+_requested: list[
+    tuple[str, ...]
+] = []  # the innermost last; of the whole process, since gradients are reduced on threads
 
 
 def register_backend(name: str, device: str, probe: Callable[[], str]) -> Backend:
@@ -67,16 +68,16 @@ def operations() -> dict[str, Operation[Any, Any]]:
 
 @contextmanager
 def use_backend(*names: str) -> Iterator[None]:
-    """Run operations on the named backends only, inside a `with`; overrides `GRADWIRE_KERNELS`.
+    """Run operations on the named backends only, inside a `with`, on all threads; overrides `GRADWIRE_KERNELS`.
 
     Raises ValueError for an unknown name and RuntimeError for a backend that does not work here.
     """
     _check(names)
-    token = _requested.set(names)
+    _requested.append(names)
     try:
         yield
     finally:
-        _requested.reset(token)
+        _requested.pop()
 
 
 def _check(names: tuple[str, ...]) -> None:
@@ -96,7 +97,7 @@ def _from_environment(value: str) -> tuple[str, ...]:
 
 def requested_backends() -> tuple[str, ...]:
     """The backends asked for by `use_backend` or the environment; empty means: the best that works."""
-    return _requested.get() or _from_environment(os.environ.get(ENVIRONMENT_VARIABLE, ""))
+    return (_requested[-1] if _requested else ()) or _from_environment(os.environ.get(ENVIRONMENT_VARIABLE, ""))
 
 
 @functools.cache

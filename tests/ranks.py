@@ -26,6 +26,7 @@ class RankFailure:
     type_name: str
     message: str
     traceback: str
+    seconds: float  # since the function began
 
 
 class RankError(AssertionError):
@@ -33,17 +34,19 @@ class RankError(AssertionError):
 
 
 class RankPool:
-    """Workers that run a function on ranks of a fresh Gloo group each time."""
+    """Workers that run a function on ranks of a fresh Gloo group each time; as many as were ever needed at once."""
 
-    def __init__(self, size=4):
-        self.size = size
+    def __init__(self):
         self._workers = []
         self._folder = tempfile.TemporaryDirectory(prefix="gradwire-ranks-")
         self._runs = itertools.count()
 
     def run(self, function, world_size, *args, timeout=60, expect_errors=False, **kwargs):
-        """`function(rank, world_size, *args, **kwargs)` on every rank; the ranks' results, in order."""
-        self._start()
+        """`function(rank, world_size, *args, **kwargs)` on every rank; the ranks' results, in order.
+
+        With `expect_errors` a rank that raised is answered by its RankFailure, one that was lost by what became of it.
+        """
+        self._start(world_size)
         store = str(Path(self._folder.name) / f"run-{next(self._runs)}")
         workers = self._workers[:world_size]
         for rank, (_, pipe) in enumerate(workers):
@@ -54,7 +57,7 @@ class RankPool:
         failures = [answer for answer in answers if isinstance(answer, RankFailure)]
         if lost or failures:
             self._replace(world_size)
-        if lost or (failures and not expect_errors):
+        if (lost or failures) and not expect_errors:
             raise RankError("\n".join([*lost, *(f"rank {f.rank}:\n{f.traceback}" for f in failures)]))
         return answers
 
@@ -65,13 +68,13 @@ class RankPool:
         for process, _ in self._workers:
             process.join(20)
         codes = [process.exitcode for process, _ in self._workers]
-        self._replace(self.size)
+        self._replace(len(self._workers))
         self._folder.cleanup()
         return codes
 
-    def _start(self):
+    def _start(self, count):
         context = multiprocessing.get_context("spawn")
-        while len(self._workers) < self.size:
+        while len(self._workers) < count:
             mine, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs,), daemon=True)
             process.start()
@@ -108,15 +111,18 @@ def _serve(pipe):
 
 def _run(function, rank, world_size, store, args, kwargs):
     torch.manual_seed(0)
+    began = time.monotonic()
     try:
         dist.init_process_group(
             "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=GROUP_TIMEOUT
         )
+        began = time.monotonic()
         result = function(rank, world_size, *args, **kwargs)
         dist.barrier()
         return result
     except Exception as error:
-        return RankFailure(rank, type(error).__name__, str(error), traceback.format_exc())
+        seconds = time.monotonic() - began
+        return RankFailure(rank, type(error).__name__, str(error), traceback.format_exc(), seconds)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -18,9 +18,11 @@ class GPT(nn.Module):
         self.positions = nn.Embedding(context, width)
         self.blocks = nn.TransformerEncoder(block, layers, nn.LayerNorm(width), enable_nested_tensor=False)
         self.head = nn.Linear(width, vocabulary, bias=False)
-        for parameter in self.parameters():
+        for parameter in self.blocks.parameters():  # TransformerEncoder starts with copies of one layer
             if parameter.dim() > 1:
-                nn.init.normal_(parameter, std=0.02)
+                nn.init.xavier_normal_(parameter)
+        nn.init.normal_(self.positions.weight, std=0.1)
+        nn.init.normal_(self.head.weight, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits (batch, positions, vocabulary) of the next token, from tokens (batch, positions)."""

@@ -62,16 +62,10 @@ def resumed(rank, world_size, spec):
     return flat(whole), flat(trained(rank, spec, steps=3, net=half, start=3, state=state))
 
 
-@pytest.mark.parametrize("spec", ["batched-powersgd", "topk:ratio=0.05", "onebit"])
+@pytest.mark.parametrize("spec", ["powersgd:rank=2", "batched-powersgd", "topk:ratio=0.05", "onebit"])
 def test_resuming_is_bit_identical_to_not_stopping(ranks, spec):
     for whole, stopped in ranks.run(resumed, 3, spec):
         assert torch.equal(whole, stopped)
-
-
-def test_resuming_powersgd_differs_by_rounding_at_most(ranks):
-    # Seen to differ in the last bits on three ranks; the cause is not found yet.
-    for whole, stopped in ranks.run(resumed, 3, "powersgd:rank=2"):
-        torch.testing.assert_close(whole, stopped)
 
 
 def different_specs(rank, world_size):

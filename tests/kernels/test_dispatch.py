@@ -1,6 +1,7 @@
 """Which implementation of an operation runs."""
 
 import logging
+import threading
 
 import pytest
 import torch
@@ -204,3 +205,13 @@ def test_arguments_and_results_pass_through(monkeypatch):
         return (tensor + other) * scale
 
     assert sum_of(torch.ones(1), 2, scale=3.0).item() == 9.0
+
+
+def test_use_backend_holds_on_other_threads(probe_operation, calls):
+    add("a", probe_operation, calls)
+    add("b", probe_operation, calls)
+    with kernels.use_backend("b"):
+        thread = threading.Thread(target=probe_operation, args=(CPU,))
+        thread.start()
+        thread.join()
+    assert calls == ["b"]

@@ -1,0 +1,39 @@
+"""A model whose gradients are given, so that an oracle can know what a hook was handed."""
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+class Given(nn.Module):
+    """Parameters p0, p1, ... of zeros; `forward(gradients)` is a loss whose gradients these are, bit for bit."""
+
+    def __init__(self, shapes, dtype=torch.float32):
+        super().__init__()
+        for index, shape in enumerate(shapes):
+            self.register_parameter(f"p{index}", nn.Parameter(torch.zeros(shape, dtype=dtype)))
+
+    def forward(self, gradients):
+        return sum(
+            (parameter * gradient).sum() for parameter, gradient in zip(self.parameters(), gradients, strict=True)
+        )
+
+
+def gradients(rank, step, shapes, dtype=torch.float32, quantum=None):
+    """Standard normal numbers; multiples of `quantum`, if it is given."""
+    generator = torch.Generator().manual_seed(1000 * rank + step)
+    numbers = [torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes]
+    return numbers if quantum is None else [(number / quantum).round() * quantum for number in numbers]
+
+
+def wrapped(shapes, dtype=torch.float32, **options):
+    """The model in DDP; with find_unused_parameters its buckets stay as they are from the first step on."""
+    return DistributedDataParallel(Given(shapes, dtype), **{"find_unused_parameters": True, **options})
+
+
+def average(ddp, given):
+    """What the hook makes of a step's gradients: {name: average}."""
+    ddp(given).backward()
+    averages = {name: parameter.grad.clone() for name, parameter in ddp.module.named_parameters()}
+    ddp.zero_grad()
+    return averages

@@ -1,0 +1,189 @@
+"""What goes wrong is an error on every rank, says what it hit, and never hangs."""
+
+import os
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from gradwire.compress import Layout, all_reduce
+from gradwire.compress.state import Counter
+from gradwire.hooks import compress_bucket
+
+from .given import average, gradients, wrapped
+
+SHAPES = ((40, 30), (40,), (50, 40))
+SHORT, LONG = timedelta(seconds=2), timedelta(seconds=25)
+HANG = 5.0  # seconds
+
+
+def attached(spec, timeout):
+    """Two buckets; without find_unused_parameters DDP itself sends nothing once it has rebuilt them."""
+    ddp = wrapped(SHAPES, bucket_cap_mb=0.002, find_unused_parameters=False)
+    return ddp, gradwire.attach(ddp, spec, timeout=timeout)
+
+
+def error_of(function, *args):
+    """The type and the message of what a call raised, and the seconds it took."""
+    began, kind, message = time.monotonic(), "", ""
+    try:
+        function(*args)
+    except Exception as error:
+        kind, message = type(error).__name__, str(error)
+    return kind, message, time.monotonic() - began
+
+
+def error_in_step_two(rank, ddp):
+    for step in range(2):
+        average(ddp, gradients(rank, step, SHAPES))
+    return error_of(average, ddp, gradients(rank, 2, SHAPES))
+
+
+def dies(rank, world_size):
+    ddp, _ = attached("onebit", LONG)
+    for step in range(4):
+        if rank == 1 and step == 2:
+            ddp.module.p1.register_hook(lambda gradient: os._exit(3))
+        average(ddp, gradients(rank, step, SHAPES))
+
+
+def test_when_a_rank_dies_in_its_backward_the_others_raise_soon_and_name_the_parameters(ranks):
+    first, dead, last = ranks.run(dies, 3, expect_errors=True)
+    assert dead == "rank 1 died with exit code 3"
+    for failure in (first, last):
+        assert failure.type_name == "RuntimeError"
+        assert "(parameters p" in failure.message
+        assert failure.seconds < LONG.total_seconds() / 2
+
+
+def hangs(rank, world_size):
+    ddp, _ = attached("powersgd:rank=1", SHORT)
+    if rank == 1:
+        seconds = iter([0, 0, HANG])
+        ddp.register_forward_pre_hook(lambda module, inputs: time.sleep(next(seconds)))
+    return error_in_step_two(rank, ddp)
+
+
+def test_when_a_rank_hangs_the_other_raises_within_the_timeout_and_the_late_one_when_it_wakes(ranks):
+    answers = ranks.run(hangs, 2)
+    for kind, message, _ in answers:
+        assert kind == "RuntimeError"
+        assert "(parameters p" in message
+    (_, _, waited), (_, _, slept) = answers
+    assert 0.9 * SHORT.total_seconds() < waited < 0.9 * HANG
+    assert slept < 2 * HANG
+
+
+@dataclass
+class Place:
+    layout: Layout
+    step: Counter
+
+
+@dataclass(frozen=True)
+class Breaks:
+    """Breaks on rank 1 in step 2 in the bucket of p2, before its first round or after its last."""
+
+    late: bool
+
+    def init(self, layout):
+        return Place(layout, Counter())
+
+    def reduce(self, grad, state, residual=None):
+        bad = state.layout.rank == 1 and "p2" in state.layout.names and state.step.value == 2
+        if bad and not self.late:
+            raise ArithmeticError("broken on purpose")
+        yield from all_reduce(grad)
+        if bad:
+            raise ArithmeticError("broken on purpose")
+        return grad
+
+
+def breaks(rank, world_size, late, sleep):
+    ddp, handle = attached(Breaks(late), LONG)
+    if rank == 0:
+        seconds = iter([0, 0, sleep])
+        ddp.module.p0.register_hook(lambda gradient: time.sleep(next(seconds)))  # holds up its second bucket
+    error = error_in_step_two(rank, ddp)
+    anew = wrapped(SHAPES, find_unused_parameters=False)
+    anew.register_comm_hook(handle, compress_bucket)
+    return error, error_of(average, anew, gradients(rank, 3, SHAPES))
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_program_that_raises_reaches_backward_with_its_parameters_and_the_engine_stays_failed(ranks, late):
+    healthy, (broken, again) = ranks.run(breaks, 2, late, 0)
+    assert "(parameters p2" in broken[1]
+    assert "has failed" in again[1]
+    for kind, message, _ in (broken, again):
+        assert kind == "RuntimeError"
+        assert "ArithmeticError: broken on purpose" in message
+    assert healthy[1][0] == "RuntimeError"  # in the step before it may have had all it needs
+    assert all(seconds < LONG.total_seconds() / 2 for _, _, seconds in (*healthy, broken, again))
+
+
+def test_the_error_of_a_program_waits_for_no_other_rank(ranks):
+    (slow, _), (broken, _) = ranks.run(breaks, 2, True, 3)
+    assert slow[2] > 2.5
+    assert "broken on purpose" in broken[1]
+    assert broken[2] < 2
+
+
+def differ(rank, world_size):
+    ddp, _ = attached(f"powersgd:rank=1,start_iter={10 + rank // 2}", LONG)
+    return error_of(average, ddp, gradients(rank, 0, SHAPES))
+
+
+def test_specs_that_differ_on_one_rank_are_an_error_on_every_rank_that_shows_both(ranks):
+    for kind, message, _ in ranks.run(differ, 3):
+        assert kind == "ValueError"
+        assert all(text in message for text in ("rank 0 has", "(0, 10)", "rank 2 has", "(0, 11)"))
+
+
+def reduce_sparse(rank, world_size):
+    ddp = DistributedDataParallel(nn.Embedding(10, 4, sparse=True))
+    gradwire.attach(ddp, "topk")
+    return error_of(ddp(torch.tensor([1, 2])).sum().backward)
+
+
+def test_sparse_gradients_are_refused_with_the_way_out(ranks):
+    for kind, message, _ in ranks.run(reduce_sparse, 2):
+        assert kind == "TypeError"
+        assert "sparse=False" in message
+
+
+def test_a_model_that_is_not_wrapped_is_refused():
+    with pytest.raises(TypeError, match=r"DistributedDataParallel, got Linear: wrap it first"):
+        gradwire.attach(nn.Linear(2, 2), "topk")
+
+
+def reduce_after_close(rank, world_size):
+    ddp, handle = attached("onebit", LONG)
+    average(ddp, gradients(rank, 0, SHAPES))
+    handle.close()
+    return error_of(average, ddp, gradients(rank, 1, SHAPES))
+
+
+def test_a_closed_hook_says_so_instead_of_waiting_for_ever(ranks):
+    for kind, message, seconds in ranks.run(reduce_after_close, 2):
+        assert kind == "RuntimeError"
+        assert "close() was called" in message
+        assert seconds < 10
+
+
+def close_late(rank, world_size, store):
+    ddp, handle = attached("onebit", LONG)
+    average(ddp, gradients(rank, 0, SHAPES))
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+    return error_of(handle.close)
+
+
+def test_closing_after_all_groups_were_destroyed_and_made_anew_is_no_error(ranks, tmp_path):
+    assert [kind for kind, _, _ in ranks.run(close_late, 2, str(tmp_path / "store"))] == ["", ""]

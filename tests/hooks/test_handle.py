@@ -1,0 +1,193 @@
+"""What a user does with a handle: save, load, swap, name."""
+
+import copy
+import io
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import gradwire
+
+from .given import average, gradients, wrapped
+
+SHAPES = ((40, 30), (40,), (10, 200), (3,))
+LOSSY = ["powersgd:rank=2", "topk:ratio=0.05", "onebit", "batched-powersgd"]
+
+
+def attached(spec):
+    ddp = wrapped(SHAPES, bucket_cap_mb=0.002, find_unused_parameters=False)
+    return ddp, gradwire.attach(ddp, spec)
+
+
+def steps(ddp, rank, first, last):
+    return [average(ddp, gradients(rank, step, SHAPES)) for step in range(first, last)]
+
+
+def same(left, right):
+    """Whether two trees of dicts, lists, tensors and other values are equal in every bit."""
+    if isinstance(left, torch.Tensor):
+        return torch.equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(same, left, right))
+    return left == right
+
+
+def save_and_load(rank, world_size):
+    results = {}
+    for spec in LOSSY:
+        ddp, handle = attached(spec)
+        steps(ddp, rank, 0, 3)
+        file = io.BytesIO()
+        torch.save(handle.state_dict(), file)
+        file.seek(0)
+        loaded = torch.load(file, weights_only=True)
+        again, resumed = attached(spec)
+        resumed.load_state_dict(loaded)
+        results[spec] = same(loaded, handle.state_dict()), steps(ddp, rank, 3, 6), steps(again, rank, 3, 6)
+        handle.close()
+        resumed.close()
+    return results
+
+
+def test_a_state_survives_a_file_read_with_weights_only_and_goes_on_in_the_same_bits(ranks):
+    for results in ranks.run(save_and_load, 2):
+        for spec, (equal, went_on, resumed) in results.items():
+            assert equal, spec
+            assert same(went_on, resumed), spec
+
+
+def wrong_states(state, other_rank):
+    """{a word that the refusal must hold: a state that does not fit}."""
+    missing, reshaped, unknown, unknown_bucket = (copy.deepcopy(state) for _ in range(4))
+    del missing["buckets"]
+    reshaped["parameters"]["p2"]["residual"] = torch.zeros(7)
+    unknown["parameters"]["q9"] = unknown["parameters"]["p0"]
+    unknown_bucket["buckets"][0] = ["q8", *unknown_bucket["buckets"][0]]
+    return {
+        "swap()": {**state, "compressor": "OneBit(block=8)"},
+        "world_size = 64": {**state, "world_size": 64},
+        "rank": other_rank,
+        "lacks buckets": missing,
+        "'p2'": reshaped,
+        "q9": unknown,
+        "q8": unknown_bucket,
+        "gradwire = 99": {**state, "gradwire": 99},
+    }
+
+
+def refuse(rank, world_size):
+    refusals = {}
+    for spec in ("topk:ratio=0.05", "onebit"):
+        ddp, handle = attached(spec)
+        untouched, _ = attached(spec)
+        steps(ddp, rank, 0, 3)
+        steps(untouched, rank, 0, 3)
+        state, everyone_s = handle.state_dict(), [None] * world_size
+        dist.all_gather_object(everyone_s, state)
+        for word, wrong in wrong_states(state, everyone_s[1 - rank]).items():
+            with pytest.raises(ValueError) as caught:  # noqa: PT011
+                handle.load_state_dict(wrong)
+            refusals[spec, word] = str(caught.value), same(handle.state_dict(), state)
+        refusals[spec, ""] = "", same(steps(ddp, rank, 3, 5), steps(untouched, rank, 3, 5))
+    return refusals
+
+
+def test_a_state_that_does_not_fit_is_refused_by_name_and_changes_nothing(ranks):
+    for refusals in ranks.run(refuse, 2):
+        for (spec, word), (message, unchanged) in refusals.items():
+            assert word in message, (spec, word, message)
+            assert unchanged, (spec, word)
+
+
+def swap_through(rank, world_size, specs):
+    """What all steps gave; what all averages returned before nothing is held back any more, and after; in float64."""
+    ddp, handle = attached(specs[0])
+    handle.swap(specs[0])  # before the first step there is nothing to lose
+    given = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
+    got = copy.deepcopy(given)
+    for phase, spec in enumerate(specs):
+        handle.swap(spec)
+        for step in range(3 * phase, 3 * phase + 3):
+            numbers = gradients(rank, step, SHAPES)
+            torch._foreach_add_(given, [gradient.double() for gradient in numbers])
+            torch._foreach_add_(got, [averaged.double() for averaged in average(ddp, numbers).values()])
+    before = copy.deepcopy(got)
+    torch._foreach_add_(got, list(flushed(ddp, handle).values()))
+    handle.close()
+    return given, before, got
+
+
+def flushed(ddp, handle):
+    """What was held back: the average of zero gradients once nothing compresses."""
+    handle.swap("none")
+    return average(ddp, [torch.zeros(shape) for shape in SHAPES])
+
+
+def test_swapping_in_mid_training_loses_nothing_that_was_held_back(ranks):
+    answers = ranks.run(swap_through, 3, [*LOSSY, *reversed(LOSSY)])
+    for index in range(len(SHAPES)):
+        expected = sum(given[index] for given, _, _ in answers) / 3
+        for _, before, got in answers:
+            assert torch.equal(got[index], answers[0][2][index])
+            torch.testing.assert_close(got[index], expected, rtol=0, atol=1e-4)
+            assert index % 2 or (before[index] - expected).abs().max() > 1
+
+
+def swap_around_overflow(rank, world_size):
+    results = {}
+    for spec in LOSSY:
+        flushes = []
+        numbers = gradients(rank, 3, SHAPES)
+        numbers[1][5] = torch.inf if rank == 1 else 1.0
+        for overflow in ("never", "before the swap", "after it"):
+            ddp, handle = attached(spec)
+            steps(ddp, rank, 0, 3)
+            if overflow == "before the swap":
+                average(ddp, numbers)
+            elif overflow == "after it":
+                handle.swap("none")
+                average(ddp, numbers)
+            flushes.append(flushed(ddp, handle))
+            handle.close()
+        results[spec] = flushes
+    return results
+
+
+def test_an_overflow_just_before_or_after_a_swap_changes_no_bit_of_what_was_held_back(ranks):
+    for results in ranks.run(swap_around_overflow, 2):
+        for spec, (expected, before, after) in results.items():
+            assert same(expected, before), spec
+            assert same(expected, after), spec
+            assert max(numbers.abs().max() for numbers in expected.values()) > 0.1
+
+
+def bind_late(rank, world_size, replacement):
+    results = {}
+    for spec in ("topk:ratio=0.05", "onebit"):
+        named, handle = attached(spec)
+        unnamed = wrapped(SHAPES, bucket_cap_mb=0.002, find_unused_parameters=False)
+        numbered, hook = gradwire.comm_hook(spec)
+        unnamed.register_comm_hook(numbered, hook)
+        outputs = [(steps(named, rank, 0, 3), steps(unnamed, rank, 0, 3))]
+        names = set(numbered.state_dict()["parameters"])
+        if replacement:
+            handle.swap(replacement)
+            numbered.swap(replacement)
+        numbered.bind(unnamed.module)
+        states = handle.state_dict(), numbered.state_dict()
+        outputs.append((steps(named, rank, 3, 6), steps(unnamed, rank, 3, 6)))
+        results[spec] = names, [states, *outputs]
+        handle.close()
+        numbered.close()
+    return results
+
+
+@pytest.mark.parametrize("replacement", [None, "batched-powersgd"])
+def test_a_hook_without_a_model_numbers_parameters_until_bind_names_them_and_changes_no_bit(ranks, replacement):
+    for results in ranks.run(bind_late, 2, replacement):
+        for names, pairs in results.values():
+            assert names == {"0", "1", "2", "3"}
+            assert all(same(named, numbered) for named, numbered in pairs)

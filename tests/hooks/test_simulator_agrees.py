@@ -1,0 +1,63 @@
+"""What real ranks compute, against the simulator."""
+
+import pytest
+import torch
+
+import gradwire
+from gradwire.compress import Layout, Simulation, compressors
+from gradwire.compress import state as states
+
+from .given import average, gradients, wrapped
+
+SHAPES = ((16, 20), (9,), (12, 30), (4, 4), (16, 20))
+STEPS = 5
+
+
+def run_for_simulator(rank, world_size, specs):
+    runs = {}
+    for spec in specs:
+        ddp = wrapped(SHAPES, bucket_cap_mb=0.001)
+        handle = gradwire.attach(ddp, spec)
+        averages = [average(ddp, gradients(rank, step, SHAPES)) for step in range(STEPS)]
+        buckets = [bucket.parameters for bucket in handle.stats().buckets]
+        runs[spec] = averages, buckets, handle.state_dict()["parameters"]
+        handle.close()
+    return runs
+
+
+def simulated(spec, names, world_size):
+    """The averages {name: flat} of each step of a bucket, and the ranks' states at the end."""
+    shapes = {f"p{index}": shape for index, shape in enumerate(SHAPES)}
+    layout = Layout(names, tuple(shapes[n] for n in names), torch.float32, torch.device("cpu"), world_size)
+    simulation = Simulation(gradwire.compressor(spec), layout)
+    averages = []
+    for step in range(STEPS):
+        given = [dict(zip(shapes, gradients(rank, step, SHAPES), strict=True)) for rank in range(world_size)]
+        flat = simulation.step([torch.cat([numbers[n].view(-1) for n in names]) for numbers in given])[0]
+        averages.append(layout.views(flat))
+    return averages, [states.save(state) for state in simulation.states]
+
+
+def assert_as_simulated(rank, run, spec, world_size, tolerance):
+    averages, buckets, state = run
+    assert len(buckets) > 1
+    for names in buckets:
+        expected, ranks_states = simulated(spec, names, world_size)
+        for step in range(STEPS):
+            for name in names:
+                torch.testing.assert_close(averages[step][name], expected[step][name], rtol=0, atol=tolerance)
+        for name, entries in ranks_states[rank].items():
+            for field, numbers in entries.items():
+                torch.testing.assert_close(state[name][field], numbers, rtol=0, atol=tolerance)
+
+
+WRAPPED = ["fp16+powersgd:rank=1", "powersgd:rank=2,start_iter=2", "powersgd:warm_start=false", "onebit:block=64"]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_real_ranks_compute_what_the_simulator_says_two_in_every_bit(ranks, world_size):
+    specs = [*compressors(), *WRAPPED] if world_size == 2 else ["none", "powersgd", "topk", "onebit"]
+    for rank, runs in enumerate(ranks.run(run_for_simulator, world_size, specs)):
+        for spec in specs:
+            exact = world_size == 2 or spec.startswith(("topk", "onebit"))  # these sum in rank order
+            assert_as_simulated(rank, runs[spec], spec, world_size, 0 if exact else 1e-4)
