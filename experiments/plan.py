@@ -9,10 +9,15 @@ import torch
 from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
+from torch import Tensor, nn
 
 from ..compress import compressor
-from ..hooks.plan import DEFAULT_BUCKET_MB, Plan, plan
+from ..hooks.plan import DEFAULT_BUCKET_MB, Plan, plan, ready_order
+from .data import data_names, data_shape
 from .models import ModelConfig, build_model
+from .training import loss_of
+
+RUN_AT_MOST = 2**26  # parameters: one backward of a larger model is traced on the meta device, at no cost
 
 
 @dataclass(frozen=True)
@@ -21,6 +26,8 @@ class PlanConfig:
 
     model: ModelConfig = field(default_factory=ModelConfig)
     """gpt, resnet18-cifar, lstm, mlp or torchvision:NAME, and its sizes"""
+    data: str | None = None
+    """text, digits, mnist or cifar10, for which compare would build the model; its paper's where none is given"""
     compressors: list[str] = field(default_factory=lambda: ["none", "bf16", "powersgd:rank=4", "topk", "onebit"])
     """specifications, separated by commas"""
     workers: int = 8
@@ -31,6 +38,8 @@ class PlanConfig:
     """print JSON instead of a table"""
 
     def __post_init__(self) -> None:
+        if self.data is not None and self.data not in data_names():
+            raise ValueError(f"unknown data {self.data!r}; there are: {', '.join(data_names())}")
         if self.workers < 1:
             raise ValueError(f"workers is at least 1, got {self.workers}")
         if not self.bucket_mb > 0:
@@ -41,9 +50,11 @@ class PlanConfig:
 
 def plan_command(config: PlanConfig) -> int:
     """Print the plan; the command's exit code."""
-    with torch.device("meta"):
-        model = build_model(config.model)
-    plans = [plan(model, spec, world_size=config.workers, bucket_mb=config.bucket_mb) for spec in config.compressors]
+    model, order = _traced(config)
+    plans = [
+        plan(model, spec, world_size=config.workers, bucket_mb=config.bucket_mb, order=order)
+        for spec in config.compressors
+    ]
     elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
     if config.json:
         rows = [_row(each) for each in plans]
@@ -57,6 +68,18 @@ def plan_command(config: PlanConfig) -> int:
     else:
         Console().print(_table(config, elements, plans))
     return 0
+
+
+def _traced(config: PlanConfig) -> tuple[nn.Module, list[Tensor]]:
+    """The model, and its parameters in the order in which a backward makes their gradients ready, as DDP finds it."""
+    data = data_shape(config.data, config.model) if config.data else None
+    sample = data or data_shape("text" if config.model.kind == "tokens" else "cifar10", config.model)
+    with torch.device("meta"):
+        elements = sum(p.numel() for p in build_model(config.model, data).parameters())
+    with torch.random.fork_rng(), torch.device("cpu" if elements <= RUN_AT_MOST else "meta"):
+        model = build_model(config.model, data)
+        inputs, targets = sample.example(2)
+        return model, ready_order(model, lambda: loss_of(model, inputs, targets))
 
 
 def _row(each: Plan) -> dict[str, object]:

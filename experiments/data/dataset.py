@@ -16,17 +16,29 @@ Batch: TypeAlias = tuple[Tensor, Tensor]  # inputs and targets
 
 
 @dataclass(frozen=True)
-class Dataset:
-    """Samples to train on and samples held out.
+class Shape:
+    """What a sample looks like.
 
-    `kind` is `tokens` (a sample: int64 tokens and the tokens that follow, both (context,)) or `images` (float32
-    `input_shape` and an int64 class). `source` says where the data lie.
+    `kind` is `tokens` (int64 tokens and the tokens that follow, both (context,)) or `images` (float32 `input_shape` and
+    an int64 class).
     """
 
     name: str
     kind: str
     classes: int
     input_shape: tuple[int, ...]
+
+    def example(self, samples: int) -> Batch:
+        """Samples of zeros, on torch's default device."""
+        if self.kind == "tokens":
+            return torch.zeros(2, samples, *self.input_shape, dtype=torch.int64).unbind()
+        return torch.zeros(samples, *self.input_shape), torch.zeros(samples, dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class Dataset(Shape):
+    """Samples to train on and samples held out; `source` says where they lie."""
+
     train: Samples[Batch]
     held_out: Samples[Batch]
     source: str

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..models import ModelConfig
-from .dataset import Dataset
+from .dataset import Dataset, Shape
 from .images import cifar10, digits, mnist
-from .text import text
+from .text import BYTES, text
 
 DATA: dict[str, Callable[[Path | None, int], Dataset]] = {
     "text": text,
@@ -41,6 +41,16 @@ class DataConfig:
 def data_names() -> list[str]:
     """What `DataConfig.name` may be."""
     return list(DATA)
+
+
+def data_shape(name: str, model: ModelConfig) -> Shape:
+    """What the samples of a data set look like, without loading it."""
+    return {
+        "text": Shape("text", "tokens", BYTES, (model.context,)),
+        "digits": Shape("digits", "images", 10, (1, 8, 8)),
+        "mnist": Shape("mnist", "images", 10, (1, 28, 28)),
+        "cifar10": Shape("cifar10", "images", 10, (3, 32, 32)),
+    }[name]
 
 
 def load_dataset(config: DataConfig, model: ModelConfig) -> Dataset:

@@ -24,7 +24,7 @@ class Windows(Samples[Batch]):
         self.tokens, self.context = tokens, context
 
     def __len__(self) -> int:
-        return (self.tokens.numel() - 1) // self.context
+        return max(0, self.tokens.numel() - 1) // self.context
 
     def __getitem__(self, index: int) -> Batch:
         if not 0 <= index < len(self):
