@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ..compress import state as states
-from ..compress.protocol import Compressor, Layout, Program
+from ..compress.protocol import Compressor, Layout, Program, all_reduce
 from ..compress.state import Entries
+from ..compress.together import together
 from ..kernels import all_finite
 
 OWED = "owed"  # the field under which a state dict keeps gradient that has lost its place
@@ -20,15 +21,21 @@ class Bucket:
     """A bucket's compressor state, with every step a transaction.
 
     A step whose average is not finite on any bucket is one that GradScaler skips: its changes to the state are undone.
+    With `partial`, some steps may leave parameters out on all ranks: what would be averaged for those is kept for later,
+    since DDP drops it.
     """
 
-    def __init__(self, compressor: Compressor, layout: Layout, step: int) -> None:
+    def __init__(self, compressor: Compressor, layout: Layout, step: int, *, partial: bool = False) -> None:
         self.layout = layout
         self.owed: dict[str, Tensor] = {}
         self._compressor = compressor
         self.state = compressor.init(layout)
         states.set_step(self.state, step)
         self._tensors = [tensor for _, leaf in states.leaves(self.state) for tensor in leaf.tensors()]
+        self._kept: Tensor | None = None
+        if partial and self._tensors:
+            self._kept = torch.zeros(layout.numel, dtype=layout.dtype, device=layout.device)
+            self._tensors.append(self._kept)
         self._before = [torch.empty_like(tensor) for tensor in self._tensors]
         self._verdict: Verdict | None = None
 
@@ -36,15 +43,50 @@ class Bucket:
         """Average the bucket over ranks, in place of `flat`."""
         _copy(self._tensors, self._before)
         states.set_step(self.state, step)
-        views = self.layout.views(flat) if self.owed else {}
-        for name, numbers in self.owed.items():
-            views[name].view(-1).add_(numbers)
-        average = yield from self._compressor.reduce(flat, self.state)
+        used = None if self._kept is None else self._used(flat)
+        self._add_owed(flat)
+        if used is None:
+            average = yield from self._compressor.reduce(flat, self.state)
+        else:
+            average = yield from self._reduce_used(flat, used)
         if average is not flat:
             flat.copy_(average)
         if self._tensors or self.owed:
             self._verdict = Verdict(all_finite(flat))
         return flat
+
+    def _used(self, flat: Tensor) -> Tensor:
+        """1 for each parameter with a gradient on this rank, 0 for those whose gradient is all zeros."""
+        return torch.stack([view.any() for view in self.layout.views(flat).values()]).float()
+
+    def _add_owed(self, flat: Tensor) -> None:
+        views = self.layout.views(flat) if self.owed else {}
+        for name, numbers in self.owed.items():
+            views[name].view(-1).add_(numbers)
+        if self._kept is not None:
+            flat.add_(self._kept)
+
+    def _reduce_used(self, flat: Tensor, used: Tensor) -> Program[Tensor]:
+        """The average of the parameters that any rank used; that of the others stays here."""
+        average, shares = yield from together(self._compressor.reduce(flat, self.state), all_reduce(used))
+        sizes = torch.tensor(self.layout.sizes, device=flat.device)
+        unused = (shares == 0).repeat_interleave(sizes, output_size=self.layout.numel)
+        assert self._kept is not None
+        self._kept.copy_(torch.where(unused, average, 0))
+        return average.masked_fill_(unused, 0)
+
+    def held_back(self) -> dict[str, Tensor]:
+        """All gradient that this rank has not given to an average yet, flat, by parameter name."""
+        total = states.held_back(self.state)
+        for source in (self.owed, self._kept_by_name()):
+            for name, numbers in source.items():
+                total[name] = total[name] + numbers if name in total else numbers.clone()
+        return total
+
+    def _kept_by_name(self) -> dict[str, Tensor]:
+        if self._kept is None:
+            return {}
+        return {name: view.reshape(-1) for name, view in self.layout.views(self._kept).items() if view.any()}
 
     def finite(self) -> bool:
         """Whether the last average was finite."""
@@ -63,8 +105,10 @@ class Bucket:
     def save(self) -> Entries:
         """Copies of all numbers of the state, by parameter name and field."""
         entries = states.save(self.state)
-        for name, numbers in self.owed.items():
-            entries.setdefault(name, {})[OWED] = numbers.clone()
+        for source in (self.owed, self._kept_by_name()):
+            for name, numbers in source.items():
+                fields = entries.setdefault(name, {})
+                fields[OWED] = fields[OWED] + numbers if OWED in fields else numbers.clone()
         return entries
 
     def load(self, entries: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -105,8 +149,9 @@ def _copy(source: list[Tensor], target: list[Tensor]) -> None:
 class Buckets:
     """All buckets of a model. State follows parameters by name when buckets change."""
 
-    def __init__(self, compressor: Compressor) -> None:
+    def __init__(self, compressor: Compressor, *, partial: bool = False) -> None:
         self.compressor = compressor
+        self.partial = partial
         self.step = 0
         self.plan: list[tuple[str, ...]] = []  # buckets of a loaded state that have not been met yet
         self._live: dict[tuple[str, ...], Bucket] = {}
@@ -122,7 +167,7 @@ class Buckets:
         members = set(layout.names)
         for names in [names for names in self._live if members.intersection(names)]:
             self._homeless.update(self._live.pop(names).save())
-        bucket = Bucket(self.compressor, layout, self.step)
+        bucket = Bucket(self.compressor, layout, self.step, partial=self.partial)
         bucket.load({name: self._homeless.pop(name) for name in layout.names if name in self._homeless})
         self._live[layout.names] = bucket
         return bucket
@@ -146,9 +191,7 @@ class Buckets:
         self.settle()
         owed: dict[str, Tensor] = {}
         for bucket in self._live.values():
-            for source in (states.held_back(bucket.state), bucket.owed):
-                for name, numbers in source.items():
-                    owed[name] = owed[name] + numbers if name in owed else numbers.clone()
+            owed.update(bucket.held_back())
         self.compressor = compressor
         self._live = {}
         self._homeless = {name: {OWED: numbers} for name, numbers in owed.items()}

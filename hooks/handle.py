@@ -65,7 +65,7 @@ class Handle:
     """The compression of a model's gradients on this rank.
 
     Made by `gradwire.attach` or `gradwire.comm_hook`. All ranks make one, with the same compressor, and call `swap` and
-    `load_state_dict` at the same step.
+    `load_state_dict` at the same step. `partial`: backwards may leave parameters out (DDP's find_unused_parameters).
     """
 
     def __init__(
@@ -73,8 +73,10 @@ class Handle:
         spec: Spec,
         process_group: dist.ProcessGroup | None = None,
         timeout: timedelta = DEFAULT_TIMEOUT,
+        *,
+        partial: bool = False,
     ) -> None:
-        self._buckets = Buckets(compressor(spec))
+        self._buckets = Buckets(compressor(spec), partial=partial)
         self._group = process_group
         self._timeout = timeout
         self._engine: Engine | None = None
@@ -195,7 +197,8 @@ class Handle:
         parts = []
         for names in self._buckets.split(layout.names):
             mine = layout_of({name: named[name] for name in names}, flat.dtype, flat.device, group.size(), group.rank())
-            engine.prepare(most_rounds(self._buckets.compressor, [mine]))
+            rounds = most_rounds(self._buckets.compressor, [mine])
+            engine.prepare(rounds + self._buckets.partial)  # which parameters were used may travel apart
             places = None if mine == layout else _places(layout, names)
             parts.append(Part(self._buckets.get(mine) or self._buckets.add(mine), places))
         return parts

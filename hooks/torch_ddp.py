@@ -58,9 +58,11 @@ def comm_hook(
     them over (the model's order where DDP starts with one bucket, as it does without find_unused_parameters), until
     `handle.bind(model)` is called.
     """
-    if process_group is None and isinstance(model, DistributedDataParallel):
-        process_group = model.process_group
-    handle = Handle(spec, process_group, timeout)
+    ddp = model if isinstance(model, DistributedDataParallel) else None
+    if process_group is None and ddp is not None:
+        process_group = ddp.process_group
+    partial = ddp is not None and ddp.find_unused_parameters and not ddp.static_graph
+    handle = Handle(spec, process_group, timeout, partial=partial)
     if model is not None:
-        handle.bind(model.module if isinstance(model, DistributedDataParallel) else model)
+        handle.bind(model if ddp is None else ddp.module)
     return handle, compress_bucket
