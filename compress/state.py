@@ -191,6 +191,14 @@ def release(state: Any, layout: Layout, flat: Tensor) -> None:
                 tensor.zero_()
 
 
+def rescale(state: Any, factor: float) -> None:
+    """Multiply what a state holds back."""
+    for _, leaf in leaves(state):
+        if leaf.held_back():
+            for tensor in leaf.tensors():
+                tensor.mul_(factor)
+
+
 def _summed(parts: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:
     total: dict[str, Tensor] = {}
     for part in parts:

@@ -119,6 +119,13 @@ class Bucket:
             if OWED in fields:
                 self.owe(name, fields[OWED])
 
+    def rescale(self, factor: float) -> None:
+        """Multiply what is held back."""
+        states.rescale(self.state, factor)
+        self.owed = {name: numbers * factor for name, numbers in self.owed.items()}
+        if self._kept is not None:
+            self._kept.mul_(factor)
+
     def owe(self, name: str, numbers: Tensor) -> None:
         """Add to the next gradient of a parameter."""
         mine = numbers.to(device=self.layout.device, dtype=self.layout.widened().dtype)
@@ -195,6 +202,14 @@ class Buckets:
         self.compressor = compressor
         self._live = {}
         self._homeless = {name: {OWED: numbers} for name, numbers in owed.items()}
+
+    def rescale(self, factor: float) -> None:
+        """Multiply what all buckets hold back. Raises RuntimeError for a loaded state that no step has taken up yet."""
+        self.settle()
+        if self._homeless:
+            raise RuntimeError("a loaded or swapped state can be rescaled after the next backward, not before it")
+        for bucket in self._live.values():
+            bucket.rescale(factor)
 
     def state_dict(self) -> dict[str, Any]:
         """{"step", "buckets": names of each bucket in order, "parameters": {name: {field: tensor}}}."""

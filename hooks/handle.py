@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -119,6 +120,16 @@ class Handle:
         replacement = compressor(spec)
         self._buckets.replace(replacement)
         self._forget_parts()
+
+    def rescale(self, factor: float) -> None:
+        """Multiply what is held back, when the loss scale has changed: it was scaled with the old one.
+
+        After `scaler.update()`: `if (new := scaler.get_scale()) != old: handle.rescale(new / old)`. Raises ValueError for a
+        factor that is not finite or not above 0, and RuntimeError between loading a state and the next backward.
+        """
+        if not 0 < factor < math.inf:
+            raise ValueError(f"the factor is the new loss scale over the old one, above 0 and finite; got {factor}")
+        self._buckets.rescale(factor)
 
     def stats(self) -> Stats:
         """Rounds, bytes and seconds of the last synced step and in total."""
