@@ -19,14 +19,14 @@ SPECS = [
     "powersgd:rank=3,power_iterations=2,min_compression_rate=0",
     "powersgd:warm_start=false",
     "powersgd:start_iter=2",
-    "topk:k=3,value_dtype=fp16",
+    "topk:k=9,value_dtype=fp16",
     "topk:ratio=0.2,start_iter=2,warmup=bf16",
     "onebit:block=64",
     "powersgd:error_feedback=false",
 ]
-# With few elements sent, the law holds only after more steps than a test can afford.
-SLOW = ("topk", "topk:k=3,value_dtype=fp16", "topk:ratio=0.2,start_iter=2,warmup=bf16")
-TELESCOPING = [spec for spec in SPECS if spec not in SLOW and "error_feedback=false" not in spec]
+TELESCOPING = [spec for spec in SPECS if "error_feedback=false" not in spec]
+STEPS = 600
+CONSTANT = ((32, 24), (101,), (13, 3, 3, 3), (7,), (1,), (5, 1))  # small, so that top-k comes by every element often
 OBJECTS = {
     "switch back to dense": ErrorFeedback(Widen(Switch({0: compressor("topk").inner.inner, 2: compressor("none")}))),
     "partition": ErrorFeedback(
@@ -88,16 +88,16 @@ def test_conservation_what_goes_in_comes_out_or_is_held_back(spec, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("spec", [*TELESCOPING, "topk:ratio=0.1"])
 def test_telescoping_the_mean_output_converges_as_one_over_t(spec, dtype):
-    for shapes in (SHAPES["layers"], SHAPES["prime"]):
-        within = layout(shapes, dtype, 2)
-        simulation = Simulation(build(spec), within)
-        generator = torch.Generator().manual_seed(0)
-        gradients = [torch.randn(within.numel, generator=generator).to(dtype) for _ in range(2)]
-        target = sum(gradient.double() for gradient in gradients) / 2
-        total, errors = torch.zeros_like(target), {}
-        for step in range(1, 401):
-            total += simulation.step(gradients)[0].double()
-            errors[step] = ((total / step - target).norm() / target.norm()).item()
-        floor = max(tolerance(spec, dtype), 1e-5)
-        assert errors[400] <= max(errors[100] / 4 * 2.2, floor)
-        assert errors[400] <= max(0.4, floor)
+    """As 1/T: T times the error is bounded. It may grow by a fifth at most while T grows by half, besides rounding."""
+    within = layout(CONSTANT, dtype, 2)
+    simulation = Simulation(build(spec), within)
+    generator = torch.Generator().manual_seed(0)
+    gradients = [torch.randn(within.numel, generator=generator).to(dtype) for _ in range(2)]
+    target = sum(gradient.double() for gradient in gradients) / 2
+    total, owed = torch.zeros_like(target), []
+    for step in range(1, STEPS + 1):
+        total += simulation.step([gradient.clone() for gradient in gradients])[0].double()
+        owed.append(((total - step * target).norm() / target.norm()).item())
+    cut = STEPS * 2 // 3
+    assert max(owed[cut:]) <= 1.2 * max(owed[:cut]) + STEPS * tolerance(spec, dtype)
+    assert owed[-1] <= STEPS / 4
