@@ -6,6 +6,11 @@ BFloat16(inner=Dense())
 """
 
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+_here = Path(__file__).parent
+if not (_here / "compress").exists():  # imported from a clone, where the other layers lie beside this folder
+    __path__.append(str(_here.parent))
 
 from .compress import Compressor, Layout, compressor, compressors, register
 from .hooks import Handle, Plan, Stats, attach, comm_hook, plan

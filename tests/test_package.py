@@ -75,6 +75,12 @@ def test_an_installation_is_imported_from_where_it_lies(installed):
     assert all(file.startswith(str(target)) for file in python(code, target, PYTHONPATH=str(target)).split())
 
 
+def test_a_clone_is_imported_from_where_it_lies(installed):
+    source, _ = installed
+    code = "import gradwire.compress as a, gradwire.experiments.cli as b; print(a.__file__, b.__file__)"
+    assert all(file.startswith(str(source)) for file in python(code, source, PYTHONPATH=str(source)).split())
+
+
 PLUGIN = '''
 from dataclasses import dataclass
 from gradwire.compress import Dense, register
