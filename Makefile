@@ -5,9 +5,10 @@ BIN := $(abspath $(VENV))/bin
 STAMP := $(VENV)/.installed
 INSTALLED := $(abspath $(VENV))/installed
 
-.PHONY: help test lint format types clean
+.PHONY: help compare test lint format types clean
 
 help:
+	@echo 'make compare  train a small GPT with each compressor        (ARGS="--steps 50")'
 	@echo 'make test     run the tests                                 (ARGS="-k powersgd")'
 	@echo 'make lint     ruff: rules and format'
 	@echo 'make format   ruff: repair both'
@@ -21,6 +22,8 @@ $(STAMP): pyproject.toml setup.py
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
+compare: $(STAMP)
+	@$(BIN)/gradwire compare $(ARGS)
 
 test: $(STAMP)
 	@$(BIN)/python -m pytest $(ARGS)

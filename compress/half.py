@@ -35,8 +35,9 @@ class Cast:
 
     def __post_init__(self) -> None:
         if packed := packing(self.inner):
+            method = type(getattr(packed, "codec", packed)).__name__
             raise ValueError(
-                f"{type(packed).__name__} packs its own bytes, so a 16-bit wrapper would change nothing; "
+                f"{method} packs its own bytes, so a 16-bit wrapper would change nothing; "
                 f"use the method's own option for it (topk has value_dtype=fp16)"
             )
 

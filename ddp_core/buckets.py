@@ -68,7 +68,8 @@ class Bucket:
 
     def _reduce_used(self, flat: Tensor, used: Tensor) -> Program[Tensor]:
         """The average of the parameters that any rank used; that of the others stays here."""
-        average, shares = yield from together(self._compressor.reduce(flat, self.state), all_reduce(used))
+        results: list[Tensor] = yield from together(self._compressor.reduce(flat, self.state), all_reduce(used))
+        average, shares = results
         sizes = torch.tensor(self.layout.sizes, device=flat.device)
         unused = (shares == 0).repeat_interleave(sizes, output_size=self.layout.numel)
         assert self._kept is not None

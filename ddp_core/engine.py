@@ -69,9 +69,9 @@ class Engine:
         self._executor.submit(job)
         return future, job.record
 
-    def close(self) -> None:
-        """End the engine's threads; programs that are under way finish first."""
-        self._executor.close()
+    def close(self, limit: timedelta | None = None) -> None:
+        """End the engine's threads; programs that are under way finish first, if they do within `limit`."""
+        self._executor.close(limit)
         self._failure = self._failure or "close() was called"
 
     def _refuse_if_failed(self) -> None:

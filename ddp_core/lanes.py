@@ -9,6 +9,7 @@ round before is already in flight.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -52,11 +53,13 @@ class Lanes:
         """Queue a job behind those submitted before."""
         self._queues[0].put(job)
 
-    def close(self) -> None:
-        """End the threads once they have done what is queued, then the groups."""
+    def close(self, limit: timedelta | None = None) -> None:
+        """End the threads once they have done what is queued, then the groups; wait no longer than `limit`."""
+        deadline = time.monotonic() + (limit or self._timeout).total_seconds()
         for queue, thread in zip(self._queues, self._threads, strict=True):
             queue.put(None)
-            thread.join(self._timeout.total_seconds())
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
         self._drop_groups()
 
     def abort(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -39,7 +40,7 @@ class SideStream:
             else:
                 self._on_end(job, None)
 
-    def close(self) -> None:
+    def close(self, limit: timedelta | None = None) -> None:
         """Nothing runs between calls."""
 
     def abort(self) -> None:

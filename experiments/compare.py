@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ..compress import compressor
 from .data import DataConfig, Dataset, load_dataset
 from .finish import finish
-from .launch import chosen_backend, joined, run_ranks, under_launcher
+from .launch import RankFailure, chosen_backend, joined, run_ranks, under_launcher
 from .loggers import check_loggers, open_loggers
 from .models import ModelConfig, build_model
 from .results import Results, RunResult, environment
@@ -93,12 +93,15 @@ def compare(config: CompareConfig) -> int:
     dataset = load_dataset(config.data, config.model)
     with torch.device("meta"):
         build_model(config.model, dataset)
+    ranks = int(os.environ["WORLD_SIZE"]) if under_launcher() else config.nproc
+    dataset.train_batches(config.batch_size, seed=config.seed, rank=0, world_size=ranks)  # refuses too few samples
     backend = chosen_backend(config.backend, int(os.environ.get("LOCAL_WORLD_SIZE", config.nproc)))
     if under_launcher():
         return _inside_launcher(config, dataset, backend)
     out = prepared_folder(config.out)
-    console = Console()
-    console.print(f"{config.nproc} ranks on {backend}, {len(config.compressors)} compressors, results in {out}")
+    (out / RESULTS).unlink(missing_ok=True)  # those of an earlier run are not to be taken for this one's
+    start = f"{config.nproc} ranks on {backend}, {len(config.compressors)} compressors, results in {out}"
+    Console().print(start, markup=False)
     code = _supervise(config, backend, out)
     results = Results.read(out / RESULTS) if (out / RESULTS).exists() else None
     if results is not None and results.runs:
@@ -114,7 +117,7 @@ def _supervise(config: CompareConfig, backend: str, out: Path) -> int:
     except KeyboardInterrupt:
         print("\nstopped; what had finished is kept", file=sys.stderr)
         return INTERRUPTED
-    except (torch.multiprocessing.ProcessRaisedException, torch.multiprocessing.ProcessExitedException) as error:
+    except RankFailure as error:
         print(f"\na rank failed; what had finished before is kept.\n{error}", file=sys.stderr)
         return 1
     finally:
@@ -144,6 +147,8 @@ def prepared_folder(out: str | None) -> Path:
 
 def _inside_launcher(config: CompareConfig, dataset: Dataset, backend: str) -> int:
     """This process is a rank already."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
     out = prepared_folder(config.out) if os.environ["RANK"] == "0" else None
     run_rank(config, dataset, backend, out, None)
     if out is not None:
@@ -223,5 +228,5 @@ def _empty_results(config: CompareConfig, dataset: Dataset, backend: str, group:
         data=dataset.summary(),
         config=dataclasses.asdict(config),
         runs=(),
-        environment=environment(),
+        environment={**environment(), "launched_by": "torchrun" if under_launcher() else "gradwire"},
     )

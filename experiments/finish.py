@@ -21,5 +21,5 @@ def finish(results: Results, out: Path) -> None:
     console.print(table(results))
     console.print(verdict(results), soft_wrap=True)
     console.print("\nresults    ", out / "results.json", sep="", highlight=False)
-    console.print("pictures   ", ", ".join(map(str, pictures)), sep="", highlight=False, soft_wrap=True)
+    console.print("pictures   ", ", ".join(map(str, pictures)), sep="", highlight=False, markup=False, soft_wrap=True)
     console.print("report     ", out / "report.html", sep="", highlight=False)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,11 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
 POLL_SECONDS = 0.5
+FIRST_FAILURE = "failure"
+
+
+class RankFailure(RuntimeError):
+    """A rank raised or died; the message has its traceback, or what ended it."""
 
 
 def under_launcher() -> bool:
@@ -36,38 +42,50 @@ def chosen_backend(backend: str, nproc: int) -> str:
 
 @contextmanager
 def joined(backend: str, timeout: timedelta, rendezvous: dict[str, Any] | None = None) -> Iterator[dist.ProcessGroup]:
-    """The default process group, from `rendezvous` or a launcher's variables; destroyed at the end."""
+    """The default process group, from `rendezvous` or a launcher's variables; destroyed at the end.
+
+    A rank that fails keeps its connections while its process lives, so that it can tell why before its peers notice.
+    """
     dist.init_process_group(backend, timeout=timeout, **(rendezvous or {}))
     group = dist.group.WORLD
     assert group is not None
-    try:
-        yield group
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
+    yield group
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 def run_ranks(function: Callable[..., None], nproc: int, *args: Any) -> None:
     """Run `function(rank, rendezvous, *args)` in `nproc` new processes; `rendezvous` is for `joined`.
 
-    Returns when all have ended. Raises `ProcessRaisedException` or `ProcessExitedException` within seconds of the first
-    rank that fails, with its traceback. Whatever happens, no process is left.
+    Returns when all have ended. Raises RankFailure within seconds of the first rank that fails, and tells of that one.
+    Whatever happens, no process is left.
     """
+    others = set(multiprocessing.active_children())
     with tempfile.TemporaryDirectory(prefix="gradwire-") as folder:
-        store = (Path(folder) / "rendezvous").as_uri()
-        context = multiprocessing.start_processes(
-            _rank, (function, nproc, store, args), nprocs=nproc, join=False, start_method="spawn"
-        )
-        assert context is not None
         try:
+            context = multiprocessing.start_processes(
+                _rank, (function, nproc, Path(folder), args), nprocs=nproc, join=False, start_method="spawn"
+            )
+            assert context is not None
             while not context.join(timeout=POLL_SECONDS):
                 pass
+        except multiprocessing.ProcessRaisedException as error:
+            first = Path(folder) / FIRST_FAILURE
+            raise RankFailure(first.read_text(encoding="utf-8") if first.exists() else error.msg) from error
+        except multiprocessing.ProcessExitedException as error:
+            raise RankFailure(f"rank {error.error_index}: {error.msg}") from error
         finally:
-            for process in context.processes:
+            for process in set(multiprocessing.active_children()) - others:  # of an interrupted start, too
                 process.kill()
                 process.join()
 
 
-def _rank(rank: int, function: Callable[..., None], nproc: int, store: str, args: tuple[Any, ...]) -> None:
+def _rank(rank: int, function: Callable[..., None], nproc: int, folder: Path, args: tuple[Any, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a rank that waits inside a collective must end at once, too
-    function(rank, {"init_method": store, "rank": rank, "world_size": nproc}, *args)
+    rendezvous = {"init_method": (folder / "rendezvous").as_uri(), "rank": rank, "world_size": nproc}
+    try:
+        function(rank, rendezvous, *args)
+    except Exception:
+        with suppress(FileExistsError), (folder / FIRST_FAILURE).open("x", encoding="utf-8") as file:
+            file.write(f"rank {rank}:\n{traceback.format_exc()}")
+        raise

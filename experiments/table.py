@@ -92,7 +92,7 @@ def verdict(results: Results) -> str:
 
 
 def _where(results: Results) -> str:
-    if results.config.get("launched") == "torchrun":
+    if results.environment.get("launched_by") == "torchrun":
         return "Steps and network are those of this run."
     return (
         "These ranks share one machine: start `gradwire compare` with torchrun on your hosts to measure your network."

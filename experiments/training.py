@@ -51,12 +51,11 @@ def train(
     model = _model(config, dataset, device)
     wrapped = DistributedDataParallel(model, bucket_cap_mb=config.bucket_mb, gradient_as_bucket_view=True)
     handle = attach(wrapped, spec, timeout=timedelta(seconds=config.timeout))
-    try:
-        progress = _steps(wrapped, config, dataset, group, device, report)
-        evaluation = _evaluate(model, config, dataset, group, device)
-        return _result(spec, model, handle, progress, evaluation, group, device)
-    finally:
-        handle.close()
+    progress = _steps(wrapped, config, dataset, group, device, report)
+    evaluation = _evaluate(model, config, dataset, group, device)
+    result = _result(spec, model, handle, progress, evaluation, group, device)
+    handle.close()  # not where this rank fails: its peers would fail, too, before it has told why
+    return result
 
 
 def _model(config: CompareConfig, dataset: Dataset, device: torch.device) -> nn.Module:

@@ -20,6 +20,8 @@ from ..ddp_core import DEFAULT_TIMEOUT, Bucket, Buckets, Engine, Record
 from . import checkpoint
 from .parameters import as_real, layout_of
 
+AT_EXIT = timedelta(seconds=5)
+
 
 @dataclass(frozen=True)
 class BucketStats:
@@ -218,7 +220,7 @@ class Handle:
         """The engine, after all ranks have found that they agree."""
         if self._engine is None:
             self._engine = Engine(self._process_group(), device, self._timeout)
-            weakref.finalize(self, self._engine.close).atexit = False
+            weakref.finalize(self, self._engine.close, AT_EXIT)  # a thread inside torch would abort the interpreter
         if not self._agreed:
             self._engine.agree(
                 f"{self._buckets.compressor!r} at step {self._buckets.step - 1} with a first bucket of "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -54,9 +54,11 @@ def plan(
     if world_size < 1:
         raise ValueError(f"world_size is at least 1, got {world_size}")
     built = compressor(spec)
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    names: dict[Tensor, str] = {p: name for name, p in model.named_parameters() if p.requires_grad}
+    parameters = list(names)
+    ready = parameters[::-1] if order is None else list(order)
     total = Traffic()
-    for layout in bucket_layouts(parameters if order is None else list(order)[::-1], bucket_mb, world_size):
+    for layout in bucket_layouts({names[parameter]: parameter for parameter in ready}, bucket_mb, world_size):
         total += dry_run(built, layout)
     elements = sum(p.numel() for p in parameters)
     name = spec if isinstance(spec, str) else repr(built)
@@ -72,19 +74,19 @@ def ratio(elements: int, traffic: Traffic, world_size: int) -> float:
     return before / now if now else 1.0
 
 
-def bucket_layouts(parameters: Sequence[Tensor], bucket_mb: float, world_size: int) -> list[Layout]:
-    """DDP's buckets, in the order sent, once it has rebuilt them: the last parameters first, one dtype a bucket.
+def bucket_layouts(ready: Mapping[str, Tensor], bucket_mb: float, world_size: int) -> list[Layout]:
+    """DDP's buckets, in the order sent, once it has rebuilt them: parameters as they get ready, one dtype a bucket.
 
     As in torch, the default size starts with a bucket of 1 MiB; any other applies to the first bucket too.
     """
     cap = int(bucket_mb * MEBIBYTE)
     caps = [dist._DEFAULT_FIRST_BUCKET_BYTES, cap] if bucket_mb == DEFAULT_BUCKET_MB else [cap]
-    backwards = list(parameters)[::-1]
-    assigned, _ = dist._compute_bucket_assignment_by_size(backwards, caps, [False] * len(backwards))
+    names, parameters = list(ready), list(ready.values())
+    assigned, _ = dist._compute_bucket_assignment_by_size(parameters, caps, [False] * len(parameters))
     layouts = []
     for members in assigned:
-        named = {str(len(backwards) - 1 - index): backwards[index] for index in members}
-        dtype = backwards[members[0]].dtype.to_real()
+        named = {names[index]: parameters[index] for index in members}
+        dtype = parameters[members[0]].dtype.to_real()
         layouts.append(layout_of(named, dtype, torch.device("meta"), world_size, 0))
     return layouts
 

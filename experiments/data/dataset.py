@@ -31,7 +31,8 @@ class Shape:
     def example(self, samples: int) -> Batch:
         """Samples of zeros, on torch's default device."""
         if self.kind == "tokens":
-            return torch.zeros(2, samples, *self.input_shape, dtype=torch.int64).unbind()
+            inputs = torch.zeros(samples, *self.input_shape, dtype=torch.int64)
+            return inputs, inputs.clone()
         return torch.zeros(samples, *self.input_shape), torch.zeros(samples, dtype=torch.int64)
 
 

@@ -1,0 +1,139 @@
+"""Step times of torch's own hooks and of gradwire's, interleaved in one run on one network.
+
+Start it once on every host, by torchrun or by netlab.sh:
+
+    ./netlab.sh 4 100mbit python step_time.py torch:powersgd@4000 powersgd:rank=1@25 --json result.json
+
+A case is WHAT@MEGABYTES: a gradwire specification, or torch:none, torch:fp16, torch:bf16, torch:powersgd (rank 1), and the
+size of DDP's buckets. torch's PowerSGD needs one bucket on Gloo. The model is a transformer of 19.2 M parameters.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import closing, nullcontext
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+
+VOCABULARY, WIDTH, LAYERS, BATCH, TOKENS = 256, 512, 6, 4, 32
+WARMUP_STEPS = 4  # DDP rebuilds its buckets, torch's PowerSGD starts
+
+
+def powersgd_state() -> powerSGD_hook.PowerSGDState:
+    """torch's PowerSGD as early as it can start."""
+    return powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
+
+
+TORCH_HOOKS: dict[str, Callable[[], tuple]] = {
+    "fp16": lambda: (None, default_hooks.fp16_compress_hook),
+    "bf16": lambda: (None, default_hooks.bf16_compress_hook),
+    "powersgd": lambda: (powersgd_state(), powerSGD_hook.powerSGD_hook),
+}
+
+
+class Transformer(nn.Sequential):
+    """A byte-level transformer: embedding, blocks, output layer."""
+
+    def __init__(self) -> None:
+        block = nn.TransformerEncoderLayer(WIDTH, WIDTH // 64, 4 * WIDTH, 0.0, batch_first=True, norm_first=True)
+        blocks = nn.TransformerEncoder(block, LAYERS, enable_nested_tensor=False)
+        super().__init__(nn.Embedding(VOCABULARY, WIDTH), blocks, nn.Linear(WIDTH, VOCABULARY))
+
+
+class Case:
+    """A model with a hook, and the seconds that its steps took."""
+
+    def __init__(self, name: str) -> None:
+        what, _, megabytes = name.rpartition("@")
+        torch.manual_seed(0)
+        self.name, self.seconds = name, []
+        self.model = DistributedDataParallel(
+            Transformer(), bucket_cap_mb=float(megabytes), gradient_as_bucket_view=True
+        )
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self.closing = nullcontext()
+        kind, _, hook = what.partition(":")
+        if kind != "torch":
+            self.closing = closing(gradwire.attach(self.model, what))
+        elif hook in TORCH_HOOKS:
+            self.model.register_comm_hook(*TORCH_HOOKS[hook]())
+
+    def step(self, tokens: Tensor) -> None:
+        """One timed training step, all ranks starting together."""
+        dist.barrier()
+        start = time.perf_counter()
+        loss = cross_entropy(self.model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.seconds.append(time.perf_counter() - start)
+
+    def figures(self) -> dict[str, float | str]:
+        """Seconds of the measured steps."""
+        measured = self.seconds[WARMUP_STEPS:]
+        return {
+            "case": self.name,
+            "median_s": statistics.median(measured),
+            "min_s": min(measured),
+            "max_s": max(measured),
+        }
+
+
+def table(rows: list[dict], world_size: int) -> Table:
+    """The cases, each against the first."""
+    shown = Table(title=f"seconds a step, {world_size} ranks; speed against {rows[0]['case']}")
+    shown.add_column("case")
+    for heading in ("median", "min", "max", "speed"):
+        shown.add_column(heading, justify="right")
+    for row in rows:
+        seconds = [f"{row[key]:.3f}" for key in ("median_s", "min_s", "max_s")]
+        shown.add_row(row["case"], *seconds, f"{rows[0]['median_s'] / row['median_s']:.2f}x")
+    return shown
+
+
+def main() -> None:
+    """Run the cases turn by turn and show them on rank 0."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="+", metavar="WHAT@MEGABYTES")
+    parser.add_argument("--steps", type=int, default=10, help="measured steps of each case")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    dist.init_process_group("gloo")
+    cases = [Case(name) for name in arguments.cases]
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    for _ in range(WARMUP_STEPS + arguments.steps):
+        tokens = torch.randint(0, VOCABULARY, (BATCH, TOKENS + 1), generator=generator)
+        for case in cases:
+            case.step(tokens)
+    if dist.get_rank() == 0:
+        rows = [case.figures() for case in cases]
+        Console().print(table(rows, dist.get_world_size()))
+        if arguments.json:
+            versions = {"torch": torch.__version__, "gradwire": gradwire.__version__, "machine": platform.processor()}
+            arguments.json.write_text(
+                json.dumps({**versions, "steps": arguments.steps, "cases": rows}, indent=1) + "\n"
+            )
+    dist.barrier()
+    for case in cases:
+        with case.closing:
+            pass
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

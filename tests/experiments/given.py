@@ -1,0 +1,37 @@
+"""Results made by hand."""
+
+import dataclasses
+
+from gradwire.experiments.results import Evaluation, Results, RunResult, Seconds
+
+
+def run_of(compressor="none", *, loss=(3.0, 2.0), held_out=2.0, accuracy=0.5, p50=0.1, sent=4000.0):
+    """A run of as many steps as there are losses."""
+    return RunResult(
+        compressor=compressor,
+        steps=len(loss),
+        loss=tuple(loss),
+        eval=Evaluation(loss=held_out, accuracy=accuracy),
+        step_seconds={"p50": p50, "p75": 1.1 * p50, "p90": 1.2 * p50, "p95": 1.3 * p50},
+        seconds=Seconds(encode=0.001, wait=0.002, decode=0.003),
+        payload_bytes_per_step=int(sent),
+        sent_bytes_per_step=sent,
+        compression_ratio=4000 / sent if sent else 1.0,
+        peak_memory_bytes=10**9,
+        train_seconds=tuple(p50 * (step + 1) for step in range(len(loss))),
+        parameters_digest="0" * 64,
+    )
+
+
+def results_of(*runs, **changed):
+    """A comparison of two ranks."""
+    results = Results(
+        world_size=2,
+        backend="gloo",
+        model={"name": "mlp", "parameters": 1000},
+        data={"name": "digits", "source": "scikit-learn", "train_samples": 1437, "held_out_samples": 360},
+        config={"steps": 2, "model": {"name": "mlp", "width": None}},
+        runs=runs,
+        environment={"python": "3.12", "gpus": []},
+    )
+    return dataclasses.replace(results, **changed)

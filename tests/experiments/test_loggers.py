@@ -1,0 +1,101 @@
+import subprocess
+import sys
+
+import pytest
+
+from gradwire.experiments.cli import main
+from gradwire.experiments.loggers import LOGGERS, check_loggers, figures, open_loggers
+
+from .given import run_of
+
+SPECS = ("onebit", "topk:ratio=0.1")
+LOG = """
+import sys
+from pathlib import Path
+from gradwire.experiments.loggers import open_loggers
+from tests.experiments.given import run_of
+
+for spec in sys.stdin.read().split():
+    (logger,) = open_loggers(["wandb"], spec, {"steps": 2}, Path(sys.argv[1]))
+    for step in (1, 2):
+        logger.step(step, 3.0 - step, 0.1 * step)
+    logger.finish(run_of(spec))
+"""
+
+
+def logged(names, spec, out):
+    """A run of two steps."""
+    for logger in open_loggers(names, spec, {"steps": 2}, out):
+        for step in (1, 2):
+            logger.step(step, 3.0 - step, 0.1 * step)
+        logger.finish(run_of(spec))
+
+
+def scalars(folder):
+    """All that TensorBoard reads in a folder: by name the steps and values."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    accumulator = EventAccumulator(str(folder))
+    accumulator.Reload()
+    return {tag: [(e.step, e.value) for e in accumulator.Scalars(tag)] for tag in accumulator.Tags()["scalars"]}
+
+
+def test_without_a_key_wandb_keeps_a_run_of_each_compressor_in_the_folder(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    out = tmp_path / "out"
+    out.mkdir()
+    command = [sys.executable, "-c", LOG, str(out)]
+    done = subprocess.run(command, input=" ".join(SPECS), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    folders = sorted((out / "wandb").glob("offline-run-*"))
+    assert len(folders) == len(SPECS)
+    content = [b"".join(file.read_bytes() for file in folder.glob("*.wandb")) for folder in folders]
+    for spec in SPECS:
+        assert sum(spec.encode() in each for each in content) == 1
+    assert all(b"compression_ratio" in each and b"loss" in each for each in content)
+
+
+def test_tensorboard_reads_the_losses_and_figures_of_each_compressor(tmp_path):
+    pytest.importorskip("tensorboard")
+    for spec in SPECS:
+        logged(["tensorboard"], spec, tmp_path)
+    folders = sorted((tmp_path / "tensorboard").iterdir())
+    assert [folder.name for folder in folders] == ["onebit", "topk_ratio=0.1"]
+    for spec, folder in zip(SPECS, folders, strict=True):
+        found = scalars(folder)
+        assert found["loss"] == [(1, 2.0), (2, 1.0)]
+        assert [value for _, value in found["seconds"]] == pytest.approx([0.1, 0.2])
+        for name, value in figures(run_of(spec)).items():
+            assert found[name] == [(2, pytest.approx(value))]
+
+
+def test_figures_are_flat_numbers():
+    found = figures(run_of())
+    assert all(isinstance(value, int | float) for value in found.values())
+    assert found["eval/loss"] == run_of().eval.loss
+    assert found["step_seconds/p95"] == run_of().step_seconds["p95"]
+
+
+def test_without_loggers_there_is_none(tmp_path):
+    check_loggers([])
+    assert open_loggers([], "none", {}, tmp_path) == []
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_logger_is_refused_with_those_there_are(tmp_path, capsys):
+    with pytest.raises(ValueError, match="unknown logger 'wand'; there are: wandb, tensorboard"):
+        check_loggers(["wand"])
+    assert main(["compare", "--logger", "wand", "--out", str(tmp_path / "out")]) == 2
+    assert "unknown logger 'wand'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", LOGGERS)
+def test_a_logger_that_is_not_installed_is_refused_with_the_way_to_get_it(name, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, name, None)
+    assert main(["compare", "--logger", name, "--out", str(tmp_path / "out")]) == 2
+    assert f"{name} is not installed; pip install 'gradwire[{name}]'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

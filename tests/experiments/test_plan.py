@@ -1,0 +1,127 @@
+import json
+import time
+
+import pytest
+import torch
+
+import gradwire
+from gradwire.experiments.cli import main
+from gradwire.experiments.models import MODELS, ModelConfig, build_model
+
+COLUMNS = ["compressor", "payload_bytes_per_step", "sent_bytes_per_step", "compression_ratio"]
+
+
+@pytest.fixture
+def planned(capsys):
+    """What `gradwire plan --json` prints."""
+
+    def get(*flags):
+        capsys.readouterr()
+        assert main(["plan", "--json", *flags]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return get
+
+
+def test_json_has_the_documented_keys(planned):
+    document = planned("--model=mlp", "--compressors=none,powersgd:rank=2,start_iter=10,onebit", "--workers=4")
+    assert list(document) == ["model", "parameters", "world_size", "rows"]
+    assert document["model"] == "mlp"
+    assert document["world_size"] == 4
+    assert [list(row) for row in document["rows"]] == [COLUMNS] * 3
+    assert [row["compressor"] for row in document["rows"]] == ["none", "powersgd:rank=2,start_iter=10", "onebit"]
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters", "ratios"),
+    [
+        ("resnet18-cifar", 11_173_962, [243.26, 135.84, 72.13]),
+        ("lstm", 28_949_319, [309.66, 203.14, 120.35]),
+    ],
+)
+def test_the_paper_s_ratios_to_two_decimals(planned, model, parameters, ratios):
+    specs = ",".join(f"powersgd:rank={rank}" for rank in (1, 2, 4))
+    document = planned("--model", model, "--compressors", specs, "--workers", "16")
+    assert document["parameters"] == parameters
+    assert [round(row["compression_ratio"], 2) for row in document["rows"]] == ratios
+
+
+def test_a_dense_ring_sends_twice_all_but_one_part_of_the_gradients(planned):
+    document = planned("--model=mlp", "--compressors=none,bf16,fp16", "--workers=4")
+    dense, *halves = document["rows"]
+    assert dense["payload_bytes_per_step"] == 4 * document["parameters"]
+    assert dense["sent_bytes_per_step"] == 2 * 3 / 4 * 4 * document["parameters"]
+    assert [row["compression_ratio"] for row in document["rows"]] == [1, 2, 2]
+    assert all(2 * row["sent_bytes_per_step"] == dense["sent_bytes_per_step"] for row in halves)
+
+
+def test_one_rank_sends_nothing_and_its_payload_makes_the_ratio(planned):
+    (row,) = planned("--model=mlp", "--compressors=bf16", "--workers=1")["rows"]
+    assert row["sent_bytes_per_step"] == 0
+    assert row["compression_ratio"] == 2
+
+
+def test_a_model_of_70_billion_parameters_is_planned_in_seconds(planned):
+    began = time.monotonic()
+    flags = ("--model.width=8192", "--model.layers=87", "--workers=64")
+    document = planned("--model=gpt", "--compressors=none,onebit,fp16+powersgd:rank=4", *flags)
+    assert time.monotonic() - began < 30
+    assert 69e9 < document["parameters"] < 72e9
+    dense, bits, low_rank = document["rows"]
+    assert dense["payload_bytes_per_step"] == 4 * document["parameters"]
+    assert 30 < bits["compression_ratio"] < 32
+    assert low_rank["compression_ratio"] > 1000
+
+
+def test_the_data_decide_the_model_s_inputs(planned):
+    cifar, digits = (planned("--model=mlp", *flags)["parameters"] for flags in ([], ["--data=digits"]))
+    assert cifar - digits == 256 * (3 * 32 * 32 - 8 * 8)
+
+
+@pytest.mark.parametrize("bucket_mb", [0.1, 1, 25])
+def test_a_method_s_bytes_do_not_depend_on_buckets_where_tensors_are_compressed_alone(planned, bucket_mb):
+    flags = ("--model=mlp", "--compressors=none,powersgd:rank=1", "--workers=2")
+    assert planned(*flags, f"--bucket-mb={bucket_mb}") == planned(*flags)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_command_and_the_function_agree(planned, name):
+    small = {"lstm": {"width": 8, "vocabulary": 300}, "gpt": {"width": 32, "layers": 1, "context": 16}}.get(name, {})
+    flags = [f"--model.{size}={value}" for size, value in small.items()]
+    (row,) = planned("--model", name, *flags, "--compressors=powersgd:rank=2", "--workers=4")["rows"]
+    with torch.device("meta"):
+        model = build_model(ModelConfig(name, **small))
+    plan = gradwire.plan(model, "powersgd:rank=2", world_size=4)
+    assert row == {column: getattr(plan, column) for column in COLUMNS}
+
+
+def test_without_json_a_table_is_shown(capsys):
+    assert main(["plan", "--model=mlp", "--compressors=none,bf16", "--workers=3"]) == 0
+    shown = capsys.readouterr().out
+    for told in ("on 3 ranks", "none", "bf16", "2.00"):
+        assert told in shown
+
+
+def test_the_user_s_random_state_is_not_touched(planned):
+    before = torch.get_rng_state()
+    planned("--model=mlp", "--compressors=powersgd:rank=1")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--model", "resnet"], "unknown model 'resnet'"),
+        (["--compressors", "nope"], "unknown compressor 'nope'"),
+        (["--data", "digit"], "unknown data 'digit'"),
+        (["--model", "gpt", "--data", "digits"], "gpt reads tokens, and the data 'digits' are images"),
+        (["--workers", "0"], "workers is at least 1, got 0"),
+        (["--bucket-mb", "0"], "bucket_mb is above 0, got 0"),
+    ],
+    ids=lambda value: "=".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_planned_is_refused(flags, message, capsys):
+    assert main(["plan", *flags]) == 2
+    written = capsys.readouterr()
+    assert message in written.err
+    assert not written.out

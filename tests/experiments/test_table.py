@@ -1,0 +1,95 @@
+import math
+
+import pytest
+
+from gradwire.experiments.table import HEADINGS, final_loss, milliseconds, rows, table, verdict
+
+from .given import results_of, run_of
+
+NO_VERDICT = "No verdict"
+NOT_HERE = "Do not compress further here"
+
+
+def test_speed_is_relative_to_the_first_run():
+    speeds = [row.figures[HEADINGS.index("speed")] for row in rows(results_of(run_of(), run_of("onebit", p50=0.04)))]
+    assert speeds == ["1.00x", "2.50x"]
+
+
+def test_the_final_loss_is_the_mean_of_the_last_tenth():
+    assert final_loss(run_of(loss=range(20))) == pytest.approx(18.5)
+    assert final_loss(run_of(loss=[5.0, 1.0])) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.0123, "12.3 ms"), (0.0999, "99.9 ms"), (0.1, "100 ms"), (2.5, "2500 ms")]
+)
+def test_long_times_are_shown_in_whole_milliseconds(seconds, text):
+    assert milliseconds(seconds) == text
+
+
+def test_a_run_that_diverged_is_shown_as_nan():
+    (row,) = rows(results_of(run_of(loss=(math.nan, math.nan), held_out=math.nan)))
+    assert row.figures[HEADINGS.index("eval loss")] == "nan"
+
+
+def test_the_table_has_a_row_for_each_run():
+    shown = table(results_of(run_of(), run_of("onebit")))
+    assert shown.row_count == 2
+    assert [column.header for column in shown.columns] == ["compressor", *HEADINGS]
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [[run_of()], [run_of(), run_of("bf16")], [run_of("onebit")], [run_of("onebit"), run_of("topk")]],
+    ids=lambda runs: ",".join(run.compressor for run in runs),
+)
+def test_there_is_no_verdict_without_something_to_compare(runs):
+    assert verdict(results_of(*runs)).startswith(NO_VERDICT)
+
+
+def test_a_faster_method_with_the_same_loss_is_worth_while():
+    told = verdict(results_of(run_of(), run_of("onebit", p50=0.05, held_out=2.05)))
+    assert told.startswith(
+        "onebit makes a step 2.00x as fast as none and keeps the held-out loss (within 3%), over 2 st"
+    )
+
+
+def test_the_fastest_of_those_that_keep_the_loss_is_named():
+    told = verdict(results_of(run_of(), run_of("onebit", p50=0.05), run_of("topk", p50=0.02), run_of("x", p50=0.03)))
+    assert told.startswith("topk makes a step 5.00x as fast as none")
+
+
+def test_a_faster_method_that_costs_loss_is_not_worth_while():
+    assert verdict(results_of(run_of(), run_of("onebit", p50=0.01, held_out=2.07))).startswith(NOT_HERE)
+
+
+def test_a_method_that_diverged_is_not_worth_while():
+    assert verdict(results_of(run_of(), run_of("onebit", p50=0.01, held_out=math.nan))).startswith(NOT_HERE)
+
+
+def test_a_small_gain_is_not_worth_while():
+    assert verdict(results_of(run_of(), run_of("onebit", p50=0.092))).startswith(NOT_HERE)
+    assert verdict(results_of(run_of(), run_of("onebit", p50=0.09))).startswith("onebit makes")
+
+
+def test_a_slower_method_is_not_worth_while():
+    assert verdict(results_of(run_of(), run_of("onebit", p50=0.2))).startswith(NOT_HERE)
+
+
+def test_methods_are_measured_against_the_fastest_without_loss():
+    told = verdict(results_of(run_of(), run_of("bf16", p50=0.06), run_of("onebit", p50=0.05)))
+    assert told.startswith("onebit makes a step 1.20x as fast as bf16")
+    told = verdict(results_of(run_of(), run_of("fp16", p50=0.05), run_of("onebit", p50=0.05)))
+    assert told.startswith(NOT_HERE)
+    assert "as fast as fp16" in told
+
+
+def test_a_method_is_not_praised_where_all_others_diverged():
+    diverged = {"held_out": math.nan, "loss": (math.nan, math.nan)}
+    assert verdict(results_of(run_of(**diverged), run_of("onebit", p50=0.2, **diverged))).startswith(NOT_HERE)
+
+
+def test_ranks_on_one_machine_are_said_to_share_it():
+    runs = run_of(), run_of("onebit")
+    assert "share one machine" in verdict(results_of(*runs))
+    assert "those of this run" in verdict(results_of(*runs, environment={"launched_by": "torchrun"}))

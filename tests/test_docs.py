@@ -1,0 +1,199 @@
+"""The documentation: its Python runs, its commands are accepted, and what it shows is what is printed.
+
+A page's ```python blocks run as one script. A ```text block right behind one shows all that the block prints. Commands
+stand behind "$ " in ```console blocks, below a `gradwire plan` what it prints; or alone in blocks of no language. In the
+headings of troubleshooting.md, "…" stands for a value in the program's message.
+"""
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import pytest
+
+from gradwire.compress.registry import registered
+from gradwire.experiments.cli import COMMANDS, main
+from gradwire.experiments.cli.parsing import configuration
+from gradwire.experiments.results import Evaluation, Results, RunResult, Seconds
+
+ROOT = Path(__file__).parents[1]
+PAGES = {page.relative_to(ROOT).as_posix(): page.read_text("utf-8") for page in sorted(ROOT.glob("docs/**/*.md"))}
+PAGES["README.md"] = (ROOT / "README.md").read_text("utf-8")
+SOURCES = [
+    file for folder in ("compress", "ddp_core", "hooks", "experiments") for file in ROOT.glob(f"{folder}/**/*.py")
+]
+FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+END_OF_BLOCK = "--- end of block ---"
+RECORDS = ("code", "out", "err")
+RUNNER = f"""
+import os, runpy, sys
+import gradwire, torch._dynamo
+folders = dict()
+for folder in sys.argv[1:]:
+    child = os.fork()
+    if child == 0:
+        os.chdir(folder)
+        for descriptor, name in ((1, "{RECORDS[1]}"), (2, "{RECORDS[2]}")):
+            os.dup2(os.open(name, os.O_CREAT | os.O_WRONLY), descriptor)
+        runpy.run_path("page.py", run_name="__main__")
+        sys.exit()
+    folders[child] = folder
+for folder in sys.argv[1:]:
+    child, status = os.wait()
+    open(os.path.join(folders[child], "{RECORDS[0]}"), "w").write(str(os.waitstatus_to_exitcode(status)))
+"""
+# What the README's reader has already: a training script.
+PRELUDE = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+rank, model = 0, torch.nn.Linear(64, 8)
+loader = [(torch.zeros(4, 64), torch.zeros(4, 8))] * 2
+loss_fn, optimizer = torch.nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page, and where in the page it begins and ends."""
+
+    language: str
+    text: str
+    start: int
+    end: int
+
+
+def blocks(page):
+    return [Block(m["language"], m["text"], m.start(), m.end()) for m in FENCE.finditer(PAGES[page])]
+
+
+def python_blocks(page):
+    """Each Python block, and the output shown behind it (None where none is)."""
+    found = blocks(page)
+    for block, following in zip(found, [*found[1:], None], strict=True):
+        if block.language == "python":
+            shown = following and following.language == "text" and not PAGES[page][block.end : following.start].strip()
+            yield block, following.text if shown else None
+
+
+def script(page):
+    """The page's Python blocks at the lines where they stand in the page."""
+    lines = ["" for _ in PAGES[page].splitlines()]
+    for block, _ in python_blocks(page):
+        first = PAGES[page].count("\n", 0, block.start) + 1
+        text = [*block.text.splitlines(), f"print({END_OF_BLOCK!r})"]
+        lines[first : first + len(text)] = text
+    return "\n".join(lines)
+
+
+def commands():
+    """(the command's words, what is shown below it), of fenced blocks and of `gradwire ...` in the text."""
+    for page, text in PAGES.items():
+        for block in blocks(page):
+            if block.language == "console":
+                for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
+                    line, _, output = part.replace("\\\n", "").partition("\n")
+                    yield shlex.split(line), output
+            elif not block.language:
+                yield from ((shlex.split(line), "") for line in block.text.splitlines())
+        yield from ((span.split(), "") for span in re.findall(r"`(gradwire [^`]+)`", FENCE.sub("", text)))
+
+
+GRADWIRE = [(words[words.index("gradwire") + 1 :], shown) for words, shown in commands() if "gradwire" in words]
+PLANS = [(words, shown) for words, shown in GRADWIRE if words[0] == "plan" and shown]
+
+
+WITH_PYTHON = [page for page in PAGES if any(python_blocks(page))]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """{page: (exit code, standard output, standard error)}. torch is imported once; each page has a process of its own."""
+    folders = {page: tmp_path_factory.mktemp("page") for page in WITH_PYTHON}
+    for page, folder in folders.items():
+        (folder / "page.py").write_text((PRELUDE if page == "README.md" else "") + script(page), "utf-8")
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"}
+    subprocess.run([sys.executable, "-c", RUNNER, *folders.values()], env=environment, check=True)
+    return {page: [(folder / name).read_text("utf-8") for name in RECORDS] for page, folder in folders.items()}
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON)
+def test_the_python_of_a_page_runs_and_prints_what_is_shown(page, ran):
+    code, printed, errors = ran[page]
+    assert code == "0", errors
+    outputs = printed.split(END_OF_BLOCK + "\n")[:-1]
+    expected = [shown for _, shown in python_blocks(page)]
+    assert len(outputs) == len(expected)
+    for output, shown in zip(outputs, expected, strict=True):
+        if shown is not None:
+            assert output == shown
+
+
+@pytest.mark.parametrize("arguments", sorted({tuple(words) for words, _ in GRADWIRE}), ids=" ".join)
+def test_a_command_in_the_documentation_is_accepted(arguments, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "data").mkdir()
+    name, *options = map(os.path.expanduser, arguments)
+    if name.startswith("--") or "--help" in options:
+        with pytest.raises(SystemExit) as ended:
+            main([name, *options])
+        assert not ended.value.code
+    else:
+        assert configuration(COMMANDS[name], f"gradwire {name}", options)
+
+
+@pytest.mark.parametrize(("arguments", "shown"), PLANS, ids=[" ".join(words) for words, _ in PLANS])
+def test_a_plan_in_the_documentation_is_what_the_command_prints(arguments, shown, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    assert main(arguments) == 0
+    assert figures(capsys.readouterr().out) == figures(shown)
+
+
+def figures(text):
+    """The words and numbers of a table, without its frame."""
+    return re.findall(r"[\w.,:=+%-]+", text)
+
+
+def messages():
+    """Every text in the source, with … for what is filled in."""
+    for file in SOURCES:
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_the_messages_in_troubleshooting_are_those_of_the_program():
+    quoted = re.findall(r"^#+ `(.+)`$", PAGES["docs/troubleshooting.md"], re.MULTILINE)
+    texts = list(messages())
+    assert quoted
+    for message in quoted:
+        pattern = re.compile(".*".join(map(re.escape, message.split("…"))), re.DOTALL)
+        assert any(pattern.search(text) for text in texts), message
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_between_pages_lead_somewhere(page):
+    links = re.findall(r"\]\((?!https?://|#|mailto:)([^)#]+)", PAGES[page])
+    missing = [link for link in links if not ((ROOT / page).parent / link).exists()]
+    assert not missing
+
+
+def test_every_key_of_results_json_is_described():
+    page = PAGES["docs/results.md"]
+    keys = [field.name for part in (Results, RunResult, Evaluation, Seconds) for field in fields(part)]
+    assert [key for key in keys if f"`{key}`" not in page] == []
+
+
+def test_every_compressor_and_its_options_are_described():
+    page = PAGES["docs/compressors.md"]
+    headings = re.findall(r"^## (.+)$", page, re.MULTILINE)
+    for name, registration in registered.items():
+        if registration.factory.__module__.startswith("gradwire."):
+            assert any(name in heading.split(", ") for heading in headings), name
+            assert [option for option in registration.options if f"`{option}`" not in page] == []
