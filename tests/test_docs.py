@@ -12,6 +12,7 @@ import shlex
 import subprocess
 import sys
 from dataclasses import dataclass, fields
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -74,7 +75,7 @@ def blocks(page):
 def python_blocks(page):
     """Each Python block, and the output shown behind it (None where none is)."""
     found = blocks(page)
-    for block, following in zip(found, [*found[1:], None], strict=True):
+    for block, following in zip_longest(found, found[1:]):
         if block.language == "python":
             shown = following and following.language == "text" and not PAGES[page][block.end : following.start].strip()
             yield block, following.text if shown else None
