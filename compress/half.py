@@ -47,15 +47,16 @@ class Cast:
 
     def reduce(self, grad: Tensor, state: CastState, residual: Tensor | None = None) -> Program[Tensor]:
         """The inner average, its payloads rounded to 16 bits. Means are divided before they are rounded and summed."""
-        return (yield from self._narrowed(self.inner.reduce(grad, state.inner, residual), state.world_size))
+        program = self.inner.reduce(grad, state.inner, residual)
+        return (yield from self._narrowed(program, state.world_size, grad.numel()))
 
-    def _narrowed(self, program: Program[T], world_size: int) -> Program[T]:
+    def _narrowed(self, program: Program[T], world_size: int, elements: int) -> Program[T]:
         """Drive `program`, with each of its requests cast on the way out and each reply on the way back."""
         reply: Tensor | None = None
         try:
             while True:
                 request = next(program) if reply is None else program.send(reply)
-                if narrow := self._narrow(request, world_size):
+                if narrow := self._narrow(request, world_size, elements):
                     answer = yield narrow
                     reply = torch.empty(answer.shape, dtype=request.tensor.dtype, device=answer.device)
                     kernels.cast_scaled(answer, reply, 1.0)
@@ -66,16 +67,24 @@ class Cast:
         finally:
             program.close()
 
-    def _narrow(self, request: Request, world_size: int) -> Request | None:
+    def _narrow(self, request: Request, world_size: int, elements: int) -> Request | None:
         wide = request.tensor
         if not wide.is_floating_point() or wide.element_size() <= 2:
             return None
         narrow = torch.empty(wide.shape, dtype=self.dtype, device=wide.device)
-        if isinstance(request, AllReduce) and request.op == "mean":
-            kernels.cast_scaled(wide, narrow, 1 / world_size)
+        if isinstance(request, AllReduce):
+            share = 1 / world_size if request.op == "mean" else 1.0
+            if wide.numel() < elements:
+                self._saturate(wide, torch.finfo(self.dtype).max / (world_size * share))
+            kernels.cast_scaled(wide, narrow, share)
             return AllReduce(narrow, "sum")
         kernels.cast_scaled(wide, narrow, 1.0)
         return dataclasses.replace(request, tensor=narrow)
+
+    def _saturate(self, wide: Tensor, limit: float) -> None:
+        """Keep finite factors within reach of 16 bits: what they miss stays in the residual. A whole gradient overflows."""
+        if self.dtype == torch.float16:
+            wide.copy_(torch.where(wide.isfinite(), wide.clamp(-limit, limit), wide))
 
 
 def packing(compressor: Any) -> Any:

@@ -94,15 +94,15 @@ class PowerSGD:
             if iteration == 0:
                 kernels.low_rank_left(grad, residual, factors, q, p)
             else:
-                kernels.normalize(q, factors)
+                kernels.normalize(q, factors, state.q.flat)
                 kernels.low_rank_left(matrices, None, factors, q, p)
             p = yield from all_reduce(p)
             kernels.orthogonalize(p, factors)
             kernels.low_rank_right(matrices, factors, p, q)
             q = yield from all_reduce(q)
         kernels.low_rank_finish(grad, residual, factors, p, q)
+        kernels.normalize(q, factors, state.q.flat)  # a Q of zeros would find nothing ever again
         state.q.flat.copy_(q)
-        kernels.normalize(state.q.flat, factors)
 
     def _draw(self, q: PerParameter, step: int) -> None:
         """Standard normal Q for every parameter, from a generator of its own."""

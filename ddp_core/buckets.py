@@ -36,8 +36,10 @@ class Bucket:
         if partial and self._tensors:
             self._kept = torch.zeros(layout.numel, dtype=layout.dtype, device=layout.device)
             self._tensors.append(self._kept)
+            self._sizes = torch.tensor(layout.sizes, device=layout.device)
         self._before = [torch.empty_like(tensor) for tensor in self._tensors]
         self._verdict: Verdict | None = None
+        self.watched = bool(self._tensors)  # whether any bucket has something to undo
 
     def reduce(self, flat: Tensor, step: int) -> Program[Tensor]:
         """Average the bucket over ranks, in place of `flat`."""
@@ -51,7 +53,7 @@ class Bucket:
             average = yield from self._reduce_used(flat, used)
         if average is not flat:
             flat.copy_(average)
-        if self._tensors or self.owed:
+        if self.watched or self.owed:
             self._verdict = Verdict(all_finite(flat))
         return flat
 
@@ -70,8 +72,7 @@ class Bucket:
         """The average of the parameters that any rank used; that of the others stays here."""
         results: list[Tensor] = yield from together(self._compressor.reduce(flat, self.state), all_reduce(used))
         average, shares = results
-        sizes = torch.tensor(self.layout.sizes, device=flat.device)
-        unused = (shares == 0).repeat_interleave(sizes, output_size=self.layout.numel)
+        unused = (shares == 0).repeat_interleave(self._sizes, output_size=self.layout.numel)
         assert self._kept is not None
         self._kept.copy_(torch.where(unused, average, 0))
         return average.masked_fill_(unused, 0)
@@ -164,6 +165,8 @@ class Buckets:
         self.plan: list[tuple[str, ...]] = []  # buckets of a loaded state that have not been met yet
         self._live: dict[tuple[str, ...], Bucket] = {}
         self._homeless: Entries = {}
+        self._former: Compressor | None = None  # whose state `_foreign` is: loaded, then swapped before any step
+        self._foreign: Entries = {}
 
     def get(self, layout: Layout) -> Bucket | None:
         """The bucket of this layout, if it is known."""
@@ -177,8 +180,21 @@ class Buckets:
             self._homeless.update(self._live.pop(names).save())
         bucket = Bucket(self.compressor, layout, self.step, partial=self.partial)
         bucket.load({name: self._homeless.pop(name) for name in layout.names if name in self._homeless})
+        self._adopt(bucket)
         self._live[layout.names] = bucket
+        watched = any(other.watched for other in self._live.values())
+        for other in self._live.values():
+            other.watched = watched
         return bucket
+
+    def _adopt(self, bucket: Bucket) -> None:
+        """Let a bucket owe what another compressor's state holds back for its parameters."""
+        names = [name for name in bucket.layout.names if name in self._foreign]
+        if names and self._former is not None:
+            former = Bucket(self._former, bucket.layout, self.step)
+            former.load({name: self._foreign.pop(name) for name in names})
+            for name, numbers in former.held_back().items():
+                bucket.owe(name, numbers)
 
     def split(self, names: Iterable[str]) -> list[tuple[str, ...]]:
         """The buckets of a loaded state that together hold exactly these parameters; else all of them as one."""
@@ -197,24 +213,32 @@ class Buckets:
     def replace(self, compressor: Compressor) -> None:
         """Go on with another compressor; what was held back is owed to the next average."""
         self.settle()
-        owed: dict[str, Tensor] = {}
+        if self._former is None:
+            self._former, self._foreign = self.compressor, self._homeless
+            self._homeless = {}
         for bucket in self._live.values():
-            owed.update(bucket.held_back())
+            for name, numbers in bucket.held_back().items():
+                self._homeless[name] = {OWED: numbers}
         self.compressor = compressor
         self._live = {}
-        self._homeless = {name: {OWED: numbers} for name, numbers in owed.items()}
 
     def rescale(self, factor: float) -> None:
         """Multiply what all buckets hold back. Raises RuntimeError for a loaded state that no step has taken up yet."""
         self.settle()
-        if self._homeless:
-            raise RuntimeError("a loaded or swapped state can be rescaled after the next backward, not before it")
+        if self._foreign or any(set(fields) != {OWED} for fields in self._homeless.values()):
+            raise RuntimeError("a loaded state can be rescaled after the next backward, not before it")
+        for fields in self._homeless.values():
+            fields[OWED] = fields[OWED] * factor
         for bucket in self._live.values():
             bucket.rescale(factor)
 
     def state_dict(self) -> dict[str, Any]:
         """{"step", "buckets": names of each bucket in order, "parameters": {name: {field: tensor}}}."""
         self.settle()
+        if self._foreign:
+            raise RuntimeError(
+                "a state that was loaded, then swapped, can be saved after the next backward, not before it"
+            )
         entries = dict(self._homeless)
         for bucket in self._live.values():
             entries.update(bucket.save())
@@ -224,6 +248,7 @@ class Buckets:
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Take a saved state; buckets claim their parts when they are met."""
         self.step = int(saved["step"])
-        self.plan = [tuple(names) for names in saved["buckets"]]
+        self.plan = [tuple(names) for names in saved["buckets"] if names]
         self._live = {}
         self._homeless = {name: dict(fields) for name, fields in saved["parameters"].items()}
+        self._former, self._foreign = None, {}

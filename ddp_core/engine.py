@@ -6,6 +6,7 @@ rank. Completion times differ between ranks, so nothing is ever started because 
 
 from __future__ import annotations
 
+import logging
 import threading
 from datetime import timedelta
 
@@ -19,6 +20,7 @@ from .job import Job, Record
 from .lanes import Lanes
 from .streams import SideStream
 
+logger = logging.getLogger(__name__)
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 
 
@@ -97,6 +99,11 @@ class Engine:
         failure = RuntimeError(self._failure)
         failure.__cause__ = error
         for other in live:
-            other.close()
+            other.closed = True
             other.future.set_exception(failure)  # type: ignore[arg-type]
         self._executor.abort()  # after the futures: it may wait for what is in flight
+        for other in live:
+            try:
+                other.close()
+            except Exception:  # a program that objects to its end must not keep the others from theirs
+                logger.warning("%s did not close", other.label, exc_info=True)

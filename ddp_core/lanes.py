@@ -8,6 +8,7 @@ round before is already in flight.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -31,6 +32,7 @@ class Lanes:
     def __init__(
         self, group: dist.ProcessGroup, timeout: timedelta, on_end: Callable[[Job, BaseException | None], None]
     ) -> None:
+        self._process = os.getpid()
         self._ranks = dist.get_process_group_ranks(group)
         self._timeout = timeout
         self._on_end = on_end
@@ -43,11 +45,22 @@ class Lanes:
         """Have a lane for each of `rounds` rounds. A collective call: every rank makes it at the same bucket."""
         while len(self._groups) < rounds:
             lane = len(self._groups)
-            group = dist.new_group(self._ranks, timeout=self._timeout, backend="gloo", use_local_synchronization=True)
-            if not isinstance(group, dist.ProcessGroup):
-                raise RuntimeError(f"no process group for lane {lane}: this rank is not one of {self._ranks}")
-            self._groups.append(group)
+            self._groups.append(self._new_group(lane))
             self._add_queue()
+
+    def _new_group(self, lane: int) -> dist.ProcessGroup:
+        # Groups of some ranks are named by how many there are (torch 2.8), which repeats once one is closed; of all, never.
+        some = len(self._ranks) < dist.get_world_size()
+        try:
+            group = dist.new_group(self._ranks, timeout=self._timeout, backend="gloo", use_local_synchronization=some)
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"ranks {self._ranks} did not all make a process group for lane {lane} within {self._timeout}; "
+                f"see what the others raised. {error}"
+            ) from error
+        if not isinstance(group, dist.ProcessGroup):
+            raise RuntimeError(f"no process group for lane {lane}: this rank is not one of {self._ranks}")
+        return group
 
     def submit(self, job: Job) -> None:
         """Queue a job behind those submitted before."""
@@ -55,6 +68,8 @@ class Lanes:
 
     def close(self, limit: timedelta | None = None) -> None:
         """End the threads once they have done what is queued, then the groups; wait no longer than `limit`."""
+        if os.getpid() != self._process:
+            return  # a fork: the threads are its parent's
         deadline = time.monotonic() + (limit or self._timeout).total_seconds()
         for queue, thread in zip(self._queues, self._threads, strict=True):
             queue.put(None)

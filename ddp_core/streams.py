@@ -32,7 +32,7 @@ class SideStream:
     def submit(self, job: Job) -> None:
         """Queue the whole program behind the gradient's kernels and earlier buckets."""
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream), torch.autocast("cuda", enabled=False):
             try:
                 self._run(job)
             except Exception as error:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..compress import Compressor
 from ..compress import state as states
+from ..ddp_core import OWED
 from .parameters import layout_of
 
 FORMAT = 1
@@ -44,7 +45,13 @@ def check_parameters(
     parameters = {name: parameter for parameter, name in names.items()}
     if unknown := sorted(set(saved["parameters"]) - set(parameters)):
         raise ValueError(f"the state has parameters that the model does not train: {', '.join(unknown)}")
-    for bucket in saved["buckets"]:
+    for name, fields in saved["parameters"].items():
+        needed = parameters[name].numel() * (2 if parameters[name].is_complex() else 1)
+        if OWED in fields and fields[OWED].numel() != needed:
+            raise ValueError(
+                f"the saved {OWED!r} of parameter {name!r} has {fields[OWED].numel()} elements, not {needed}"
+            )
+    for bucket in filter(None, saved["buckets"]):
         if unknown := sorted(set(bucket) - set(parameters)):
             raise ValueError(f"the state has buckets of parameters that the model does not train: {', '.join(unknown)}")
         dtype = parameters[bucket[0]].dtype.to_real()

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from ..compress import Layout, Spec, compressor, most_rounds
+from ..compress import Layout, Program, Spec, compressor, most_rounds
 from ..ddp_core import DEFAULT_TIMEOUT, Bucket, Buckets, Engine, Record
 from . import checkpoint
 from .parameters import as_real, layout_of
@@ -57,6 +58,15 @@ class Part:
         """The part's gradients, flat: the buffer itself, or a copy of the pieces."""
         return flat if self.places is None else torch.cat([flat[first:end] for first, end in self.places])
 
+    def reduce(self, flat: Tensor, step: int, buffer: Tensor) -> Program[Tensor]:
+        """Average this part of `flat`, which is `buffer` as real numbers, in place; returns `buffer`.
+
+        All of it is in the program, so that on CUDA it runs on the side stream, and the future's events cover it.
+        """
+        average = yield from self.bucket.reduce(self.take(flat), step)
+        self.give(flat, average)
+        return buffer
+
     def give(self, flat: Tensor, average: Tensor) -> None:
         """Write the average where the gradients came from."""
         if self.places is not None:
@@ -92,12 +102,19 @@ class Handle:
         self._steps, self._total = 0, Record()
 
     def bind(self, model: nn.Module) -> None:
-        """Key the state by the names of `model`'s parameters; without it they are numbered as DDP hands them over."""
+        """Key the state by the names of `model`'s parameters; without it they are numbered as DDP hands them over.
+
+        Raises ValueError where what is held for a parameter would have no name in the model.
+        """
+        model = model.module if isinstance(model, DistributedDataParallel) else model
         names: dict[Tensor, str] = {
             parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad
         }
         saved = self._buckets.state_dict()
-        renamed = {old: names[parameter] for parameter, old in self._names.items() if parameter in names}
+        renamed = {name: name for name in names.values()} if not self._names else {}
+        renamed |= {old: names[parameter] for parameter, old in self._names.items() if parameter in names}
+        if lost := sorted(set(saved["parameters"]) - set(renamed)):
+            raise ValueError(f"the state has parameters that the model does not train: {', '.join(lost)}")
         self._names, self._bound = names, True
         self._reload(checkpoint.renamed(saved, renamed))
 
@@ -108,7 +125,9 @@ class Handle:
         self._last_index = bucket.index()
         buffer = bucket.buffer()
         flat = as_real(buffer)
-        futures = [self._submit(part, flat) for part in self._parts_of(bucket, flat)]
+        futures = [self._submit(part, flat, buffer) for part in self._parts_of(bucket, flat)]
+        if len(futures) == 1 or flat.is_cuda:
+            return futures[-1]  # on the side stream the last part ends last, and its future knows the device
 
         def finished(done: torch.futures.Future[Any]) -> Tensor:
             for future in done.value():
@@ -177,19 +196,19 @@ class Handle:
     def _begin_step(self) -> None:
         self._buckets.settle()
         self._buckets.step += 1
-        self._total = reduce(add, (record for _, record in self._records), self._total)
-        self._records = []
+        self._count_records()
         self._steps += 1
 
-    def _submit(self, part: Part, flat: Tensor) -> torch.futures.Future[Any]:
+    def _count_records(self) -> None:
+        self._total = reduce(add, (record for _, record in self._records), self._total)
+        self._records = []
+
+    def _submit(self, part: Part, flat: Tensor, buffer: Tensor) -> torch.futures.Future[Tensor]:
         assert self._engine is not None
-        gradients = part.take(flat)
-        program = part.bucket.reduce(gradients, self._buckets.step - 1)
+        program = part.reduce(flat, self._buckets.step - 1, buffer)
         future, record = self._engine.submit(program, _label(len(self._records), part.bucket.layout.names))
         self._records.append((part.bucket, record))
-        if part.places is None:
-            return future
-        return future.then(lambda done: part.give(flat, done.value()))
+        return future
 
     def _parts_of(self, bucket: dist.GradBucket, flat: Tensor) -> list[Part]:
         """Our buckets inside DDP's, which may have been rebuilt since the last step."""
@@ -239,7 +258,8 @@ class Handle:
         self._forget_parts()
 
     def _forget_parts(self) -> None:
-        self._parts, self._records, self._agreed = {}, [], False
+        self._count_records()
+        self._parts, self._agreed = {}, False
 
 
 def _places(layout: Layout, names: Sequence[str]) -> tuple[tuple[int, int], ...]:

@@ -55,6 +55,8 @@ def plan(
         raise ValueError(f"world_size is at least 1, got {world_size}")
     built = compressor(spec)
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters() if p.requires_grad}
+    if not names:
+        raise ValueError(f"{type(model).__name__} has no parameters that require gradients: there is nothing to plan")
     parameters = list(names)
     ready = parameters[::-1] if order is None else list(order)
     total = Traffic()

@@ -51,18 +51,21 @@ def comm_hook(
     *,
     process_group: dist.ProcessGroup | None = None,
     timeout: timedelta = DEFAULT_TIMEOUT,
+    partial: bool | None = None,
 ) -> tuple[Handle, HookFunction]:
     """State and hook for whoever registers them: `ddp_model.register_comm_hook(*comm_hook("bf16", ddp_model))`.
 
     `model`, DDP or bare, gives parameters their names. Without it they are numbered in the order in which DDP first hands
     them over (the model's order where DDP starts with one bucket, as it does without find_unused_parameters), until
-    `handle.bind(model)` is called.
+    `handle.bind(model)` is called. `partial`: whether backwards may leave parameters out; DDP's find_unused_parameters where
+    `model` is DDP.
     """
     ddp = model if isinstance(model, DistributedDataParallel) else None
     if process_group is None and ddp is not None:
         process_group = ddp.process_group
-    partial = ddp is not None and ddp.find_unused_parameters and not ddp.static_graph
+    if partial is None:
+        partial = ddp is not None and ddp.find_unused_parameters and not ddp.static_graph
     handle = Handle(spec, process_group, timeout, partial=partial)
     if model is not None:
-        handle.bind(model if ddp is None else ddp.module)
+        handle.bind(model)
     return handle, compress_bucket

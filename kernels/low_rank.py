@@ -98,17 +98,19 @@ def orthogonalize(p: Tensor, factors: Factors) -> None:
 
 
 @operation
-def normalize(q: Tensor, factors: Factors) -> None:
-    """Scale each factor vector of Q to length 1, in place; a zero vector stays zero.
+def normalize(q: Tensor, factors: Factors, previous: Tensor | None = None) -> None:
+    """Scale each factor vector of Q to length 1, in place; a zero vector becomes that of `previous` (None: stays zero).
 
     The span is all that the next step needs of Q, and P = M Q then has the scale of M, not of its square: 16 bits hold it.
     """
-    for batch in _alike(factors.right(q)):
+    befores = _alike(factors.right(q if previous is None else previous))
+    for batch, before in zip(_alike(factors.right(q)), befores, strict=True):
         vectors = torch.stack(batch)
         largest = vectors.abs().amax(dim=2, keepdim=True)
         scaled = vectors / torch.where(largest == 0, torch.ones_like(largest), largest)
         length = scaled.norm(dim=2, keepdim=True)
-        torch._foreach_copy_(batch, list(scaled / torch.where(length == 0, torch.ones_like(length), length)))
+        unit = scaled / torch.where(length == 0, torch.ones_like(length), length)
+        torch._foreach_copy_(batch, list(torch.where(length == 0, torch.stack(before), unit)))
 
 
 def _alike(parts: Iterator[Tensor]) -> list[list[Tensor]]:
