@@ -10,7 +10,6 @@ size of DDP's buckets. torch's PowerSGD needs one bucket on Gloo. The model is a
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire.experiments.results import environment
 
 VOCABULARY, WIDTH, LAYERS, BATCH, TOKENS = 256, 512, 6, 4, 32
 WARMUP_STEPS = 4  # DDP rebuilds its buckets, torch's PowerSGD starts
@@ -124,7 +124,7 @@ def main() -> None:
         rows = [case.figures() for case in cases]
         Console().print(table(rows, dist.get_world_size()))
         if arguments.json:
-            versions = {"torch": torch.__version__, "gradwire": gradwire.__version__, "machine": platform.processor()}
+            versions = {"torch": torch.__version__, "gradwire": gradwire.__version__, "machine": environment()["processor"]}
             arguments.json.write_text(
                 json.dumps({**versions, "steps": arguments.steps, "cases": rows}, indent=1) + "\n"
             )

@@ -1,0 +1,41 @@
+"""PowerSGD where numbers vanish or overflow."""
+
+import pytest
+import torch
+
+from gradwire.compress import Layout, Simulation, compressor
+
+WEIGHT = Layout(("weight",), ((64, 48),), torch.float32, torch.device("cpu"), 2)
+
+
+@pytest.mark.parametrize("spec", ["powersgd:rank=4", "powersgd:rank=4,power_iterations=2", "batched-powersgd"])
+def test_after_a_zero_gradient_it_still_finds_a_gradient_whose_first_rows_are_zero(spec):
+    """P is then completed by unit vectors, whose product with such a gradient is zero: Q must not follow."""
+    simulation = Simulation(compressor(spec), WEIGHT)
+    gradient = torch.randn(64, 48, generator=torch.Generator().manual_seed(0))
+    gradient[:8] = 0
+    simulation.step([torch.zeros(WEIGHT.numel)] * 2)
+    total = torch.zeros(WEIGHT.numel)
+    for _ in range(100):
+        total += simulation.step([gradient.flatten().clone() for _ in range(2)])[0]
+    assert (total / 100 - gradient.flatten()).norm() < 0.2 * gradient.norm()
+
+
+def test_factors_beyond_float16_are_cut_and_made_up_for_later():
+    simulation = Simulation(compressor("fp16+powersgd:rank=2"), WEIGHT)
+    gradient = 3e4 * torch.randn(64, 48, generator=torch.Generator().manual_seed(0)).flatten()
+    total = torch.zeros(WEIGHT.numel)
+    for step in range(300):
+        given = gradient if step < 3 else torch.zeros(WEIGHT.numel)
+        output = simulation.step([given.clone() for _ in range(2)])[0]
+        assert output.isfinite().all()
+        total += output
+    assert (total - 3 * gradient).norm() < 0.05 * gradient.norm()
+
+
+@pytest.mark.parametrize("spec", ["fp16", "fp16+powersgd:rank=2,start_iter=3", "fp16+powersgd:rank=2"])
+def test_an_infinite_gradient_shows_through_float16(spec):
+    gradient = torch.ones(WEIGHT.numel)
+    gradient[5] = torch.inf
+    outputs = Simulation(compressor(spec), WEIGHT).step([gradient.clone(), torch.ones(WEIGHT.numel)])
+    assert not outputs[0].isfinite().all()

@@ -1,0 +1,116 @@
+"""The engine by itself: a program that misbehaves ends all programs with its error, and nothing hangs."""
+
+import os
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from gradwire.compress import AllReduce
+from gradwire.ddp_core import Engine
+
+LIMIT = timedelta(seconds=20)
+
+
+def stubborn(tensor):
+    """Goes on when it is told to end."""
+    try:
+        yield AllReduce(tensor)
+    except GeneratorExit:
+        yield AllReduce(tensor)
+
+
+def objects(tensor):
+    """Raises when it is told to end."""
+    try:
+        yield AllReduce(tensor)
+        yield AllReduce(tensor)
+    finally:
+        raise KeyError("on purpose")
+
+
+def fails(tensor):
+    yield AllReduce(tensor)
+    raise ArithmeticError("on purpose")
+
+
+def well(tensor):
+    first = yield AllReduce(tensor)
+    return (yield AllReduce(first))
+
+
+PROGRAMS = {"stubborn": stubborn, "objects": objects, "well": well}
+
+
+def run_beside_a_failure(rank, world_size, other):
+    engine = Engine(dist.group.WORLD, torch.device("cpu"), LIMIT)
+    engine.prepare(2)
+    programs = [fails(torch.ones(8)), *(PROGRAMS[other](torch.ones(200_000)) for _ in range(3))]
+    futures = []
+    for index, program in enumerate(programs):
+        try:
+            futures.append(engine.submit(program, f"bucket {index}")[0])
+        except RuntimeError as error:
+            return [str(error)] * (index + 1)
+    return [message_of(future) for future in futures]
+
+
+def message_of(future):
+    try:
+        future.wait()
+    except Exception as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("other", list(PROGRAMS))
+def test_a_failure_reaches_the_futures_of_all_programs_that_are_live(ranks, other):
+    for messages in ranks.run(run_beside_a_failure, 2, other, timeout=30):
+        assert "on purpose" in messages[0]
+        assert all(message == "" or "on purpose" in message for message in messages)
+
+
+def run_and_fork(rank, world_size):
+    engine = Engine(dist.group.WORLD, torch.device("cpu"), LIMIT)
+    engine.prepare(2)
+    assert torch.equal(engine.submit(well(torch.full((4,), rank + 1.0)), "bucket 0")[0].wait(), torch.full((4,), 1.5))
+    child = os.fork()
+    if not child:
+        engine.close()
+        os._exit(7)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    again = engine.submit(well(torch.ones(4)), "bucket 0")[0].wait()
+    engine.close()
+    return status, again
+
+
+def test_a_fork_leaves_the_lanes_to_its_parent(ranks):
+    for status, again in ranks.run(run_and_fork, 2):
+        assert status == 7
+        assert torch.equal(again, torch.ones(4))
+
+
+def submit_after_close(rank, world_size):
+    engine = Engine(dist.group.WORLD, torch.device("cpu"), LIMIT)
+    engine.prepare(1)
+    engine.close()
+    engine.submit(well(torch.ones(1)), "bucket 0")
+
+
+def test_a_closed_engine_says_so(ranks):
+    for failure in ranks.run(submit_after_close, 2, expect_errors=True):
+        assert "was closed" in failure.message
+
+
+def make_groups_again(rank, world_size):
+    for _ in range(3):
+        engine = Engine(dist.group.WORLD, torch.device("cpu"), LIMIT)
+        engine.prepare(2)
+        engine.submit(well(torch.ones(4)), "bucket 0")[0].wait()
+        engine.close()
+    return True
+
+
+def test_engines_can_follow_one_another(ranks):
+    assert all(ranks.run(make_groups_again, 2))

@@ -1,0 +1,148 @@
+"""A handle's methods in unusual orders: nothing held back is lost, and what cannot be is refused."""
+
+import copy
+
+import pytest
+import torch
+
+import gradwire
+
+from .given import average, gradients, wrapped
+
+SHAPES = ((40, 30), (40,), (10, 200), (3,))
+LOSSY = ["powersgd:rank=2", "topk:ratio=0.05", "onebit", "batched-powersgd"]
+ZEROS = [torch.zeros(shape) for shape in SHAPES]
+
+
+def attached(spec):
+    ddp = wrapped(SHAPES, bucket_cap_mb=0.002, find_unused_parameters=False)
+    return ddp, gradwire.attach(ddp, spec)
+
+
+def trained(spec, rank, count=3):
+    ddp, handle = attached(spec)
+    for step in range(count):
+        average(ddp, gradients(rank, step, SHAPES))
+    return ddp, handle
+
+
+def flush(ddp, handle, *detours):
+    """All that is held back, after swaps with no step between."""
+    for spec in (*detours, "none"):
+        handle.swap(spec)
+    flushed = average(ddp, ZEROS)
+    handle.close()
+    return flushed
+
+
+def load_then_swap(rank, world_size):
+    results = {}
+    for spec in LOSSY:
+        ddp, handle = trained(spec, rank)
+        saved = copy.deepcopy(handle.state_dict())
+        flushed = [flush(ddp, handle)]
+        for detours in ((), ("onebit", "powersgd")):
+            again, loaded = attached(spec)
+            loaded.load_state_dict(saved)
+            flushed.append(flush(again, loaded, *detours))
+        results[spec] = flushed
+    return results
+
+
+def test_a_swap_right_after_loading_or_another_swap_loses_nothing(ranks):
+    for results in ranks.run(load_then_swap, 2):
+        for spec, (expected, swapped, detoured) in results.items():
+            assert max(numbers.abs().max() for numbers in expected.values()) > 0.1, spec
+            for name, numbers in expected.items():
+                torch.testing.assert_close(swapped[name], numbers, msg=f"{spec} {name}")
+                torch.testing.assert_close(detoured[name], numbers, msg=f"{spec} {name}")
+
+
+def load_then_bind(rank, world_size):
+    ddp, handle = trained("onebit", rank)
+    saved = copy.deepcopy(handle.state_dict())
+    again = wrapped(SHAPES, bucket_cap_mb=0.002, find_unused_parameters=False)
+    unnamed, hook = gradwire.comm_hook("onebit")
+    again.register_comm_hook(unnamed, hook)
+    unnamed.load_state_dict(saved)
+    unnamed.bind(again)
+    pairs = [(average(ddp, numbers), average(again, numbers)) for numbers in [gradients(rank, 3, SHAPES)]]
+    handle.close()
+    unnamed.close()
+    return pairs
+
+
+def test_binding_after_loading_keeps_what_was_loaded(ranks):
+    for pairs in ranks.run(load_then_bind, 2):
+        assert all(torch.equal(left[name], right[name]) for left, right in pairs for name in left)
+
+
+def refused(rank, world_size):
+    ddp, handle = trained("topk", rank)
+    saved = handle.state_dict()
+    messages = []
+    handle.swap("onebit")
+    wrong = handle.state_dict()
+    wrong["parameters"]["p1"]["owed"] = torch.zeros(7)
+    other, _ = gradwire.comm_hook("topk")
+    other.load_state_dict({**saved, "parameters": {"stranger": {"residual": torch.zeros(3)}}})
+    loaded = gradwire.comm_hook("topk", ddp.module)[0]
+    loaded.load_state_dict({**saved, "buckets": [[], *saved["buckets"]]})
+    for call in (
+        lambda: handle.load_state_dict(wrong),
+        lambda: other.bind(ddp.module),
+        lambda: loaded.rescale(2.0),
+        lambda: (loaded.swap("onebit"), loaded.state_dict()),
+        lambda: handle.rescale(float("inf")),
+    ):
+        with pytest.raises((ValueError, RuntimeError)) as raised:
+            call()
+        messages.append(str(raised.value))
+    handle.close()
+    return messages
+
+
+def test_what_would_lose_or_spoil_something_is_refused(ranks):
+    for messages in ranks.run(refused, 2):
+        for message, expected in zip(messages, ["p1", "stranger", "loaded", "loaded", "finite"], strict=True):
+            assert expected in message
+
+
+def rescale_after_swap(rank, world_size):
+    ddp, handle = trained("topk", rank)
+    plain = flush(*trained("topk", rank))
+    handle.swap("onebit")
+    handle.rescale(4.0)
+    return plain, flush(ddp, handle)
+
+
+def test_what_a_swap_left_over_can_be_rescaled(ranks):
+    for plain, scaled in ranks.run(rescale_after_swap, 2):
+        assert all(torch.equal(4 * plain[name], scaled[name]) for name in plain)
+
+
+def count_through_swaps(rank, world_size):
+    ddp, handle = trained("none", rank)
+    before = handle.stats().total.traffic.payload_bytes
+    handle.swap("bf16")
+    average(ddp, ZEROS)
+    after = handle.stats().total.traffic.payload_bytes
+    handle.close()
+    return before, after
+
+
+def test_totals_go_on_through_a_swap(ranks):
+    dense = 4 * sum(zeros.numel() for zeros in ZEROS)
+    for before, after in ranks.run(count_through_swaps, 2):
+        assert before == 3 * dense
+        assert after == before + dense // 2
+
+
+def test_a_hook_without_a_model_can_be_told_of_unused_parameters():
+    handle, _ = gradwire.comm_hook("topk", partial=True)
+    assert handle._buckets.partial
+
+
+def test_a_model_without_trainable_parameters_has_no_plan():
+    with pytest.raises(ValueError, match="nothing to plan"):
+        gradwire.plan(torch.nn.ReLU(), "none", world_size=2)
