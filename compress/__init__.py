@@ -22,7 +22,7 @@ from .registry import register
 from .simulate import Simulation, Traffic, dry_run, most_rounds, simulate
 from .together import together
 from .topk import TopK
-from .wrappers import ErrorFeedback, Partition, Switch, Widen
+from .wrappers import ErrorFeedback, Partition, Switch, Widen, warm_up_steps
 
 __all__ = [
     "AllGather",
@@ -59,4 +59,5 @@ __all__ = [
     "register",
     "simulate",
     "together",
+    "warm_up_steps",
 ]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .dense import Dense
-from .protocol import Compressor, Layout, Program, working_dtype
+from .protocol import Compressor, Layout, Program, children, working_dtype
 from .state import Counter, PerParameter, release
 from .together import together
 
@@ -167,6 +167,16 @@ def _grouped(inner: Compressor, state: Any, parts: list[Tensor], held: list[Tens
     put_back(average, parts)
     if residual is not None and held is not None:
         put_back(residual, held)
+
+
+def warm_up_steps(compressor: Compressor) -> int:
+    """Synced steps until the last stage of every switch inside a compressor has begun.
+
+    >>> warm_up_steps(ErrorFeedback(Switch({0: Dense(), 1000: Dense()})))
+    1000
+    """
+    own = max(compressor.starts) if isinstance(compressor, Switch) else 0
+    return max([own, *map(warm_up_steps, children(compressor))])
 
 
 def put_back(flat: Tensor, parts: list[Tensor]) -> None:

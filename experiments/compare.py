@@ -19,7 +19,7 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..compress import compressor
+from ..compress import compressor, warm_up_steps
 from .data import DataConfig, Dataset, load_dataset
 from .finish import finish
 from .launch import RankFailure, chosen_backend, joined, run_ranks, under_launcher
@@ -102,6 +102,11 @@ def compare(config: CompareConfig) -> int:
     (out / RESULTS).unlink(missing_ok=True)  # those of an earlier run are not to be taken for this one's
     start = f"{config.nproc} ranks on {backend}, {len(config.compressors)} compressors, results in {out}"
     Console().print(start, markup=False)
+    for spec in config.compressors:
+        if (steps := warm_up_steps(compressor(spec))) >= config.steps:
+            logger.warning(
+                "%s warms up for %d steps, and the run has %d: it never compresses", spec, steps, config.steps
+            )
     code = _supervise(config, backend, out)
     results = Results.read(out / RESULTS) if (out / RESULTS).exists() else None
     if results is not None and results.runs:
