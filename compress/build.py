@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import re
 import types
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
@@ -19,6 +20,7 @@ from .registry import Registration, register, registered
 from .wrappers import ErrorFeedback, Switch, Widen
 
 logger = logging.getLogger(__name__)
+OUTER_END = re.compile(r"(?<![0-9][eE])\+")  # a '+' that is not part of a number such as 1e+3
 ENTRY_POINT_GROUP = "gradwire.compressors"
 Spec: TypeAlias = str | Mapping[str, Any] | Compressor
 
@@ -60,7 +62,8 @@ def compressor(spec: Spec) -> Compressor:
 
 def _parsed(text: str) -> Mapping[str, Any]:
     """`outer+inner:key=value` as nested mappings."""
-    outer, plus, inner = text.partition("+")
+    plus = OUTER_END.search(text)
+    outer, inner = (text[: plus.start()], text[plus.end() :]) if plus else (text, "")
     name, colon, options = outer.strip().partition(":")
     if not name or (colon and not options) or (plus and not inner.strip()):
         raise ValueError(

@@ -57,6 +57,8 @@ class PowerSGD:
 
     def init(self, layout: Layout) -> PowerSGDState:
         """Random Q for each matrix worth compressing."""
+        if layout.dtype.itemsize < 4:
+            raise TypeError(f"PowerSGD needs 32 bits or more for its arithmetic, not {layout.dtype}: wrap it in Widen")
         matrices, whole, names = [], [], []
         for name, shape, offset, size in zip(layout.names, layout.shapes, layout.offsets, layout.sizes, strict=True):
             if matrix := self.as_matrix(shape, offset):

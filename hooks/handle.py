@@ -241,8 +241,9 @@ class Handle:
             self._engine = Engine(self._process_group(), device, self._timeout)
             weakref.finalize(self, self._engine.close, AT_EXIT)  # a thread inside torch would abort the interpreter
         if not self._agreed:
+            method = checkpoint.fingerprint(self._buckets.compressor)
             self._engine.agree(
-                f"{self._buckets.compressor!r} at step {self._buckets.step - 1} with a first bucket of "
+                f"{method} at step {self._buckets.step - 1} with a first bucket of "
                 f"{len(layout.names)} parameters, {layout.numel} x {layout.dtype}"
             )
             self._agreed = True

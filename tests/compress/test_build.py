@@ -156,3 +156,8 @@ def test_what_is_no_specification_is_refused_by_type(thing):
 def test_equal_specifications_build_equal_compressors_that_can_be_keys():
     assert len({compressor(spec) for spec in BUILT if "powersgd:rank=1" in spec}) == 2
     assert all(hash(compressor(spec)) == hash(compressor(spec)) for spec in BUILT)
+
+
+def test_a_plus_inside_a_number_does_not_nest():
+    assert compressor("powersgd:start_iter=1e+3") == compressor("powersgd:start_iter=1000")
+    assert compressor("fp16+powersgd:start_iter=1E+3") == compressor("fp16+powersgd:start_iter=1000")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradwire.compress import Layout, Simulation, compressor
+from gradwire.compress import Layout, PowerSGD, Simulation, compressor
 
 WEIGHT = Layout(("weight",), ((64, 48),), torch.float32, torch.device("cpu"), 2)
 
@@ -39,3 +39,9 @@ def test_an_infinite_gradient_shows_through_float16(spec):
     gradient[5] = torch.inf
     outputs = Simulation(compressor(spec), WEIGHT).step([gradient.clone(), torch.ones(WEIGHT.numel)])
     assert not outputs[0].isfinite().all()
+
+
+def test_a_bare_powersgd_refuses_16_bits():
+    narrow = Layout(("weight",), ((64, 48),), torch.bfloat16, torch.device("cpu"), 2)
+    with pytest.raises(TypeError, match="Widen"):
+        PowerSGD(1).init(narrow)
