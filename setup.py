@@ -1,14 +1,17 @@
-"""Maps the top-level folders into one import package, `gradwire`; everything else is in pyproject.toml."""
+"""Maps the top-level folders into one import package, `gradwire`, and adds its native kernels, where they compile."""
 
+import sys
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Extension, setup
 
 LAYERS = ("kernels", "compress", "ddp_core", "hooks", "experiments")
+NATIVE = Path("kernels/native")  # setuptools wants paths relative to this file
+OPTIMIZED = ("-std=c++17", "-O3", "-g0", "-Wall", "-Wno-psabi", "-fvisibility=hidden")
 
 
 def packages() -> dict[str, str]:
-    """{import name: folder} of every folder with an `__init__.py`; setuptools wants paths relative to this file."""
+    """{import name: folder} of every folder with an `__init__.py`."""
     root = Path(__file__).parent
     folders = [
         init.parent.relative_to(root) for layer in LAYERS for init in sorted((root / layer).rglob("__init__.py"))
@@ -16,8 +19,30 @@ def packages() -> dict[str, str]:
     return {"gradwire": "gradwire", **{".".join(("gradwire", *folder.parts)): folder.as_posix() for folder in folders}}
 
 
+def extensions() -> list[Extension]:
+    """The native kernels; `optional`, so that a machine without a compiler installs all else."""
+    try:
+        import pybind11
+    except ImportError:
+        print("gradwire: no pybind11, so no native kernels; the reference kernels run", file=sys.stderr)
+        return []
+    root = Path(__file__).parent
+    native = Extension(
+        "gradwire.kernels.native._native",
+        sources=sorted(path.relative_to(root).as_posix() for path in (root / NATIVE).glob("*.cpp")),
+        depends=sorted(path.relative_to(root).as_posix() for path in (root / NATIVE).glob("*.hpp")),
+        include_dirs=[pybind11.get_include()],
+        extra_compile_args=[*OPTIMIZED],
+        extra_link_args=["-pthread"],
+        language="c++",
+        optional=True,
+    )
+    return [native]
+
+
 setup(
     packages=list(packages()),
     package_dir=packages(),
     package_data={"gradwire": ["py.typed"], "gradwire.experiments": ["configs/*.yaml", "templates/*"]},
+    ext_modules=extensions(),
 )

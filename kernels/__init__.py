@@ -5,6 +5,7 @@ fallback and the oracle. `backends()` tells what runs here; `GRADWIRE_KERNELS=re
 choose by hand.
 """
 
+from . import native
 from .casting import cast_scaled
 from .dispatch import Backend, backends, operation, operations, register_backend, use_backend
 from .finite import all_finite
@@ -22,6 +23,7 @@ __all__ = [
     "low_rank_finish",
     "low_rank_left",
     "low_rank_right",
+    "native",
     "normalize",
     "operation",
     "operations",

@@ -67,6 +67,7 @@ def build(spec):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("spec", [*SPECS, *OBJECTS])
+@pytest.mark.usefixtures("backend")
 def test_conservation_what_goes_in_comes_out_or_is_held_back(spec, dtype):
     for shapes in SHAPES.values():
         for world_size in (1, 2, 3, 4):

@@ -6,6 +6,7 @@ import torch
 
 from gradwire.kernels import cast_scaled
 
+pytestmark = pytest.mark.usefixtures("backend")
 SIZES = [0, 1, 7, 8, 9, 1009]
 NUMPY = {torch.float16: numpy.float16, torch.float32: numpy.float32, torch.float64: numpy.float64}
 # Distance between neighbours, relative to a number: a rounding to nearest errs by half of it.

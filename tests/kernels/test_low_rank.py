@@ -7,6 +7,7 @@ import torch
 from gradwire import kernels
 from gradwire.kernels import Factors, Matrix
 
+pytestmark = pytest.mark.usefixtures("backend")
 SHAPES = {  # (rows, columns, rank)
     "one element": [(1, 1, 1)],
     "one row": [(1, 9, 1)],

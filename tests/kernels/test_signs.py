@@ -6,6 +6,7 @@ import torch
 
 from gradwire.kernels import sign_pack, sign_unpack_mean
 
+pytestmark = pytest.mark.usefixtures("backend")
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 SIZES = [1, 7, 8, 9, 1009]
 SHAPES = [(8, 8), (64, 8), (64, 64), (1016, 8), (1024, 1024), (1024, 128)]  # (length of a row, elements of a block)

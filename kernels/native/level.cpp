@@ -1,0 +1,43 @@
+// The choice of the instruction set, at run time.
+#include "level.hpp"
+
+#include <atomic>
+
+namespace gradwire {
+
+namespace {
+
+std::atomic<const Level*>& in_use() {
+    static std::atomic<const Level*> level{levels().front()};
+    return level;
+}
+
+}  // namespace
+
+std::vector<const Level*> levels() {
+    std::vector<const Level*> found;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                        __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+                        __builtin_cpu_supports("avx512vl");
+    if (avx2 && avx512) found.push_back(&avx512_level());
+    if (avx2) found.push_back(&avx2_level());
+#endif
+    found.push_back(&baseline_level());
+    return found;
+}
+
+const Level& level() { return *in_use().load(std::memory_order_relaxed); }
+
+bool choose_level(const std::string& name) {
+    for (const Level* each : levels())
+        if (name == each->name) {
+            in_use().store(each, std::memory_order_relaxed);
+            return true;
+        }
+    return false;
+}
+
+}  // namespace gradwire

@@ -1,0 +1,104 @@
+// The inner loops, once for each instruction set, and what is handed to them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace gradwire {
+
+struct BFloat16 {
+    uint16_t bits;
+};
+struct Float16 {
+    uint16_t bits;
+};
+enum class Format : int { float32, bfloat16, float16 };
+
+// Calls `function` with a null pointer to the element type of `format`.
+template <class Function>
+auto with_element(Format format, Function function) {
+    switch (format) {
+        case Format::bfloat16: return function(static_cast<BFloat16*>(nullptr));
+        case Format::float16: return function(static_cast<Float16*>(nullptr));
+        default: return function(static_cast<float*>(nullptr));
+    }
+}
+
+// Strides are in elements. Block `i` of the flat vector lies in row `i / blocks`.
+struct PackJob {
+    const void* grad;
+    Format format;
+    float* residual;  // may be null
+    float* scales;
+    int64_t scale_stride;
+    uint8_t* bits;
+    int64_t bit_stride;
+    int64_t numel, blocks, block;
+};
+
+struct UnpackJob {
+    const float* scales;
+    int64_t scale_voter_stride, scale_stride;
+    const uint8_t* bits;
+    int64_t bit_voter_stride, bit_stride;
+    void* out;
+    Format format;
+    int64_t voters, numel, blocks, block;
+};
+
+// A row to select from; `residual` may be null.
+struct Row {
+    const void* grad;
+    Format format;
+    float* residual;
+    int64_t numel;
+};
+
+// Candidates for selection, by ascending index; a magnitude is the bits of an absolute value, NaN that of infinity.
+struct Candidates {
+    int64_t* indices;
+    uint32_t* magnitudes;
+};
+
+struct Matrix {
+    int64_t offset, rows, columns, rank, left_offset, right_offset;
+};
+
+// A part of a matrix: some of its rows or some of its columns.
+struct LowRankJob {
+    const Matrix* matrix;
+    int64_t first, last;
+    float* grad;
+    float* residual;  // may be null
+    float* p;
+    float* q;
+};
+
+struct Level {
+    const char* name;
+    void (*cast)(const void* source, Format from, void* out, Format to, int64_t numel, float scale);
+    void (*pack)(const PackJob& job, int64_t first_block, int64_t last_block);
+    void (*unpack)(const UnpackJob& job, int64_t first_block, int64_t last_block);
+    void (*sample)(const Row& row, const int64_t* indices, int64_t count, uint32_t* magnitudes);
+    int64_t (*scan)(const Row& row, bool add, int64_t first, int64_t last, uint32_t threshold, Candidates found);
+    void (*take)(const Row& row, const int64_t* indices, int64_t count, void* values, Format to);
+    void (*left)(const LowRankJob& job);
+    void (*right)(const LowRankJob& job);
+    void (*finish)(const LowRankJob& job);
+};
+
+const Level& baseline_level();
+const Level& avx2_level();
+const Level& avx512_level();
+
+// The levels that this processor runs, the best first.
+std::vector<const Level*> levels();
+
+// The level in use: the best, unless another was chosen.
+const Level& level();
+
+// For tests: use the level of that name; false where this processor does not run it.
+bool choose_level(const std::string& name);
+
+}  // namespace gradwire
