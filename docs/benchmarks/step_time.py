@@ -124,7 +124,11 @@ def main() -> None:
         rows = [case.figures() for case in cases]
         Console().print(table(rows, dist.get_world_size()))
         if arguments.json:
-            versions = {"torch": torch.__version__, "gradwire": gradwire.__version__, "machine": environment()["processor"]}
+            versions = {
+                "torch": torch.__version__,
+                "gradwire": gradwire.__version__,
+                "machine": environment()["processor"],
+            }
             arguments.json.write_text(
                 json.dumps({**versions, "steps": arguments.steps, "cases": rows}, indent=1) + "\n"
             )
