@@ -73,6 +73,8 @@ def run_ranks(function: Callable[..., None], nproc: int, *args: Any) -> None:
             first = Path(folder) / FIRST_FAILURE
             raise RankFailure(first.read_text(encoding="utf-8") if first.exists() else error.msg) from error
         except multiprocessing.ProcessExitedException as error:
+            if error.signal_name == "SIGINT":  # it came while the rank was starting
+                raise KeyboardInterrupt from error
             raise RankFailure(f"rank {error.error_index}: {error.msg}") from error
         finally:
             for process in set(multiprocessing.active_children()) - others:  # of an interrupted start, too
@@ -81,7 +83,7 @@ def run_ranks(function: Callable[..., None], nproc: int, *args: Any) -> None:
 
 
 def _rank(rank: int, function: Callable[..., None], nproc: int, folder: Path, args: tuple[Any, ...]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a rank that waits inside a collective must end at once, too
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which then ends all ranks at once
     rendezvous = {"init_method": (folder / "rendezvous").as_uri(), "rank": rank, "world_size": nproc}
     try:
         function(rank, rendezvous, *args)
