@@ -4,12 +4,15 @@ ARGS ?=
 BIN := $(abspath $(VENV))/bin
 STAMP := $(VENV)/.installed
 INSTALLED := $(abspath $(VENV))/installed
+SANITIZED := $(abspath $(VENV))/sanitized
+SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all
 
-.PHONY: help compare test lint format types clean
+.PHONY: help compare test asan lint format types clean
 
 help:
 	@echo 'make compare  train a small GPT with each compressor        (ARGS="--steps 50")'
 	@echo 'make test     run the tests                                 (ARGS="-k powersgd")'
+	@echo 'make asan     the native kernels and their tests under AddressSanitizer and UBSan (GCC)'
 	@echo 'make lint     ruff: rules and format'
 	@echo 'make format   ruff: repair both'
 	@echo 'make types    mypy, on the installed package'
@@ -27,6 +30,16 @@ compare: $(STAMP)
 
 test: $(STAMP)
 	@$(BIN)/python -m pytest $(ARGS)
+
+# Python is not sanitized itself, so the libraries come first; its own leaks are not ours.
+asan: $(STAMP)
+	@rm -rf build $(SANITIZED)
+	@CFLAGS='$(SANITIZE)' CXXFLAGS='$(SANITIZE)' LDFLAGS='$(SANITIZE)' $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--no-deps --no-build-isolation --target $(SANITIZED) .
+	@rm -rf build
+	@LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so.6)" \
+		ASAN_OPTIONS=detect_leaks=0 GRADWIRE_KERNELS=native,reference \
+		$(BIN)/pytest --override-ini pythonpath=$(SANITIZED) --import-mode=append tests/kernels $(ARGS)
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .

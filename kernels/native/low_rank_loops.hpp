@@ -1,8 +1,8 @@
-// The products of PowerSGD: blocks of 4 rows and 2 ranks in registers, strips of a block's columns in the nearest cache,
-// and factors in the second. Every element of the matrix comes from memory once.
+// The products of PowerSGD: blocks of 4 rows and 3 ranks in registers, strips of a block's columns in the nearest
+// cache, and factors in the second. Every element of the matrix comes from memory once.
 namespace gradwire::GRADWIRE_LEVEL {
 
-constexpr int ROWS = 4;
+constexpr int ROWS = 4, RANKS = 3;  // of a block; 12 sums, and what is multiplied, fill 16 registers
 constexpr int64_t STRIP = 512;              // columns of a block of rows that all ranks use before the next come
 constexpr int64_t FACTOR_ELEMENTS = 65536;  // of Q in use at a time: 256 KiB
 constexpr int64_t LARGEST_RANK = 32;
@@ -12,16 +12,24 @@ inline int64_t tile_columns(int64_t rank) { return (FACTOR_ELEMENTS / rank) & ~(
 
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// P for BLOCK rows and RANKS ranks over one strip: sums[row * RANKS + rank] take up the products.
-template <int BLOCK, int RANKS, bool ADD>
+// Calls `function` with the number of ranks in the next block as a constant.
+template <class Function>
+GRADWIRE_INLINE void with_ranks(int64_t left, Function function) {
+    if (left >= 3) function(std::integral_constant<int, 3>{});
+    else if (left == 2) function(std::integral_constant<int, 2>{});
+    else function(std::integral_constant<int, 1>{});
+}
+
+// P for BLOCK rows and WIDTH ranks over one strip: sums[row * WIDTH + rank] take up the products.
+template <int BLOCK, int WIDTH, bool ADD>
 GRADWIRE_INLINE void left_strip(const float* matrix, float* residual, int64_t stride, const float* q, int64_t q_stride,
                                 int64_t columns, F8* sums) {
-    F8 total[BLOCK * RANKS];
-    for (int i = 0; i < BLOCK * RANKS; ++i) total[i] = sums[i];
+    F8 total[BLOCK * WIDTH];
+    for (int i = 0; i < BLOCK * WIDTH; ++i) total[i] = sums[i];
     const auto step = [&](int64_t at, int64_t count) __attribute__((always_inline)) {
         const bool full = count == LANES;
-        F8 factor[RANKS];
-        for (int r = 0; r < RANKS; ++r)
+        F8 factor[WIDTH];
+        for (int r = 0; r < WIDTH; ++r)
             factor[r] = full ? load(q + r * q_stride + at) : load(q + r * q_stride + at, count);
         for (int b = 0; b < BLOCK; ++b) {
             const int64_t place = b * stride + at;
@@ -30,13 +38,13 @@ GRADWIRE_INLINE void left_strip(const float* matrix, float* residual, int64_t st
                 value += full ? load(residual + place) : load(residual + place, count);
                 full ? store(residual + place, value) : store(residual + place, value, count);
             }
-            for (int r = 0; r < RANKS; ++r) total[b * RANKS + r] += value * factor[r];
+            for (int r = 0; r < WIDTH; ++r) total[b * WIDTH + r] += value * factor[r];
         }
     };
     const int64_t whole = columns / LANES * LANES;
     for (int64_t at = 0; at < whole; at += LANES) step(at, LANES);
     if (whole < columns) step(whole, columns - whole);
-    for (int i = 0; i < BLOCK * RANKS; ++i) sums[i] = total[i];
+    for (int i = 0; i < BLOCK * WIDTH; ++i) sums[i] = total[i];
 }
 
 template <int BLOCK>
@@ -47,22 +55,23 @@ void left_block(const LowRankJob& job, int64_t row, int64_t first_column, int64_
         const int64_t place = m.offset + row * m.columns + column, count = least(STRIP, last_column - column);
         const float* source = job.grad + place;
         float* residual = job.residual ? job.residual + place : nullptr;
-        for (int64_t rank = 0; rank < m.rank; rank += 2) {
+        for (int64_t rank = 0; rank < m.rank; rank += RANKS) {
             const float* q = job.q + m.right_offset + rank * m.columns + column;
-            const bool pair = rank + 1 < m.rank, add = residual && rank == 0;
-            const float* from = residual && rank ? residual : source;
             F8* part = sums + BLOCK * rank;
-            if (pair && add) left_strip<BLOCK, 2, true>(from, residual, m.columns, q, m.columns, count, part);
-            else if (pair) left_strip<BLOCK, 2, false>(from, nullptr, m.columns, q, m.columns, count, part);
-            else if (add) left_strip<BLOCK, 1, true>(from, residual, m.columns, q, m.columns, count, part);
-            else left_strip<BLOCK, 1, false>(from, nullptr, m.columns, q, m.columns, count, part);
+            const bool add = residual && rank == 0;
+            const float* from = residual && rank ? residual : source;
+            with_ranks(m.rank - rank, [&](auto ranks) __attribute__((always_inline)) {
+                constexpr int WIDTH = decltype(ranks)::value;
+                if (add) left_strip<BLOCK, WIDTH, true>(from, residual, m.columns, q, m.columns, count, part);
+                else left_strip<BLOCK, WIDTH, false>(from, nullptr, m.columns, q, m.columns, count, part);
+            });
         }
     }
     for (int64_t rank = 0; rank < m.rank; ++rank) {
-        const int64_t even = rank & ~int64_t{1}, width = even + 1 < m.rank ? 2 : 1;
+        const int64_t start = rank / RANKS * RANKS, width = least(RANKS, m.rank - start);
         for (int b = 0; b < BLOCK; ++b) {
             float* to = job.p + m.left_offset + rank * m.rows + row + b;
-            const float product = sum(sums[BLOCK * even + b * width + (rank - even)]);
+            const float product = sum(sums[BLOCK * start + b * width + (rank - start)]);
             *to = first_column ? *to + product : product;
         }
     }
@@ -80,23 +89,23 @@ inline void left(const LowRankJob& job) {
     }
 }
 
-// Adds the products of BLOCK rows with RANKS columns of P to one strip of Q.
-template <int BLOCK, int RANKS>
+// Adds the products of BLOCK rows with WIDTH columns of P to one strip of Q.
+template <int BLOCK, int WIDTH>
 GRADWIRE_INLINE void right_strip(const float* matrix, const float* p, float* q, const Matrix& m, int64_t columns) {
-    F8 factor[BLOCK * RANKS];
+    F8 factor[BLOCK * WIDTH];
     for (int b = 0; b < BLOCK; ++b)
-        for (int r = 0; r < RANKS; ++r) factor[b * RANKS + r] = broadcast(p[r * m.rows + b]);
+        for (int r = 0; r < WIDTH; ++r) factor[b * WIDTH + r] = broadcast(p[r * m.rows + b]);
     const auto step = [&](int64_t at, int64_t count) __attribute__((always_inline)) {
         const bool full = count == LANES;
-        F8 total[RANKS];
-        for (int r = 0; r < RANKS; ++r)
+        F8 total[WIDTH];
+        for (int r = 0; r < WIDTH; ++r)
             total[r] = full ? load(q + r * m.columns + at) : load(q + r * m.columns + at, count);
         for (int b = 0; b < BLOCK; ++b) {
             const int64_t place = b * m.columns + at;
             const F8 value = full ? load(matrix + place) : load(matrix + place, count);
-            for (int r = 0; r < RANKS; ++r) total[r] += value * factor[b * RANKS + r];
+            for (int r = 0; r < WIDTH; ++r) total[r] += value * factor[b * WIDTH + r];
         }
-        for (int r = 0; r < RANKS; ++r)
+        for (int r = 0; r < WIDTH; ++r)
             full ? store(q + r * m.columns + at, total[r]) : store(q + r * m.columns + at, total[r], count);
     };
     const int64_t whole = columns / LANES * LANES;
@@ -110,11 +119,12 @@ void right_block(const LowRankJob& job, int64_t row, int64_t first_column, int64
     for (int64_t column = first_column; column < last_column; column += STRIP) {
         const int64_t count = least(STRIP, last_column - column);
         const float* matrix = job.grad + m.offset + row * m.columns + column;
-        for (int64_t rank = 0; rank < m.rank; rank += 2) {
+        for (int64_t rank = 0; rank < m.rank; rank += RANKS) {
             const float* p = job.p + m.left_offset + rank * m.rows + row;
             float* q = job.q + m.right_offset + rank * m.columns + column;
-            if (rank + 1 < m.rank) right_strip<BLOCK, 2>(matrix, p, q, m, count);
-            else right_strip<BLOCK, 1>(matrix, p, q, m, count);
+            with_ranks(m.rank - rank, [&](auto ranks) __attribute__((always_inline)) {
+                right_strip<BLOCK, decltype(ranks)::value>(matrix, p, q, m, count);
+            });
         }
     }
 }
@@ -173,8 +183,8 @@ void finish_block(const LowRankJob& job, int64_t row, int64_t first_column, int6
         finish_lanes<BLOCK, decltype(groups)::value>(m, job.grad + start + column, residual, p, q + column, count);
     };
     int64_t column = first_column;
-    for (; column + 2 * LANES <= last_column; column += 2 * LANES)
-        step(std::integral_constant<int, 2>{}, column, 2 * LANES);
+    for (; column + 3 * LANES <= last_column; column += 3 * LANES)
+        step(std::integral_constant<int, 3>{}, column, 3 * LANES);
     for (; column < last_column; column += LANES)
         step(std::integral_constant<int, 1>{}, column, least(LANES, last_column - column));
 }

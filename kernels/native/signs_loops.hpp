@@ -71,10 +71,16 @@ inline void pack(const PackJob& job, int64_t first_block, int64_t last_block) {
     });
 }
 
-// `scale` with the sign that each of the lowest eight bits tells.
-GRADWIRE_INLINE F8 signed_scale(U8 word, U8 places, float scale) {
-    const U8 positive = (word & places) == places;
-    return bit_cast<F8>((positive & 0x80000000u) ^ bit_cast<U8>(broadcast(-scale)));
+// `scale` with the signs that eight bits of `word` tell, from bit `8 * group` on.
+GRADWIRE_INLINE F8 signed_scale(U8 word, int group, F8 positive, F8 negative) {
+#if GRADWIRE_AVX2
+    const U8 on_top = word << (U8{31, 30, 29, 28, 27, 26, 25, 24} - static_cast<uint32_t>(8 * group));
+    return bit_cast<F8>(
+        _mm256_blendv_ps(bit_cast<__m256>(negative), bit_cast<__m256>(positive), bit_cast<__m256>(on_top)));
+#else
+    const U8 place = U8{1, 2, 4, 8, 16, 32, 64, 128} << (8 * group);
+    return (word & place) == place ? positive : negative;
+#endif
 }
 
 // The mean over voters of `8 * GROUPS` elements of one block.
@@ -87,11 +93,8 @@ GRADWIRE_INLINE void unpack_lanes(const UnpackJob& job, const float* scales, con
         uint32_t packed = 0;
         std::memcpy(&packed, bits + voter * job.bit_voter_stride, GROUPS);
         const U8 word = U8{} + packed;
-        const float scale = scales[voter * job.scale_voter_stride];
-        for (int j = 0; j < GROUPS; ++j) {
-            const U8 places = U8{1, 2, 4, 8, 16, 32, 64, 128} << (8 * j);
-            total[j] += signed_scale(word, places, scale);
-        }
+        const F8 scale = broadcast(scales[voter * job.scale_voter_stride]);
+        for (int j = 0; j < GROUPS; ++j) total[j] += signed_scale(word, j, scale, -scale);
     }
     for (int j = 0; j < GROUPS; ++j) {
         const F8 mean = factor != 0.0f ? total[j] * factor : total[j] / divisor;

@@ -9,7 +9,7 @@
 
 namespace gradwire {
 
-constexpr int64_t ELEMENTS_A_THREAD = 1 << 17;  // fewer are done before another thread has begun
+constexpr int64_t ELEMENTS_A_THREAD = 1 << 16;  // fewer are done before another thread has begun
 
 inline int64_t useful_threads(int64_t threads, int64_t elements) {
     return std::clamp<int64_t>(elements / ELEMENTS_A_THREAD, 1, std::max<int64_t>(threads, 1));

@@ -68,7 +68,8 @@ GRADWIRE_INLINE H8 narrowed(F8 value, Float16) {
     const U8 tiny = bit_cast<U8>(bit_cast<F8>(size) + 0.5f) - 0x3f000000u;        // the sum rounds at 2^-24
     const U8 is_tiny = size < 0x38800000u, is_huge = size >= 0x47800000u, is_nan = size > 0x7f800000u;
     const U8 special = 0x7c00u | (is_nan & 0x200u);
-    return __builtin_convertvector((is_huge & special) | (~is_huge & ((is_tiny & tiny) | (~is_tiny & normal))) | sign, H8);
+    const U8 finite = (is_tiny & tiny) | (~is_tiny & normal);
+    return __builtin_convertvector((is_huge & special) | (~is_huge & finite) | sign, H8);
 #endif
 }
 

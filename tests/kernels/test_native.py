@@ -12,7 +12,7 @@ from gradwire.kernels import Factors, Matrix, native
 BACKEND = {backend.name: backend for backend in kernels.backends()}[native.NAME]
 LIBRARY = native._library() if BACKEND.available else None
 LEVELS = LIBRARY.levels() if LIBRARY else ["none"]
-SIZES = [1, 9, 1009, 300_007]  # the last is enough work for two threads
+SIZES = [1, 9, 1009, 200_003]  # the last is enough work for three threads
 GRADS = [torch.float32, torch.bfloat16, torch.float16]
 INF, NAN = torch.inf, torch.nan
 
@@ -103,7 +103,7 @@ def test_casts_are_those_of_the_reference_at_any_alignment_and_number_of_threads
 
 
 @pytest.mark.parametrize("grad_dtype", GRADS, ids=str)
-@pytest.mark.parametrize("block", [8, 24, 1024])
+@pytest.mark.parametrize("block", [24, 1024])
 @pytest.mark.parametrize("size", SIZES)
 def test_signs_are_those_of_the_reference_and_the_mean_is_to_the_bit(level, threads, size, block, grad_dtype):
     length = -(-size // block // 2) * block or block
@@ -127,22 +127,22 @@ def test_signs_are_those_of_the_reference_and_the_mean_is_to_the_bit(level, thre
 
 
 HARD_TO_SELECT_FROM = {
-    "heavy tail": numbers(300_007),
-    "mostly zero": numbers(300_007).mul_((torch.arange(300_007) % 1000 == 0).float()),
-    "all equal": torch.full((300_007,), -0.5),
-    "zero": torch.zeros(300_007),
-    "rising": torch.arange(300_007.0),
-    "falling": torch.arange(300_007.0).flip(0),
-    "few values": numbers(300_007).mul_(2).round_(),
-    "all large at the end": torch.cat([numbers(299_000), numbers(1_007).add_(1000)]),
+    "heavy tail": numbers(200_003),
+    "mostly zero": numbers(200_003).mul_((torch.arange(200_003) % 1000 == 0).float()),
+    "all equal": torch.full((200_003,), -0.5),
+    "zero": torch.zeros(200_003),
+    "rising": torch.arange(200_003.0),
+    "falling": torch.arange(200_003.0).flip(0),
+    "few values": numbers(200_003).mul_(2).round_(),
+    "all large at the end": torch.cat([numbers(199_000), numbers(1_003).add_(1000)]),
     "not finite": torch.where(
-        torch.arange(300_007) % 7 == 0, NAN, torch.where(torch.arange(300_007) % 5 == 0, INF, 1.0)
+        torch.arange(200_003) % 7 == 0, NAN, torch.where(torch.arange(200_003) % 5 == 0, INF, 1.0)
     ),
-    "periodic": torch.arange(300_007) % 4096 == 0,
+    "periodic": torch.arange(200_003) % 4096 == 0,
 }
 
 
-@pytest.mark.parametrize("k", [1, 300, 3_001, 150_000, 300_006])
+@pytest.mark.parametrize("k", [1, 300, 3_001, 100_000, 200_002])
 @pytest.mark.parametrize("kind", HARD_TO_SELECT_FROM)
 def test_the_selection_is_that_of_the_reference_whatever_the_sample_said(threads, kind, k):
     grad, found = HARD_TO_SELECT_FROM[kind].float(), []
