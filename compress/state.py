@@ -7,7 +7,7 @@ those. The functions here walk that tree; no compressor writes code of its own f
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -172,12 +172,12 @@ def save(state: Any) -> Entries:
 
 def load(state: Any, entries: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Fill a state from saved entries; returns what the next gradients must make up for, flat, by parameter name."""
-    return _summed(leaf.load(path, entries) for path, leaf in leaves(state))
+    return summed(leaf.load(path, entries) for path, leaf in leaves(state))
 
 
 def held_back(state: Any) -> dict[str, Tensor]:
     """What would be lost if this state were dropped, flat, by parameter name."""
-    return _summed(leaf.held_back() for _, leaf in leaves(state))
+    return summed(leaf.held_back() for _, leaf in leaves(state))
 
 
 def release(state: Any, layout: Layout, flat: Tensor) -> None:
@@ -199,7 +199,8 @@ def rescale(state: Any, factor: float) -> None:
                 tensor.mul_(factor)
 
 
-def _summed(parts: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:
+def summed(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The sums, by parameter name; copies."""
     total: dict[str, Tensor] = {}
     for part in parts:
         for name, numbers in part.items():

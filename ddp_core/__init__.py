@@ -1,8 +1,23 @@
-"""When it goes: the engine that runs programs on process groups, and the buckets that keep compressors' state."""
+"""When it goes: the engine that runs programs on process groups, the buckets that keep compressors' state, the reducer."""
 
 from .buckets import OWED, Bucket, Buckets
 from .collectives import averaged, exchange
 from .engine import DEFAULT_TIMEOUT, Engine
+from .handle import BucketStats, Handle, Stats
 from .job import Record
+from .parameters import layout_of
 
-__all__ = ["DEFAULT_TIMEOUT", "OWED", "Bucket", "Buckets", "Engine", "Record", "averaged", "exchange"]
+__all__ = [
+    "DEFAULT_TIMEOUT",
+    "OWED",
+    "Bucket",
+    "BucketStats",
+    "Buckets",
+    "Engine",
+    "Handle",
+    "Record",
+    "Stats",
+    "averaged",
+    "exchange",
+    "layout_of",
+]

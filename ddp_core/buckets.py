@@ -79,16 +79,14 @@ class Bucket:
 
     def held_back(self) -> dict[str, Tensor]:
         """All gradient that this rank has not given to an average yet, flat, by parameter name."""
-        total = states.held_back(self.state)
-        for source in (self.owed, self._kept_by_name()):
-            for name, numbers in source.items():
-                total[name] = total[name] + numbers if name in total else numbers.clone()
-        return total
+        return states.summed([states.held_back(self.state), self._dropped()])
 
-    def _kept_by_name(self) -> dict[str, Tensor]:
+    def _dropped(self) -> dict[str, Tensor]:
+        """What is held back outside the compressor's state, by parameter name."""
         if self._kept is None:
-            return {}
-        return {name: view.reshape(-1) for name, view in self.layout.views(self._kept).items() if view.any()}
+            return states.summed([self.owed])
+        kept = {name: view.reshape(-1) for name, view in self.layout.views(self._kept).items() if view.any()}
+        return states.summed([self.owed, kept])
 
     def finite(self) -> bool:
         """Whether the last average was finite."""
@@ -107,10 +105,8 @@ class Bucket:
     def save(self) -> Entries:
         """Copies of all numbers of the state, by parameter name and field."""
         entries = states.save(self.state)
-        for source in (self.owed, self._kept_by_name()):
-            for name, numbers in source.items():
-                fields = entries.setdefault(name, {})
-                fields[OWED] = fields[OWED] + numbers if OWED in fields else numbers.clone()
+        for name, numbers in self._dropped().items():
+            entries.setdefault(name, {})[OWED] = numbers
         return entries
 
     def load(self, entries: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -195,6 +191,8 @@ class Buckets:
             former.load({name: self._foreign.pop(name) for name in names})
             for name, numbers in former.held_back().items():
                 bucket.owe(name, numbers)
+        if not self._foreign:
+            self._former = None
 
     def split(self, names: Iterable[str]) -> list[tuple[str, ...]]:
         """The buckets of a loaded state that together hold exactly these parameters; else all of them as one."""

@@ -1,6 +1,6 @@
 """Where it plugs in: communication hooks for other people's training loops."""
 
-from .handle import BucketStats, Handle, Stats
+from ..ddp_core import BucketStats, Handle, Stats
 from .plan import Plan, plan, ready_order
 from .torch_ddp import attach, comm_hook, compress_bucket
 

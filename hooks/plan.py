@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..compress import Layout, Spec, Traffic, compressor, dry_run
-from .parameters import layout_of
+from ..ddp_core import layout_of
 
 MEBIBYTE = 1024 * 1024
 DEFAULT_BUCKET_MB = 25.0

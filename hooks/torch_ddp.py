@@ -12,8 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..compress import Spec
-from ..ddp_core import DEFAULT_TIMEOUT
-from .handle import Handle
+from ..ddp_core import DEFAULT_TIMEOUT, Handle
 
 HookFunction: TypeAlias = Callable[[Handle, dist.GradBucket], torch.futures.Future[torch.Tensor]]
 

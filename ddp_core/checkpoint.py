@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..compress import Compressor
 from ..compress import state as states
-from ..ddp_core import OWED
+from .buckets import OWED
 from .parameters import layout_of
 
 FORMAT = 1

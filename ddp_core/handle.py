@@ -17,8 +17,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..compress import Layout, Program, Spec, compressor, most_rounds
-from ..ddp_core import DEFAULT_TIMEOUT, Bucket, Buckets, Engine, Record
 from . import checkpoint
+from .buckets import Bucket, Buckets
+from .engine import DEFAULT_TIMEOUT, Engine
+from .job import Record
 from .parameters import as_real, layout_of
 
 AT_EXIT = timedelta(seconds=5)
