@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -14,6 +15,8 @@ from .registry import register
 @dataclass(frozen=True)
 class Dense:
     """No compression: one all-reduce of the mean in the gradient's own dtype, as DDP does by itself."""
+
+    averages: ClassVar[bool] = True  # nothing but the mean: a reducer may scale gradients while it copies them
 
     def init(self, layout: Layout) -> None:
         """Nothing to remember."""

@@ -5,6 +5,7 @@ from .collectives import averaged, exchange
 from .engine import DEFAULT_TIMEOUT, Engine
 from .handle import BucketStats, Handle, Stats
 from .job import Record
+from .module import DistributedDataParallel
 from .parameters import layout_of
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "Bucket",
     "BucketStats",
     "Buckets",
+    "DistributedDataParallel",
     "Engine",
     "Handle",
     "Record",

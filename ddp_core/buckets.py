@@ -164,6 +164,12 @@ class Buckets:
         self._former: Compressor | None = None  # whose state `_foreign` is: loaded, then swapped before any step
         self._foreign: Entries = {}
 
+    @property
+    def averages(self) -> bool:
+        """Whether the compressor only averages, and nothing is owed: gradients may then come divided already."""
+        owing = self._homeless or self._foreign or any(bucket.owed for bucket in self._live.values())
+        return getattr(self.compressor, "averages", False) and not owing
+
     def get(self, layout: Layout) -> Bucket | None:
         """The bucket of this layout, if it is known."""
         bucket = self._live.get(layout.names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..compress.protocol import AllGather, AllReduce, AllToAll, Request
+
+MESSAGE_BYTES = 250 * 1024 * 1024  # of one broadcast of many tensors
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ def start(request: Request, group: dist.ProcessGroup) -> Pending:
     tensor = request.tensor
     match request:
         case AllReduce(op=op):
-            if op == "mean":
+            if op == "mean" and group.size() > 1:
                 tensor.mul_(1 / group.size())  # as torch: bit for bit what its DDP gives
             return Pending(_started(dist.all_reduce(tensor, group=group, async_op=True)), tensor)
         case AllGather():
@@ -54,3 +57,20 @@ def averaged(values: Tensor, group: dist.ProcessGroup) -> Tensor:
     """The mean over ranks of a tensor, in place. Blocks; the process group's own time limit applies."""
     dist.all_reduce(values.mul_(1 / group.size()), group=group)
     return values
+
+
+def start_sum(values: Tensor, group: dist.ProcessGroup) -> dist.Work:
+    """Begin to sum a tensor over ranks, in place."""
+    return _started(dist.all_reduce(values, group=group, async_op=True))
+
+
+def spread(tensors: Sequence[Tensor], source: int, group: dist.ProcessGroup) -> None:
+    """Copy tensors from rank `source` of the group to all its ranks, many in one message. Blocks."""
+    dist._broadcast_coalesced(group, list(tensors), MESSAGE_BYTES, source)
+
+
+def largest(value: int, group: dist.ProcessGroup, device: torch.device) -> int:
+    """The largest of all ranks' values. Blocks."""
+    values = torch.tensor([value], device=device)
+    dist.all_reduce(values, op=dist.ReduceOp.MAX, group=group)
+    return int(values)

@@ -16,12 +16,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..compress import Layout, Program, Spec, compressor, most_rounds
+from ..compress import Layout, Program, Spec, all_reduce, compressor, most_rounds
 from . import checkpoint
 from .buckets import Bucket, Buckets
 from .engine import DEFAULT_TIMEOUT, Engine
+from .grad_bucket import GradBucket
 from .job import Record
 from .parameters import as_real, layout_of
+from .sparse import SPARSE_ROUNDS, SparseBucket, sparse_mean
 
 AT_EXIT = timedelta(seconds=5)
 
@@ -60,12 +62,14 @@ class Part:
         """The part's gradients, flat: the buffer itself, or a copy of the pieces."""
         return flat if self.places is None else torch.cat([flat[first:end] for first, end in self.places])
 
-    def reduce(self, flat: Tensor, step: int, buffer: Tensor) -> Program[Tensor]:
+    def reduce(self, flat: Tensor, step: int, buffer: Tensor, scaled: bool) -> Program[Tensor]:
         """Average this part of `flat`, which is `buffer` as real numbers, in place; returns `buffer`.
 
-        All of it is in the program, so that on CUDA it runs on the side stream, and the future's events cover it.
+        All of it is in the program, so that on CUDA it runs on the side stream, and the future's events cover it. `scaled`:
+        the gradients come divided by the world size, to a compressor that averages.
         """
-        average = yield from self.bucket.reduce(self.take(flat), step)
+        part = self.take(flat)
+        average = yield from all_reduce(part, "sum") if scaled else self.bucket.reduce(part, step)
         self.give(flat, average)
         return buffer
 
@@ -86,21 +90,21 @@ class Handle:
     def __init__(
         self,
         spec: Spec,
-        process_group: dist.ProcessGroup | None = None,
+        process_group: dist.ProcessGroup | Sequence[dist.ProcessGroup] | None = None,
         timeout: timedelta = DEFAULT_TIMEOUT,
         *,
         partial: bool = False,
     ) -> None:
         self._buckets = Buckets(compressor(spec), partial=partial)
-        self._group = process_group
+        self._groups = [process_group] if isinstance(process_group, dist.ProcessGroup) else list(process_group or ())
         self._timeout = timeout
-        self._engine: Engine | None = None
+        self._engines: dict[tuple[torch.device, int], Engine] = {}
         self._agreed = False
         self._names: dict[Tensor, str] = {}
         self._bound = False
         self._parts: dict[int, tuple[list[int], list[Part]]] = {}
         self._last_index: int | None = None
-        self._records: list[tuple[Bucket, Record]] = []
+        self._records: list[BucketStats] = []
         self._steps, self._total = 0, Record()
 
     def bind(self, model: nn.Module) -> None:
@@ -123,11 +127,19 @@ class Handle:
     def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Average a bucket over ranks; DDP's hook. The future holds the bucket's buffer, averaged in place."""
         if self._last_index is None or bucket.index() <= self._last_index:
-            self._begin_step()
+            self.begin_step()
         self._last_index = bucket.index()
+        return self.average(bucket)
+
+    def average(self, bucket: dist.GradBucket | GradBucket) -> torch.futures.Future[Tensor]:
+        """Average a bucket of the step that `begin_step` began."""
         buffer = bucket.buffer()
+        engine = self._engine(buffer.device, bucket.index())
+        if buffer.is_sparse and isinstance(bucket, SparseBucket):
+            return self._submit_sparse(engine, bucket)
         flat = as_real(buffer)
-        futures = [self._submit(part, flat, buffer) for part in self._parts_of(bucket, flat)]
+        scaled = getattr(bucket, "scale", 1.0) != 1.0
+        futures = [self._submit(engine, part, flat, buffer, scaled) for part in self._parts_of(bucket, flat, engine)]
         if len(futures) == 1 or flat.is_cuda:
             return futures[-1]  # on the side stream the last part ends last, and its future knows the device
 
@@ -137,6 +149,11 @@ class Handle:
             return buffer
 
         return torch.futures.collect_all(futures).then(finished)
+
+    @property
+    def scale(self) -> float:
+        """What gradients may be multiplied by on their way into a bucket: the mean is then a sum."""
+        return 1 / self._process_group().size() if self._buckets.averages else 1.0
 
     def swap(self, spec: Spec) -> None:
         """Go on with another compressor from the next step; nothing held back is lost. All ranks swap at one step."""
@@ -156,9 +173,7 @@ class Handle:
 
     def stats(self) -> Stats:
         """Rounds, bytes and seconds of the last synced step and in total."""
-        buckets = tuple(
-            BucketStats(bucket.layout.names, bucket.layout.numel, record) for bucket, record in self._records
-        )
+        buckets = tuple(self._records)
         return Stats(self._steps, buckets, reduce(add, (bucket.record for bucket in buckets), self._total))
 
     def state_dict(self) -> dict[str, Any]:
@@ -184,50 +199,63 @@ class Handle:
 
     def close(self) -> None:
         """End the threads and process groups that the hook made; training with it is over."""
-        if self._engine is not None:
-            self._engine.close()
+        for engine in self._engines.values():
+            engine.close()
 
     def _process_group(self) -> dist.ProcessGroup:
-        if self._group is None:
+        if not self._groups:
             if not dist.is_initialized():
                 raise RuntimeError("there is no process group yet: call torch.distributed.init_process_group() first")
-            self._group = dist.group.WORLD
-        assert self._group is not None
-        return self._group
+            assert dist.group.WORLD is not None
+            self._groups = [dist.group.WORLD]
+        return self._groups[0]
 
-    def _begin_step(self) -> None:
+    def begin_step(self) -> None:
+        """The first bucket of a synced step comes next."""
         self._buckets.settle()
         self._buckets.step += 1
         self._count_records()
         self._steps += 1
 
     def _count_records(self) -> None:
-        self._total = reduce(add, (record for _, record in self._records), self._total)
+        self._total = reduce(add, (bucket.record for bucket in self._records), self._total)
         self._records = []
 
-    def _submit(self, part: Part, flat: Tensor, buffer: Tensor) -> torch.futures.Future[Tensor]:
-        assert self._engine is not None
-        program = part.reduce(flat, self._buckets.step - 1, buffer)
-        future, record = self._engine.submit(program, _label(len(self._records), part.bucket.layout.names))
-        self._records.append((part.bucket, record))
+    def _submit(
+        self, engine: Engine, part: Part, flat: Tensor, buffer: Tensor, scaled: bool
+    ) -> torch.futures.Future[Tensor]:
+        program = part.reduce(flat, self._buckets.step - 1, buffer, scaled)
+        return self._run(engine, program, part.bucket.layout.names, part.bucket.layout.numel)
+
+    def _submit_sparse(self, engine: Engine, bucket: SparseBucket) -> torch.futures.Future[Tensor]:
+        engine.prepare(SPARSE_ROUNDS)
+        program = sparse_mean(bucket.buffer(), self._process_group().size())
+        names = tuple(map(self._name, bucket.parameters()))
+        return self._run(engine, program, names, sum(parameter.numel() for parameter in bucket.parameters()))
+
+    def _run(
+        self, engine: Engine, program: Program[Tensor], names: tuple[str, ...], elements: int
+    ) -> torch.futures.Future[Tensor]:
+        future, record = engine.submit(program, _label(len(self._records), names))
+        self._records.append(BucketStats(names, elements, record))
         return future
 
-    def _parts_of(self, bucket: dist.GradBucket, flat: Tensor) -> list[Part]:
+    def _parts_of(self, bucket: dist.GradBucket | GradBucket, flat: Tensor, engine: Engine) -> list[Part]:
         """Our buckets inside DDP's, which may have been rebuilt since the last step."""
         parameters = bucket.parameters()
         identity = [id(parameter) for parameter in parameters]
         known, parts = self._parts.get(bucket.index(), (None, []))
         if known != identity:
-            parts = self._meet(parameters, flat)
+            parts = self._meet(parameters, flat, engine)
             self._parts[bucket.index()] = (identity, parts)
         return parts
 
-    def _meet(self, parameters: Sequence[Tensor], flat: Tensor) -> list[Part]:
+    def _meet(self, parameters: Sequence[Tensor], flat: Tensor, engine: Engine) -> list[Part]:
         """Prepare for a bucket that DDP has not handed over before. All ranks meet the same one at the same time."""
         group = self._process_group()
         named = {self._name(parameter): parameter for parameter in parameters}
         layout = layout_of(named, flat.dtype, flat.device, group.size(), group.rank())
-        engine = self._started(flat.device, layout)
+        self._agree(engine, layout)
         parts = []
         for names in self._buckets.split(layout.names):
             mine = layout_of({name: named[name] for name in names}, flat.dtype, flat.device, group.size(), group.rank())
@@ -237,19 +265,25 @@ class Handle:
             parts.append(Part(self._buckets.get(mine) or self._buckets.add(mine), places))
         return parts
 
-    def _started(self, device: torch.device, layout: Layout) -> Engine:
-        """The engine, after all ranks have found that they agree."""
-        if self._engine is None:
-            self._engine = Engine(self._process_group(), device, self._timeout)
-            weakref.finalize(self, self._engine.close, AT_EXIT)  # a thread inside torch would abort the interpreter
+    def _engine(self, device: torch.device, index: int) -> Engine:
+        """The engine of a bucket: one for each device and process group, among which buckets go in turn."""
+        self._process_group()
+        place = index % len(self._groups)
+        if (device, place) not in self._engines:
+            engine = Engine(self._groups[place], device, self._timeout)
+            weakref.finalize(self, engine.close, AT_EXIT)  # a thread inside torch would abort the interpreter
+            self._engines[device, place] = engine
+        return self._engines[device, place]
+
+    def _agree(self, engine: Engine, layout: Layout) -> None:
+        """At the first bucket: raise ValueError on every rank unless all are set up alike."""
         if not self._agreed:
             method = checkpoint.fingerprint(self._buckets.compressor)
-            self._engine.agree(
+            engine.agree(
                 f"{method} at step {self._buckets.step - 1} with a first bucket of "
                 f"{len(layout.names)} parameters, {layout.numel} x {layout.dtype}"
             )
             self._agreed = True
-        return self._engine
 
     def _name(self, parameter: Tensor) -> str:
         if parameter not in self._names:

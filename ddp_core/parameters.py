@@ -12,17 +12,27 @@ from torch import Tensor
 from ..compress import Layout
 
 
+def is_packed(parameter: Tensor) -> bool:
+    """Whether its elements lie one behind the other in some order of its axes, without gaps or overlaps."""
+    order = memory_order(parameter)
+    sizes = [parameter.size(axis) for axis in order]
+    dense = list(accumulate(reversed(sizes), mul, initial=1))[-2::-1]
+    strides = [parameter.stride(axis) for axis in order]
+    return all(size == 1 or have == want for size, have, want in zip(sizes, strides, dense, strict=True))
+
+
+def memory_order(parameter: Tensor) -> list[int]:
+    """The axes of a parameter, that of the largest stride first."""
+    return sorted(range(parameter.dim()), key=parameter.stride, reverse=True)
+
+
 def memory_shape(parameter: Tensor) -> tuple[int, ...]:
     """The sizes of a parameter in memory order, as DDP lays its gradient out; complex numbers add an axis of 2.
 
     A channels-last (out, in, k, k) lies as (out, k, k, in). A parameter with gaps or overlaps is laid out as contiguous.
     """
-    order = sorted(range(parameter.dim()), key=parameter.stride, reverse=True)
-    sizes = [parameter.size(axis) for axis in order]
-    dense = list(accumulate(reversed(sizes), mul, initial=1))[-2::-1]
-    strides = [parameter.stride(axis) for axis in order]
-    packed = all(size == 1 or have == want for size, have, want in zip(sizes, strides, dense, strict=True))
-    shape = tuple(sizes) if packed else tuple(parameter.shape)
+    sizes = tuple(parameter.size(axis) for axis in memory_order(parameter))
+    shape = sizes if is_packed(parameter) else tuple(parameter.shape)
     return (*shape, 2) if parameter.is_complex() else shape
 
 

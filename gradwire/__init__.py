@@ -13,6 +13,7 @@ if not (_here / "compress").exists():  # imported from a clone, where the other 
     __path__.append(str(_here.parent))
 
 from .compress import Compressor, Layout, compressor, compressors, register
+from .ddp_core import DistributedDataParallel
 from .hooks import Handle, Plan, Stats, attach, comm_hook, plan
 
 try:
@@ -22,6 +23,7 @@ except PackageNotFoundError:  # a source tree that was never installed
 
 __all__ = [
     "Compressor",
+    "DistributedDataParallel",
     "Handle",
     "Layout",
     "Plan",

@@ -1,0 +1,33 @@
+"""Uneven inputs: what a rank does for the others once its own inputs have ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.distributed.algorithms.join import JoinHook
+
+from .buffers import agreed_rank
+
+
+class ShadowSteps(JoinHook):
+    """Mirrors every collective of the others' steps, with gradients of zero. `model`: our DistributedDataParallel."""
+
+    def __init__(self, model: Any, divide_by_initial_world_size: bool) -> None:
+        self.model = model
+        model.divide_by_initial_world_size = divide_by_initial_world_size
+        super().__init__()
+
+    def main_hook(self) -> None:
+        """One step of the others."""
+        model = self.model
+        model.agree_on_order()
+        model.sync_buffers(candidate=False)
+        synced = model.backward_is_synced(joined=True)
+        model.require_forward_param_sync = synced
+        if synced:
+            model.reducer.shadow()
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        """After the last input of all: the model of the ranks that trained longest is everybody's."""
+        source = agreed_rank(is_last_joiner, self.model.process_group, self.model.device)
+        self.model.copy_states(source)
