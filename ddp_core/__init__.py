@@ -1,5 +1,6 @@
 """When it goes: the engine that runs programs on process groups, the buckets that keep compressors' state, the reducer."""
 
+from .assignment import assigned, caps_in_bytes
 from .buckets import OWED, Bucket, Buckets
 from .collectives import averaged, exchange
 from .engine import DEFAULT_TIMEOUT, Engine
@@ -19,7 +20,9 @@ __all__ = [
     "Handle",
     "Record",
     "Stats",
+    "assigned",
     "averaged",
+    "caps_in_bytes",
     "exchange",
     "layout_of",
 ]

@@ -20,13 +20,14 @@ class Record:
     """What one run of a bucket's program cost this rank: traffic, and host seconds by what they went to.
 
     `encode`: until the first request. `wait`: from giving a request to a process group until its result is taken.
-    `decode`: all arithmetic after the first result.
+    `decode`: all arithmetic after the first result. `spans`: (which of them, begin, end) of one run, by time.perf_counter.
     """
 
     traffic: Traffic = field(default_factory=Traffic)
     encode: float = 0.0
     wait: float = 0.0
     decode: float = 0.0
+    spans: list[tuple[str, float, float]] = field(default_factory=list)
 
     def __add__(self, other: Record) -> Record:
         return Record(
@@ -65,23 +66,23 @@ class Job:
         """Run to the first request."""
         self._since = time.perf_counter()
         self.running = Running(self.program)
-        self.record.encode += self._lap()
+        self.record.encode += self._lap("encode")
 
     def sent(self, pending: Pending) -> None:
         """Note that the request is in flight."""
         assert self.request is not None
         self.record.traffic += traffic(self.request, self.world_size)
         self.pending = pending
-        self._lap()
+        self._since = time.perf_counter()
 
     def resume(self) -> None:
         """Run on with the reply that has arrived, to the next request or the end."""
         assert self.running is not None
         assert self.pending is not None
-        self.record.wait += self._lap()
+        self.record.wait += self._lap("wait")
         reply, self.pending = self.pending.reply, None
         self.running.advance(reply)
-        self.record.decode += self._lap()
+        self.record.decode += self._lap("decode")
 
     def close(self) -> None:
         """Drop the program. One that is running in another thread just now is dropped by that thread."""
@@ -89,7 +90,7 @@ class Job:
         if inspect.getgeneratorstate(self.program) != inspect.GEN_RUNNING:
             self.program.close()
 
-    def _lap(self) -> float:
-        now = time.perf_counter()
-        elapsed, self._since = now - self._since, now
-        return elapsed
+    def _lap(self, spent_on: str) -> float:
+        begin, self._since = self._since, time.perf_counter()
+        self.record.spans.append((spent_on, begin, self._since))
+        return self._since - begin

@@ -59,8 +59,10 @@ class CompareConfig:
     """of sgd"""
     seed: int = 0
     """of the initial model and the order of samples"""
-    bucket_mb: float = 25.0
-    """DDP's bucket size, MiB"""
+    bucket_mb: float | None = None
+    """DDP's bucket size, MiB; null is 1 for the first and 25 for the others"""
+    ddp: Literal["gradwire", "torch"] = "torch"
+    """whose DistributedDataParallel"""
     eval_batches: int = 40
     """held-out batches at the end"""
     threads: int = 0
@@ -77,7 +79,7 @@ class CompareConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is at least 1, got {getattr(self, name)}")
         for name in ("lr", "bucket_mb", "timeout"):
-            if not getattr(self, name) > 0:
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise ValueError(f"{name} is above 0, got {getattr(self, name)}")
         if not self.compressors:
             raise ValueError("compressors is empty: name at least one, such as none,bf16,powersgd:rank=4")

@@ -12,7 +12,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from ..compress import compressor
-from ..hooks.plan import DEFAULT_BUCKET_MB, Plan, plan, ready_order
+from ..hooks.plan import Plan, plan, ready_order
 from .data import data_names, data_shape
 from .models import ModelConfig, build_model
 from .training import loss_of
@@ -32,8 +32,8 @@ class PlanConfig:
     """specifications, separated by commas"""
     workers: int = 8
     """ranks"""
-    bucket_mb: float = DEFAULT_BUCKET_MB
-    """DDP's bucket size, MiB"""
+    bucket_mb: float | None = None
+    """DDP's bucket size, MiB; null is 1 for the first and 25 for the others"""
     json: bool = False
     """print JSON instead of a table"""
 
@@ -42,7 +42,7 @@ class PlanConfig:
             raise ValueError(f"unknown data {self.data!r}; there are: {', '.join(data_names())}")
         if self.workers < 1:
             raise ValueError(f"workers is at least 1, got {self.workers}")
-        if not self.bucket_mb > 0:
+        if self.bucket_mb is not None and not self.bucket_mb > 0:
             raise ValueError(f"bucket_mb is above 0, got {self.bucket_mb}")
         for spec in self.compressors:
             compressor(spec)

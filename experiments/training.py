@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from ..ddp_core import Record, averaged, exchange
+from ..ddp_core import DistributedDataParallel, Record, averaged, exchange
 from ..hooks import Handle, attach
 from ..hooks.plan import ratio
 from .data import Dataset
@@ -49,13 +49,24 @@ def train(
     """
     _reset_peak_memory(device)
     model = _model(config, dataset, device)
-    wrapped = DistributedDataParallel(model, bucket_cap_mb=config.bucket_mb, gradient_as_bucket_view=True)
-    handle = attach(wrapped, spec, timeout=timedelta(seconds=config.timeout))
+    wrapped, handle = _wrapped(model, spec, config)
     progress = _steps(wrapped, config, dataset, group, device, report)
     evaluation = _evaluate(model, config, dataset, group, device)
     result = _result(spec, model, handle, progress, evaluation, group, device)
     handle.close()  # not where this rank fails: its peers would fail, too, before it has told why
     return result
+
+
+def _wrapped(model: nn.Module, spec: str, config: CompareConfig) -> tuple[nn.Module, Handle]:
+    """The model as the configured DDP trains it, and the handle of its compression."""
+    timeout = timedelta(seconds=config.timeout)
+    if config.ddp == "torch":
+        theirs = TorchDDP(model, bucket_cap_mb=config.bucket_mb, gradient_as_bucket_view=True)
+        return theirs, attach(theirs, spec, timeout=timeout)
+    ours = DistributedDataParallel(
+        model, bucket_cap_mb=config.bucket_mb, gradient_as_bucket_view=True, compressor=spec, timeout=timeout
+    )
+    return ours, ours.compression
 
 
 def _model(config: CompareConfig, dataset: Dataset, device: torch.device) -> nn.Module:

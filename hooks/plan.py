@@ -6,14 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..compress import Layout, Spec, Traffic, compressor, dry_run
-from ..ddp_core import layout_of
-
-MEBIBYTE = 1024 * 1024
-DEFAULT_BUCKET_MB = 25.0
+from ..ddp_core import assigned, caps_in_bytes, layout_of
 
 
 @dataclass(frozen=True)
@@ -37,13 +33,14 @@ def plan(
     spec: Spec,
     *,
     world_size: int,
-    bucket_mb: float = DEFAULT_BUCKET_MB,
+    bucket_mb: float | None = None,
     order: Sequence[Tensor] | None = None,
 ) -> Plan:
     """The traffic of a model with a compressor on `world_size` ranks, by a dry run that allocates nothing.
 
-    The model may be on the meta device. `order`: its parameters in the order in which their gradients get ready (see
-    `ready_order`), which decides DDP's buckets; by default the reverse of their definition.
+    The model may be on the meta device. `bucket_mb`: DDP's bucket size; None is its default, 1 MiB and then 25. `order`: the
+    parameters in the order in which their gradients get ready (see `ready_order`), which decides DDP's buckets; by default
+    the reverse of their definition.
 
     >>> import torch
     >>> with torch.device("meta"):
@@ -76,17 +73,11 @@ def ratio(elements: int, traffic: Traffic, world_size: int) -> float:
     return before / now if now else 1.0
 
 
-def bucket_layouts(ready: Mapping[str, Tensor], bucket_mb: float, world_size: int) -> list[Layout]:
-    """DDP's buckets, in the order sent, once it has rebuilt them: parameters as they get ready, one dtype a bucket.
-
-    As in torch, the default size starts with a bucket of 1 MiB; any other applies to the first bucket too.
-    """
-    cap = int(bucket_mb * MEBIBYTE)
-    caps = [dist._DEFAULT_FIRST_BUCKET_BYTES, cap] if bucket_mb == DEFAULT_BUCKET_MB else [cap]
+def bucket_layouts(ready: Mapping[str, Tensor], bucket_mb: float | None, world_size: int) -> list[Layout]:
+    """DDP's buckets, in the order sent, once it has rebuilt them: parameters as they get ready, one dtype a bucket."""
     names, parameters = list(ready), list(ready.values())
-    assigned, _ = dist._compute_bucket_assignment_by_size(parameters, caps, [False] * len(parameters))
     layouts = []
-    for members in assigned:
+    for members in assigned(parameters, caps_in_bytes(bucket_mb), [False] * len(parameters)):
         named = {names[index]: parameters[index] for index in members}
         dtype = parameters[members[0]].dtype.to_real()
         layouts.append(layout_of(named, dtype, torch.device("meta"), world_size, 0))

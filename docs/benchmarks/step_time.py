@@ -4,8 +4,9 @@ Start it once on every host, by torchrun or by netlab.sh:
 
     ./netlab.sh 4 100mbit python step_time.py torch:powersgd@4000 powersgd:rank=1@25 --json result.json
 
-A case is WHAT@MEGABYTES: a gradwire specification, or torch:none, torch:fp16, torch:bf16, torch:powersgd (rank 1), and the
-size of DDP's buckets. torch's PowerSGD needs one bucket on Gloo. The model is a transformer of 19.2 M parameters.
+A case is WHAT@MEGABYTES, the latter the size of the buckets. WHAT is a gradwire specification, hooked on torch's DDP;
+gradwire:SPECIFICATION, with gradwire's own DDP; or torch:none, torch:fp16, torch:bf16, torch:powersgd (rank 1; on Gloo it
+needs one bucket). The model is a transformer of 19.2 M parameters, or with --model tiny 600 layers of 272.
 """
 
 import argparse
@@ -53,30 +54,50 @@ class Transformer(nn.Sequential):
         super().__init__(nn.Embedding(VOCABULARY, WIDTH), blocks, nn.Linear(WIDTH, VOCABULARY))
 
 
+def next_byte_loss(model: nn.Module, tokens: Tensor) -> Tensor:
+    """How well a transformer predicts the next byte."""
+    return cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def tiny_layers() -> nn.Module:
+    """Much work per parameter for whoever handles gradients one by one."""
+    return nn.Sequential(*(nn.Linear(16, 16) for _ in range(600)))
+
+
+def sum_loss(model: nn.Module, tokens: Tensor) -> Tensor:
+    """Any loss will do."""
+    return model(tokens[:, :16].float()).sum()
+
+
+MODELS = {"transformer": (Transformer, next_byte_loss), "tiny": (tiny_layers, sum_loss)}
+
+
 class Case:
     """A model with a hook, and the seconds that its steps took."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, build: Callable[[], nn.Module], loss: Callable[[nn.Module, Tensor], Tensor]) -> None:
         what, _, megabytes = name.rpartition("@")
         torch.manual_seed(0)
-        self.name, self.seconds = name, []
-        self.model = DistributedDataParallel(
-            Transformer(), bucket_cap_mb=float(megabytes), gradient_as_bucket_view=True
-        )
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
-        self.closing = nullcontext()
+        self.name, self.seconds, self.loss = name, [], loss
+        settings = {"bucket_cap_mb": float(megabytes), "gradient_as_bucket_view": True}
         kind, _, hook = what.partition(":")
-        if kind != "torch":
-            self.closing = closing(gradwire.attach(self.model, what))
-        elif hook in TORCH_HOOKS:
+        self.closing = nullcontext()
+        if kind == "gradwire":
+            self.model = gradwire.DistributedDataParallel(build(), compressor=hook, **settings)
+            self.closing = closing(self.model.compression)
+        else:
+            self.model = DistributedDataParallel(build(), **settings)
+        if hook in TORCH_HOOKS and kind == "torch":
             self.model.register_comm_hook(*TORCH_HOOKS[hook]())
+        elif kind not in ("torch", "gradwire"):
+            self.closing = closing(gradwire.attach(self.model, what))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
 
     def step(self, tokens: Tensor) -> None:
         """One timed training step, all ranks starting together."""
         dist.barrier()
         start = time.perf_counter()
-        loss = cross_entropy(self.model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-        loss.backward()
+        self.loss(self.model, tokens).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.seconds.append(time.perf_counter() - start)
@@ -110,11 +131,12 @@ def main() -> None:
     parser.add_argument("cases", nargs="+", metavar="WHAT@MEGABYTES")
     parser.add_argument("--steps", type=int, default=10, help="measured steps of each case")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--model", choices=MODELS, default="transformer")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     dist.init_process_group("gloo")
-    cases = [Case(name) for name in arguments.cases]
+    cases = [Case(name, *MODELS[arguments.model]) for name in arguments.cases]
     generator = torch.Generator().manual_seed(dist.get_rank())
     for _ in range(WARMUP_STEPS + arguments.steps):
         tokens = torch.randint(0, VOCABULARY, (BATCH, TOKENS + 1), generator=generator)
