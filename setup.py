@@ -7,7 +7,7 @@ from setuptools import Extension, setup
 
 LAYERS = ("kernels", "compress", "ddp_core", "hooks", "experiments")
 NATIVE = Path("kernels/native")  # setuptools wants paths relative to this file
-OPTIMIZED = ("-std=c++17", "-O3", "-g0", "-Wall", "-Wno-psabi", "-fvisibility=hidden")
+OPTIMIZED = ("-std=c++17", "-O3", "-ffp-contract=off", "-g0", "-Wall", "-Wno-psabi", "-fvisibility=hidden")
 
 
 def packages() -> dict[str, str]:
@@ -43,6 +43,10 @@ def extensions() -> list[Extension]:
 setup(
     packages=list(packages()),
     package_dir=packages(),
-    package_data={"gradwire": ["py.typed"], "gradwire.experiments": ["configs/*.yaml", "templates/*"]},
+    package_data={
+        "gradwire": ["py.typed"],
+        "gradwire.experiments": ["configs/*.yaml", "templates/*"],
+        "gradwire.kernels.cuda": ["*.cu", "*.cuh"],
+    },
     ext_modules=extensions(),
 )

@@ -5,11 +5,12 @@ fallback and the oracle. `backends()` tells what runs here; `GRADWIRE_KERNELS=re
 choose by hand.
 """
 
-from . import native
+from . import cuda, native, triton_kernels
 from .casting import cast_scaled
 from .dispatch import Backend, backends, operation, operations, register_backend, use_backend
 from .finite import all_finite
 from .low_rank import Factors, Matrix, low_rank_finish, low_rank_left, low_rank_right, normalize, orthogonalize
+from .quantization import dequantize_mean, quantize_blocks
 from .selection import scatter_mean, select_largest
 from .signs import sign_pack, sign_unpack_mean
 
@@ -20,6 +21,8 @@ __all__ = [
     "all_finite",
     "backends",
     "cast_scaled",
+    "cuda",
+    "dequantize_mean",
     "low_rank_finish",
     "low_rank_left",
     "low_rank_right",
@@ -28,10 +31,12 @@ __all__ = [
     "operation",
     "operations",
     "orthogonalize",
+    "quantize_blocks",
     "register_backend",
     "scatter_mean",
     "select_largest",
     "sign_pack",
     "sign_unpack_mean",
+    "triton_kernels",
     "use_backend",
 ]

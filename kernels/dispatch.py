@@ -22,12 +22,14 @@ REFERENCE = "reference"
 class Backend:
     """A set of implementations for one kind of device.
 
-    `probe` returns "" where the backend works, else why it does not; it is asked once, on first use.
+    `probe` returns "" where the backend works, else why it does not; it is asked once, on first use. One that is not
+    `automatic` runs on explicit request only.
     """
 
     name: str
     device: str
     probe: Callable[[], str]
+    automatic: bool = True
     _answer: list[str] = field(default_factory=list, repr=False, compare=False)
 
     @property
@@ -50,9 +52,12 @@ _requested: list[
 ] = []  # the innermost last; of the whole process, since gradients are reduced on threads
 
 
-def register_backend(name: str, device: str, probe: Callable[[], str]) -> Backend:
-    """Add a backend for tensors on `device` ("cpu", "cuda"); those added first are preferred."""
-    _backends[name] = Backend(name, device, probe)
+def register_backend(name: str, device: str, probe: Callable[[], str], automatic: bool = True) -> Backend:
+    """Add a backend for tensors on `device` ("cpu", "cuda"); those added first are preferred.
+
+    `automatic`: whether it may run without being asked for by name.
+    """
+    _backends[name] = Backend(name, device, probe, automatic)
     return _backends[name]
 
 
@@ -108,7 +113,8 @@ def _log_fallback(backend: str, reason: str) -> None:
 class Operation(Generic[P, R]):
     """An operation: called, it runs the implementation for the device of its first argument, a tensor.
 
-    On the meta device nothing runs: an operation writes into its arguments and returns nothing.
+    On the meta device nothing runs: most operations write into their arguments and return nothing; what returns a tensor
+    says by `on_meta` which.
     """
 
     def __init__(self, reference: Callable[P, R]) -> None:
@@ -116,6 +122,7 @@ class Operation(Generic[P, R]):
         self.name = reference.__name__
         self.reference = reference
         self.implementations: dict[str, Callable[P, R]] = {REFERENCE: reference}
+        self.shape_only: Callable[P, R] | None = None
 
     def implement(self, backend: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """Decorator: the implementation of this operation in a backend."""
@@ -126,12 +133,17 @@ class Operation(Generic[P, R]):
 
         return add
 
+    def on_meta(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Decorator: what the operation returns for tensors on the meta device."""
+        self.shape_only = function
+        return function
+
     def chosen(self, device: str) -> str:
         """The name of the backend that runs tensors on `device`."""
         if names := requested_backends():
             return self._explicit(names, device)
         for backend in _backends.values():
-            if backend.device == device and backend.name in self.implementations:
+            if backend.automatic and backend.device == device and backend.name in self.implementations:
                 if backend.available:
                     return backend.name
                 _log_fallback(backend.name, backend.reason)
@@ -149,7 +161,7 @@ class Operation(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         device = args[0].device.type  # type: ignore[attr-defined]
         if device == "meta":
-            return None  # type: ignore[return-value]
+            return self.shape_only(*args, **kwargs) if self.shape_only else None  # type: ignore[return-value]
         return self.implementations[self.chosen(device)](*args, **kwargs)
 
 

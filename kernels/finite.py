@@ -5,10 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .dispatch import operation
 
+
+@operation
 def all_finite(tensor: Tensor) -> Tensor:
     """A boolean scalar on the tensor's device: no element is infinite or NaN. One pass, no copy, no host wait."""
     if not tensor.numel():
         return torch.ones((), dtype=torch.bool, device=tensor.device)
     smallest, largest = torch.aminmax(tensor)
     return torch.isfinite(smallest) & torch.isfinite(largest)
+
+
+@all_finite.on_meta
+def _verdict_on_meta(tensor: Tensor) -> Tensor:
+    return torch.empty((), dtype=torch.bool, device=tensor.device)

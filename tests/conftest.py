@@ -1,17 +1,46 @@
+import importlib.util
+import os
+from random import Random
+
 import pytest
 import torch
+
+if importlib.util.find_spec("triton") and not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it where kernels are defined
 
 from gradwire import kernels
 
 from .ranks import RankPool
 
 BACKENDS = {each.name: each for each in kernels.backends() if each.device in ("cpu", "any")}
+COMPILED = [name for name in BACKENDS if name != "triton"]
+INTERPRETED_VARIANTS = 8  # of a test; all with --every-variant
 
 
-def pytest_collection_modifyitems(items):
+def pytest_addoption(parser):
+    parser.addoption("--every-variant", action="store_true", help="run all variants of tests in Triton's interpreter")
+
+
+def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+    if not config.getoption("--every-variant", default=False):
+        left_out = too_many_interpreted(items)
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
+
+
+def too_many_interpreted(items):
+    """All but a few variants of each test in Triton's interpreter, which is slow; always the same few."""
+    variants = {}
+    for item in items:
+        if getattr(item, "callspec", None) and item.callspec.params.get("backend") == "triton":
+            variants.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out = set()
+    for name, group in variants.items():
+        left_out.update(Random(name).sample(group, max(0, len(group) - INTERPRETED_VARIANTS)))
+    return left_out
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -22,11 +51,20 @@ def one_thread():
 @pytest.fixture(params=BACKENDS)
 def backend(request):
     """Each kernel backend for CPU tensors in turn; what it does not have runs on the reference."""
-    chosen = BACKENDS[request.param]
-    if not chosen.available:
-        pytest.skip(f"kernel backend {chosen.name}: {chosen.reason}")
-    with kernels.use_backend(*dict.fromkeys((chosen.name, "reference"))):
-        yield chosen.name
+    yield from running(request.param)
+
+
+@pytest.fixture(params=COMPILED)
+def compiled_backend(request):
+    """As `backend`, without Triton's interpreter."""
+    yield from running(request.param)
+
+
+def running(name):
+    if not BACKENDS[name].available:
+        pytest.skip(f"kernel backend {name}: {BACKENDS[name].reason}")
+    with kernels.use_backend(*dict.fromkeys((name, "reference"))):
+        yield name
 
 
 @pytest.fixture(scope="session")

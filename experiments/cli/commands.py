@@ -55,6 +55,11 @@ COMMANDS: dict[str, Command] = {
         config=".plan:PlanConfig",
         function=".plan:plan_command",
     ),
+    "kernels": Command(
+        "time the arithmetic on each backend against memory and torch's operators, after checking it",
+        config=".kernels:KernelsConfig",
+        function=".kernels:kernels_command",
+    ),
     "info": Command(
         "show versions, devices, kernel backends, process groups and network interfaces",
         config=".info:InfoConfig",

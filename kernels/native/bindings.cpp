@@ -1,4 +1,5 @@
-// The operations for Python: addresses and sizes come in as integers, checked by the caller; the GIL is released.
+// The operations for Python. A tensor comes in as its address, the number of its format, and the strides of its first two
+// dimensions; all is checked by the caller. The GIL is released.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -10,82 +11,77 @@ namespace gradwire {
 
 namespace {
 
-template <class Pointer>
-Pointer at(uintptr_t address) {
-    return reinterpret_cast<Pointer>(address);
+using Array = std::tuple<uintptr_t, int, int64_t, int64_t>;
+
+template <class Element>
+Element* at(const Array& array) {
+    return reinterpret_cast<Element*>(std::get<0>(array));
 }
 
-using Strides = std::pair<int64_t, int64_t>;
+Format format(const Array& array) { return Format(std::get<1>(array)); }
+int64_t outer(const Array& array) { return std::get<2>(array); }
+int64_t inner(const Array& array) { return std::get<3>(array); }
+
+bool are_long(const Array& indices) { return std::get<1>(indices) != 0; }
 
 void bind_streaming(py::module_& module) {
-    module.def(
-        "cast_scaled",
-        [](uintptr_t source, int from, uintptr_t out, int to, int64_t numel, double scale, int64_t threads) {
-            cast_scaled(at<const void*>(source), Format(from), at<void*>(out), Format(to), numel,
-                        static_cast<float>(scale), threads);
-        },
-        py::call_guard<py::gil_scoped_release>());
-    module.def(
-        "sign_pack",
-        [](uintptr_t grad, int format, uintptr_t residual, uintptr_t scales, int64_t scale_stride, uintptr_t bits,
-           int64_t bit_stride, int64_t numel, int64_t rows, int64_t blocks, int64_t block, int64_t threads) {
-            sign_pack({at<const void*>(grad), Format(format), at<float*>(residual), at<float*>(scales), scale_stride,
-                       at<uint8_t*>(bits), bit_stride, numel, blocks, block},
-                      rows, threads);
-        },
-        py::call_guard<py::gil_scoped_release>());
-    module.def(
-        "sign_unpack_mean",
-        [](uintptr_t scales, Strides scale_strides, uintptr_t bits, Strides bit_strides, uintptr_t out, int format,
-           int64_t voters, int64_t numel, int64_t blocks, int64_t block, int64_t threads) {
-            sign_unpack_mean({at<const float*>(scales), scale_strides.first, scale_strides.second,
-                              at<const uint8_t*>(bits), bit_strides.first, bit_strides.second, at<void*>(out),
-                              Format(format), voters, numel, blocks, block},
-                             threads);
-        },
-        py::call_guard<py::gil_scoped_release>());
+    const py::call_guard<py::gil_scoped_release> released;
+    module.def("cast_scaled", [](Array source, Array out, int64_t numel, double scale, int64_t threads) {
+        cast_scaled({at<const void>(source), format(source), at<void>(out), format(out), static_cast<float>(scale),
+                     streams(format(out), numel)},
+                    numel, threads);
+    }, released);
+    module.def("all_finite", [](Array source, int64_t numel, int64_t threads) {
+        return all_finite(at<const void>(source), format(source), numel, threads);
+    }, released);
+    module.def("sign_pack", [](Array grad, Array residual, Array scales, Array bits, int64_t numel, int64_t rows,
+                               int64_t blocks, int64_t block, int64_t threads) {
+        sign_pack({at<const void>(grad), format(grad), at<float>(residual), at<float>(scales), outer(scales),
+                   at<uint8_t>(bits), outer(bits), numel, blocks, block},
+                  rows, threads);
+    }, released);
+    module.def("sign_unpack_mean", [](Array scales, Array bits, Array out, int64_t voters, int64_t numel, int64_t blocks,
+                                      int64_t block, int64_t threads) {
+        sign_unpack_mean({at<const float>(scales), outer(scales), inner(scales), at<const uint8_t>(bits), outer(bits),
+                          inner(bits), at<void>(out), format(out), voters, numel, blocks, block,
+                          streams(format(out), numel)},
+                         threads);
+    }, released);
 }
 
 void bind_selection(py::module_& module) {
-    module.def(
-        "select_largest",
-        [](uintptr_t grad, int format, uintptr_t residual, uintptr_t indices, bool long_indices, int64_t index_stride,
-           uintptr_t values, int value_format, int64_t value_stride, int64_t numel, int64_t length, int64_t rows,
-           int64_t k, int64_t threads) {
-            select_largest({at<const void*>(grad), Format(format), at<float*>(residual), at<void*>(indices),
-                            long_indices, index_stride, at<void*>(values), Format(value_format), value_stride, numel,
-                            length, rows, k},
-                           threads);
-        },
-        py::call_guard<py::gil_scoped_release>());
-    module.def(
-        "scatter_mean",
-        [](uintptr_t indices, bool long_indices, Strides index_strides, uintptr_t values, int value_format,
-           Strides value_strides, uintptr_t out, int64_t voters, int64_t rows, int64_t k, int64_t numel, int64_t length,
-           int64_t threads) {
-            scatter_mean({at<const void*>(indices), long_indices, index_strides.first, index_strides.second,
-                          at<const void*>(values), Format(value_format), value_strides.first, value_strides.second,
-                          at<float*>(out), voters, rows, k, numel, length},
-                         threads);
-        },
-        py::call_guard<py::gil_scoped_release>());
+    const py::call_guard<py::gil_scoped_release> released;
+    module.def("select_largest", [](Array grad, Array residual, Array indices, Array values, int64_t numel, int64_t length,
+                                    int64_t rows, int64_t k, int64_t threads) {
+        select_largest({at<const void>(grad), format(grad), at<float>(residual), at<void>(indices), are_long(indices),
+                        outer(indices), at<void>(values), format(values), outer(values), numel, length, rows, k},
+                       threads);
+    }, released);
+    module.def("scatter_mean", [](Array indices, Array values, Array out, int64_t voters, int64_t rows, int64_t k,
+                                  int64_t numel, int64_t length, int64_t threads) {
+        scatter_mean({at<const void>(indices), are_long(indices), outer(indices), inner(indices), at<const void>(values),
+                      format(values), outer(values), inner(values), at<float>(out), voters, rows, k, numel, length},
+                     threads);
+    }, released);
 }
 
 void bind_low_rank(py::module_& module) {
-    const auto bind = [&](const char* name, void (*operation)(const LowRankBuffers&, int64_t)) {
-        module.def(
-            name,
-            [operation](uintptr_t matrices, int64_t count, uintptr_t grad, uintptr_t residual, uintptr_t p, uintptr_t q,
-                        int64_t threads) {
-                operation({at<const Matrix*>(matrices), count, at<float*>(grad), at<float*>(residual), at<float*>(p),
-                           at<float*>(q)},
-                          threads);
-            },
-            py::call_guard<py::gil_scoped_release>());
+    const py::call_guard<py::gil_scoped_release> released;
+    const auto bind_product = [&](const char* name, void (*product)(const LowRankBuffers&, int64_t)) {
+        module.def(name, [product](Array matrices, int64_t count, Array grad, Array residual, Array p, Array q, int64_t threads) {
+            product({at<const Matrix>(matrices), count, at<float>(grad), at<float>(residual), at<float>(p), at<float>(q)},
+                    threads);
+        }, released);
     };
-    bind("low_rank_left", low_rank_left);
-    bind("low_rank_right", low_rank_right);
-    bind("low_rank_finish", low_rank_finish);
+    bind_product("low_rank_left", low_rank_left);
+    bind_product("low_rank_right", low_rank_right);
+    bind_product("low_rank_finish", low_rank_finish);
+    module.def("orthogonalize", [](Array matrices, int64_t count, Array p, int64_t threads) {
+        orthogonalize(at<const Matrix>(matrices), count, at<float>(p), threads);
+    }, released);
+    module.def("normalize", [](Array matrices, int64_t count, Array q, Array previous, int64_t threads) {
+        normalize(at<const Matrix>(matrices), count, at<float>(q), at<const float>(previous), threads);
+    }, released);
 }
 
 }  // namespace

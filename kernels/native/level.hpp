@@ -25,6 +25,15 @@ auto with_element(Format format, Function function) {
     }
 }
 
+struct CastJob {
+    const void* source;
+    Format from;
+    void* out;
+    Format to;
+    float scale;
+    bool streams;  // the result is written around the caches
+};
+
 // Strides are in elements. Block `i` of the flat vector lies in row `i / blocks`.
 struct PackJob {
     const void* grad;
@@ -45,6 +54,7 @@ struct UnpackJob {
     void* out;
     Format format;
     int64_t voters, numel, blocks, block;
+    bool streams;
 };
 
 // A row to select from; `residual` may be null.
@@ -55,10 +65,19 @@ struct Row {
     int64_t numel;
 };
 
-// Candidates for selection, by ascending index; a magnitude is the bits of an absolute value, NaN that of infinity.
-struct Candidates {
-    int64_t* indices;
-    uint32_t* magnitudes;
+// A candidate for selection; its magnitude is the bits of its absolute value, NaN being infinite.
+struct Candidate {
+    int64_t index;
+    uint32_t magnitude;
+};
+
+// Elements of one voter's row.
+struct Chosen {
+    const void* indices;
+    bool long_indices;
+    const void* values;
+    Format format;
+    int64_t count;
 };
 
 struct Matrix {
@@ -77,15 +96,19 @@ struct LowRankJob {
 
 struct Level {
     const char* name;
-    void (*cast)(const void* source, Format from, void* out, Format to, int64_t numel, float scale);
+    void (*cast)(const CastJob& job, int64_t first, int64_t last);
+    bool (*finite)(const void* source, Format format, int64_t first, int64_t last);
     void (*pack)(const PackJob& job, int64_t first_block, int64_t last_block);
     void (*unpack)(const UnpackJob& job, int64_t first_block, int64_t last_block);
     void (*sample)(const Row& row, const int64_t* indices, int64_t count, uint32_t* magnitudes);
-    int64_t (*scan)(const Row& row, bool add, int64_t first, int64_t last, uint32_t threshold, Candidates found);
-    void (*take)(const Row& row, const int64_t* indices, int64_t count, void* values, Format to);
+    int64_t (*scan)(const Row& row, bool add, int64_t first, int64_t last, uint32_t threshold, Candidate* found);
+    void (*take)(const Row& row, const Candidate* chosen, int64_t count, void* values, Format to);
+    void (*scatter)(const Chosen& chosen, int64_t start, float weight, float* piece);
     void (*left)(const LowRankJob& job);
     void (*right)(const LowRankJob& job);
     void (*finish)(const LowRankJob& job);
+    void (*orthogonalize)(float* vectors, int64_t rank, int64_t rows);
+    void (*normalize)(float* vector, const float* previous, int64_t count);
 };
 
 const Level& baseline_level();

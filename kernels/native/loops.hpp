@@ -4,6 +4,8 @@
 
 #include "casting_loops.hpp"
 #include "low_rank_loops.hpp"
+#include "panel_loops.hpp"
+#include "factors_loops.hpp"
 #include "selection_loops.hpp"
 #include "signs_loops.hpp"
 
@@ -12,6 +14,9 @@
 
 namespace gradwire::GRADWIRE_LEVEL {
 
-constexpr Level LOOPS{GRADWIRE_TEXT(GRADWIRE_LEVEL), cast, pack, unpack, sample, scan, take, left, right, finish};
+constexpr Level LOOPS{
+    GRADWIRE_TEXT(GRADWIRE_LEVEL), cast, finite, pack, unpack, sample, scan, take, scatter, left, right, finish, orthogonalize,
+    normalize,
+};
 
 }  // namespace gradwire::GRADWIRE_LEVEL

@@ -5,6 +5,11 @@
 
 namespace gradwire {
 
+inline int64_t size_of(Format format) { return format == Format::float32 ? 4 : 2; }
+
+// Whether a result is too large to be still in the caches when it is used: it is then written around them.
+inline bool streams(Format format, int64_t numel) { return numel * size_of(format) >= int64_t{8} << 20; }
+
 // Rows of `length` elements of a flat vector, k of each selected into rows of indices and values.
 struct SelectJob {
     const void* grad;
@@ -39,7 +44,8 @@ struct LowRankBuffers {
     float* q;
 };
 
-void cast_scaled(const void* source, Format from, void* out, Format to, int64_t numel, float scale, int64_t threads);
+void cast_scaled(const CastJob& job, int64_t numel, int64_t threads);
+bool all_finite(const void* source, Format format, int64_t numel, int64_t threads);
 void sign_pack(const PackJob& job, int64_t rows, int64_t threads);
 void sign_unpack_mean(const UnpackJob& job, int64_t threads);
 void select_largest(const SelectJob& job, int64_t threads);
@@ -50,5 +56,9 @@ void scatter_mean(const ScatterJob& job, int64_t threads);
 void low_rank_left(const LowRankBuffers& buffers, int64_t threads);
 void low_rank_right(const LowRankBuffers& buffers, int64_t threads);
 void low_rank_finish(const LowRankBuffers& buffers, int64_t threads);
+void orthogonalize(const Matrix* matrices, int64_t count, float* p, int64_t threads);
+
+// `previous` may be null.
+void normalize(const Matrix* matrices, int64_t count, float* q, const float* previous, int64_t threads);
 
 }  // namespace gradwire

@@ -11,7 +11,7 @@ template <class Element>
 void sample_row(const Row& row, const int64_t* indices, int64_t count, uint32_t* magnitudes) {
     const Element* grad = static_cast<const Element*>(row.grad);
     for (int64_t i = 0; i < count; ++i) {
-        F8 value = load(grad + indices[i], 1);
+        F8 value = load(grad + indices[i], Part{1});
         if (row.residual) value += broadcast(row.residual[indices[i]]);
         magnitudes[i] = static_cast<uint32_t>(ordered_magnitude(value)[0]);
     }
@@ -23,54 +23,53 @@ inline void sample(const Row& row, const int64_t* indices, int64_t count, uint32
     });
 }
 
-// Magnitudes of `count` elements, at most LANES; with a sum, the gradient goes into the residual first.
-template <class Element, bool ADD>
-GRADWIRE_INLINE I8 scan_lanes(const Element* grad, float* residual, int64_t count) {
-    const bool full = count == LANES;
-    F8 value = full ? load(grad) : load(grad, count);
-    if (ADD) {
-        value += full ? load(residual) : load(residual, count);
-        full ? store(residual, value) : store(residual, value, count);
+// Writes those of TURNS vectors that reach the threshold, in order; returns their number. With a sum, the gradient goes into
+// the residual first.
+template <bool ADD, int TURNS, class Element, class Lanes>
+GRADWIRE_INLINE int64_t scan_lanes(const Element* grad, float* residual, int64_t at, Lanes lanes, I8 below, Candidate* found) {
+    I8 magnitudes[TURNS];
+    uint32_t reached = 0;
+    for (int turn = 0; turn < TURNS; ++turn) {
+        const int64_t place = at + turn * LANES;
+        F8 value = load(grad + place, lanes);
+        if (ADD) {
+            value += load(residual + place, lanes);
+            store(residual + place, value, lanes);
+        }
+        magnitudes[turn] = ordered_magnitude(value);
+        reached |= (mask(magnitudes[turn] > below) & all_of(lanes)) << (LANES * turn);
     }
-    return ordered_magnitude(value);
-}
-
-// Elements of [first, last) that reach the threshold, in order; room for all of them. Returns their number.
-template <class Element, bool ADD>
-int64_t scan_row(const Element* grad, float* residual, int64_t first, int64_t last, uint32_t threshold,
-                 Candidates found) {
-    constexpr int64_t STEP = 4 * LANES;
-    const I8 below = I8{} + static_cast<int32_t>(threshold) - 1;
+    if (!reached) return 0;
+    int32_t sizes[TURNS * LANES];
+    std::memcpy(sizes, magnitudes, sizeof(sizes));
     int64_t total = 0;
-    for (int64_t i = first; i < last; i += STEP) {
-        I8 magnitudes[4] = {};
-        uint32_t reached = 0;
-        for (int j = 0; j < 4; ++j) {
-            const int64_t at = i + j * LANES, left = last - at, count = left < LANES ? left : LANES;
-            if (count <= 0) break;
-            magnitudes[j] = scan_lanes<Element, ADD>(grad + at, ADD ? residual + at : nullptr, count);
-            const uint32_t inside = (1u << count) - 1u;
-            reached |= (mask(magnitudes[j] > below) & inside) << (8 * j);
-        }
-        if (!reached) continue;
-        int32_t lanes[STEP];
-        std::memcpy(lanes, magnitudes, sizeof(lanes));
-        for (; reached; reached &= reached - 1, ++total) {
-            const int lane = __builtin_ctz(reached);
-            found.indices[total] = i + lane;
-            found.magnitudes[total] = static_cast<uint32_t>(lanes[lane]);
-        }
+    for (; reached; reached &= reached - 1, ++total) {
+        const int lane = __builtin_ctz(reached);
+        found[total] = {at + lane, static_cast<uint32_t>(sizes[lane])};
     }
     return total;
 }
 
-inline int64_t scan(const Row& row, bool add, int64_t first, int64_t last, uint32_t threshold, Candidates found) {
-    if (row.residual && !add) return scan_row<float, false>(row.residual, nullptr, first, last, threshold, found);
+// Elements of [first, last) that reach the threshold; room for all of them. Returns their number.
+template <bool ADD, class Element>
+int64_t scan_row(const Element* grad, float* residual, int64_t first, int64_t last, uint32_t threshold, Candidate* found) {
+    const I8 below = I8{} + static_cast<int32_t>(threshold) - 1;
+    Candidate* next = found;
+    int64_t at = first;
+    for (; at + 4 * LANES <= last; at += 4 * LANES)
+        next += scan_lanes<ADD, 4>(grad, residual, at, Whole{}, below, next);
+    over_lanes<1>(at, last, [&](int64_t place, auto lanes, int) GRADWIRE_LAMBDA {
+        next += scan_lanes<ADD, 1>(grad, residual, place, lanes, below, next);
+    });
+    return next - found;
+}
+
+inline int64_t scan(const Row& row, bool add, int64_t first, int64_t last, uint32_t threshold, Candidate* found) {
+    if (row.residual && !add) return scan_row<false>(row.residual, nullptr, first, last, threshold, found);
     return with_element(row.format, [&](auto* element) {
         const auto* grad = static_cast<const std::remove_pointer_t<decltype(element)>*>(row.grad);
-        using Element = std::remove_pointer_t<decltype(element)>;
-        return add ? scan_row<Element, true>(grad, row.residual, first, last, threshold, found)
-                   : scan_row<Element, false>(grad, nullptr, first, last, threshold, found);
+        return add ? scan_row<true>(grad, row.residual, first, last, threshold, found)
+                   : scan_row<false>(grad, nullptr, first, last, threshold, found);
     });
 }
 
@@ -88,28 +87,42 @@ GRADWIRE_INLINE F8 in_range(F8 value) {
     return bit_cast<F8>((bit_cast<U8>(beyond) & clamped) | (~bit_cast<U8>(beyond) & bit_cast<U8>(value)));
 }
 
+// Writes chosen elements as they are sent; the residual keeps what rounding loses.
 template <class Element, class Value>
-void take_chosen(const Element* grad, float* residual, const int64_t* indices, int64_t count, Value* values) {
-    for (int64_t i = 0; i < count; i += LANES) {
-        const int64_t size = count - i < LANES ? count - i : LANES;
+void take_chosen(const Element* grad, float* residual, const Candidate* chosen, int64_t count, Value* values) {
+    over_lanes<1>(0, count, [&](int64_t at, auto lanes, int) GRADWIRE_LAMBDA {
         F8 value = {};
-        for (int64_t j = 0; j < size; ++j)
-            value[j] = residual ? residual[indices[i + j]] : load(grad + indices[i + j], 1)[0];
+        for (int64_t j = 0; j < size_of(lanes); ++j) {
+            const int64_t index = chosen[at + j].index;
+            value[j] = residual ? residual[index] : load(grad + index, Part{1})[0];
+        }
         Value sent[LANES];
         store(sent, in_range<Value>(value));
-        std::memcpy(values + i, sent, static_cast<size_t>(size) * sizeof(Value));
-        if (!residual) continue;
+        store(values + at, load(sent), lanes);
         const F8 rest = value - load(sent);
-        for (int64_t j = 0; j < size; ++j) residual[indices[i + j]] = rest[j];
-    }
+        for (int64_t j = 0; residual && j < size_of(lanes); ++j) residual[chosen[at + j].index] = rest[j];
+    });
 }
 
-// Writes the chosen elements as they are sent; the residual keeps what rounding loses.
-inline void take(const Row& row, const int64_t* indices, int64_t count, void* values, Format to) {
+inline void take(const Row& row, const Candidate* chosen, int64_t count, void* values, Format to) {
     with_element(row.format, [&](auto* from_element) {
         with_element(to, [&](auto* to_element) {
-            take_chosen(static_cast<const std::remove_pointer_t<decltype(from_element)>*>(row.grad), row.residual,
-                        indices, count, static_cast<decltype(to_element)>(values));
+            take_chosen(static_cast<const std::remove_pointer_t<decltype(from_element)>*>(row.grad), row.residual, chosen,
+                        count, static_cast<decltype(to_element)>(values));
+        });
+    });
+}
+
+// Adds a voter's elements to a piece of the mean that begins at element `start` of their row.
+inline void scatter(const Chosen& chosen, int64_t start, float weight, float* piece) {
+    with_element(chosen.format, [&](auto* element) {
+        const auto* values = static_cast<const std::remove_pointer_t<decltype(element)>*>(chosen.values);
+        over_lanes<1>(0, chosen.count, [&](int64_t at, auto lanes, int) GRADWIRE_LAMBDA {
+            const F8 shares = load(values + at, lanes) * weight;
+            for (int64_t j = 0; j < size_of(lanes); ++j)
+                piece[(chosen.long_indices ? static_cast<const int64_t*>(chosen.indices)[at + j]
+                                           : static_cast<const int32_t*>(chosen.indices)[at + j]) -
+                      start] += shares[j];
         });
     });
 }

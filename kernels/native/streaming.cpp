@@ -1,4 +1,6 @@
-// Operations that go over their buffers in order: casts and signs.
+// Operations that go over their buffers in order: casts, the look for what is not finite, and signs.
+#include <atomic>
+
 #include "operations.hpp"
 #include "threads.hpp"
 
@@ -6,32 +8,40 @@ namespace gradwire {
 
 namespace {
 
-int64_t size_of(Format format) { return format == Format::float32 ? 4 : 2; }
+constexpr int64_t LINE = 64;  // elements of whole cache lines in every format
 
 }  // namespace
 
-void cast_scaled(const void* source, Format from, void* out, Format to, int64_t numel, float scale, int64_t threads) {
-    threads = useful_threads(threads, numel);
-    on_threads(threads, [&](int64_t thread) {
-        const int64_t first = cut(numel, threads, thread), last = cut(numel, threads, thread + 1);
-        level().cast(static_cast<const char*>(source) + first * size_of(from), from,
-                     static_cast<char*>(out) + first * size_of(to), to, last - first, scale);
+void cast_scaled(const CastJob& job, int64_t numel, int64_t threads) {
+    const Shares shares(threads, numel);
+    share(shares, [&](int64_t part, int64_t) {
+        level().cast(job, cut(numel, shares.parts, part, LINE), cut(numel, shares.parts, part + 1, LINE));
     });
+}
+
+bool all_finite(const void* source, Format format, int64_t numel, int64_t threads) {
+    const Shares shares(threads, numel);
+    std::atomic<bool> finite{true};
+    share(shares, [&](int64_t part, int64_t) {
+        const int64_t first = cut(numel, shares.parts, part, LINE), last = cut(numel, shares.parts, part + 1, LINE);
+        if (finite.load(std::memory_order_relaxed) && !level().finite(source, format, first, last)) finite.store(false);
+    });
+    return finite.load();
 }
 
 void sign_pack(const PackJob& job, int64_t rows, int64_t threads) {
     const int64_t blocks = rows * job.blocks;
-    threads = std::min(useful_threads(threads, job.numel), std::max<int64_t>(blocks, 1));
-    on_threads(threads, [&](int64_t thread) {
-        level().pack(job, cut(blocks, threads, thread), cut(blocks, threads, thread + 1));
+    const Shares shares(threads, job.numel, blocks);
+    share(shares, [&](int64_t part, int64_t) {
+        level().pack(job, cut(blocks, shares.parts, part), cut(blocks, shares.parts, part + 1));
     });
 }
 
 void sign_unpack_mean(const UnpackJob& job, int64_t threads) {
     const int64_t blocks = (job.numel + job.block - 1) / job.block;
-    threads = std::min(useful_threads(threads, job.numel), std::max<int64_t>(blocks, 1));
-    on_threads(threads, [&](int64_t thread) {
-        level().unpack(job, cut(blocks, threads, thread), cut(blocks, threads, thread + 1));
+    const Shares shares(threads, job.numel, blocks);
+    share(shares, [&](int64_t part, int64_t) {
+        level().unpack(job, cut(blocks, shares.parts, part), cut(blocks, shares.parts, part + 1));
     });
 }
 

@@ -1,11 +1,13 @@
 // Eight floats at a time, in the instruction set of the file that includes this: conversions, masks, partial vectors.
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #if GRADWIRE_AVX2
 #include <immintrin.h>
 #endif
 
-#define GRADWIRE_INLINE inline __attribute__((always_inline))
+#define GRADWIRE_LAMBDA __attribute__((always_inline))
+#define GRADWIRE_INLINE inline GRADWIRE_LAMBDA
 
 namespace gradwire::GRADWIRE_LEVEL {
 
@@ -15,6 +17,25 @@ using U8 = uint32_t __attribute__((vector_size(32)));
 using H8 = uint16_t __attribute__((vector_size(16)));
 
 constexpr int64_t LANES = 8;
+
+// How many lanes of a vector are meant: all, or the first few, from 1 to LANES - 1.
+struct Whole {};
+struct Part {
+    int64_t count;
+};
+
+template <class Element>
+GRADWIRE_INLINE size_t bytes_of(Part part) {
+    if (part.count < 1 || part.count >= LANES) __builtin_unreachable();
+    return static_cast<size_t>(part.count) * sizeof(Element);
+}
+
+GRADWIRE_INLINE int64_t size_of(Whole) { return LANES; }
+GRADWIRE_INLINE int64_t size_of(Part part) { return part.count; }
+
+// Bits of the lanes that are meant, as `mask` gives them.
+GRADWIRE_INLINE uint32_t all_of(Whole) { return (1u << LANES) - 1u; }
+GRADWIRE_INLINE uint32_t all_of(Part part) { return (1u << part.count) - 1u; }
 
 template <class To, class From>
 GRADWIRE_INLINE To bit_cast(const From& value) {
@@ -31,6 +52,20 @@ GRADWIRE_INLINE I8 magnitude(F8 value) { return bit_cast<I8>(value) & 0x7fffffff
 GRADWIRE_INLINE F8 absolute(F8 value) { return bit_cast<F8>(magnitude(value)); }
 
 GRADWIRE_INLINE float sum(F8 v) { return ((v[0] + v[4]) + (v[1] + v[5])) + ((v[2] + v[6]) + (v[3] + v[7])); }
+
+// The `sum` of each of four vectors.
+GRADWIRE_INLINE void sums_of_four(const F8* vectors, float* sums) {
+#if GRADWIRE_AVX2
+    __m128 folded[4];
+    for (int i = 0; i < 4; ++i) {
+        const __m256 wide = bit_cast<__m256>(vectors[i]);
+        folded[i] = _mm_add_ps(_mm256_castps256_ps128(wide), _mm256_extractf128_ps(wide, 1));
+    }
+    _mm_storeu_ps(sums, _mm_hadd_ps(_mm_hadd_ps(folded[0], folded[1]), _mm_hadd_ps(folded[2], folded[3])));
+#else
+    for (int i = 0; i < 4; ++i) sums[i] = sum(vectors[i]);
+#endif
+}
 
 // Bit i of the result is set where lane i of a comparison holds.
 GRADWIRE_INLINE uint32_t mask(I8 comparison) {
@@ -101,20 +136,84 @@ GRADWIRE_INLINE void store(Element* to, F8 value) {
     std::memcpy(to, &halves, sizeof(halves));
 }
 
-// The first `count` lanes from memory, the others zero.
 template <class Element>
-GRADWIRE_INLINE F8 load(const Element* from, int64_t count) {
+GRADWIRE_INLINE F8 load(const Element* from, Whole) {
+    return load(from);
+}
+
+template <class Element>
+GRADWIRE_INLINE void store(Element* to, F8 value, Whole) {
+    store(to, value);
+}
+
+// The lanes past the part are zero.
+template <class Element>
+GRADWIRE_INLINE F8 load(const Element* from, Part part) {
     Element lanes[LANES] = {};
-    std::memcpy(lanes, from, static_cast<size_t>(count) * sizeof(Element));
+    std::memcpy(lanes, from, bytes_of<Element>(part));
     return load(lanes);
 }
 
-// The first `count` lanes to memory, nothing past them.
+// Writes nothing past the part.
 template <class Element>
-GRADWIRE_INLINE void store(Element* to, F8 value, int64_t count) {
+GRADWIRE_INLINE void store(Element* to, F8 value, Part part) {
     Element lanes[LANES];
     store(lanes, value);
-    std::memcpy(to, lanes, static_cast<size_t>(count) * sizeof(Element));
+    std::memcpy(to, lanes, bytes_of<Element>(part));
+}
+
+// Writes around the caches, for what is too large for them: memory is then not read first. `to` is aligned to its vector.
+GRADWIRE_INLINE void stream(float* to, F8 value) {
+#if GRADWIRE_AVX2
+    _mm256_stream_ps(to, bit_cast<__m256>(value));
+#else
+    store(to, value);
+#endif
+}
+
+template <class Element>
+GRADWIRE_INLINE void stream(Element* to, F8 value) {
+#if GRADWIRE_AVX2
+    _mm_stream_si128(reinterpret_cast<__m128i*>(to), bit_cast<__m128i>(narrowed(value, Element{})));
+#else
+    store(to, value);
+#endif
+}
+
+// Once after the last `stream` of a thread.
+GRADWIRE_INLINE void end_stream() {
+#if GRADWIRE_AVX2
+    _mm_sfence();
+#endif
+}
+
+// Elements before the first that is aligned to its vector, `limit` at most.
+template <class Element>
+GRADWIRE_INLINE int64_t unaligned(const Element* from, int64_t limit) {
+    const auto beyond = reinterpret_cast<uintptr_t>(from) % (LANES * sizeof(Element)) / sizeof(Element);
+    const int64_t before = beyond ? LANES - static_cast<int64_t>(beyond) : 0;
+    return before < limit ? before : limit;
+}
+
+// `factor * other + value`, rounded once where the instruction set can.
+GRADWIRE_INLINE F8 multiply_add(F8 factor, F8 other, F8 value) {
+#if GRADWIRE_AVX2
+    return bit_cast<F8>(_mm256_fmadd_ps(bit_cast<__m256>(factor), bit_cast<__m256>(other), bit_cast<__m256>(value)));
+#else
+    return factor * other + value;
+#endif
+}
+
+// Calls `step(place, lanes, turn)` for one vector of [first, last) after the other; `lanes` is Whole, for the last perhaps
+// Part; `turn` goes round from 0 to UNROLLED - 1, so that as many sums may be under way.
+template <int UNROLLED, class Step>
+GRADWIRE_INLINE void over_lanes(int64_t first, int64_t last, const Step& step) {
+    int64_t at = first;
+    for (; at + UNROLLED * LANES <= last; at += UNROLLED * LANES)
+        for (int turn = 0; turn < UNROLLED; ++turn) step(at + turn * LANES, Whole{}, turn);
+    if (UNROLLED > 1)
+        for (; at + LANES <= last; at += LANES) step(at, Whole{}, 0);
+    if (at < last) step(at, Part{last - at}, 0);
 }
 
 }  // namespace gradwire::GRADWIRE_LEVEL

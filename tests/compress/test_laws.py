@@ -67,38 +67,44 @@ def build(spec):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("spec", [*SPECS, *OBJECTS])
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("compiled_backend")
 def test_conservation_what_goes_in_comes_out_or_is_held_back(spec, dtype):
     for shapes in SHAPES.values():
         for world_size in (1, 2, 3, 4):
-            within = layout(shapes, dtype, world_size)
-            simulation = Simulation(build(spec), within)
-            generator = torch.Generator().manual_seed(world_size)
-            for _ in range(4):
-                gradients = [torch.randn(within.numel, generator=generator).to(dtype) for _ in range(world_size)]
-                before = mean_held_back(simulation, within)
-                outputs = simulation.step(gradients)
-                assert all(torch.equal(output, outputs[0]) for output in outputs)
-                if "error_feedback=false" in spec:
-                    continue
-                given = sum(gradient.double() for gradient in gradients) / world_size + before
-                kept = outputs[0].double() + mean_held_back(simulation, within)
-                assert (given - kept).abs().max() <= tolerance(spec, dtype) * max(1.0, given.abs().max())
+            assert_conserves(spec, layout(shapes, dtype, world_size), steps=4)
+
+
+def assert_conserves(spec, within, steps):
+    simulation = Simulation(build(spec), within)
+    generator = torch.Generator().manual_seed(within.world_size)
+    for _ in range(steps):
+        gradients = [torch.randn(within.numel, generator=generator).to(within.dtype) for _ in range(within.world_size)]
+        before = mean_held_back(simulation, within)
+        outputs = simulation.step(gradients)
+        assert all(torch.equal(output, outputs[0]) for output in outputs)
+        if "error_feedback=false" in spec:
+            continue
+        given = sum(gradient.double() for gradient in gradients) / within.world_size + before
+        kept = outputs[0].double() + mean_held_back(simulation, within)
+        assert (given - kept).abs().max() <= tolerance(spec, within.dtype) * max(1.0, given.abs().max())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("spec", [*TELESCOPING, "topk:ratio=0.1"])
 def test_telescoping_the_mean_output_converges_as_one_over_t(spec, dtype):
+    assert_telescopes(spec, layout(CONSTANT, dtype, 2), STEPS)
+
+
+def assert_telescopes(spec, within, steps):
     """As 1/T: T times the error is bounded. It may grow by a fifth at most while T grows by half, besides rounding."""
-    within = layout(CONSTANT, dtype, 2)
     simulation = Simulation(build(spec), within)
     generator = torch.Generator().manual_seed(0)
-    gradients = [torch.randn(within.numel, generator=generator).to(dtype) for _ in range(2)]
-    target = sum(gradient.double() for gradient in gradients) / 2
+    gradients = [torch.randn(within.numel, generator=generator).to(within.dtype) for _ in range(within.world_size)]
+    target = sum(gradient.double() for gradient in gradients) / within.world_size
     total, owed = torch.zeros_like(target), []
-    for step in range(1, STEPS + 1):
+    for step in range(1, steps + 1):
         total += simulation.step([gradient.clone() for gradient in gradients])[0].double()
         owed.append(((total - step * target).norm() / target.norm()).item())
-    cut = STEPS * 2 // 3
-    assert max(owed[cut:]) <= 1.2 * max(owed[:cut]) + STEPS * tolerance(spec, dtype)
-    assert owed[-1] <= STEPS / 4
+    cut = steps * 2 // 3
+    assert max(owed[cut:]) <= 1.2 * max(owed[:cut]) + steps * tolerance(spec, within.dtype)
+    assert owed[-1] <= steps / 4

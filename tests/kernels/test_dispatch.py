@@ -199,6 +199,25 @@ def test_on_the_meta_device_nothing_runs_and_nothing_is_asked(probe_operation, c
     assert not asked
 
 
+def test_on_the_meta_device_an_operation_that_returns_a_tensor_says_which():
+    @kernels.operation
+    def doubled(tensor):
+        return tensor * 2
+
+    doubled.on_meta(lambda tensor: torch.empty_like(tensor, dtype=torch.int32))
+    assert doubled(torch.zeros(3, device="meta")).dtype == torch.int32
+    assert doubled(torch.ones(1)).item() == 2.0
+
+
+def test_a_backend_that_is_not_automatic_runs_on_explicit_request_only(probe_operation, calls):
+    kernels.register_backend("by hand", "cpu", lambda: "", automatic=False)
+    probe_operation.implement("by hand")(lambda tensor, extra=None: calls.append("by hand"))
+    probe_operation(CPU)
+    with kernels.use_backend("by hand"):
+        probe_operation(CPU)
+    assert calls == ["reference", "by hand"]
+
+
 def test_arguments_and_results_pass_through(monkeypatch):
     @kernels.operation
     def sum_of(tensor, other, scale=1.0):

@@ -6,6 +6,7 @@ import torch
 
 from gradwire.kernels import all_finite
 
+pytestmark = pytest.mark.usefixtures("backend")
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 SIZES = [1, 7, 8, 9, 1009]
 

@@ -1,0 +1,131 @@
+"""The measurement: each case at each size, dtype and number of threads, on all backends that have it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ...kernels.dispatch import REFERENCE
+from .cases import DTYPES, Case
+from .check import Verdict, check, first, kept, outcome
+from .clocks import Clock, clock_for, torch_threads
+from .heavy_tail import HeavyTail
+from .job import Job, Output
+from .race import Racer, Timing, race
+from .rows import Row, machine
+
+BASELINE, COPY = "torch's operators", "copy"  # racers beside the backends
+COPIED = 2  # times the last-level cache: the least that a copy reads
+
+
+@dataclass(frozen=True)
+class Group:
+    """What is measured together."""
+
+    case: Case
+    elements: int
+    dtype: str
+    threads: tuple[int, ...]
+    backends: tuple[str, ...]
+
+
+@dataclass
+class Bench:
+    """A device, the patience for it, and what all groups share. `skipped`: what was not measured, and why."""
+
+    device: torch.device
+    repeats: int
+    seconds: float
+    largest: int  # elements
+    skipped: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.clock: Clock = clock_for(self.device)
+        self.machine = machine(self.clock.cache_bytes)
+        self._numbers = HeavyTail(self.largest, self.device)
+        size = max(4 * self.largest, COPIED * self.clock.cache_bytes)
+        self._source, self._target = torch.ones(2, size, dtype=torch.uint8, device=self.device)
+        self._numbers.fill(self._source)
+
+    def measure(self, group: Group) -> Iterator[list[Row]]:
+        """The rows of each number of threads in turn."""
+        try:
+            job = group.case.make(group.elements, DTYPES[group.dtype], self.device)
+            expected = kept(outcome(job, self._numbers, REFERENCE))
+            for threads in group.threads:
+                with torch_threads(threads):
+                    rows = self._rows(group, threads, job, expected)
+                yield rows
+        except torch.OutOfMemoryError as error:
+            self.skipped.append(f"{group.case.name} of {group.elements:,} elements: {str(error).partition('.')[0]}")
+
+    def _rows(self, group: Group, threads: int, job: Job, expected: list[Output]) -> list[Row]:
+        verdicts = {name: check(group.case, job, self._numbers, name, expected) for name in group.backends}
+        own = {name: verdict for name, verdict in verdicts.items() if self._does_part(group, name, verdict)}
+        right = [name for name, verdict in own.items() if not verdict.wrong]
+        timings = self._race(group, job, right) if right else {}
+        return [self._row(group, threads, job, name, verdict, timings) for name, verdict in own.items()]
+
+    def _does_part(self, group: Group, backend: str, verdict: Verdict) -> bool:
+        """Whether a backend does any part of a job itself, or does it wrong."""
+        if verdict.wrong or set(verdict.by_others) != set(group.case.uses):
+            return True
+        others = ", ".join(sorted(set(verdict.by_others.values())))
+        line = f"{group.case.name} on {backend} for {group.dtype}: {others} would run"
+        if line not in self.skipped:
+            self.skipped.append(line)
+        return False
+
+    def _race(self, group: Group, job: Job, backends: Sequence[str]) -> dict[str, Timing]:
+        refill = partial(job.refill, self._numbers)
+        racers = {name: Racer(job.run, first(name, self.device.type), refill) for name in backends}
+        racers[BASELINE] = Racer(job.run_baseline, (REFERENCE,), refill, cold=True)
+        source, target = self._copied(group)
+        racers[COPY] = Racer(partial(target.copy_, source), (REFERENCE,), cold=True)
+        return race(racers, self.clock, self.repeats, self.seconds)
+
+    def _copied(self, group: Group) -> tuple[Tensor, Tensor]:
+        """What is copied: as many elements as the group has, or more where the cache could hold them."""
+        dtype = DTYPES[group.dtype]
+        elements = max(group.elements, COPIED * self.clock.cache_bytes // dtype.itemsize)
+        return self._source.view(dtype)[:elements], self._target.view(dtype)[:elements]
+
+    def _row(
+        self, group: Group, threads: int, job: Job, backend: str, verdict: Verdict, timings: dict[str, Timing]
+    ) -> Row:
+        row = Row(
+            operation=group.case.name,
+            backend=backend,
+            dtype=group.dtype,
+            elements=group.elements,
+            threads=threads,
+            correct=not verdict.wrong,
+            seconds=None,
+            floor_bytes=round(job.floor_bytes),
+            fraction_of_copy=None,
+            baseline=job.baseline,
+            baseline_seconds=None,
+            by_others=dict(verdict.by_others),
+            wrong=verdict.wrong,
+        )
+        if verdict.wrong:
+            return row
+        copied = 2 * self._copied(group)[0].nbytes / timings[COPY].median
+        return timed(row, timings[backend], timings[BASELINE], copied)
+
+
+def timed(row: Row, own: Timing, baseline: Timing, copied: float) -> Row:
+    """The row with its times; `copied` in bytes read and written a second."""
+    return replace(
+        row,
+        seconds=own.median,
+        fraction_of_copy=row.floor_bytes / own.median / copied,
+        baseline_seconds=baseline.median,
+        quartile_seconds=own.quartiles,
+        repeats=own.repeats,
+        copy_bytes_per_second=copied,
+    )

@@ -1,0 +1,81 @@
+"""The table of what is measured: a new job is one entry here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from ...kernels import operations
+from ...kernels.dispatch import Operation
+from .job import Job
+from .low_rank import Finish, Left, Normalize, Orthogonalize, PowerSGDRound, Right
+from .quantizing import DequantizeMean, QuantizeBlocks
+from .sparse import ScatterMean, SelectLargest
+from .streaming import AllFinite, Narrow, SignPack, SignUnpackMean, Widen
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+EVERY, WIDE = tuple(DTYPES), ("fp32",)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job as compressors run it: its name, the operations in it, the dtypes that a bucket may have, how it is made.
+
+    A backend has the job where it has one of the operations.
+    """
+
+    name: str
+    uses: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    make: Callable[[int, torch.dtype, torch.device], Job]
+
+    @property
+    def operations(self) -> list[Operation[Any, Any]]:
+        """The operations themselves."""
+        return [operations()[name] for name in self.uses]
+
+
+FACTORS = ("low_rank_left", "orthogonalize", "low_rank_right", "low_rank_finish", "normalize")
+CASES = (
+    Case("cast_scaled:to=fp16", ("cast_scaled",), WIDE, partial(Narrow, to=torch.float16)),
+    Case("cast_scaled:to=bf16", ("cast_scaled",), WIDE, partial(Narrow, to=torch.bfloat16)),
+    Case("cast_scaled:from=fp16", ("cast_scaled",), WIDE, partial(Widen, source=torch.float16)),
+    Case("cast_scaled:from=bf16", ("cast_scaled",), WIDE, partial(Widen, source=torch.bfloat16)),
+    Case("sign_pack", ("sign_pack",), EVERY, SignPack),
+    Case("sign_unpack_mean:voters=2", ("sign_unpack_mean",), EVERY, partial(SignUnpackMean, voters=2)),
+    Case("sign_unpack_mean:voters=4", ("sign_unpack_mean",), EVERY, partial(SignUnpackMean, voters=4)),
+    Case("sign_unpack_mean:voters=8", ("sign_unpack_mean",), EVERY, partial(SignUnpackMean, voters=8)),
+    Case("quantize_blocks", ("quantize_blocks",), EVERY, QuantizeBlocks),
+    Case("dequantize_mean:voters=4", ("dequantize_mean",), EVERY, partial(DequantizeMean, voters=4)),
+    Case("select_largest", ("select_largest",), EVERY, SelectLargest),
+    Case("scatter_mean:voters=4", ("scatter_mean",), WIDE, partial(ScatterMean, voters=4)),
+    Case("powersgd:rank=1", FACTORS, WIDE, partial(PowerSGDRound, rank=1)),
+    Case("powersgd:rank=4", FACTORS, WIDE, partial(PowerSGDRound, rank=4)),
+    Case("powersgd:rank=32", FACTORS, WIDE, partial(PowerSGDRound, rank=32)),
+    Case("low_rank_left:rank=4", ("low_rank_left",), WIDE, partial(Left, rank=4)),
+    Case("low_rank_right:rank=4", ("low_rank_right",), WIDE, partial(Right, rank=4)),
+    Case("low_rank_finish:rank=4", ("low_rank_finish",), WIDE, partial(Finish, rank=4)),
+    Case("orthogonalize:rank=4", ("orthogonalize",), WIDE, partial(Orthogonalize, rank=4)),
+    Case("orthogonalize:rank=32", ("orthogonalize",), WIDE, partial(Orthogonalize, rank=32)),
+    Case("normalize:rank=4", ("normalize",), WIDE, partial(Normalize, rank=4)),
+    Case("all_finite", ("all_finite",), EVERY, AllFinite),
+)
+
+
+def chosen_cases(names: Sequence[str]) -> list[Case]:
+    """The cases of these names, with their variant (`powersgd:rank=4`) or without (`powersgd`: all); none means all.
+
+    Raises ValueError for a name that is unknown.
+    """
+    for name in names:
+        if not any(_named(case, name) for case in CASES):
+            raise ValueError(f"unknown operation {name!r}; there are: {', '.join(case.name for case in CASES)}")
+    return [case for case in CASES if not names or any(_named(case, name) for name in names)]
+
+
+def _named(case: Case, name: str) -> bool:
+    return name in (case.name, case.name.partition(":")[0])

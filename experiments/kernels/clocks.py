@@ -1,0 +1,86 @@
+"""Seconds of work that finds nothing in a cache."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+CACHES = Path("/sys/devices/system/cpu")
+ASSUMED_CACHE = 2**26  # bytes of the last level where the system does not tell
+EVICTION = 4  # times the last level: what is written so that nothing else is left there
+PAUSE = 0.01  # seconds; torch's threads wait actively for some milliseconds after their work, and would take a core
+
+
+class Clock(Protocol):
+    """`cache_bytes`: of the last-level cache."""
+
+    cache_bytes: int
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        """How long the work takes from cold caches."""
+
+
+class HostClock:
+    """Wall-clock time on the CPU."""
+
+    def __init__(self) -> None:
+        self.cache_bytes = last_level_cache()
+        self._written = torch.zeros(EVICTION * self.cache_bytes, dtype=torch.uint8)
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        """By the processor's clock, on threads that are at rest."""
+        self._written.add_(1)
+        if torch.get_num_threads() > 1:
+            time.sleep(PAUSE)
+        start = time.perf_counter()
+        work()
+        return time.perf_counter() - start
+
+
+class DeviceClock:
+    """Time on the current CUDA device, between two events on its stream."""
+
+    def __init__(self) -> None:
+        self.cache_bytes = torch.cuda.get_device_properties().L2_cache_size
+        self._written = torch.zeros(EVICTION * self.cache_bytes, dtype=torch.uint8, device="cuda")
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        """By the device's clock: the eviction before it keeps the device busy while the host launches."""
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        self._written.add_(1)
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1000
+
+
+def clock_for(device: torch.device) -> Clock:
+    """The clock of a device."""
+    return DeviceClock() if device.type == "cuda" else HostClock()
+
+
+def last_level_cache(root: Path = CACHES) -> int:
+    """Bytes of all last-level caches that the processors of this machine share."""
+    found: dict[tuple[int, str], int] = {}  # (level, the processors that share it)
+    for folder in root.glob("cpu[0-9]*/cache/index[0-9]*"):
+        level, shared, size = ((folder / name).read_text().strip() for name in ("level", "shared_cpu_list", "size"))
+        found[int(level), shared] = int(size.removesuffix("K")) * 1024
+    last = max((level for level, _ in found), default=0)
+    return sum(size for (level, _), size in found.items() if level == last) or ASSUMED_CACHE
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Run on so many of torch's threads inside a `with`."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

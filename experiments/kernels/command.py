@@ -1,0 +1,184 @@
+"""The command: what to measure, and what to show of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ...kernels import Backend, backends
+from .bench import Bench, Group
+from .cases import Case, chosen_cases
+from .low_rank import SMALLEST
+from .race import FEWEST
+from .report import notes, tables
+from .rows import Row, write
+
+SIZES = ("1M", "6.5536M", "64M")  # the second: 25 MiB of float32, a bucket of DDP
+LARGER_SIZES = ("256M",)  # on GPUs, whose caches are larger
+UNITS = {"k": 10**3, "M": 10**6, "G": 10**9}
+
+
+@dataclass(frozen=True)
+class KernelsConfig:
+    """Time each operation on each backend, check it first, and compare with memory and with torch's operators."""
+
+    operations: list[str] = field(default_factory=list)
+    """powersgd or powersgd:rank=4, and so on; all if not given"""
+    backends: list[str] = field(default_factory=list)
+    """native, reference, ...; all that work on the device if not given"""
+    sizes: list[str] = field(default_factory=list)
+    """elements of a bucket, such as 100k or 6.5536M; 1M, 6.5536M, 64M and on GPUs 256M if not given"""
+    dtypes: list[Literal["fp32", "bf16", "fp16"]] = field(default_factory=lambda: ["fp32"])
+    """of the bucket, for the operations that take it"""
+    threads: list[int] = field(default_factory=list)
+    """torch threads; 1 and all if not given, all on GPUs"""
+    repeats: int = 15
+    """of each measurement, at most"""
+    seconds: float = 0.3
+    """that the repeats of one measurement may take before the next is left out; there are always three"""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto is cuda where there is a device"""
+    json: str | None = None
+    """file to write all figures to"""
+    out: str | None = None
+    """folder for a picture"""
+
+    def __post_init__(self) -> None:
+        chosen_cases(self.operations)
+        for size in self.sizes:
+            elements(size)
+        if too_few := [count for count in self.threads if count < 1]:
+            raise ValueError(f"threads are at least 1, got {too_few[0]}")
+        if self.repeats < FEWEST:
+            raise ValueError(f"repeats is at least {FEWEST}, got {self.repeats}")
+        if not self.seconds >= 0:
+            raise ValueError(f"seconds is at least 0, got {self.seconds}")
+        if not self.dtypes:
+            raise ValueError("dtypes is empty: name at least one of fp32, bf16, fp16")
+        if self.json and not Path(self.json).expanduser().parent.is_dir():
+            raise ValueError(f"json: there is no folder {Path(self.json).expanduser().parent}")
+
+
+def elements(text: str) -> int:
+    """A number of elements from its text, in powers of ten.
+
+    >>> elements("6.5536M"), elements("100k")
+    (6553600, 100000)
+    """
+    unit = UNITS.get(text[-1:], 1)
+    try:
+        count = round(float(text[:-1] if unit > 1 else text) * unit)
+    except (ValueError, OverflowError):
+        raise ValueError(f"sizes are numbers of elements such as 100k, 6.5536M or 1G, got {text!r}") from None
+    if count < SMALLEST:
+        raise ValueError(f"sizes are at least {SMALLEST} elements, got {text}")
+    return count
+
+
+def kernels_command(config: KernelsConfig) -> int:
+    """Measure and show; the exit code: 1 where a backend is wrong."""
+    device = chosen_device(config.device)
+    used, skipped = chosen_backends(config.backends, device)
+    groups, left_out = planned(config, device, used)
+    bench = Bench(device, config.repeats, config.seconds, max(group.elements for group in groups), skipped + left_out)
+    rows = measured(bench, groups)
+    if not rows:
+        raise ValueError(f"nothing was measured: {'; '.join(bench.skipped)}")
+    console = Console(width=max(Console().width, 120))
+    console.print(*tables(rows), sep="\n")
+    lines = notes(rows, bench.skipped, bench.machine)
+    console.print(*lines, sep="\n", markup=False, highlight=False, soft_wrap=True)
+    keep(config, rows, bench, console)
+    return int(any(not row.correct for row in rows))
+
+
+def chosen_device(name: str) -> torch.device:
+    """The device to measure on."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("torch sees no CUDA device here; measure on --device cpu")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def chosen_backends(names: Sequence[str], device: torch.device) -> tuple[tuple[str, ...], list[str]]:
+    """The backends to measure, and why others are not.
+
+    Raises ValueError where one that is asked for is unknown or does not run on the device.
+    """
+    known = {each.name: each for each in backends()}
+    for name in names:
+        if name not in known:
+            raise ValueError(f"unknown kernel backend {name!r}; there are: {', '.join(known)}")
+        if reason := _unfit(known[name], device):
+            raise ValueError(f"the kernel backend {name!r} cannot be measured here: {reason}")
+    if names:
+        return tuple(dict.fromkeys(names)), []
+    used = [each.name for each in known.values() if each.automatic and not _unfit(each, device)]
+    reasons = {each.name: _unfit(each, device) or "runs only when it is asked for" for each in known.values()}
+    return tuple(used), [f"{name}: {reason}" for name, reason in reasons.items() if name not in used]
+
+
+def _unfit(backend: Backend, device: torch.device) -> str:
+    """Why a backend does not run on a device; empty where it does."""
+    if backend.device not in (device.type, "any"):
+        return f"it is for {backend.device} tensors"
+    return backend.reason
+
+
+def planned(config: KernelsConfig, device: torch.device, used: tuple[str, ...]) -> tuple[list[Group], list[str]]:
+    """What to measure, in order of size, and what is asked for but does not exist."""
+    default = SIZES + (LARGER_SIZES if device.type == "cuda" else ())
+    every = torch.get_num_threads()
+    threads = tuple(dict.fromkeys(config.threads or ([every] if device.type == "cuda" else [1, every])))
+    cases = chosen_cases(config.operations)
+    groups = [
+        Group(case, size, dtype, threads, _having(case, used))
+        for size in dict.fromkeys(map(elements, config.sizes or default))
+        for dtype in dict.fromkeys(config.dtypes)
+        for case in cases
+        if dtype in case.dtypes and _having(case, used)
+    ]
+    wanted = {(case.name, dtype) for case in cases for dtype in config.dtypes}
+    missing = wanted - {(group.case.name, group.dtype) for group in groups}
+    lines = [f"{name} of {dtype}: no backend asked for has it" for name, dtype in sorted(missing)]
+    if not groups:
+        raise ValueError(f"nothing to measure: {'; '.join(lines)}")
+    return groups, lines
+
+
+def _having(case: Case, used: tuple[str, ...]) -> tuple[str, ...]:
+    """The backends that have any of a case's operations."""
+    return tuple(name for name in used if any(name in each.implementations for each in case.operations))
+
+
+def measured(bench: Bench, groups: Sequence[Group]) -> list[Row]:
+    """All rows, with a bar while it lasts."""
+    columns = (TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn())
+    rows: list[Row] = []
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=sum(len(group.threads) for group in groups))
+        for group in groups:
+            bar.update(task, description=f"{group.case.name}, {group.elements:,} elements, {group.dtype}")
+            for found in bench.measure(group):
+                rows += found
+                bar.advance(task)
+    return rows
+
+
+def keep(config: KernelsConfig, rows: Sequence[Row], bench: Bench, console: Console) -> None:
+    """Write the file and the picture that are asked for, and say where they are."""
+    if config.json:
+        path = Path(config.json).expanduser()
+        write(rows, bench.machine, path)
+        console.print("figures    ", path, sep="", highlight=False, markup=False, soft_wrap=True)
+    if config.out:
+        from .picture import draw  # here, since matplotlib is optional
+
+        folder = Path(config.out).expanduser()
+        folder.mkdir(parents=True, exist_ok=True)
+        console.print("picture    ", draw(rows, folder), sep="", highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,104 @@
+"""The rows for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from rich.table import Table
+
+from .rows import Row
+
+HEADINGS = ("time", "±", "GB/s", "of copy", "torch", "against torch")
+GIGA = 1e9
+
+
+def tables(rows: Sequence[Row]) -> Iterator[Table]:
+    """One table for each size, dtype and number of threads."""
+    for (elements, dtype, threads), members in groupby(sorted(rows, key=_place), key=_place):
+        title = f"{elements:,} elements, {dtype}, {threaded(threads)}"
+        table = Table(title=title, title_justify="left")
+        table.add_column("operation", no_wrap=True)
+        table.add_column("backend")
+        for heading in HEADINGS:
+            table.add_column(heading, justify="right", no_wrap=True)
+        for operation, alike in groupby(members, key=lambda row: row.operation):
+            _add_operation(table, operation, list(alike))
+        yield table
+
+
+def _add_operation(table: Table, operation: str, rows: Sequence[Row]) -> None:
+    table.add_section()
+    for index, row in enumerate(rows):
+        table.add_row(operation if not index else "", _backend(row), *figures(row), style="" if row.correct else "red")
+
+
+def _place(row: Row) -> tuple[int, str, int]:
+    return row.elements, row.dtype, row.threads
+
+
+def _backend(row: Row) -> str:
+    return row.backend + ("*" if row.by_others else "")
+
+
+def figures(row: Row) -> tuple[str, ...]:
+    """A row as text, in the order of `HEADINGS`; no figure for what is wrong.
+
+    Half the distance of the quartiles, relative to the median; the speed in floor bytes; how many times as fast as torch.
+    """
+    if row.seconds is None or row.baseline_seconds is None or row.fraction_of_copy is None or not row.quartile_seconds:
+        return ("wrong", *[""] * (len(HEADINGS) - 1))
+    first, third = row.quartile_seconds
+    return (
+        milliseconds(row.seconds),
+        f"{(third - first) / 2 / row.seconds:.0%}",
+        f"{row.floor_bytes / row.seconds / GIGA:.1f}",
+        f"{row.fraction_of_copy:.2f}",
+        milliseconds(row.baseline_seconds),
+        f"{row.baseline_seconds / row.seconds:.2f}x",
+    )
+
+
+def milliseconds(seconds: float) -> str:
+    """Seconds as text in milliseconds, to three digits.
+
+    >>> milliseconds(0.0123), milliseconds(0.00012)
+    ('12.3 ms', '0.12 ms')
+    """
+    value = seconds * 1000
+    return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms" if value >= 10 else f"{value:.2f} ms"
+
+
+def threaded(count: int) -> str:
+    """A number of threads in words."""
+    return f"{count} thread{'s' * (count > 1)}"
+
+
+def notes(rows: Sequence[Row], skipped: Sequence[str], machine: Mapping[str, Any]) -> Iterator[str]:
+    """What the tables do not say: what is wrong, asterisks, copies, the baselines, what was not measured, the machine."""
+    for row in rows:
+        if row.wrong:
+            place = f"{row.elements:,} elements, {row.dtype}, {threaded(row.threads)}"
+            yield f"WRONG: {row.operation} on {row.backend}, {place}: {row.wrong}"
+    yield from dict.fromkeys(f"{row.backend}*: {_shared_out(row)}" for row in rows if row.by_others)
+    for threads, speeds in _copies(rows).items():
+        low, high = min(speeds) / GIGA, max(speeds) / GIGA
+        yield f"copies on {threaded(threads)}: {low:.1f} to {high:.1f} GB/s, read and written"
+    for operation, baseline in dict.fromkeys((row.operation.partition("=")[0], row.baseline) for row in rows):
+        yield f"torch for {operation}: {baseline}"
+    yield from (f"not measured: {each}" for each in skipped)
+    load = "" if machine["load"] is None else f", load {machine['load']:.1f} before the start"
+    yield f"{', '.join([machine['processor'], *machine['gpus']])}, {machine['cores']} cores{load}, torch {machine['torch']}"
+
+
+def _shared_out(row: Row) -> str:
+    return ", ".join(f"{operation} by {other}" for operation, other in row.by_others.items())
+
+
+def _copies(rows: Sequence[Row]) -> dict[int, list[float]]:
+    speeds: dict[int, list[float]] = {}
+    for row in rows:
+        if row.copy_bytes_per_second:
+            speeds.setdefault(row.threads, []).append(row.copy_bytes_per_second)
+    return speeds

@@ -1,0 +1,147 @@
+"""The CUDA sources, compiled by NVRTC through CuPy, and their kernels on torch's current stream."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from numpy.typing import NDArray
+
+NAME = "cuda"
+SOURCES = Path(__file__).parent
+THREADS = {"signs": 256, "selection": 512, "orthogonalize": 256}  # of a thread block, by source
+OPTIONS = ("-std=c++17", f"-I{SOURCES}")
+FORMATS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+def probe() -> str:
+    """Why the kernels cannot run here; empty if they can. Compiles one source, so that nothing fails in training."""
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device"
+    if torch.version.hip is not None:
+        return "these kernels are for NVIDIA's devices"
+    try:
+        cupy = _cupy()
+    except ImportError as error:
+        return f"CuPy cannot be imported ({error}); install gradwire[gpu]"
+    try:
+        with cupy.cuda.Device(torch.cuda.current_device()):
+            _module("signs", torch.cuda.current_device())
+    except (RuntimeError, ImportError, OSError, cupy.cuda.compiler.CompileException) as error:
+        return f"CuPy does not compile or load the kernels: {type(error).__name__}: {error}"
+    return ""
+
+
+def packed(**fields: int) -> NDArray[Any]:
+    """The argument that all kernels of a source take: a structure of 64-bit numbers and addresses, in this order."""
+    return numpy.array([tuple(fields.values())], dtype=[(name, numpy.int64) for name in fields])
+
+
+def launch(source: str, device: torch.device, arguments: NDArray[Any], kernels: Sequence[tuple[str, int]]) -> None:
+    """Queue kernels of a source, (name, thread blocks), one behind the other on torch's current stream; waits for nothing.
+
+    A source is compiled and loaded when it is first used on a device, which a CUDA graph cannot capture.
+    """
+    with _on_current_stream(device):
+        for name, blocks in kernels:
+            if blocks:
+                _kernel(source, name, device.index)((blocks,), (THREADS[source],), (arguments,))
+
+
+@functools.cache
+def processors(device: torch.device) -> int:
+    """The number of multiprocessors."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """A stream of torch as CuPy's `Stream.from_external` takes it; torch's own says so only since 2.9 or so."""
+
+    address: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.address
+
+
+@contextmanager
+def _on_current_stream(device: torch.device) -> Iterator[None]:
+    """Make torch's device and stream CuPy's."""
+    streams = _cupy().cuda.Stream
+    address = torch.cuda.current_stream(device).cuda_stream
+    if hasattr(streams, "from_external"):
+        stream = streams.from_external(_Stream(address))
+    else:
+        stream = _cupy().cuda.ExternalStream(address, device.index)
+    with torch.cuda.device(device), _cupy().cuda.Device(device.index), stream:
+        yield
+
+
+@functools.cache
+def _cupy() -> Any:
+    return import_module("cupy")
+
+
+@functools.cache
+def _kernel(source: str, name: str, device: int) -> Any:
+    return _module(source, device).get_function(name)
+
+
+@functools.cache
+def _module(source: str, device: int) -> Any:
+    """A source's module on the current device, which is number `device`."""
+    module = _cupy().RawModule(path=str(_compiled(source)))
+    module.compile()  # which loads it
+    return module
+
+
+def _compiled(source: str) -> Path:
+    """A source's machine code for the current device, from the cache if it is there.
+
+    CuPy's own way from a source to a module flushes denormal numbers to zero, so only its compiler and its loader are used.
+    """
+    cupy = _cupy()
+    code = (SOURCES / f"{source}.cu").read_text()
+    headers = [header.read_text() for header in sorted(SOURCES.glob("*.cuh"))]
+    architecture = cupy.cuda.Device().compute_capability
+    identity = repr((code, headers, OPTIONS[0], architecture, cupy.__version__))
+    file = _cache() / f"{source}-{hashlib.sha256(identity.encode()).hexdigest()[:32]}.cubin"
+    if not file.exists():
+        machine_code, _ = cupy.cuda.compiler.compile_using_nvrtc(code, options=OPTIONS, filename=f"{source}.cu")
+        _write(file, machine_code)
+    return file
+
+
+@functools.cache
+def _cache() -> Path:
+    """The user's cache folder, or one of this process where that cannot be written."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "gradwire"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        writable = os.access(folder, os.W_OK)
+    except OSError:
+        writable = False
+    return folder if writable else Path(_temporary().name)
+
+
+@functools.cache
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    """A folder that goes with the process."""
+    return tempfile.TemporaryDirectory(prefix="gradwire-")
+
+
+def _write(file: Path, content: bytes) -> None:
+    """All of it or nothing: other ranks may be doing the same."""
+    with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as part:
+        part.write(content)
+    os.replace(part.name, file)

@@ -1,0 +1,53 @@
+"""`sign_pack` on a GPU."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..checks import check_sign_pack, known
+from ..signs import sign_pack
+from . import module
+from .module import FORMATS, packed
+
+WARPS = 8  # of a thread block
+PART = 1024  # elements that a warp holds in registers
+CHUNK = WARPS * PART  # a thread block
+
+
+def encode_signs(grad: Tensor, residual: Tensor | None, scales: Tensor, bits: Tensor, length: int) -> None:
+    """`sign_pack`: one pass for blocks of up to 8192 elements, two for longer ones."""
+    name = module.NAME
+    if not (known(name, sign_pack, grad) and known(name, sign_pack, residual, dtypes=(torch.float32,))):
+        return sign_pack.reference(grad, residual, scales, bits, length)
+    check_sign_pack(grad, residual, scales, bits, length)
+    rows, row_blocks = scales.shape
+    block = length // row_blocks
+    chunks = -(-block // CHUNK)
+    sums = torch.empty(rows * row_blocks * chunks if chunks > 1 else 0, device=grad.device)
+    arguments = packed(
+        grad=grad.data_ptr(),
+        residual=0 if residual is None else residual.data_ptr(),
+        scales=scales.data_ptr(),
+        scales_stride=scales.stride(0),
+        bits=bits.data_ptr(),
+        bits_stride=bits.stride(0),
+        numel=grad.numel(),
+        blocks=rows * row_blocks,
+        row_blocks=row_blocks,
+        block=block,
+        sums=sums.data_ptr(),
+        chunks=chunks,
+    )
+    stages = _stages(FORMATS[grad.dtype], rows * row_blocks, block, residual is not None)
+    module.launch("signs", grad.device, arguments, stages)
+
+
+def _stages(number: str, blocks: int, block: int, held: bool) -> list[tuple[str, int]]:
+    if block <= PART:
+        return [(f"sign_pack_warp_{number}", -(-blocks // WARPS))]
+    if block <= CHUNK:
+        return [(f"sign_pack_block_{number}", blocks)]
+    pieces = blocks * -(-block // CHUNK)
+    rest = [("sign_pack_rest", pieces)] if held else []
+    return [(f"sign_pack_chunk_{number}", pieces), ("sign_pack_scale", blocks), *rest]

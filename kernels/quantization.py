@@ -1,0 +1,85 @@
+"""8-bit payloads: one int8 an element and one float32 scale a block.
+
+Rows and blocks are those of 1-bit payloads (`signs`): rows of `length` elements, blocks that divide it, a multiple of 8
+each; what lies past the end of the vector is encoded as zeros and ignored when decoded.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from .dispatch import operation
+
+LARGEST_CODE = 127
+MULTIPLIERS = 0xD2511F53, 0xCD9E8D57  # of Philox4x32
+KEY_STEPS = 0x9E3779B9, 0xBB67AE85
+WORD = 0xFFFFFFFF
+
+
+@operation
+def quantize_blocks(
+    grad: Tensor, residual: Tensor | None, scales: Tensor, codes: Tensor, length: int, seed: int = -1, counter: int = 0
+) -> None:
+    """Encode `grad` (+ `residual`) as int8 multiples of block scales; `residual` keeps the rest.
+
+    A block's scale is a 127th of its largest magnitude (Dettmers 2016, symmetric). Rounded to nearest, ties to even; with
+    a `seed` from 0 on up or down at random, so that the mean of many is exact (Alistarh et al. 2017): element i takes word
+    i % 4 of Philox4x32-10 (Salmon et al. 2011) with the key `seed` at `counter` + i // 4. `grad`: flat, any float dtype;
+    `residual`: flat, float32 or float64; `scales`: float32 (rows, blocks); `codes`: int8 (rows, length). With a non-finite
+    element, the scale of its block is not finite and its codes are zero.
+    """
+    values = grad if residual is None else residual.add_(grad)
+    rows, blocks = scales.shape
+    wide = values.to(torch.promote_types(values.dtype, scales.dtype))
+    padded = pad(wide, (0, rows * length - values.numel())).view(rows, blocks, -1)
+    largest = padded.abs().amax(2, keepdim=True)
+    scales.copy_((largest / LARGEST_CODE).squeeze(2))
+    levels = padded / torch.where(largest == 0, 1, largest) * LARGEST_CODE
+    if seed < 0:
+        levels = levels.round()
+    else:
+        levels = (levels + uniform(seed, counter, levels.numel(), grad.device).view_as(levels)).floor()
+    levels = torch.where(largest.isfinite(), levels.clamp(-LARGEST_CODE, LARGEST_CODE), 0)
+    codes.copy_(levels.view(rows, length))
+    if residual is not None:
+        residual.sub_(_decoded(scales, codes).view(-1)[: residual.numel()])
+
+
+@operation
+def dequantize_mean(scales: Tensor, codes: Tensor, out: Tensor) -> None:
+    """The mean over voters of `scale * code`, into the flat `out`.
+
+    `scales`: float32 (voters, rows, blocks); `codes`: int8 (voters, rows, length); summed in voter order.
+    """
+    total = _decoded(scales[0], codes[0])
+    for voter in range(1, len(scales)):
+        total.add_(_decoded(scales[voter], codes[voter]))
+    out.copy_(total.div_(len(scales)).view(-1)[: out.numel()])
+
+
+def _decoded(scales: Tensor, codes: Tensor) -> Tensor:
+    """`scale * code` of every element, float32 (rows, length)."""
+    rows, blocks = scales.shape
+    return (codes.reshape(rows, blocks, -1) * scales.unsqueeze(2)).view(rows, -1)
+
+
+def uniform(seed: int, counter: int, count: int, device: torch.device) -> Tensor:
+    """`count` float32 numbers from [0, 1), multiples of 2^-24, the same for a seed and a counter on every device."""
+    counters = counter + torch.arange(-(-count // 4), device=device)
+    zero = torch.zeros_like(counters)
+    words = torch.stack(philox(seed, (counters & WORD, (counters >> 32) & WORD, zero, zero)), 1)
+    return ((words >> 8).float() * 2**-24).view(-1)[:count]
+
+
+def philox(seed: int, counters: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Philox4x32-10: four words of 32 random bits (in int64) for four words of a counter and a key of 64 bits."""
+    first, second, third, fourth = counters
+    key = [seed & WORD, (seed >> 32) & WORD]
+    for _ in range(10):
+        left, right = first * MULTIPLIERS[0], third * MULTIPLIERS[1]  # modulo 2^64, which keeps all bits of them
+        first, third = (right >> 32 & WORD) ^ second ^ key[0], (left >> 32 & WORD) ^ fourth ^ key[1]
+        second, fourth = right & WORD, left & WORD
+        key = [(word + step) & WORD for word, step in zip(key, KEY_STEPS, strict=True)]
+    return first, second, third, fourth

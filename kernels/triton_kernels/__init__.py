@@ -1,0 +1,72 @@
+"""The operations in Triton for GPUs: streaming passes near memory speed, without a wait of the host.
+
+Triton is imported when an operation first runs. Launches go to the current stream, read nothing back and have sizes that
+depend on shapes alone, so that a CUDA graph can capture them; tables of matrices are copied to the device on first use, so
+run an operation once before a capture. Without float atomics: the results of a shape are always the same. Tensors of
+dtypes that it does not know go to the reference, which is logged once.
+
+With `TRITON_INTERPRET=1` in the environment Triton's interpreter runs the kernels on CPU tensors, for tests: slowly, and
+only on explicit request.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from ..casting import cast_scaled
+from ..dispatch import Operation, register_backend
+from ..finite import all_finite
+from ..low_rank import low_rank_finish, low_rank_left, low_rank_right, normalize, orthogonalize
+from ..quantization import dequantize_mean, quantize_blocks
+from ..selection import scatter_mean, select_largest
+from ..signs import sign_pack, sign_unpack_mean
+
+NAME = "triton"
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
+MODULES: dict[str, tuple[Operation[Any, Any], ...]] = {
+    "casting": (cast_scaled,),
+    "finite": (all_finite,),
+    "signs": (sign_pack, sign_unpack_mean),
+    "quantization": (quantize_blocks, dequantize_mean),
+    "selection": (select_largest, scatter_mean),
+    "low_rank": (low_rank_left, low_rank_right, low_rank_finish),
+    "bases": (orthogonalize, normalize),
+}
+
+
+def _probe() -> str:
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    if not (INTERPRETED or torch.cuda.is_available()):
+        return "there is no GPU; TRITON_INTERPRET=1 runs the kernels on the CPU, slowly"
+    try:
+        import_module("triton")
+    except ImportError as error:
+        return f"triton does not import: {error}"
+    return ""
+
+
+def _implement(operation: Operation[Any, Any], module: str) -> None:
+    """Let the function of the operation's name in `module` implement it, imported on first use."""
+
+    @functools.cache
+    def function() -> Any:
+        return getattr(import_module(f".{module}", __name__), operation.name)
+
+    @functools.wraps(operation.reference)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return function()(*args, **kwargs)
+
+    operation.implement(NAME)(run)
+
+
+for _module, _operations in MODULES.items():
+    for _operation in _operations:
+        _implement(_operation, _module)
+register_backend(NAME, "cpu" if INTERPRETED else "cuda", _probe, automatic=not INTERPRETED)

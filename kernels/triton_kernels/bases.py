@@ -1,0 +1,204 @@
+"""Orthonormal bases and unit vectors, each made by one program, all of a bucket at once.
+
+Gram-Schmidt, vector after vector, against all earlier ones at once and again until nothing is lost ("twice is enough",
+Giraud, Langou, Rozloznik 2005). A vector that the earlier ones span is replaced by the axis that they cover least.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..checks import check_factor, known, on_one_device, require
+from ..low_rank import Factors
+from ..low_rank import normalize as normalize_operation
+from ..low_rank import orthogonalize as orthogonalize_operation
+from . import NAME
+from .launching import on_device, options, power_of_two
+from .tasks import table_of, vectors
+
+HELD = 8192  # elements of all vectors together that a program holds at a time
+TILE = 4096  # elements of a vector
+DEPENDENT = tl.constexpr(2.5e-13)  # squared length of what rounding leaves of a unit vector that others span
+ALMOST = tl.constexpr(1e-4)
+INDEPENDENT = tl.constexpr(0.25)
+
+
+def orthogonalize(p: Tensor, factors: Factors) -> None:
+    """Orthonormal vectors that span those of each P, in place; NaN for a P that is not finite."""
+    if not factors.matrices or not known(NAME, orthogonalize_operation, p, dtypes=(torch.float32,)):
+        return orthogonalize_operation.reference(p, factors)
+    check_factor("p", p, factors.left_offsets[-1])
+    with on_device(p):
+        for ranks, table in _bases(factors, p.device).items():
+            _orthogonalize[(len(table),)](p, table, RANKS=ranks, TILE=HELD // ranks, **options(16, fused=True))
+
+
+def normalize(q: Tensor, factors: Factors, previous: Tensor | None = None) -> None:
+    """Each vector of Q to length 1, in place; a zero vector becomes that of `previous`."""
+    if not factors.matrices or not known(NAME, normalize_operation, q, previous, dtypes=(torch.float32,)):
+        return normalize_operation.reference(q, factors, previous)
+    on_one_device(q=q, previous=previous)
+    check_factor("q", q, factors.right_offsets[-1])
+    before = q if previous is None else previous
+    check_factor("previous", before, factors.right_offsets[-1])
+    with on_device(q):
+        table = _vectors(factors, q.device)
+        _normalize[(len(table),)](q, before, table, TILE=TILE, **options(16, fused=True))
+
+
+@functools.lru_cache(maxsize=1024)
+def _bases(factors: Factors, device: torch.device) -> dict[int, Tensor]:
+    """First element, rows and rank of each P, by the power of two that holds the rank: a basis depends on its P alone."""
+    rows: dict[int, list[tuple[int, ...]]] = {}
+    for m, start in zip(factors.matrices, factors.left_offsets, strict=False):
+        require(m.rank <= m.rows, f"{m.rank} vectors of {m.rows} elements cannot be orthonormal; cap the rank")
+        rows.setdefault(power_of_two(m.rank), []).append((start, m.rows, m.rank))
+    return {ranks: table_of(table, device) for ranks, table in rows.items()}
+
+
+@functools.lru_cache(maxsize=1024)
+def _vectors(factors: Factors, device: torch.device) -> Tensor:
+    return table_of(list(vectors(factors)), device)
+
+
+@triton.jit
+def _orthogonalize(p: tl.tensor, table: tl.tensor, RANKS: tl.constexpr, TILE: tl.constexpr) -> None:
+    entry = table + tl.program_id(0).to(tl.int64) * 3
+    p += tl.load(entry)
+    rows = tl.load(entry + 1).to(tl.int32)  # a P of 2^31 rows is a bucket of 2^33 bytes
+    rank = tl.load(entry + 2).to(tl.int32)
+    if _scale(p, rows, rank, RANKS, TILE):
+        for index in range(0, rank):
+            _add_vector(p, rows, index, RANKS, TILE)
+
+
+@triton.jit
+def _scale(p: tl.tensor, rows: tl.tensor, rank: tl.tensor, RANKS: tl.constexpr, TILE: tl.constexpr) -> tl.tensor:
+    """Divide each vector by its largest magnitude, all by NaN where one is not finite; whether all are."""
+    vector = tl.arange(0, RANKS)[:, None]
+    starts = p + vector * rows.to(tl.int64)
+    largest = tl.zeros([RANKS, TILE], tl.float32)
+    finite = tl.full([RANKS, TILE], 1, tl.int32)
+    for start in range(0, rows, TILE):
+        row = start + tl.arange(0, TILE)[None, :]
+        numbers = tl.abs(tl.load(starts + row, mask=(vector < rank) & (row < rows), other=0))
+        largest = tl.maximum(largest, numbers)
+        finite = finite & (numbers < float("inf")).to(tl.int32)
+    all_finite = tl.min(tl.min(finite, 1), 0) == 1
+    scale = tl.max(largest, 1)[:, None]
+    scale = tl.where(all_finite, tl.where(scale == 0, 1.0, scale), float("nan"))
+    for start in range(0, rows, TILE):
+        row = start + tl.arange(0, TILE)[None, :]
+        inside = (vector < rank) & (row < rows)
+        numbers = tl.load(starts + row, mask=inside, other=0)
+        tl.store(starts + row, tl.div_rn(numbers, scale), mask=inside)
+    tl.debug_barrier()
+    return all_finite
+
+
+@triton.jit
+def _add_vector(p: tl.tensor, rows: tl.tensor, index: tl.tensor, RANKS: tl.constexpr, TILE: tl.constexpr) -> None:
+    """Make one vector orthonormal to those before it."""
+    passes = 0
+    while passes < 3:
+        parts, squared = _parts(p, rows, index, RANKS, TILE)
+        # What the first passes leave of a vector that others span is rounding, in any direction.
+        least = tl.where(passes == 0, 0.0, tl.where(passes == 1, DEPENDENT, ALMOST))
+        if squared <= least:
+            _replace(p, rows, index, RANKS, TILE)
+            passes = 0
+        else:
+            _subtract(p, rows, index, parts, squared, RANKS, TILE)
+            passes = tl.where((passes == 1) & (squared > INDEPENDENT), 3, passes + 1)
+
+
+@triton.jit
+def _parts(p: tl.tensor, rows: tl.tensor, index: tl.tensor, RANKS: tl.constexpr, TILE: tl.constexpr) -> tl.tensor:
+    """The products of a vector with all before it (RANKS, 1), and with itself."""
+    vector = tl.arange(0, RANKS)[:, None]
+    starts = p + vector * rows.to(tl.int64)
+    own = p + index * rows.to(tl.int64)
+    products = tl.zeros([RANKS, TILE], tl.float32)
+    squares = tl.zeros([1, TILE], tl.float32)
+    for start in range(0, rows, TILE):
+        row = start + tl.arange(0, TILE)[None, :]
+        this = tl.load(own + row, mask=row < rows, other=0)
+        products += this * tl.load(starts + row, mask=(vector < index) & (row < rows), other=0)
+        squares += this * this
+    return tl.sum(products, 1)[:, None], tl.sum(tl.sum(squares, 1), 0)
+
+
+@triton.jit
+def _subtract(
+    p: tl.tensor, rows: tl.tensor, index: tl.tensor, parts: tl.tensor, squared: tl.tensor,
+    RANKS: tl.constexpr, TILE: tl.constexpr,
+) -> None:  # fmt: skip
+    """Take from a vector, at length 1, its parts along those before it."""
+    vector = tl.arange(0, RANKS)[:, None]
+    starts = p + vector * rows.to(tl.int64)
+    own = p + index * rows.to(tl.int64)
+    length = tl.sqrt_rn(squared)
+    for start in range(0, rows, TILE):
+        row = start + tl.arange(0, TILE)[None, :]
+        this = tl.load(own + row, mask=row < rows, other=0)
+        before = tl.load(starts + row, mask=(vector < index) & (row < rows), other=0)
+        rest = tl.div_rn(this - tl.sum(parts * before, 0)[None, :], length)
+        tl.debug_barrier()  # where several threads load an element, all have before one stores it
+        tl.store(own + row, rest, mask=row < rows)
+    tl.debug_barrier()
+
+
+@triton.jit
+def _replace(p: tl.tensor, rows: tl.tensor, index: tl.tensor, RANKS: tl.constexpr, TILE: tl.constexpr) -> None:
+    """Make a vector the axis along which those before it are shortest, the first of such."""
+    vector = tl.arange(0, RANKS)[:, None]
+    starts = p + vector * rows.to(tl.int64)
+    own = p + index * rows.to(tl.int64)
+    least = tl.full([1, TILE], float("inf"), tl.float32)
+    where = tl.zeros([1, TILE], tl.int32)
+    for start in range(0, rows, TILE):
+        row = start + tl.arange(0, TILE)[None, :]
+        before = tl.load(starts + row, mask=(vector < index) & (row < rows), other=0)
+        covered = tl.where(row < rows, tl.sum(before * before, 0)[None, :], float("inf"))
+        where = tl.where(covered < least, row, where)
+        least = tl.minimum(covered, least)
+    smallest = tl.min(tl.min(least, 1), 0)
+    axis = tl.min(tl.min(tl.where(least == smallest, where, rows), 1), 0)
+    for start in range(0, rows, TILE):
+        row = start + tl.arange(0, TILE)[None, :]
+        tl.store(own + row, (row == axis).to(tl.float32), mask=row < rows)
+    tl.debug_barrier()
+
+
+@triton.jit
+def _normalize(q: tl.tensor, previous: tl.tensor, table: tl.tensor, TILE: tl.constexpr) -> None:
+    entry = table + tl.program_id(0).to(tl.int64) * 2
+    first = tl.load(entry)
+    size = tl.load(entry + 1)
+    q += first
+    previous += first
+    largest = tl.zeros([TILE], tl.float32)
+    for start in range(0, size, TILE):
+        place = start + tl.arange(0, TILE)
+        largest = tl.maximum(largest, tl.abs(tl.load(q + place, mask=place < size, other=0)))
+    scale = tl.max(largest, 0)
+    scale = tl.where(scale == 0, 1.0, scale)
+    squares = tl.zeros([TILE], tl.float32)
+    for start in range(0, size, TILE):
+        place = start + tl.arange(0, TILE)
+        numbers = tl.div_rn(tl.load(q + place, mask=place < size, other=0), scale)
+        squares += numbers * numbers
+    length = tl.sqrt_rn(tl.sum(squares, 0))
+    for start in range(0, size, TILE):
+        place = start + tl.arange(0, TILE)
+        if length == 0:
+            numbers = tl.load(previous + place, mask=place < size, other=0)
+        else:
+            numbers = tl.load(q + place, mask=place < size, other=0)
+            numbers = tl.div_rn(tl.div_rn(numbers, scale), length)
+        tl.store(q + place, numbers, mask=place < size)

@@ -1,0 +1,48 @@
+"""Changes of number format."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..casting import cast_scaled as operation
+from ..checks import check_cast, known
+from . import NAME
+from .launching import divided, on_device, options
+from .tiles import load_tile, store_tile
+
+TILE = 4096
+
+
+def cast_scaled(source: Tensor, out: Tensor, scale: float) -> None:
+    """`out = source * scale`, the product in float32."""
+    if not known(NAME, operation, source, out):
+        return operation.reference(source, out, scale)
+    check_cast(source, out)
+    if size := source.numel():
+        with on_device(source):
+            _cast[(divided(size, TILE),)](source, out, scale, size, TILE=TILE, **options(8))
+
+
+@triton.jit(do_not_specialize=["scale", "size"])
+def _cast(source: tl.tensor, out: tl.tensor, scale: tl.float32, size: tl.int64, TILE: tl.constexpr) -> None:
+    start = tl.program_id(0).to(tl.int64) * TILE
+    if start + TILE <= size:
+        _cast_tile(source, out, scale, start, size, TILE, True)
+    else:
+        _cast_tile(source, out, scale, start, size, TILE, False)
+
+
+@triton.jit
+def _cast_tile(
+    source: tl.tensor,
+    out: tl.tensor,
+    scale: tl.tensor,
+    start: tl.tensor,
+    size: tl.tensor,
+    TILE: tl.constexpr,
+    WHOLE: tl.constexpr,
+) -> None:
+    places = start + tl.arange(0, TILE)
+    store_tile(out, places, load_tile(source, places, size, WHOLE) * scale, size, WHOLE)

@@ -1,0 +1,150 @@
+"""8-bit payloads: scale, codes and residual of a block in one pass while it lies in registers, and the mean in one pass."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..checks import check_dequantize_mean, check_quantize_blocks, known, log_unknown
+from ..quantization import dequantize_mean as dequantize_operation
+from ..quantization import quantize_blocks as quantize_operation
+from . import NAME
+from .launching import on_device
+from .tiles import load_tile, store_tile
+from .units import LARGEST_UNIT, cut, is_whole, unit_places
+
+LARGEST_CODE = tl.constexpr(127.0)
+
+
+def quantize_blocks(
+    grad: Tensor, residual: Tensor | None, scales: Tensor, codes: Tensor, length: int, seed: int = -1, counter: int = 0
+) -> None:
+    """int8 multiples of block scales; `residual` keeps the rest."""
+    check_quantize_blocks(grad, residual, scales, codes, length)
+    rows, blocks = scales.shape
+    units = cut(rows * blocks, length // blocks)
+    if not _known(grad, residual, units.block):
+        return quantize_operation.reference(grad, residual, scales, codes, length, seed, counter)
+    if not units.count:
+        return
+    place = (blocks, units.block, units.count, grad.numel())
+    held, strides = grad if residual is None else residual, (scales.stride(0), codes.stride(0))
+    with on_device(grad):
+        _quantize[units.programs](
+            grad, held, scales, codes, *strides, max(seed, 0), counter, *place,
+            HELD=residual is not None, RANDOM=seed >= 0, **units.sizes,
+        )  # fmt: skip
+
+
+def dequantize_mean(scales: Tensor, codes: Tensor, out: Tensor) -> None:
+    """The mean over voters of `scale * code`."""
+    if not known(NAME, dequantize_operation, out):
+        return dequantize_operation.reference(scales, codes, out)
+    check_dequantize_mean(scales, codes, out)
+    voters, rows, blocks = scales.shape
+    units = cut(rows * blocks, codes.shape[2] // blocks)
+    if not units.count:
+        return
+    place = (blocks, units.block, units.count, out.numel())
+    strides = (*scales.stride()[:2], *codes.stride()[:2])
+    with on_device(out):
+        _dequantize[units.programs](scales, codes, out, *strides, voters, 1 / voters, *place, **units.sizes)
+
+
+def _known(grad: Tensor, residual: Tensor | None, block: int) -> bool:
+    if block > LARGEST_UNIT:
+        log_unknown(NAME, quantize_operation.name, f"blocks above {LARGEST_UNIT} elements")
+        return False
+    return known(NAME, quantize_operation, grad) and known(NAME, quantize_operation, residual, dtypes=(torch.float32,))
+
+
+@triton.jit
+def _lanes(UNIT: tl.constexpr) -> tl.tensor:
+    """The elements of a unit by fours, as many as a counter gives random words."""
+    return tl.arange(0, UNIT // 4)[None, :, None] * 4 + tl.arange(0, 4)[None, None, :]
+
+
+@triton.jit
+def _uniform(seed: tl.tensor, counter: tl.tensor, UNITS: tl.constexpr, UNIT: tl.constexpr) -> tl.tensor:
+    """Numbers from [0, 1) (UNITS, UNIT / 4, 4) by counters (UNITS, UNIT / 4), of 24 bits each."""
+    zero = (counter * 0).to(tl.uint32)
+    low, high = counter.to(tl.uint32), (counter >> 32).to(tl.uint32)
+    first, second, third, fourth = tl.philox(seed, low, high, zero, zero)
+    words = tl.reshape(tl.join(tl.join(first, third), tl.join(second, fourth)), [UNITS, UNIT // 4, 4])
+    return (words >> 8).to(tl.float32) * 0.000000059604644775390625
+
+
+@triton.jit(do_not_specialize=["scale_stride", "seed", "counter", "blocks", "block", "units", "size"])
+def _quantize(
+    grad: tl.tensor, residual: tl.tensor, scales: tl.tensor, codes: tl.tensor,
+    scale_stride: tl.int64, code_stride: tl.int64, seed: tl.int64, counter: tl.int64,
+    blocks: tl.int64, block: tl.int64, units: tl.int64, size: tl.int64, HELD: tl.constexpr, RANDOM: tl.constexpr,
+    EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr,
+) -> None:  # fmt: skip
+    if is_whole(units, size, UNITS, UNIT, EXACT):
+        _quantize_units(grad, residual, scales, codes, scale_stride, code_stride, seed, counter,
+                        blocks, block, units, size, HELD, RANDOM, EACH, UNITS, UNIT, True)  # fmt: skip
+    else:
+        _quantize_units(grad, residual, scales, codes, scale_stride, code_stride, seed, counter,
+                        blocks, block, units, size, HELD, RANDOM, EACH, UNITS, UNIT, False)  # fmt: skip
+
+
+@triton.jit
+def _quantize_units(
+    grad: tl.tensor, residual: tl.tensor, scales: tl.tensor, codes: tl.tensor,
+    scale_stride: tl.tensor, code_stride: tl.tensor, seed: tl.tensor, counter: tl.tensor,
+    blocks: tl.tensor, block: tl.tensor, units: tl.tensor, size: tl.tensor, HELD: tl.constexpr, RANDOM: tl.constexpr,
+    EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr,
+) -> None:  # fmt: skip
+    unit, row, column, first, left = unit_places(blocks, block, EACH, UNITS, UNIT)
+    lane = _lanes(UNIT)
+    places = first[:, None, None] + lane
+    limit = tl.where(unit < units, tl.minimum(first + left, size), 0)[:, None, None]
+    numbers = load_tile(grad, places, limit, WHOLE)
+    if HELD:
+        numbers += load_tile(residual, places, limit, WHOLE)
+    sizes = tl.abs(numbers)
+    largest = tl.max(tl.max(sizes, 2), 1)
+    finite = tl.min(tl.min((sizes < float("inf")).to(tl.int32), 2), 1) == 1  # NaN is not less
+    scale = tl.where(finite, tl.div_rn(largest, tl.full([UNITS], LARGEST_CODE, tl.float32)), float("nan"))
+    divisor = tl.where(largest == 0, 1.0, largest)[:, None, None]
+    levels = tl.div_rn(numbers, divisor + tl.zeros([UNITS, UNIT // 4, 4], tl.float32)) * LARGEST_CODE
+    if RANDOM:
+        counters = counter + first[:, None] // 4 + tl.arange(0, UNIT // 4)[None, :]
+        levels = tl.floor(levels + _uniform(seed, counters, UNITS, UNIT))
+    else:
+        levels = (levels + 12582912.0) - 12582912.0  # 1.5 * 2^23: what is added leaves no bits behind the point
+    levels = tl.minimum(tl.maximum(levels, -LARGEST_CODE), LARGEST_CODE)
+    levels = tl.where(finite[:, None, None], levels, 0.0)
+    tl.store(scales + row * scale_stride + column, scale, mask=unit < units)
+    start = (row * code_stride + (first - (row * blocks) * block))[:, None, None]
+    inside = (unit < units)[:, None, None] & (lane < left[:, None, None])
+    tl.store(codes + start + lane, levels.to(tl.int8), mask=inside)
+    if HELD:
+        store_tile(residual, places, numbers - scale[:, None, None] * levels, limit, WHOLE)
+
+
+@triton.jit(do_not_specialize=["voter_scales", "scale_stride", "voters", "share", "blocks", "block", "units", "size"])
+def _dequantize(
+    scales: tl.tensor, codes: tl.tensor, out: tl.tensor,
+    voter_scales: tl.int64, scale_stride: tl.int64, voter_codes: tl.int64, code_stride: tl.int64,
+    voters: tl.int64, share: tl.float32, blocks: tl.int64, block: tl.int64, units: tl.int64, size: tl.int64,
+    EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr,
+) -> None:  # fmt: skip
+    unit, row, column, first, left = unit_places(blocks, block, EACH, UNITS, UNIT)
+    lane = _lanes(UNIT)
+    there = unit < units
+    inside = there[:, None, None] & (lane < left[:, None, None])
+    start = (row * code_stride + (first - (row * blocks) * block))[:, None, None] + lane
+    total = tl.zeros([UNITS, UNIT // 4, 4], tl.float32)
+    for voter in tl.range(voters, loop_unroll_factor=4):
+        scale = tl.load(scales + voter * voter_scales + row * scale_stride + column, mask=there, other=0)
+        code = tl.load(codes + voter * voter_codes + start, mask=inside, other=0).to(tl.float32)
+        total += scale[:, None, None] * code
+    limit = tl.where(there, tl.minimum(first + left, size), 0)[:, None, None]
+    if is_whole(units, size, UNITS, UNIT, EXACT):
+        store_tile(out, first[:, None, None] + lane, total * share, limit, True)
+    else:
+        store_tile(out, first[:, None, None] + lane, total * share, limit, False)

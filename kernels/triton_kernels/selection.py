@@ -1,0 +1,128 @@
+"""Selection of the largest elements, exact and without waiting for the device, and the way back.
+
+Short rows lie in registers while they are searched. Of long rows a sample tells about where the k-th largest lies; one
+pass over memory adds the residual and gathers the candidates from there on, and what follows reads candidates only. Where
+the sample was wrong (they do not suffice or do not fit) the same kernels read the whole row instead: slower, as exact.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..checks import check_scatter_mean, check_select_largest, known
+from ..selection import scatter_mean as scatter_operation
+from ..selection import select_largest as select_operation
+from . import NAME
+from .launching import divided, on_device, options, power_of_two, tile
+from .long_rows import select_from_long_rows
+from .ranking import chosen_of, magnitude, narrowed
+from .tiles import load_tile, store_tile
+
+SHORT = 4096  # elements of a row that a program holds
+PAIRS = tile(1024, interpreted=4096)  # of indices and values that a program of `scatter_mean` adds
+
+
+def select_largest(grad: Tensor, residual: Tensor | None, indices: Tensor, values: Tensor, length: int) -> None:
+    """The largest elements of each row, ascending; `residual` keeps the rest."""
+    held = known(NAME, select_operation, residual, dtypes=(torch.float32,))
+    if not (held and known(NAME, select_operation, grad, values)):
+        return select_operation.reference(grad, residual, indices, values, length)
+    check_select_largest(grad, residual, indices, values, length)
+    if not values.numel():
+        if residual is not None:
+            residual.add_(grad)
+        return
+    with on_device(grad):
+        select = _select_from_short_rows if length <= SHORT else select_from_long_rows
+        select(grad, residual, indices, values, length)
+
+
+def _select_from_short_rows(
+    grad: Tensor, residual: Tensor | None, indices: Tensor, values: Tensor, length: int
+) -> None:
+    rows, k = values.shape
+    width = power_of_two(length)
+    each = max(1, SHORT // width)
+    held = grad if residual is None else residual
+    _select_rows[(divided(rows, each),)](
+        grad, held, indices, values, indices.stride(0), values.stride(0), rows, k, length, grad.numel(),
+        HELD=residual is not None, ROWS=each, WIDTH=width, **options(8),
+    )  # fmt: skip
+
+
+def scatter_mean(indices: Tensor, values: Tensor, out: Tensor, length: int) -> None:
+    """The mean over voters of sparse rows; voter after voter, so that no two add to one element at a time."""
+    dtypes = known(NAME, scatter_operation, values) and known(NAME, scatter_operation, out, dtypes=(torch.float32,))
+    if not dtypes:
+        return scatter_operation.reference(indices, values, out, length)
+    check_scatter_mean(indices, values, out)
+    voters, rows, k = values.shape
+    out.zero_()
+    if not values.numel():
+        return
+    strides = (indices.stride(1), values.stride(1))
+    with on_device(out):
+        for voter in range(voters):
+            _scatter[(divided(rows * k, PAIRS),)](
+                indices[voter], values[voter], out, *strides, rows * k, k, length, out.numel(), 1 / voters,
+                PAIRS=PAIRS, **options(4),
+            )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["index_stride", "value_stride", "rows", "k", "length", "size"])
+def _select_rows(
+    grad: tl.tensor, residual: tl.tensor, indices: tl.tensor, values: tl.tensor,
+    index_stride: tl.int64, value_stride: tl.int64, rows: tl.int64, k: tl.int64, length: tl.int64, size: tl.int64,
+    HELD: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+) -> None:  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, WIDTH)[None, :]
+    first = row * length
+    places = first[:, None] + column
+    end = tl.where(row < rows, tl.minimum(first + length, size), 0)
+    inside = places < end[:, None]
+    numbers = load_tile(grad, places, end[:, None], False)
+    if HELD:
+        numbers += load_tile(residual, places, end[:, None], False)
+    wanted = tl.minimum(tl.maximum(end - first, 0), k).to(tl.int32)
+    keys = tl.where(inside, magnitude(numbers), -1)
+    threshold = tl.zeros([ROWS], tl.int32)
+    for step in range(31):  # the largest number that so many keys reach, bit by bit
+        trial = threshold | (1 << (30 - step))
+        reached = tl.sum((keys >= trial[:, None]).to(tl.int32), 1)
+        threshold = tl.where(reached >= wanted, trial, threshold)
+    above = tl.sum((keys > threshold[:, None]).to(tl.int32), 1)
+    chosen = chosen_of(keys, threshold[:, None], (wanted - above)[:, None])
+    position = tl.cumsum(chosen.to(tl.int32), 1) - 1
+    sent = narrowed(numbers, values.dtype.element_ty)
+    tl.store(indices + row[:, None] * index_stride + position, column, mask=chosen)
+    tl.store(values + row[:, None] * value_stride + position, sent, mask=chosen)
+    if HELD:
+        rest = tl.where(chosen, numbers - sent.to(tl.float32), numbers)
+        store_tile(residual, places, rest, end[:, None], False)
+    for start in range(0, k, WIDTH):  # what a row is too short for
+        after = start + column
+        empty = (after >= wanted[:, None]) & (after < k) & (row < rows)[:, None]
+        tl.store(indices + row[:, None] * index_stride + after, 0, mask=empty)
+        tl.store(values + row[:, None] * value_stride + after, 0, mask=empty)
+
+
+@triton.jit(do_not_specialize=["index_stride", "value_stride", "pairs", "k", "length", "size", "share"])
+def _scatter(
+    indices: tl.tensor, values: tl.tensor, out: tl.tensor, index_stride: tl.int64, value_stride: tl.int64,
+    pairs: tl.int64, k: tl.int64, length: tl.int64, size: tl.int64, share: tl.float32, PAIRS: tl.constexpr,
+) -> None:  # fmt: skip
+    pair = tl.program_id(0).to(tl.int64) * PAIRS + tl.arange(0, PAIRS)
+    row = pair // k
+    column = pair - row * k
+    inside = pair < pairs
+    index = tl.load(indices + row * index_stride + column, mask=inside, other=0).to(tl.int64)
+    value = tl.load(values + row * value_stride + column, mask=inside, other=0).to(tl.float32)
+    place = row * length + index
+    # Zeros are skipped: what pads a row would race with the element of index 0.
+    inside = inside & (value != 0) & (index >= 0) & (place < size)
+    before = tl.load(out + place, mask=inside, other=0)
+    tl.store(out + place, before + value * share, mask=inside)

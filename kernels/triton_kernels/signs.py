@@ -1,0 +1,183 @@
+"""1-bit payloads: sign bits and block scales in one pass, and the mean of all voters in one pass.
+
+A block of one unit is encoded while it lies in registers; that of several takes a pass for its sum, one for the residual.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..checks import check_sign_pack, check_sign_unpack_mean, known
+from ..signs import sign_pack as pack_operation
+from ..signs import sign_unpack_mean as unpack_operation
+from . import NAME
+from .launching import on_device, options
+from .tiles import load_tile, store_tile
+from .units import cut, is_whole, unit_places
+
+SUMS = 1024
+
+
+def sign_pack(grad: Tensor, residual: Tensor | None, scales: Tensor, bits: Tensor, length: int) -> None:
+    """Signs and block scales of `grad` (+ `residual`); `residual` keeps the rest."""
+    if not (known(NAME, pack_operation, grad) and known(NAME, pack_operation, residual, dtypes=(torch.float32,))):
+        return pack_operation.reference(grad, residual, scales, bits, length)
+    check_sign_pack(grad, residual, scales, bits, length)
+    rows, blocks = scales.shape
+    units = cut(rows * blocks, length // blocks)
+    if not units.count:
+        return
+    place = (blocks, units.block, units.count, grad.numel())
+    held, strides = grad if residual is None else residual, (scales.stride(0), bits.stride(0))
+    sums = scales if units.each == 1 else torch.empty(units.count, dtype=torch.float32, device=grad.device)
+    with on_device(grad):
+        _pack[units.programs](
+            grad, held, scales, bits, sums, *strides, *place, HELD=residual is not None, **units.sizes
+        )  # fmt: skip
+        if units.each > 1:
+            _scale[(rows * blocks,)](sums, scales, strides[0], *place, units.each, TILE=SUMS, **options(4))
+        if units.each > 1 and residual is not None:
+            _settle[units.programs](residual, scales, strides[0], *place, **units.sizes)
+
+
+def sign_unpack_mean(scales: Tensor, bits: Tensor, out: Tensor) -> None:
+    """The mean over voters of `scale * sign`."""
+    if not known(NAME, unpack_operation, out):
+        return unpack_operation.reference(scales, bits, out)
+    check_sign_unpack_mean(scales, bits, out)
+    voters, rows, blocks = scales.shape
+    units = cut(rows * blocks, bits.shape[2] * 8 // blocks)
+    if not units.count:
+        return
+    place = (blocks, units.block, units.count, out.numel())
+    with on_device(out):
+        _unpack[units.programs](
+            scales, bits, out, *scales.stride()[:2], *bits.stride()[:2], voters, 1 / voters, *place, **units.sizes
+        )
+
+
+@triton.jit
+def _lanes(UNIT: tl.constexpr) -> tl.tensor:
+    """The elements of a unit as bytes of 8."""
+    return tl.arange(0, UNIT // 8)[None, :, None] * 8 + tl.arange(0, 8)[None, None, :]
+
+
+@triton.jit(do_not_specialize=["scale_stride", "blocks", "block", "units", "size"])
+def _pack(
+    grad: tl.tensor, residual: tl.tensor, scales: tl.tensor, bits: tl.tensor, sums: tl.tensor,
+    scale_stride: tl.int64, bit_stride: tl.int64,
+    blocks: tl.int64, block: tl.int64, units: tl.int64, size: tl.int64,
+    HELD: tl.constexpr, EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr,
+) -> None:  # fmt: skip
+    if is_whole(units, size, UNITS, UNIT, EXACT):
+        _pack_units(grad, residual, scales, bits, sums, scale_stride, bit_stride, blocks, block, units, size,
+                    HELD, EACH, UNITS, UNIT, True)  # fmt: skip
+    else:
+        _pack_units(grad, residual, scales, bits, sums, scale_stride, bit_stride, blocks, block, units, size,
+                    HELD, EACH, UNITS, UNIT, False)  # fmt: skip
+
+
+@triton.jit
+def _pack_units(
+    grad: tl.tensor, residual: tl.tensor, scales: tl.tensor, bits: tl.tensor, sums: tl.tensor,
+    scale_stride: tl.tensor, bit_stride: tl.tensor,
+    blocks: tl.tensor, block: tl.tensor, units: tl.tensor, size: tl.tensor,
+    HELD: tl.constexpr, EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr,
+) -> None:  # fmt: skip
+    unit, row, column, first, left = unit_places(blocks, block, EACH, UNITS, UNIT)
+    lane = _lanes(UNIT)
+    places = first[:, None, None] + lane
+    limit = tl.where(unit < units, tl.minimum(first + left, size), 0)[:, None, None]
+    values = load_tile(grad, places, limit, WHOLE)
+    if HELD:
+        values += load_tile(residual, places, limit, WHOLE)
+    positive = values >= 0
+    packed = tl.sum(positive.to(tl.int32) << (lane & 7), 2)
+    byte = tl.arange(0, UNIT // 8)[None, :]
+    start = row * bit_stride + (first - (row * blocks) * block) // 8
+    inside = (unit < units)[:, None] & (byte * 8 < left[:, None])
+    tl.store(bits + start[:, None] + byte, packed.to(tl.uint8), mask=inside)
+    total = tl.sum(tl.sum(tl.abs(values), 2), 1)
+    if EACH == 1:
+        elements = tl.minimum(tl.maximum(size - first, 1), block)
+        scale = tl.div_rn(total, elements.to(tl.float32))
+        tl.store(scales + row * scale_stride + column, scale, mask=unit < units)
+        values -= tl.where(positive, scale[:, None, None], -scale[:, None, None])
+    else:
+        tl.store(sums + unit, total, mask=unit < units)
+    if HELD:
+        store_tile(residual, places, values, limit, WHOLE)
+
+
+@triton.jit(do_not_specialize=["scale_stride", "blocks", "block", "units", "size", "each"])
+def _scale(
+    sums: tl.tensor, scales: tl.tensor, scale_stride: tl.int64,
+    blocks: tl.int64, block: tl.int64, units: tl.int64, size: tl.int64, each: tl.int64, TILE: tl.constexpr,
+) -> None:  # fmt: skip
+    group = tl.program_id(0).to(tl.int64)
+    total = tl.zeros([TILE], tl.float32)
+    for start in range(0, each, TILE):
+        lane = start + tl.arange(0, TILE)
+        total += tl.load(sums + group * each + lane, mask=lane < each, other=0)
+    elements = tl.minimum(tl.maximum(size - group * block, 1), block)
+    row = group // blocks
+    tl.store(scales + row * scale_stride + (group - row * blocks), tl.div_rn(tl.sum(total, 0), elements.to(tl.float32)))
+
+
+@triton.jit(do_not_specialize=["scale_stride", "blocks", "block", "units", "size"])
+def _settle(
+    residual: tl.tensor, scales: tl.tensor, scale_stride: tl.int64,
+    blocks: tl.int64, block: tl.int64, units: tl.int64, size: tl.int64,
+    EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr,
+) -> None:  # fmt: skip
+    if is_whole(units, size, UNITS, UNIT, EXACT):
+        _settle_units(residual, scales, scale_stride, blocks, block, units, size, EACH, UNITS, UNIT, True)
+    else:
+        _settle_units(residual, scales, scale_stride, blocks, block, units, size, EACH, UNITS, UNIT, False)
+
+
+@triton.jit
+def _settle_units(
+    residual: tl.tensor, scales: tl.tensor, scale_stride: tl.tensor,
+    blocks: tl.tensor, block: tl.tensor, units: tl.tensor, size: tl.tensor,
+    EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr,
+) -> None:  # fmt: skip
+    unit, row, column, first, left = unit_places(blocks, block, EACH, UNITS, UNIT)
+    places = first[:, None, None] + _lanes(UNIT)
+    limit = tl.where(unit < units, tl.minimum(first + left, size), 0)[:, None, None]
+    values = load_tile(residual, places, limit, WHOLE)
+    scale = tl.load(scales + row * scale_stride + column, mask=unit < units, other=0)[:, None, None]
+    store_tile(residual, places, values - tl.where(values >= 0, scale, -scale), limit, WHOLE)
+
+
+@triton.jit(do_not_specialize=["scale_stride", "voter_scales", "voters", "share", "blocks", "block", "units", "size"])
+def _unpack(
+    scales: tl.tensor, bits: tl.tensor, out: tl.tensor,
+    voter_scales: tl.int64, scale_stride: tl.int64, voter_bits: tl.int64, bit_stride: tl.int64,
+    voters: tl.int64, share: tl.float32,
+    blocks: tl.int64, block: tl.int64, units: tl.int64, size: tl.int64,
+    EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr,
+) -> None:  # fmt: skip
+    unit, row, column, first, left = unit_places(blocks, block, EACH, UNITS, UNIT)
+    lane = _lanes(UNIT)
+    byte = tl.arange(0, UNIT // 8)[None, :]
+    there = unit < units
+    inside = there[:, None] & (byte * 8 < left[:, None])
+    start = (row * bit_stride + (first - (row * blocks) * block) // 8)[:, None] + byte
+    total = tl.zeros([UNITS, UNIT // 8, 8], tl.float32)
+    for voter in tl.range(voters, loop_unroll_factor=4):
+        scale = tl.load(scales + voter * voter_scales + row * scale_stride + column, mask=there, other=0)
+        packed = tl.load(bits + voter * voter_bits + start, mask=inside, other=0).to(tl.uint32)
+        # A set bit turns the sign bit of -scale: a shift and a logic operation an element.
+        turned = (packed[:, :, None] << (31 - (lane & 7)).to(tl.uint32)) & 0x80000000
+        signed = (-scale).to(tl.uint32, bitcast=True)[:, None, None] ^ turned
+        total += signed.to(tl.float32, bitcast=True)
+    total *= share
+    places = first[:, None, None] + lane
+    if is_whole(units, size, UNITS, UNIT, EXACT):
+        store_tile(out, places, total, size, True)
+    else:
+        store_tile(out, places, total, tl.where(there, tl.minimum(first + left, size), 0)[:, None, None], False)

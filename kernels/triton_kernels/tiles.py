@@ -1,0 +1,39 @@
+"""What kernels share: tiles of flat vectors."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from . import INTERPRETED
+
+ROUND_BY_HAND = tl.constexpr(INTERPRETED)  # Triton's interpreter cuts off what bfloat16 does not hold
+
+
+@triton.jit
+def load_tile(vector: tl.tensor, places: tl.tensor, limit: tl.tensor, WHOLE: tl.constexpr) -> tl.tensor:
+    """Elements as float32, zero from `limit` on; all of a WHOLE tile are before it, which spares the mask."""
+    if WHOLE:
+        return tl.load(vector + places, eviction_policy="evict_first").to(tl.float32)
+    else:
+        return tl.load(vector + places, mask=places < limit, other=0, eviction_policy="evict_first").to(tl.float32)
+
+
+@triton.jit
+def store_tile(vector: tl.tensor, places: tl.tensor, values: tl.tensor, limit: tl.tensor, WHOLE: tl.constexpr) -> None:
+    """float32 numbers into a vector, those from `limit` on nowhere."""
+    if WHOLE:
+        tl.store(vector + places, rounded(values, vector.dtype.element_ty))
+    else:
+        tl.store(vector + places, rounded(values, vector.dtype.element_ty), mask=places < limit)
+
+
+@triton.jit
+def rounded(values: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
+    """float32 numbers in a float type, rounded to nearest, ties to even."""
+    if ROUND_BY_HAND and tl.bfloat16 == dtype:
+        bits = values.to(tl.uint32, bitcast=True)
+        bits = tl.where(values == values, (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16, 0x7FC0)
+        return bits.to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        return values.to(dtype)

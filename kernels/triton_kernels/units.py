@@ -1,0 +1,70 @@
+"""Blocks of elements that share a scale, cut into units for the programs of a kernel.
+
+A unit has a power of two elements. A program takes several where they are small; a block that is large has several.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+
+from .launching import divided, options, power_of_two, tile
+
+TILE = tile(1024, interpreted=4096)  # elements of a program, at least
+LARGEST_UNIT = 8192
+UNIT = 4096  # of larger blocks
+ELEMENTS_PER_WARP = 1024  # a program of one warp needs no barrier
+
+
+@dataclass(frozen=True)
+class Units:
+    """How blocks of `block` elements are cut: `count` units of up to `unit` elements, `each` to a block."""
+
+    block: int
+    unit: int
+    each: int
+    count: int
+
+    @property
+    def programs(self) -> tuple[int]:
+        """The grid."""
+        return (divided(self.count, self.sizes["UNITS"]),)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Of a program: what the kernels take as constants, and the warps."""
+        units = max(1, TILE // self.unit)
+        exact = self.block % self.unit == 0
+        warps = max(1, units * self.unit // ELEMENTS_PER_WARP)
+        return {"EACH": self.each, "UNITS": units, "UNIT": self.unit, "EXACT": exact, **options(warps)}
+
+
+def cut(blocks: int, block: int) -> Units:
+    """The units of so many blocks of so many elements."""
+    unit = power_of_two(block) if block <= LARGEST_UNIT else UNIT
+    each = divided(block, unit)
+    return Units(block, unit, each, blocks * each)
+
+
+@triton.jit
+def unit_places(
+    blocks: tl.tensor, block: tl.tensor, EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr
+) -> tl.tensor:
+    """Of a program's units: their numbers, rows, blocks within the row, first elements, and those left of the block."""
+    unit = tl.program_id(0).to(tl.int64) * UNITS + tl.arange(0, UNITS)
+    group = unit // EACH
+    skipped = (unit - group * EACH) * UNIT
+    row = group // blocks
+    first = group * (block // 8) * 8 + skipped  # so that the compiler sees the alignment
+    return unit, row, group - row * blocks, first, block - skipped
+
+
+@triton.jit
+def is_whole(
+    units: tl.tensor, size: tl.tensor, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr
+) -> tl.tensor:
+    """Whether all lanes of the program's units are elements of the vector."""
+    end = (tl.program_id(0).to(tl.int64) + 1) * UNITS
+    return EXACT & (end <= units) & (end * UNIT <= size)

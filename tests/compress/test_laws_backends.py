@@ -1,0 +1,32 @@
+"""The two laws, for every registered compressor on every kernel backend that can run here; small, for the slow ones."""
+
+import pytest
+import torch
+
+from gradwire.compress import compressors
+
+from .test_laws import assert_conserves, assert_telescopes, layout
+
+# Compressors with as much sent a step as lets few steps tell; the others as they are registered.
+COARSE = {
+    "onebit": "onebit:block=8",
+    "topk": "topk:ratio=0.3",
+    "powersgd": "powersgd:rank=2",
+    "batched-powersgd": "batched-powersgd:rank=2",
+}
+SPECS = [COARSE.get(name, name) for name in compressors() if not name.startswith("shouting")]
+SHAPES = ((16, 12), (7,), (3, 3, 2), (1,))
+STEPS = 21
+
+
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("spec", SPECS)
+def test_conservation_on_every_backend(spec):
+    for dtype in (torch.float32, torch.bfloat16):
+        assert_conserves(spec, layout(SHAPES, dtype, 3), steps=2)
+
+
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("spec", SPECS)
+def test_telescoping_on_every_backend(spec):
+    assert_telescopes(spec, layout(SHAPES, torch.float32, 2), STEPS)

@@ -1,0 +1,169 @@
+"""What the kernels are compared on, whatever runs them: a GPU, or the emulator of one on the CPU.
+
+Each case makes its inputs on the CPU, where the reference then works on copies of them.
+"""
+
+import numpy
+import torch
+
+from gradwire import kernels
+from gradwire.kernels import Factors, Matrix
+
+GRADS = [torch.float32, torch.bfloat16, torch.float16]
+INDICES = [torch.int32, torch.int64]
+INF, NAN = torch.inf, torch.nan
+EPSILON = 1.2e-7
+
+
+def numbers(size, dtype=torch.float32, seed=0):
+    """Numbers with a heavy tail, as gradients have."""
+    first, second = torch.randn(2, size, generator=torch.Generator().manual_seed(seed))
+    return (first * second.square()).to(dtype)
+
+
+def unaligned(tensor, device):
+    """The same numbers on a device, one element past the start of an allocation and with NaN around them."""
+    return torch.cat([tensor.new_full((1,), NAN), tensor, tensor.new_full((1,), NAN)]).to(device)[1:-1]
+
+
+def check_around(tensor):
+    """What lies around an unaligned tensor is as it was."""
+    assert tensor._base[[0, -1]].isnan().all()
+
+
+def same(first, second):
+    """Equal to the bit, but for the bits of NaN and the sign of zero."""
+    return numpy.array_equal(first.double().numpy(), second.double().numpy(), equal_nan=True)
+
+
+# 1-bit payloads: blocks of less than a warp's registers, of a warp's, of a thread block's, and longer ones.
+BLOCKS = [8, 24, 64, 1000, 1024, 1032, 4096, 8192, 8200, 20_000]
+
+
+def payload(rows, row_blocks, length, offset, device):
+    """Rows of bytes full of sevens, and the scales and the bits as views of a part of them; the bits begin anywhere."""
+    first = 4 * row_blocks + offset
+    width = -(-(first + length // 8 + 3) // 4) * 4
+    buffer = torch.full((rows, width), 7, dtype=torch.uint8, device=device)
+    return buffer, buffer[:, : 4 * row_blocks].view(torch.float32), buffer[:, first : first + length // 8]
+
+
+def check_signs(device, grad, held, block, row_blocks, offset=0):
+    """`sign_pack` against the reference: the same bits, scales and residual to rounding, nothing else written."""
+    length = block * row_blocks
+    rows = -(-len(grad) // length) + 1
+    found = []
+    for place, pack in ((device, kernels.sign_pack), ("cpu", kernels.sign_pack.reference)):
+        buffer, scales, bits = payload(rows, row_blocks, length, offset, place)
+        residual = None if held is None else unaligned(held, place)
+        pack(unaligned(grad, place), residual, scales, bits, length)
+        found.append((scales.cpu().clone(), bits.cpu().clone(), kept_in(residual)))
+        scales.view(torch.uint8).fill_(7)
+        bits.fill_(7)
+        assert (buffer == 7).all()
+    (scales, bits, kept), expected = found
+    assert torch.equal(bits, expected[1])
+    assert torch.allclose(scales, expected[0], rtol=2e-6, atol=0, equal_nan=True)
+    assert torch.allclose(kept, expected[2], rtol=2e-6, atol=2e-6 * largest_finite(scales), equal_nan=True)
+
+
+def kept_in(residual):
+    """A residual on the CPU, where there is one; around it nothing has changed."""
+    if residual is None:
+        return torch.zeros(0)
+    check_around(residual)
+    return residual.cpu()
+
+
+def largest_finite(tensor):
+    """The largest magnitude among the finite elements."""
+    return tensor[tensor.isfinite()].abs().max().item()
+
+
+# Vectors that make a selection hard, as functions of their size.
+HARD = {
+    "heavy tail": numbers,
+    "mostly zero": lambda size: numbers(size) * (torch.arange(size) % 100 == 0),
+    "all equal": lambda size: torch.full((size,), -0.5),
+    "zero": torch.zeros,
+    "zeros of both signs": lambda size: torch.zeros(size) * numbers(size),
+    "rising": lambda size: torch.arange(float(size)),
+    "falling": lambda size: torch.arange(float(size)).flip(0),
+    "few values": lambda size: (numbers(size) * 2).round(),
+    "one power of two": lambda size: 1 + torch.rand(size, generator=torch.Generator().manual_seed(0)) / 16,
+    "differ in the last bits": lambda size: (torch.arange(size) % 700 + 0x3F800000).to(torch.int32).view(torch.float32),
+    "denormal": lambda size: numbers(size) * 1e-42,
+    "huge": lambda size: numbers(size).sign() * 3.4e38,
+    "not finite": lambda size: torch.where(
+        torch.arange(size) % 7 == 0, NAN, torch.where(torch.arange(size) % 5 == 0, -INF, numbers(size))
+    ),
+}
+
+
+def check_selection(device, grad, held, k, length, dtype=torch.float32, index=torch.int32, rows=None):
+    """`select_largest` against the reference: indices, values and residual are the same to the bit."""
+    rows = rows or -(-len(grad) // length)
+    found = []
+    for place, select in ((device, kernels.select_largest), ("cpu", kernels.select_largest.reference)):
+        residual = None if held is None else unaligned(held, place)
+        indices = torch.full((rows, k + 1), -7, dtype=index, device=place)
+        values = torch.full((rows, k + 1), 7, dtype=dtype, device=place)
+        select(unaligned(grad, place), residual, indices[:, :k], values[:, :k], length)
+        found.append((indices.cpu(), values.cpu(), kept_in(residual)))
+    assert torch.equal(found[0][0], found[1][0])
+    assert same(found[0][1], found[1][1])
+    assert same(found[0][2], found[1][2])
+
+
+# (rows, rank): of every kernel, of several chunks, square ones.
+SHAPES = [(1, 1), (3, 3), (5, 3), (1500, 4), (300, 8), (40, 13), (32, 32), (70, 17), (1025, 2), (2048, 1)]
+
+
+def factors_of(shapes):
+    """The places of factors of (rows, rank)."""
+    return Factors(tuple(Matrix(0, rows, 1, rank) for rows, rank in shapes))
+
+
+def check_bases(device, matrices):
+    """`orthogonalize` of (rank, rows) matrices in one call: orthonormal, and they span what was there; in float64."""
+    factors = factors_of([(matrix.shape[1], matrix.shape[0]) for matrix in matrices])
+    p = unaligned(torch.cat([matrix.reshape(-1) for matrix in matrices]), device)
+    kernels.orthogonalize(p, factors)
+    check_around(p)
+    for basis, matrix in zip(factors.left(p.cpu().double()), matrices, strict=True):
+        rank, rows = basis.shape
+        allowed = 4 * rows**0.5 * rank * EPSILON
+        assert (basis @ basis.T - torch.eye(rank, dtype=torch.float64)).abs().max() <= allowed
+        scaled = matrix.double() / matrix.double().abs().max().clamp(min=1e-300)
+        assert (scaled - scaled @ basis.T @ basis).abs().max() <= 2 * allowed
+    return p.cpu()
+
+
+def conditioned(rows, rank, condition, seed=0):
+    """A (rank, rows) matrix with singular values from 1 down to 1 / `condition`."""
+    generator = torch.Generator().manual_seed(seed)
+    left = torch.linalg.qr(torch.randn(rows, rank, dtype=torch.float64, generator=generator)).Q
+    right = torch.linalg.qr(torch.randn(rank, rank, dtype=torch.float64, generator=generator)).Q
+    return (left * torch.logspace(0, -numpy.log10(condition), rank, dtype=torch.float64) @ right).T.float().contiguous()
+
+
+def hard_matrices(rows, rank):
+    """{name: (rank, rows) matrix} that Cholesky alone cannot do, beside some that it can."""
+    one = conditioned(rows, rank, 1)
+    steps = torch.logspace(-38, 38, rank, dtype=torch.float64)
+    with_zero, repeated, spike = one.clone(), one.clone(), torch.zeros(rank, rows)
+    with_zero[rank // 2] = 0
+    repeated[-1] = repeated[0]
+    spike[-1, rows // 2] = 1e-45
+    return {
+        "zero": torch.zeros(rank, rows),
+        "a zero vector": with_zero,
+        "equal vectors": torch.ones(rank, rows),
+        "one repeated": repeated,
+        "rank one": one[:1] * torch.linspace(-1, 1, rank)[:, None],
+        "one denormal element": spike,
+        "the largest number": torch.full((rank, rows), 3.4e38),
+        "vectors of all scales": (one.double() * steps[:, None]).float(),
+        "almost equal": 1 + one * 1e-6,
+        **{f"condition 1e{power}": conditioned(rows, rank, 10.0**power) for power in range(1, 9)},
+    }

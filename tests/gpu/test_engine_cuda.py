@@ -1,0 +1,145 @@
+"""The engine on CUDA: a side stream, on which programs wait for gradients and are waited for, with no wait of the host."""
+
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import gradwire
+from gradwire.compress import AllReduce
+from gradwire.ddp_core import Engine
+
+from ..hooks.given import Given, average, gradients
+from ..hooks.test_simulator_agrees import SHAPES, STEPS, simulated
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+SPECS = ["none", "fp16", "bf16", "topk:ratio=0.1", "onebit:block=64", "powersgd:rank=2", "powersgd:rank=1,start_iter=2"]
+needs_nccl = pytest.mark.skipif(not dist.is_nccl_available(), reason="torch was built without NCCL")
+LIMIT = timedelta(seconds=60)
+SLEEP = 1 << 30  # cycles: half a second or so, in which the host gets far ahead
+
+
+def nccl(rank):
+    """A group of this rank alone; the ranks' default group is Gloo's."""
+    torch.cuda.set_device(0)
+    return dist.new_group([rank], backend="nccl")
+
+
+def train(rank, group, specs):
+    """The averages of each step on this rank's GPU, and the buckets, by specification."""
+    torch.cuda.set_device(0)
+    runs = {}
+    for spec in specs:
+        model = Given(SHAPES).cuda()
+        ddp = torch.nn.parallel.DistributedDataParallel(
+            model, process_group=group, bucket_cap_mb=0.001, find_unused_parameters=True
+        )
+        handle = gradwire.attach(ddp, spec)
+        steps = [average(ddp, [g.cuda() for g in gradients(rank, step, SHAPES)]) for step in range(STEPS)]
+        on_cpu = [{name: numbers.cpu() for name, numbers in step.items()} for step in steps]
+        runs[spec] = on_cpu, [bucket.parameters for bucket in handle.stats().buckets]
+        handle.close()
+    return runs
+
+
+def train_with_gloo(rank, world_size, specs):
+    return train(rank, dist.group.WORLD, specs)
+
+
+def train_with_nccl(rank, world_size, specs):
+    return train(rank, nccl(rank), specs)
+
+
+@pytest.mark.parametrize(
+    ("run", "world_size"),
+    [(train_with_gloo, 2), pytest.param(train_with_nccl, 1, marks=needs_nccl)],
+    ids=["gloo", "nccl"],
+)
+def test_ranks_on_a_gpu_compute_what_the_simulator_says_on_the_cpu(ranks, run, world_size):
+    for runs in ranks.run(run, world_size, SPECS, timeout=200):
+        for spec, (averages, buckets) in runs.items():
+            assert len(buckets) > 1
+            for names in buckets:
+                expected, _ = simulated(spec, names, world_size)
+                for step in range(STEPS):
+                    for name in names:
+                        torch.testing.assert_close(
+                            averages[step][name], expected[step][name], rtol=0, atol=1e-3, msg=f"{spec} {step} {name}"
+                        )
+
+
+def doubled(tensor):
+    """A collective, then arithmetic that takes its time."""
+    total = yield AllReduce(tensor)
+    torch.cuda._sleep(SLEEP)
+    return total.mul_(2)
+
+
+def failing(tensor):
+    yield AllReduce(tensor)
+    raise ArithmeticError("on purpose")
+
+
+def submit_late_gradients(rank, world_size):
+    """Gradients that are not there yet when they are submitted, and averages that are used before they are there."""
+    engine = Engine(nccl(rank), torch.device("cuda", 0), LIMIT)
+    engine.prepare(1)
+    engine.submit(doubled(torch.ones(8, device="cuda").fill_(1)), "bucket 0")[0].wait().add(1)  # loads what comes below
+    torch.cuda.synchronize()
+    grads = [torch.zeros(100_000, device="cuda") for _ in range(3)]
+    torch.cuda.set_sync_debug_mode("error")
+    began = time.monotonic()
+    futures = []
+    for index, grad in enumerate(grads):
+        torch.cuda._sleep(SLEEP)
+        grad.fill_(index + 1)
+        futures.append(engine.submit(doubled(grad), f"bucket {index}")[0])
+    results = [future.wait() + 1 for future in futures]
+    host = time.monotonic() - began
+    busy = not torch.cuda.current_stream().query()
+    torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    return [result.unique().tolist() for result in results], host, time.monotonic() - began, busy
+
+
+@needs_nccl
+def test_streams_wait_for_gradients_and_averages_and_the_host_does_not(ranks):
+    ((results, host, device, busy),) = ranks.run(submit_late_gradients, 1)
+    assert results == [[3.0], [5.0], [7.0]]
+    assert busy
+    assert host < device / 2
+
+
+def leave_the_backward_stream_free(rank, world_size):
+    engine = Engine(nccl(rank), torch.device("cuda", 0), LIMIT)
+    engine.submit(doubled(torch.ones(8, device="cuda")), "bucket 0")[0].wait()
+    torch.cuda.synchronize()
+    future, _ = engine.submit(doubled(torch.ones(8, device="cuda")), "bucket 1")
+    torch.cuda.current_stream().synchronize()
+    busy = not engine._executor._stream.query()
+    return busy, future.wait().tolist()
+
+
+@needs_nccl
+def test_the_backward_stream_is_not_held_up_by_a_program(ranks):
+    assert ranks.run(leave_the_backward_stream_free, 1) == [(True, [2.0] * 8)]
+
+
+def fail_on_the_side_stream(rank, world_size):
+    engine = Engine(nccl(rank), torch.device("cuda", 0), LIMIT)
+    future, _ = engine.submit(failing(torch.ones(8, device="cuda")), "bucket 0")
+    messages = []
+    for call in (future.wait, lambda: engine.submit(doubled(torch.ones(8, device="cuda")), "bucket 1")):
+        with pytest.raises(RuntimeError) as raised:
+            call()
+        messages.append(str(raised.value))
+    return messages
+
+
+@needs_nccl
+def test_a_program_that_fails_fails_its_future_and_the_engine_says_so(ranks):
+    for message in ranks.run(fail_on_the_side_stream, 1)[0]:
+        assert "on purpose" in message
+        assert "bucket 0" in message

@@ -1,0 +1,57 @@
+"""What operations refuse, in words."""
+
+import pytest
+import torch
+
+from gradwire.kernels import Factors, Matrix, checks
+
+X, BITS, PLACES = torch.ones(16), torch.zeros(1, 2, dtype=torch.uint8), torch.zeros(1, 2, dtype=torch.int32)
+ONE = Factors((Matrix(0, 4, 4, 1),))
+HALF = X[:8].clone()
+REFUSED = {
+    "not contiguous": (checks.check_cast, (X[::2], HALF), "source is not contiguous"),
+    "shapes": (checks.check_cast, (X, HALF), "differ in shape"),
+    "overlap": (checks.check_cast, (X[:8], X[4:12]), "source and out overlap"),
+    "other device": (checks.check_cast, (X, X.to("meta")), "out is on meta, source on cpu"),
+    "same residual": (checks.check_sign_pack, (X, X, torch.ones(1, 2), BITS, 16), "grad and residual overlap"),
+    "short residual": (checks.check_sign_pack, (X, HALF, torch.ones(1, 2), BITS, 16), "not as long"),
+    "bits": (checks.check_sign_pack, (X, None, torch.ones(1, 2), BITS[:, :1], 16), "bits have the shape"),
+    "few rows": (checks.check_sign_pack, (torch.ones(17), None, torch.ones(1, 2), BITS, 16), "do not hold 17"),
+    "block": (checks.check_sign_pack, (X, None, torch.ones(1, 4), BITS, 16), "multiple of 8 elements, got 4"),
+    "no blocks": (checks.check_sign_unpack_mean, (torch.ones(1, 1, 3), BITS[None], X), "do not divide"),
+    "no voters": (checks.check_sign_unpack_mean, (torch.ones(0, 1, 1), BITS[None][:0], X), "no voters"),
+    "long out": (checks.check_sign_unpack_mean, (torch.ones(1, 1, 1), BITS[None], torch.ones(17)), "do not hold"),
+    "codes": (
+        checks.check_quantize_blocks,
+        (X, None, torch.ones(1, 2), BITS.view(torch.int8), 16),
+        "codes have the shape",
+    ),
+    "voters differ": (checks.check_sign_unpack_mean, (torch.ones(2, 1, 1), BITS[None], X), "bits of"),
+    "k differs": (checks.check_select_largest, (X, None, PLACES, torch.ones(1, 3), 16), "differ"),
+    "rows differ": (checks.check_select_largest, (X, None, PLACES, torch.ones(1, 2), 8), "do not hold 16"),
+    "empty rows": (checks.check_select_largest, (X, None, PLACES, torch.ones(1, 2), 0), "at least one element, got 0"),
+    "sparse rows": (checks.check_select_largest, (X, None, PLACES, torch.ones(1, 4)[:, ::2], 16), "rows of values"),
+    "aliased out": (checks.check_scatter_mean, (PLACES[None], X[None, None, :2], X), "values and out overlap"),
+    "past the end": (checks.check_products, (X[:15].clone(), None, ONE, HALF, X[:4].clone()), "end at element 16"),
+    "short factor": (checks.check_products, (X, None, ONE, torch.ones(4), torch.ones(3)), "q has 3 elements"),
+    "no matrix": (checks.check_products, (X, None, Factors((Matrix(0, 4, 4, 0),)), HALF, HALF), "not a matrix"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_arguments_that_do_not_fit_are_refused_in_words(kind):
+    check, arguments, words = REFUSED[kind]
+    with pytest.raises(ValueError, match=words):
+        check(*arguments)
+
+
+def test_wrong_dtypes_are_refused_in_words():
+    with pytest.raises(TypeError, match=r"indices are int32 or int64, got torch\.uint8"):
+        checks.check_select_largest(X, None, PLACES.to(torch.uint8), torch.ones(1, 2), 16)
+    with pytest.raises(TypeError, match=r"scales is of torch\.float32, got torch\.float64"):
+        checks.check_sign_pack(X, None, torch.ones(1, 2, dtype=torch.float64), BITS, 16)
+
+
+def test_rows_inside_larger_rows_are_accepted():
+    rows = torch.zeros(3, 16, dtype=torch.uint8)
+    checks.check_sign_pack(torch.ones(150), None, rows[:, :4].view(torch.float32), rows[:, 4:12], 64)

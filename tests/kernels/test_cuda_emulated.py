@@ -1,0 +1,209 @@
+"""The CUDA kernels' logic without a GPU: an emulator of thread blocks, warps and barriers runs their sources on the CPU."""
+
+import ctypes
+import logging
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from gradwire import kernels
+from gradwire.kernels import Backend, Matrix, checks, dispatch
+from gradwire.kernels.cuda import module, selecting
+
+from ..gpu import cases
+from ..gpu.cases import GRADS, HARD, numbers
+from . import test_orthogonalize, test_selection, test_signs
+from .cuda_emulator import HERE, Emulator, build, kernels_of
+
+pytestmark = pytest.mark.usefixtures("emulator")
+OPERATIONS = (kernels.sign_pack, kernels.select_largest, kernels.orthogonalize)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="session")
+def libraries(tmp_path_factory):
+    if not shutil.which("g++"):
+        pytest.skip("there is no g++ to compile the CUDA sources for the emulator")
+    return build(tmp_path_factory.mktemp("emulator"))
+
+
+def pytest_generate_tests(metafunc):
+    """The last thread first too, but for the laws, which are many."""
+    law = metafunc.function.__module__ != __name__
+    metafunc.parametrize(
+        "emulator", [False] if law else [False, True], indirect=True, ids=["in order", "reversed"][: 2 - law]
+    )
+
+
+@pytest.fixture
+def emulator(request, libraries, monkeypatch):
+    """The CUDA backend for CPU tensors; whatever it has no kernels for runs on the reference."""
+    emulator = Emulator(libraries, request.param)
+    monkeypatch.setattr(module, "launch", emulator.launch)
+    monkeypatch.setattr(module, "processors", lambda device: 2)
+    monkeypatch.setitem(dispatch._backends, "emulated", Backend("emulated", "cpu", lambda: ""))
+    for operation in OPERATIONS:
+        monkeypatch.setitem(operation.implementations, "emulated", operation.implementations["cuda"])
+    with kernels.use_backend("emulated", "reference"):
+        yield emulator
+
+
+@pytest.fixture
+def backend(emulator):
+    """For the laws below."""
+    return "emulated"
+
+
+ELSEWHERE = ("over_voters", "each_row_is_selected")  # of other operations, or slow here
+for laws in (test_signs, test_selection, test_orthogonalize):  # which every backend keeps
+    for name, law in vars(laws).items():
+        if name.startswith("test_") and not any(part in name for part in ELSEWHERE):
+            globals()[f"{name}_{laws.__name__.rpartition('_')[2]}"] = law
+
+
+@pytest.mark.parametrize("block", cases.BLOCKS)
+@pytest.mark.parametrize("held", [False, True])
+def test_signs_are_those_of_the_reference_in_rows_of_a_payload(block, held):
+    for size, offset, dtype in zip(
+        (2 * block + 3, 3 * block - 1, block, 7), (0, 3, 0, 1), [*GRADS, GRADS[0]], strict=True
+    ):
+        residual = numbers(size, seed=1) if held else None
+        cases.check_signs("cpu", numbers(size, dtype), residual, block, 2, offset)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("block", [64, 1024, 8192, 20_000])
+def test_what_is_not_finite_spoils_its_block_alone(block, bad):
+    grad = numbers(3 * block)
+    grad[block + block // 2] = bad
+    cases.check_signs("cpu", grad, numbers(3 * block, seed=1), block, 3)
+
+
+@pytest.mark.parametrize("kind", HARD)
+@pytest.mark.parametrize("held", [False, True])
+def test_the_selection_is_that_of_the_reference(kind, held):
+    for size, k, length in ((3_001, 31, 3_001), (3_001, 2_900, 3_001), (1_500, 20, 700), (50, 1, 8)):
+        grad = HARD[kind](size).float()
+        cases.check_selection("cpu", grad, numbers(size, seed=1) * 0 if held else None, k, length)
+
+
+@pytest.mark.parametrize("grad_dtype", GRADS, ids=str)
+@pytest.mark.parametrize("dtype", GRADS, ids=str)
+@pytest.mark.parametrize("index", cases.INDICES, ids=str)
+def test_selections_of_all_formats_are_those_of_the_reference(grad_dtype, dtype, index):
+    for held in (None, numbers(2_003, seed=1)):
+        cases.check_selection("cpu", numbers(2_003, grad_dtype), held, 50, 1_002, dtype, index)
+
+
+def test_rows_that_are_short_or_past_the_end_are_filled_with_zeros():
+    for size, k, length, rows in ((0, 3, 5, 2), (1, 3, 5, 2), (6, 5, 5, 4), (600, 20, 700, 3), (9, 2, 1, 12)):
+        cases.check_selection("cpu", numbers(size), numbers(size, seed=1), k, length, rows=rows)
+
+
+def test_many_segments_are_added_up_in_several_turns(monkeypatch):
+    monkeypatch.setattr(selecting, "SMALLEST_SEGMENT", 16)
+    for kind in ("few values", "mostly zero"):
+        cases.check_selection("cpu", HARD[kind](70_000), None, 300, 70_000)
+
+
+@pytest.mark.parametrize("length", [1, 255, 256, 1 << 21, (1 << 21) + 1, 1 << 26, 1 << 28, 1 << 31])
+def test_a_segment_is_a_power_of_two_and_a_row_has_some_thousands(length):
+    segment = selecting.segment_of(length)
+    assert selecting.SMALLEST_SEGMENT <= segment <= selecting.LARGEST_SEGMENT
+    assert segment & (segment - 1) == 0
+    assert length <= segment * selecting.SEGMENTS or segment == selecting.LARGEST_SEGMENT
+
+
+def test_bases_of_many_shapes_go_in_one_call_and_depend_on_their_own_matrix_alone():
+    matrices = [torch.randn(rank, rows, generator=torch.Generator().manual_seed(rows)) for rows, rank in cases.SHAPES]
+    found = cases.check_bases("cpu", matrices)
+    alone = [cases.check_bases("cpu", [matrix]) for matrix in matrices]
+    assert torch.equal(found, torch.cat(alone))
+
+
+@pytest.mark.parametrize(("rows", "rank"), [(2, 2), (9, 4), (33, 8), (32, 32), (1100, 3)])
+def test_hard_matrices_beside_each_other_all_get_bases(rows, rank):
+    matrices = list(cases.hard_matrices(rows, rank).values())
+    cases.check_bases("cpu", matrices[1::4] if rank > 16 else matrices)
+
+
+def test_a_factor_that_is_not_finite_becomes_nan_and_no_other_does():
+    matrices = [cases.conditioned(1100, 4, 10.0) for _ in range(3)]
+    matrices[1][2, 1050] = torch.inf
+    factors = cases.factors_of([(1100, 4)] * 3)
+    p = torch.cat([matrix.reshape(-1) for matrix in matrices])
+    kernels.orthogonalize(p, factors)
+    assert [view.isnan().all().item() for view in factors.left(p)] == [False, True, False]
+    assert torch.equal(*[view for view in factors.left(p) if view.isfinite().all()])
+
+
+def test_a_tall_factor_is_cut_into_a_limited_number_of_chunks():
+    cases.check_bases("cpu", [cases.conditioned(70_000, 2, 100.0)])
+
+
+def test_every_kernel_runs(emulator):
+    for number in GRADS:
+        for block in (8, 4096, 20_000):
+            cases.check_signs("cpu", numbers(block, number), numbers(block), block, 1)
+        cases.check_selection("cpu", numbers(100, number), None, 3, 100)
+    for rank in (1, 8, 16, 32):
+        cases.check_bases("cpu", [cases.conditioned(40, rank, 2.0)])
+    assert emulator.launched == {kernel for source in module.THREADS for kernel in kernels_of(source)}
+
+
+def test_results_are_the_same_every_time():
+    grad, results = numbers(30_000), []
+    for _ in range(2):
+        residual, scales, bits = torch.zeros(30_000), torch.zeros(1, 1), torch.zeros(1, 3750, dtype=torch.uint8)
+        kernels.sign_pack(grad, residual, scales, bits, 30_000)
+        results.append(torch.cat([residual, scales[0], bits[0]]))
+    assert torch.equal(*results)
+
+
+def test_what_the_kernels_do_not_know_goes_to_the_reference_and_is_logged_once(caplog, emulator):
+    caplog.set_level(logging.INFO)
+    checks.log_unknown.cache_clear()
+    for _ in range(2):
+        indices, values = torch.zeros(1, 1, dtype=torch.int32), torch.zeros(1, 1)
+        kernels.select_largest(torch.tensor([1.0, -3.0], dtype=torch.float64), None, indices, values, 2)
+        kernels.orthogonalize(torch.randn(33 * 40), kernels.Factors((Matrix(0, 40, 1, 33),)))
+    assert (indices.item(), values.item()) == (1, -3.0)
+    assert not emulator.launched
+    assert [record.getMessage() for record in caplog.records] == [
+        "cuda select_largest does not know torch.float64, the reference runs",
+        "cuda orthogonalize does not know ranks above 32, the reference runs",
+    ]
+
+
+def test_arguments_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="not contiguous"):
+        kernels.sign_pack(torch.ones(32)[::2], None, torch.ones(1, 1), torch.zeros(1, 2, dtype=torch.uint8), 16)
+    with pytest.raises(ValueError, match="rank is at least 1 and at most the number of rows"):
+        kernels.orthogonalize(torch.ones(6), kernels.Factors((Matrix(0, 2, 9, 3),)))
+    with pytest.raises(ValueError, match="the factors need 8"):
+        kernels.orthogonalize(torch.ones(7), kernels.Factors((Matrix(0, 4, 9, 2),)))
+
+
+@pytest.fixture(scope="session")
+def faulty(tmp_path_factory, libraries):
+    library = tmp_path_factory.mktemp("faulty") / "faulty.so"
+    subprocess.run(["g++", "-std=c++17", "-shared", "-fPIC", HERE / "faulty.cpp", "-o", library], check=True)
+    return library
+
+
+def test_the_emulator_shows_a_missing_barrier(faulty, emulator):
+    found = []
+    for kernel in (0, 1):
+        out = torch.zeros(64, dtype=torch.int32)
+        ctypes.CDLL(str(faulty)).run(kernel, ctypes.c_void_p(out.data_ptr()), int(emulator.reversed))
+        found.append(out.tolist() == [thread ^ 33 for thread in range(64)])
+    assert found == [True, False]
+
+
+@pytest.mark.parametrize(("kernel", "message"), [(2, "waits for threads that never come"), (3, "different operations")])
+def test_the_emulator_ends_the_process_where_lanes_go_apart(faulty, kernel, message):
+    code = f"import ctypes; ctypes.CDLL({str(faulty)!r}).run({kernel}, None, 0)"
+    assert message in subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr

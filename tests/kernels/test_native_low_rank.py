@@ -1,0 +1,116 @@
+"""PowerSGD's arithmetic in C++, on every instruction set."""
+
+import pytest
+import torch
+
+from gradwire import kernels
+from gradwire.kernels import Factors, Matrix, native
+
+from .native_given import INF, NAN, native_of, needs_native, numbers
+
+pytestmark = needs_native
+SHAPES = [(1, 1, 1), (300, 7, 1), (37, 53, 4), (513, 20, 17), (40, 40, 32), (130, 2500, 5)]  # (rows, columns, rank)
+
+
+def laid_out(shapes):
+    starts = [sum(rows * columns for rows, columns, _ in shapes[:index]) for index in range(len(shapes))]
+    return Factors(tuple(Matrix(start, *shape) for start, shape in zip(starts, shapes, strict=True)))
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3, 4, 5, 7, 8, 17, 32])
+def test_products_of_all_ranks_are_those_of_float64(level, threads, rank):
+    shapes = [(rank, rank), (37, 53), (130, 2500), (64, 27 + rank)]
+    starts = [sum(rows * columns for rows, columns in shapes[:index]) + 1 for index in range(5)]
+    factors = Factors(tuple(Matrix(at, *shape, min(rank, *shape)) for at, shape in zip(starts, shapes, strict=False)))
+    grad, residual, q = numbers(starts[-1]), numbers(starts[-1], seed=1), numbers(factors.right_offsets[-1], seed=2)
+    wide, wide_grad, wide_q = residual.double(), grad.double(), q.double()
+    p, wide_p = torch.full((factors.left_offsets[-1],), NAN), torch.empty(factors.left_offsets[-1]).double()
+    kernels.low_rank_left(grad, residual, factors, q, p)
+    kernels.low_rank_left.reference(wide_grad, wide, factors, wide_q, wide_p)
+    kernels.low_rank_right(residual, factors, p, q)
+    kernels.low_rank_right.reference(wide, factors, wide_p, wide_q)
+    kernels.low_rank_finish(grad, residual, factors, p, q)
+    kernels.low_rank_finish.reference(wide_grad, wide, factors, wide_p, wide_q)
+    for found, expected in ((p, wide_p), (q, wide_q), (grad, wide_grad), (residual, wide)):
+        assert (found - expected).norm() <= 2e-6 * expected.norm()
+
+
+def products(threads, rank):
+    torch.set_num_threads(threads)
+    factors = laid_out([(500, 600, rank), (3, 7, 3), (301, 1003, rank)])
+    size = 500 * 600 + 21 + 301 * 1003
+    grad, residual, q = numbers(size), numbers(size, seed=1), numbers(factors.right_offsets[-1], seed=2)
+    p = torch.empty(factors.left_offsets[-1])
+    native_of(kernels.low_rank_left)(grad, residual, factors, q, p)
+    native_of(kernels.orthogonalize)(p, factors)
+    native_of(kernels.low_rank_right)(residual, factors, p, q)
+    native_of(kernels.low_rank_finish)(grad, residual, factors, p, q)
+    native_of(kernels.normalize)(q, factors)
+    return torch.cat([grad, residual, p, q])
+
+
+@pytest.mark.parametrize("rank", [3, 4, 6])
+def test_all_is_the_same_to_the_bit_for_any_number_of_threads(rank):
+    alone = products(1, rank)
+    try:
+        assert all(torch.equal(products(threads, rank), alone) for threads in (2, 3, 2, 5))
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_bases_are_orthonormal_and_those_of_the_reference(level, threads):
+    factors = laid_out(SHAPES * 9)
+    p = numbers(factors.left_offsets[-1])
+    expected = p.double()
+    kernels.orthogonalize(p, factors)
+    kernels.orthogonalize.reference(expected, factors)
+    assert (p - expected).abs().max() < 2e-4  # of the same signs, as ranks with other kernels must find them
+    for basis in factors.left(p.double()):
+        assert (basis @ basis.T - torch.eye(len(basis))).abs().max() < 2e-6
+
+
+def test_bases_and_unit_vectors_have_the_same_bits_on_all_instruction_sets():
+    factors = laid_out(SHAPES)
+    results = []
+    before = native.library().level()
+    for name in native.library().levels():
+        native.library().choose_level(name)
+        p, q = numbers(factors.left_offsets[-1]), numbers(factors.right_offsets[-1])
+        native_of(kernels.orthogonalize)(p, factors)
+        native_of(kernels.normalize)(q, factors)
+        results.append(torch.cat([p, q]))
+    native.library().choose_level(before)
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize("bad", [INF, -INF, NAN])
+def test_a_factor_that_is_not_finite_becomes_nan_alone(level, bad):
+    factors = laid_out([(9, 8, 2)] * 3)
+    p, q = numbers(54), numbers(48)
+    p[20] = q[17] = bad  # in the second matrix; in the first of its vectors
+    kernels.orthogonalize(p, factors)
+    kernels.normalize(q, factors)
+    assert p.isnan().tolist() == [False] * 18 + [True] * 18 + [False] * 18
+    assert q.isnan().tolist() == [False] * 16 + [True] * 8 + [False] * 24
+
+
+def test_unit_vectors_are_those_of_float64_and_zeros_become_the_previous(level, threads):
+    factors = laid_out(SHAPES * 9)
+    q, previous = numbers(factors.right_offsets[-1]), numbers(factors.right_offsets[-1], seed=1)
+    q[53 * 3 + 8 : 53 * 4 + 8] = 0  # the last vector of the third matrix
+    expected = q.double()
+    kernels.normalize(q, factors, previous)
+    kernels.normalize.reference(expected, factors, previous.double())
+    assert torch.allclose(q.double(), expected, rtol=1e-6, atol=0)
+    assert torch.equal(q[53 * 3 + 8 : 53 * 4 + 8], previous[53 * 3 + 8 : 53 * 4 + 8])
+
+
+@pytest.mark.parametrize("shapes", [[(9, 0, 1)], [(64, 64, 33)]])
+def test_matrices_that_it_does_not_know_go_to_the_reference(shapes):
+    factors = laid_out(shapes)
+    p, q = torch.full((factors.left_offsets[-1],), NAN), numbers(factors.right_offsets[-1])
+    matrices = numbers(shapes[0][0] * shapes[0][1])
+    native_of(kernels.low_rank_left)(matrices, None, factors, q, p)
+    expected = torch.empty_like(p)
+    kernels.low_rank_left.reference(matrices, None, factors, q, expected)
+    assert torch.equal(p, expected)

@@ -1,0 +1,153 @@
+"""8-bit payloads, against numpy, and random words against published ones."""
+
+import numpy
+import pytest
+import torch
+
+from gradwire.kernels import dequantize_mean, quantize_blocks
+from gradwire.kernels.quantization import philox, uniform
+
+pytestmark = pytest.mark.usefixtures("backend")
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+SIZES = [1, 8, 9, 1009]
+SHAPES = [(8, 8), (64, 8), (1016, 1016), (1024, 128)]  # (length of a row, elements of a block)
+
+
+def numbers(size, dtype, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def encode(grad, length, block, residual=None, **random):
+    """Scales and codes of all rows, written over garbage."""
+    rows = -(-grad.numel() // length)
+    scales = torch.full((rows, length // block), torch.nan)
+    codes = torch.full((rows, length), -99, dtype=torch.int8)
+    quantize_blocks(grad, residual, scales, codes, length, **random)
+    return scales, codes
+
+
+def decoded(scales, codes, size):
+    """What a payload says of every element, in float64."""
+    blocks = codes.double().numpy().reshape(scales.numel(), -1) * scales.double().numpy().reshape(-1, 1)
+    return blocks.reshape(-1)[:size]
+
+
+@pytest.mark.parametrize(("length", "block"), SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_codes_are_the_nearest_multiples_of_a_127th_of_the_largest_magnitude(length, block, dtype):
+    for size in SIZES:
+        grad = numbers(size, dtype)
+        scales, codes = encode(grad, length, block)
+        padded = numpy.zeros(codes.numel())
+        padded[:size] = grad.double().numpy()
+        largest = numpy.abs(padded).reshape(-1, block).max(1)
+        assert numpy.allclose(scales.view(-1).numpy(), largest / 127, rtol=1e-6, atol=0)
+        levels = padded.reshape(-1, block) / numpy.where(largest == 0, 1, largest)[:, None] * 127
+        assert numpy.abs(codes.numpy().reshape(-1, block) - levels).max() <= 0.5001
+
+
+@pytest.mark.parametrize("seed", [-1, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("grad_dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("length", "block"), SHAPES)
+def test_conservation_payload_and_residual_are_the_input(length, block, grad_dtype, dtype, seed):
+    for size in SIZES:
+        grad, held = numbers(size, grad_dtype), numbers(size, dtype, seed=1)
+        residual, corrected = held.clone(), (held + grad).double().numpy()
+        payload = encode(grad, length, block, residual, seed=seed)
+        kept = residual.double().numpy() + decoded(*payload, size)
+        assert numpy.abs(kept - corrected).max() <= numpy.abs(corrected).max() * 3e-7
+
+
+def test_random_rounding_is_right_on_average_and_off_by_less_than_one():
+    grad = torch.full((4096,), 0.3)
+    grad[::1024] = 1.0
+    _, codes = encode(grad, 4096, 1024, seed=3)
+    drawn = codes[0][grad == 0.3].double()
+    assert set(drawn.tolist()) == {38.0, 39.0}
+    assert abs(drawn.mean() - 0.3 * 127) < 5 * (0.1 * 0.9 / len(drawn)) ** 0.5
+    assert (codes[0][grad == 1.0] == 127).all()
+
+
+def test_random_numbers_go_on_where_a_counter_says_and_differ_between_seeds():
+    grad = numbers(2048, torch.float32).clamp(-1, 1)
+    grad[::64] = 1.0
+    _, whole = encode(grad, 64, 64, seed=11)
+    _, second = encode(grad[1024:].clone(), 64, 64, seed=11, counter=1024 // 4)
+    assert torch.equal(whole[16:], second)
+    assert not torch.equal(whole, encode(grad, 64, 64, seed=12)[1])
+    assert torch.equal(whole, encode(grad, 64, 64, seed=11)[1])
+
+
+def test_words_are_those_published_for_philox():
+    """Known answers of Random123 (Salmon et al. 2011), for counters and keys of zeros and of ones."""
+    for word, expected in (
+        (0, (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        (0xFFFFFFFF, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    ):
+        counters = (torch.tensor([word]),) * 4
+        assert tuple(each.item() for each in philox(word << 32 | word, counters)) == expected
+
+
+def test_uniform_numbers_are_in_range_and_of_the_right_mean():
+    drawn = uniform(1, 0, 100_001, torch.device("cpu"))
+    assert len(drawn) == 100_001
+    assert 0 <= drawn.min() < drawn.max() < 1
+    assert abs(drawn.mean() - 0.5) < 5 * (1 / 12 / 100_001) ** 0.5
+
+
+@pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
+def test_a_bad_element_spoils_the_scale_of_its_block_and_no_other(bad):
+    grad, residual = torch.ones(64), torch.zeros(64)
+    grad[20] = bad
+    scales, codes = encode(grad, 64, 8, residual)
+    assert scales.isfinite().tolist() == [[block != 2 for block in range(8)]]
+    assert residual.isfinite().tolist() == [not 16 <= place < 24 for place in range(64)]
+    assert not codes[0, 16:24].any()
+
+
+def test_numbers_of_any_size_are_encoded():
+    for largest in (1e-45, 1e-40, 1e-37, 1.0, 3e38):
+        residual = torch.zeros(8)
+        grad = torch.tensor([largest, -largest] + [0.0] * 6)
+        _, codes = encode(grad, 8, 8, residual)
+        assert codes[0, :3].tolist() == [127, -127, 0]
+        assert residual.isfinite().all()
+    assert not encode(torch.zeros(8), 8, 8)[1].any()
+
+
+def test_the_gradient_is_left_as_it_is():
+    grad = numbers(1009, torch.float32)
+    before = grad.clone()
+    encode(grad, 64, 8)
+    encode(grad, 64, 8, torch.zeros(1009), seed=1)
+    assert torch.equal(grad, before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("voters", [1, 2, 5])
+@pytest.mark.parametrize(("length", "block"), SHAPES)
+def test_the_mean_over_voters_is_that_of_scale_times_code(length, block, voters, dtype):
+    for size in SIZES:
+        payloads = [encode(numbers(size, torch.float32, seed), length, block) for seed in range(voters)]
+        expected = sum(decoded(*payload, size) for payload in payloads) / voters
+        out = torch.full((size,), torch.nan, dtype=dtype)
+        dequantize_mean(torch.stack([s for s, _ in payloads]), torch.stack([c for _, c in payloads]), out)
+        assert numpy.abs(out.double().numpy() - expected).max() <= 4 * max(torch.finfo(dtype).eps, 1.2e-7)
+
+
+def test_an_empty_vector_is_encoded_as_zeros_and_decoded_to_nothing():
+    scales, codes = torch.full((1, 1), torch.nan), torch.full((1, 8), 9, dtype=torch.int8)
+    quantize_blocks(torch.empty(0), torch.empty(0), scales, codes, 8)
+    assert scales.tolist() == [[0.0]]
+    assert not codes.any()
+    dequantize_mean(scales.unsqueeze(0), codes.unsqueeze(0), torch.empty(0))
+
+
+def test_rows_of_a_payload_that_holds_other_things_too_are_left_as_they_are():
+    rows = torch.full((3, 4 + 64 + 4), 7, dtype=torch.uint8)
+    quantize_blocks(
+        numbers(150, torch.float32), None, rows[:, :4].view(torch.float32), rows[:, 4:68].view(torch.int8), 64
+    )
+    assert (rows[:, 68:] == 7).all()

@@ -1,0 +1,181 @@
+"""What is particular to the Triton backend, in its interpreter: long rows, large blocks, many ranks, and when it runs."""
+
+import logging
+import os
+
+import numpy
+import pytest
+import torch
+
+from gradwire import kernels
+from gradwire.kernels import Factors, Matrix, checks
+
+triton_kernels = pytest.importorskip("gradwire.kernels.triton_kernels")
+BACKEND = {backend.name: backend for backend in kernels.backends()}[triton_kernels.NAME]
+INF, NAN = torch.inf, torch.nan
+SIZE = 9_001  # two tiles and a bit
+
+pytestmark = pytest.mark.skipif(
+    not (BACKEND.available and triton_kernels.INTERPRETED), reason=BACKEND.reason or "it is compiled, not interpreted"
+)
+
+
+@pytest.fixture(autouse=True)
+def triton():
+    with kernels.use_backend("triton"):
+        yield
+
+
+def numbers(size, dtype=torch.float32, seed=0):
+    """Numbers with a heavy tail, as gradients have."""
+    generator = torch.Generator().manual_seed(seed)
+    first, second = torch.randn(2, size, generator=generator)
+    return (first * second.square()).to(dtype)
+
+
+def same(first, second):
+    """Equal to the bit, but for the bits of NaN and the sign of zero."""
+    return numpy.array_equal(first.double().numpy(), second.double().numpy(), equal_nan=True)
+
+
+def test_the_interpreter_is_for_cpu_tensors_and_runs_on_request_only():
+    assert os.environ["TRITON_INTERPRET"] == "1"
+    assert (BACKEND.device, BACKEND.automatic) == ("cpu", False)
+    assert kernels.cast_scaled.chosen("cpu") == "triton"
+    with kernels.use_backend():
+        assert kernels.cast_scaled.chosen("cpu") != "triton"
+
+
+def test_every_operation_has_a_triton_kernel():
+    assert [name for name, each in kernels.operations().items() if "triton" not in each.implementations] == []
+
+
+FEW = numbers(SIZE).mul_(2).round_()
+HARD_TO_SELECT_FROM = {
+    "heavy tail": numbers(SIZE),
+    "mostly zero": numbers(SIZE).mul_((torch.arange(SIZE) % 1000 == 0).float()),
+    "all equal": torch.full((SIZE,), -0.5),
+    "zero": torch.zeros(SIZE),
+    "rising": torch.arange(float(SIZE)),
+    "few values": FEW,
+    "all large at the end": torch.cat([numbers(8_000), numbers(SIZE - 8_000).add_(1000)]),
+    "not finite": torch.where(torch.arange(SIZE) % 7 == 0, NAN, torch.where(torch.arange(SIZE) % 5 == 0, INF, 1.0)),
+}
+
+
+@pytest.mark.parametrize("k", [1, 300, SIZE - 1])
+@pytest.mark.parametrize("kind", HARD_TO_SELECT_FROM)
+def test_the_selection_from_a_long_row_is_that_of_the_reference_whatever_the_sample_said(kind, k, monkeypatch):
+    """With little room for candidates, so that some kinds spill."""
+    from gradwire.kernels.triton_kernels import long_rows
+
+    monkeypatch.setattr(long_rows, "SPARE", 100)
+    found = []
+    for select in (kernels.select_largest, kernels.select_largest.reference):
+        indices, values = torch.full((1, k), -1, dtype=torch.int32), torch.full((1, k), NAN)
+        residual = torch.zeros(SIZE)
+        select(HARD_TO_SELECT_FROM[kind], residual, indices, values, SIZE)
+        found.append((indices, values, residual))
+    assert all(map(same, *found))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("k", "rows"), [(40, 3), (5_500, 2)])
+def test_several_long_rows_the_last_short_or_empty_are_selected_from_by_themselves(k, rows, dtype):
+    grad, found = numbers(SIZE, dtype), []
+    for select in (kernels.select_largest, kernels.select_largest.reference):
+        payload = torch.full((rows, k + 3), NAN)
+        indices = torch.full((rows, k + 3), -1, dtype=torch.int64)[:, 1 : k + 1]
+        values = payload.to(dtype)[:, 1 : k + 1]
+        select(grad, None, indices, values, 5_000)
+        found.append((indices, values))
+    assert all(map(same, *found))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("size", "length", "block"), [(20_003, 10_240, 10_240), (9_000, 9_000, 9_000), (99, 24, 24)])
+def test_blocks_of_any_size_are_encoded_as_by_the_reference(size, length, block, dtype):
+    votes = []
+    for pack in (kernels.sign_pack, kernels.sign_pack.reference):
+        residual, rows = numbers(size, seed=1), -(-size // length)
+        scales, bits = torch.full((rows, length // block), NAN), torch.zeros(rows, length // 8, dtype=torch.uint8)
+        pack(numbers(size, dtype), residual, scales, bits, length)
+        votes.append((residual, scales, bits))
+    (residual, scales, bits), expected = votes
+    assert torch.equal(bits, expected[2])
+    assert torch.allclose(scales, expected[1], rtol=2e-6, atol=0)
+    assert torch.allclose(residual, expected[0], rtol=2e-6, atol=1e-5)
+    out, mean = torch.full((size,), NAN), torch.empty(size)
+    kernels.sign_unpack_mean(torch.stack([scales, scales * 3]), torch.stack([bits, ~bits]), out)
+    kernels.sign_unpack_mean.reference(torch.stack([scales, scales * 3]), torch.stack([bits, ~bits]), mean)
+    assert same(out, mean)
+
+
+def test_rows_of_a_payload_that_holds_other_things_too_are_left_as_they_are():
+    rows = torch.full((3, 4 + 8 + 4), 7, dtype=torch.uint8)
+    kernels.sign_pack(numbers(150), None, rows[:, :4].view(torch.float32), rows[:, 4:12], 64)
+    assert (rows[:, 12:] == 7).all()
+
+
+@pytest.mark.parametrize("rank", [1, 3, 8, 17, 33])
+def test_products_of_all_ranks_are_those_of_float64_also_where_a_matrix_is_split(rank):
+    """The second matrix is split for P, the third for Q; aligned to 4 elements or not."""
+    shapes, start = [(3, 5), (5, 1100 + 4 * rank), (700, 7)], 4 * (rank % 2)
+    starts = [start + sum(rows * columns for rows, columns in shapes[:index]) for index in range(4)]
+    factors = Factors(tuple(Matrix(at, *shape, min(rank, *shape)) for at, shape in zip(starts, shapes, strict=False)))
+    grad, residual, q = numbers(starts[-1]), numbers(starts[-1], seed=1), numbers(factors.right_offsets[-1], seed=2)
+    wide, wide_grad, wide_q = residual.double(), grad.double(), q.double()
+    p, wide_p = torch.full((factors.left_offsets[-1],), NAN), torch.empty(factors.left_offsets[-1]).double()
+    kernels.low_rank_left(grad, residual, factors, q, p)
+    kernels.low_rank_left.reference(wide_grad, wide, factors, wide_q, wide_p)
+    kernels.low_rank_right(residual, factors, p, q)
+    kernels.low_rank_right.reference(wide, factors, wide_p, wide_q)
+    kernels.low_rank_finish(grad, residual, factors, p, q)
+    kernels.low_rank_finish.reference(wide_grad, wide, factors, wide_p, wide_q)
+    for found, expected in ((p, wide_p), (q, wide_q), (grad, wide_grad), (residual, wide)):
+        assert (found - expected).norm() <= 2e-6 * expected.norm()
+
+
+def test_a_sum_over_nothing_is_zero():
+    p, q = torch.full((5,), NAN), torch.full((7,), NAN)
+    kernels.low_rank_left(torch.empty(0), None, Factors((Matrix(0, 5, 0, 1),)), torch.empty(0), p)
+    kernels.low_rank_right(torch.empty(0), Factors((Matrix(0, 0, 7, 1),)), torch.empty(0), q)
+    assert not p.any()
+    assert not q.any()
+
+
+def test_more_vectors_than_elements_cannot_be_orthonormal():
+    with pytest.raises(ValueError, match="3 vectors of 2 elements cannot be orthonormal"):
+        kernels.orthogonalize(torch.ones(6), Factors((Matrix(0, 2, 9, 3),)))
+
+
+def test_normalize_takes_zero_vectors_from_those_before():
+    factors = Factors((Matrix(0, 2, 3, 2),))
+    q, previous = torch.tensor([0.0, 0.0, 0.0, 0.0, 3.0, 4.0]), torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    kernels.normalize(q, factors, previous)
+    assert numpy.allclose(q.numpy(), [1.0, 2.0, 3.0, 0.0, 0.6, 0.8])
+
+
+def test_what_is_not_known_goes_to_the_reference_and_is_logged_once(caplog):
+    caplog.set_level(logging.INFO)
+    checks.log_unknown.cache_clear()
+    out = torch.empty(3)
+    for _ in range(3):
+        kernels.cast_scaled(torch.ones(3, dtype=torch.float64), out, 0.5)
+    assert out.tolist() == [0.5] * 3
+    assert [record.getMessage() for record in caplog.records] == [
+        "triton cast_scaled does not know torch.float64, the reference runs"
+    ]
+
+
+def test_an_index_from_nowhere_writes_nowhere():
+    out = torch.zeros(16)
+    kernels.scatter_mean(torch.tensor([[[-1, 99, 3]]]), torch.ones(1, 1, 3), out, 16)
+    assert out.tolist() == [0.0, 0.0, 0.0, 1.0, *[0.0] * 12]
+
+
+def test_arguments_that_do_not_fit_are_refused_before_anything_runs():
+    with pytest.raises(ValueError, match="bits have the shape"):
+        kernels.sign_pack(torch.ones(16), None, torch.ones(1, 2), torch.zeros(1, 1, dtype=torch.uint8), 16)
+    with pytest.raises(ValueError, match="end at element 16"):
+        kernels.low_rank_right(torch.ones(15), Factors((Matrix(0, 4, 4, 1),)), torch.ones(4), torch.ones(4))

@@ -1,0 +1,146 @@
+"""Compiles what launches ask for, with no device: `python -m tests.kernels.triton_compiler cuda:80 [--once]`.
+
+The launches are those of the host functions themselves, recorded in place of being run, so that signatures, sizes and
+options are the very ones of a device. Prints a line of JSON for each, or with `--once` for one launch of each kernel.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from gradwire import kernels
+from gradwire.kernels import Factors, Matrix
+
+POINTERS = {
+    torch.float32: "*fp32",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.uint8: "*u8",
+    torch.int8: "*i8",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
+ALIGNED = [["tt.divisibility", 16]]
+INSPECTOR = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+recorded = {}
+
+
+def record(self, *args, grid, warmup, **kwargs):
+    """In place of `JITFunction.run`: what would be compiled."""
+    values = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
+    signature, constants, attributes = {}, {}, {}
+    for index, parameter in enumerate(self.params):
+        value = values.pop(parameter.name)
+        if parameter.is_constexpr:
+            signature[parameter.name], constants[(index,)] = "constexpr", value
+            continue
+        tensor = isinstance(value, torch.Tensor)
+        signature[parameter.name] = POINTERS[value.dtype] if tensor else parameter.annotation_type
+        number = value.data_ptr() if tensor else value
+        if (tensor or not parameter.do_not_specialize) and number % 16 == 0:
+            attributes[(index,)] = ALIGNED
+    key = (self.__name__, *signature.values(), *constants.values(), *attributes, *values.items())
+    recorded[key] = (self, signature, constants, attributes, values)
+
+
+def launch_streams():
+    """Casts, checks and sign bits: small blocks, usual ones, those that are no power of two, and those of two passes."""
+    wide, size = torch.ones(40_000), 40_000
+    for narrow in (torch.ones(size, dtype=torch.bfloat16), torch.ones(size, dtype=torch.float16)):
+        kernels.cast_scaled(wide, narrow, 0.5)
+        kernels.cast_scaled(narrow, wide, 0.5)
+    kernels.all_finite(wide)
+    for block, grad, residual in ((8, wide, wide), (1024, wide, wide), (1000, narrow, None), (20_000, wide, wide)):
+        rows = -(-size // block)
+        scales, bits = torch.ones(rows, 1), torch.zeros(rows, block // 8, dtype=torch.uint8)
+        kernels.sign_pack(grad, None if residual is None else residual.clone(), scales, bits, block)
+        if block < 8192:
+            kernels.sign_unpack_mean(scales[None], bits[None], grad)
+    scales, codes = torch.ones(1, 40), torch.zeros(1, 40_960, dtype=torch.int8)
+    kernels.quantize_blocks(wide, None, scales, codes, 40_960)
+    kernels.quantize_blocks(narrow, torch.ones(size), scales, codes, 40_960, seed=1)
+    kernels.dequantize_mean(scales[None], codes[None], wide)
+
+
+def launch_selection():
+    """Short and long rows, alone and several, with and without a residual."""
+    for dtype, index, length in (
+        (torch.float32, torch.int32, 100),
+        (torch.float16, torch.int64, 4096),
+        (torch.bfloat16, torch.int64, 5000),
+        (torch.float32, torch.int32, 10_000),
+    ):
+        rows = 10_000 // length
+        grad, total = torch.ones(length * rows, dtype=dtype), torch.ones(length * rows)
+        values, indices = torch.ones(rows, 10, dtype=dtype), torch.ones(rows, 10, dtype=index)
+        kernels.select_largest(grad, total.clone() if dtype == torch.float32 else None, indices, values, length)
+        kernels.scatter_mean(indices[None], values[None], total, length)
+
+
+def launch_products():
+    """Ranks on both sides of what a pass serves, with and without a residual, partial sums included."""
+    for rank in (1, 8, 17):
+        factors = Factors((Matrix(0, 64, 4096, rank), Matrix(262_144, 4096, 64, rank)))
+        p, q = torch.ones(factors.left_offsets[-1]), torch.ones(factors.right_offsets[-1])
+        grad = torch.ones(2 * 262_144)
+        residual = None if rank == 8 else torch.ones_like(grad)
+        kernels.low_rank_left(grad, residual, factors, q, p)
+        kernels.low_rank_finish(grad, residual, factors, p, q)
+        kernels.low_rank_right(grad, factors, p, q)
+        kernels.orthogonalize(p, factors)
+        kernels.normalize(q, factors, q.clone())
+
+
+def compiled(target, function, signature, constants, attributes, options):
+    """What is told of a kernel for a target, ("cuda", 80, 32)."""
+    began = time.perf_counter()
+    source = ASTSource(function, signature, constants, attributes)
+    kernel = triton.compile(source, target=GPUTarget(*target), options=options)
+    return {
+        "kernel": function.__name__,
+        "target": f"{target[0]}:{target[1]}",
+        "constants": [str(value) for value in constants.values()],
+        "seconds": time.perf_counter() - began,
+        "shared_bytes": kernel.metadata.shared,
+        "spilled_bytes": spilled(kernel.asm),
+    }
+
+
+def spilled(assembly):
+    """Bytes of local memory a thread; None where nothing tells."""
+    if "amdgcn" in assembly:
+        return int(re.search(r"\.private_segment_fixed_size:\s*(\d+)", assembly["amdgcn"])[1])
+    if not INSPECTOR.exists():
+        return None
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(assembly["cubin"])
+        file.flush()
+        told = subprocess.run([INSPECTOR, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    return int(re.search(r"STACK:(\d+)", told)[1])
+
+
+def target_of(name):
+    kind, architecture = name.split(":")
+    return (kind, int(architecture), 32) if kind == "cuda" else (kind, architecture, 64)
+
+
+if __name__ == "__main__":
+    JITFunction.run = record
+    for operation in kernels.operations().values():
+        operation.chosen = lambda device: "triton"
+    launch_streams()
+    launch_selection()
+    launch_products()
+    launches = {launch[0].__name__: launch for launch in recorded.values()} if "--once" in sys.argv else recorded
+    for launch in launches.values():
+        print(json.dumps(compiled(target_of(sys.argv[1]), *launch)), flush=True)
