@@ -7,12 +7,14 @@ INSTALLED := $(abspath $(VENV))/installed
 SANITIZED := $(abspath $(VENV))/sanitized
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all
 
-.PHONY: help compare test asan lint format types clean
+.PHONY: help compare test conformance asan sanitize lint format types clean
 
 help:
 	@echo 'make compare  train a small GPT with each compressor        (ARGS="--steps 50")'
 	@echo 'make test     run the tests                                 (ARGS="-k powersgd")'
+	@echo "make conformance  torch's own tests of DistributedDataParallel, on torch's class and ours"
 	@echo 'make asan     the native kernels and their tests under AddressSanitizer and UBSan (GCC)'
+	@echo 'make sanitize the CUDA kernels on a GPU under compute-sanitizer: memcheck, then racecheck'
 	@echo 'make lint     ruff: rules and format'
 	@echo 'make format   ruff: repair both'
 	@echo 'make types    mypy, on the installed package'
@@ -31,6 +33,9 @@ compare: $(STAMP)
 test: $(STAMP)
 	@$(BIN)/python -m pytest $(ARGS)
 
+conformance: $(STAMP)
+	@$(BIN)/python -m pytest tests/conformance -m '' $(ARGS)
+
 # Python is not sanitized itself, so the libraries come first; its own leaks are not ours.
 asan: $(STAMP)
 	@rm -rf build $(SANITIZED)
@@ -40,6 +45,15 @@ asan: $(STAMP)
 	@LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so.6)" \
 		ASAN_OPTIONS=detect_leaks=0 GRADWIRE_KERNELS=native,reference \
 		$(BIN)/pytest --override-ini pythonpath=$(SANITIZED) --import-mode=append tests/kernels $(ARGS)
+
+# Without torch's cache of memory each tensor has bounds of its own; what needs the cache is left out.
+sanitize: $(STAMP)
+	@command -v compute-sanitizer > /dev/null || { echo 'compute-sanitizer is not on the PATH; it comes with the CUDA toolkit' >&2; exit 1; }
+	@$(BIN)/python -c 'from gradwire import kernels; raise SystemExit(next(b.reason for b in kernels.backends() if b.name == "cuda") or 0)'
+	@for tool in memcheck racecheck; do \
+		PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --error-exitcode 1 \
+			$(BIN)/python -m pytest tests/gpu/test_cuda_kernels.py --override-ini timeout=0 -k 'not graph and not waits and not beyond' $(ARGS) || exit 1; \
+	done
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .

@@ -4,10 +4,11 @@ from .assignment import assigned, caps_in_bytes
 from .buckets import OWED, Bucket, Buckets
 from .collectives import averaged, exchange
 from .engine import DEFAULT_TIMEOUT, Engine
-from .handle import BucketStats, Handle, Stats
+from .handle import Handle
 from .job import Record
 from .module import DistributedDataParallel
 from .parameters import layout_of
+from .stats import BucketStats, Stats
 
 __all__ = [
     "DEFAULT_TIMEOUT",

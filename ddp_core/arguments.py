@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,6 +61,21 @@ class Arguments:
         if self.device_ids is not None and len(self.device_ids) > 1:
             raise ValueError("device_ids can only be None or contain a single element.")
 
+    def warn(self) -> None:
+        """Tell of arguments that torch has deprecated."""
+        if self.check_reduction:
+            warnings.warn(
+                "check_reduction is deprecated and changes nothing: leave it out", FutureWarning, stacklevel=3
+            )
+        if self.broadcast_buffers is not None:
+            advice = (
+                "its value is ignored beside forward_sync_buffers"
+                if self.forward_sync_buffers is not None
+                else "use forward_sync_buffers, which unlike broadcast_buffers=False still copies buffers from rank 0 "
+                "once, at construction"
+            )
+            warnings.warn(f"`broadcast_buffers` is deprecated: {advice}", FutureWarning, stacklevel=3)
+
     @property
     def sync_buffers(self) -> bool:
         """Whether buffers come from rank 0 before every forward."""
@@ -87,7 +103,7 @@ class Arguments:
     def rules(self) -> Rules:
         """What the reducer needs to know."""
         return Rules(
-            caps_in_bytes(self.bucket_cap_mb, self.bucket_cap_mb_list),
+            caps_in_bytes(None if self.bucket_cap_mb_list else self.bucket_cap_mb, self.bucket_cap_mb_list or None),
             self.find_unused_parameters,
             self.gradient_as_bucket_view,
             self.static_graph,
@@ -102,6 +118,20 @@ def _same_ranks(groups: Sequence[dist.ProcessGroup]) -> list[dist.ProcessGroup]:
     if any(other != ranks[0] for other in ranks):
         raise ValueError(f"groups that buckets go over in turn have the same ranks in the same order, got {ranks}")
     return list(groups)
+
+
+def localize(module: nn.Module, mesh: Any) -> None:
+    """Let the tensor-parallel parameters of `module` appear as local tensors, where `mesh` is one axis of several."""
+    if hasattr(mesh, "_get_root_mesh"):
+        root = mesh._get_root_mesh()
+    else:  # torch before 2.9
+        from torch.distributed.device_mesh import _mesh_resources
+
+        root = _mesh_resources.get_root_mesh(mesh)
+    if root != mesh:
+        from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
+
+        _pre_dp_module_transform(module)
 
 
 def trained(module: nn.Module) -> tuple[dict[str, Tensor], list[bool]]:

@@ -6,6 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
+from .grad_bucket import GradBucket
+from .sparse import SparseBucket
+
 MEBIBYTE = 1024 * 1024
 DEFAULT_CAP_MB = 25.0
 DEFAULT_FIRST_CAP = MEBIBYTE  # bytes; as torch's default: the first bucket leaves early
@@ -52,3 +55,52 @@ def assigned(parameters: Sequence[Tensor], caps: Sequence[int], alone: Sequence[
         if room[key] <= 0:
             buckets.append(filling.pop(key))
     return sorted([*buckets, *filling.values()], key=lambda members: members[-1])
+
+
+class BucketPlan:
+    """The buckets of `parameters`, in the order in which gradients are expected to get ready: first the last one's.
+
+    `sparse`: which parameters get sparse gradients. `alias`: gradients become views of the buckets.
+    """
+
+    def __init__(
+        self, parameters: Sequence[Tensor], sparse: Sequence[bool], caps: Sequence[int], *, alias: bool
+    ) -> None:
+        self._parameters, self._sparse, self._caps, self._alias = parameters, sparse, caps, alias
+        self._traced: list[int] = []
+        self._traced_before: list[int] | None = None
+        self.build(range(len(parameters))[::-1])
+
+    def build(self, order: Sequence[int]) -> None:
+        """Make the buckets for parameters that get ready in this order. All ranks do so between the same steps."""
+        self.buckets: list[GradBucket] = []  # the old ones go first, so that both never use memory
+        self.bucket_of: list[GradBucket] = []
+        self.order = list(order)
+        ready = [self._parameters[index] for index in order]
+        positions = assigned(ready, self._caps, [self._sparse[index] for index in order])
+        members = [[self.order[position] for position in bucket] for bucket in positions]
+        self.buckets = [self._bucket(place, each, last=each is members[-1]) for place, each in enumerate(members)]
+        places = {index: bucket for bucket in self.buckets for index in bucket.members}
+        self.bucket_of = [places[index] for index in range(len(places))]
+
+    def _bucket(self, place: int, members: Sequence[int], *, last: bool) -> GradBucket:
+        parameters = [self._parameters[index] for index in members]
+        if self._sparse[members[0]]:
+            return SparseBucket(place, members, parameters, last=last)
+        return GradBucket(place, members, parameters, last=last, alias=self._alias)
+
+    def trace(self, order: list[int]) -> None:
+        """Note the order in which a step's gradients got ready; parameters without one are missing from it."""
+        self._traced_before, self._traced = self._traced if self._traced else None, order
+
+    def proposal(self) -> list[int]:
+        """The order for the next buckets: that of the first step, later a new one where it has changed for good.
+
+        For good: the last two steps agree, and the buckets do not get complete in the order in which they are sent.
+        """
+        seen = set(self._traced)
+        order = self._traced + [index for index in self.order if index not in seen]
+        place = {index: position for position, index in enumerate(order)}
+        complete = [max(place[index] for index in bucket.members) for bucket in self.buckets]
+        changed = self._traced == self._traced_before and complete != sorted(complete)
+        return order if changed or self._traced_before is None else self.order

@@ -7,46 +7,38 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from .collectives import largest, spread
 
 
 class BufferSync:
-    """Copies the buffers of `module` from one rank to all, or does what a user's hook does instead.
+    """Copies a model's buffers from one rank to all, or does what a user's hook does instead.
 
-    A hook is called as `hook(state, {name: buffer})`; the futures that it returns, if any, are waited for at the end of
-    backward.
+    `hook`: its state, the function, and whether it runs after forward. It is called as `function(state, {name: buffer})`;
+    the futures that it returns, if any, are waited for at the end of backward.
     """
 
-    def __init__(self, module: nn.Module, group: dist.ProcessGroup) -> None:
-        self.after_forward = False
-        self._module = module
+    def __init__(
+        self, group: dist.ProcessGroup, hook: tuple[Any, Callable[[Any, dict[str, Tensor]], Any], bool] | None = None
+    ) -> None:
+        self.hook = hook
         self._group = group
-        self._hook: Callable[[Any, dict[str, Tensor]], Any] | None = None
-        self._state: Any = None
-        self.pending: list[torch.futures.Future[Any]] = []
+        self._pending: list[torch.futures.Future[Any]] = []
 
-    def register(self, state: Any, hook: Callable[[Any, dict[str, Tensor]], Any], *, after_forward: bool) -> None:
-        """Let a hook synchronize, before or after forward."""
-        if not callable(hook):
-            raise TypeError(f"a buffer hook is called with (state, buffers), got {type(hook).__name__}")
-        self._state, self._hook, self.after_forward = state, hook, after_forward
+    @property
+    def after_forward(self) -> bool:
+        """Whether buffers are synchronized after forward instead of before it."""
+        return self.hook is not None and self.hook[2]
 
-    def current(self) -> dict[str, Tensor]:
-        """The buffers that ranks have in common now; a module may replace its buffers."""
-        ignored = set(getattr(self._module, "_ddp_params_and_buffers_to_ignore", ()))
-        return {name: buffer for name, buffer in self._module.named_buffers() if name not in ignored}
-
-    def run(self, *, agree: bool, candidate: bool) -> None:
+    def run(self, buffers: dict[str, Tensor], *, agree: bool, candidate: bool) -> None:
         """Synchronize: from rank 0, or with `agree` from the highest rank that is a candidate."""
-        if self._hook is not None:
-            self.pending += self._hook(self._state, self.current()) or []
+        if self.hook is not None:
+            state, function, _ = self.hook
+            self._pending += function(state, buffers) or []
             return
-        source = 0
-        if agree:
-            source = agreed_rank(candidate, self._group, next(iter(self.current().values())).device)
-        self.copy(list(self.current().values()), source)
+        tensors = list(buffers.values())
+        self.copy(tensors, agreed_rank(candidate, self._group, tensors[0].device) if agree else 0)
 
     def copy(self, tensors: Sequence[Tensor], source: int) -> None:
         """Overwrite tensors by those of rank `source` of the group; graphs that saved them stay valid."""
@@ -57,7 +49,7 @@ class BufferSync:
 
     def wait(self) -> None:
         """End what hooks began."""
-        pending, self.pending = self.pending, []
+        pending, self._pending = self._pending, []
         for future in pending:
             future.wait()
 

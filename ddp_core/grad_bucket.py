@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -24,28 +24,16 @@ class GradBucket:
         self, index: int, members: Sequence[int], parameters: Sequence[Tensor], *, last: bool, alias: bool
     ) -> None:
         self.members = tuple(members)
-        self.waiting = len(members)
-        self.future: torch.futures.Future[Tensor] | None = None
-        self.scale = 1.0
         self._index, self._last, self._alias = index, last, alias
         self._parameters = list(parameters)
+        self._sizes = [parameter.numel() for parameter in parameters]
         first = parameters[0]
-        numel = sum(parameter.numel() for parameter in parameters)
-        self._flat = self._buffer = torch.zeros(numel, dtype=first.dtype, device=first.device)
-        self._views = self._views_of(self._flat)
+        self._flat: Tensor = torch.zeros(sum(self._sizes), dtype=first.dtype, device=first.device)
+        self._buffer = self._flat
+        self._views = _views(self._flat, self._parameters)
         self._places = {member: place for place, member in enumerate(self.members)}
         self._large = [not p.is_cuda and p.nbytes >= LARGE for p in self._parameters]
-        self._filled = bytearray(len(self.members))
-
-    def _views_of(self, flat: Tensor) -> list[Tensor]:
-        """Each gradient's part in the shape of its parameter, and in its strides where these have no gaps."""
-        pieces = flat.split([parameter.numel() for parameter in self._parameters])
-        return [
-            piece.as_strided(parameter.shape, parameter.stride(), piece.storage_offset())
-            if is_packed(parameter)
-            else piece.view(parameter.shape)
-            for piece, parameter in zip(pieces, self._parameters, strict=True)
-        ]
+        self.open(1.0)
 
     def index(self) -> int:
         """Its place in the order sent."""
@@ -57,17 +45,17 @@ class GradBucket:
 
     def set_buffer(self, tensor: Tensor) -> None:
         """Let a hook work on another tensor of as many elements."""
-        if tensor.numel() != self._flat.numel():
-            raise ValueError(f"a bucket of {self._flat.numel()} elements cannot hold {tensor.numel()}")
+        if tensor.numel() != self._buffer.numel():
+            raise ValueError(f"a bucket of {self._buffer.numel()} elements cannot hold {tensor.numel()}")
         self._buffer = tensor
 
     def gradients(self) -> list[Tensor]:
         """Each parameter's part of the buffer, in its shape."""
-        return self._views if self._buffer is self._flat else self._views_of(self._buffer)
+        return self._views if self._buffer is self._flat else _views(self._buffer, self.parameters())
 
     def parameters(self) -> list[Tensor]:
         """The parameters, in the order of the buffer."""
-        return self._parameters
+        return self._parameters if self._sent is None else [self._parameters[place] for place in self._sent]
 
     def is_last(self) -> bool:
         """Whether it is sent last."""
@@ -75,9 +63,12 @@ class GradBucket:
 
     def open(self, scale: float) -> None:
         """Make ready for a step's gradients."""
-        self._buffer, self.scale, self.future = self._flat, scale, None
+        self.scale = scale
         self.waiting = len(self.members)
+        self.future: torch.futures.Future[Tensor] | None = None
+        self._buffer = self._flat
         self._filled = bytearray(len(self.members))
+        self._sent: list[int] | None = None  # places of the members that are sent, where these are not all
 
     def bring(self, index: int) -> None:
         """A gradient is ready. A large one is copied at once, while it is in the cache, and its memory is free again."""
@@ -86,10 +77,15 @@ class GradBucket:
         if self._large[place]:
             self._copy(place)
 
+    def skip(self) -> None:
+        """One gradient will not come."""
+        self.waiting -= 1
+
+    @torch.no_grad()
     def _copy(self, place: int) -> None:
         parameter, view = self._parameters[place], self._views[place]
         grad = parameter.grad
-        if grad is None:
+        if grad is None or grad.is_sparse:  # a sparse one is refused with the bucket
             return
         if self.scale != 1.0:
             torch.mul(grad, self.scale, out=view)
@@ -99,48 +95,112 @@ class GradBucket:
             parameter.grad = view
         self._filled[place] = 1
 
-    def fill(self) -> None:
-        """Bring in the gradients that are not there yet, together; zeros stand for those that are missing."""
-        sources, targets, inside = [], [], []
-        for place, parameter in enumerate(self._parameters):
+    def leave_out(self, members: Sequence[int]) -> None:
+        """Some members, which no rank used, are not sent; their gradients stay as they are.
+
+        Only a plain sum can be of fewer elements: compressors are given zeros, since their state is of whole buckets.
+        """
+        places = {self._places[member] for member in members}
+        if self.scale != 1.0:
+            self._sent = [place for place in range(len(self.members)) if place not in places]
+            return
+        for place in places:
+            self._release(place)
+            self._views[place].zero_()
+            self._filled[place] = 1
+
+    def _release(self, place: int) -> None:
+        """Let a gradient that lies in the buffer have memory of its own: the buffer's is needed."""
+        parameter = self._parameters[place]
+        if parameter.grad is self._views[place]:
+            parameter.grad = self._views[place].clone()
+
+    @torch.no_grad()
+    def fill(self, used: Sequence[int]) -> None:
+        """Bring in the gradients that are not there yet, together; zeros stand for those that are missing.
+
+        `used`: by index, 0 for parameters that maybe no rank used. What those have gathered before takes part.
+        """
+        sources, targets, inside, empty = [], [], [], []
+        for place in range(len(self.members)) if self._sent is None else self._sent:
             if self._filled[place]:
                 continue
-            view, grad = self._views[place], parameter.grad
+            parameter, view = self._parameters[place], self._views[place]
+            grad = parameter.grad
             if grad is None:
-                view.zero_()
+                empty.append(view)
                 continue
             inside.append(view)
+            certain = used[self.members[place]]
             if grad is not view:
                 sources.append(grad)
                 targets.append(view)
-                if self._alias:
+                if self._alias and certain:
                     parameter.grad = view
+            elif not certain:
+                self._release(place)
+        self._write(sources, targets, inside, empty)
+        if self._sent is not None:
+            self._buffer = torch.cat(self._pieces(self._sent))
+
+    def _write(self, sources: list[Tensor], targets: list[Tensor], inside: list[Tensor], empty: list[Tensor]) -> None:
+        """Copy, clear and scale parts of the buffer, with as few calls as these take."""
         if sources:
             torch._foreach_copy_(targets, sources)
+        if empty:
+            torch._foreach_zero_(empty)
         if inside and self.scale != 1.0:
-            if any(self._filled):
-                torch._foreach_mul_(inside, self.scale)
-            else:
+            if len(inside) + len(empty) == len(self.members):
                 self._flat.mul_(self.scale)
+            else:
+                torch._foreach_mul_(inside, self.scale)
+
+    def _pieces(self, places: Sequence[int]) -> list[Tensor]:
+        pieces = self._flat.split(self._sizes)
+        return [pieces[place] for place in places]
 
     def clear(self) -> None:
         """Zeros, for a rank that has no gradients to give."""
-        self._buffer = self._flat
         self._flat.zero_()
+        self._buffer = self._flat if self._sent is None else torch.cat(self._pieces(self._sent))
 
-    def deliver(self, average: Tensor, wanted: Callable[[int], bool]) -> None:
-        """Make the average the gradient of the parameters that are wanted, by index."""
-        if average.data_ptr() != self._flat.data_ptr():
-            self._flat.copy_(average.view(-1))
+    def _take(self, average: Tensor) -> None:
+        """Write an average that lies elsewhere into the buffer. Hooks may hand back complex numbers as pairs."""
+        if self._sent is None and average.data_ptr() == self._flat.data_ptr():
+            return
+        if self._flat.is_complex() and not average.is_complex():
+            average = torch.view_as_complex(average.view(-1, 2))
+        pieces = [self._flat] if self._sent is None else self._pieces(self._sent)
+        torch._foreach_copy_(pieces, list(average.view(-1).split([piece.numel() for piece in pieces])))
+
+    @torch.no_grad()
+    def deliver(self, average: Tensor, used: Sequence[int] | None) -> None:
+        """Make the average the gradient of the parameters that any rank used: by index, not 0; None stands for all."""
+        self._take(average)
+        places = range(len(self.members)) if self._sent is None else self._sent
         grads, views = [], []
-        for member, parameter, view in zip(self.members, self._parameters, self._views, strict=True):
+        for place in places:
+            parameter, view = self._parameters[place], self._views[place]
             grad = parameter.grad
-            if grad is view or not wanted(member):
+            if grad is view or (used is not None and not used[self.members[place]]):
                 continue
-            if grad is None:
-                parameter.grad = view if self._alias else view.clone()
+            if self._alias:
+                parameter.grad = view
+            elif grad is None:
+                parameter.grad = view.clone()
             else:
                 grads.append(grad)
                 views.append(view)
         if grads:
             torch._foreach_copy_(grads, views)
+
+
+def _views(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Each parameter's part of a buffer in its shape, and in its strides where these have no gaps."""
+    pieces = flat.split([parameter.numel() for parameter in parameters])
+    return [
+        piece.as_strided(parameter.shape, parameter.stride(), piece.storage_offset())
+        if is_packed(parameter)
+        else piece.view(parameter.shape)
+        for piece, parameter in zip(pieces, parameters, strict=True)
+    ]

@@ -1,25 +1,37 @@
-"""What a backward is going to reach: a walk over the autograd graph."""
+"""What a running backward will reach: autograd has walked the graph before it calls the first node."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
-
-
-def reached(outputs: Iterable[Tensor], wanted: set[Any]) -> set[Any]:
-    """Those of the graph nodes in `wanted` that a backward from `outputs` comes by."""
-    stack = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
-    seen: set[Any] = set(stack)
-    while stack:
-        for node, _ in stack.pop().next_functions:
-            if node is not None and node not in seen:
-                seen.add(node)
-                stack.append(node)
-    return seen & wanted
+from torch.autograd.graph import get_gradient_edge
 
 
 def gradient_node(parameter: Tensor) -> Any:
-    """The node that accumulates a parameter's gradient. It lives only as long as somebody holds it."""
-    return parameter.view_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+    """The node that accumulates a parameter's gradient. It lives only as long as somebody holds it.
+
+    It runs on the stream that it is made on: here the device's default stream, whatever the current one is.
+    """
+    with torch.enable_grad():
+        if not parameter.is_cuda:
+            return get_gradient_edge(parameter).node
+        with torch.cuda.stream(torch.cuda.default_stream(parameter.device)):
+            return get_gradient_edge(parameter).node
+
+
+def arriving(nodes: Sequence[Any], anchor: Any) -> list[bool] | None:
+    """Which of the gradient nodes the running backward will execute; None in one that accumulates no gradients.
+
+    `torch.autograd.grad` is such a one. `anchor`: the gradient node of a tensor that is an input of every sink.
+    """
+    executes = torch._C._will_engine_execute_node
+    if executes(anchor):
+        return [executes(node) for node in nodes]
+    try:
+        found = [executes(node) for node in nodes]  # a backward(inputs=...), or one that passes no sink
+    except RuntimeError:  # torch.autograd.grad with respect to parameters
+        return None
+    return found if any(found) else None

@@ -24,31 +24,9 @@ from .grad_bucket import GradBucket
 from .job import Record
 from .parameters import as_real, layout_of
 from .sparse import SPARSE_ROUNDS, SparseBucket, sparse_mean
+from .stats import BucketStats, Stats
 
 AT_EXIT = timedelta(seconds=5)
-
-
-@dataclass(frozen=True)
-class BucketStats:
-    """What one bucket cost this rank in the last synced step."""
-
-    parameters: tuple[str, ...]
-    elements: int
-    record: Record
-
-
-@dataclass(frozen=True)
-class Stats:
-    """`buckets`: the last synced step, in the order sent. `total`: all `steps` since the hook was attached."""
-
-    steps: int
-    buckets: tuple[BucketStats, ...]
-    total: Record
-
-    @property
-    def last(self) -> Record:
-        """The last synced step, all buckets together."""
-        return reduce(add, (bucket.record for bucket in self.buckets), Record())
 
 
 @dataclass(frozen=True)

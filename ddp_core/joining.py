@@ -15,6 +15,7 @@ class ShadowSteps(JoinHook):
     def __init__(self, model: Any, divide_by_initial_world_size: bool) -> None:
         self.model = model
         model.divide_by_initial_world_size = divide_by_initial_world_size
+        model.logger._set_uneven_input_join()
         super().__init__()
 
     def main_hook(self) -> None:
@@ -23,11 +24,13 @@ class ShadowSteps(JoinHook):
         model.agree_on_order()
         model.sync_buffers(candidate=False)
         synced = model.backward_is_synced(joined=True)
+        model.sync_buffers(candidate=False, after_forward=True)
         model.require_forward_param_sync = synced
         if synced:
-            model.reducer.shadow()
+            model.reducer.shadow(model.gradient_scale)
 
     def post_hook(self, is_last_joiner: bool) -> None:
         """After the last input of all: the model of the ranks that trained longest is everybody's."""
-        source = agreed_rank(is_last_joiner, self.model.process_group, self.model.device)
-        self.model.copy_states(source)
+        model = self.model
+        model._authoritative_rank = agreed_rank(is_last_joiner, model.process_group, model.device)
+        model.copy_states(model._authoritative_rank)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
+import time
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -12,32 +13,39 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.profiler import record_function
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.join import Join, Joinable
 from torch.distributed.utils import _to_kwargs
-from torch.nn.parallel import DistributedDataParallel as TorchDDP
-from torch.nn.parallel.distributed import _BufferCommHookLocation
 
 from ..compress import Spec
-from .arguments import Arguments, states, trained
+from .arguments import Arguments, localize, states, trained
 from .buffers import BufferSync
 from .collectives import largest, spread
+from .compatibility import TorchFace
 from .engine import DEFAULT_TIMEOUT
 from .grad_bucket import GradBucket
 from .handle import Handle
 from .joining import ShadowSteps
-from .reducer import Reducer
+from .logging_data import Logger
 from .replicas import described, verify
-from .sink import tensors_in, watched
+from .sink import watched
+from .timeline import BucketMarks, Timeline
+from .torch_reducer import TorchReducer
 
+LEFT_OUT = (
+    "process_group",
+    "device_mesh",
+    "reducer",
+    "logger",
+    "timeline",
+    "_buffers_sync",
+    "_hook",
+    "_marks",
+    "_named",
+)
 ORDER_INTERVAL = 64  # synced steps between two looks at the order in which gradients get ready
-BUILT_IN_HOOKS = {
-    dist.BuiltinCommHookType.ALLREDUCE: default_hooks.allreduce_hook,
-    dist.BuiltinCommHookType.FP16_COMPRESS: default_hooks.fp16_compress_hook,
-}
 
 
-class DistributedDataParallel(TorchDDP):
+class DistributedDataParallel(TorchFace):
     """Data-parallel training of `module`: gradients are averaged over ranks while backward still runs.
 
     Takes torch's arguments, in torch's order and with its defaults: see `Arguments`. `compressor`: what goes on the wire,
@@ -46,9 +54,6 @@ class DistributedDataParallel(TorchDDP):
 
     Raises RuntimeError on every rank where models differ, naming the first difference.
     """
-
-    reducer: Reducer  # type: ignore[assignment]
-    output_device: Any
 
     def __init__(
         self,
@@ -60,45 +65,27 @@ class DistributedDataParallel(TorchDDP):
     ) -> None:
         nn.Module.__init__(self)
         Joinable.__init__(self)
+        self.logger = None
         self.arguments = Arguments(*arguments, **named_arguments)
-        self.module = module
+        self.arguments.warn()
         self._setup = (compressor, timeout)
-        self._hook: tuple[object, Callable[..., Any]] | None = None
+        if self.arguments.device_mesh is not None:
+            self.device_mesh = self.arguments.device_mesh
+            localize(module, self.device_mesh)
+        self.module = module
         self._take_attributes()
-        self._connect(self.arguments.groups())
+        trained(module)  # before anything asks a parameter that is not initialized yet
+        self._take_devices()
+        self._passing_sync_batchnorm_handle(module)
+        groups = self.arguments.groups()
         if self.arguments.init_sync:
-            verify(described(dict(module.named_parameters()), str(compressor)), self.process_group)
+            shared = {name: p for name, p in module.named_parameters() if name not in self.parameters_to_ignore}
+            verify(described(shared, compressor), groups[0])
+        self._connect(groups)
+        if self.arguments.init_sync:
             self.copy_states(0, buffers=self.arguments.sync_buffers_at_start)
-
-    def _take_attributes(self) -> None:
-        """What other code reads of a DDP model, and what users set."""
-        arguments, parameters = self.arguments, states(self.module, buffers=False)
-        types = {parameter.device.type for parameter in parameters}
-        if len(types) != 1:
-            raise ValueError(f"all parameters have to be on the same type of device, got {sorted(types)}")
-        self.device = parameters[0].device
-        self.device_type = self.device.type
-        self.is_multi_device_module = len({parameter.device for parameter in parameters}) > 1
-        placed = self.device_type != "cpu" and not self.is_multi_device_module
-        if (arguments.device_ids or arguments.output_device is not None) and not placed:
-            raise ValueError(
-                "DistributedDataParallel device_ids and output_device arguments only work with single-device GPU modules, "
-                f"but got device_ids {arguments.device_ids}, output_device {arguments.output_device} for {self.device}"
-            )
-        self.device_ids = [torch.device(device).index for device in arguments.device_ids or ()] or None
-        self.output_device = arguments.output_device if self.device_ids is None else self.device_ids[0]
-        self.dim = arguments.dim
-        self.find_unused_parameters = arguments.find_unused_parameters
-        self.gradient_as_bucket_view = arguments.gradient_as_bucket_view
-        self.static_graph = arguments.static_graph
-        self.skip_all_reduce_unused_params = arguments.skip_all_reduce_unused_params
-        self.forward_sync_buffers = arguments.sync_buffers
-        self.mixed_precision = None
-        self.require_backward_grad_sync = self.require_forward_param_sync = True
-        self.divide_by_initial_world_size = True
-        self.parameters_to_ignore = set(getattr(self.module, "_ddp_params_and_buffers_to_ignore", ()))
-        self._use_python_reducer = False
-        self._ddp_sink_clone = True
+        if self.arguments.static_graph:
+            self._set_static_graph()
 
     def _connect(self, groups: list[dist.ProcessGroup]) -> None:
         """Make what a pickle leaves out: the process groups, the compression, the reducer."""
@@ -106,16 +93,27 @@ class DistributedDataParallel(TorchDDP):
         rules = self.arguments.rules()
         named, sparse = trained(self.module)
         self.process_group = groups[0]
-        self.buffers_sync = BufferSync(self.module, self.process_group)
+        self.timeline = Timeline()
+        self._buffers_sync = BufferSync(self.process_group, self._buffer_hook)
+        self._assign_modules_buffers()
         self.compression = Handle(compressor, groups, timeout, partial=rules.find_unused_parameters)
         self.compression.bind(self.module)
-        self.bucket_bytes_cap = rules.caps[-1]
-        self.bucket_bytes_cap_default = len(rules.caps) > 1
-        self.reducer = Reducer(list(named.values()), list(named), sparse, rules, self.process_group, self._average)
-        self.reducer.at_end.append(self.buffers_sync.wait)
+        parameters, names = list(named.values()), list(named)
+        self.reducer = TorchReducer(parameters, names, sparse, rules, self.process_group, self._average, timeout)
+        self.reducer.at_end.append(self._buffers_sync.wait)
+        self.reducer.at_end.append(self._end_times)
+        self._marks: dict[int, BucketMarks] = {}
+        self._name_buckets()
         self._looked_at = self._begun = 0
+        self._has_rebuilt_buckets = self._lazy_init_ran = False
+        self.reducer.logger = self.logger = Logger(self)
 
     def _average(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        self._refuse_distributed_autograd(bucket)
+        self.reducer.sent += 1
+        self.timeline.gradients_end()  # so far; of the last bucket it is true
+        now = self.timeline.last_gradient
+        self._marks[bucket.index()] = BucketMarks(now, now)
         if self._hook is not None:
             state, hook = self._hook
             return hook(state, bucket)  # type: ignore[no-any-return]
@@ -124,6 +122,18 @@ class DistributedDataParallel(TorchDDP):
             self.compression.begin_step()
         return self.compression.average(bucket)
 
+    def _end_times(self) -> None:
+        marks, self._marks = self._marks, {}
+        now = time.perf_counter()
+        for mark in marks.values():
+            mark.done = now
+        self.timeline.step_ends(list(marks.values()), [self._named[index] for index in marks], ())
+
+    def _name_buckets(self) -> None:
+        names = self.reducer.names
+        self._named = [tuple(names[member] for member in bucket.members) for bucket in self.reducer.plan.buckets]
+
+    @torch._disable_dynamo(recursive=False)
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The module's forward; a backward from its outputs averages the gradients, unless inside `no_sync`."""
         with record_function("DistributedDataParallel.forward"):
@@ -132,37 +142,49 @@ class DistributedDataParallel(TorchDDP):
                 output = self.module(*inputs, **kwargs)
             return self._post_forward(output)
 
+    @torch._disable_dynamo
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
-        synced = torch.is_grad_enabled() and self.require_backward_grad_sync
-        if synced:
+        if not self._lazy_init_ran:
+            self._lazy_init()
+        if torch.is_grad_enabled() and self.require_backward_grad_sync:
+            assert self.logger is not None
+            self._refuse_distributed_autograd()
+            self.logger.set_runtime_stats_and_log()
             self.reducer.require_finished()
         if work := Join.notify_join_context(self):
             work.wait()
-            active = 1.0 if self.divide_by_initial_world_size else float(work.result()[0]) / self.process_group.size()
-            self.reducer.share = active
-        if torch.is_grad_enabled():
+            active = float(work.result()[0]) / self.process_group.size()
+            self.reducer.share = 1.0 if self.divide_by_initial_world_size or self._hook else active
+        if torch.is_grad_enabled() or self._join_config.enable:
             self.agree_on_order()
-        self.sync_buffers(candidate=True, after_forward=False)
+        self.sync_buffers(candidate=True)
         if self._join_config.enable:
             self.backward_is_synced(joined=False)
+        self.timeline.forward_begins()
         if self.device_ids:
             moved, moved_kwargs = _to_kwargs(inputs, kwargs, torch.device(self.device_type, self.device_ids[0]), True)
             return moved[0], moved_kwargs[0]
         return inputs, kwargs
 
+    @torch._disable_dynamo
     def _post_forward(self, output: Any) -> Any:
+        self.timeline.forward_ends()
         self.sync_buffers(candidate=True, after_forward=True)
         synced = torch.is_grad_enabled() and self.require_backward_grad_sync
         self.require_forward_param_sync = synced
         if not synced:
-            self.reducer.pause()
+            if torch.is_grad_enabled():
+                self.reducer.pause()
             return output
-        dynamic = self.find_unused_parameters and not self.static_graph
-        scale = self.compression.scale if self._hook is None else 1.0
-        self.reducer.begin(tensors_in(output) if dynamic else (), scale)
-        if dynamic or self.reducer.delays:
+        self.reducer.begin(self.gradient_scale)
+        if self.reducer.watches:
             return watched(output, self.reducer, clone=self._ddp_sink_clone)
         return output
+
+    @property
+    def gradient_scale(self) -> float:
+        """What gradients are multiplied by on their way into a bucket."""
+        return self.compression.scale if self._hook is None else 1.0
 
     def agree_on_order(self) -> None:
         """Now and then, between steps: buckets for the order in which gradients get ready on rank 0."""
@@ -170,24 +192,23 @@ class DistributedDataParallel(TorchDDP):
         if steps == self._looked_at or (steps != 1 and steps % ORDER_INTERVAL):
             return
         self._looked_at = steps
-        order = torch.tensor(self.reducer.proposal(), device=self.device)
+        order = torch.tensor(self.reducer.plan.proposal(), device=self.device)
         spread([order], 0, self.process_group)
-        if (agreed := order.tolist()) != self.reducer.order:
-            self.reducer.build(agreed)
-
-    def will_sync_module_buffers(self) -> bool:
-        """Whether the next forward synchronizes buffers."""
-        return self.require_forward_param_sync and self.forward_sync_buffers and bool(self.buffers_sync.current())
+        self._has_rebuilt_buckets = True
+        if (agreed := order.tolist()) != self.reducer.plan.order:
+            self.reducer.plan.build(agreed)
+            self._name_buckets()
 
     def sync_buffers(self, *, candidate: bool, after_forward: bool = False) -> None:
         """Make the buffers of all ranks those of one; `candidate`: it may be this one."""
-        if self.buffers_sync.after_forward == after_forward and self.will_sync_module_buffers():
-            self.buffers_sync.run(agree=self._join_config.enable, candidate=candidate)
+        if self._buffers_sync.after_forward == after_forward and self.will_sync_module_buffers():
+            self._assign_modules_buffers()  # a module may have replaced some
+            self._buffers_sync.run(self.named_module_buffers, agree=self._join_config.enable, candidate=candidate)
 
     def copy_states(self, source: int, *, buffers: bool | None = None) -> None:
         """Make parameters, and buffers if they are synchronized, those of rank `source`."""
         wanted = self.forward_sync_buffers if buffers is None else buffers
-        self.buffers_sync.copy(states(self.module, buffers=wanted), source)
+        self._buffers_sync.copy(states(self.module, buffers=wanted), source)
 
     def backward_is_synced(self, *, joined: bool) -> bool:
         """Whether the other ranks' next backward averages gradients; all ranks ask, inside `join`."""
@@ -201,61 +222,58 @@ class DistributedDataParallel(TorchDDP):
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         """Let `hook(state, bucket)` average buckets: torch's hooks, gradwire's, or your own. Once a model."""
         self._check_comm_hook(hook)
+        assert self.logger is not None
         if self._hook is not None or self._setup[0] != "none":
-            raise RuntimeError(
-                "register_comm_hook or register_builtin_comm_hook can only be called once, on a model made with "
-                f"compressor='none'; this one has {self._hook[1] if self._hook else self._setup[0]}"
+            self._log_and_throw(
+                RuntimeError,
+                "register_comm_hook or register_builtin_comm_hook can only be called once. On a model made with "
+                f"compressor='none', that is; this one has {self._hook[1] if self._hook else self._setup[0]}",
             )
+        self.logger._set_comm_hook_name(getattr(hook, "__qualname__", type(hook).__qualname__))
         self._hook = (state, hook)
 
-    def _register_builtin_comm_hook(self, comm_hook_type: dist.BuiltinCommHookType) -> None:
-        self.register_comm_hook(self.process_group, BUILT_IN_HOOKS[comm_hook_type])
-
-    def _register_buffer_comm_hook(
-        self, state: Any, hook: Callable[..., Any], comm_hook_location: Any = _BufferCommHookLocation.POST_FORWARD
-    ) -> None:
-        after_forward = comm_hook_location == _BufferCommHookLocation.POST_FORWARD
-        self.buffers_sync.register(state, hook, after_forward=after_forward)
-
-    def _check_comm_hook(self, hook: Any) -> None:
-        if not callable(hook):
-            raise TypeError("Communication hook must be callable.")
-        parameters = inspect.signature(hook).parameters
-        bucket, result = parameters["bucket"].annotation, inspect.signature(hook).return_annotation
-        if bucket not in (inspect.Parameter.empty, dist.GradBucket):
-            raise ValueError("Communication hook: bucket annotation should be dist.GradBucket.")
-        if result not in (inspect.Signature.empty, torch.futures.Future[Tensor]):
-            raise ValueError("Communication hook: return annotation should be torch.futures.Future[torch.Tensor].")
-
     def _set_static_graph(self) -> None:
-        if not self.static_graph:
-            self.static_graph = True
-            self.arguments = dataclasses.replace(self.arguments, static_graph=True)
-            self.reducer.rules = self.arguments.rules()
+        if self.static_graph:
+            warnings.warn("You've set static_graph to be True, no need to set it again.", stacklevel=2)
+            return
+        if self.reducer.finished:
+            self._log_and_throw(
+                RuntimeError, "static_graph is set too late: it should be called before training loop starts."
+            )
+        if self.find_unused_parameters:
+            warnings.warn(
+                "static_graph=True finds unused parameters by itself, in the first iteration: find_unused_parameters=True "
+                "changes nothing",
+                stacklevel=2,
+            )
+        self.static_graph = True
+        self.arguments = dataclasses.replace(self.arguments, static_graph=True)
+        self.reducer.rules = self.arguments.rules()
+        assert self.logger is not None
+        self.logger._set_static_graph()
 
-    def _set_ddp_sink_clone(self, val: bool) -> None:
-        self._ddp_sink_clone = val
-
-    def _remove_autograd_hooks(self) -> None:
+    def _update_process_group(self, new_process_group: Any) -> None:
+        """Go on with other ranks, from the next iteration on. What compressors hold back stays; hooks keep their groups."""
+        if not isinstance(new_process_group, dist.ProcessGroup):
+            return  # this rank is not a member
+        saved = self.compression.state_dict()
         self.reducer.detach()
-
-    def _check_reducer_finalized(self) -> None:
-        self.reducer.require_finished()
+        self.arguments = dataclasses.replace(self.arguments, process_group=new_process_group, device_mesh=None)
+        self._connect(self.arguments.groups())
+        if saved["parameters"]:
+            here = {"world_size": new_process_group.size(), "rank": new_process_group.rank()}
+            self.compression.load_state_dict({**saved, **here})
 
     def __getstate__(self) -> dict[str, Any]:
-        if self.process_group is not dist.group.WORLD:
-            raise RuntimeError(
-                "DDP Pickling/Unpickling are only supported when using DDP with the default process group: make it "
-                "without process_group and device_mesh"
-            )
+        self._check_default_group()
         kept = {**self.__dict__, "compression": self.compression.state_dict()}
-        for name in ("process_group", "reducer", "buffers_sync", "_hook"):
-            del kept[name]
+        kept["arguments"] = dataclasses.replace(self.arguments, process_group=None, device_mesh=None)
+        for name in LEFT_OUT:
+            kept.pop(name, None)
         return kept
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         compression = state.pop("compression")
         nn.Module.__setstate__(self, state)
-        self._hook = None
         self._connect(self.arguments.groups())
         self.compression.load_state_dict(compression)

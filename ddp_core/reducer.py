@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from typing import Any, TypeAlias
 
 import torch
@@ -11,44 +13,20 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Variable
 
-from .assignment import assigned
-from .collectives import start_sum
+from . import complaints
+from .assignment import BucketPlan
+from .backward import Backward, Rules
 from .grad_bucket import GradBucket
-from .graph import gradient_node, reached
-from .sparse import SparseBucket
+from .graph import arriving, gradient_node
+from .usage import Usage
 
 Average: TypeAlias = Callable[[GradBucket], "torch.futures.Future[Tensor]"]
-SHOWN = 8  # parameters named in an error
-
-
-@dataclass(frozen=True)
-class Rules:
-    """`caps`: of buckets, in bytes. The others are arguments of DistributedDataParallel."""
-
-    caps: Sequence[int]
-    find_unused_parameters: bool = False
-    gradient_as_bucket_view: bool = False
-    static_graph: bool = False
-    skip_all_reduce_unused_params: bool = False
-
-
-@dataclass
-class Backward:
-    """What one synchronized backward has brought so far."""
-
-    ready: bytearray
-    missing: list[int]  # firings of each parameter's hook until its gradient is ready
-    order: list[int] = field(default_factory=list)
-    launched: int = 0
-    flushing: bool = False
-    unused: set[int] = field(default_factory=set)
-    shares: tuple[dist.Work, Tensor] | None = None
 
 
 class Reducer:
     """Averages the gradients of `parameters` during backward, by `average`, bucket by bucket.
 
-    `names`: of the parameters, for messages. `sparse`: which of them get sparse gradients.
+    `names`: of the parameters, for messages. `sparse`: which of them get sparse gradients. `timeout`: of waits on the CPU.
     """
 
     def __init__(
@@ -59,160 +37,203 @@ class Reducer:
         rules: Rules,
         group: dist.ProcessGroup,
         average: Average,
+        timeout: timedelta | None = None,
     ) -> None:
         self.average = average
         self.group = group
         self.rules = rules
-        self._parameters, self._names, self._sparse = list(parameters), list(names), list(sparse)
+        self._timeout = timeout
+        self._parameters, self._names = list(parameters), list(names)
         self._firings: list[int] | None = None  # of each parameter's hook in a step; None until a static graph is known
+        self._static_usage: Sequence[int] | None = None  # by index, not 0 for parameters that any rank uses in it
         self._backward: Backward | None = None
         self._used = bytearray(len(parameters))  # on this rank, since the last synchronization
-        self.order = list(range(len(parameters)))[::-1]
-        self.traced: list[int] = []
+        self._over = False  # the averages are there, and no forward has begun since
+        self._warned: set[str] = set()
         self.finished = 0
         self.share = 1.0  # of the ranks that still have inputs, where the average is to be over these
         self.at_end: list[Callable[[], None]] = []
-        self.build(self.order)
-        self._nodes = [_node(parameter) for parameter in parameters]
-        self._hooks = [node.register_hook(self._hook(index)) for index, node in enumerate(self._nodes)]
+        self.plan = BucketPlan(self._parameters, sparse, rules.caps, alias=rules.gradient_as_bucket_view)
+        self.anchor = torch.zeros((), requires_grad=True)
+        self._anchor_node = gradient_node(self.anchor)
+        self._nodes = [gradient_node(parameter) for parameter in parameters]
+        self._lock = threading.RLock()  # autograd has a thread for each GPU
+        several = len({parameter.device for parameter in parameters}) > 1
+        hook = self._locked_hook if several else self._hook
+        self._hooks = [node.register_hook(hook(index)) for index, node in enumerate(self._nodes)]
 
-    def build(self, order: Sequence[int]) -> None:
-        """Make the buckets for parameters that get ready in this order. All ranks do so between the same steps."""
-        self.buckets: list[GradBucket] = []  # the old ones go first, so that both never use memory
-        self.order = list(order)
-        ready = [self._parameters[index] for index in order]
-        plan = assigned(ready, self.rules.caps, [self._sparse[index] for index in order])
-        self._bucket_of: list[GradBucket] = [None] * len(order)  # type: ignore[list-item]
-        for place, positions in enumerate(plan):
-            members = [order[position] for position in positions]
-            bucket = self._bucket(place, members, last=place == len(plan) - 1)
-            self.buckets.append(bucket)
-            for index in members:
-                self._bucket_of[index] = bucket
-
-    def _bucket(self, place: int, members: Sequence[int], *, last: bool) -> GradBucket:
-        parameters = [self._parameters[index] for index in members]
-        if self._sparse[members[0]]:
-            return SparseBucket(place, members, parameters, last=last)
-        return GradBucket(place, members, parameters, last=last, alias=self.rules.gradient_as_bucket_view)
-
-    def begin(self, outputs: Iterable[Tensor], scale: float = 1.0) -> None:
-        """The end of a forward whose backward is to be synchronized; `outputs` show which parameters it used.
+    def begin(self, scale: float = 1.0) -> None:
+        """The end of a forward whose backward is to be synchronized.
 
         `scale`: what `average` wants gradients multiplied by.
         """
         self.require_finished()
-        count = len(self._parameters)
-        missing = self._firings or [1] * count
-        backward = Backward(bytearray(count), list(missing))
-        for bucket in self.buckets:
+        self._over = False
+        self._backward = self._opened(scale)
+        for index, firings in enumerate(self._firings or ()):
+            if not firings:
+                self._settle(self._backward, index, brought=False)
+
+    def _opened(self, scale: float) -> Backward:
+        for bucket in self.plan.buckets:
             bucket.open(scale)
-        if self.rules.find_unused_parameters and not self.rules.static_graph:
-            found = reached(outputs, set(self._nodes))
-            backward.unused = {index for index, node in enumerate(self._nodes) if node not in found}
-        elif self._firings is not None:
-            backward.unused = {index for index, firings in enumerate(self._firings) if not firings}
-        self._backward = backward
+        count = len(self._parameters)
+        return Backward(
+            missing=[1] * count if self._firings is None else list(self._firings),
+            counts=self.counts,
+            started=not self.watches,
+            asks=self.rules.dynamic or (self.rules.static_graph and self._static_usage is None),
+            skips=self.rules.skip_all_reduce_unused_params,
+            static_usage=self._static_usage,
+        )
 
     def pause(self) -> None:
-        """A forward whose backward is not synchronized; one that was begun and never ran is dropped."""
+        """A forward whose backward is not synchronized."""
         self.require_finished()
-        self._backward = None
-
-    def proposal(self) -> list[int]:
-        """The order in which gradients got ready last, where the buckets do not fit it; else the order of the buckets."""
-        seen = set(self.traced)
-        order = self.traced + [index for index in self.order if index not in seen]
-        place = {index: position for position, index in enumerate(order)}
-        complete = [max(place[index] for index in bucket.members) for bucket in self.buckets]
-        fits = self.finished > 1 and complete == sorted(complete)
-        return self.order if fits else order
+        self._over = False
 
     @property
-    def delays(self) -> bool:
+    def counts(self) -> bool:
         """Whether this step waits for the end of backward: the first one of a static graph, which it counts."""
         return self.rules.static_graph and self._firings is None
 
+    @property
+    def watches(self) -> bool:
+        """Whether it has to be told that a backward begins."""
+        return self.rules.dynamic or self.counts
+
     def start(self) -> None:
-        """The beginning of the backward, where the outputs can tell it: what it will not reach is ready."""
-        Variable._execution_engine.queue_callback(self._flush)
+        """The beginning of a backward, told by a sink or the first gradient: what it will not reach is ready."""
+        with self._lock:
+            backward = self._backward
+            if backward is None or backward.started:
+                return
+            comes = arriving(self._nodes, self._anchor_node)
+            if comes is None:
+                return
+            backward.started = True
+            Variable._execution_engine.queue_callback(self._flush)
+            if backward.counts:
+                return
+            for index in range(len(comes)):
+                if not comes[index]:
+                    self._settle(backward, index, brought=False)
+            if backward.skips:
+                backward.usage = self._ask([a or b for a, b in zip(comes, self._used, strict=True)])
+            else:
+                self._launch(backward)
 
     def require_finished(self) -> None:
         """Raise RuntimeError where the last synchronized backward did not come to its end."""
-        if self._backward is None or not self._backward.order:
+        backward = self._backward
+        if backward is None or not backward.under_way:
             return
-        absent = [index for index, ready in enumerate(self._backward.ready) if not ready]
-        raise RuntimeError(
-            "Expected to have finished reduction in the prior iteration before starting a new one: "
-            f"{len(absent)} parameters got no gradient ({self._shown(absent)}). They took no part in the loss "
-            "(pass find_unused_parameters=True), or not all outputs of forward did, or that backward raised an error, "
-            "after which the ranks are no longer in step: load a checkpoint into a new DistributedDataParallel"
-        )
+        absent = {index: name for index, name in enumerate(self._names) if backward.missing[index] > 0}
+        static, watched = self._firings is not None, self.rules.find_unused_parameters
+        raise self._failure(complaints.unfinished(absent, self.group.rank(), static=static, watched=watched))
 
     def _hook(self, index: int) -> Callable[[Any, Any], None]:
-        def ready(*_: Any) -> None:
-            self._used[index] = 1
+        def fired(_: Any, gradients: tuple[Tensor | None, ...]) -> None:
+            defined = gradients[0] is not None
+            if defined:
+                self._used[index] = 1
             if self._backward is not None:
-                self._mark(self._backward, index)
+                self._mark(self._backward, index, defined)
+            elif self._over:
+                self._warn("late", complaints.late(self._names[index]))
 
-        return ready
+        return fired
 
-    def _mark(self, backward: Backward, index: int) -> None:
-        """One firing of a parameter's hook."""
+    def _locked_hook(self, index: int) -> Callable[[Any, Any], None]:
+        fired = self._hook(index)
+
+        def fired_alone(nothing: Any, gradients: tuple[Tensor | None, ...]) -> None:
+            with self._lock:
+                fired(nothing, gradients)
+
+        return fired_alone
+
+    def _mark(self, backward: Backward, index: int, defined: bool) -> None:
+        """One firing of a parameter's hook; its gradient may be undefined, where the loss did not depend on it."""
+        if not backward.started:
+            self.start()
         backward.missing[index] -= 1
-        if self.delays:
-            backward.order.append(index)
+        if backward.missing[index] or backward.counts:
+            self._await_others(backward, index)
             return
-        if backward.unused:
-            self._skip_unused(backward)
-        if backward.missing[index] > 0:
-            return
-        if backward.ready[index]:
-            raise RuntimeError(self._twice(index))
         backward.order.append(index)
-        self._settle(backward, index)
-        self._launch(backward)
+        bucket = self.plan.bucket_of[index]
+        if defined:
+            bucket.bring(index)
+        else:
+            bucket.skip()
+        if not bucket.waiting:
+            self._launch(backward)
 
-    def _skip_unused(self, backward: Backward) -> None:
-        """At the first gradient of a backward: those that it will not bring count as ready."""
-        unused, backward.unused = backward.unused, set()
-        for index in unused:
-            self._settle(backward, index)
+    def _await_others(self, backward: Backward, index: int) -> None:
+        """A firing that is not the last one of its parameter, or none that was expected."""
+        if backward.counts:
+            backward.order.append(index)
+        elif backward.missing[index] < 0:
+            passed_over = index not in backward.order
+            static = self._firings is not None
+            backward.order.append(index)  # it is under way, and will not come to its end
+            raise self._failure(complaints.twice(self._names[index], static=static, passed_over=passed_over))
 
-    def _settle(self, backward: Backward, index: int) -> None:
-        backward.ready[index] = 1
-        self._bucket_of[index].bring(index)
+    def _settle(self, backward: Backward, index: int, *, brought: bool) -> None:
+        """Count a parameter as ready that did not fire, or not now."""
+        backward.missing[index] = 0
+        bucket = self.plan.bucket_of[index]
+        if brought:
+            bucket.bring(index)
+        else:
+            bucket.skip()
 
     def _launch(self, backward: Backward) -> None:
         """Send the buckets that are complete, in order; with the last one, ask for the end of backward."""
-        while backward.launched < len(self.buckets) and not self.buckets[backward.launched].waiting:
-            bucket = self.buckets[backward.launched]
+        while backward.launched < len(self.plan.buckets) and not self.plan.buckets[backward.launched].waiting:
+            bucket = self.plan.buckets[backward.launched]
             backward.launched += 1
-            bucket.fill()
-            bucket.future = self.average(bucket)
-            if backward.launched == len(self.buckets):
-                self._share_used(backward)
-                if not backward.flushing:
+            self._send(backward, bucket)
+            if backward.launched == len(self.plan.buckets):
+                if backward.usage is None and backward.asks:
+                    backward.usage = self._ask(self._used)
+                if not backward.ending:
                     Variable._execution_engine.queue_callback(self._finish)
 
-    def _share_used(self, backward: Backward) -> None:
-        """Tell all ranks which parameters this one used; the answer is waited for where it matters."""
-        if self.rules.find_unused_parameters and not self.rules.static_graph:
-            used = torch.tensor(list(self._used), dtype=torch.int32, device=self._parameters[0].device)
-            backward.shares = (start_sum(used, self.group), used)
+    def _send(self, backward: Backward, bucket: GradBucket) -> None:
+        """Give a bucket to its average."""
+        if torch.is_grad_enabled():
+            self._warn("create_graph", complaints.CREATE_GRAPH)
+        if backward.needs(bucket):
+            try:
+                bucket.fill(backward.used_by_any() or self._used)
+            except RuntimeError as error:
+                self._refuse_sparse(bucket, error)
+                raise
+            bucket.future = self.average(bucket)
+
+    def _refuse_sparse(self, bucket: GradBucket, error: RuntimeError) -> None:
+        """Raise RuntimeError that names the parameters whose gradients are sparse in a bucket of dense ones, if any are."""
+        gradients = {index: self._parameters[index].grad for index in bucket.members}
+        sparse = [self._names[index] for index, grad in gradients.items() if grad is not None and grad.is_sparse]
+        if sparse:
+            raise self._failure(complaints.sparse(sparse)) from error
+
+    def _ask(self, used: Sequence[int]) -> Usage:
+        return Usage(used, self.group, self._parameters[0].device, self._timeout)
 
     def _flush(self) -> None:
         """The end of a backward: what it did not reach was not used."""
         backward = self._backward
-        if backward is None or backward.launched == len(self.buckets):
+        if backward is None or not backward.started or backward.launched == len(self.plan.buckets):
             return
-        if self.delays:
-            self._firings = [1 - missing for missing in backward.missing]
-            backward.order = _last_firings(backward.order)
-        backward.flushing = True
-        for index, ready in enumerate(backward.ready):
-            if not ready:
-                self._settle(backward, index)
+        if backward.counts:
+            self._firings = backward.firings()
+        backward.ending = True
+        for index, missing in enumerate(backward.missing):
+            if missing > 0:
+                self._settle(backward, index, brought=bool(self._used[index]))
         self._launch(backward)
         self._finish()
 
@@ -221,79 +242,55 @@ class Reducer:
         backward, self._backward = self._backward, None
         if backward is None:
             return
-        wanted = self._wanted(backward)
-        for bucket in self.buckets:
-            assert bucket.future is not None
-            average = bucket.future.wait()
-            bucket.deliver(average if self.share == 1.0 else average.div_(self.share), wanted)
-            bucket.future = None
-        self.traced = backward.order
-        self._used = bytearray(len(self._parameters))
-        self.finished += 1
+        for bucket, average in self._averages():
+            bucket.deliver(average if self.share == 1.0 else average.div_(self.share), backward.used_by_any())
+        self.plan.trace(backward.order)
+        self._over = True
+        self._end_step(backward)
         for end in self.at_end:
             end()
 
-    def _wanted(self, backward: Backward) -> Callable[[int], bool]:
-        """Which parameters get the average: all but those that no rank used."""
-        if backward.shares is None:
-            return self._is_static_used if self._firings else lambda index: True
-        if all(self._used):
-            return lambda index: True
-        work, shares = backward.shares
-        work.wait()
-        by_any = shares.tolist()
-        return lambda index: by_any[index] > 0
+    def _averages(self) -> Iterator[tuple[GradBucket, Tensor]]:
+        for bucket in self.plan.buckets:
+            if bucket.future is not None:
+                average = bucket.future.wait()
+                bucket.future = None
+                yield bucket, average
 
-    def _is_static_used(self, index: int) -> bool:
-        assert self._firings is not None
-        return self._firings[index] > 0
-
-    def shadow(self) -> None:
-        """Take part in a step with zeros: this rank has no more inputs, others have."""
-        for bucket in self.buckets:
-            bucket.clear()
-            bucket.future = self.average(bucket)
-        backward = Backward(bytearray(), [])
+    def _end_step(self, backward: Backward) -> None:
+        if self.rules.static_graph:
+            self._static_usage = backward.used_by_any()
         self._used = bytearray(len(self._parameters))
-        self._share_used(backward)
-        for bucket in self.buckets:
-            assert bucket.future is not None
-            bucket.future.wait()
-            bucket.future = None
-        if backward.shares:
-            backward.shares[0].wait()
         self.finished += 1
+
+    def shadow(self, scale: float = 1.0) -> None:
+        """Take part in a step with zeros: this rank has no more inputs, others have. `scale`: as for `begin`."""
+        self.require_finished()
+        backward, self._backward = self._opened(scale), None
+        nothing = bytearray(len(self._parameters))
+        if self.rules.dynamic and backward.skips:
+            backward.usage = self._ask(nothing)
+        for bucket in self.plan.buckets:
+            if backward.needs(bucket):
+                bucket.clear()
+                bucket.future = self.average(bucket)
+        if backward.usage is None and backward.asks:
+            backward.usage = self._ask(nothing)
+        for _ in self._averages():
+            pass
+        self._end_step(backward)
 
     def detach(self) -> None:
         """Take the hooks off the parameters."""
         for hook in self._hooks:
             hook.remove()
 
-    def _twice(self, index: int) -> str:
-        if self._firings is not None:
-            return (
-                f"Your training graph has changed in this iteration: parameter {self._names[index]} got more gradients "
-                "than in the first one, which static_graph=True does not allow"
-            )
-        return (
-            f"Expected to mark a variable ready only once, but parameter {self._names[index]} got a second gradient in one "
-            "backward: it is used outside forward, or in several re-entrant checkpoints. Pass static_graph=True where every "
-            "iteration uses it alike, or checkpoint with use_reentrant=False"
-        )
+    def _failure(self, text: str) -> RuntimeError:
+        """The error to raise; a place for those who want to know of it."""
+        return RuntimeError(text)
 
-    def _shown(self, indices: Sequence[int]) -> str:
-        names = ", ".join(self._names[index] for index in indices[:SHOWN])
-        return names + (f" and {len(indices) - SHOWN} more" if len(indices) > SHOWN else "")
-
-
-def _node(parameter: Tensor) -> Any:
-    """The parameter's gradient node, made on the device's default stream: it is bound to the stream it is made on."""
-    if not parameter.is_cuda:
-        return gradient_node(parameter)
-    with torch.cuda.stream(torch.cuda.default_stream(parameter.device)):
-        return gradient_node(parameter)
-
-
-def _last_firings(order: Sequence[int]) -> list[int]:
-    """The order in which parameters fired for the last time."""
-    return list(dict.fromkeys(reversed(order)))[::-1]
+    def _warn(self, reason: str, text: str) -> None:
+        """Once for each model and reason."""
+        if reason not in self._warned:
+            self._warned.add(reason)
+            warnings.warn(text, stacklevel=2)

@@ -8,17 +8,19 @@ from collections.abc import Mapping, Sequence
 import torch.distributed as dist
 from torch import Tensor
 
+from ..compress import Spec, compressor
+from .checkpoint import fingerprint
 from .collectives import exchange
 
 
-def described(parameters: Mapping[str, Tensor], method: str) -> list[str]:
-    """What ranks must agree on, a line each."""
+def described(parameters: Mapping[str, Tensor], spec: Spec) -> list[str]:
+    """What ranks must agree on, a line each: the compressor, then the parameters."""
     lines = [
         f"parameter {name} with shape {tuple(p.shape)}, strides {p.stride()}, {p.dtype}, "
         f"requires_grad={p.requires_grad}"
         for name, p in parameters.items()
     ]
-    return [*lines, f"the compressor {method}"]
+    return [f"the compressor {fingerprint(compressor(spec))}", *lines]
 
 
 def verify(lines: Sequence[str], group: dist.ProcessGroup) -> None:

@@ -1,45 +1,49 @@
-"""A node between the outputs of forward and the loss, by which the reducer learns that a backward begins."""
+"""A node between an output of forward and the loss, by which the reducer learns that a backward begins."""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import weakref
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_map
 
 from .reducer import Reducer
 
 
 class Sink(torch.autograd.Function):
-    """Passes tensors through. Outputs that the loss leaves out get no gradient instead of zeros."""
+    """Passes a tensor through. The anchor gets no gradient: whether it is asked for one shows what kind of pass this is."""
 
     @staticmethod
-    def forward(ctx: Any, reducer: weakref.ref[Reducer], clone: bool, *outputs: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, reducer: weakref.ref[Reducer], clone: bool, anchor: Tensor, output: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
         ctx.reducer = reducer
-        return tuple(output.clone() for output in outputs) if clone else outputs
+        return output.clone() if clone else output
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         if (reducer := ctx.reducer()) is not None:
             reducer.start()
-        return (None, None, *grads)
+        return None, None, None, grad
 
 
 def watched(output: Any, reducer: Reducer, *, clone: bool) -> Any:
-    """`output` with every tensor that has a graph behind it led through a sink; its structure is kept."""
-    items, structure = tree_flatten(output)
-    places = [place for place, item in enumerate(items) if isinstance(item, Tensor) and item.grad_fn is not None]
-    if not places:
-        return output
-    passed = Sink.apply(weakref.ref(reducer), clone, *(items[place] for place in places))
-    for place, tensor in zip(places, passed, strict=True):
-        items[place] = tensor
-    return tree_unflatten(items, structure)
+    """`output` with every tensor that has a graph behind it led through a sink of its own; its structure is kept.
 
+    One for all would let a backward reach also the outputs that the loss leaves out.
+    """
+    me = weakref.ref(reducer)
 
-def tensors_in(output: Any) -> list[Tensor]:
-    """All tensors of a structure."""
-    return [item for item in tree_flatten(output)[0] if isinstance(item, Tensor)]
+    def led(item: Any) -> Any:
+        if isinstance(item, Tensor):
+            return item if item.grad_fn is None else Sink.apply(me, clone, reducer.anchor, item)
+        if dataclasses.is_dataclass(item) and not isinstance(item, type):
+            item = copy.copy(item)
+            for field in dataclasses.fields(item):
+                object.__setattr__(item, field.name, tree_map(led, getattr(item, field.name)))
+        return item
+
+    return tree_map(led, output)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -18,20 +18,20 @@ class SparseBucket(GradBucket):
 
     def __init__(self, index: int, members: Sequence[int], parameters: Sequence[Tensor], *, last: bool) -> None:
         self.members = tuple(members)
-        self.scale = 1.0
         self._index, self._last = index, last
         self._parameters = list(parameters)
+        self._sent = None
         self.open(1.0)
 
     def open(self, scale: float) -> None:
-        """Make ready for a step's gradient."""
-        self.waiting, self.future = 1, None
+        """Make ready for a step's gradient, which is not scaled on its way in."""
+        self.scale, self.waiting, self.future = 1.0, 1, None
 
     def bring(self, index: int) -> None:
         """The gradient is ready."""
         self.waiting = 0
 
-    def fill(self) -> None:
+    def fill(self, used: Sequence[int]) -> None:
         """Take the gradient; without one, a tensor of no rows."""
         parameter = self._parameters[0]
         grad = parameter.grad
@@ -40,7 +40,7 @@ class SparseBucket(GradBucket):
                 "the weight of an embedding with sparse=True got a dense gradient, as it does where it is also used "
                 "elsewhere: build the embedding with sparse=False"
             )
-        self._buffer = no_rows(parameter) if grad is None else grad
+        self._buffer = no_rows(parameter) if grad is None else grad.detach()
 
     def clear(self) -> None:
         """No rows."""
@@ -54,16 +54,17 @@ class SparseBucket(GradBucket):
         """Let a hook work on another tensor."""
         self._buffer = tensor
 
-    def deliver(self, average: Tensor, wanted: Callable[[int], bool]) -> None:
-        """Make the average the parameter's gradient."""
-        if wanted(self.members[0]):
+    def deliver(self, average: Tensor, used: Sequence[int] | None) -> None:
+        """Make the average the parameter's gradient, unless no rank used it."""
+        if used is None or used[self.members[0]]:
             self._parameters[0].grad = average
 
 
 def no_rows(parameter: Tensor) -> Tensor:
     """A sparse gradient of an embedding that was not used."""
     places = torch.zeros(1, 0, dtype=torch.int64, device=parameter.device)
-    return torch.sparse_coo_tensor(places, parameter.new_zeros(0, *parameter.shape[1:]), parameter.shape)
+    values = parameter.new_zeros(0, *parameter.shape[1:])
+    return torch.sparse_coo_tensor(places, values, parameter.shape, check_invariants=False)
 
 
 def sparse_mean(grad: Tensor, world_size: int) -> Program[Tensor]:
@@ -71,19 +72,34 @@ def sparse_mean(grad: Tensor, world_size: int) -> Program[Tensor]:
 
     On a GPU the host waits for the number of rows.
     """
-    grad = grad.coalesce()
+    grad = (grad / world_size).coalesce()
     shape = grad.shape[grad.sparse_dim() :]
-    positions = grad.indices().T.contiguous()
-    values = grad.values().reshape(len(positions), shape.numel()) / world_size
+    positions, values = _bytes(grad.indices().T), _bytes(grad.values())
     count = torch.tensor([len(positions)], device=grad.device)
     counts = (yield from all_gather(count)).view(-1).tolist()
     if not max(counts):
         return grad
-    rows = torch.cat([positions.view(torch.uint8), values.view(torch.uint8)], dim=1)
+    rows = torch.cat([positions, values], dim=1)
     padding = rows.new_zeros(max(counts) - len(rows), rows.shape[1])
     gathered = yield from all_gather(torch.cat([rows, padding]))
     rows = torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])
-    width = positions.itemsize * positions.shape[1]
-    places = rows[:, :width].contiguous().view(torch.int64)
-    numbers = rows[:, width:].contiguous().view(values.dtype).view(len(rows), *shape)
-    return torch.sparse_coo_tensor(places.T, numbers, grad.shape).coalesce()
+    width = positions.shape[1]
+    places = _numbers(rows[:, :width], torch.int64).view(len(rows), -1)
+    numbers = _numbers(rows[:, width:], grad.dtype).view(len(rows), *shape)
+    return torch.sparse_coo_tensor(places.T, numbers, grad.shape, check_invariants=False).coalesce()
+
+
+def _bytes(table: Tensor) -> Tensor:
+    """The rows of a table as bytes, (rows, bytes)."""
+    width = table.itemsize * table.shape[1:].numel()
+    return _packed(table).view(torch.uint8).view(len(table), width)
+
+
+def _numbers(table: Tensor, dtype: torch.dtype) -> Tensor:
+    """Bytes as numbers, flat."""
+    return _packed(table).view(dtype)
+
+
+def _packed(table: Tensor) -> Tensor:
+    """A flat copy; one row alone counts as contiguous whatever its strides, which other dtypes do not fit."""
+    return table.clone(memory_format=torch.contiguous_format).view(-1)

@@ -15,15 +15,15 @@ from .job import Job
 class SideStream:
     """Runs a job's program at once, its kernels and collectives ordered by a stream of its own.
 
-    Waiting for a collective orders streams: neither the host nor the backward stream is held up. The process group's own
-    watchdog keeps the time limit.
+    With NCCL, waiting for a collective orders streams: neither the host nor the backward stream is held up, and the process
+    group's own watchdog keeps the time limit. With Gloo the host waits.
     """
 
     def __init__(
         self, group: dist.ProcessGroup, device: torch.device, on_end: Callable[[Job, BaseException | None], None]
     ) -> None:
         self._group = group
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device, priority=-1)  # small kernels that a collective waits for go first
         self._on_end = on_end
 
     def ensure(self, rounds: int) -> None:

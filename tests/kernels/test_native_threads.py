@@ -1,5 +1,6 @@
 """The team of threads behind the native kernels: many callers, forks, exits, and other settings of torch."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -29,7 +30,9 @@ def right(threads):
 
 def run(code):
     """What a fresh interpreter prints; it has to end well."""
-    ran = subprocess.run([sys.executable, "-c", START + code], capture_output=True, text=True, timeout=60)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", START + code]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110)
     assert ran.returncode == 0, ran.stderr
     assert not ran.stderr
     return ran.stdout.split()

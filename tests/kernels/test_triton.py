@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from gradwire import kernels
-from gradwire.kernels import Factors, Matrix, checks
+from gradwire.kernels import Factors, Matrix, checks, triton_kernels
 
-triton_kernels = pytest.importorskip("gradwire.kernels.triton_kernels")
 BACKEND = {backend.name: backend for backend in kernels.backends()}[triton_kernels.NAME]
 INF, NAN = torch.inf, torch.nan
 SIZE = 9_001  # two tiles and a bit
@@ -117,7 +116,7 @@ def test_rows_of_a_payload_that_holds_other_things_too_are_left_as_they_are():
     assert (rows[:, 12:] == 7).all()
 
 
-@pytest.mark.parametrize("rank", [1, 3, 8, 17, 33])
+@pytest.mark.parametrize("rank", [1, 3, 17])
 def test_products_of_all_ranks_are_those_of_float64_also_where_a_matrix_is_split(rank):
     """The second matrix is split for P, the third for Q; aligned to 4 elements or not."""
     shapes, start = [(3, 5), (5, 1100 + 4 * rank), (700, 7)], 4 * (rank % 2)

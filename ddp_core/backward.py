@@ -1,0 +1,70 @@
+"""What a synchronized backward may do, and what it has done so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from .grad_bucket import GradBucket
+from .usage import Usage
+
+
+@dataclass(frozen=True)
+class Rules:
+    """`caps`: of buckets, in bytes. The others are arguments of DistributedDataParallel."""
+
+    caps: Sequence[int]
+    find_unused_parameters: bool = False
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+    skip_all_reduce_unused_params: bool = False
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether each backward may reach other parameters."""
+        return self.find_unused_parameters and not self.static_graph
+
+
+@dataclass
+class Backward:
+    """What one synchronized backward has brought so far."""
+
+    missing: list[int]  # firings of each parameter's hook until its gradient is ready; below 0 there were too many
+    counts: bool  # it is the first of a static graph, which waits for its end
+    started: bool  # what it will reach is known, or does not matter
+    asks: bool  # ranks tell each other which parameters they used
+    skips: bool  # what no rank used is not sent
+    static_usage: Sequence[int] | None  # as `used_by_any`, in a static graph that is known
+    order: list[int] = field(default_factory=list)
+    launched: int = 0
+    ending: bool = False
+    usage: Usage | None = None
+
+    @property
+    def under_way(self) -> bool:
+        """Whether other ranks may have got something of it."""
+        return bool(self.order or self.launched or self.usage)
+
+    def used_by_any(self) -> Sequence[int] | None:
+        """By index, not 0 for the parameters that any rank used; None where it is not asked, or not asked yet."""
+        return self.static_usage if self.usage is None else self.usage.by_any()
+
+    def needs(self, bucket: GradBucket) -> bool:
+        """Whether a bucket is sent; parts of it that no rank used are taken out (section 6.2.2)."""
+        used = self.used_by_any() if self.skips else None
+        if used is None:
+            return True
+        absent = [index for index in bucket.members if not used[index]]
+        if 0 < len(absent) < len(bucket.members):
+            bucket.leave_out(absent)
+        return len(absent) < len(bucket.members)
+
+    def firings(self) -> list[int]:
+        """How often each parameter fired in the first backward of a static graph, which now sends them all.
+
+        The order keeps the last firings.
+        """
+        counted = [1 - missing for missing in self.missing]
+        self.missing = [1] * len(counted)
+        self.order = list(dict.fromkeys(reversed(self.order)))[::-1]
+        return counted

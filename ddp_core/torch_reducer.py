@@ -1,0 +1,88 @@
+"""Our reducer with what other code asks of torch's C++ one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+import torch
+from torch import Tensor
+
+from .backward import Backward
+from .logging_data import Logger
+from .reducer import Reducer
+from .usage import Usage
+
+
+class TorchReducer(Reducer):
+    """A reducer that writes its errors to a logger, and answers to some of the names of torch's."""
+
+    logger: Logger | None = None
+    usage: Usage | None = None  # of the last step
+    traced: Sequence[int] = ()  # the parameters that the last step reached, by index, in the order they got ready
+    sent = 0  # buckets of the step that is under way
+    sent_before = 0  # of the last step
+    scale = 1.0  # of the last forward whose backward was to be synchronized
+    _changed = False  # whether two steps have reached different parameters
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """All that get gradients averaged."""
+        return self._parameters
+
+    @property
+    def names(self) -> list[str]:
+        """Their names."""
+        return self._names
+
+    def brought(self, index: int) -> bool:
+        """Whether this rank has got a gradient for a parameter since the last synchronization."""
+        return bool(self._used[index])
+
+    def begin(self, scale: float = 1.0) -> None:
+        """The end of a forward whose backward is to be synchronized."""
+        self.scale = scale
+        super().begin(scale)
+
+    def prepare_for_backward(self, outputs: list[Tensor]) -> None:
+        """Synchronize the next backward, though its forward ran inside `no_sync`: pipeline stages do so.
+
+        Raises RuntimeError where unused parameters are looked for: only a synchronized forward can prepare that.
+        """
+        if self.watches:
+            raise RuntimeError(
+                "a backward whose forward ran inside no_sync cannot be synchronized with find_unused_parameters=True, nor "
+                "as the first one with static_graph=True: leave both out"
+            )
+        self.begin(self.scale)
+
+    def _failure(self, text: str) -> RuntimeError:
+        if self.logger is not None:
+            self.logger.set_error_and_log(text)
+        return super()._failure(text)
+
+    def _end_step(self, backward: Backward) -> None:
+        if backward.order:  # not where this rank had no inputs
+            self._changed = self._changed or bool(self.traced and set(self.traced) != set(backward.order))
+            self.traced = backward.order
+        self.usage = backward.usage
+        self.sent_before, self.sent = self.sent, 0
+        super()._end_step(backward)
+
+    def _ddp_graph_static(self) -> bool:
+        """Whether all steps so far have reached the same parameters."""
+        return not self._changed
+
+    def _get_local_used_map(self) -> Tensor:
+        """By index, how many ranks used a parameter in the last step, int32; the number of all ranks if nobody asked."""
+        if self.usage is None:
+            return torch.full((len(self._parameters),), self.group.size(), dtype=torch.int32)
+        return self.usage.counts()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(
+                f"gradwire's reducer has no {name}: code that works on the inside of torch's C++ reducer needs "
+                "torch.nn.parallel.DistributedDataParallel, on which gradwire.attach() compresses, too"
+            )

@@ -1,0 +1,200 @@
+"""`join`: ranks with fewer inputs do for the others what torch's DDP does."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+from torch.nn.parallel.distributed import _BufferCommHookLocation
+
+import gradwire
+
+from .both import KINDS, assert_same, batches, both, mlp, seeded
+
+
+class WithBuffers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(8, 16)
+        self.norm = nn.BatchNorm1d(16)
+        self.last = nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.last(self.norm(self.first(x)).relu())
+
+
+class WithUnused(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.always, self.sometimes = nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.always(x) + self.sometimes(x) if x.sum() > 0 else self.always(x)
+
+
+NETS = {"plain": mlp, "buffers": WithBuffers, "unused": WithUnused}
+CASES = {
+    "plain": ("plain", {}, {}),
+    "no inputs at all": ("plain", {}, {"fewest": 0}),
+    "small buckets": ("plain", {"bucket_cap_mb": 0.01}, {}),
+    "buffers": ("buffers", {}, {}),
+    "buffers kept": ("buffers", {"forward_sync_buffers": False}, {}),
+    "unused parameters": ("unused", {"find_unused_parameters": True}, {}),
+    "static graph": ("plain", {"static_graph": True}, {}),
+    "accumulation": ("plain", {}, {"sync_every": 3}),
+    "over the ranks that are left": ("plain", {}, {"join": {"divide_by_initial_world_size": False}}),
+    "even inputs, not enabled": ("plain", {}, {"fewest": 6, "join": {"enable": False}}),
+}
+
+
+def uneven(rank, world_size, ddp, case):
+    net, options, settings = CASES[case]
+    model = ddp(seeded(NETS[net]), **options)
+    if settings.get("hook"):
+        model.register_comm_hook(None, default_hooks.allreduce_hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    every, least = settings.get("sync_every", 1), settings.get("fewest", 3)
+    inputs = batches(rank, least if rank == 0 else 6, 5, 8)
+    with model.join(**settings.get("join", {})):
+        for step, each in enumerate(inputs):
+            synced = step % every == every - 1
+            with nullcontext() if synced else model.no_sync():
+                model(each).square().mean().backward()
+            if synced:
+                optimizer.step()
+                optimizer.zero_grad()
+    return {name: each.clone() for name, each in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_model_at_the_end_is_torchs_and_the_same_on_all_ranks(ranks, case):
+    first, second = assert_same(ranks, uneven, case, rtol=1e-6, atol=1e-7)
+    if case == "buffers kept":
+        first, second = (
+            {name: each for name, each in state.items() if "norm" not in name} for state in (first, second)
+        )
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+def test_three_ranks_may_end_one_after_the_other(ranks):
+    assert_same(ranks, staggered, world_size=3, rtol=1e-6, atol=1e-7)
+
+
+def staggered(rank, world_size, ddp):
+    model = ddp(seeded(mlp), bucket_cap_mb=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with model.join(divide_by_initial_world_size=False):
+        for each in batches(rank, 1 + 2 * rank, 5, 8):
+            optimizer.zero_grad()
+            model(each).square().mean().backward()
+            optimizer.step()
+    return {name: each.clone() for name, each in model.state_dict().items()}
+
+
+def early_end(rank, world_size, ddp):
+    model = ddp(seeded(mlp))
+    count = 0
+    try:
+        with model.join(throw_on_early_termination=True):
+            for each in batches(rank, 2 + rank, 5, 8):
+                model(each).sum().backward()
+                count += 1
+    except RuntimeError as error:
+        return count, str(error)
+    return count, None
+
+
+def test_all_ranks_raise_once_one_has_no_inputs_if_they_shall(ranks):
+    theirs, ours = both(ranks, early_end)
+    assert ours == theirs
+    assert [count for count, _ in ours] == [2, 2]
+
+
+def with_a_hook(rank, world_size, ddp):
+    model = ddp(seeded(mlp))
+    model.register_comm_hook(None, default_hooks.allreduce_hook)
+    gradients = []
+    with model.join(divide_by_initial_world_size=False):
+        for each in batches(rank, 2 + rank, 5, 8):
+            model.zero_grad()
+            model(each).sum().backward()
+            gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    return gradients
+
+
+def test_a_hooks_averages_are_not_divided_again(ranks):
+    assert_same(ranks, with_a_hook)
+
+
+def summed_buffers(state, buffers):
+    return [dist.all_reduce(buffer, async_op=True).get_future() for buffer in buffers.values()]
+
+
+def with_a_buffer_hook(rank, world_size, where):
+    model = gradwire.DistributedDataParallel(seeded(WithBuffers))
+    model._register_buffer_comm_hook(None, summed_buffers, _BufferCommHookLocation[where])
+    with model.join():
+        for each in batches(rank, 2 + rank, 5, 8):
+            model(each).sum().backward()
+    return True
+
+
+@pytest.mark.parametrize("where", ["PRE_FORWARD", "POST_FORWARD"])
+def test_buffer_hooks_run_on_ranks_without_inputs_too(ranks, where):
+    assert ranks.run(with_a_buffer_hook, 2, where) == [True, True]
+
+
+def compressed(rank, world_size, spec):
+    model = gradwire.DistributedDataParallel(seeded(mlp), compressor=spec)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with model.join():
+        for each in batches(rank, 2 + 3 * rank, 5, 8):
+            optimizer.zero_grad()
+            model(each).square().mean().backward()
+            optimizer.step()
+    return {name: each.clone() for name, each in model.state_dict().items()}, model.compression.stats().steps
+
+
+@pytest.mark.parametrize("spec", ["bf16", "powersgd:rank=2", "topk:ratio=0.1", "onebit"])
+def test_a_compressor_goes_on_while_one_rank_has_no_inputs(ranks, spec):
+    (first, first_steps), (second, second_steps) = ranks.run(compressed, 2, spec)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    assert first_steps == second_steps == 5
+
+
+class Counter(Joinable):
+    """Something else that takes part in `join`."""
+
+    def __init__(self):
+        super().__init__()
+        self.shadowed = 0
+
+    def join_hook(self, **kwargs):
+        counter = self
+
+        class Hook(JoinHook):
+            def main_hook(self):
+                counter.shadowed += 1
+
+        return Hook()
+
+    join_device = torch.device("cpu")
+
+    @property
+    def join_process_group(self):
+        return dist.group.WORLD
+
+
+def joined_with_another(rank, world_size, kind):
+    model, counter = KINDS[kind](seeded(mlp)), Counter()
+    with Join([model, counter]):
+        for each in batches(rank, 2 + rank, 5, 8):
+            model(each).sum().backward()
+    return counter.shadowed
+
+
+def test_other_joinables_may_take_part(ranks):
+    assert ranks.run(joined_with_another, 2, "gradwire") == ranks.run(joined_with_another, 2, "torch") == [1, 0]

@@ -1,0 +1,63 @@
+"""torch's own tests of DistributedDataParallel, on the class that GRADWIRE_CONFORMANCE names: torch or gradwire.
+
+Ranks are processes of their own, which import this module and so make the same choice: it binds the class to every name
+under which the tests look it up, before they are imported. With GRADWIRE_CONFORMANCE_DEVICE=moved, tests for GPUs run on
+the CPU.
+"""
+
+import importlib
+import logging
+import os
+import warnings
+
+import torch
+from torch.nn.parallel import distributed as home
+from torch.testing._internal import common_distributed
+
+import gradwire
+
+from . import cpu_device
+
+WORLD_SIZE = os.environ.setdefault("WORLD_SIZE", "2")
+MOVED = os.environ.get("GRADWIRE_CONFORMANCE_DEVICE") == "moved"
+
+os.environ.update(BACKEND="gloo", GLOO_SOCKET_IFNAME="lo")
+os.environ.setdefault("TEMP_DIR", "")  # the tests make one for each case
+torch.set_num_threads(1)
+if os.environ.get("GRADWIRE_CONFORMANCE") != "torch":
+    torch.nn.parallel.DistributedDataParallel = gradwire.DistributedDataParallel
+    home.DistributedDataParallel = gradwire.DistributedDataParallel
+if MOVED:
+    cpu_device.on_the_cpu(home.DistributedDataParallel)
+    cpu_device.stand_in(int(WORLD_SIZE))
+    cpu_device.count_no_gpus(common_distributed)
+
+distributed_test = importlib.import_module("torch.testing._internal.distributed.distributed_test")
+assert distributed_test.DistributedDataParallel is home.DistributedDataParallel
+if MOVED:
+    distributed_test.HAS_TORCHVISION = False  # its networks take minutes on a CPU
+warnings.simplefilter("ignore")
+logging.getLogger("torch").setLevel(logging.ERROR)
+
+
+class Upstream(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
+    """All of the cases; each starts its ranks."""
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    def _spawn_processes(self):
+        # children of one server that has torch imported already: a tenth of the seconds of a bare start
+        self._start_processes(_process)
+
+
+def _process(target, name, args, kwargs):
+    environment = dict(os.environ)  # the server's is as old as the server
+    context = torch.multiprocessing.get_context("forkserver")
+    return context.Process(target=_serve, name=name, args=(environment, target, args, kwargs))
+
+
+def _serve(environment, target, args, kwargs):
+    os.environ.update(environment)
+    target(*args, **kwargs)

@@ -1,0 +1,190 @@
+"""Buckets follow the order in which gradients get ready; what compressors hold back follows the parameters."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import gradwire
+from gradwire.ddp_core import module as ddp_module
+from gradwire.ddp_core.assignment import BucketPlan, assigned, caps_in_bytes
+
+from .nets import WIDTH
+
+
+@contextmanager
+def looks_often():
+    """At the order, after every fourth step."""
+    before, ddp_module.ORDER_INTERVAL = ddp_module.ORDER_INTERVAL, 4
+    yield
+    ddp_module.ORDER_INTERVAL = before
+
+
+class Ordered(nn.Module):
+    """Four layers, called in the order given: backward brings their gradients in the reverse of it."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(4)
+            self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.float64) for _ in range(4))
+
+    def forward(self, inputs, order):
+        for index in order:
+            inputs = self.layers[index](inputs).tanh()
+        return inputs
+
+
+def inputs_of(rank, step):
+    return torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(100 * rank + step), dtype=torch.float64)
+
+
+@looks_often()
+def orders(rank, world_size, called):
+    """The order of the buckets in each step, when rank r calls the layers in the order `called[step][r]`."""
+    model = gradwire.DistributedDataParallel(Ordered(), bucket_cap_mb=1e-6)
+    seen = []
+    for step, orders in enumerate(called):
+        model(inputs_of(rank, step), orders[rank % len(orders)]).square().sum().backward()
+        seen.append([bucket.members[0] for bucket in model.reducer.plan.buckets])
+    model.compression.close()
+    return seen
+
+
+FORTH, BACK, MIXED = (0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2)
+
+
+def ready(called):
+    return list(called[::-1])
+
+
+def test_buckets_are_rebuilt_once_after_the_first_step_and_again_when_the_order_has_changed_for_good(ranks):
+    called = [(BACK,)] * 6 + [(MIXED,)] * 8
+    for seen in ranks.run(orders, 2, called):
+        assert seen[0] == [3, 2, 1, 0]
+        assert seen[1:8] == [ready(BACK)] * 7
+        assert seen[8:] == [ready(MIXED)] * 6  # the second look after the change
+
+
+def test_an_order_that_comes_and_goes_changes_no_bucket(ranks):
+    called = [(BACK,)] + [(MIXED,) if step % 2 else (FORTH,) for step in range(12)]
+    for seen in ranks.run(orders, 2, called):
+        assert seen[1:] == [ready(BACK)] * 12
+
+
+def test_where_ranks_see_different_orders_rank_0_decides(ranks):
+    called = [(MIXED, BACK, FORTH)] * 3
+    for seen in ranks.run(orders, 3, called):
+        assert seen[1:] == [ready(MIXED)] * 2
+
+
+def test_a_proposal_that_changes_nothing_is_the_order_of_the_buckets():
+    parameters = [nn.Parameter(torch.zeros(2)) for _ in range(6)]
+    plan = BucketPlan(parameters, [False] * 6, [16], alias=False)  # two parameters a bucket
+    assert [bucket.members for bucket in plan.buckets] == [(5, 4), (3, 2), (1, 0)]
+    assert plan.proposal() == plan.order
+    for step in range(3):
+        plan.trace([4, 5, 2, 3, 0, 1])  # inside buckets alone
+        assert step == 0 or plan.proposal() == plan.order
+    for step in range(3):
+        plan.trace([1, 5, 2, 3, 0, 4])
+        assert plan.proposal() == (plan.order if step == 0 else [1, 5, 2, 3, 0, 4])
+
+
+def test_parameters_that_were_not_seen_come_last_in_the_order_that_they_had():
+    plan = BucketPlan([nn.Parameter(torch.zeros(2)) for _ in range(5)], [False] * 5, [8], alias=False)
+    plan.trace([1, 3])
+    assert plan.proposal() == [1, 3, 4, 2, 0]
+
+
+def test_every_parameter_is_in_one_bucket_of_its_dtype_and_caps_hold():
+    dtypes = [torch.float32, torch.float64, torch.complex64, torch.bfloat16]
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        count = int(torch.randint(1, 30, (), generator=generator))
+        sizes = torch.randint(0, 50, (count,), generator=generator).tolist()
+        parameters = [torch.zeros(size, dtype=dtypes[size % 4]) for size in sizes]
+        alone = (torch.rand(count, generator=generator) < 0.1).tolist()
+        buckets = assigned(parameters, [100, 400], alone)
+        assert sorted(index for members in buckets for index in members) == list(range(count))
+        assert [members[-1] for members in buckets] == sorted(members[-1] for members in buckets)
+        for members in buckets:
+            assert len({parameters[index].dtype for index in members}) == 1
+            assert len(members) == 1 or not any(alone[index] for index in members)
+            assert sum(parameters[index].nbytes for index in members[:-1]) < 400
+
+
+def test_sizes_of_buckets_that_make_no_sense_are_refused():
+    for wrong in (0, -1, float("nan")):
+        with pytest.raises(ValueError, match="above 0"):
+            caps_in_bytes(wrong)
+    with pytest.raises(ValueError, match="above 0"):
+        caps_in_bytes(None, [])
+    with pytest.raises(ValueError, match="exclude each other"):
+        caps_in_bytes(1, [1])
+
+
+class Given(nn.Module):
+    """Parameters whose gradients are given; they get ready in the order given, last one first."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ParameterList(nn.Parameter(torch.zeros(8, 6)) for _ in range(6))
+
+    def forward(self, gradients, order):
+        total = torch.zeros(())
+        for index in order:
+            total = total + (self.parts[index] * gradients[index]).sum()
+        return total
+
+
+@looks_often()
+def conserved(rank, world_size, spec):
+    """Mean over ranks of all that was given, and all that came back, when buckets are rebuilt three times."""
+    model = gradwire.DistributedDataParallel(Given(), bucket_cap_mb=3 * 192 / 2**20, compressor=spec)
+    generator = torch.Generator().manual_seed(rank)
+    called = [(0, 2, 4, 1, 3, 5)] * 4 + [(5, 1, 0, 4, 2, 3)] * 5 + [(3, 2, 5, 4, 1, 0)] * 8
+    given, got, plans = torch.zeros(6, 8, 6), torch.zeros(6, 8, 6), []
+    for step, order in enumerate([*called, called[-1]]):
+        gradients = torch.randn(6, 8, 6, generator=generator)
+        if step == len(called):
+            model.compression.swap("none")
+            gradients.zero_()
+        model(gradients, order).backward()
+        given += gradients
+        got += torch.stack([part.grad for part in model.module.parts])
+        plans.append(tuple(sorted(tuple(sorted(bucket.members)) for bucket in model.reducer.plan.buckets)))
+        model.zero_grad()
+    dist.all_reduce(given)
+    model.compression.close()
+    return given / world_size, got, len(set(plans))
+
+
+@pytest.mark.parametrize("spec", ["powersgd:rank=1", "topk:ratio=0.1", "onebit", "batched-powersgd:rank=1"])
+def test_nothing_held_back_is_lost_when_buckets_are_rebuilt(ranks, spec):
+    answers = ranks.run(conserved, 2, spec)
+    for given, got, plans in answers:
+        assert plans == 4
+        torch.testing.assert_close(got, given, rtol=0, atol=2e-4)
+    assert torch.equal(answers[0][1], answers[1][1])
+
+
+def gradients_of_views(rank, world_size):
+    """With gradients as views, buckets are rebuilt while gradients of the step before still lie in the old ones."""
+    model = gradwire.DistributedDataParallel(Ordered(), bucket_cap_mb=1e-6, gradient_as_bucket_view=True)
+    alone = Ordered()
+    for step in range(3):
+        model(inputs_of(rank, step), BACK).square().sum().backward()
+        for member in range(world_size):
+            (alone(inputs_of(member, step), BACK).square().sum() / world_size).backward()
+    gradients = [[p.grad for p in net.parameters()] for net in (model, alone)]
+    model.compression.close()
+    return gradients
+
+
+def test_gradients_that_are_kept_survive_new_buckets(ranks):
+    for mine, expected in ranks.run(gradients_of_views, 2):
+        for left, right in zip(mine, expected, strict=True):
+            torch.testing.assert_close(left, right)

@@ -1,0 +1,224 @@
+"""Compressors inside DistributedDataParallel: what attaching them to torch's gives, in every bit, and all of the handle."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+import gradwire
+from gradwire.compress import compressors
+
+from .nets import same
+
+WIDTH = 12
+SMALL = {"bucket_cap_mb": 1.5 * 4 * WIDTH * WIDTH / 2**20}  # two layers a bucket
+MORE = [
+    "fp16+powersgd:rank=1",
+    "powersgd:rank=2,start_iter=2",
+    "onebit:block=64",
+    "topk:ratio=0.2,error_feedback=false",
+]
+STEPS = 5
+
+
+class Chain(nn.Module):
+    """Five layers, registered in the order in which their gradients get ready: that of torch's first buckets, too."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(8)
+            self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(5))
+
+    def forward(self, inputs):
+        for layer in reversed(self.layers):
+            inputs = layer(inputs).tanh()
+        return inputs
+
+
+def inputs_of(rank, step):
+    return torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(1000 * rank + step))
+
+
+def wrapped(compressor="none", **options):
+    model = gradwire.DistributedDataParallel(Chain(), compressor=compressor, **{**SMALL, **options})
+    model.reducer.plan.build(range(5))
+    return model
+
+
+def train(model, rank, steps=range(STEPS)):
+    """The gradients of every step."""
+    history = []
+    for step in steps:
+        model.zero_grad()
+        model(inputs_of(rank, step)).square().sum().backward()
+        history += [parameter.grad.clone() for parameter in model.parameters()]
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.sub_(parameter.grad, alpha=0.05)
+    return [*history, *(parameter.detach().clone() for parameter in model.parameters())]
+
+
+def compared(rank, world_size, specs, view):
+    """For each specification what ours gives, and whether it has the bits of the same one on torch's."""
+    results = {}
+    for spec in specs:
+        ours = wrapped(spec, gradient_as_bucket_view=view, find_unused_parameters=True)
+        mine = train(ours, rank)
+        plan = [bucket.parameters for bucket in ours.compression.stats().buckets]
+        ours.compression.close()
+        theirs = TorchDDP(Chain(), find_unused_parameters=True, **SMALL)  # keeps its first buckets
+        handle = gradwire.attach(theirs, spec)
+        expected = train(theirs, rank)
+        assert sorted(plan) == sorted(bucket.parameters for bucket in handle.stats().buckets)
+        handle.close()
+        results[spec] = mine, same(mine, expected)
+    return results
+
+
+@pytest.mark.parametrize(("world_size", "view"), [(2, False), (3, True)])
+def test_every_compressor_gives_all_ranks_the_bits_that_it_gives_attached_to_torch_s(ranks, world_size, view):
+    specs = [*compressors(), *MORE]
+    answers = ranks.run(compared, world_size, specs, view, timeout=110)
+    for results in answers:
+        for spec, (mine, as_torch) in results.items():
+            assert as_torch, spec
+            assert same(mine, answers[0][spec][0]), spec
+
+
+def in_turn(rank, world_size, specs):
+    """Buckets over one group, and over three in turn."""
+    groups = [dist.new_group(backend="gloo") for _ in range(3)]
+    results = {}
+    for spec in specs:
+        models = [wrapped(spec, process_group=group, bucket_cap_mb=1e-6) for group in (groups[0], groups)]
+        results[spec] = [train(model, rank) for model in models]
+        engines = len(models[1].compression._engines)
+        for model in models:
+            model.compression.close()
+    return results, engines
+
+
+def test_buckets_that_go_over_three_groups_in_turn_are_averaged_as_over_one(ranks):
+    for results, engines in ranks.run(in_turn, 2, ["none", "powersgd:rank=2", "topk:ratio=0.2", "onebit"]):
+        assert engines == 3
+        for one, three in results.values():
+            assert same(one, three)
+
+
+def resumed(rank, world_size, spec):
+    """Six steps at once; and three, then three more in a new model that takes the state."""
+    whole, half = wrapped(spec), wrapped(spec)
+    expected = train(whole, rank, range(6))[-5:]
+    train(half, rank, range(3))
+    weights, state = copy.deepcopy(half.state_dict()), copy.deepcopy(half.compression.state_dict())
+    again = wrapped(spec)
+    again.load_state_dict(weights)
+    again.compression.load_state_dict(state)
+    mine = train(again, rank, range(3, 6))[-5:]
+    for model in (whole, half, again):
+        model.compression.close()
+    return same(mine, expected)
+
+
+@pytest.mark.parametrize("spec", ["powersgd:rank=2,start_iter=1", "topk:ratio=0.1", "onebit"])
+def test_a_saved_state_goes_on_in_the_same_bits(ranks, spec):
+    assert all(ranks.run(resumed, 2, spec))
+
+
+def swapped(rank, world_size):
+    """The mean of what was given and the sum of what came back, through swaps and a change of the loss scale."""
+    model = wrapped("topk:ratio=0.1")
+    alone = Chain()
+    given, got = ([torch.zeros(WIDTH, WIDTH) for _ in range(5)] for _ in range(2))
+    scale = 1.0
+    for step, spec in enumerate(["topk:ratio=0.1", "powersgd:rank=1", "onebit", "topk:ratio=0.1", "none"]):
+        if step:
+            model.compression.swap(spec)
+        for micro in range(2 if spec != "none" else 1):
+            loss = 0.0 if spec == "none" else scale
+            for net, total in ((model, got), (alone, given)):
+                net.zero_grad()
+                (net(inputs_of(rank, 10 * step + micro)).square().sum() * loss).backward()
+                torch._foreach_add_(total, [parameter.grad / scale for parameter in net.parameters()])
+        if step == 1:
+            model.compression.rescale(4.0)
+            scale = 4.0
+    for total in given:
+        dist.all_reduce(total)
+    model.compression.close()
+    return [total / world_size for total in given], got
+
+
+def test_swapping_and_rescaling_lose_nothing_that_was_held_back(ranks):
+    answers = ranks.run(swapped, 2)
+    for given, got in answers:
+        assert same(got, answers[0][1])
+        for expected, total in zip(given, got, strict=True):
+            torch.testing.assert_close(total, expected, rtol=0, atol=1e-4)
+
+
+def counted(rank, world_size):
+    """Payload bytes of each synced step, with a warm-up of two; half of the backwards stay local."""
+    model = wrapped("powersgd:rank=1,start_iter=2")
+    payloads = []
+    for step in range(4):
+        with model.no_sync():
+            model(inputs_of(rank, step)).sum().backward()
+        model(inputs_of(rank, step)).sum().backward()
+        payloads.append(model.compression.stats().last.traffic.payload_bytes)
+    stats = model.compression.stats()
+    model.compression.close()
+    return payloads, stats.steps, stats.total.traffic.payload_bytes, [bucket.elements for bucket in stats.buckets]
+
+
+def test_a_warm_up_counts_synced_steps_and_statistics_count_bytes(ranks):
+    dense = 4 * 5 * WIDTH * WIDTH
+    for payloads, steps, total, elements in ranks.run(counted, 2):
+        assert payloads[:2] == [dense, dense]
+        assert payloads[2] == payloads[3] == 4 * 5 * 2 * WIDTH
+        assert steps == 4
+        assert total == sum(payloads)
+        assert sum(elements) == 5 * WIDTH * WIDTH
+
+
+class SparseBesideDense(nn.Module):
+    def __init__(self):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(9)
+            self.rows, self.chain = nn.Embedding(50, WIDTH, sparse=True), Chain()
+
+    def forward(self, tokens):
+        return self.chain(self.rows(tokens))
+
+
+def sparse_beside(rank, world_size, spec):
+    """The mean gradient of the rows by hand, ours, and the bytes that the rows cost."""
+    model = gradwire.DistributedDataParallel(SparseBesideDense(), compressor=spec, **SMALL)
+    alone = SparseBesideDense()
+    for step in range(2):
+        model.zero_grad()
+        tokens = [torch.tensor([1, 3 * member, 7 + step]) for member in range(world_size)]
+        model(tokens[rank]).square().sum().backward()
+    records = [bucket for bucket in model.compression.stats().buckets if bucket.parameters == ("rows.weight",)]
+    for mine in tokens if spec == "none" else ():
+        (alone(mine).square().sum() / world_size).backward()
+    gradient, expected = model.module.rows.weight.grad, alone.rows.weight.grad
+    model.compression.close()
+    return gradient.is_sparse, gradient.to_dense(), expected.to_dense() if spec == "none" else None, records
+
+
+@pytest.mark.parametrize("spec", ["none", "powersgd:rank=2", "onebit"])
+def test_sparse_gradients_travel_as_rows_beside_compressed_ones(ranks, spec):
+    answers = ranks.run(sparse_beside, 2, spec)
+    for sparse, gradient, expected, records in answers:
+        assert sparse
+        assert torch.equal(gradient, answers[0][1])
+        assert gradient.any(1).nonzero().view(-1).tolist() == [0, 1, 3, 8]
+        assert expected is None or torch.allclose(gradient, expected)
+        assert len(records) == 1
+        assert records[0].record.traffic.payload_bytes == 8 + 3 * (8 + 4 * WIDTH)

@@ -1,0 +1,125 @@
+"""A rank that dies, hangs or raises in backward: the others raise within the time limit, and keep their parameters."""
+
+import json
+import os
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+import gradwire
+
+from .layers import CAP, Layers, inputs_of
+
+SHORT, LONG = timedelta(seconds=2), timedelta(seconds=25)
+HANG = 3.0  # seconds
+ALL = (0, 1, 2, 3)
+OPTIONS = {
+    "plain": {"gradient_as_bucket_view": True},
+    "dropping": {"find_unused_parameters": True, "skip_all_reduce_unused_params": True},
+    "compressed": {"find_unused_parameters": True, "compressor": "powersgd:rank=2"},
+}
+
+
+def trained(rank, timeout):
+    """A model for each of OPTIONS on a process group of its own, after two steps."""
+    models = {}
+    for name, options in OPTIONS.items():
+        group = dist.new_group(backend="gloo")
+        model = gradwire.DistributedDataParallel(
+            Layers(), bucket_cap_mb=CAP, process_group=group, timeout=timeout, **options
+        )
+        for number in range(2):
+            step(model, rank, number)
+        models[name] = model
+    return models
+
+
+def step(model, rank, number):
+    model(inputs_of(rank, number), ALL).square().sum().backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.sub_(parameter.grad, alpha=0.01)
+    model.zero_grad()
+
+
+def attempted(model, rank):
+    """What the next two steps raise, the seconds until the first did, and whether parameters stayed as they were."""
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    messages, times = [], []
+    for number in (2, 3):
+        began = time.monotonic()
+        try:
+            step(model, rank, number)
+        except (RuntimeError, ZeroDivisionError) as error:
+            messages.append(f"{type(error).__name__}: {error}")
+            times.append(time.monotonic() - began)
+    unchanged = all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    return messages, times, unchanged
+
+
+def check(name, answer, limit):
+    messages, times, unchanged = answer
+    assert len(messages) == 2, messages
+    assert unchanged
+    assert times[0] < limit
+    if name == "dropping":
+        assert "which parameters they used" in messages[0] or "(parameters layers." in messages[0]
+    else:
+        assert "bucket " in messages[0]
+        assert "(parameters layers." in messages[0]
+
+
+def beside_a_death(rank, world_size):
+    models = trained(rank, LONG)
+    dist.barrier()
+    if rank == 1:
+        models["plain"].module.layers[1].weight.register_hook(lambda _: os._exit(3))
+    raise RuntimeError(json.dumps({name: attempted(model, rank) for name, model in models.items()}))
+
+
+def test_when_a_rank_dies_the_others_raise_at_once_name_a_bucket_and_keep_their_parameters(ranks):
+    first, dead, last = ranks.run(beside_a_death, 3, expect_errors=True)
+    assert dead == "rank 1 died with exit code 3"
+    for failure in (first, last):
+        for name, answer in json.loads(failure.message).items():
+            check(name, answer, LONG.total_seconds() / 2)
+
+
+def disturbed(rank, world_size, disturb):
+    """What the steps of every model raise, when rank 1 is disturbed in its backward."""
+    answers = {}
+    for name, model in trained(rank, SHORT).items():
+        if rank == 1:
+            model.module.layers[1].weight.register_hook(disturb)
+        dist.barrier()
+        answers[name] = attempted(model, rank)
+    dist.barrier()
+    return answers
+
+
+def hangs(_):
+    time.sleep(HANG)
+
+
+def raises(_):
+    raise ZeroDivisionError("on purpose")
+
+
+def test_when_a_rank_hangs_the_others_raise_within_the_time_limit_and_so_does_it_when_it_wakes(ranks):
+    waiting, late = ranks.run(disturbed, 2, hangs)
+    for name in OPTIONS:
+        check(name, waiting[name], HANG)
+        assert late[name][0]
+        assert all(message.startswith("RuntimeError") for message in late[name][0])
+
+
+def test_when_a_rank_raises_the_others_raise_within_the_time_limit_and_its_next_step_says_why(ranks):
+    waiting, broken = ranks.run(disturbed, 2, raises)
+    for name in OPTIONS:
+        check(name, waiting[name], 2 * SHORT.total_seconds())
+        (first, then), _, unchanged = broken[name]
+        assert first == "ZeroDivisionError: on purpose"
+        assert "a backward that raised an error" in then
+        assert unchanged

@@ -1,0 +1,288 @@
+"""What users do wrong, and what goes wrong in their own code: errors that name parameters, and going on after them."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import gradwire
+from gradwire.compress import Dense
+
+from .layers import CAP, Layers, expected_average, gradients_of, inputs_of
+from .nets import WIDTH, linear
+
+ALL = (0, 1, 2, 3)
+SMALL = {"bucket_cap_mb": CAP}
+
+
+def message_of(function, *args, **kwargs):
+    """What a call raises."""
+    try:
+        function(*args, **kwargs)
+    except (RuntimeError, ValueError, TypeError, ZeroDivisionError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+class Changed(nn.Module):
+    """A model that is another one on rank 1."""
+
+    def __init__(self, change):
+        super().__init__()
+        shape = (3, 2) if change == "shape" else (2, 3)
+        dtype = torch.float64 if change == "dtype" else torch.float32
+        self.first = nn.Parameter(torch.zeros(3))
+        self.second = nn.Parameter(torch.zeros(shape, dtype=dtype), requires_grad=change != "requires_grad")
+        if change == "strides":
+            self.second = nn.Parameter(torch.zeros(3, 2).t())
+        if change == "count":
+            self.third = nn.Parameter(torch.zeros(1))
+
+
+DIFFERENCES = {
+    "shape": ["rank 0 has parameter second with shape (2, 3)", "rank 1 has parameter second with shape (3, 2)"],
+    "strides": ["strides (3, 1)", "rank 1 has parameter second", "strides (1, 2)"],
+    "dtype": ["torch.float32", "rank 1 has parameter second", "torch.float64"],
+    "requires_grad": ["rank 1 has parameter second", "requires_grad=False"],
+    "count": ["rank 0 has 2 parameters", "rank 1 has 3 parameters"],
+    "compressor": ["rank 0 has the compressor Dense()", "rank 1 has the compressor", "rank=2"],
+}
+
+
+def different(rank, world_size):
+    messages = {}
+    for change in DIFFERENCES:
+        net = Changed(change if rank else "")
+        compressor = "powersgd:rank=2" if rank and change == "compressor" else "none"
+        messages[change] = message_of(gradwire.DistributedDataParallel, net, compressor=compressor)
+    return messages
+
+
+def test_different_models_are_an_error_on_every_rank_that_shows_the_first_difference(ranks):
+    for messages in ranks.run(different, 3):
+        for change, parts in DIFFERENCES.items():
+            assert messages[change].startswith("RuntimeError: DDP expects same model across all ranks"), messages
+            assert all(part in messages[change] for part in parts), messages[change]
+            assert "ranks [1, 2] differ" in messages[change]
+
+
+class Own(Dense):
+    """A compressor whose repr holds an address."""
+
+    __repr__ = object.__repr__
+
+
+def alike(rank, world_size):
+    for spec in (["bf16", {"name": "bf16"}][rank], Own()):
+        gradwire.DistributedDataParallel(Changed(""), compressor=spec).compression.close()
+    return True
+
+
+def test_equal_specifications_in_other_words_are_the_same_compressor(ranks):
+    assert all(ranks.run(alike, 2))
+
+
+def leaves_out(rank, world_size):
+    """A backward without find_unused_parameters that does not reach layer 2."""
+    model = gradwire.DistributedDataParallel(Layers(), **SMALL)
+    model(inputs_of(rank), (0, 1, 3)).square().sum().backward()
+    with torch.no_grad():
+        model(inputs_of(rank), ALL)  # an evaluation is none the worse
+    messages = [message_of(model, inputs_of(rank), ALL) for _ in range(2)]
+    with model.no_sync():
+        messages.append(message_of(model, inputs_of(rank), ALL))
+    return messages
+
+
+def test_an_unfinished_reduction_names_the_parameters_without_gradient(ranks):
+    for messages in ranks.run(leaves_out, 2):
+        assert len(messages) == 3
+        for message in messages:
+            assert "Expected to have finished reduction in the prior iteration" in message
+            assert "layers.2.weight" in message
+            assert "layers.2.bias" in message
+            assert "find_unused_parameters=True" in message
+
+
+def forwards_alone(rank, world_size):
+    """Forwards without backward, whose number differs between ranks, change nothing."""
+    model = gradwire.DistributedDataParallel(Layers(), **SMALL, forward_sync_buffers=False)
+    for _ in range(rank + 1):
+        model(inputs_of(rank, 5), ALL)
+    model(inputs_of(rank), ALL).square().sum().backward()
+    gradients = gradients_of(model)
+    model.compression.close()
+    return gradients
+
+
+def test_a_forward_without_backward_is_nothing(ranks):
+    expected = expected_average([ALL, ALL])
+    for gradients in ranks.run(forwards_alone, 2):
+        for mine, wanted in zip(gradients, expected, strict=True):
+            torch.testing.assert_close(mine, wanted)
+
+
+class Fragile(Layers):
+    """Raises where it is told."""
+
+    def __init__(self):
+        super().__init__()
+        self.where = None
+
+    def forward(self, inputs, used):
+        if self.where == "forward":
+            raise ZeroDivisionError("on purpose")
+        output = super().forward(inputs, used)
+        if self.where == "beginning of backward":
+            output.register_hook(self._raise)
+        return output
+
+    def _raise(self, _):
+        raise ZeroDivisionError("on purpose")
+
+
+def survives(rank, world_size, where, options):
+    """An error on all ranks before anything was sent; then a step as if it had not been."""
+    model = gradwire.DistributedDataParallel(Fragile(), **SMALL, **options)
+    model.module.where = where
+    messages = []
+    for _ in range(2):
+        messages.append(message_of(lambda: model(inputs_of(rank), ALL).square().sum().backward()))
+    model.module.where = None
+    model.zero_grad()
+    model(inputs_of(rank), ALL).square().sum().backward()
+    gradients = gradients_of(model)
+    model.compression.close()
+    return messages, gradients
+
+
+@pytest.mark.parametrize("where", ["forward", "beginning of backward"])
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"static_graph": True}], ids=str)
+def test_after_an_error_before_the_first_gradient_the_next_iteration_works(ranks, where, options):
+    expected = expected_average([ALL, ALL])
+    for messages, gradients in ranks.run(survives, 2, where, options):
+        assert messages == ["ZeroDivisionError: on purpose"] * 2
+        for mine, wanted in zip(gradients, expected, strict=True):
+            torch.testing.assert_close(mine, wanted)
+
+
+def breaks(rank, world_size, options):
+    """An error in the middle of backward, on all ranks."""
+    model = gradwire.DistributedDataParallel(Layers(), **SMALL, **options)
+    before = [p.detach().clone() for p in model.parameters()]
+    handle = model.module.layers[1].weight.register_hook(lambda _: 1 / 0)
+    messages = [message_of(lambda: model(inputs_of(rank), ALL).square().sum().backward())]
+    handle.remove()
+    messages += [message_of(lambda: model(inputs_of(rank), ALL).square().sum().backward())]
+    return messages, all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"static_graph": True}], ids=str)
+def test_after_an_error_in_the_middle_of_backward_the_next_iteration_says_why_it_cannot(ranks, options):
+    for messages, unchanged in ranks.run(breaks, 2, options):
+        assert messages[0].startswith("ZeroDivisionError")
+        assert "Expected to have finished reduction in the prior iteration" in messages[1]
+        assert "a backward that raised an error" in messages[1]
+        assert unchanged
+
+
+def with_graphs(rank, world_size, options):
+    """backward(create_graph=True) in every step; the second derivatives are this rank's own."""
+    model = gradwire.DistributedDataParallel(Layers(), **SMALL, **options)
+    caught, gradients = [], []
+    for step in range(3):
+        model.zero_grad()
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            model(inputs_of(rank, step), ALL).square().sum().backward(create_graph=True)
+        caught += [str(warning.message) for warning in warned if "averages the gradients" in str(warning.message)]
+        gradients.append(gradients_of(model))
+    model.compression.close()
+    return caught, gradients
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}, {"static_graph": True}],
+    ids=str,
+)
+def test_create_graph_warns_once_and_gradients_are_averaged(ranks, options):
+    for caught, gradients in ranks.run(with_graphs, 2, options):
+        assert len(caught) == 1
+        for step, grads in enumerate(gradients):
+            for mine, wanted in zip(grads, expected_average([ALL, ALL], step), strict=True):
+                torch.testing.assert_close(mine, wanted)
+
+
+class SparseTwice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Embedding(5, WIDTH, sparse=True, dtype=torch.float64)
+        self.layer = linear()
+
+    def forward(self, tokens):
+        return self.layer(self.rows(tokens)) @ self.rows.weight.t()
+
+
+def dense_where_sparse(rank, world_size):
+    model = gradwire.DistributedDataParallel(SparseTwice())
+    return [message_of(lambda: model(torch.tensor([1, 2])).sum().backward())]
+
+
+def test_a_dense_gradient_of_a_sparse_embedding_is_refused_with_the_way_out(ranks):
+    for (message,) in ranks.run(dense_where_sparse, 2):
+        assert "sparse=False" in message
+
+
+class Functional(nn.Module):
+    """A sparse gradient that no module announces."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(5, WIDTH))
+
+    def forward(self, tokens):
+        return nn.functional.embedding(tokens, self.table, sparse=True)
+
+
+def sparse_where_dense(rank, world_size):
+    model = gradwire.DistributedDataParallel(Functional())
+    return [message_of(lambda: model(torch.tensor([1, 2])).sum().backward())]
+
+
+def test_a_sparse_gradient_that_no_embedding_announced_is_refused_with_the_way_out(ranks):
+    for (message,) in ranks.run(sparse_where_dense, 2):
+        assert "table" in message
+        assert "nn.Embedding" in message
+
+
+def random_state(rank, world_size):
+    """torch's random state around construction and training."""
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    model = gradwire.DistributedDataParallel(Layers(), compressor="powersgd:rank=2", find_unused_parameters=True)
+    for step in range(3):
+        model(inputs_of(rank, step), ALL).square().sum().backward()
+    model.compression.close()
+    return torch.equal(before, torch.get_rng_state())
+
+
+def test_the_user_s_random_state_is_not_touched(ranks):
+    assert all(ranks.run(random_state, 2))
+
+
+def without_grad_mode(rank, world_size):
+    with torch.no_grad():
+        model = gradwire.DistributedDataParallel(Layers())
+    model(inputs_of(rank), ALL).square().sum().backward()
+    gradients = gradients_of(model)
+    model.compression.close()
+    return gradients
+
+
+def test_a_model_may_be_wrapped_inside_no_grad(ranks):
+    expected = expected_average([ALL, ALL])
+    for gradients in ranks.run(without_grad_mode, 2):
+        for mine, wanted in zip(gradients, expected, strict=True):
+            torch.testing.assert_close(mine, wanted)

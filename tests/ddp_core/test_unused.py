@@ -1,0 +1,159 @@
+"""Parameters that some or all ranks leave out of a step."""
+
+import itertools
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+import gradwire
+
+from .layers import CAP, DYNAMIC, Layers, expected_average, gradients_of, inputs_of
+from .nets import linear, same
+
+VARIANTS = [
+    {"gradient_as_bucket_view": view, "skip_all_reduce_unused_params": skip}
+    for view, skip in itertools.product([False, True], repeat=2)
+]
+
+
+def in_all_variants(rank, world_size, function, *args):
+    """What a function of (rank, variant, ...) returns, for each variant."""
+    return [function(rank, variant, *args) for variant in VARIANTS]
+
+
+def answers_of(ranks, world_size, function, *args):
+    """[(variant, what each rank returned)]."""
+    return list(zip(VARIANTS, zip(*ranks.run(in_all_variants, world_size, function, *args), strict=True), strict=True))
+
+
+def one_step(rank, variant, subsets):
+    model = gradwire.DistributedDataParallel(Layers(), **DYNAMIC, **variant)
+    model(inputs_of(rank), subsets[rank]).square().sum().backward()
+    gradients = gradients_of(model)
+    model.compression.close()
+    return gradients
+
+
+SUBSETS = {
+    "other ones on each rank": [(0, 1), (1, 2)],
+    "none on one rank": [(0, 1, 2), ()],
+    "none on rank 0": [(), (1, 3)],
+    "none anywhere": [(), ()],
+    "the last layer nowhere": [(0, 1, 2), (0, 1, 2)],
+    "the first layer nowhere": [(1, 2, 3), (2, 3)],
+}
+
+
+@pytest.mark.parametrize("subsets", SUBSETS)
+def test_a_gradient_is_the_mean_over_ranks_where_any_rank_used_it_and_stays_none_elsewhere(ranks, subsets):
+    expected = expected_average(SUBSETS[subsets])
+    for variant, answers in answers_of(ranks, 2, one_step, SUBSETS[subsets]):
+        assert all(same(gradients, expected) for gradients in answers), variant
+
+
+def accumulated(rank, variant, compressor, cap):
+    """Three synced steps without zero_grad between; the last two leave two layers out everywhere, one on rank 0."""
+    options = {**DYNAMIC, **variant, "bucket_cap_mb": cap}
+    model = gradwire.DistributedDataParallel(Layers(), compressor=compressor, **options)
+    history = []
+    for step, used in enumerate([(0, 1, 2, 3), *[(1,) if rank == 0 else (1, 2)] * 2]):
+        model(inputs_of(rank, step), used).square().sum().backward()
+        history.append(gradients_of(model))
+    model.compression.close()
+    return history
+
+
+@pytest.mark.parametrize(
+    ("compressor", "cap"),
+    [("none", CAP), ("none", None), ("powersgd:rank=2", None), ("topk:ratio=0.1", None), ("onebit", CAP)],
+)
+def test_what_a_parameter_has_gathered_stays_in_every_bit_where_no_rank_uses_it(ranks, compressor, cap):
+    added = [expected_average([(1,), (1, 2), (1, 2)], step) for step in (1, 2)]
+    for variant, answers in answers_of(ranks, 3, accumulated, compressor, cap):
+        for before, *after in answers:
+            for grads in after:
+                assert same(before[:2] + before[6:], grads[:2] + grads[6:]), variant  # layers 0 and 3
+            assert same(after[-1], answers[0][-1]), variant
+            if compressor == "none":
+                for old, new, *more in zip(before[2:6], after[-1][2:6], *(each[2:6] for each in added), strict=True):
+                    torch.testing.assert_close(new, old + sum(more))
+
+
+def later(rank, variant):
+    """Layer 3 comes into use in step 2, layer 0 goes out of it; orders of buckets change meanwhile."""
+    usage = [(0, 1), (0, 1), (0, 1, 2, 3), (2, 3), (2, 3)]
+    models = [
+        gradwire.DistributedDataParallel(Layers(), **DYNAMIC, **variant),
+        TorchDDP(Layers(), **DYNAMIC, gradient_as_bucket_view=variant["gradient_as_bucket_view"]),
+    ]
+    histories = []
+    for model in models:
+        history = []
+        for step, used in enumerate(usage):
+            model.zero_grad(set_to_none=step % 2 == 0)
+            model(inputs_of(rank, step), used).square().sum().backward()
+            history.append(gradients_of(model))
+        histories.append(history)
+    models[0].compression.close()
+    return histories
+
+
+def test_parameters_may_come_into_use_and_go_out_of_it(ranks):
+    for variant, answers in answers_of(ranks, 2, later):
+        for ours, torch_s in answers:
+            assert all(same(mine, expected) for mine, expected in zip(ours, torch_s, strict=True)), variant
+
+
+class Heads(nn.Module):
+    """One trunk and two heads, both of which forward returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk, self.left, self.right = linear(), linear(), linear()
+
+    def forward(self, inputs):
+        hidden = self.trunk(inputs)
+        return {"left": self.left(hidden), "right": [self.right(hidden)]}
+
+
+def one_head(rank, variant, skip):
+    model = gradwire.DistributedDataParallel(Heads(), **DYNAMIC, **variant)
+    gradients = []
+    for step in range(3):
+        model.zero_grad()
+        outputs = model(inputs_of(rank, step))
+        (outputs["left"] if skip == "right" else outputs["right"][0]).square().sum().backward()
+        gradients.append({name: p.grad is None for name, p in model.module.named_parameters()})
+    model.compression.close()
+    return gradients
+
+
+@pytest.mark.parametrize("skip", ["left", "right"])
+def test_an_output_that_the_loss_leaves_out_leaves_its_parameters_untouched(ranks, skip):
+    for variant, answers in answers_of(ranks, 2, one_head, skip):
+        for missing in itertools.chain(*answers):
+            assert missing == {name: name.startswith(skip) for name in missing}, variant
+
+
+def while_accumulating(rank, variant):
+    """Layer 0 is used in a micro-batch that is not synced only."""
+    model = gradwire.DistributedDataParallel(Layers(), **DYNAMIC, **variant)
+    for micro_batch, used in enumerate([(0, 1), (1, 2)]):
+        with model.no_sync() if micro_batch == 0 else nullcontext():
+            model(inputs_of(rank, micro_batch), used).square().sum().backward()
+    gradients = gradients_of(model)
+    model.compression.close()
+    return gradients
+
+
+def test_what_was_used_in_no_sync_alone_is_averaged_with_the_next_synced_backward(ranks):
+    parts = [expected_average([used] * 2, step) for step, used in enumerate([(0, 1), (1, 2)])]
+    for variant, answers in answers_of(ranks, 2, while_accumulating):
+        for gradients, index in itertools.product(answers, range(8)):
+            terms = [part[index] for part in parts if part[index] is not None]
+            assert (gradients[index] is None) == (not terms), variant
+            if terms:
+                torch.testing.assert_close(gradients[index], sum(terms))
