@@ -130,6 +130,7 @@ class DistributedDataParallel(TorchFace):
         self.timeline.step_ends(list(marks.values()), [self._named[index] for index in marks], ())
 
     def _name_buckets(self) -> None:
+        self._marks.clear()  # of steps that a rank without inputs took part in
         names = self.reducer.names
         self._named = [tuple(names[member] for member in bucket.members) for bucket in self.reducer.plan.buckets]
 

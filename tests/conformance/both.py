@@ -23,6 +23,16 @@ def assert_same(ranks, function, *args, world_size=2, rtol=0.0, atol=0.0):
     return ours
 
 
+def assert_all_same(ranks, function, cases, **tolerance):
+    """`assert_same` for each of several arguments, in one job; {str(case): the ranks' answers}."""
+    ours = assert_same(ranks, _all, function, list(cases), **tolerance)
+    return {str(case): [answers[str(case)] for answers in ours] for case in cases}
+
+
+def _all(rank, world_size, ddp, function, cases):
+    return {str(case): function(rank, world_size, ddp, case) for case in cases}
+
+
 def _on_both(rank, world_size, function, *args):
     return [function(rank, world_size, ddp, *args) for ddp in KINDS.values()]
 
@@ -63,3 +73,16 @@ def train(model, inputs, learning_rate=0.1):
 def mlp():
     """Three layers, one of them big enough for a bucket of its own at a cap of 0.01 MiB."""
     return nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+
+
+class Blocks(nn.Module):
+    """Three layers, one after the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x

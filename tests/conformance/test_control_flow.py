@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from .both import assert_same, batches, both, error_of, seeded
+from .both import assert_all_same, assert_same, batches, both, error_of, seeded
 
 
 class Branches(nn.Module):
@@ -46,7 +46,8 @@ def gradients(model):
     return [None if each.grad is None else each.grad.clone() for each in model.parameters()]
 
 
-def branching(rank, world_size, ddp, where, options):
+def branching(rank, world_size, ddp, case):
+    where, options = case
     model = ddp(seeded(Branches), find_unused_parameters=True, **options)
     seen = []
     for step, each in enumerate(batches(rank, 6, 3, 4)):
@@ -57,11 +58,13 @@ def branching(rank, world_size, ddp, where, options):
     return seen
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 1e-5}])
-@pytest.mark.parametrize("where", ["alike", "on rank 1"])
-def test_control_flow_on_all_ranks_or_on_one(ranks, where, options):
-    ours = assert_same(ranks, branching, where, options)[0]
-    assert [used for _, used in ours][:2] == [[2, 0], [2, 2 if where == "alike" else 1]]
+def test_control_flow_on_all_ranks_or_on_one(ranks):
+    settings = [{}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 1e-5}]
+    cases = [(where, options) for where in ("alike", "on rank 1") for options in settings]
+    ours = assert_all_same(ranks, branching, cases)
+    for where, options in cases:
+        seen = ours[str((where, options))][0]
+        assert [used for _, used in seen][:2] == [[2, 0], [2, 2 if where == "alike" else 1]]
 
 
 def unfinished(rank, world_size, ddp, net):
@@ -102,10 +105,9 @@ def one_output(rank, world_size, ddp, options):
     return seen
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}])
-def test_gradients_of_outputs_that_no_loss_uses_stay_none(ranks, options):
-    ours = assert_same(ranks, one_output, options)
-    assert ours[0][1][0] is None
+def test_gradients_of_outputs_that_no_loss_uses_stay_none(ranks):
+    ours = assert_all_same(ranks, one_output, [{}, {"gradient_as_bucket_view": True}])
+    assert ours["{}"][0][1][0] is None
 
 
 def used_on_one_rank(rank, world_size, ddp):
@@ -140,10 +142,10 @@ def skipped(rank, world_size, ddp, skip):
     return gradients(model), model._get_ddp_logging_data()["num_buckets_reduced"]
 
 
-@pytest.mark.parametrize("skip", [False, True])
-def test_buckets_of_unused_parameters_are_not_sent_if_so_told(ranks, skip):
-    ours = assert_same(ranks, skipped, skip)
-    assert ours[0][1] == (1 if skip else 2)
+def test_buckets_of_unused_parameters_are_not_sent_if_so_told(ranks):
+    ours = assert_all_same(ranks, skipped, [False, True])
+    assert ours["False"][0][1] == 2
+    assert ours["True"][0][1] == 1
 
 
 def changed_graph(rank, world_size, ddp, first, second):
@@ -226,6 +228,5 @@ def nested_outputs(rank, world_size, ddp, options):
     return seen
 
 
-@pytest.mark.parametrize("options", [{"static_graph": True}, {"find_unused_parameters": True}, {}])
-def test_structures_with_tensors_of_no_graph(ranks, options):
-    assert_same(ranks, nested_outputs, options)
+def test_structures_with_tensors_of_no_graph(ranks):
+    assert_all_same(ranks, nested_outputs, [{"static_graph": True}, {"find_unused_parameters": True}, {}])

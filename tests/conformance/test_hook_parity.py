@@ -1,6 +1,5 @@
 """torch's communication hooks on our class give what they give on torch's, and ours on both the same."""
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -13,9 +12,10 @@ from torch.distributed.algorithms.ddp_comm_hooks import (
 
 import gradwire
 
-from .both import assert_same, batches, both, error_of, mlp, seeded, train
+from .both import assert_all_same, assert_same, batches, both, error_of, mlp, seeded, train
 
 STEPS = 5
+INEXACT = "quantization per channel"
 
 
 def power_sgd(ddp, **options):
@@ -70,23 +70,28 @@ HOOKS = {
 }
 
 
-def steps(rank, world_size, ddp, hook, options):
-    model = ddp(seeded(mlp), **options)
+def steps(rank, world_size, ddp, hook):
+    model = ddp(seeded(mlp))
     HOOKS[hook](model)
     return train(model, batches(rank, STEPS, 3, 8))
 
 
-@pytest.mark.parametrize("hook", HOOKS)
-def test_a_hook_gives_bit_for_bit_what_it_gives_on_torchs_ddp(ranks, hook):
-    # per channel, a hook's error depends on where a parameter lies: torch's first bucket is in the model's order
-    tolerance = 1e-3 if hook == "quantization per channel" else 0.0
-    assert_same(ranks, steps, hook, {}, atol=tolerance)
+def test_a_hook_gives_bit_for_bit_what_it_gives_on_torchs_ddp(ranks):
+    assert_all_same(ranks, steps, [hook for hook in HOOKS if hook != INEXACT])
 
 
-@pytest.mark.parametrize("hook", ["allreduce", "PowerSGD", "then()"])
-def test_so_it_does_where_gradients_are_views_of_small_buckets(ranks, hook):
-    buckets = {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.01 if hook != "PowerSGD" else None}
-    assert_same(ranks, steps, hook, buckets)
+def test_but_for_one_whose_error_depends_on_the_order_in_a_bucket(ranks):  # torch's first one is in the model's order
+    assert_same(ranks, steps, INEXACT, atol=1e-3)
+
+
+def steps_with_views(rank, world_size, ddp, hook):
+    model = ddp(seeded(mlp), gradient_as_bucket_view=True, bucket_cap_mb=None if hook == "PowerSGD" else 0.01)
+    HOOKS[hook](model)
+    return train(model, batches(rank, STEPS, 3, 8))
+
+
+def test_so_it_does_where_gradients_are_views_of_small_buckets(ranks):
+    assert_all_same(ranks, steps_with_views, ["allreduce", "PowerSGD", "then()"])
 
 
 def refusals(rank, world_size, ddp):

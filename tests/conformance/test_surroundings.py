@@ -3,7 +3,6 @@
 import inspect
 import re
 import tempfile
-import warnings
 from contextlib import nullcontext
 
 import pytest
@@ -15,12 +14,10 @@ from torch.distributed import rpc
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
-from torch.nn.parallel.distributed import _BufferCommHookLocation
-from torch.utils.checkpoint import checkpoint
 
 import gradwire
 
-from .both import assert_same, batches, both, error_of, mlp, seeded, train
+from .both import Blocks, assert_all_same, assert_same, batches, error_of, mlp, seeded, train
 
 NEVER_CALLED = {  # parts of methods that ours replaces
     "__init__",
@@ -51,17 +48,6 @@ def test_no_inherited_method_reaches_into_the_cpp_reducer():
 def _between():
     chain = gradwire.DistributedDataParallel.__mro__
     return chain[: chain.index(TorchDDP)]
-
-
-class Blocks(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = layer(x).relu()
-        return x
 
 
 def compiled(rank, world_size, ddp, backend, options):
@@ -120,31 +106,34 @@ def plain_steps(rank, world_size, ddp, options):
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
-def in_backward_and_after(rank, world_size, options):
-    ddp = gradwire.DistributedDataParallel
+def in_backward_and_after(rank, world_size, settings):
+    return [_in_backward_and_after(rank, world_size, gradwire.DistributedDataParallel, options) for options in settings]
+
+
+def _in_backward_and_after(rank, world_size, ddp, options):
     stepped, gone = with_optimizers_in_backward(rank, world_size, ddp, options)
     return stepped, plain_steps(rank, world_size, ddp, options), gone
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"compressor": "topk:ratio=0.2"}], ids=str)
-def test_optimizers_in_backward_step_with_averages(ranks, options):
-    for stepped, expected, gone in ranks.run(in_backward_and_after, 2, options):
-        torch.testing.assert_close(stepped, expected, rtol=0, atol=0)
-        assert gone
+def test_optimizers_in_backward_step_with_averages(ranks):
+    settings = [{}, {"gradient_as_bucket_view": True}, {"compressor": "topk:ratio=0.2"}]
+    for answers in ranks.run(in_backward_and_after, 2, settings):
+        for stepped, expected, gone in answers:
+            torch.testing.assert_close(stepped, expected, rtol=0, atol=0)
+            assert gone
 
 
-def fused(rank, world_size, ddp, name, options):
+def fused(rank, world_size, ddp, optimizer):
     model = ddp(seeded(mlp))
-    model._register_fused_optim(getattr(torch.optim, name), **options)
+    model._register_fused_optim(optimizer, lr=0.01)
     for each in batches(rank, 4, 3, 8):
         model.zero_grad()
         model(each).square().mean().backward()
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
-@pytest.mark.parametrize(("name", "options"), [("SGD", {"lr": 0.1}), ("Adam", {"lr": 0.01}), ("AdamW", {"lr": 0.01})])
-def test_fused_optimizers(ranks, name, options):
-    assert_same(ranks, fused, name, options)
+def test_fused_optimizers(ranks):
+    assert_all_same(ranks, fused, [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
 
 
 def piped(rank, world_size, ddp, schedule):
@@ -174,147 +163,6 @@ def piped_twice(rank, world_size):
 def test_pipeline_stages_with_all_forwards_first(ranks):  # torch's reducer fails on an assertion of its own
     for first, second in ranks.run(piped_twice, 4):
         torch.testing.assert_close(first, second)
-
-
-def checkpointed(rank, world_size, ddp, reentrant, options):
-    net = seeded(Blocks)
-    plain = net.layers[1].forward
-    net.layers[1].forward = lambda x: checkpoint(plain, x, use_reentrant=reentrant)
-    return train(ddp(net, **options), batches(rank, 3, 4, 8))
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("options", [{}, {"static_graph": True}], ids=str)
-def test_checkpointed_layers(ranks, reentrant, options):
-    assert_same(ranks, checkpointed, reentrant, options)
-
-
-def accumulating(rank, world_size, ddp, options):
-    model = ddp(seeded(mlp), **options)
-    seen = []
-    for step, each in enumerate(batches(rank, 6, 3, 8)):
-        if step % 3 != 2:
-            with model.no_sync():
-                model(each).sum().backward()
-        else:
-            model(each).sum().backward()
-        seen.append([parameter.grad.clone() for parameter in model.parameters()])
-        if step == 2:
-            model.zero_grad()
-    return seen
-
-
-@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}], ids=str)
-def test_accumulation(ranks, options):
-    assert_same(ranks, accumulating, options)
-
-
-def accumulating_twice(rank, world_size):
-    ddp = gradwire.DistributedDataParallel
-    return [accumulating(rank, world_size, ddp, {"static_graph": static}) for static in (False, True)]
-
-
-def test_a_static_graph_may_accumulate_from_the_first_step(ranks):  # torch's reducer fails on an assertion of its own
-    for plain, static in ranks.run(accumulating_twice, 2):
-        torch.testing.assert_close(plain, static, rtol=0, atol=0)
-
-
-class Counting(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-        self.register_buffer("count", torch.zeros(1))
-
-    def forward(self, x):
-        self.count += 1 + x.sum().detach()
-        return self.layer(x)
-
-
-def summed(state, buffers):
-    futures = [dist.all_reduce(buffer, async_op=True).get_future() for buffer in buffers.values()]
-    return futures if state == "futures" else [future.wait() for future in futures] and None
-
-
-def buffered(rank, world_size, ddp, hook, where):
-    model = ddp(seeded(Counting))
-    if hook:
-        model._register_buffer_comm_hook(hook, summed, _BufferCommHookLocation[where])
-    seen = []
-    for step, each in enumerate(batches(rank, 5, 2, 4)):
-        trains = step != 2 or hook == "futures"  # which only a backward waits for
-        with torch.set_grad_enabled(trains):
-            out = model(each)
-        if trains:
-            out.sum().backward()
-        seen.append((model.module.count.clone(), model.will_sync_module_buffers()))
-    return seen
-
-
-@pytest.mark.parametrize(
-    ("hook", "where"),
-    [(None, ""), ("at once", "PRE_FORWARD"), ("at once", "POST_FORWARD"), ("futures", "POST_FORWARD")],
-)
-def test_buffers(ranks, hook, where):
-    assert_same(ranks, buffered, hook, where)
-
-
-def detached(rank, world_size, ddp):
-    model = ddp(seeded(mlp))
-    model._remove_autograd_hooks()
-    model(batches(rank, 1, 3, 8)[0]).sum().backward()
-    model._check_reducer_finalized()
-    return [parameter.grad.clone() for parameter in model.parameters()]
-
-
-def test_without_its_hooks_a_model_averages_nothing(ranks):
-    first, second = assert_same(ranks, detached)
-    assert not first[0].equal(second[0])
-
-
-def regrouped(rank, world_size, spec):
-    smaller = dist.new_group([0, 1])
-    model = gradwire.DistributedDataParallel(seeded(mlp), compressor=spec)
-    train(model, batches(rank, 3, 3, 8))
-    model._update_process_group(smaller)
-    if rank == 2:
-        return None
-    seen = train(model, batches(rank, 3, 3, 8))
-    return seen[1], model.compression.stats().total.traffic.payload_bytes > 0
-
-
-@pytest.mark.parametrize("spec", ["none", "powersgd:rank=2", "topk:ratio=0.2", "onebit", "bf16"])
-def test_a_model_moves_to_fewer_ranks(ranks, spec):
-    first, second, _ = ranks.run(regrouped, 3, spec)
-    torch.testing.assert_close(first, second, rtol=0, atol=0)
-
-
-def regrouped_as_torch(rank, world_size, ddp):
-    smaller = dist.new_group([0, 1])
-    model = ddp(seeded(mlp))
-    train(model, batches(rank, 3, 3, 8))
-    model._update_process_group(smaller)
-    return train(model, batches(rank, 3, 3, 8)) if rank < 2 else None
-
-
-def test_it_then_trains_as_torchs(ranks):
-    assert_same(ranks, regrouped_as_torch, world_size=3, rtol=1e-5, atol=1e-8)  # three ranks: sums in another order
-
-
-def logged(rank, world_size, ddp, options):
-    model = ddp(seeded(mlp), **options)
-    atstart = model._get_ddp_logging_data()
-    train(model, batches(rank, 4, 3, 8))
-    return atstart, model._get_ddp_logging_data()
-
-
-@pytest.mark.parametrize("options", [{}, {"bucket_cap_mb": 0.01}, {"static_graph": True}], ids=str)
-def test_logging_data_have_torchs_keys_and_values(ranks, options):
-    theirs, ours = both(ranks, logged, options)
-    for (start, later), (our_start, our_later) in zip(theirs, ours, strict=True):
-        assert {**our_start, "bucket_sizes": ""} == {**start, "bucket_sizes": ""}
-        assert set(our_later) == {*later, "can_set_static_graph"}
-        steady = [key for key in later if "time" not in key and key != "bucket_sizes"]
-        assert {key: our_later[key] for key in steady} == {key: later[key] for key in steady}
 
 
 REFUSED = {
@@ -361,16 +209,3 @@ def test_distributed_autograd_is_refused(ranks, inside):
     kind, text = ranks.run(distributed_backward, 1, inside)[0]
     assert kind == "RuntimeError"
     assert "torch.distributed.autograd" in text or "python_error" in text  # its engine keeps the text to itself
-
-
-def graph_warning(rank, world_size, ddp):
-    model = ddp(seeded(mlp))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for each in batches(rank, 2, 3, 8):
-            model(each).square().mean().backward(create_graph=True)
-    return any("create_graph=True" in str(each.message) for each in caught)
-
-
-def test_create_graph_is_warned_of(ranks):
-    assert ranks.run(graph_warning, 1, gradwire.DistributedDataParallel) == [True]

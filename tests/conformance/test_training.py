@@ -1,0 +1,168 @@
+"""Ways to train: what a step gives is what it gives on torch's DDP."""
+
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel.distributed import _BufferCommHookLocation
+from torch.utils.checkpoint import checkpoint
+
+import gradwire
+
+from .both import Blocks, assert_all_same, assert_same, batches, both, mlp, seeded, train
+
+
+def checkpointed(rank, world_size, ddp, case):
+    reentrant, options = case
+    net = seeded(Blocks)
+    plain = net.layers[1].forward
+    net.layers[1].forward = lambda x: checkpoint(plain, x, use_reentrant=reentrant)
+    return train(ddp(net, **options), batches(rank, 3, 4, 8))
+
+
+def test_checkpointed_layers(ranks):
+    cases = [(reentrant, options) for reentrant in (False, True) for options in ({}, {"static_graph": True})]
+    assert_all_same(ranks, checkpointed, cases)
+
+
+def accumulating(rank, world_size, ddp, options):
+    model = ddp(seeded(mlp), **options)
+    seen = []
+    for step, each in enumerate(batches(rank, 6, 3, 8)):
+        if step % 3 != 2:
+            with model.no_sync():
+                model(each).sum().backward()
+        else:
+            model(each).sum().backward()
+        seen.append([parameter.grad.clone() for parameter in model.parameters()])
+        if step == 2:
+            model.zero_grad()
+    return seen
+
+
+def test_accumulation(ranks):
+    assert_all_same(ranks, accumulating, [{}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}])
+
+
+def accumulating_twice(rank, world_size):
+    ddp = gradwire.DistributedDataParallel
+    return [accumulating(rank, world_size, ddp, {"static_graph": static}) for static in (False, True)]
+
+
+def test_a_static_graph_may_accumulate_from_the_first_step(ranks):  # torch's reducer fails on an assertion of its own
+    for plain, static in ranks.run(accumulating_twice, 2):
+        torch.testing.assert_close(plain, static, rtol=0, atol=0)
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x):
+        self.count += 1 + x.sum().detach()
+        return self.layer(x)
+
+
+def summed(state, buffers):
+    futures = [dist.all_reduce(buffer, async_op=True).get_future() for buffer in buffers.values()]
+    return futures if state == "futures" else [future.wait() for future in futures] and None
+
+
+def buffered(rank, world_size, ddp, case):
+    hook, where = case
+    model = ddp(seeded(Counting))
+    if hook:
+        model._register_buffer_comm_hook(hook, summed, _BufferCommHookLocation[where])
+    seen = []
+    for step, each in enumerate(batches(rank, 5, 2, 4)):
+        trains = step != 2 or hook == "futures"  # which only a backward waits for
+        with torch.set_grad_enabled(trains):
+            out = model(each)
+        if trains:
+            out.sum().backward()
+        seen.append((model.module.count.clone(), model.will_sync_module_buffers()))
+    return seen
+
+
+def test_buffers(ranks):
+    hooked = [("at once", "PRE_FORWARD"), ("at once", "POST_FORWARD"), ("futures", "POST_FORWARD")]
+    assert_all_same(ranks, buffered, [(None, ""), *hooked])
+
+
+def detached(rank, world_size, ddp):
+    model = ddp(seeded(mlp))
+    model._remove_autograd_hooks()
+    model(batches(rank, 1, 3, 8)[0]).sum().backward()
+    model._check_reducer_finalized()
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+
+def test_without_its_hooks_a_model_averages_nothing(ranks):
+    first, second = assert_same(ranks, detached)
+    assert not first[0].equal(second[0])
+
+
+def regrouped(rank, world_size, spec):
+    smaller = dist.new_group([0, 1])
+    model = gradwire.DistributedDataParallel(seeded(mlp), compressor=spec)
+    train(model, batches(rank, 3, 3, 8))
+    model._update_process_group(smaller)
+    if rank == 2:
+        return None
+    seen = train(model, batches(rank, 3, 3, 8))
+    return seen[1], model.compression.stats().total.traffic.payload_bytes > 0
+
+
+@pytest.mark.parametrize("spec", ["powersgd:rank=2", "topk:ratio=0.2", "onebit"])
+def test_a_model_moves_to_fewer_ranks(ranks, spec):
+    first, second, _ = ranks.run(regrouped, 3, spec)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+def regrouped_as_torch(rank, world_size, ddp):
+    smaller = dist.new_group([0, 1])
+    model = ddp(seeded(mlp))
+    train(model, batches(rank, 3, 3, 8))
+    model._update_process_group(smaller)
+    return train(model, batches(rank, 3, 3, 8)) if rank < 2 else None
+
+
+def test_it_then_trains_as_torchs(ranks):
+    assert_same(ranks, regrouped_as_torch, world_size=3, rtol=1e-5, atol=1e-8)  # three ranks: sums in another order
+
+
+def logged(rank, world_size, ddp, options):
+    model = ddp(seeded(mlp), **options)
+    atstart = model._get_ddp_logging_data()
+    train(model, batches(rank, 4, 3, 8))
+    return atstart, model._get_ddp_logging_data()
+
+
+def all_logged(rank, world_size, ddp):
+    return [logged(rank, world_size, ddp, options) for options in ({}, {"bucket_cap_mb": 0.01}, {"static_graph": True})]
+
+
+def test_logging_data_have_torchs_keys_and_values(ranks):
+    theirs, ours = both(ranks, all_logged)
+    for (start, later), (our_start, our_later) in zip(theirs[0], ours[0], strict=True):
+        assert {**our_start, "bucket_sizes": ""} == {**start, "bucket_sizes": ""}
+        assert set(our_later) == {*later, "can_set_static_graph"}
+        steady = [key for key in later if "time" not in key and key != "bucket_sizes"]
+        assert {key: our_later[key] for key in steady} == {key: later[key] for key in steady}
+
+
+def graph_warning(rank, world_size, ddp):
+    model = ddp(seeded(mlp))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for each in batches(rank, 2, 3, 8):
+            model(each).square().mean().backward(create_graph=True)
+    return any("create_graph=True" in str(each.message) for each in caught)
+
+
+def test_create_graph_is_warned_of(ranks):
+    assert ranks.run(graph_warning, 1, gradwire.DistributedDataParallel) == [True]
