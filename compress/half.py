@@ -58,8 +58,7 @@ class Cast:
                 request = next(program) if reply is None else program.send(reply)
                 if narrow := self._narrow(request, world_size, elements):
                     answer = yield narrow
-                    reply = torch.empty(answer.shape, dtype=request.tensor.dtype, device=answer.device)
-                    kernels.cast_scaled(answer, reply, 1.0)
+                    reply = self._widen(answer, request)
                 else:
                     reply = yield request
         except StopIteration as stop:
@@ -80,6 +79,13 @@ class Cast:
             return AllReduce(narrow, "sum")
         kernels.cast_scaled(wide, narrow, 1.0)
         return dataclasses.replace(request, tensor=narrow)
+
+    def _widen(self, answer: Tensor, request: Request) -> Tensor:
+        """The reply to `request`, in place where it is an all-reduce, as a process group gives it."""
+        wide = request.tensor
+        reply = wide if isinstance(request, AllReduce) else torch.empty(answer.shape, dtype=wide.dtype, device=wide.device)
+        kernels.cast_scaled(answer, reply, 1.0)
+        return reply
 
     def _saturate(self, wide: Tensor, limit: float) -> None:
         """Keep finite factors within reach of 16 bits: what they miss stays in the residual. A whole gradient overflows."""

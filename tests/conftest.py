@@ -1,5 +1,6 @@
 import importlib.util
 import os
+import signal
 from random import Random
 
 import pytest
@@ -15,6 +16,9 @@ from .ranks import RankPool
 BACKENDS = {each.name: each for each in kernels.backends() if each.device in ("cpu", "any")}
 COMPILED = [name for name in BACKENDS if name != "triton"]
 INTERPRETED_VARIANTS = 5  # of a test; all with --every-variant
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell script; processes would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser):
