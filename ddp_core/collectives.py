@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -14,29 +17,56 @@ from ..compress.protocol import AllGather, AllReduce, AllToAll, Request
 MESSAGE_BYTES = 250 * 1024 * 1024  # of one broadcast of many tensors
 
 
+class Waitable(Protocol):
+    """What is in flight: `torch.distributed.Work`, or something that waits for it and for more."""
+
+    def wait(self, timeout: timedelta = ..., /) -> object:
+        """Return when it has arrived; raise RuntimeError where it does not within the time limit."""
+
+
+Pace: TypeAlias = Callable[[dist.Work, float], Waitable]  # of a collective just started, and the bytes this rank sends
+_pace: Pace | None = None
+
+
+@contextmanager
+def pacing(pace: Pace) -> Iterator[None]:
+    """In the body, every request of a program is waited for as `pace` says: a seam for links that are slower than real."""
+    global _pace
+    before, _pace = _pace, pace
+    try:
+        yield
+    finally:
+        _pace = before
+
+
 @dataclass(frozen=True)
 class Pending:
     """A collective in flight and the tensor that will hold its result."""
 
-    work: dist.Work
+    work: Waitable
     reply: Tensor
 
 
 def start(request: Request, group: dist.ProcessGroup) -> Pending:
     """Give a request to the process group; returns at once. The caller keeps the order the same on every rank."""
+    work, reply = _given(request, group)
+    return Pending(work if _pace is None else _pace(work, request.sent_bytes(group.size())), reply)
+
+
+def _given(request: Request, group: dist.ProcessGroup) -> tuple[dist.Work, Tensor]:
     tensor = request.tensor
     match request:
         case AllReduce(op=op):
             if op == "mean" and group.size() > 1:
                 tensor.mul_(1 / group.size())  # as torch: bit for bit what its DDP gives
-            return Pending(_started(dist.all_reduce(tensor, group=group, async_op=True)), tensor)
+            return _started(dist.all_reduce(tensor, group=group, async_op=True)), tensor
         case AllGather():
             reply = tensor.new_empty(group.size(), *tensor.shape)
             work = dist.all_gather_into_tensor(reply.view(-1), tensor.reshape(-1), group=group, async_op=True)
-            return Pending(_started(work), reply)
+            return _started(work), reply
         case AllToAll():
             reply = torch.empty_like(tensor)
-            return Pending(_started(dist.all_to_all_single(reply, tensor, group=group, async_op=True)), reply)
+            return _started(dist.all_to_all_single(reply, tensor, group=group, async_op=True)), reply
     raise TypeError(f"a program may yield AllReduce, AllGather or AllToAll; it yielded {request!r}")
 
 

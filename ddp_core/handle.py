@@ -80,7 +80,7 @@ class Handle:
         self._agreed = False
         self._names: dict[Tensor, str] = {}
         self._bound = False
-        self._parts: dict[int, tuple[list[int], list[Part]]] = {}
+        self._parts: dict[int, tuple[Sequence[Tensor], list[Part]]] = {}
         self._last_index: int | None = None
         self._records: list[BucketStats] = []
         self._steps, self._total = 0, Record()
@@ -154,6 +154,11 @@ class Handle:
         buckets = tuple(self._records)
         return Stats(self._steps, buckets, reduce(add, (bucket.record for bucket in buckets), self._total))
 
+    @property
+    def programs(self) -> Sequence[BucketStats]:
+        """What each bucket of the last synced step cost, or of the one under way so far, in the order sent."""
+        return self._records
+
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint of this rank needs; safe with `torch.load(weights_only=True)`. Residuals differ by rank.
 
@@ -221,11 +226,10 @@ class Handle:
     def _parts_of(self, bucket: dist.GradBucket | GradBucket, flat: Tensor, engine: Engine) -> list[Part]:
         """Our buckets inside DDP's, which may have been rebuilt since the last step."""
         parameters = bucket.parameters()
-        identity = [id(parameter) for parameter in parameters]
-        known, parts = self._parts.get(bucket.index(), (None, []))
-        if known != identity:
+        known, parts = self._parts.get(bucket.index(), ((), []))
+        if known is not parameters and list(map(id, known)) != list(map(id, parameters)):
             parts = self._meet(parameters, flat, engine)
-            self._parts[bucket.index()] = (identity, parts)
+            self._parts[bucket.index()] = (parameters, parts)
         return parts
 
     def _meet(self, parameters: Sequence[Tensor], flat: Tensor, engine: Engine) -> list[Part]:

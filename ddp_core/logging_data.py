@@ -161,30 +161,33 @@ def _key(variable: str) -> str:
     return variable.removeprefix("TORCH_").lower() if variable.startswith("TORCH_NCCL") else variable.lower()
 
 
-def _first_launch(times: StepTimes) -> float:
-    return min((bucket.launched for bucket in times.buckets), default=times.forward)
+def _communication(times: StepTimes) -> tuple[float, float]:
+    """When the first bucket left and the last average was there; with no bucket, the end of the step."""
+    first = min((bucket.launched for bucket in times.buckets), default=times.total)
+    return first, max((bucket.done for bucket in times.buckets), default=times.total)
 
 
 def _durations(times: StepTimes) -> dict[str, int]:
     """How long parts of a step took, in nanoseconds, at least 1."""
-    gradients_end = times.forward + times.backward
+    begin, end = _communication(times)
     seconds = {
         "forward_compute_time": times.forward,
         "backward_compute_time": times.backward,
-        "backward_comm_time": times.total - _first_launch(times),
-        "backward_compute_comm_overlap_time": gradients_end - _first_launch(times),
+        "backward_comm_time": end - begin,
+        "backward_compute_comm_overlap_time": min(end, times.forward + times.backward) - begin,
     }
     return {name: max(1, int(duration * NANOSECONDS)) for name, duration in seconds.items()}
 
 
 def _moments(times: StepTimes) -> dict[str, int]:
     """When they began and ended, in nanoseconds since 1970."""
+    begin, end = _communication(times)
     epoch = time.time_ns() - int((time.perf_counter() - times.began) * NANOSECONDS)
     seconds = {
         "forward_compute_time_start": 0.0,
         "backward_compute_time_start": times.forward,
-        "backward_comm_time_start": _first_launch(times),
+        "backward_comm_time_start": begin,
         "backward_compute_time_end": times.forward + times.backward,
-        "backward_comm_time_end": times.total,
+        "backward_comm_time_end": end,
     }
     return {name: epoch + int(moment * NANOSECONDS) for name, moment in seconds.items()}

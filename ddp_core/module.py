@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -28,7 +27,7 @@ from .joining import ShadowSteps
 from .logging_data import Logger
 from .replicas import described, verify
 from .sink import watched
-from .timeline import BucketMarks, Timeline
+from .timeline import StepTimes
 from .torch_reducer import TorchReducer
 
 LEFT_OUT = (
@@ -39,8 +38,6 @@ LEFT_OUT = (
     "timeline",
     "_buffers_sync",
     "_hook",
-    "_marks",
-    "_named",
 )
 ORDER_INTERVAL = 64  # synced steps between two looks at the order in which gradients get ready
 
@@ -93,16 +90,14 @@ class DistributedDataParallel(TorchFace):
         rules = self.arguments.rules()
         named, sparse = trained(self.module)
         self.process_group = groups[0]
-        self.timeline = Timeline()
         self._buffers_sync = BufferSync(self.process_group, self._buffer_hook)
         self._assign_modules_buffers()
         self.compression = Handle(compressor, groups, timeout, partial=rules.find_unused_parameters)
         self.compression.bind(self.module)
         parameters, names = list(named.values()), list(named)
         self.reducer = TorchReducer(parameters, names, sparse, rules, self.process_group, self._average, timeout)
-        self.reducer.at_end.append(self._buffers_sync.wait)
-        self.reducer.at_end.append(self._end_times)
-        self._marks: dict[int, BucketMarks] = {}
+        self.reducer.at_end += [self._buffers_sync.wait, self._end_times]
+        self.timeline = self.reducer.timeline
         self._name_buckets()
         self._looked_at = self._begun = 0
         self._has_rebuilt_buckets = self._lazy_init_ran = False
@@ -111,28 +106,30 @@ class DistributedDataParallel(TorchFace):
     def _average(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         self._refuse_distributed_autograd(bucket)
         self.reducer.sent += 1
-        self.timeline.gradients_end()  # so far; of the last bucket it is true
-        now = self.timeline.last_gradient
-        self._marks[bucket.index()] = BucketMarks(now, now)
+        self.timeline.bucket_launched(bucket.index())
         if self._hook is not None:
             state, hook = self._hook
-            return hook(state, bucket)  # type: ignore[no-any-return]
+            future: torch.futures.Future[Tensor] = hook(state, bucket)
+            self.timeline.watch(bucket.index(), future)
+            return future
         if self._begun <= self.reducer.finished:
             self._begun = self.reducer.finished + 1
             self.compression.begin_step()
         return self.compression.average(bucket)
 
+    def last_step(self) -> StepTimes | None:
+        """Where the seconds of the last synchronized step went; None before the first."""
+        return self.timeline.last
+
     def _end_times(self) -> None:
-        marks, self._marks = self._marks, {}
-        now = time.perf_counter()
-        for mark in marks.values():
-            mark.done = now
-        self.timeline.step_ends(list(marks.values()), [self._named[index] for index in marks], ())
+        handle = self.compression if self._hook is None else self._hook[0]
+        programs = handle.programs if isinstance(handle, Handle) else ()
+        self.timeline.step_ends(self.reducer.finished, programs)
 
     def _name_buckets(self) -> None:
-        self._marks.clear()  # of steps that a rank without inputs took part in
         names = self.reducer.names
-        self._named = [tuple(names[member] for member in bucket.members) for bucket in self.reducer.plan.buckets]
+        members = [bucket.members for bucket in self.reducer.plan.buckets]
+        self.timeline.name_buckets([tuple(names[index] for index in each) for each in members])
 
     @torch._disable_dynamo(recursive=False)
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:

@@ -6,6 +6,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -18,6 +19,7 @@ from .assignment import BucketPlan
 from .backward import Backward, Rules
 from .grad_bucket import GradBucket
 from .graph import arriving, gradient_node
+from .timeline import Timeline
 from .usage import Usage
 
 Average: TypeAlias = Callable[[GradBucket], "torch.futures.Future[Tensor]"]
@@ -53,14 +55,15 @@ class Reducer:
         self.finished = 0
         self.share = 1.0  # of the ranks that still have inputs, where the average is to be over these
         self.at_end: list[Callable[[], None]] = []
+        self.timeline = Timeline()
         self.plan = BucketPlan(self._parameters, sparse, rules.caps, alias=rules.gradient_as_bucket_view)
         self.anchor = torch.zeros((), requires_grad=True)
         self._anchor_node = gradient_node(self.anchor)
         self._nodes = [gradient_node(parameter) for parameter in parameters]
         self._lock = threading.RLock()  # autograd has a thread for each GPU
         several = len({parameter.device for parameter in parameters}) > 1
-        hook = self._locked_hook if several else self._hook
-        self._hooks = [node.register_hook(hook(index)) for index, node in enumerate(self._nodes)]
+        fired = self._fired_alone if several else self._fired
+        self._hooks = [node.register_hook(partial(fired, index)) for index, node in enumerate(self._nodes)]
 
     def begin(self, scale: float = 1.0) -> None:
         """The end of a forward whose backward is to be synchronized.
@@ -69,6 +72,7 @@ class Reducer:
         """
         self.require_finished()
         self._over = False
+        self.timeline.step_begins()
         self._backward = self._opened(scale)
         for index, firings in enumerate(self._firings or ()):
             if not firings:
@@ -132,29 +136,22 @@ class Reducer:
         static, watched = self._firings is not None, self.rules.find_unused_parameters
         raise self._failure(complaints.unfinished(absent, self.group.rank(), static=static, watched=watched))
 
-    def _hook(self, index: int) -> Callable[[Any, Any], None]:
-        def fired(_: Any, gradients: tuple[Tensor | None, ...]) -> None:
-            defined = gradients[0] is not None
-            if defined:
-                self._used[index] = 1
-            if self._backward is not None:
-                self._mark(self._backward, index, defined)
-            elif self._over:
-                self._warn("late", complaints.late(self._names[index]))
+    def _fired(self, index: int, _: Any, gradients: tuple[Tensor | None, ...]) -> None:
+        """A parameter's hook: its gradient is there, or undefined, where the loss did not depend on it."""
+        defined = gradients[0] is not None
+        if defined:
+            self._used[index] = 1
+        if (backward := self._backward) is not None:
+            self._mark(backward, index, defined)
+        elif self._over:
+            self._warn("late", complaints.late(self._names[index]))
 
-        return fired
-
-    def _locked_hook(self, index: int) -> Callable[[Any, Any], None]:
-        fired = self._hook(index)
-
-        def fired_alone(nothing: Any, gradients: tuple[Tensor | None, ...]) -> None:
-            with self._lock:
-                fired(nothing, gradients)
-
-        return fired_alone
+    def _fired_alone(self, index: int, _: Any, gradients: tuple[Tensor | None, ...]) -> None:
+        with self._lock:
+            self._fired(index, _, gradients)
 
     def _mark(self, backward: Backward, index: int, defined: bool) -> None:
-        """One firing of a parameter's hook; its gradient may be undefined, where the loss did not depend on it."""
+        """One firing of a parameter's hook."""
         if not backward.started:
             self.start()
         backward.missing[index] -= 1
@@ -168,6 +165,7 @@ class Reducer:
         else:
             bucket.skip()
         if not bucket.waiting:
+            self.timeline.bucket_ready(bucket.index())
             self._launch(backward)
 
     def _await_others(self, backward: Backward, index: int) -> None:
@@ -188,6 +186,8 @@ class Reducer:
             bucket.bring(index)
         else:
             bucket.skip()
+        if not bucket.waiting:
+            self.timeline.bucket_ready(bucket.index())
 
     def _launch(self, backward: Backward) -> None:
         """Send the buckets that are complete, in order; with the last one, ask for the end of backward."""
@@ -198,6 +198,7 @@ class Reducer:
             if backward.launched == len(self.plan.buckets):
                 if backward.usage is None and backward.asks:
                     backward.usage = self._ask(self._used)
+                self.timeline.all_launched()
                 if not backward.ending:
                     Variable._execution_engine.queue_callback(self._finish)
 
@@ -242,6 +243,7 @@ class Reducer:
         backward, self._backward = self._backward, None
         if backward is None:
             return
+        self.timeline.computation_ends()
         for bucket, average in self._averages():
             bucket.deliver(average if self.share == 1.0 else average.div_(self.share), backward.used_by_any())
         self.plan.trace(backward.order)
@@ -255,6 +257,7 @@ class Reducer:
             if bucket.future is not None:
                 average = bucket.future.wait()
                 bucket.future = None
+                self.timeline.bucket_done(bucket.index())
                 yield bucket, average
 
     def _end_step(self, backward: Backward) -> None:

@@ -63,11 +63,15 @@ class TorchReducer(Reducer):
 
     def _end_step(self, backward: Backward) -> None:
         if backward.order:  # not where this rank had no inputs
-            self._changed = self._changed or bool(self.traced and set(self.traced) != set(backward.order))
+            self._changed = self._changed or self._differ(backward.order)
             self.traced = backward.order
         self.usage = backward.usage
         self.sent_before, self.sent = self.sent, 0
         super()._end_step(backward)
+
+    def _differ(self, order: list[int]) -> bool:
+        """Whether a step reached other parameters than the one before it."""
+        return bool(self.traced) and self.traced != order and set(self.traced) != set(order)
 
     def _ddp_graph_static(self) -> bool:
         """Whether all steps so far have reached the same parameters."""

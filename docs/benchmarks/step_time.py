@@ -1,8 +1,8 @@
-"""Step times of torch's own hooks and of gradwire's, interleaved in one run on one network.
+"""Step times of torch's own hooks and of gradwire's, turn by turn in one run on one network.
 
-Start it once on every host, by torchrun or by netlab.sh:
+Start it once on every host, by torchrun or by gradwire netlab:
 
-    ./netlab.sh 4 100mbit python step_time.py torch:powersgd@4000 powersgd:rank=1@25 --json result.json
+    gradwire netlab --hosts 4 --rate 100mbit -- python step_time.py torch:powersgd@4000 powersgd:rank=1@25 --json result.json
 
 A case is WHAT@MEGABYTES, the latter the size of the buckets. WHAT is a gradwire specification, hooked on torch's DDP;
 gradwire:SPECIFICATION, with gradwire's own DDP; or torch:none, torch:fp16, torch:bf16, torch:powersgd (rank 1; on Gloo it
@@ -78,7 +78,9 @@ class Case:
     def __init__(self, name: str, build: Callable[[], nn.Module], loss: Callable[[nn.Module, Tensor], Tensor]) -> None:
         what, _, megabytes = name.rpartition("@")
         torch.manual_seed(0)
-        self.name, self.seconds, self.loss = name, [], loss
+        self.name, self.loss = name, loss
+        self.seconds: list[float] = []
+        self.processor_seconds: list[float] = []  # of all threads of this rank
         settings = {"bucket_cap_mb": float(megabytes), "gradient_as_bucket_view": True}
         kind, _, hook = what.partition(":")
         self.closing = nullcontext()
@@ -96,11 +98,12 @@ class Case:
     def step(self, tokens: Tensor) -> None:
         """One timed training step, all ranks starting together."""
         dist.barrier()
-        start = time.perf_counter()
+        start, processor_start = time.perf_counter(), time.process_time()
         self.loss(self.model, tokens).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.seconds.append(time.perf_counter() - start)
+        self.processor_seconds.append(time.process_time() - processor_start)
 
     def figures(self) -> dict[str, float | str]:
         """Seconds of the measured steps."""
@@ -110,6 +113,7 @@ class Case:
             "median_s": statistics.median(measured),
             "min_s": min(measured),
             "max_s": max(measured),
+            "processor_s": statistics.median(self.processor_seconds[WARMUP_STEPS:]),
         }
 
 
@@ -117,10 +121,10 @@ def table(rows: list[dict], world_size: int) -> Table:
     """The cases, each against the first."""
     shown = Table(title=f"seconds a step, {world_size} ranks; speed against {rows[0]['case']}")
     shown.add_column("case")
-    for heading in ("median", "min", "max", "speed"):
+    for heading in ("median", "min", "max", "processor", "speed"):
         shown.add_column(heading, justify="right")
     for row in rows:
-        seconds = [f"{row[key]:.3f}" for key in ("median_s", "min_s", "max_s")]
+        seconds = [f"{row[key]:.3f}" for key in ("median_s", "min_s", "max_s", "processor_s")]
         shown.add_row(row["case"], *seconds, f"{rows[0]['median_s'] / row['median_s']:.2f}x")
     return shown
 
@@ -138,10 +142,10 @@ def main() -> None:
     dist.init_process_group("gloo")
     cases = [Case(name, *MODELS[arguments.model]) for name in arguments.cases]
     generator = torch.Generator().manual_seed(dist.get_rank())
-    for _ in range(WARMUP_STEPS + arguments.steps):
+    for step in range(WARMUP_STEPS + arguments.steps):
         tokens = torch.randint(0, VOCABULARY, (BATCH, TOKENS + 1), generator=generator)
-        for case in cases:
-            case.step(tokens)
+        for turn in range(len(cases)):
+            cases[(step + turn) % len(cases)].step(tokens)
     if dist.get_rank() == 0:
         rows = [case.figures() for case in cases]
         Console().print(table(rows, dist.get_world_size()))

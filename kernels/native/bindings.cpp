@@ -1,5 +1,5 @@
-// The operations for Python. A tensor comes in as its address, the number of its format, and the strides of its first two
-// dimensions; all is checked by the caller. The GIL is released.
+// The operations for Python. A tensor comes in as its address, the number of its format, and the strides of its first
+// two dimensions; all is checked by the caller. The GIL is released.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -26,62 +26,92 @@ bool are_long(const Array& indices) { return std::get<1>(indices) != 0; }
 
 void bind_streaming(py::module_& module) {
     const py::call_guard<py::gil_scoped_release> released;
-    module.def("cast_scaled", [](Array source, Array out, int64_t numel, double scale, int64_t threads) {
-        cast_scaled({at<const void>(source), format(source), at<void>(out), format(out), static_cast<float>(scale),
-                     streams(format(out), numel)},
-                    numel, threads);
-    }, released);
-    module.def("all_finite", [](Array source, int64_t numel, int64_t threads) {
-        return all_finite(at<const void>(source), format(source), numel, threads);
-    }, released);
-    module.def("sign_pack", [](Array grad, Array residual, Array scales, Array bits, int64_t numel, int64_t rows,
-                               int64_t blocks, int64_t block, int64_t threads) {
-        sign_pack({at<const void>(grad), format(grad), at<float>(residual), at<float>(scales), outer(scales),
-                   at<uint8_t>(bits), outer(bits), numel, blocks, block},
-                  rows, threads);
-    }, released);
-    module.def("sign_unpack_mean", [](Array scales, Array bits, Array out, int64_t voters, int64_t numel, int64_t blocks,
-                                      int64_t block, int64_t threads) {
-        sign_unpack_mean({at<const float>(scales), outer(scales), inner(scales), at<const uint8_t>(bits), outer(bits),
-                          inner(bits), at<void>(out), format(out), voters, numel, blocks, block,
-                          streams(format(out), numel)},
-                         threads);
-    }, released);
+    module.def(
+        "cast_scaled",
+        [](Array source, Array out, int64_t numel, double scale, int64_t threads) {
+            cast_scaled({at<const void>(source), format(source), at<void>(out), format(out), static_cast<float>(scale),
+                         streams(format(out), numel)},
+                        numel, threads);
+        },
+        released);
+    module.def(
+        "all_finite",
+        [](Array source, int64_t numel, int64_t threads) {
+            return all_finite(at<const void>(source), format(source), numel, threads);
+        },
+        released);
+    module.def(
+        "sign_pack",
+        [](Array grad, Array residual, Array scales, Array bits, int64_t numel, int64_t rows, int64_t blocks,
+           int64_t block, int64_t threads) {
+            sign_pack({at<const void>(grad), format(grad), at<float>(residual), at<float>(scales), outer(scales),
+                       at<uint8_t>(bits), outer(bits), numel, blocks, block},
+                      rows, threads);
+        },
+        released);
+    module.def(
+        "sign_unpack_mean",
+        [](Array scales, Array bits, Array out, int64_t voters, int64_t numel, int64_t blocks, int64_t block,
+           int64_t threads) {
+            sign_unpack_mean(
+                {at<const float>(scales), outer(scales), inner(scales), at<const uint8_t>(bits), outer(bits),
+                 inner(bits), at<void>(out), format(out), voters, numel, blocks, block, streams(format(out), numel)},
+                threads);
+        },
+        released);
 }
 
 void bind_selection(py::module_& module) {
     const py::call_guard<py::gil_scoped_release> released;
-    module.def("select_largest", [](Array grad, Array residual, Array indices, Array values, int64_t numel, int64_t length,
-                                    int64_t rows, int64_t k, int64_t threads) {
-        select_largest({at<const void>(grad), format(grad), at<float>(residual), at<void>(indices), are_long(indices),
-                        outer(indices), at<void>(values), format(values), outer(values), numel, length, rows, k},
-                       threads);
-    }, released);
-    module.def("scatter_mean", [](Array indices, Array values, Array out, int64_t voters, int64_t rows, int64_t k,
-                                  int64_t numel, int64_t length, int64_t threads) {
-        scatter_mean({at<const void>(indices), are_long(indices), outer(indices), inner(indices), at<const void>(values),
-                      format(values), outer(values), inner(values), at<float>(out), voters, rows, k, numel, length},
-                     threads);
-    }, released);
+    module.def(
+        "select_largest",
+        [](Array grad, Array residual, Array indices, Array values, int64_t numel, int64_t length, int64_t rows,
+           int64_t k, int64_t threads) {
+            select_largest(
+                {at<const void>(grad), format(grad), at<float>(residual), at<void>(indices), are_long(indices),
+                 outer(indices), at<void>(values), format(values), outer(values), numel, length, rows, k},
+                threads);
+        },
+        released);
+    module.def(
+        "scatter_mean",
+        [](Array indices, Array values, Array out, int64_t voters, int64_t rows, int64_t k, int64_t numel,
+           int64_t length, int64_t threads) {
+            scatter_mean(
+                {at<const void>(indices), are_long(indices), outer(indices), inner(indices), at<const void>(values),
+                 format(values), outer(values), inner(values), at<float>(out), voters, rows, k, numel, length},
+                threads);
+        },
+        released);
 }
 
 void bind_low_rank(py::module_& module) {
     const py::call_guard<py::gil_scoped_release> released;
     const auto bind_product = [&](const char* name, void (*product)(const LowRankBuffers&, int64_t)) {
-        module.def(name, [product](Array matrices, int64_t count, Array grad, Array residual, Array p, Array q, int64_t threads) {
-            product({at<const Matrix>(matrices), count, at<float>(grad), at<float>(residual), at<float>(p), at<float>(q)},
-                    threads);
-        }, released);
+        module.def(
+            name,
+            [product](Array matrices, int64_t count, Array grad, Array residual, Array p, Array q, int64_t threads) {
+                product({at<const Matrix>(matrices), count, at<float>(grad), at<float>(residual), at<float>(p),
+                         at<float>(q)},
+                        threads);
+            },
+            released);
     };
     bind_product("low_rank_left", low_rank_left);
     bind_product("low_rank_right", low_rank_right);
     bind_product("low_rank_finish", low_rank_finish);
-    module.def("orthogonalize", [](Array matrices, int64_t count, Array p, int64_t threads) {
-        orthogonalize(at<const Matrix>(matrices), count, at<float>(p), threads);
-    }, released);
-    module.def("normalize", [](Array matrices, int64_t count, Array q, Array previous, int64_t threads) {
-        normalize(at<const Matrix>(matrices), count, at<float>(q), at<const float>(previous), threads);
-    }, released);
+    module.def(
+        "orthogonalize",
+        [](Array matrices, int64_t count, Array p, int64_t threads) {
+            orthogonalize(at<const Matrix>(matrices), count, at<float>(p), threads);
+        },
+        released);
+    module.def(
+        "normalize",
+        [](Array matrices, int64_t count, Array q, Array previous, int64_t threads) {
+            normalize(at<const Matrix>(matrices), count, at<float>(q), at<const float>(previous), threads);
+        },
+        released);
 }
 
 }  // namespace

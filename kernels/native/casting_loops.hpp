@@ -32,10 +32,11 @@ bool finite_all(const Element* source, int64_t numel) {
     constexpr int64_t RUN = 1 << 15;  // elements between two looks at what was found
     for (int64_t start = 0; start < numel; start += RUN) {
         I8 largest[4] = {};
-        over_lanes<4>(start, start + RUN < numel ? start + RUN : numel, [&](int64_t at, auto lanes, int turn) GRADWIRE_LAMBDA {
-            const I8 size = magnitude(load(source + at, lanes));
-            largest[turn] = size > largest[turn] ? size : largest[turn];
-        });
+        over_lanes<4>(start, start + RUN < numel ? start + RUN : numel,
+                      [&](int64_t at, auto lanes, int turn) GRADWIRE_LAMBDA {
+                          const I8 size = magnitude(load(source + at, lanes));
+                          largest[turn] = size > largest[turn] ? size : largest[turn];
+                      });
         for (const I8& part : largest)
             if (mask(part >= 0x7f800000)) return false;
     }

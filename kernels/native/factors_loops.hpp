@@ -1,5 +1,5 @@
-// Orthonormal bases and unit vectors of factors that lie transposed, one vector behind the other. All levels round alike, so
-// that ranks on different processors agree: no operation is fused, and sums have one order.
+// Orthonormal bases and unit vectors of factors that lie transposed, one vector behind the other. All levels round
+// alike, so that ranks on different processors agree: no operation is fused, and sums have one order.
 namespace gradwire::GRADWIRE_LEVEL {
 
 using F4 = float __attribute__((vector_size(16)));
@@ -57,8 +57,8 @@ inline void multiply(float* vector, double factor, int64_t count) {
     for (int64_t i = 0; i < count; ++i) vector[i] = static_cast<float>(vector[i] * factor);
 }
 
-// A reflection H = I - weight v v^T, v = (1, tail), that takes `vector` to a multiple of the first unit vector, of the sign
-// opposite to its first element's. The tail replaces that of the vector; a tail of zeros has weight 0, and H = I.
+// A reflection H = I - weight v v^T, v = (1, tail), that takes `vector` to a multiple of the first unit vector, of the
+// sign opposite to its first element's. The tail replaces that of the vector; a tail of zeros has weight 0, and H = I.
 inline float reflection(float* vector, int64_t count) {
     const double squares = sum_of_squares(vector + 1, count - 1), first = vector[0];
     if (squares == 0) return 0;
@@ -98,7 +98,8 @@ inline void orthogonalize(float* vectors, int64_t rank, int64_t rows) {
     }
 }
 
-// Scales a vector to length 1; one of zeros becomes `previous`, or stays where that is null; one that is not finite is NaN.
+// Scales a vector to length 1; one of zeros becomes `previous`, or stays where that is null; one that is not finite is
+// NaN.
 inline void normalize(float* vector, const float* previous, int64_t count) {
     const double length = __builtin_sqrt(sum_of_squares(vector, count));
     if (length > 0 && length < __builtin_inf()) multiply(vector, 1 / length, count);

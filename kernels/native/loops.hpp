@@ -15,7 +15,19 @@
 namespace gradwire::GRADWIRE_LEVEL {
 
 constexpr Level LOOPS{
-    GRADWIRE_TEXT(GRADWIRE_LEVEL), cast, finite, pack, unpack, sample, scan, take, scatter, left, right, finish, orthogonalize,
+    GRADWIRE_TEXT(GRADWIRE_LEVEL),
+    cast,
+    finite,
+    pack,
+    unpack,
+    sample,
+    scan,
+    take,
+    scatter,
+    left,
+    right,
+    finish,
+    orthogonalize,
     normalize,
 };
 

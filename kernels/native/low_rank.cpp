@@ -8,34 +8,41 @@ namespace gradwire {
 
 namespace {
 
-constexpr int64_t ROW_STEP = 8, COLUMN_STEP = 16;  // parts end where panels of rows or whole cache lines do
+constexpr int64_t ROWS = 8;       // of a panel: no piece ends within one
+constexpr int64_t COLUMNS = 256;  // of a piece at least, where the matrix has them: narrower ones are read slowly
 
 using Loop = void (*)(const LowRankJob&);
 
-// How many of `lines` rows or columns lie before a part's boundary, `inside` elements into a matrix of `size`.
-int64_t lines_before(int64_t inside, int64_t size, int64_t lines, int64_t step) {
-    if (inside <= 0) return 0;
-    if (inside >= size) return lines;
-    return std::min(lines, inside / (size / lines) / step * step);
+// Some rows or columns of a matrix.
+struct Piece {
+    const Matrix* matrix;
+    int64_t first, last;
+};
+
+// The matrices cut into rows or columns, about as many elements in each piece as each thread should take at a time.
+std::vector<Piece> pieces_of(const LowRankBuffers& buffers, int64_t elements, bool by_columns) {
+    std::vector<Piece> pieces;
+    for (const Matrix* m = buffers.matrices; m != buffers.matrices + buffers.count; ++m) {
+        const int64_t lines = by_columns ? m->columns : m->rows, step = by_columns ? COLUMNS : ROWS;
+        const int64_t parts =
+            std::clamp<int64_t>(m->rows * m->columns / elements, 1, std::max<int64_t>(lines / step, 1));
+        for (int64_t part = 0; part < parts; ++part)
+            pieces.push_back({m, cut(lines, parts, part, step), cut(lines, parts, part + 1, step)});
+    }
+    return pieces;
 }
 
-// Parts have equal numbers of elements, but for whole rows or columns.
 void run(const LowRankBuffers& buffers, int64_t threads, bool by_columns, Loop loop) {
     int64_t total = 0;
     for (int64_t i = 0; i < buffers.count; ++i) total += buffers.matrices[i].rows * buffers.matrices[i].columns;
-    const Shares shares(threads, total);
+    const Shares wanted(threads, total);
+    const std::vector<Piece> pieces = pieces_of(buffers, total / wanted.parts + 1, by_columns);
+    const int64_t count = static_cast<int64_t>(pieces.size());
+    const Shares shares(threads, total, count);
     share(shares, [&](int64_t part, int64_t) {
-        const int64_t first = cut(total, shares.parts, part), last = cut(total, shares.parts, part + 1);
-        int64_t start = 0;
-        for (int64_t i = 0; i < buffers.count; ++i) {
-            const Matrix& m = buffers.matrices[i];
-            const int64_t size = m.rows * m.columns, lines = by_columns ? m.columns : m.rows;
-            const int64_t step = by_columns ? COLUMN_STEP : ROW_STEP;
-            const int64_t from = lines_before(first - start, size, lines, step);
-            const int64_t to = lines_before(last - start, size, lines, step);
-            if (from < to) loop({&m, from, to, buffers.grad, buffers.residual, buffers.p, buffers.q});
-            start += size;
-        }
+        for (int64_t i = cut(count, shares.parts, part); i < cut(count, shares.parts, part + 1); ++i)
+            loop({pieces[i].matrix, pieces[i].first, pieces[i].last, buffers.grad, buffers.residual, buffers.p,
+                  buffers.q});
     });
 }
 
@@ -59,7 +66,8 @@ void low_rank_finish(const LowRankBuffers& buffers, int64_t threads) { run(buffe
 void orthogonalize(const Matrix* matrices, int64_t count, float* p, int64_t threads) {
     int64_t work = 0;
     for (int64_t i = 0; i < count; ++i) work += matrices[i].rows * matrices[i].rank * (matrices[i].rank + 1);
-    each(matrices, count, work, threads, [&](const Matrix& m) { level().orthogonalize(p + m.left_offset, m.rank, m.rows); });
+    each(matrices, count, work, threads,
+         [&](const Matrix& m) { level().orthogonalize(p + m.left_offset, m.rank, m.rows); });
 }
 
 void normalize(const Matrix* matrices, int64_t count, float* q, const float* previous, int64_t threads) {

@@ -14,7 +14,8 @@ struct Rows {
 
 // Calls `function(count, rows)` until all rows had their turn, in tiles of columns; `count` is 1 or 2, a constant.
 template <class Function>
-GRADWIRE_INLINE void over_rows(int64_t first_row, int64_t last_row, int64_t first, int64_t last, int64_t tile, const Function& function) {
+GRADWIRE_INLINE void over_rows(int64_t first_row, int64_t last_row, int64_t first, int64_t last, int64_t tile,
+                               const Function& function) {
     const int64_t half = (last_row - first_row) / 2;
     for (int64_t column = first; column < last; column += tile) {
         const int64_t end = least(column + tile, last);
@@ -112,9 +113,8 @@ inline void right_by_rows(const LowRankJob& job) {
     const Matrix& m = *job.matrix;
     with_rank(m.rank, [&](auto rank) {
         constexpr int RANK = decltype(rank)::value;
-        over_rows(0, m.rows, job.first, job.last, FACTOR_ELEMENTS / RANK, [&](auto count, const Rows& rows) {
-            right_rows<RANK, decltype(count)::value>(job, rows);
-        });
+        over_rows(0, m.rows, job.first, job.last, FACTOR_ELEMENTS / RANK,
+                  [&](auto count, const Rows& rows) { right_rows<RANK, decltype(count)::value>(job, rows); });
     });
 }
 
@@ -143,9 +143,8 @@ inline void finish_by_rows(const LowRankJob& job) {
     const Matrix& m = *job.matrix;
     with_rank(m.rank, [&](auto rank) {
         constexpr int RANK = decltype(rank)::value;
-        over_rows(job.first, job.last, 0, m.columns, FACTOR_ELEMENTS / RANK, [&](auto count, const Rows& rows) {
-            finish_rows<RANK, decltype(count)::value>(job, rows);
-        });
+        over_rows(job.first, job.last, 0, m.columns, FACTOR_ELEMENTS / RANK,
+                  [&](auto count, const Rows& rows) { finish_rows<RANK, decltype(count)::value>(job, rows); });
     });
 }
 

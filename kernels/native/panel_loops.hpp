@@ -1,5 +1,5 @@
-// The products of PowerSGD for higher ranks, where arithmetic is the limit: panels of a matrix, copied to where the nearest
-// cache holds them, are used by all ranks, BLOCK rows and WIDTH ranks at a time. 
+// The products of PowerSGD for higher ranks, where arithmetic is the limit: panels of a matrix, copied to where the
+// nearest cache holds them, are used by all ranks, BLOCK rows and WIDTH ranks at a time.
 namespace gradwire::GRADWIRE_LEVEL {
 
 constexpr int BLOCK = 4, WIDTH = 3;  // 12 sums, and what is multiplied, fill 16 registers
@@ -20,7 +20,8 @@ struct alignas(64) Panel {
     float* row(int64_t index) { return elements + index * STRIP; }
 };
 
-// Calls `function(row, place, lanes)` for all vectors of a place, two rows at a time that seldom share a page of memory.
+// Calls `function(row, place, lanes)` for all vectors of a place, two rows at a time that seldom share a page of
+// memory.
 template <class Function>
 GRADWIRE_INLINE void over_place(const Place& place, int64_t columns, const Function& function) {
     constexpr int64_t HALF = PANEL / 2;
@@ -128,9 +129,8 @@ inline void left_panel(const LowRankJob& job, const Place& rows, int64_t first, 
             float products[BLOCK];
             sums_of_four(sums + (block * m.rank + rank) * BLOCK, products);
             float* p = job.p + m.left_offset + rank * m.rows + rows.row;
-            for (int64_t row = block * BLOCK; row < least(rows.rows, (block + 1) * BLOCK); ++row) {
+            for (int64_t row = block * BLOCK; row < least(rows.rows, (block + 1) * BLOCK); ++row)
                 p[row] = first ? p[row] + products[row % BLOCK] : products[row % BLOCK];
-            }
         }
 }
 
@@ -169,22 +169,24 @@ inline void right_by_panels(const LowRankJob& job) {
             fill(job, place, panel);
             over_groups(m.rank, place.blocks(), [&](int64_t rank, auto width, int64_t block) GRADWIRE_LAMBDA {
                 float* q = job.q + m.right_offset + rank * m.columns + column;
-                right_block<decltype(width)::value>(panel.row(block * BLOCK), p.elements + rank * PANEL + block * BLOCK, q,
-                                                    m.columns, place.columns);
+                right_block<decltype(width)::value>(panel.row(block * BLOCK), p.elements + rank * PANEL + block * BLOCK,
+                                                    q, m.columns, place.columns);
             });
         }
 }
 
 // BLOCK rows and GROUPS vectors of columns of P Q^T.
 template <int GROUPS, class Lanes>
-GRADWIRE_INLINE void finish_block(const float* p, const float* q, int64_t stride, int64_t ranks, float* rows, Lanes lanes) {
+GRADWIRE_INLINE void finish_block(const float* p, const float* q, int64_t stride, int64_t ranks, float* rows,
+                                  Lanes lanes) {
     F8 total[BLOCK * GROUPS] = {};
     for (int64_t rank = 0; rank < ranks; ++rank) {
         F8 factor[GROUPS];
         for (int g = 0; g < GROUPS; ++g) factor[g] = load(q + rank * stride + g * LANES, lanes);
         for (int b = 0; b < BLOCK; ++b) {
             const F8 scale = broadcast(p[rank * PANEL + b]);
-            for (int g = 0; g < GROUPS; ++g) total[b * GROUPS + g] = multiply_add(scale, factor[g], total[b * GROUPS + g]);
+            for (int g = 0; g < GROUPS; ++g)
+                total[b * GROUPS + g] = multiply_add(scale, factor[g], total[b * GROUPS + g]);
         }
     }
     for (int b = 0; b < BLOCK; ++b)
@@ -234,6 +236,8 @@ inline void right(const LowRankJob& job) {
 }
 
 // Rows [first, last) of P Q^T into the gradient; the residual, if there is one, keeps the difference.
-inline void finish(const LowRankJob& job) { job.matrix->rank <= LOW_RANK ? finish_by_rows(job) : finish_by_panels(job); }
+inline void finish(const LowRankJob& job) {
+    job.matrix->rank <= LOW_RANK ? finish_by_rows(job) : finish_by_panels(job);
+}
 
 }  // namespace gradwire::GRADWIRE_LEVEL

@@ -23,7 +23,9 @@ template <class Index>
 class Scatter {
   public:
     Scatter(const ScatterJob& job, int64_t threads)
-        : job_(job), threads_(threads), weight_(static_cast<float>(1.0 / static_cast<double>(job.voters))),
+        : job_(job),
+          threads_(threads),
+          weight_(static_cast<float>(1.0 / static_cast<double>(job.voters))),
           counts_(static_cast<size_t>(job.voters * job.rows)) {}
 
     void run() {
@@ -41,9 +43,12 @@ class Scatter {
         return static_cast<const char*>(job_.values) + first * size_of(job_.value_format);
     }
 
-    int64_t row_length(int64_t row) const { return std::clamp<int64_t>(job_.numel - row * job_.length, 0, job_.length); }
+    int64_t row_length(int64_t row) const {
+        return std::clamp<int64_t>(job_.numel - row * job_.length, 0, job_.length);
+    }
 
-    // Whether the places of all rows ascend and lie inside, but for zeros at the end that stand for nothing; counts the others.
+    // Whether the places of all rows ascend and lie inside, but for zeros at the end that stand for nothing; counts the
+    // others.
     bool in_order() {
         const int64_t lists = job_.voters * job_.rows;
         const Shares shares(threads_, lists * job_.k, lists);
@@ -91,7 +96,8 @@ class Scatter {
             std::fill(piece, piece + (end - at), 0.0f);
             for (int64_t voter = 0; voter < voters; ++voter)
                 next[voter] = add_to_piece(voter, row, at - start, end - start, next[voter], piece);
-            if (around) level().cast({buffer, Format::float32, job_.out + at, Format::float32, 1.0f, true}, 0, end - at);
+            if (around)
+                level().cast({buffer, Format::float32, job_.out + at, Format::float32, 1.0f, true}, 0, end - at);
         }
     }
 
@@ -101,14 +107,16 @@ class Scatter {
         return std::lower_bound(first, first + counts_[voter * job_.rows + row], place) - first;
     }
 
-    // Adds a voter's elements for places [first, last) of a row, from its element `next` on; returns the next after them.
+    // Adds a voter's elements for places [first, last) of a row, from its element `next` on; returns the next after
+    // them.
     int64_t add_to_piece(int64_t voter, int64_t row, int64_t first, int64_t last, int64_t next, float* piece) const {
         const Index* const place = places(voter, row);
         const int64_t count = counts_[voter * job_.rows + row];
         int64_t end = next;
         while (end < count && place[end] < last) ++end;
         const char* const value = values(voter, row) + next * size_of(job_.value_format);
-        level().scatter({place + next, sizeof(Index) == 8, value, job_.value_format, end - next}, first, weight_, piece);
+        level().scatter({place + next, sizeof(Index) == 8, value, job_.value_format, end - next}, first, weight_,
+                        piece);
         return end;
     }
 

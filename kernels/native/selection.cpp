@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t LARGEST_SAMPLE = 16384;
 constexpr uint32_t NO_MAGNITUDE = 0x7fffffff;  // more than that of any number
-constexpr int64_t TILE = 4096;  // elements between two looks at the room for candidates
+constexpr int64_t TILE = 4096;                 // elements between two looks at the room for candidates
 
 // The k-th largest magnitude; reorders what it is given.
 uint32_t kth_largest(uint32_t* magnitudes, int64_t count, int64_t k) {
@@ -22,7 +22,8 @@ uint32_t kth_largest(uint32_t* magnitudes, int64_t count, int64_t k) {
     return magnitudes[k - 1];
 }
 
-// Candidates of one thread, by ascending index. Where they are more than there is room for, all but the k largest are dropped.
+// Candidates of one thread, by ascending index. Where they are more than there is room for, all but the k largest are
+// dropped.
 class Pool {
   public:
     explicit Pool(int64_t room) : room_(room), candidates_(new Candidate[room]) {}
@@ -93,10 +94,11 @@ Pool collected(const Row& row, bool add, uint32_t threshold, int64_t k, int64_t 
     const Shares shares(threads, row.numel);
     const int64_t room = std::min(row.numel, 2 * k + row.numel / 64) + 2 * TILE;
     std::vector<Pool> pools;
-    for (int64_t worker = 0; worker < shares.threads; ++worker) pools.emplace_back(worker ? room : shares.threads * room);
+    for (int64_t worker = 0; worker < shares.threads; ++worker)
+        pools.emplace_back(worker ? room : shares.threads * room);
     share(shares, [&](int64_t part, int64_t worker) {
-        pools[worker].collect(row, add, cut(row.numel, shares.parts, part), cut(row.numel, shares.parts, part + 1), threshold,
-                              k);
+        pools[worker].collect(row, add, cut(row.numel, shares.parts, part), cut(row.numel, shares.parts, part + 1),
+                              threshold, k);
     });
     for (int64_t worker = 1; worker < shares.threads; ++worker) pools[0].merge(pools[worker]);
     return std::move(pools[0]);

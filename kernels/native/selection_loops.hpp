@@ -23,10 +23,11 @@ inline void sample(const Row& row, const int64_t* indices, int64_t count, uint32
     });
 }
 
-// Writes those of TURNS vectors that reach the threshold, in order; returns their number. With a sum, the gradient goes into
-// the residual first.
+// Writes those of TURNS vectors that reach the threshold, in order; returns their number. With a sum, the gradient goes
+// into the residual first.
 template <bool ADD, int TURNS, class Element, class Lanes>
-GRADWIRE_INLINE int64_t scan_lanes(const Element* grad, float* residual, int64_t at, Lanes lanes, I8 below, Candidate* found) {
+GRADWIRE_INLINE int64_t scan_lanes(const Element* grad, float* residual, int64_t at, Lanes lanes, I8 below,
+                                   Candidate* found) {
     I8 magnitudes[TURNS];
     uint32_t reached = 0;
     for (int turn = 0; turn < TURNS; ++turn) {
@@ -52,7 +53,8 @@ GRADWIRE_INLINE int64_t scan_lanes(const Element* grad, float* residual, int64_t
 
 // Elements of [first, last) that reach the threshold; room for all of them. Returns their number.
 template <bool ADD, class Element>
-int64_t scan_row(const Element* grad, float* residual, int64_t first, int64_t last, uint32_t threshold, Candidate* found) {
+int64_t scan_row(const Element* grad, float* residual, int64_t first, int64_t last, uint32_t threshold,
+                 Candidate* found) {
     const I8 below = I8{} + static_cast<int32_t>(threshold) - 1;
     Candidate* next = found;
     int64_t at = first;
@@ -107,8 +109,8 @@ void take_chosen(const Element* grad, float* residual, const Candidate* chosen, 
 inline void take(const Row& row, const Candidate* chosen, int64_t count, void* values, Format to) {
     with_element(row.format, [&](auto* from_element) {
         with_element(to, [&](auto* to_element) {
-            take_chosen(static_cast<const std::remove_pointer_t<decltype(from_element)>*>(row.grad), row.residual, chosen,
-                        count, static_cast<decltype(to_element)>(values));
+            take_chosen(static_cast<const std::remove_pointer_t<decltype(from_element)>*>(row.grad), row.residual,
+                        chosen, count, static_cast<decltype(to_element)>(values));
         });
     });
 }

@@ -24,15 +24,16 @@ float pack_signs(const Element* grad, float* residual, uint8_t* bits, int64_t co
     double total = 0;
     for (int64_t start = 0; start < count; start += SUM_RUN) {
         F8 sums[4] = {};
-        over_lanes<4>(start, start + SUM_RUN < count ? start + SUM_RUN : count, [&](int64_t at, auto lanes, int turn) GRADWIRE_LAMBDA {
-            F8 value = load(grad + at, lanes);
-            if (HAS_RESIDUAL) {
-                value += load(residual + at, lanes);
-                store(residual + at, value, lanes);
-            }
-            bits[at / 8] = static_cast<uint8_t>(mask(value >= 0.0f));
-            sums[turn] += absolute(value);
-        });
+        over_lanes<4>(start, start + SUM_RUN < count ? start + SUM_RUN : count,
+                      [&](int64_t at, auto lanes, int turn) GRADWIRE_LAMBDA {
+                          F8 value = load(grad + at, lanes);
+                          if (HAS_RESIDUAL) {
+                              value += load(residual + at, lanes);
+                              store(residual + at, value, lanes);
+                          }
+                          bits[at / 8] = static_cast<uint8_t>(mask(value >= 0.0f));
+                          sums[turn] += absolute(value);
+                      });
         total += sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
     }
     return static_cast<float>(total / static_cast<double>(count > 0 ? count : 1));

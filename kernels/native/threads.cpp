@@ -43,8 +43,8 @@ void leave_processor([[maybe_unused]] int processor) {
 #endif
 }
 
-// Asks for short turns, which Linux from 6.12 on grants soon: OpenMP's threads, torch's among them, spin for milliseconds
-// after their work, and whoever is woken to a long turn waits for that to end.
+// Asks for short turns, which Linux from 6.12 on grants soon: OpenMP's threads, torch's among them, spin for
+// milliseconds after their work, and whoever is woken to a long turn waits for that to end.
 void ask_for_short_turns() {
 #if defined(__linux__) && defined(SYS_sched_setattr) && defined(SYS_sched_getattr)
     struct {
@@ -54,7 +54,8 @@ void ask_for_short_turns() {
         uint32_t priority;
         uint64_t runtime, deadline, period;
     } attributes{};
-    if (syscall(SYS_sched_getattr, 0, &attributes, sizeof(attributes), 0) != 0 || attributes.policy != SCHED_OTHER) return;
+    if (syscall(SYS_sched_getattr, 0, &attributes, sizeof(attributes), 0) != 0 || attributes.policy != SCHED_OTHER)
+        return;
     attributes.runtime = 100'000;  // nanoseconds
     syscall(SYS_sched_setattr, 0, &attributes, 0);
 #endif
@@ -66,7 +67,8 @@ struct Job {
     const Task task;
     const void* const work;
     const int processor = current_processor();
-    std::fenv_t arithmetic{};  // of the caller, whether small numbers are flushed to zero included; the workers take it on
+    std::fenv_t
+        arithmetic{};  // of the caller, whether small numbers are flushed to zero included; the workers take it on
     int64_t joined = 1, inside = 0;  // workers that ever joined, the caller included; those still here, without it
     std::exception_ptr error{};
     std::atomic<int64_t> next{0};
@@ -109,7 +111,8 @@ class Team {
         }
     }
 
-    // False where the system grants no more threads: those there are do the work. Signals are the other threads' business.
+    // False where the system grants no more threads: those there are do the work. Signals are the other threads'
+    // business.
     bool start_worker() {
         sigset_t all, before;
         sigfillset(&all);

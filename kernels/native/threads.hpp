@@ -1,4 +1,5 @@
-// Work on several threads: a job is cut into parts, which its caller and the threads of one team take one after another.
+// Work on several threads: a job is cut into parts, which its caller and the threads of one team take one after
+// another.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +13,8 @@ inline int64_t cut(int64_t total, int64_t parts, int64_t index, int64_t step = 1
     return std::min(total, (steps / parts * index + std::min(index, steps % parts)) * step);
 }
 
-// How a job is shared. The parts outnumber the threads: one that comes late, or not at all, leaves its share to the others.
+// How a job is shared. The parts outnumber the threads: one that comes late, or not at all, leaves its share to the
+// others.
 struct Shares {
     static constexpr int64_t ELEMENTS_A_THREAD = 1 << 16;  // fewer are done before another thread has begun
     static constexpr int64_t PARTS_A_THREAD = 16;
@@ -29,8 +31,9 @@ using Task = void (*)(const void* work, int64_t part, int64_t worker);
 
 void run_parts(const Shares& shares, Task task, const void* work);
 
-// Calls `work(part, worker)` once for each part, and returns when all are done. `worker` is below the number of threads,
-// no two threads have the same, and the parts of a worker ascend. An exception ends the job and is thrown again here.
+// Calls `work(part, worker)` once for each part, and returns when all are done. `worker` is below the number of
+// threads, no two threads have the same, and the parts of a worker ascend. An exception ends the job and is thrown
+// again here.
 template <class Work>
 void share(const Shares& shares, const Work& work) {
     const auto task = [](const void* given, int64_t part, int64_t worker) {

@@ -162,7 +162,8 @@ GRADWIRE_INLINE void store(Element* to, F8 value, Part part) {
     std::memcpy(to, lanes, bytes_of<Element>(part));
 }
 
-// Writes around the caches, for what is too large for them: memory is then not read first. `to` is aligned to its vector.
+// Writes around the caches, for what is too large for them: memory is then not read first. `to` is aligned to its
+// vector.
 GRADWIRE_INLINE void stream(float* to, F8 value) {
 #if GRADWIRE_AVX2
     _mm256_stream_ps(to, bit_cast<__m256>(value));
@@ -204,8 +205,8 @@ GRADWIRE_INLINE F8 multiply_add(F8 factor, F8 other, F8 value) {
 #endif
 }
 
-// Calls `step(place, lanes, turn)` for one vector of [first, last) after the other; `lanes` is Whole, for the last perhaps
-// Part; `turn` goes round from 0 to UNROLLED - 1, so that as many sums may be under way.
+// Calls `step(place, lanes, turn)` for one vector of [first, last) after the other; `lanes` is Whole, for the last
+// perhaps Part; `turn` goes round from 0 to UNROLLED - 1, so that as many sums may be under way.
 template <int UNROLLED, class Step>
 GRADWIRE_INLINE void over_lanes(int64_t first, int64_t last, const Step& step) {
     int64_t at = first;

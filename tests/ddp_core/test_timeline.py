@@ -1,0 +1,266 @@
+"""The timeline of our DistributedDataParallel: what its numbers say of a step, and the file for a timeline viewer."""
+
+import time
+
+import pytest
+import torch
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+import gradwire
+from gradwire.ddp_core.timeline import Timeline
+
+from .layers import CAP, DYNAMIC, Layers, inputs_of
+
+ALL = (0, 1, 2, 3)
+NAMES = {name for name, _ in Layers().named_parameters()}
+DELAY = 0.2  # seconds, many times what a step of these models takes
+
+
+def step(model, rank=0, number=0, used=ALL):
+    loss = model(inputs_of(rank, number), used).square().sum()
+    loss.backward()
+    return model.last_step()
+
+
+def check(times):
+    """The order of events that holds in every step."""
+    assert times.forward > 0
+    assert times.backward > 0
+    assert times.exposed > 0
+    launches = [bucket.launched for bucket in times.buckets]
+    assert launches == sorted(launches)
+    for bucket in times.buckets:
+        assert times.forward <= bucket.ready <= bucket.launched <= bucket.done <= times.total
+        moments = [moment for _, begin, end in bucket.spans for moment in (begin, end)]
+        assert moments == sorted(moments)
+        assert all(bucket.launched <= moment <= bucket.done for moment in moments)
+        assert bool(moments) == (bucket.spans != ())
+    return times
+
+
+def kinds(bucket):
+    return [kind for kind, _, _ in bucket.spans]
+
+
+def closed(model):
+    model.compression.close()
+    return model
+
+
+def compressed(rank, world_size):
+    model = gradwire.DistributedDataParallel(Layers(), compressor="powersgd:rank=1", bucket_cap_mb=CAP)
+    before = model.last_step()
+    steps = [step(model, rank, number) for number in range(4)]
+    closed(model)
+    return before, steps
+
+
+def test_every_step_has_its_buckets_in_order_with_the_spans_of_their_programs(ranks):
+    for before, steps in ranks.run(compressed, 2):
+        assert before is None
+        assert [times.step for times in steps] == [1, 2, 3, 4]
+        for times in map(check, steps):
+            assert [bucket.index for bucket in times.buckets] == list(range(4))
+            assert {name for bucket in times.buckets for name in bucket.parameters} == NAMES
+            assert [kinds(bucket) for bucket in times.buckets] == [["encode", *["wait", "decode"] * 2]] * 4
+
+
+def beside_a_slow_rank(rank, world_size):
+    """Rank 1 computes layer 1's gradients late; autograd reaches layers from the last to the first."""
+    model = gradwire.DistributedDataParallel(Layers(), bucket_cap_mb=CAP)
+    for number in range(3):
+        times = step(model, rank, number)
+    if rank == 1:
+        model.module.layers[1].bias.register_hook(lambda _: time.sleep(DELAY))
+    torch.distributed.barrier()
+    slow = step(model, rank, 3)
+    closed(model)
+    return times, slow
+
+
+def test_a_rank_that_waits_for_a_slower_one_has_that_time_exposed_and_the_slower_one_in_its_backward(ranks):
+    (_, waiting), (_, late) = ranks.run(beside_a_slow_rank, 2)
+    assert check(waiting).exposed > 0.8 * DELAY
+    assert check(late).backward > DELAY
+    bucket = next(bucket for bucket in late.buckets if "layers.1.bias" in bucket.parameters)
+    assert bucket.ready > DELAY
+    assert any(each.done - each.launched > 0.8 * DELAY for each in waiting.buckets)
+
+
+def with_hooks(rank, world_size):
+    """One step with a hook of torch, one with a hook of ours, and one whose hook returns no torch future."""
+
+    class Waited:
+        def __init__(self, work, tensor):
+            self.work, self.tensor = work, tensor
+
+        def wait(self):
+            self.work.wait()
+            return self.tensor.div_(world_size)
+
+    def own(state, bucket):
+        work = torch.distributed.all_reduce(bucket.buffer(), async_op=True)
+        return Waited(work, bucket.buffer())
+
+    answers = []
+    for register in (
+        lambda model: model.register_comm_hook(None, default_hooks.allreduce_hook),
+        lambda model: gradwire.attach(model, "fp16"),
+        lambda model: model.register_comm_hook(None, own),
+    ):
+        model = gradwire.DistributedDataParallel(Layers(), bucket_cap_mb=CAP)
+        handle = register(model)
+        answers.append([step(model, rank, number) for number in range(2)][-1])
+        closed(model)
+        if handle is not None:
+            handle.close()
+    return answers
+
+
+def test_hooks_have_their_buckets_timed_and_ours_their_programs_too(ranks):
+    for answers in ranks.run(with_hooks, 2):
+        theirs, ours, own = map(check, answers)
+        assert [kinds(bucket) for bucket in theirs.buckets + own.buckets] == [[]] * 8
+        assert [kinds(bucket) for bucket in ours.buckets] == [["encode", "wait", "decode"]] * 4
+
+
+def dropped(rank, world_size):
+    model = gradwire.DistributedDataParallel(Layers(), skip_all_reduce_unused_params=True, **DYNAMIC)
+    steps = [step(model, rank, number, used) for number, used in enumerate([ALL, (0, 3), (rank,)])]
+    closed(model)
+    return steps
+
+
+def test_buckets_that_are_not_sent_are_absent(ranks):
+    for steps in ranks.run(dropped, 2):
+        everything, some, other = map(check, steps)
+        assert len(everything.buckets) == 4
+        assert [bucket.parameters[0][:8] for bucket in some.buckets] == ["layers.3", "layers.0"]
+        assert [bucket.parameters[0][:8] for bucket in other.buckets] == ["layers.1", "layers.0"]
+
+
+def uneven(rank, world_size):
+    model = gradwire.DistributedDataParallel(Layers(), bucket_cap_mb=CAP)
+    steps = []
+    with model.join():
+        for number in range(4 if rank else 2):
+            steps.append(step(model, rank, number))
+    steps.append(model.last_step())
+    closed(model)
+    return steps
+
+
+def test_a_rank_that_stands_in_with_zeros_has_no_step_of_its_own(ranks):
+    first, second = ranks.run(uneven, 2)
+    assert [check(times).step for times in first] == [1, 2, 2]
+    assert [check(times).step for times in second] == [1, 2, 3, 4, 4]
+
+
+def alone(rank, world_size, show, *arguments):
+    """`show(model, ...)` of a model on one rank."""
+    model = gradwire.DistributedDataParallel(Layers(), bucket_cap_mb=CAP)
+    try:
+        return show(model, *arguments)
+    finally:
+        model.compression.close()
+
+
+def raised_before_the_first_gradient(model):
+    step(model)
+    loss = model(inputs_of(0), ALL).sum()
+    loss.register_hook(lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        loss.backward()
+    assert model.last_step().step == 1
+    return check(step(model)).step
+
+
+def test_after_a_backward_that_raised_at_once_the_timeline_goes_on(ranks):
+    assert ranks.run(alone, 1, raised_before_the_first_gradient) == [2]
+
+
+def accumulated(model):
+    step(model)
+    with model.no_sync():
+        step(model)
+        assert model.last_step().step == 1
+    with torch.no_grad():
+        model(inputs_of(0), ALL)
+    output = model(inputs_of(0), ALL)
+    with torch.no_grad():
+        time.sleep(DELAY)
+        model(inputs_of(0), ALL)
+    output.sum().backward()
+    return check(model.last_step())
+
+
+def test_only_synchronized_steps_count_from_the_forward_that_they_belong_to(ranks):
+    [times] = ranks.run(alone, 1, accumulated)
+    assert times.step == 2
+    assert times.forward < DELAY < times.backward
+
+
+def computing_on(model):
+    """A backward that goes on in front of the model."""
+
+    class Slow(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, inputs):
+            return inputs.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            time.sleep(DELAY)
+            return grad
+
+    step(model)
+    model(Slow.apply(inputs_of(0)), ALL).sum().backward()
+    return check(model.last_step())
+
+
+def test_what_backward_computes_after_the_last_gradient_is_not_exposed_communication(ranks):
+    [times] = ranks.run(alone, 1, computing_on)
+    assert times.backward > DELAY > times.exposed
+    assert all(bucket.done < DELAY for bucket in times.buckets)
+
+
+def static(rank, world_size):
+    model = gradwire.DistributedDataParallel(Layers(), bucket_cap_mb=CAP, static_graph=True)
+    steps = [step(model, number=number, used=(0, 2)) for number in range(3)]
+    closed(model)
+    return steps
+
+
+def test_a_static_graph_is_timed_from_its_first_step(ranks):
+    for times in ranks.run(static, 1)[0]:
+        assert len(check(times) and times.buckets) == 4
+
+
+def logged(model):
+    for number in range(3):
+        step(model, number=number)
+    data = model._get_ddp_logging_data()  # of the steps before the last forward
+    return data, model.last_step()
+
+
+def test_the_logging_data_of_torch_tell_of_the_same_moments(ranks):
+    [(data, times)] = ranks.run(alone, 1, logged)
+    assert data["iteration"] == times.step - 1
+    assert data["backward_comm_time"] == pytest.approx(
+        data["backward_comm_time_end"] - data["backward_comm_time_start"], abs=1000
+    )
+    assert data["backward_compute_time_start"] <= data["backward_comm_time_start"] <= data["backward_comm_time_end"]
+    assert data["forward_compute_time_start"] + data["forward_compute_time"] == pytest.approx(
+        data["backward_compute_time_start"], abs=1000
+    )
+
+
+def test_a_timeline_counts_no_bucket_that_never_was_ready():
+    timeline = Timeline()
+    timeline.name_buckets([("weight",)])
+    timeline.step_begins()
+    timeline.bucket_launched(0)
+    timeline.watch(0, object())
+    timeline.bucket_done(0)
+    timeline.step_ends(1, ())
+    assert timeline.last.buckets == ()
