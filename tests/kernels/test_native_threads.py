@@ -4,10 +4,12 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 
+import gradwire
 from gradwire import kernels
 
 from .native_given import native_of, needs_native, numbers
@@ -29,10 +31,11 @@ def right(threads):
 
 
 def run(code):
-    """What a fresh interpreter prints; it has to end well."""
+    """What a fresh interpreter prints, with the same gradwire as this one's; it has to end well."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", START + code]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110)
+    folder = Path(gradwire.__file__).parents[1]
+    ran = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=110)
     assert ran.returncode == 0, ran.stderr
     assert not ran.stderr
     return ran.stdout.split()
