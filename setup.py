@@ -45,7 +45,7 @@ setup(
     package_dir=packages(),
     package_data={
         "gradwire": ["py.typed"],
-        "gradwire.experiments": ["configs/*.yaml", "templates/*"],
+        "gradwire.experiments": ["configs/*.yaml", "configs/studies/*.yaml", "templates/*"],
         "gradwire.kernels.cuda": ["*.cu", "*.cuh"],
     },
     ext_modules=extensions(),

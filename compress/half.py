@@ -83,7 +83,9 @@ class Cast:
     def _widen(self, answer: Tensor, request: Request) -> Tensor:
         """The reply to `request`, in place where it is an all-reduce, as a process group gives it."""
         wide = request.tensor
-        reply = wide if isinstance(request, AllReduce) else torch.empty(answer.shape, dtype=wide.dtype, device=wide.device)
+        reply = (
+            wide if isinstance(request, AllReduce) else torch.empty(answer.shape, dtype=wide.dtype, device=wide.device)
+        )
         kernels.cast_scaled(answer, reply, 1.0)
         return reply
 

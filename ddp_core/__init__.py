@@ -2,7 +2,7 @@
 
 from .assignment import assigned, caps_in_bytes
 from .buckets import OWED, Bucket, Buckets
-from .collectives import Waitable, averaged, exchange, pacing
+from .collectives import Waitable, averaged, exchange, pacing, start_sum
 from .engine import DEFAULT_TIMEOUT, Engine
 from .handle import Handle
 from .job import Record
@@ -31,5 +31,6 @@ __all__ = [
     "exchange",
     "layout_of",
     "pacing",
+    "start_sum",
     "trace",
 ]

@@ -57,10 +57,13 @@ class Engine:
                 f"rank {differing[0]} has {texts[differing[0]]}; use the same compressor and model on all ranks"
             )
 
-    def submit(self, program: Program[Tensor], label: str) -> tuple[torch.futures.Future[Tensor], Record]:
+    def submit(
+        self, program: Program[Tensor], label: str, *, at_once: bool = False
+    ) -> tuple[torch.futures.Future[Tensor], Record]:
         """Run a bucket's program after those submitted before; returns at once.
 
-        The future holds the program's result, or raises RuntimeError with `label` and the cause.
+        `at_once`: it has nothing to compute before its first request, so no other thread need wake up for that. The
+        future holds the program's result, or raises RuntimeError with `label` and the cause.
         """
         self._refuse_if_failed()
         devices: list[int | str | torch.device] | None = [self.device] if self.device.type == "cuda" else None
@@ -68,7 +71,7 @@ class Engine:
         job = Job(label, program, self.group.size(), future)
         with self._lock:
             self._live[job] = None
-        self._executor.submit(job)
+        self._executor.submit(job, at_once=at_once)
         return future, job.record
 
     def close(self, limit: timedelta | None = None) -> None:

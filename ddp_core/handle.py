@@ -219,7 +219,8 @@ class Handle:
     def _run(
         self, engine: Engine, program: Program[Tensor], names: tuple[str, ...], elements: int
     ) -> torch.futures.Future[Tensor]:
-        future, record = engine.submit(program, _label(len(self._records), names))
+        label = _label(len(self._records), names)
+        future, record = engine.submit(program, label, at_once=self._buckets.averages)
         self._records.append(BucketStats(names, elements, record))
         return future
 

@@ -12,7 +12,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
 from queue import SimpleQueue
 
@@ -21,6 +20,7 @@ import torch.distributed as dist
 
 from .collectives import start
 from .job import Job
+from .private_group import private_group
 
 
 class Lanes:
@@ -33,12 +33,13 @@ class Lanes:
         self, group: dist.ProcessGroup, timeout: timedelta, on_end: Callable[[Job, BaseException | None], None]
     ) -> None:
         self._process = os.getpid()
-        self._ranks = dist.get_process_group_ranks(group)
+        self._group = group
         self._timeout = timeout
         self._on_end = on_end
         self._groups: list[dist.ProcessGroup] = []
         self._queues: list[SimpleQueue[Job | None]] = []
         self._threads: list[threading.Thread] = []
+        self._queued = self._begun = 0  # jobs that were to begin on the first lane's thread, and those that did
         self._add_queue()
 
     def ensure(self, rounds: int) -> None:
@@ -49,22 +50,24 @@ class Lanes:
             self._add_queue()
 
     def _new_group(self, lane: int) -> dist.ProcessGroup:
-        # Groups of some ranks are named by how many there are (torch 2.8), which repeats once one is closed; of all, never.
-        some = len(self._ranks) < dist.get_world_size()
         try:
-            group = dist.new_group(self._ranks, timeout=self._timeout, backend="gloo", use_local_synchronization=some)
+            return private_group(self._group, self._timeout)
         except RuntimeError as error:
             raise RuntimeError(
-                f"ranks {self._ranks} did not all make a process group for lane {lane} within {self._timeout}; "
-                f"see what the others raised. {error}"
+                f"ranks {dist.get_process_group_ranks(self._group)} did not all make a process group for lane {lane} "
+                f"within {self._timeout}; see what the others raised. {error}"
             ) from error
-        if not isinstance(group, dist.ProcessGroup):
-            raise RuntimeError(f"no process group for lane {lane}: this rank is not one of {self._ranks}")
-        return group
 
-    def submit(self, job: Job) -> None:
-        """Queue a job behind those submitted before."""
-        self._queues[0].put(job)
+    def submit(self, job: Job, *, at_once: bool = False) -> None:
+        """Queue a job behind those submitted before.
+
+        `at_once`: it has nothing to compute before its first request, which leaves from here, if those before have left.
+        """
+        if at_once and self._queued == self._begun:
+            self._step(job, 0)
+        else:
+            self._queued += 1
+            self._queues[0].put(job)
 
     def close(self, limit: timedelta | None = None) -> None:
         """End the threads once they have done what is queued, then the groups; wait no longer than `limit`."""
@@ -82,11 +85,8 @@ class Lanes:
         self._drop_groups()
 
     def _drop_groups(self) -> None:
-        """Destroy the groups. Gloo's own abort does nothing: connections close when the last reference is gone."""
-        groups, self._groups = self._groups, []
-        while groups:
-            with suppress(ValueError):  # the user has destroyed it already, together with all others
-                dist.destroy_process_group(groups.pop())
+        """Gloo's own abort does nothing: connections close when the last reference is gone."""
+        self._groups = []
 
     def _add_queue(self) -> None:
         stage = len(self._queues)
@@ -99,12 +99,17 @@ class Lanes:
         """Stage j ends round j - 1 of each job, in order, and starts its round j."""
         torch.get_num_threads()  # makes torch's number of threads hold for BLAS here; it decides how products are rounded
         while (job := self._queues[stage].get()) is not None:
-            try:
-                self._step(job, stage)
-            except BaseException as error:  # every error, whatever it is, must reach the waiting backward
-                self._on_end(job, error)
+            self._step(job, stage)
+            if stage == 0:
+                self._begun += 1
 
     def _step(self, job: Job, stage: int) -> None:
+        try:
+            self._advance(job, stage)
+        except BaseException as error:  # every error, whatever it is, must reach the waiting backward
+            self._on_end(job, error)
+
+    def _advance(self, job: Job, stage: int) -> None:
         if job.closed:
             job.close()
             return

@@ -29,8 +29,8 @@ class SideStream:
     def ensure(self, rounds: int) -> None:
         """Nothing to prepare: one group serves all rounds, bucket after bucket."""
 
-    def submit(self, job: Job) -> None:
-        """Queue the whole program behind the gradient's kernels and earlier buckets."""
+    def submit(self, job: Job, *, at_once: bool = False) -> None:
+        """Queue the whole program behind the gradient's kernels and earlier buckets; `at_once` changes nothing here."""
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream), torch.autocast("cuda", enabled=False):
             try:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import signal
 import sys
 import time
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal
 
 import torch
@@ -22,9 +20,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ..compress import compressor, warm_up_steps
 from .data import DataConfig, Dataset, load_dataset
 from .finish import finish
-from .launch import RankFailure, chosen_backend, joined, run_ranks, under_launcher
+from .launch import RankFailure, chosen_backend, joined, run_ranks, sigterm_interrupts, under_launcher
+from .link import check_link, paced
 from .loggers import check_loggers, open_loggers
 from .models import ModelConfig, build_model
+from .netlab import NetlabConfig, again, here, labels
 from .results import Results, RunResult, environment
 from .training import train
 
@@ -48,7 +48,9 @@ class CompareConfig:
     compressors: list[str] = field(default_factory=lambda: ["none", "bf16", "powersgd:rank=4"])
     """specifications, separated by commas: none,powersgd:rank=1,topk:ratio=0.01"""
     steps: int = 100
-    """optimizer steps for each compressor"""
+    """batches of a rank for each compressor"""
+    sync_every: int = 1
+    """batches whose mean gradient makes an optimizer step; only the last of them communicates"""
     batch_size: int = 8
     """samples a rank and step"""
     optimizer: Literal["adamw", "sgd"] = "sgd"
@@ -69,6 +71,10 @@ class CompareConfig:
     """torch threads a rank; 0 divides the cores among local ranks"""
     timeout: float = 300.0
     """seconds that any wait for other ranks may take"""
+    netlab: NetlabConfig = field(default_factory=NetlabConfig)
+    """hosts on this machine, joined by links of a set rate, in place of nproc ranks"""
+    link: str | None = None
+    """rate of an emulated link, such as 100mbit: what gradwire sends is held back as if by it; needs no root"""
     out: str | None = None
     """folder for results.json, pictures and report; runs/<time> if not given"""
     logger: list[str] = field(default_factory=list)
@@ -81,6 +87,11 @@ class CompareConfig:
         for name in ("lr", "bucket_mb", "timeout"):
             if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise ValueError(f"{name} is above 0, got {getattr(self, name)}")
+        if not 1 <= self.sync_every <= self.steps:
+            raise ValueError(f"sync_every is from 1 to steps, {self.steps}, got {self.sync_every}")
+        check_link(self.link)
+        if self.link and self.backend == "nccl":
+            raise ValueError("an emulated link holds back Gloo's collectives, not NCCL's: use --backend gloo")
         if not self.compressors:
             raise ValueError("compressors is empty: name at least one, such as none,bf16,powersgd:rank=4")
         if twice := sorted({spec for spec in self.compressors if self.compressors.count(spec) > 1}):
@@ -92,17 +103,21 @@ class CompareConfig:
 def compare(config: CompareConfig) -> int:
     """Run the comparison and show it; the command's exit code. Everything that can be refused is refused first."""
     check_loggers(config.logger)
+    if (code := again(config.netlab)) is not None:
+        return code
     dataset = load_dataset(config.data, config.model)
     with torch.device("meta"):
         build_model(config.model, dataset)
     ranks = int(os.environ["WORLD_SIZE"]) if under_launcher() else config.nproc
     dataset.train_batches(config.batch_size, seed=config.seed, rank=0, world_size=ranks)  # refuses too few samples
-    backend = chosen_backend(config.backend, int(os.environ.get("LOCAL_WORLD_SIZE", config.nproc)))
+    wanted = "gloo" if here() or config.link else config.backend
+    backend = chosen_backend(wanted, int(os.environ.get("LOCAL_WORLD_SIZE", config.nproc)))
     if under_launcher():
         return _inside_launcher(config, dataset, backend)
     out = prepared_folder(config.out)
     (out / RESULTS).unlink(missing_ok=True)  # those of an earlier run are not to be taken for this one's
-    start = f"{config.nproc} ranks on {backend}, {len(config.compressors)} compressors, results in {out}"
+    ranks_on = ", ".join([f"{config.nproc} ranks on {backend}", *labels(config.link)])
+    start = f"{ranks_on}, {len(config.compressors)} compressors, results in {out}"
     Console().print(start, markup=False)
     for spec in config.compressors:
         if (steps := warm_up_steps(compressor(spec))) >= config.steps:
@@ -118,22 +133,16 @@ def compare(config: CompareConfig) -> int:
 
 def _supervise(config: CompareConfig, backend: str, out: Path) -> int:
     """Run the ranks to their end, whatever it is."""
-    previous = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        run_ranks(rank_main, config.nproc, config, backend, str(out))
+        with sigterm_interrupts():
+            run_ranks(rank_main, config.nproc, config, backend, str(out))
     except KeyboardInterrupt:
         print("\nstopped; what had finished is kept", file=sys.stderr)
         return INTERRUPTED
     except RankFailure as error:
         print(f"\na rank failed; what had finished before is kept.\n{error}", file=sys.stderr)
         return 1
-    finally:
-        signal.signal(signal.SIGTERM, previous)
     return 0
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def prepared_folder(out: str | None) -> Path:
@@ -178,7 +187,7 @@ def run_rank(
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if backend == "nccl" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    with joined(backend, timedelta(seconds=config.timeout), rendezvous) as group:
+    with joined(backend, timedelta(seconds=config.timeout), rendezvous) as group, paced(config.link):
         results = _empty_results(config, dataset, backend, group)
         if out is not None:
             results.write(out / RESULTS)
@@ -235,5 +244,9 @@ def _empty_results(config: CompareConfig, dataset: Dataset, backend: str, group:
         data=dataset.summary(),
         config=dataclasses.asdict(config),
         runs=(),
-        environment={**environment(), "launched_by": "torchrun" if under_launcher() else "gradwire"},
+        environment={
+            **environment(),
+            "launched_by": "torchrun" if under_launcher() else "gradwire",
+            "network": ", ".join(labels(config.link)) or None,
+        },
     )

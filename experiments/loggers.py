@@ -24,8 +24,12 @@ class RunLogger(ABC):
         """The loss at a step, `seconds` of training after the first."""
 
     @abstractmethod
+    def summary(self, numbers: Mapping[str, float], steps: int) -> None:
+        """The figures of the whole run of `steps` steps, by name; nothing comes after them."""
+
     def finish(self, run: RunResult) -> None:
-        """The figures of the whole run."""
+        """The figures of a training."""
+        self.summary(figures(run), run.steps)
 
 
 class WandbLogger(RunLogger):
@@ -42,8 +46,8 @@ class WandbLogger(RunLogger):
     def step(self, step: int, loss: float, seconds: float) -> None:
         self._run.log({"loss": loss, "seconds": seconds}, step=step)
 
-    def finish(self, run: RunResult) -> None:
-        self._run.summary.update(figures(run))
+    def summary(self, numbers: Mapping[str, float], steps: int) -> None:
+        self._run.summary.update(dict(numbers))
         self._run.finish()
 
 
@@ -60,9 +64,9 @@ class TensorBoardLogger(RunLogger):
         self._writer.add_scalar("loss", loss, step)
         self._writer.add_scalar("seconds", seconds, step)
 
-    def finish(self, run: RunResult) -> None:
-        for name, value in figures(run).items():
-            self._writer.add_scalar(name, value, run.steps)
+    def summary(self, numbers: Mapping[str, float], steps: int) -> None:
+        for name, value in numbers.items():
+            self._writer.add_scalar(name, value, steps)
         self._writer.close()
 
 

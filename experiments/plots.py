@@ -10,9 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from .results import Results, RunResult
+from .results import Results, RunResult, smoothed
 
-SMOOTHING = 0.9  # weight of the past in the drawn loss
 LARGEST_BUBBLE = 2500.0  # points squared
 DPI = 130
 
@@ -24,19 +23,6 @@ def draw(results: Results, out: Path) -> list[Path]:
         FigureCanvasAgg(figure)
         figure.savefig(out / name, dpi=DPI)
     return [out / name for name in pictures]
-
-
-def smoothed(values: tuple[float, ...]) -> list[float]:
-    """An exponential moving average without its bias to the start.
-
-    >>> smoothed((2.0, 2.0))
-    [2.0, 2.0]
-    """
-    total, weight, averages = 0.0, 0.0, []
-    for value in values:
-        total, weight = SMOOTHING * total + value, SMOOTHING * weight + 1
-        averages.append(total / weight)
-    return averages
 
 
 def _color(index: int) -> tuple[float, float, float, float]:
@@ -54,7 +40,7 @@ def _losses(results: Results) -> Figure:
     _label(by_step, "step", "training loss, nats (smoothed)")
     _label(by_time, "seconds of training", "")
     by_step.legend(fontsize=8)
-    figure.suptitle(f"{results.model['name']} on {results.data['name']}, {results.world_size} ranks", fontsize=11)
+    figure.suptitle(f"{results.model['name']} on {results.data['name']}, {results.ranks}", fontsize=11)
     return figure
 
 

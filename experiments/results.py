@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+SMOOTHING = 0.9  # weight of the past in a loss that is shown
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -38,8 +40,9 @@ class RunResult:
     """One training with one compressor.
 
     `loss`: mean over ranks, step by step. `step_seconds`: percentiles of a step's wall-clock time on rank 0, the first
-    steps left out. Bytes are a rank's; `compression_ratio` is what a dense float32 ring all-reduce sends over
-    `sent_bytes_per_step`. `train_seconds`: when each step ended. `parameters_digest`: SHA-256, the same on all ranks.
+    steps left out. Bytes are a rank's in a step that communicates; `compression_ratio` is what a dense float32 ring
+    all-reduce sends over `sent_bytes_per_step`. `train_seconds`: when each step ended. `parameters_digest`: SHA-256, the
+    same on all ranks.
     """
 
     compressor: str
@@ -69,6 +72,12 @@ class Results:
     environment: Mapping[str, Any]
     gradwire: str = field(default_factory=lambda: version("gradwire"))
     torch: str = torch.__version__
+
+    @property
+    def ranks(self) -> str:
+        """How many there were, and on what: `2 ranks, gloo, emulated link 100mbit`."""
+        network = self.environment.get("network")
+        return ", ".join([f"{self.world_size} ranks", self.backend, *([network] if network else [])])
 
     def write(self, path: Path) -> None:
         """Write JSON, whole or not at all; numbers that are not finite become null."""
@@ -117,6 +126,19 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float]:
     """
     values = torch.tensor(seconds, dtype=torch.float64)
     return {f"p{each}": torch.quantile(values, each / 100).item() for each in (50, 75, 90, 95)}
+
+
+def smoothed(values: Sequence[float]) -> list[float]:
+    """An exponential moving average without its bias to the start.
+
+    >>> smoothed([2.0, 2.0])
+    [2.0, 2.0]
+    """
+    total, weight, averages = 0.0, 0.0, []
+    for value in values:
+        total, weight = SMOOTHING * total + value, SMOOTHING * weight + 1
+        averages.append(total / weight)
+    return averages
 
 
 def environment() -> dict[str, Any]:

@@ -61,7 +61,7 @@ def final_loss(run: RunResult) -> float:
 def table(results: Results) -> Table:
     """The runs for a terminal."""
     model = f"{results.model['name']} ({results.model['parameters']:,} parameters) on {results.data['name']}"
-    shown = Table(title=f"{model}, {results.world_size} ranks, {results.backend}", title_justify="left")
+    shown = Table(title=f"{model}, {results.ranks}", title_justify="left")
     shown.add_column("compressor", no_wrap=True)
     for heading in HEADINGS:
         shown.add_column(heading, justify="right")
@@ -92,6 +92,8 @@ def verdict(results: Results) -> str:
 
 
 def _where(results: Results) -> str:
+    if network := results.environment.get("network"):
+        return f"Network: {network}."
     if results.environment.get("launched_by") == "torchrun":
         return "Steps and network are those of this run."
     return (

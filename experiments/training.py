@@ -7,10 +7,11 @@ import itertools
 import resource
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from .compare import CompareConfig
 
 REPORT_EVERY = 10  # steps between two looks at the loss of all ranks
+Replica: TypeAlias = TorchDDP | DistributedDataParallel
 Report = Callable[[int, float, float], None]  # step, mean loss over ranks, seconds since the start
 
 
@@ -57,7 +59,7 @@ def train(
     return result
 
 
-def _wrapped(model: nn.Module, spec: str, config: CompareConfig) -> tuple[nn.Module, Handle]:
+def _wrapped(model: nn.Module, spec: str, config: CompareConfig) -> tuple[Replica, Handle]:
     """The model as the configured DDP trains it, and the handle of its compression."""
     timeout = timedelta(seconds=config.timeout)
     if config.ddp == "torch":
@@ -89,7 +91,7 @@ def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _steps(
-    model: nn.Module,
+    model: Replica,
     config: CompareConfig,
     dataset: Dataset,
     group: dist.ProcessGroup,
@@ -101,11 +103,14 @@ def _steps(
     progress, spent = Progress(), 0.0
     for step in range(config.steps):
         inputs, targets = (tensor.to(device) for tensor in next(batches))
+        synced = (step + 1) % config.sync_every == 0
         start = time.perf_counter()
-        loss = loss_of(model, inputs, targets)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        with nullcontext() if synced else model.no_sync():
+            loss = loss_of(model, inputs, targets)
+            (loss / config.sync_every).backward()
+        if synced:
+            optimizer.step()
+            optimizer.zero_grad()
         progress.losses.append(loss.item())
         progress.step_seconds.append(time.perf_counter() - start)
         spent += progress.step_seconds[-1]

@@ -17,7 +17,9 @@ BACKENDS = {each.name: each for each in kernels.backends() if each.device in ("c
 COMPILED = [name for name in BACKENDS if name != "triton"]
 INTERPRETED_VARIANTS = 5  # of a test; all with --every-variant
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell script; processes would inherit it
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # as in the background of a shell script; processes would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
 
+from .commands import CONFIGS
+
 Fields: TypeAlias = dict[str, Any]  # dotted key of each field, nested dataclasses included: its type
 COMMAND_LINE = ""
 CONFIG_FLAG = "--config"
+END_OF_OPTIONS = "--"
 WORDS = {
     int: "a whole number",
     float: "a number",
@@ -77,26 +80,60 @@ def fields_of(config_class: type[Any], prefix: str = "") -> Fields:
     return found
 
 
-def assignments(arguments: Sequence[str], fields: Fields, defaults: Path | None) -> list[Assignment]:
+def assignments(
+    arguments: Sequence[str], fields: Fields, defaults: Path | None, positional: Sequence[str] = ()
+) -> list[Assignment]:
     """What the command line and its `--config` files say, in the order written, later ones winning.
 
-    `defaults` is the file that is read first where no `--config` is given. Raises ValueError for what cannot be read and
-    for unknown keys, saying which there are.
+    `defaults` is the file that is read first where no `--config` is given. `positional` names the fields that take the
+    arguments without a flag, and all that follows a `--`. Raises ValueError for what cannot be read and for unknown
+    keys, saying which there are.
     """
     found: list[Assignment] = []
+    words: list[str] = []
     rest = deque(arguments)
     configured = False
     while rest:
-        flag, equals, text = rest.popleft().partition("=")
+        word = rest.popleft()
+        flag, equals, text = word.partition("=")
+        if word == END_OF_OPTIONS:
+            words += rest
+            break
         if not flag.startswith("--"):
-            raise ValueError(f"unexpected argument {flag!r}; items of a list are separated by commas, without spaces")
+            words.append(word)
+            continue
         if flag == CONFIG_FLAG:
             configured = True
-            found += from_file(Path(text if equals else _next(flag, rest)), fields)
+            found += from_file(config_file(text if equals else _next(flag, rest)), fields)
             continue
         key = _known(flag.removeprefix("--"), fields, COMMAND_LINE)
         found.append(Assignment(key, text if equals else _next(flag, rest, fields[key]), COMMAND_LINE))
+    found += _placed(words, fields, positional)
     return found if configured or defaults is None else from_file(defaults, fields) + found
+
+
+def _placed(words: Sequence[str], fields: Fields, names: Sequence[str]) -> list[Assignment]:
+    """Arguments without a flag, each given to its field; the last field takes all the rest where it is a list."""
+    listed = names[-1] if names and item_type(fields[names[-1]]) else None
+    single = names[:-1] if listed else names
+    surplus = words[len(single) :]
+    if surplus and not listed:
+        commas = "items of a list are separated by commas, without spaces"
+        takes = f"this command takes {usage(names, fields)}" if names else commas
+        raise ValueError(f"unexpected argument {surplus[0]!r}; {takes}")
+    found = [Assignment(name, word, COMMAND_LINE) for name, word in zip(single, words, strict=False)]
+    if listed and surplus:
+        found.append(Assignment(listed, json.dumps(surplus), COMMAND_LINE))
+    return found
+
+
+def usage(names: Sequence[str], fields: Fields) -> str:
+    """Positional fields as help shows them.
+
+    >>> usage(["base", "tests"], {"base": str, "tests": list[str]})
+    'BASE TESTS...'
+    """
+    return " ".join(name.upper() + ("..." if item_type(fields[name]) else "") for name in names)
 
 
 def _next(flag: str, rest: deque[str], hint: Any = str) -> str:
@@ -106,6 +143,13 @@ def _next(flag: str, rest: deque[str], hint: Any = str) -> str:
     if not rest or rest[0].startswith("--"):
         raise ValueError(f"{flag} needs a value: {described(hint)}")
     return rest.popleft()
+
+
+def config_file(text: str) -> Path:
+    """A file by its path, or one that is shipped by its name, such as `powersgd-post`."""
+    path = Path(text)
+    shipped = {file.stem: file for file in CONFIGS.rglob("*.yaml")}
+    return path if path.exists() or text not in shipped else shipped[text]
 
 
 def from_file(path: Path, fields: Fields) -> list[Assignment]:

@@ -17,13 +17,15 @@ class Command:
 
     `config` and `function` are "module:attribute": a dataclass, whose fields are the flags and the YAML keys, and a
     function from that dataclass to the exit code. A module that starts with a dot lies in `gradwire.experiments`.
-    `defaults` is the YAML file that is used where no `--config` is given.
+    `defaults` is the YAML file that is used where no `--config` is given. `positional` names the fields that take the
+    arguments without a flag, in order; where the last is a list it takes the rest, and all that follows a `--`.
     """
 
     help: str
     config: str
     function: str
     defaults: Path | None = None
+    positional: tuple[str, ...] = ()
 
     def config_class(self) -> type[Any]:
         """The dataclass of the command's options."""
@@ -44,6 +46,17 @@ def _imported(reference: str) -> Any:
 
 
 COMMANDS: dict[str, Command] = {
+    "bench": Command(
+        "time training steps with DistributedDataParallel over models, world sizes and settings",
+        config=".bench:BenchConfig",
+        function=".bench:bench_command",
+    ),
+    "diff": Command(
+        "compare two files of bench, and fail where the second is slower",
+        config=".bench:DiffConfig",
+        function=".bench:diff_command",
+        positional=("base", "test"),
+    ),
     "compare": Command(
         "train with each compressor and compare loss, speed and bytes on the wire",
         config=".compare:CompareConfig",
@@ -59,6 +72,39 @@ COMMANDS: dict[str, Command] = {
         "time the arithmetic on each backend against memory and torch's operators, after checking it",
         config=".kernels:KernelsConfig",
         function=".kernels:kernels_command",
+    ),
+    "sweep": Command(
+        "run a study: a command on every point of a grid, with a table, pictures and a cache",
+        config=".sweep:SweepConfig",
+        function=".sweep:sweep_command",
+    ),
+    "report": Command(
+        "put any results into one HTML page that needs nothing beside it",
+        config=".report:ReportConfig",
+        function=".report:report_command",
+        positional=("folders",),
+    ),
+    "collective": Command(
+        "time all-reduces by the size of their pieces",
+        config=".collective:CollectiveConfig",
+        function=".collective:collective",
+    ),
+    "ready": Command(
+        "time when each gradient of a backward pass is ready",
+        config=".ready:ReadyConfig",
+        function=".ready:ready",
+    ),
+    "trace": Command(
+        "show how long each layer of a model takes, or measure it here, for an emulated accelerator",
+        config=".emulation:TraceConfig",
+        function=".emulation:trace_command",
+        positional=("trace",),
+    ),
+    "netlab": Command(
+        "run a command on hosts of one machine that are joined by links of a set rate (Linux, root)",
+        config=".netlab.command:NetlabCommandConfig",
+        function=".netlab.command:netlab_command",
+        positional=("command",),
     ),
     "info": Command(
         "show versions, devices, kernel backends, process groups and network interfaces",

@@ -22,6 +22,7 @@ INSTALL = {  # import name: what brings it
     "sklearn": "gradwire[experiments]",
     "tensorboard": "gradwire[tensorboard]",
     "torchvision": "gradwire[vision]",
+    "transformers": "gradwire[transformers]",
     "wandb": "gradwire[wandb]",
     "yaml": "PyYAML",
 }

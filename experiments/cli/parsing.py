@@ -10,7 +10,18 @@ from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser, set_parsing_settings
 
-from .arguments import CONFIG_FLAG, Assignment, Fields, assignments, described, fields_of, item_type, split_specs
+from .arguments import (
+    CONFIG_FLAG,
+    END_OF_OPTIONS,
+    Assignment,
+    Fields,
+    assignments,
+    described,
+    fields_of,
+    item_type,
+    split_specs,
+    usage,
+)
 from .commands import Command
 
 HELP_FLAGS = ("-h", "--help")
@@ -25,10 +36,13 @@ def configuration(command: Command, prog: str, arguments: Sequence[str]) -> Any:
     config_class = command.config_class()
     fields = fields_of(config_class)
     parser = _parser(command, config_class, prog)
-    if set(HELP_FLAGS) & set(arguments):
+    end = list(arguments).index(END_OF_OPTIONS) if END_OF_OPTIONS in arguments else len(arguments)
+    options, rest = arguments[:end], arguments[end:]
+    if set(HELP_FLAGS) & set(options):
         _help(parser, fields, assignments([], fields, command.defaults))
-    printing = [each for each in arguments if each.partition("=")[0] in PRINT_FLAGS]
-    given = assignments([each for each in arguments if each not in printing], fields, command.defaults)
+    printing = [each for each in options if each.partition("=")[0] in PRINT_FLAGS]
+    words = [*(each for each in options if each not in printing), *rest]
+    given = assignments(words, fields, command.defaults, command.positional)
     flags = [_flag(each, fields) for each in given] + [each.replace("-config", "_config") for each in printing]
     try:
         values = parser.instantiate(parser.parse_args(flags))
@@ -66,12 +80,14 @@ def _help(parser: ArgumentParser, fields: Fields, defaults: list[Assignment]) ->
 
 def _parser(command: Command, config_class: type[Any], prog: str) -> ArgumentParser:
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
-    parser = ArgumentParser(prog=prog, description=command.help, exit_on_error=False)
+    fields = fields_of(config_class)
+    line = f"{prog} [options] {usage(command.positional, fields)}" if command.positional else None
+    parser = ArgumentParser(prog=prog, usage=line, description=command.help, exit_on_error=False)
     default = f" (default: the shipped {command.defaults.name})" if command.defaults else ""
     parser.add_argument(CONFIG_FLAG, action="config", help=f"YAML file; later flags win{default}")
     parser.add_class_arguments(config_class)
     for action in parser._actions:
-        _polish(action, fields_of(config_class))
+        _polish(action, fields)
     return parser
 
 

@@ -114,3 +114,35 @@ def make_groups_again(rank, world_size):
 
 def test_engines_can_follow_one_another(ranks):
     assert all(ranks.run(make_groups_again, 2))
+
+
+def group_of_all_after_training_on_some(rank, world_size):
+    some = dist.new_group([0, 1])
+    if rank < 2:
+        engine = Engine(some, torch.device("cpu"), LIMIT)
+        engine.prepare(2)
+        engine.submit(well(torch.ones(4)), "bucket 0")[0].wait()
+        engine.close()
+    everyone = dist.new_group(timeout=LIMIT)
+    total = torch.ones(1)
+    dist.all_reduce(total, group=everyone)
+    dist.destroy_process_group(everyone)
+    return total.item()
+
+
+def test_groups_of_lanes_do_not_disturb_those_that_the_user_makes_later(ranks):
+    assert ranks.run(group_of_all_after_training_on_some, 3) == [3.0] * 3
+
+
+def mixed_in_order(rank, world_size):
+    engine = Engine(dist.group.WORLD, torch.device("cpu"), LIMIT)
+    engine.prepare(2)
+    grads = [torch.full((1000,), float(index)) for index in range(30)]
+    futures = [engine.submit(well(grad), str(index), at_once=index % 3 > 0)[0] for index, grad in enumerate(grads)]
+    means = [future.wait()[0].item() for future in futures]
+    engine.close()
+    return means
+
+
+def test_programs_that_leave_at_once_keep_the_order_of_the_others(ranks):
+    assert ranks.run(mixed_in_order, 2) == [[float(index) for index in range(30)]] * 2

@@ -1,0 +1,32 @@
+"""Process groups that torch does not count: making one changes nothing for groups that the user makes later."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+_made: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
+
+
+def private_group(parent: dist.ProcessGroup, timeout: timedelta) -> dist.ProcessGroup:
+    """A Gloo group of the ranks of `parent`, known to its owner alone. A collective call of these ranks.
+
+    `torch.distributed.new_group` numbers all groups; made by some ranks only, it would have the ranks differ about the
+    number of the next one, and that hangs. This group ends with its last reference. Raises RuntimeError where not all
+    ranks come within `timeout`.
+    """
+    number = _made[parent] = _made.get(parent, 0) + 1
+    store = dist.PrefixStore(f"gradwire/{number}/", _store_of(parent))
+    group = dist.ProcessGroup(store, parent.rank(), parent.size())
+    backend = dist.ProcessGroupGloo(store, parent.rank(), parent.size(), timeout)
+    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+    return group
+
+
+def _store_of(group: dist.ProcessGroup) -> dist.Store:
+    """Where the ranks of a group, and no others, have met."""
+    return c10d._world.pg_map[group][1]

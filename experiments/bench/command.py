@@ -1,0 +1,198 @@
+"""`gradwire bench`: the benchmark on ranks that a launcher has started, or on ranks of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ...compress import compressor, warm_up_steps
+from ..info import interfaces
+from ..launch import RankFailure, chosen_backend, run_ranks, sigterm_interrupts, under_launcher
+from ..link import paced
+from ..netlab import again, here
+from ..results import environment
+from .config import BenchConfig
+from .launchers import adopt_launcher
+from .models import Task
+from .rows import KIND, Placement, row, write
+from .run import measure, world_sizes
+from .show import PLAIN, Lines, common, header, phases, topology
+from .trial import Setup
+from .world import World, met
+
+PHASES_WIDTH = 160  # columns, at least, for a table that is not to be cut
+INTERRUPTED = 130  # the shell's exit code for Ctrl-C
+
+
+def bench_command(config: BenchConfig) -> int:
+    """Run the benchmark; the command's exit code. What can be refused is refused before any rank starts."""
+    if (code := again(config.slowed_netlab)) is not None:
+        return code
+    launcher = adopt_launcher()
+    for task in config.tasks():
+        with torch.device("meta"):
+            task.build()
+    ranks = int(os.environ["WORLD_SIZE"]) if under_launcher() else config.nproc
+    if too_large := [each for each in config.world_sizes if each > ranks]:
+        raise ValueError(f"world_sizes has {too_large[0]}, and there are {ranks} ranks")
+    backend = chosen_backend(config.backend, int(os.environ.get("LOCAL_WORLD_SIZE", config.nproc)))
+    if under_launcher():
+        torch.set_num_threads(threads(config))
+        run_rank(config, backend, "netlab" if here() else launcher or "torchrun", None)
+        return 0
+    try:
+        with sigterm_interrupts():
+            run_ranks(rank_main, config.nproc, config, backend)
+    except KeyboardInterrupt:
+        print("\nstopped; what had finished is kept", file=sys.stderr)
+        return INTERRUPTED
+    except RankFailure as error:
+        print(f"\na rank failed; what had finished before is kept.\n{error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def threads(config: BenchConfig) -> int:
+    """Torch's threads for a rank."""
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", config.nproc))
+    shared = config.netlab.hosts if here() else 1  # the hosts of a lab share one machine
+    return config.threads or max(1, (os.cpu_count() or 1) // max(local_ranks, shared))
+
+
+def rank_main(rank: int, rendezvous: dict[str, Any], config: BenchConfig, backend: str) -> None:
+    """A rank that `bench` started."""
+    os.environ.setdefault("LOCAL_RANK", str(rank))
+    torch.set_num_threads(threads(config))
+    run_rank(config, backend, "gradwire", rendezvous)
+
+
+def run_rank(config: BenchConfig, backend: str, launcher: str, rendezvous: dict[str, Any] | None) -> None:
+    """All models on this rank; rank 0 shows and writes."""
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    device = torch.device("cuda", local_rank) if backend == "nccl" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    about = (local_rank, socket.gethostname())
+    world = met(rendezvous, backend, device, timedelta(seconds=config.timeout), about)
+    document = _document(config, world, launcher)
+    sizes = world_sizes(config, world)
+    console = Console(quiet=world.rank > 0)
+    console.print(header(document["environment"], document["labels"]), *_warnings(config), sep="\n", **PLAIN)
+    path = Path(config.json).expanduser() if config.json and world.rank == 0 else None
+    _keep(document, path, [])  # so that an earlier run's file is not taken for this one's
+    for task in config.tasks():
+        for rows in _models_rows(task, sizes, config, world, console):
+            _keep(document, path, rows)
+    if config.json:
+        console.print(f"figures    {config.json}", **PLAIN)
+    world.leave()
+
+
+def _keep(document: dict[str, Any], path: Path | None, rows: Sequence[dict[str, Any]]) -> None:
+    document["benchmark_results"] += rows
+    if path is not None:
+        write(document, path)
+
+
+def _document(config: BenchConfig, world: World, launcher: str) -> dict[str, Any]:
+    """All of the file but the rows. Keys that PyTorch's benchmark has, too, have its names."""
+    about = {
+        **environment(),
+        "gradwire": version("gradwire"),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "backend": world.backend,
+        "world_size": world.size,
+        "launched_by": launcher,
+        "hosts": sorted(set(world.hosts)),
+        "threads": torch.get_num_threads(),
+        "interfaces": interfaces(),
+        "topology": topology() if world.rank == 0 else None,
+    }
+    return {
+        "kind": KIND,
+        "pytorch_version": torch.__version__,
+        "cuda_version": torch.version.cuda,
+        "distributed_backend": world.backend,
+        "gradwire_version": version("gradwire"),
+        "command": shlex.join(["gradwire", *sys.argv[1:]]),
+        "environment": about,
+        "config": dataclasses.asdict(config),
+        "labels": config.labels(),
+        "benchmark_results": [],
+    }
+
+
+def _warnings(config: BenchConfig) -> Iterator[str]:
+    """What the figures do not show."""
+    turns = config.warmup
+    for spec in config.compressors:
+        if (steps := warm_up_steps(compressor(spec))) > turns:
+            yield f"{spec} compresses after {steps} steps, and --warmup is {turns}: some of its figures are of its warm-up"
+    if "torch" in config.ddp and config.link:
+        yield "an emulated link holds back what gradwire sends: torch's DDP sends through gradwire's none"
+
+
+def _models_rows(
+    task: Task, sizes: Sequence[int], config: BenchConfig, world: World, console: Console
+) -> Iterator[list[dict[str, Any]]]:
+    """The rows of a model, world size by world size, shown as they are there."""
+    cases = config.cases()
+    lines = Lines(cases)
+    title = f"\nBenchmark: {task.name} with batch size {config.batch_size}, {common(cases)}"
+    console.print(title, *config.labels(), "", lines.headings(), sep="\n", **PLAIN)
+    shown: list[dict[str, Any]] = []
+    with _progress(console) as bar:
+        for count in sizes:
+            rows = []
+            for found in _rows(task, world.placement(count), config, world, bar):
+                bar.console.print(lines.line(found), **PLAIN)
+                rows.append(found)
+            shown += rows
+            yield rows
+    console.print("")
+    Console(quiet=console.quiet, width=max(console.width, PHASES_WIDTH)).print(phases(shown, cases))
+
+
+def _rows(
+    task: Task, placement: Placement, config: BenchConfig, world: World, bar: Progress
+) -> Iterator[dict[str, Any]]:
+    """The rows of a model on some of the ranks; none on those that wait."""
+    count = placement.world_size
+    name = f"{task.name} on {count} ranks"
+    if world.rank >= count:
+        world.wait(name)
+        return
+    chosen = config.cases_on(count)
+    shown = bar.add_task(name, total=len(chosen) * (config.warmup + config.steps))
+
+    def advance(turn: int) -> None:
+        bar.advance(shown)
+        world.beat(name, turn)
+
+    own_wire = config.link is not None
+    setup = Setup(task, config.batch_size, config.seed, world.device, world.timeout, own_wire)
+    with world.joined(count, name), paced(config.slowed_link):
+        for case, measured in measure(chosen, setup, config, world, advance):
+            yield row(task.name, config.batch_size, case, placement, measured, config.labels())
+    bar.remove_task(shown)
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[Progress]:
+    columns = (TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=console.quiet or not console.is_terminal) as bar:
+        yield bar

@@ -1,0 +1,145 @@
+"""What to measure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+from ...compress import compressor
+from .. import emulation, netlab
+from ..emulation import check_dilation, chosen_trace, dilated
+from ..link import check_link
+from ..netlab import NetlabConfig
+from .models import RESNETS, Task, emulated_task, task
+from .rows import NO_DDP, Case
+
+AT_LEAST_ONE = ("nproc", "batch_size", "image_size", "steps", "warmup")
+LISTS = ("models", "ddp", "compressors", "process_groups", "sync_every", "overlap")
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """Seconds a training step with DistributedDataParallel, over models, world sizes and settings."""
+
+    nproc: int = 2
+    """ranks on this machine (the launcher's own number where one starts the ranks)"""
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    """process group; auto is nccl with a GPU for every rank, else gloo"""
+    models: list[str] = field(default_factory=lambda: list(RESNETS))
+    """resnet50, resnet101, resnext50_32x4d, resnext101_32x8d, vgg19, gpt, bert, mlp, tiny"""
+    batch_size: int = 32
+    """samples a rank and step"""
+    image_size: int = 224
+    """pixels a side, for the models that see pictures"""
+    ddp: list[Literal["torch", "gradwire"]] = field(default_factory=lambda: ["gradwire"])
+    """whose DistributedDataParallel: torch,gradwire compares them"""
+    compressors: list[str] = field(default_factory=lambda: ["none"])
+    """specifications, separated by commas: none,powersgd:rank=1"""
+    bucket_mb: list[float] = field(default_factory=list)
+    """sizes of buckets, MiB; 1 for the first and 25 for the others if not given"""
+    process_groups: list[int] = field(default_factory=lambda: [1])
+    """numbers of process groups among which buckets go in turn; more than 1 with gradwire's only"""
+    sync_every: list[int] = field(default_factory=lambda: [1])
+    """gradients are averaged in every k-th iteration only, the others run in no_sync"""
+    overlap: list[bool] = field(default_factory=lambda: [True])
+    """whether buckets go while backward still runs; false holds them until its last gradient"""
+    world_sizes: list[int] = field(default_factory=list)
+    """numbers of ranks; 1, 2, 4, ... of a machine and then 1, 2, 4, ... machines if not given"""
+    no_ddp: bool = True
+    """measure one rank without DistributedDataParallel as well"""
+    steps: int = 10
+    """measured turns of each setting: an iteration, or sync_every iterations of which the mean counts"""
+    warmup: int = 5
+    """turns before them, not measured"""
+    seed: int = 0
+    """of the models and samples"""
+    compute: str = "real"
+    """real, or emulate:TRACE for the layers of a trace instead of the models, taking its time"""
+    dilate: float = 1.0
+    """what the times of a trace are multiplied by, and the rates of link and netlab divided by"""
+    link: str | None = None
+    """rate of an emulated link for every rank, such as 100mbit"""
+    netlab: NetlabConfig = field(default_factory=NetlabConfig)
+    """hosts on this machine behind real limited links, a rank in each"""
+    threads: int = 0
+    """torch threads a rank; 0 divides the cores among local ranks"""
+    timeout: float = 300.0
+    """seconds that any wait for other ranks may take"""
+    json: str | None = None
+    """file to write all figures to"""
+
+    def __post_init__(self) -> None:
+        for name in AT_LEAST_ONE:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is at least 1, got {getattr(self, name)}")
+        if self.threads < 0:
+            raise ValueError(f"threads is at least 0, got {self.threads}")
+        if not self.timeout > 0:
+            raise ValueError(f"timeout is above 0, got {self.timeout}")
+        self._check_lists()
+        check_dilation(self.dilate, self.compute)
+        check_link(self.link)
+        self.tasks()
+        self.cases()
+        if self.json and not Path(self.json).expanduser().parent.is_dir():
+            raise ValueError(f"json: there is no folder {Path(self.json).expanduser().parent}")
+
+    def _check_lists(self) -> None:
+        for name in LISTS:
+            if not getattr(self, name):
+                raise ValueError(f"{name} is empty: name at least one, or leave it out")
+        for name in ("process_groups", "sync_every", "world_sizes"):
+            if too_few := [each for each in getattr(self, name) if each < 1]:
+                raise ValueError(f"{name} are at least 1, got {too_few[0]}")
+        if too_small := [each for each in self.bucket_mb if not each > 0]:
+            raise ValueError(f"bucket_mb is above 0, got {too_small[0]}")
+        for spec in self.compressors:
+            compressor(spec)
+
+    def tasks(self) -> list[Task]:
+        """What is trained, one after the other."""
+        if (trace := chosen_trace(self.compute)) is not None:
+            return [emulated_task(trace, self.dilate)]
+        return [task(name, self.image_size) for name in dict.fromkeys(self.models)]
+
+    def cases(self) -> list[Case]:
+        """All settings to compare, without those that torch's DistributedDataParallel does not have.
+
+        Raises ValueError where none is left.
+        """
+        factors: tuple[Sequence[Any], ...] = (
+            self.ddp,
+            self.compressors,
+            self.bucket_mb or (None,),
+            self.process_groups,
+            self.sync_every,
+            self.overlap,
+        )
+        found = [Case(*values) for values in product(*(dict.fromkeys(each) for each in factors))]
+        kept = [case for case in found if case.ddp != "torch" or case.process_groups == 1]
+        if not kept:
+            raise ValueError(
+                f"torch's DistributedDataParallel takes one process group, got {self.process_groups}: use --ddp gradwire"
+            )
+        return kept
+
+    def cases_on(self, ranks: int) -> list[Case]:
+        """The settings to compare on so many ranks; on one of them, no DistributedDataParallel as well."""
+        return [NO_DDP, *self.cases()] if ranks == 1 and self.no_ddp else self.cases()
+
+    def labels(self) -> list[str]:
+        """What every output says of figures that are not of a real accelerator and network."""
+        return emulation.labels(chosen_trace(self.compute), self.dilate) + netlab.labels(self.link)
+
+    @property
+    def slowed_link(self) -> str | None:
+        """The emulated link, as slow as the dilation makes it."""
+        return dilated(self.link, self.dilate) if self.link else None
+
+    @property
+    def slowed_netlab(self) -> NetlabConfig:
+        """The lab, its links as slow as the dilation makes them."""
+        return replace(self.netlab, rate=dilated(self.netlab.rate, self.dilate))

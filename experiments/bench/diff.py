@@ -1,0 +1,162 @@
+"""`gradwire diff`: two files of the benchmark side by side, for people and for continuous integration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from .files import Pairs, differing, paired, read
+from .rows import NO_DDP
+from .show import PLAIN, place, rate, value
+
+SHOWN = ("p75", "p95")
+GATE = "p75"
+NAME_WIDTH, VALUE_WIDTH = 22, 24
+REGRESSION = 1  # exit code
+LEGEND = "diff: how much less time an iteration takes in the test, so that + is faster and - is slower"
+
+
+@dataclass(frozen=True)
+class DiffConfig:
+    """Two files of `gradwire bench --json`, the baseline and the test (or two of PyTorch's benchmark)."""
+
+    base: str = ""
+    """file with the baseline"""
+    test: str = ""
+    """file to compare with it"""
+    fail_over: float | None = None
+    """exit with 1 where sec/iter at p75 has grown by more than so many percent, with DistributedDataParallel"""
+    html: str | None = None
+    """file for the same as a page"""
+
+    def __post_init__(self) -> None:
+        if self.fail_over is not None and not self.fail_over >= 0:
+            raise ValueError(f"fail_over is a number of percent, at least 0, got {self.fail_over}")
+        if self.html and not Path(self.html).expanduser().parent.is_dir():
+            raise ValueError(f"html: there is no folder {Path(self.html).expanduser().parent}")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row of the baseline and its partner, in words; `grown`: by how many percent sec/iter did, at `GATE`."""
+
+    place: str
+    settings: tuple[str, ...]
+    figures: tuple[tuple[str, str, str], ...]  # sec/iter, ex/sec and diff of each of SHOWN
+    grown: float
+    bare: bool
+
+
+@dataclass(frozen=True)
+class Section:
+    """The lines of one model."""
+
+    title: str
+    lines: Sequence[Line]
+
+
+def diff_command(config: DiffConfig) -> int:
+    """Show the difference; the exit code: 1 for a regression that is not allowed."""
+    if not config.base or not config.test:
+        raise ValueError("diff compares two files: gradwire diff BASE.json TEST.json")
+    base, test = read(Path(config.base)), read(Path(config.test))
+    pairs = paired(base, test)
+    if not pairs.both:
+        raise ValueError(f"{config.base} and {config.test} have no model, batch size and number of ranks in common")
+    facts, parts = differing(base, test), sections(pairs)
+    slower = regressions(parts, config.fail_over)
+    console = Console()
+    console.print(*_text(facts, parts, pairs), *slower, sep="\n", **PLAIN)
+    if config.html:
+        from .page import write_page  # here, since jinja2 is optional
+
+        write_page(Path(config.html).expanduser(), (base, test), facts, parts, [*_unmatched(pairs), *slower])
+        console.print(f"page    {config.html}", **PLAIN)
+    return REGRESSION if slower else 0
+
+
+def sections(pairs: Pairs) -> list[Section]:
+    """What to show of each model, in the order of the baseline."""
+    titles: dict[str, list[Line]] = {}
+    for base, test in pairs.both:
+        title = f"{base['model']} with batch size {base['batch_size']}"
+        titles.setdefault(title, []).append(line(base, test, pairs.factors))
+    return [Section(title, lines) for title, lines in titles.items()]
+
+
+def line(base: Mapping[str, Any], test: Mapping[str, Any], factors: Sequence[str]) -> Line:
+    """One row of the baseline and its partner in words."""
+    before, after = base["measurements"]["sec_per_iter"], test["measurements"]["sec_per_iter"]
+    rates = test["measurements"]["ex_per_sec"]
+    grown = {name: 100 * (after[name] - before[name]) / before[name] for name in SHOWN}
+    bare = base["ddp"] == NO_DDP.ddp
+    return Line(
+        place(base),
+        tuple("" if bare else value(name, base[name]) for name in factors),
+        tuple((f"{after[name]:.3f}s", rate(rates[name]), f"{0.0 - grown[name]:+.1f}%") for name in SHOWN),
+        grown[GATE],
+        bare,
+    )
+
+
+def regressions(parts: Sequence[Section], fail_over: float | None) -> list[str]:
+    """What has become slower than is allowed; one rank without DistributedDataParallel only tells of the machine."""
+    if fail_over is None:
+        return []
+    return [
+        f"REGRESSION: {part.title}, {' '.join((each.place.strip(), *each.settings))}: sec/iter {GATE} has grown by "
+        f"{each.grown:.1f} %, more than {fail_over:g} %"
+        for part in parts
+        for each in part.lines
+        if not each.bare and each.grown > fail_over
+    ]
+
+
+def _text(facts: Sequence[tuple[str, str, str]], parts: Sequence[Section], pairs: Pairs) -> Iterator[str]:
+    """Facts, then a table a model."""
+    bar = "-" * VALUE_WIDTH
+    yield f"{'':{NAME_WIDTH}}{'baseline':>{VALUE_WIDTH}}      {'test':>{VALUE_WIDTH}}"
+    yield f"{'':{NAME_WIDTH}}{bar:>{VALUE_WIDTH}}      {bar:>{VALUE_WIDTH}}"
+    for name, before, after in facts:
+        yield f"{name + ':':{NAME_WIDTH}}{before:>{VALUE_WIDTH}}  vs  {after:>{VALUE_WIDTH}}"
+    for part in parts:
+        yield f"\nBenchmark: {part.title}\n"
+        yield from _table(part, pairs.factors)
+    yield f"\n{LEGEND}"
+    yield from _unmatched(pairs)
+
+
+def _table(part: Section, factors: Sequence[str]) -> Iterator[str]:
+    columns = zip(factors, *(each.settings for each in part.lines), strict=True)
+    widths = [max(map(len, column)) for column in columns]
+    places = max(len(each.place) for each in part.lines)
+    names = (f"{name:<{width}}  " for name, width in zip(factors, widths, strict=True))
+    headings = (f"{'sec/iter':>14}{'ex/sec':>11}{'diff':>9}" for _ in SHOWN)
+    yield " " * (places + 3) + "".join(names) + "  ".join(headings)
+    for each in part.lines:
+        settings = (f"{text:<{width}}  " for text, width in zip(each.settings, widths, strict=True))
+        figures = (
+            f"{name}:  {seconds:>8} {samples:>10} {change:>8}"
+            for name, (seconds, samples, change) in zip(SHOWN, each.figures, strict=True)
+        )
+        yield f"{each.place}:  " + "".join(settings) + "  ".join(figures)
+
+
+def _unmatched(pairs: Pairs) -> list[str]:
+    """What cannot be compared."""
+    sides = (("baseline", pairs.base_only), ("test", pairs.test_only))
+    return [
+        f"only in the {side}: "
+        + "; ".join(f"{row['model']}, {place(row).strip()}, {_setting(row, pairs.factors)}" for row in rows)
+        for side, rows in sides
+        if rows
+    ]
+
+
+def _setting(row: Mapping[str, Any], factors: Sequence[str]) -> str:
+    words = [f"batch size {row['batch_size']}"]
+    return ", ".join(words + [value(name, row[name]) for name in factors if name in row])

@@ -1,0 +1,99 @@
+"""What was measured: settings, rows, and the file that keeps them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ..results import percentiles
+
+KIND = "bench"
+PHASES = ("forward", "backward", "exposed", "optimizer")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A setting of the benchmark. `bucket_mb`: None is 1 MiB for the first bucket and 25 for the others."""
+
+    ddp: Literal["torch", "gradwire", "none"]
+    compressor: str = "none"
+    bucket_mb: float | None = None
+    process_groups: int = 1
+    sync_every: int = 1
+    overlap: bool = True
+
+
+NO_DDP = Case("none")
+FACTORS = tuple(field.name for field in dataclasses.fields(Case))
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes of one rank in a synchronized iteration; `ratio` is what a dense float32 ring all-reduce sends over them."""
+
+    payload_bytes: int = 0
+    sent_bytes: float = 0.0
+    ratio: float = 1.0
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Ranks 0 to `world_size` - 1, and the machines that they are on."""
+
+    world_size: int
+    machines: int
+
+    @property
+    def ranks_per_machine(self) -> int:
+        """Ranks on each of the machines."""
+        return self.world_size // self.machines
+
+    def __str__(self) -> str:
+        """As PyTorch's benchmark has it: 2M/8G is two machines with eight ranks each."""
+        return f"{self.machines}M/{self.ranks_per_machine}G"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the ranks measured of one setting: seconds of an iteration, turn by turn and rank by rank, and its phases."""
+
+    seconds: Sequence[float]
+    phases: Mapping[str, Sequence[float]]
+    traffic: Traffic
+
+
+def row(
+    model: str, batch_size: int, case: Case, placement: Placement, measured: Measured, labels: list[str]
+) -> dict[str, Any]:
+    """A row of the file. ex_per_sec is a rank's own samples over the seconds of that percentile, as in PyTorch's."""
+    seconds = percentiles(measured.seconds)
+    return {
+        "model": model,
+        "batch_size": batch_size,
+        "world_size": placement.world_size,
+        "machines": placement.machines,
+        "ranks_per_machine": placement.ranks_per_machine,
+        **dataclasses.asdict(case),
+        "measurements": {
+            "sec_per_iter": seconds,
+            "ex_per_sec": {name: batch_size / value for name, value in seconds.items()},
+        },
+        "phases": {name: statistics.median(measured.phases[name]) for name in PHASES},
+        "payload_bytes_per_step": measured.traffic.payload_bytes,
+        "sent_bytes_per_step": measured.traffic.sent_bytes,
+        "compression_ratio": measured.traffic.ratio,
+        "seconds": list(measured.seconds),
+        "labels": labels,
+    }
+
+
+def write(document: Mapping[str, Any], path: Path) -> None:
+    """Write JSON, whole or not at all."""
+    unfinished = path.with_name(path.name + ".part")
+    unfinished.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    unfinished.replace(path)

@@ -1,0 +1,111 @@
+"""One setting in training: its turns, and what they took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from ...ddp_core import exchange
+from .clock import LastGradient, Moment, clock_for
+from .models import Task
+from .rows import PHASES, Case, Measured
+from .wrapping import traffic, wrapped
+
+LR, MOMENTUM, WEIGHT_DECAY = 0.001, 0.9, 1e-4  # as in PyTorch's benchmark
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all settings have in common."""
+
+    task: Task
+    batch_size: int
+    seed: int
+    device: torch.device
+    timeout: timedelta
+    own_wire: bool
+
+
+class Trial:
+    """A model of its own, trained with one setting on the ranks of `groups`; `control` is for what is not measured."""
+
+    def __init__(
+        self, case: Case, setup: Setup, groups: Sequence[dist.ProcessGroup], control: dist.ProcessGroup
+    ) -> None:
+        self.case, self._setup, self._control = case, setup, control
+        self._clock = clock_for(setup.device)
+        with torch.random.fork_rng():
+            torch.manual_seed(setup.seed)
+            model = setup.task.build().to(setup.device)
+        self._last_gradient = LastGradient(model, self._clock)
+        self._model, self._handle = wrapped(model, case, groups, setup.timeout, own_wire=setup.own_wire)
+        self._optimizer = torch.optim.SGD(model.parameters(), LR, MOMENTUM, weight_decay=WEIGHT_DECAY)
+        generator = torch.Generator().manual_seed(setup.seed + groups[0].rank())
+        inputs, targets = setup.task.sample(setup.batch_size, generator)
+        self._inputs, self._targets = inputs.to(setup.device), targets.to(setup.device)
+        self._seconds: list[float] = []
+        self._phases: dict[str, list[float]] = {name: [] for name in PHASES}
+
+    def turn(self) -> None:
+        """`sync_every` iterations, of which the last averages gradients and steps the optimizer."""
+        iterations = self.case.sync_every
+        self._clock.settle()
+        start = time.perf_counter()
+        marks = [self._iteration(synced=index == iterations - 1) for index in range(iterations)]
+        self._clock.settle()
+        self._seconds.append((time.perf_counter() - start) / iterations)
+        for name, begin in zip(PHASES, range(len(PHASES)), strict=True):
+            spans = (self._clock.seconds(moments[begin], moments[begin + 1]) for moments in marks)
+            self._phases[name].append(sum(spans) / iterations)
+
+    def _iteration(self, *, synced: bool) -> tuple[Moment, ...]:
+        """When it began, and when each of its phases ended."""
+        begin = self._clock.mark()
+        with self._local(synced):
+            loss = self._setup.task.loss(self._model, self._inputs, self._targets)
+            forward = self._clock.mark()
+            (loss / self.case.sync_every).backward()
+        backward = self._clock.mark()
+        if synced:
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+        assert self._last_gradient.moment is not None
+        return begin, forward, self._last_gradient.moment, backward, self._clock.mark()
+
+    def _local(self, synced: bool) -> AbstractContextManager[object]:
+        no_sync = getattr(self._model, "no_sync", nullcontext)
+        return nullcontext() if synced else no_sync()
+
+    def settle(self) -> None:
+        """Warm-up is over: measure from here on."""
+        self._last_gradient.settle()
+        self._seconds.clear()
+        for phase in self._phases.values():
+            phase.clear()
+
+    def measured(self) -> Measured:
+        """What this rank measured.
+
+        Raises RuntimeError where the ranks have different parameters: their averages were not the same.
+        """
+        if self.case.ddp != "none":
+            self._check()
+        found = traffic(self._model, self.case, self._handle, self._control.size())
+        return Measured(self._seconds, self._phases, found)
+
+    def _check(self) -> None:
+        bits = (parameter.detach().contiguous().view(-1).view(torch.int32) for parameter in self._model.parameters())
+        sums = exchange(str(sum(int(each.sum(dtype=torch.int64)) for each in bits)), self._control)
+        if len(set(sums)) > 1:
+            raise RuntimeError(f"with {self.case} the ranks ended with different parameters: checksums {sums}")
+
+    def close(self) -> None:
+        """End the threads and process groups of the compression."""
+        if self._handle is not None:
+            self._handle.close()

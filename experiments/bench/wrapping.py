@@ -1,0 +1,71 @@
+"""A model as a setting trains it: whose DistributedDataParallel, which compressor, when buckets go."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from ...ddp_core import DistributedDataParallel, Handle
+from ...hooks import attach
+from ...hooks.plan import ratio
+from .held import communicate_after_backward
+from .rows import Case, Traffic
+
+FLOAT_BYTES = 4
+
+
+def wrapped(
+    model: nn.Module, case: Case, groups: Sequence[dist.ProcessGroup], timeout: timedelta, *, own_wire: bool
+) -> tuple[nn.Module, Handle | None]:
+    """The model to train and, where gradwire moves the bytes, its handle.
+
+    `own_wire`: gradwire moves them in any case, as an emulated link holds back only what gradwire sends.
+    """
+    if case.ddp == "none":
+        return model, None
+    device = next(model.parameters()).device
+    chosen = list(groups[: case.process_groups])
+    arguments: dict[str, Any] = {
+        "device_ids": None if device.type == "cpu" else [device.index],
+        "bucket_cap_mb": case.bucket_mb,
+        "gradient_as_bucket_view": True,
+        **no_buffer_sync(),
+    }
+    if case.ddp == "gradwire" and case.overlap:
+        ours = DistributedDataParallel(
+            model, process_group=chosen, compressor=case.compressor, timeout=timeout, **arguments
+        )
+        return ours, ours.compression
+    plain: TorchDDP = (
+        DistributedDataParallel(model, process_group=chosen, timeout=timeout, **arguments)
+        if case.ddp == "gradwire"
+        else TorchDDP(model, process_group=chosen[0], **arguments)
+    )
+    if not case.overlap:
+        return plain, communicate_after_backward(plain, case.compressor, chosen, timeout)
+    as_torch_does = case.compressor == "none" and not own_wire
+    return plain, None if as_torch_does else attach(plain, case.compressor, timeout=timeout)
+
+
+def no_buffer_sync() -> dict[str, bool]:
+    """The argument that leaves the buffers of batch normalisation alone in forward, by the name that this torch has."""
+    known = inspect.signature(TorchDDP.__init__).parameters
+    return {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
+
+
+def traffic(model: nn.Module, case: Case, handle: Handle | None, world_size: int) -> Traffic:
+    """What a rank sends in a synchronized iteration: measured where gradwire sends it, else what torch's all-reduces do."""
+    elements = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    if case.ddp == "none":
+        return Traffic()
+    if handle is None:
+        payload = FLOAT_BYTES * elements
+        return Traffic(payload, 2 * (world_size - 1) / world_size * payload)
+    last = handle.stats().last.traffic
+    return Traffic(last.payload_bytes, last.sent_bytes, ratio(elements, last, world_size))

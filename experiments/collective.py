@@ -1,0 +1,160 @@
+"""`gradwire collective`: how long all-reduces take, by the size of the pieces (figure 2 of Li et al. 2020)."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
+
+from ..ddp_core import start_sum
+from .launch import RankFailure, chosen_backend, joined, run_ranks, sigterm_interrupts, under_launcher
+from .netlab import NetlabConfig, again, labels
+from .results import environment, percentiles
+
+UNITS = {"k": 10**3, "M": 10**6, "G": 10**9}
+BYTES = 4  # of a float32
+WARM_UP = 10  # one in so many pieces goes before the clock starts
+
+
+@dataclass(frozen=True)
+class CollectiveConfig:
+    """Average a number of elements over ranks in pieces of each size: all start at once, then all are awaited."""
+
+    nproc: int = 2
+    """ranks on this machine (torchrun's own number where it starts the ranks)"""
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    """process group; auto is nccl with a GPU for every rank, else gloo"""
+    elements: list[str] = field(default_factory=lambda: ["1k", "10k", "100k", "1M", "10M"])
+    """float32 numbers in a piece"""
+    total: str = "60M"
+    """float32 numbers in all"""
+    repeats: int = 3
+    """of each measurement"""
+    netlab: NetlabConfig = field(default_factory=NetlabConfig)
+    """hosts on this machine, joined by links of a set rate, in place of nproc ranks"""
+    threads: int = 1
+    """torch threads a rank"""
+    timeout: float = 300.0
+    """seconds that any wait for other ranks may take"""
+    json: str | None = None
+    """file to write all figures to"""
+
+    def __post_init__(self) -> None:
+        for name in ("nproc", "repeats", "threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is at least 1, got {getattr(self, name)}")
+        if not self.timeout > 0:
+            raise ValueError(f"timeout is above 0, got {self.timeout}")
+        if not self.elements:
+            raise ValueError("elements is empty: name at least one size, such as 1k or 1M")
+        total = elements_of(self.total)
+        for size in self.elements:
+            if elements_of(size) > total:
+                raise ValueError(f"a piece of {size} is larger than the total of {self.total}")
+        if self.json and not Path(self.json).expanduser().parent.is_dir():
+            raise ValueError(f"json: there is no folder {Path(self.json).expanduser().parent}")
+
+
+def elements_of(text: str) -> int:
+    """A number of elements from its text, in powers of ten.
+
+    >>> elements_of("60M"), elements_of("100")
+    (60000000, 100)
+    """
+    unit = UNITS.get(text[-1:], 1)
+    try:
+        count = round(float(text[:-1] if unit > 1 else text) * unit)
+    except (ValueError, OverflowError):
+        raise ValueError(f"sizes are numbers of elements such as 100, 10k or 1M, got {text!r}") from None
+    if count < 1:
+        raise ValueError(f"sizes are at least 1 element, got {text}")
+    return count
+
+
+def collective(config: CollectiveConfig) -> int:
+    """Measure and show; the command's exit code."""
+    if (code := again(config.netlab)) is not None:
+        return code
+    backend = chosen_backend(config.backend, int(os.environ.get("LOCAL_WORLD_SIZE", config.nproc)))
+    if under_launcher():
+        _rank(int(os.environ["RANK"]), None, config, backend)
+        return 0
+    try:
+        with sigterm_interrupts():
+            run_ranks(_rank, config.nproc, config, backend)
+    except RankFailure as error:
+        print(f"a rank failed.\n{error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _rank(rank: int, rendezvous: dict[str, Any] | None, config: CollectiveConfig, backend: str) -> None:
+    torch.set_num_threads(config.threads)
+    device = torch.device("cpu")
+    if backend == "nccl":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)))
+        torch.cuda.set_device(device)
+    with joined(backend, timedelta(seconds=config.timeout), rendezvous) as group:
+        rows = list(_rows(config, group, device))
+    if rank == 0:
+        _keep(config, rows)
+
+
+def _rows(config: CollectiveConfig, group: dist.ProcessGroup, device: torch.device) -> Iterator[dict[str, Any]]:
+    total = elements_of(config.total)
+    values = torch.zeros(total, device=device)
+    for size in dict.fromkeys(map(elements_of, config.elements)):
+        pieces = values.split(size)
+        seconds(pieces[: max(1, len(pieces) // WARM_UP)], group)
+        measured = percentiles([seconds(pieces, group) for _ in range(config.repeats)])
+        yield {
+            "operation": "all_reduce",
+            "backend": dist.get_backend(group),
+            "world_size": group.size(),
+            "elements": size,
+            "total_elements": total,
+            "pieces": len(pieces),
+            "seconds": measured,
+            "bytes_per_second": total * BYTES / measured["p50"],
+            "labels": labels(),
+        }
+
+
+def seconds(pieces: tuple[torch.Tensor, ...], group: dist.ProcessGroup) -> float:
+    """Seconds until the all-reduces of all pieces, started one after the other without waiting, have ended."""
+    dist.barrier(group)
+    began = time.perf_counter()
+    works = [start_sum(piece, group) for piece in pieces]
+    for work in works:
+        work.wait()
+    if pieces[0].is_cuda:
+        torch.cuda.synchronize(pieces[0].device)
+    return time.perf_counter() - began
+
+
+def _keep(config: CollectiveConfig, rows: list[dict[str, Any]]) -> None:
+    if config.json:
+        versions = {"kind": "collective", "gradwire": version("gradwire"), "torch": torch.__version__}
+        document = {**versions, "environment": environment(), "config": asdict(config), "rows": rows}
+        Path(config.json).expanduser().write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    first = rows[0]
+    title = f"all-reduce of {first['total_elements']:,} float32, {first['world_size']} ranks, {first['backend']}"
+    table = Table(title=", ".join([title, *first["labels"]]), title_justify="left")
+    for heading in ("elements", "pieces", "p50", "p95", "MB/s"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        times = [f"{row['seconds'][name]:.3f} s" for name in ("p50", "p95")]
+        table.add_row(f"{row['elements']:,}", f"{row['pieces']:,}", *times, f"{row['bytes_per_second'] / 1e6:.0f}")
+    Console().print(table)

@@ -1,0 +1,170 @@
+"""A trace: what each layer of a model has of parameters, and how long its forward and backward take."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections import Counter
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, TypeAlias
+
+Shape: TypeAlias = tuple[int, ...]
+BY_OPERATIONS = "distributed by FLOPs, backward twice forward, total scaled to {seconds:.3g} s a step: "
+BACKWARD_OF_FORWARD = 2  # operations: the gradients of the weights and those of the inputs
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A part of a model that runs as one.
+
+    `parameters` are `{name: shape}`, of those whose gradients its backward completes. A parameter's name in the model is
+    `NAME.PARAMETER`, or the parameter's alone where the layer's name is empty.
+    """
+
+    name: str
+    parameters: dict[str, Shape]
+    forward_seconds: float
+    backward_seconds: float
+
+    def __post_init__(self) -> None:
+        for what, seconds in (("forward_seconds", self.forward_seconds), ("backward_seconds", self.backward_seconds)):
+            if not _is_number(seconds) or not 0 <= seconds < math.inf:
+                raise ValueError(f"{what} of layer {self.name!r} is a number of seconds, at least 0; got {seconds!r}")
+        for parameter, shape in self.parameters.items():
+            if not all(isinstance(side, int) and side >= 1 for side in shape):
+                raise ValueError(f"the shape of {self.full(parameter)!r} is whole numbers above 0, got {list(shape)}")
+
+    def full(self, parameter: str) -> str:
+        """The name in the model of one of the layer's parameters."""
+        return f"{self.name}.{parameter}" if self.name else parameter
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A model's layers in the order of forward, and the time that each takes on an accelerator.
+
+    `source` says in words how the times were got, `batch_size` for how many samples a step they hold. Raises ValueError
+    for a trace that no model can have.
+    """
+
+    name: str
+    source: str
+    batch_size: int
+    layers: tuple[Layer, ...]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.batch_size, int) or self.batch_size < 1:
+            raise ValueError(f"batch_size of trace {self.name!r} is at least 1, got {self.batch_size!r}")
+        if twice := _twice([layer.name for layer in self.layers]):
+            raise ValueError(f"trace {self.name!r} has several layers called {twice!r}")
+        names = list(self.parameters)
+        if not names:
+            raise ValueError(f"trace {self.name!r} has no parameters, so there is nothing to average")
+        if twice := _twice([layer.full(each) for layer in self.layers for each in layer.parameters]):
+            raise ValueError(f"trace {self.name!r} has several parameters called {twice!r}")
+        if within := sorted(set(names) & {prefix for name in names for prefix in _prefixes(name)}):
+            raise ValueError(f"trace {self.name!r}: {within[0]!r} is a parameter and a module with parameters")
+
+    @property
+    def parameters(self) -> dict[str, Shape]:
+        """`{name in the model: shape}`, in the order of forward."""
+        return {layer.full(name): shape for layer in self.layers for name, shape in layer.parameters.items()}
+
+    @property
+    def elements(self) -> int:
+        """Numbers in all parameters together."""
+        return sum(map(prod, self.parameters.values()))
+
+    @property
+    def forward_seconds(self) -> float:
+        """Of all layers."""
+        return sum(layer.forward_seconds for layer in self.layers)
+
+    @property
+    def backward_seconds(self) -> float:
+        """Of all layers."""
+        return sum(layer.backward_seconds for layer in self.layers)
+
+    @property
+    def seconds(self) -> float:
+        """The computation of a step: forward and backward, without the optimizer."""
+        return self.forward_seconds + self.backward_seconds
+
+    def scaled(self, total_seconds: float) -> Trace:
+        """The same trace on another accelerator: all times in proportion, `total_seconds` together."""
+        if not _is_number(total_seconds) or not 0 < total_seconds < math.inf:
+            raise ValueError(f"the computation of a step takes a number of seconds above 0, got {total_seconds!r}")
+        if self.seconds == 0:
+            raise ValueError(f"trace {self.name!r} takes no time, so it cannot be scaled to {total_seconds} s")
+        factor = total_seconds / self.seconds
+        layers = tuple(
+            dataclasses.replace(
+                layer,
+                forward_seconds=layer.forward_seconds * factor,
+                backward_seconds=layer.backward_seconds * factor,
+            )
+            for layer in self.layers
+        )
+        return dataclasses.replace(
+            self, layers=layers, source=f"{self.source}; scaled to {total_seconds:g} s a step by the user"
+        )
+
+    def write(self, path: Path) -> None:
+        """Write as JSON, a line a layer."""
+        layers = ",\n  ".join(json.dumps(dataclasses.asdict(layer)) for layer in self.layers)
+        head = json.dumps({"name": self.name, "source": self.source, "batch_size": self.batch_size}, indent=1)
+        path.write_text(head.removesuffix("\n}") + f',\n "layers": [\n  {layers}\n ]\n}}\n', encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Trace:
+        """What `write` wrote. Raises ValueError for a file that is not a trace, saying what is wrong with it."""
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise ValueError(f"cannot read the trace {path}: {error}") from error
+        try:
+            fields = _checked(document, cls, "the trace")
+            if not isinstance(fields["layers"], list):
+                raise ValueError(f"layers is a list, got {type(fields['layers']).__name__}")
+            layers = tuple(_layer(each, index) for index, each in enumerate(fields["layers"]))
+            return cls(**{**fields, "layers": layers})
+        except ValueError as error:
+            raise ValueError(f"{path} is no trace: {error}") from error
+
+
+def _layer(document: Any, index: int) -> Layer:
+    fields = _checked(document, Layer, f"layer {index}")
+    if not isinstance(fields["parameters"], dict) or not all(
+        isinstance(shape, list) for shape in fields["parameters"].values()
+    ):
+        raise ValueError(f"parameters of layer {index} map names to lists of sizes, got {fields['parameters']!r}")
+    return Layer(**{**fields, "parameters": {name: tuple(shape) for name, shape in fields["parameters"].items()}})
+
+
+def _checked(document: Any, kind: type[Any], what: str) -> dict[str, Any]:
+    """The document, if it is a mapping with just the fields of a dataclass, its texts being texts."""
+    wanted = {field.name for field in dataclasses.fields(kind)}
+    if not isinstance(document, dict) or set(document) != wanted:
+        found = f"the keys {', '.join(document)}" if isinstance(document, dict) else type(document).__name__
+        raise ValueError(f"{what} has the keys {', '.join(sorted(wanted))}; got {found}")
+    for name in {"name", "source"} & wanted:
+        if not isinstance(document[name], str):
+            raise ValueError(f"{name} of {what} is text, got {document[name]!r}")
+    return document
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _twice(names: list[str]) -> str | None:
+    return next((name for name, count in Counter(names).items() if count > 1), None)
+
+
+def _prefixes(name: str) -> list[str]:
+    """The modules in which a parameter lies."""
+    parts = name.split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts))]

@@ -1,0 +1,84 @@
+"""A slow link without root: collectives are held back until the link would have carried them."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from ..ddp_core import pacing
+
+BITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+RATE = re.compile(r"(?P<number>\d+(\.\d*)?|\.\d+)(?P<prefix>[kmgt]i?)?(?P<unit>bit|bps)?", re.IGNORECASE)
+BITS_PER_BYTE = 8
+
+
+def parse_rate(text: str) -> float:
+    """Bytes a second of a rate in tc's units: `bit` and its multiples are bits a second, `bps` bytes a second.
+
+    Prefixes are k, m, g, t (powers of 1000) and ki, mi, gi, ti (powers of 1024); a bare number is bits a second.
+
+    >>> parse_rate("100mbit"), parse_rate("1.5gbit"), parse_rate("10kibps"), parse_rate("8000")
+    (12500000.0, 187500000.0, 10240.0, 1000.0)
+    """
+    match = RATE.fullmatch(text.strip())
+    if match is None or (match["prefix"] and not match["unit"]):
+        raise ValueError(f"a rate is a number and a unit of tc's, such as 100mbit, 1.5gbit or 12mbps, got {text!r}")
+    amount = float(match["number"]) * BITS[(match["prefix"] or "").lower()]
+    return amount if (match["unit"] or "").lower() == "bps" else amount / BITS_PER_BYTE
+
+
+def check_link(link: str | None) -> None:
+    """Raise ValueError for what is not the rate of a link; None is no emulated link."""
+    if link is not None and not parse_rate(link) > 0:
+        raise ValueError(f"a link's rate is above 0, such as 100mbit, got {link!r}; leave it out for no emulated link")
+
+
+@contextmanager
+def paced(link: str | None) -> Iterator[None]:
+    """In the body, what gradwire's engine sends takes at least the time that a link of this rate would need.
+
+    Every rank has one link, which carries the bytes that it sends one collective after the other, in the order started;
+    no latency is added, and what really travels takes its own time beside it. None is no link. For process groups whose
+    wait blocks the host, such as Gloo; one at a time in a process.
+    """
+    check_link(link)
+    if link is None:
+        yield
+        return
+    with pacing(Link(parse_rate(link)).carry):
+        yield
+
+
+class Link:
+    """A link that carries one thing after the other at `rate` bytes a second. Threads may share it."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+        self._free_at = 0.0
+        self._lock = threading.Lock()
+
+    def carry(self, work: dist.Work, sent_bytes: float) -> Carried:
+        """A collective that begins now, behind those that began before."""
+        with self._lock:
+            self._free_at = max(self._free_at, time.monotonic()) + sent_bytes / self._rate
+            return Carried(work, self._free_at)
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A collective that is over when it really is, and not before `due` (time.monotonic)."""
+
+    work: dist.Work
+    due: float
+
+    def wait(self, *timeout: timedelta) -> None:
+        """Wait for both; the time limit is that of the real collective."""
+        self.work.wait(*timeout)
+        time.sleep(max(0.0, self.due - time.monotonic()))

@@ -1,0 +1,47 @@
+"""What a lab is like, and whether this process runs in one."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from ..link import parse_rate
+
+VARIABLE = "GRADWIRE_NETLAB"  # in the environment of every rank in a lab: what the lab is like
+MOST_HOSTS = 99
+
+
+@dataclass(frozen=True)
+class NetlabConfig:
+    """Hosts on this machine, one rank each, every one behind a link of its own."""
+
+    hosts: int = 0
+    """network namespaces on a bridge, a rank in each; 0 is no lab (Linux, root)"""
+    rate: str = "0"
+    """of each host's link, up and down, in tc's units: 100mbit, 1gbit; 0 is no limit"""
+    utilization: str | None = None
+    """JSON file for the bytes over each link every 10 ms; a picture is put beside it"""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.hosts <= MOST_HOSTS:
+            raise ValueError(f"hosts are 0 to {MOST_HOSTS}, got {self.hosts}")
+        parse_rate(self.rate)
+
+    @property
+    def described(self) -> str:
+        """In words: `4 hosts at 100mbit`."""
+        return f"{self.hosts} hosts " + (f"at {self.rate}" if parse_rate(self.rate) else "without limits")
+
+
+def here() -> str | None:
+    """The lab that this process runs in, such as `4 hosts at 100mbit`; None where it runs in none."""
+    return os.environ.get(VARIABLE) or None
+
+
+def labels(link: str | None = None) -> list[str]:
+    """What every result must say of the network it was measured on; nothing for a real one.
+
+    `link` is the rate of an emulated link (`gradwire.experiments.link`).
+    """
+    lab, emulated = here(), f"emulated link {link}"
+    return [*([f"netlab: {lab}"] if lab else []), *([emulated] if link else [])]

@@ -1,0 +1,166 @@
+"""One command on every host of a lab, as a launcher would start it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from ..launch import sigterm_interrupts, under_launcher
+from .config import VARIABLE, NetlabConfig, here
+from .lab import WIRE, Lab, made
+from .system import NetlabError
+from .utilization import recorded
+
+PORT = 29400
+PR_SET_PDEATHSIG = 1  # of prctl(2)
+POLL_SECONDS = 0.02
+SURVIVOR_SECONDS = 5.0  # from the request to end until the kill
+SHOWN_LINES = 60  # of the output of a rank that fails
+SIGNALLED = 128  # shells add it to a signal's number
+Process = subprocess.Popen[bytes]
+
+
+def again(config: NetlabConfig) -> int | None:
+    """Run this very command line on every host; its exit code.
+
+    None where there is nothing to do: no lab is asked for, or this process is on a host of it already.
+    """
+    if config.hosts == 0 or here() is not None:
+        return None
+    return run_inside(config, [sys.executable, "-m", "gradwire", *sys.argv[1:]])
+
+
+def run_inside(config: NetlabConfig, command: Sequence[str]) -> int:
+    """Run a command once on every host, with torchrun's variables and Gloo bound to the limited link.
+
+    Shows the output of rank 0, and of others where they fail. The first rank that fails ends the others; its exit code is
+    returned, 128 + n for signal n. However this ends, nothing is left. Raises NetlabError where there can be no lab.
+    """
+    _check(config, command)
+    with sigterm_interrupts(), made(config) as lab, ExitStack() as files:
+        outputs = [files.enter_context(tempfile.TemporaryFile()) for _ in range(1, lab.hosts)]
+        with _started(lab, config, command, outputs) as processes, recorded(config, lab):
+            failed = _first_failure(processes)
+        if failed is None:
+            return 0
+        host, code = failed
+        if host:
+            _show(host, outputs[host - 1])
+        print(f"netlab: host {host} ended with exit code {code}", file=sys.stderr)
+        return code
+
+
+def _check(config: NetlabConfig, command: Sequence[str]) -> None:
+    if config.hosts < 1:
+        raise NetlabError(f"hosts is at least 1, got {config.hosts}: --hosts 4")
+    if here() is not None:
+        raise NetlabError(f"this process is on a host of a lab already ({here()}), and labs do not nest")
+    if under_launcher():
+        raise NetlabError("a lab starts its ranks by itself: run this without torchrun, once")
+    if not command or shutil.which(command[0]) is None:
+        raise NetlabError(f"no such command: {command[0] if command else 'give one behind --'}")
+    if config.utilization and not Path(config.utilization).expanduser().absolute().parent.is_dir():
+        raise NetlabError(f"utilization: there is no folder {Path(config.utilization).expanduser().absolute().parent}")
+
+
+@contextmanager
+def _started(
+    lab: Lab, config: NetlabConfig, command: Sequence[str], outputs: Sequence[IO[bytes]]
+) -> Iterator[list[Process]]:
+    """A process on every host; none is left at the end."""
+    processes: list[Process] = []
+    try:
+        for host, output in enumerate([None, *outputs]):
+            processes.append(
+                subprocess.Popen(
+                    ["ip", "netns", "exec", lab.namespace(host), *command],
+                    env={**os.environ, **_variables(lab, config, host)},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,  # Ctrl-C is the parent's alone
+                    preexec_fn=_dying_with(os.getpid()),
+                )
+            )
+        yield processes
+    finally:
+        _end(processes)
+
+
+def _variables(lab: Lab, config: NetlabConfig, host: int) -> Mapping[str, str]:
+    threads = max(1, (os.cpu_count() or 1) // lab.hosts)
+    return {
+        "RANK": str(host),
+        "WORLD_SIZE": str(lab.hosts),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": str(lab.address(0)),
+        "MASTER_PORT": str(PORT),
+        "GLOO_SOCKET_IFNAME": WIRE,
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+        "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),  # it warns that addresses have no names
+        VARIABLE: config.described,
+    }
+
+
+def _dying_with(parent: int) -> Callable[[], None]:
+    """What a child calls so that the kernel kills it when its parent dies, however that happens."""
+    prctl = ctypes.CDLL(None).prctl
+
+    def ask() -> None:
+        prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+        if os.getppid() != parent:  # it has died meanwhile
+            os._exit(1)
+
+    return ask
+
+
+def _first_failure(processes: Sequence[Process]) -> tuple[int, int] | None:
+    """Wait for all ranks; the host and exit code of the first that fails, as soon as it does."""
+    running = dict(enumerate(processes))
+    while running:
+        ended = {host: code for host, process in running.items() if (code := process.poll()) is not None}
+        for host, code in ended.items():
+            if code:
+                return host, code if code > 0 else SIGNALLED - code
+            del running[host]
+        time.sleep(POLL_SECONDS)
+    return None
+
+
+def _end(processes: Sequence[Process]) -> None:
+    """Ask what still runs to end, and kill what does not."""
+    running = [process for process in processes if process.poll() is None]
+    try:
+        for process in running:
+            _signal(process, signal.SIGTERM)
+        deadline = time.monotonic() + SURVIVOR_SECONDS
+        for process in running:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+    finally:
+        for process in running:
+            if process.poll() is None:
+                _signal(process, signal.SIGKILL)
+                process.wait()
+
+
+def _signal(process: Process, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):  # it has ended meanwhile
+        os.killpg(process.pid, number)
+
+
+def _show(host: int, output: IO[bytes]) -> None:
+    output.seek(0)
+    for line in output.read().decode(errors="replace").splitlines()[-SHOWN_LINES:]:
+        print(f"host {host}: {line}", file=sys.stderr)

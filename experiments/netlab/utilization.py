@@ -1,0 +1,107 @@
+"""How much of each link is used, every 10 ms (figures 8 and 9 of Jayarajan et al. 2019 show it for their method)."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .config import NetlabConfig
+from .lab import INTERFACES, Lab
+
+INTERVAL = 0.01  # seconds between two looks
+SHORT = 0.0005  # seconds that a look may take for its counts to be of one moment
+TRIES = 5
+# What the bridge receives on a port is what that host has sent.
+COUNTERS = {"sent_bytes": "rx_bytes", "received_bytes": "tx_bytes"}
+
+
+@dataclass(frozen=True)
+class Utilization:
+    """Bytes over the links of a lab, as counted since its start.
+
+    `seconds`: when each count was taken, since the first. `links`: by host, `sent_bytes` and `received_bytes`, one total
+    for each of these times, Ethernet headers included. `began`: the first count, in seconds since 1970.
+    """
+
+    network: str
+    rate: str
+    began: float
+    seconds: list[float] = field(default_factory=list)
+    links: dict[str, dict[str, list[int]]] = field(default_factory=dict)
+
+    def write(self, path: Path) -> None:
+        """Write JSON."""
+        document = {"kind": "utilization", "interval_seconds": INTERVAL, **vars(self)}
+        path.write_text(json.dumps(document) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Utilization:
+        """What `write` wrote. Raises ValueError for another file."""
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if document.pop("kind", None) != "utilization":
+            raise ValueError(f"{path} is not what --utilization writes")
+        del document["interval_seconds"]
+        return cls(**document)
+
+
+@contextmanager
+def recorded(config: NetlabConfig, lab: Lab) -> Iterator[None]:
+    """Count in a thread while the block lasts; then write the file that is asked for, and a picture beside it."""
+    if config.utilization is None:
+        yield
+        return
+    utilization, stop = Utilization(config.described, config.rate, time.time()), threading.Event()
+    thread = threading.Thread(target=_count, args=(utilization, lab, stop), name="gradwire-utilization")
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        keep(utilization, Path(config.utilization).expanduser())
+
+
+def keep(utilization: Utilization, path: Path) -> None:
+    """Write the counts and the picture, and say where they are."""
+    from .picture import draw  # here, since matplotlib is optional
+
+    utilization.write(path)
+    picture = path.with_suffix(".png")
+    draw(utilization, picture)
+    print(f"utilization  {path}, {picture}")
+
+
+def _count(utilization: Utilization, lab: Lab, stop: threading.Event) -> None:
+    began = due = time.perf_counter()
+    with ExitStack() as files:
+        descriptors, counts = [], []
+        for host in range(lab.hosts):
+            for name, counter in COUNTERS.items():
+                file = files.enter_context((INTERFACES / lab.port(host) / "statistics" / counter).open())
+                descriptors.append(file.fileno())
+                counts.append(utilization.links.setdefault(str(host), {}).setdefault(name, []))
+        while not stop.is_set():
+            taken_at, totals = _look(descriptors)
+            utilization.seconds.append(round(taken_at - began, 6))
+            for column, total in zip(counts, totals, strict=True):
+                column.append(total)
+            due = max(due + INTERVAL, taken_at + INTERVAL / 2)  # after a delay, no interval is too short to tell a rate
+            time.sleep(max(0.0, due - time.perf_counter()))
+
+
+def _look(descriptors: Sequence[int]) -> tuple[float, list[int]]:
+    """All counters and the time (time.perf_counter); anew where the thread was held up between the two."""
+    for _ in range(TRIES):
+        began = time.perf_counter()
+        totals = [int(os.pread(descriptor, 32, 0)) for descriptor in descriptors]
+        ended = time.perf_counter()
+        if ended - began < SHORT:
+            break
+    return (began + ended) / 2, totals

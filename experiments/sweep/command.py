@@ -1,0 +1,120 @@
+"""The command: run what is missing, then draw and show all of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from ..compare import INTERRUPTED, prepared_folder
+from ..launch import sigterm_interrupts
+from ..loggers import check_loggers, open_loggers
+from .cache import append_point, read_points
+from .config import SweepConfig
+from .outcome import PAGE, STUDY, Outcome
+from .points import Point, points_of
+from .run import PointFailure, run_point
+
+WHOLE_SWEEP = 7 * 24 * 3600.0  # seconds that the speed for the time left is averaged over
+
+
+def sweep_command(config: SweepConfig) -> int:
+    """Run the study and show it; the exit code: 1 where a point failed. All points are checked before the first runs."""
+    check_loggers(config.logger)
+    points = points_of(config)
+    keys = [point.key() for point in points]
+    out = prepared_folder(config.out or f"runs/{_file_name(config)}")
+    cached = read_points(out)
+    missing = {} if config.redraw else {k: p for k, p in zip(keys, points, strict=True) if k not in cached}
+    Console().print(_start(config, points, missing, out), markup=False, highlight=False)
+    failures, interrupted = _run(missing, config, out)
+    cached = read_points(out)
+    outcome = Outcome(config, points, [cached[key] for key in keys if key in cached], failures)
+    if config.redraw and not outcome.finished:
+        raise ValueError(f"there is nothing to draw in {out}: run the study without --redraw first")
+    _keep(outcome, out)
+    _log(outcome, out)
+    return INTERRUPTED if interrupted else int(bool(failures))
+
+
+def _file_name(config: SweepConfig) -> str:
+    name = re.sub(r"\W+", "-", config.title.lower()).strip("-") or config.command
+    return f"{name}-short" if config.short else name
+
+
+def _start(config: SweepConfig, points: Sequence[Point], missing: Mapping[str, Point], out: Path) -> str:
+    there = "" if config.redraw else f", {len(points) - len(missing)} of them already in {out}"
+    return f"{config.title}: {len(points)} points of gradwire {config.command}{there}"
+
+
+def _run(missing: Mapping[str, Point], config: SweepConfig, out: Path) -> tuple[dict[str, str], bool]:
+    """Run points one after the other; why some failed, and whether it was interrupted."""
+    failures: dict[str, str] = {}
+    try:
+        with sigterm_interrupts(), _progress() as bar:
+            task = bar.add_task("", total=len(missing))
+            for point in missing.values():
+                bar.update(task, description=point.label)
+                try:
+                    append_point(out, run_point(point, config.limit))
+                except PointFailure as error:
+                    failures[point.label] = str(error)
+                bar.advance(task)
+    except KeyboardInterrupt:
+        print("\nstopped; the points that had finished are kept, the same command goes on", file=sys.stderr)
+        return failures, True
+    return failures, False
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(30),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        speed_estimate_period=WHOLE_SWEEP,
+    )
+
+
+def _keep(outcome: Outcome, out: Path) -> None:
+    """Draw, write and show."""
+    from .picture import draw  # here, since matplotlib is optional
+
+    console = Console(width=max(Console().width, 120))
+    if outcome.finished:
+        drawn = [(figure, draw(figure, outcome.rows, outcome.heading, out)) for figure in outcome.config.drawn]
+        pictures = {path.name: figure.caption for figure, path in drawn if path}
+        outcome = dataclasses.replace(outcome, pictures=pictures)
+        outcome.write(out)
+        console.print(outcome.table())
+    for label, why in outcome.failures.items():
+        console.print(f"failed: {label}: {why}", style="red", markup=False, highlight=False, soft_wrap=True)
+    console.print(*outcome.verdicts, sep="\n", markup=False, highlight=False, soft_wrap=True)
+    places = {"points": ["points.jsonl"], "study": [STUDY, PAGE], "pictures": list(outcome.pictures)}
+    for name, files in places.items():
+        shown = ", ".join(str(out / file) for file in files if (out / file).exists())
+        console.print(f"{name:<11}{shown}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _log(outcome: Outcome, out: Path) -> None:
+    """Give every row to the trackers, as a run of its own."""
+    if not outcome.config.logger:
+        return
+    for row in outcome.rows:
+        label = " ".join(str(row.get(name)) for name in outcome.columns if isinstance(row.get(name), str)) or "row"
+        numbers = {key: float(value) for key, value in row.items() if isinstance(value, int | float)}
+        for logger in open_loggers(outcome.config.logger, label, row, out):
+            for step, pair in enumerate(
+                zip(row.get("loss") or (), row.get("train_seconds") or (), strict=False), start=1
+            ):
+                logger.step(step, *pair)
+            logger.summary(numbers, int(row.get("steps") or 0))

@@ -1,0 +1,96 @@
+"""What a study file says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .derive import derivations
+from .figure import Figure, figures_of
+from .rows import READERS
+from .verdict import Verdict, verdict_of
+
+SHORTENED = ("base", "grid")
+
+
+@dataclass(frozen=True)
+class SweepConfig:
+    """Run a command on every point of a grid, once each, and draw what came out."""
+
+    title: str = ""
+    """of the study"""
+    source: str = ""
+    """the figure that it follows"""
+    command: str = ""
+    """what runs at each point: bench, collective, compare or ready"""
+    base: dict[str, Any] = field(default_factory=dict)
+    """options of the command that all points share"""
+    grid: dict[str, Any] = field(default_factory=dict)
+    """options with a list of values each; the points are their product"""
+    shortened: dict[str, Any] = field(default_factory=dict)
+    """what --short replaces: {base: {...}, grid: {...}}"""
+    derive: dict[str, Any] = field(default_factory=dict)
+    """columns computed from others: {speedup: {of: COLUMN, against: {compressor: none}}}"""
+    columns: list[str] = field(default_factory=list)
+    """shown in the table; the grid's and the figures' if not given"""
+    figures: list[dict[str, Any]] = field(default_factory=list)
+    """pictures: name, kind (line, bar, box), x, y, series and more"""
+    verdict: dict[str, Any] = field(default_factory=dict)
+    """the column that decides whether compression pays: {of: COLUMN, each: [COLUMNS]}"""
+    notes: str = ""
+    """what a reader of the results must know"""
+    limit: float = 600.0
+    """seconds that one point may take"""
+    out: str | None = None
+    """folder for points, table and pictures; runs/<file's title> if not given"""
+    short: bool = False
+    """the smallest form of the study: seconds, and figures that mean nothing"""
+    redraw: bool = False
+    """draw what is there; run nothing"""
+    logger: list[str] = field(default_factory=list)
+    """wandb, tensorboard"""
+
+    def __post_init__(self) -> None:
+        if self.command not in READERS:
+            raise ValueError(
+                f"command is one of {', '.join(READERS)}, got {self.command!r}: name a study, --config FILE"
+            )
+        for key, values in (*self.grid.items(), *self.shortened.get("grid", {}).items()):
+            if not isinstance(values, list) or not values:
+                raise ValueError(f"grid.{key} is a list of values, got {values!r}")
+        if unknown := set(self.shortened) - set(SHORTENED):
+            raise ValueError(f"shortened has {' and '.join(SHORTENED)}, got {', '.join(sorted(unknown))}")
+        if not self.limit > 0:
+            raise ValueError(f"limit is above 0 seconds, got {self.limit}")
+        derivations(self.derive)
+        figures_of(self.figures)
+        verdict_of(self.verdict)
+
+    @property
+    def chosen_base(self) -> Mapping[str, Any]:
+        """The options of all points, of the short form if it is asked for."""
+        return {**self.base, **(self.shortened.get("base", {}) if self.short else {})}
+
+    @property
+    def chosen_grid(self) -> Mapping[str, list[Any]]:
+        """The grid, of the short form if it is asked for."""
+        return {**self.grid, **(self.shortened.get("grid", {}) if self.short else {})}
+
+    @property
+    def drawn(self) -> list[Figure]:
+        """The pictures."""
+        return figures_of(self.figures)
+
+    @property
+    def decided(self) -> Verdict | None:
+        """What the verdict goes by."""
+        return verdict_of(self.verdict)
+
+    @property
+    def shown(self) -> list[str]:
+        """The columns of the table."""
+        if self.columns:
+            return self.columns
+        drawn = [column for figure in self.drawn for column in figure.columns]
+        return list(dict.fromkeys([*self.grid, *drawn, *self.derive]))

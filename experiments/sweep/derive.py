@@ -1,0 +1,125 @@
+"""Columns computed from others, and from rows to compare with."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ..results import smoothed
+from .rows import Row
+
+
+class Derivation(ABC):
+    """How a column is computed; None where a row lacks what it takes."""
+
+    @abstractmethod
+    def value(self, row: Row, rows: Sequence[Row], dimensions: Sequence[str]) -> Any:
+        """Of one row; `dimensions` are the columns of the grid, which a row to compare with shares."""
+
+
+@dataclass(frozen=True)
+class Speedup(Derivation):
+    """How many times as small a column is as in the row with the values `against`: 2 is twice as fast."""
+
+    of: str
+    against: Mapping[str, Any]
+
+    def value(self, row: Row, rows: Sequence[Row], dimensions: Sequence[str]) -> float | None:
+        reference = counterpart(row, rows, dimensions, self.against)
+        return _divided(reference.get(self.of), row.get(self.of)) if reference else None
+
+
+@dataclass(frozen=True)
+class Relative(Derivation):
+    """How many times as large a column is as in the row with the values `against`."""
+
+    of: str
+    against: Mapping[str, Any]
+
+    def value(self, row: Row, rows: Sequence[Row], dimensions: Sequence[str]) -> float | None:
+        reference = counterpart(row, rows, dimensions, self.against)
+        return _divided(row.get(self.of), reference.get(self.of)) if reference else None
+
+
+@dataclass(frozen=True)
+class Quotient(Derivation):
+    """One column over another, times `times`."""
+
+    of: str
+    over: str
+    times: float = 1.0
+
+    def value(self, row: Row, rows: Sequence[Row], dimensions: Sequence[str]) -> float | None:
+        found = _divided(row.get(self.of), row.get(self.over))
+        return None if found is None else found * self.times
+
+
+@dataclass(frozen=True)
+class TimeToLoss(Derivation):
+    """Seconds of training until the smoothed loss is at most what the row with the values `against` ends with.
+
+    `within`: the target lies that much above it, relative. None for a run that never gets there.
+    """
+
+    against: Mapping[str, Any]
+    within: float = 0.0
+    of: str = "loss"
+    seconds: str = "train_seconds"
+
+    def value(self, row: Row, rows: Sequence[Row], dimensions: Sequence[str]) -> float | None:
+        reference = counterpart(row, rows, dimensions, self.against)
+        if reference is None or None in (*reference[self.of], *row[self.of]):
+            return None
+        target = smoothed(tuple(reference[self.of]))[-1] * (1 + self.within)
+        reached = zip(row[self.seconds], smoothed(tuple(row[self.of])), strict=True)
+        return next((seconds for seconds, loss in reached if loss <= target), None)
+
+
+KINDS: dict[str, type[Derivation]] = {
+    "speedup": Speedup,
+    "relative": Relative,
+    "quotient": Quotient,
+    "time_to_loss": TimeToLoss,
+}
+
+
+def derivations(described: Mapping[str, Any]) -> dict[str, Derivation]:
+    """The derived columns of a study file: {name: {kind: one of KINDS, its fields}}; the kind is its name if not given.
+
+    Raises ValueError for unknown kinds and fields, with those there are.
+    """
+    return {name: _derivation(name, dict(entry)) for name, entry in described.items()}
+
+
+def _derivation(name: str, entry: dict[str, Any]) -> Derivation:
+    kind = entry.pop("kind", name)
+    if kind not in KINDS:
+        raise ValueError(f"derive.{name} has the unknown kind {kind!r}; there are: {', '.join(KINDS)}")
+    try:
+        return KINDS[kind](**entry)
+    except TypeError as error:
+        names = ", ".join(field.name for field in fields(KINDS[kind]))  # type: ignore[arg-type]
+        raise ValueError(f"derive.{name}: {error}; {kind} takes {names}") from error
+
+
+def derived(rows: Sequence[Row], described: Mapping[str, Any], dimensions: Sequence[str]) -> list[Row]:
+    """The rows with their derived columns, each of which may use those before it."""
+    found = [dict(row) for row in rows]
+    for name, derivation in derivations(described).items():
+        values = [derivation.value(row, found, dimensions) for row in found]
+        for row, value in zip(found, values, strict=True):
+            row[name] = value
+    return found
+
+
+def counterpart(row: Row, rows: Sequence[Row], dimensions: Sequence[str], against: Mapping[str, Any]) -> Row | None:
+    """The first row with the values `against` that is otherwise on the same place of the grid."""
+    same = [name for name in dimensions if name not in against]
+    wanted = {name: row.get(name) for name in same} | dict(against)
+    return next((other for other in rows if all(other.get(name) == value for name, value in wanted.items())), None)
+
+
+def _divided(numerator: float | None, denominator: float | None) -> float | None:
+    return numerator / denominator if numerator is not None and denominator else None

@@ -1,0 +1,164 @@
+"""What a study leaves behind: rows, pictures, words; for a terminal, a reader and other programs."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from ..bench.rows import FACTORS
+from ..results import environment
+from .cache import Finished
+from .config import SweepConfig
+from .derive import derived
+from .points import Point
+from .rows import Row, column_of
+from .verdict import sentences
+
+STUDY = "study.json"
+PAGE = "README.md"
+DESCRIBED = ("command", "base", "grid", "shortened", "derive", "figures", "verdict")
+IDENTITY = ("model", "world_size", *FACTORS)  # besides the grid: what a row is compared at
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The rows of all points that ran, and why others did not. `pictures`: file names and what they show."""
+
+    config: SweepConfig
+    points: Sequence[Point]
+    finished: Sequence[Finished]
+    failures: Mapping[str, str] = field(default_factory=dict)
+    pictures: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> list[Row]:
+        """With the derived columns."""
+        rows = [row for point in self.finished for row in point.rows]
+        return derived(rows, self.config.derive, [*IDENTITY, *self._grid(rows)])
+
+    def _grid(self, rows: Sequence[Row]) -> list[str]:
+        return [column_of(key, rows[0]) for key in self.config.chosen_grid] if rows else []
+
+    @property
+    def columns(self) -> list[str]:
+        """Of the table: those asked for that any row has and that are no lists."""
+        rows = self.rows
+        wanted = dict.fromkeys(column_of(name, rows[0]) for name in self.config.shown) if rows else {}
+        return [name for name in wanted if any(_plain(row.get(name)) for row in rows)]
+
+    @property
+    def verdicts(self) -> list[str]:
+        """A sentence for each setting, where the study asks for them."""
+        decided = self.config.decided
+        return list(sentences(decided, self.rows)) if decided and self.finished else []
+
+    @property
+    def labels(self) -> list[str]:
+        """What was emulated, of any row."""
+        return list(dict.fromkeys(label for row in self.rows for label in row.get("labels") or ()))
+
+    @property
+    def heading(self) -> str:
+        """Above a picture: the title, and what was emulated or set."""
+        return "\n".join(filter(None, [self.config.title, "; ".join(self.labels), _warning(self.config.short)]))
+
+    def write(self, folder: Path) -> None:
+        """Write `study.json` and `README.md`."""
+        document = json.dumps(self.document(), indent=1, default=str)
+        (folder / STUDY).write_text(document + "\n", encoding="utf-8")
+        (folder / PAGE).write_text("\n".join(self.page()) + "\n", encoding="utf-8")
+
+    def document(self) -> dict[str, Any]:
+        """All of it for other programs."""
+        config = self.config
+        return {
+            "kind": "sweep",
+            "gradwire": version("gradwire"),
+            "torch": torch.__version__,
+            "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+            "title": config.title,
+            "source": config.source,
+            "notes": config.notes,
+            "short": config.short,
+            "labels": self.labels,
+            "commands": self.commands(),
+            "environment": self.finished[-1].environment if self.finished else environment(),
+            "config": {name: getattr(config, name) for name in DESCRIBED},
+            "columns": self.columns,
+            "rows": self.rows,
+            "verdicts": self.verdicts,
+            "pictures": dict(self.pictures),
+            "failures": dict(self.failures),
+        }
+
+    def commands(self) -> list[str]:
+        """The command line of every point."""
+        return [shlex.join(["gradwire", *point.arguments]) for point in self.points]
+
+    def page(self) -> list[str]:
+        """The study in Markdown."""
+        columns, config = self.columns, self.config
+        lines = [f"# {config.title}", "", *filter(None, [config.source, _warning(config.short)]), ""]
+        lines += [config.notes, ""] * bool(config.notes)
+        lines += [f"Labels: {'; '.join(self.labels)}.", ""] * bool(self.labels)
+        lines += [f"- {sentence}" for sentence in self.verdicts] + [""] * bool(self.verdicts)
+        if columns:
+            lines += [_line(columns), _line(["---"] * len(columns))]
+            lines += [_line([shown(row.get(name)) for name in columns]) for row in self.rows]
+        for name, caption in self.pictures.items():
+            lines += ["", f"![{caption or name}]({name})", "", caption]
+        lines += ["", *[f"- failed: {label}: {why.splitlines()[0]}" for label, why in self.failures.items()]]
+        lines += ["", "The points:", "", "```console", *[f"$ {each}" for each in self.commands()], "```", ""]
+        return [*lines, *self._machine()]
+
+    def _machine(self) -> list[str]:
+        document = self.document()
+        known = {key: value for key, value in document["environment"].items() if value not in ([], None)}
+        machine = ", ".join(f"{key} {value}" for key, value in known.items())
+        return [f"{document['date']}, gradwire {document['gradwire']}, torch {document['torch']}; {machine}."]
+
+    def table(self) -> Table:
+        """The rows for a terminal."""
+        table = Table(title=self.config.title, title_justify="left")
+        rows = self.rows
+        for name in self.columns:
+            words = any(isinstance(row.get(name), str) for row in rows)
+            heading = name.replace(".", "\n").replace("_", " ")
+            table.add_column(heading, justify="left" if words else "right", no_wrap=words)
+        for row in rows:
+            table.add_row(*[shown(row.get(name)) for name in self.columns])
+        return table
+
+
+def _warning(short: bool) -> str:
+    return "In short form: this shows that the study runs; its figures mean nothing." if short else ""
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _plain(value: Any) -> bool:
+    return value is not None and not isinstance(value, list | dict)
+
+
+def shown(value: Any) -> str:
+    """A value as text, numbers to four digits.
+
+    >>> shown(0.123456), shown(60000000), shown(None), shown("none")
+    ('0.1235', '60,000,000', '', 'none')
+    """
+    if value is None:
+        return ""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 10000 else f"{value:.4g}"

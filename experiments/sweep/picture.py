@@ -1,0 +1,155 @@
+"""The rows of a study as pictures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import FuncFormatter
+
+from ..plots import DPI
+from ..results import smoothed
+from .figure import Figure
+from .rows import Row
+
+SIZE = (8.0, 4.8)  # inches
+HEADROOM = 1.05  # above what is drawn from zero
+TITLE_CHARACTERS = 95  # in a line
+GROUP_WIDTH = 0.8  # of the distance between two groups of bars
+MARKED = 40  # points of a line that get marks, at most
+STYLES = ("-", "--", ":", "-.")
+
+
+def draw(figure: Figure, rows: Sequence[Row], title: str, out: Path) -> Path | None:
+    """Write `NAME.png`; where it is, or None where no row has what it shows."""
+    shown = [row for row in rows if all(row.get(name) == value for name, value in figure.where.items())]
+    shown = [row for row in shown if all(row.get(name) is not None for name in (figure.x, *figure.y))]
+    if not shown:
+        return None
+    canvas = Canvas(figsize=SIZE, layout="constrained")
+    axes = canvas.subplots()
+    DRAWERS[figure.kind](axes, figure, shown)
+    _finish(axes, figure, title)
+    FigureCanvasAgg(canvas)
+    canvas.savefig(out / f"{figure.name}.png", dpi=DPI)
+    return out / f"{figure.name}.png"
+
+
+def _finish(axes: Axes, figure: Figure, title: str) -> None:
+    for label, height in figure.lines.items():
+        axes.axhline(height, color="black", linewidth=1, linestyle="--", label=label)
+    for axis in figure.log:
+        axes.set(**{f"{axis}scale": "log"})
+    plain = FuncFormatter(lambda value, _: f"{value:g}")
+    if "y" in figure.log:
+        axes.yaxis.set_major_formatter(plain)
+    elif not figure.smooth and axes.get_ylim()[0] > 0:
+        axes.set_ylim(0, HEADROOM * axes.get_ylim()[1])
+    axes.set_xlabel(figure.labels.get("x", figure.x))
+    axes.set_ylabel(figure.labels.get("y", ", ".join(figure.y)))
+    axes.set_title("\n".join(fill(line, TITLE_CHARACTERS) for line in title.splitlines()), fontsize=10)
+    axes.grid(alpha=0.25)
+    if len(axes.get_legend_handles_labels()[1]) > 1:
+        axes.legend(fontsize=8)
+
+
+def _color(index: int) -> tuple[float, float, float, float]:
+    return colormaps["tab10"](index % 10)
+
+
+def series_of(figure: Figure, rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows of each line or group of bars, by its name."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        name = ", ".join(_named(column, row.get(column)) for column in figure.series)
+        found.setdefault(name, []).append(row)
+    return found
+
+
+def _named(column: str, value: Any) -> str:
+    return value if isinstance(value, str) else f"{column} {value}"
+
+
+def _lines(axes: Axes, figure: Figure, rows: Sequence[Row]) -> None:
+    for index, (name, members) in enumerate(series_of(figure, rows).items()):
+        for style, column in zip(STYLES, figure.y, strict=False):
+            label = name if len(figure.y) == 1 else f"{name} {column}".strip()
+            for across, up in _curves(figure, column, members):
+                marker = "o" if len(across) <= MARKED else ""
+                axes.plot(across, up, style, color=_color(index), label=label, marker=marker, markersize=4)
+        if figure.spread:
+            _band(axes, figure, members, index)
+
+
+def _curves(figure: Figure, column: str, rows: Sequence[Row]) -> list[tuple[list[Any], list[float]]]:
+    """A curve for every row where the columns are lists, else one through all rows."""
+    if isinstance(rows[0][column], list):
+        return [(row[figure.x], smoothed(tuple(row[column])) if figure.smooth else row[column]) for row in rows]
+    ordered = sorted(rows, key=lambda row: row[figure.x]) if _numeric(figure, rows) else rows
+    return [([_place(row[figure.x]) for row in ordered], [row[column] for row in ordered])]
+
+
+def _numeric(figure: Figure, rows: Sequence[Row]) -> bool:
+    return all(isinstance(row[figure.x], int | float) for row in rows)
+
+
+def _place(value: Any) -> Any:
+    return value if isinstance(value, int | float) else str(value)
+
+
+def _band(axes: Axes, figure: Figure, rows: Sequence[Row], index: int) -> None:
+    lower, upper = (_curves(figure, column, rows) for column in figure.spread)
+    for (across, below), (_, above) in zip(lower, upper, strict=True):
+        axes.fill_between(across, below, above, color=_color(index), alpha=0.15, linewidth=0)
+
+
+def _bars(axes: Axes, figure: Figure, rows: Sequence[Row]) -> None:
+    """Groups of bars; several columns lie on top of each other."""
+    groups, series = list(dict.fromkeys(str(row[figure.x]) for row in rows)), series_of(figure, rows)
+    width = GROUP_WIDTH / len(series)
+    for index, (name, members) in enumerate(series.items()):
+        places = [groups.index(str(row[figure.x])) + (index - (len(series) - 1) / 2) * width for row in members]
+        bottoms = [0.0] * len(members)
+        for layer, column in enumerate(figure.y):
+            heights = [row[column] for row in members]
+            label = name if len(figure.y) == 1 else column if not index else None
+            color = _color(index if len(figure.y) == 1 else layer)
+            bars = axes.bar(places, heights, 0.92 * width, bottom=bottoms, label=label, color=color)
+            bottoms = [below + height for below, height in zip(bottoms, heights, strict=True)]
+        names = [f"{height:.3g}" for height in bottoms]
+        axes.bar_label(bars, [f"{name}\n{text}" for text in names] if len(figure.y) > 1 and name else names, fontsize=7)
+    axes.set_xticks(range(len(groups)), groups, fontsize=8, rotation=20 if max(map(len, groups)) > 12 else 0)
+    axes.margins(y=0.15)
+
+
+def _boxes(axes: Axes, figure: Figure, rows: Sequence[Row]) -> None:
+    """A box of the samples in each row's list: quartiles, whiskers to the 5th and 95th percentile."""
+    groups, series = list(dict.fromkeys(str(row[figure.x]) for row in rows)), series_of(figure, rows)
+    width = GROUP_WIDTH / len(series)
+    for index, (name, members) in enumerate(series.items()):
+        places = [groups.index(str(row[figure.x])) + (index - (len(series) - 1) / 2) * width for row in members]
+        samples = [[value for value in row[figure.y[0]] if math.isfinite(value)] for row in members]
+        face = {"facecolor": _color(index), "alpha": 0.6}
+        boxes = axes.boxplot(
+            samples,
+            positions=places,
+            widths=0.8 * width,
+            whis=(5, 95),
+            sym="",
+            patch_artist=True,
+            boxprops=face,
+            medianprops={"color": "black"},
+            manage_ticks=False,
+        )
+        boxes["boxes"][0].set_label(name)
+    axes.set_xticks(range(len(groups)), groups, fontsize=8)
+
+
+DRAWERS = {"line": _lines, "bar": _bars, "box": _boxes}

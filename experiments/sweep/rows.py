@@ -1,0 +1,79 @@
+"""From the JSON of a command to flat rows: column name to value, nested names joined by dots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+Row = dict[str, Any]
+WRAPPER = "measurements."  # dropped from the names of columns
+
+
+def _bench(document: Mapping[str, Any]) -> list[Row]:
+    return [flat(each) for each in document["benchmark_results"]]
+
+
+def _compare(document: Mapping[str, Any]) -> list[Row]:
+    network = document["environment"].get("network")
+    shared = {
+        "model": document["model"]["name"],
+        "data": document["data"]["name"],
+        "world_size": document["world_size"],
+        "labels": [network] if network else [],
+    }
+    return [{**shared, **flat(run), "step": list(range(1, run["steps"] + 1))} for run in document["runs"]]
+
+
+def _listed(document: Mapping[str, Any]) -> list[Row]:
+    return [flat(each) for each in document["rows"]]
+
+
+READERS: dict[str, Callable[[Mapping[str, Any]], list[Row]]] = {
+    "bench": _bench,
+    "collective": _listed,
+    "compare": _compare,
+    "ready": _listed,
+}
+
+
+def rows_of(command: str, document: Mapping[str, Any], chosen: Mapping[str, Any]) -> list[Row]:
+    """The rows of one point, with its values of the grid where the command does not tell them itself.
+
+    Raises ValueError where the document has no rows.
+    """
+    rows = READERS[command](document)
+    if not rows:
+        raise ValueError(f"{command} measured nothing")
+    return [{**_missing(chosen, row), **row} for row in rows]
+
+
+def _missing(chosen: Mapping[str, Any], row: Row) -> Row:
+    return {key: value for key, value in chosen.items() if column_of(key, row) not in row}
+
+
+def column_of(key: str, row: Mapping[str, Any]) -> str:
+    """The column that holds a grid's key: itself, or its singular where the command lists several.
+
+    >>> column_of("compressors", {"compressor": "none"}), column_of("steps", {})
+    ('compressor', 'steps')
+    """
+    singular = key.removesuffix("s")
+    return singular if key not in row and singular in row else key
+
+
+def flat(entry: Mapping[str, Any]) -> Row:
+    """Nested mappings as one, names joined by dots; lists stay.
+
+    >>> flat({"measurements": {"sec_per_iter": {"p50": 0.5}}, "loss": [1.0]})
+    {'sec_per_iter.p50': 0.5, 'loss': [1.0]}
+    """
+    found = dict(_flattened(entry, ""))
+    return {name.removeprefix(WRAPPER): value for name, value in found.items()}
+
+
+def _flattened(entry: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in entry.items():
+        if isinstance(value, Mapping):
+            yield from _flattened(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

@@ -1,0 +1,99 @@
+"""One point as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .cache import Finished
+from .points import Point
+from .rows import rows_of
+
+GRACE_SECONDS = 10.0  # to end its ranks and to take down what it has set up
+LAST_LINES = 12  # of what a failed point wrote
+REPORTS = {"compare": ("out", "results.json")}  # the option that says where, and the file
+REPORT = ("json", "result.json")
+
+
+class PointFailure(RuntimeError):
+    """A point ended with an error, took too long or left no result; the message has what it wrote last."""
+
+
+def run_point(point: Point, limit: float) -> Finished:
+    """Run `gradwire COMMAND ...` and read what it measured.
+
+    Raises PointFailure. Whatever happens, what the point started is ended.
+    """
+    option, name = REPORTS.get(point.command, REPORT)
+    with tempfile.TemporaryDirectory(prefix="gradwire-sweep-") as folder:
+        place = folder if name == "results.json" else f"{folder}/{name}"
+        command = [sys.executable, "-m", "gradwire", *point.arguments, f"--{option}={place}"]
+        began = time.monotonic()
+        _finish(command, limit, Path(folder))
+        document = _document(Path(folder) / name)
+        return Finished(
+            key=point.key(),
+            arguments=point.arguments,
+            chosen=point.chosen,
+            rows=_rows(point, document),
+            seconds=round(time.monotonic() - began, 1),
+            date=time.strftime("%Y-%m-%d %H:%M:%S %z"),
+            gradwire=document.get("gradwire", ""),
+            environment=document.get("environment", {}),
+        )
+
+
+def _finish(command: Sequence[str], limit: float, folder: Path) -> None:
+    written = folder / "written"
+    with written.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+        try:
+            code = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            _end(process)
+    if code != 0:
+        why = f"took longer than {limit:g} s" if code is None else f"ended with exit code {code}"
+        last = written.read_text(errors="replace").strip().splitlines()[-LAST_LINES:]
+        raise PointFailure("\n".join([f"{why}: {shlex.join(command[2:])}", *last]))
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Interrupt what still runs, so that it can end its own; then kill what is left of its session."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return  # nothing is left, as it should be
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise PointFailure(f"it left no result: {error}") from error
+    assert isinstance(document, dict)
+    return document
+
+
+def _rows(point: Point, document: dict[str, Any]) -> list[dict[str, Any]]:
+    try:
+        return rows_of(point.command, document, point.chosen)
+    except (KeyError, ValueError) as error:
+        raise PointFailure(f"its result cannot be read: {error!r}") from error

@@ -1,0 +1,67 @@
+"""Whether compression pays, in a sentence for each setting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from ..table import UNCOMPRESSED, WORTHWHILE
+from .rows import Row
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What decides. `of`: a column, less is better; `each`: one sentence for every combination of these columns."""
+
+    of: str
+    each: list[str] = field(default_factory=list)
+    unit: str = "s"
+    what: str = "a step"
+    """what the column times, in words"""
+
+
+def verdict_of(described: Mapping[str, Any]) -> Verdict | None:
+    """From a study file. Raises ValueError for unknown keys."""
+    try:
+        return Verdict(**described) if described else None
+    except TypeError as error:
+        raise ValueError(f"verdict: {error}; it has {', '.join(each.name for each in fields(Verdict))}") from error
+
+
+def sentences(verdict: Verdict, rows: Sequence[Row]) -> Iterator[str]:
+    """One sentence for each setting, in the order of the rows."""
+    settings = list(dict.fromkeys(tuple(row.get(name) for name in verdict.each) for row in rows))
+    for setting in settings:
+        alike = [row for row in rows if tuple(row.get(name) for name in verdict.each) == setting]
+        where = ", ".join(f"{name} {_shown(value)}" for name, value in zip(verdict.each, setting, strict=True))
+        yield f"{where or 'Here'}: {_sentence(verdict, alike)}"
+
+
+def _sentence(verdict: Verdict, rows: Sequence[Row]) -> str:
+    timed = sorted((row for row in rows if row.get(verdict.of) is not None), key=lambda row: row[verdict.of])
+    plain = [row for row in timed if row["compressor"] in UNCOMPRESSED]
+    others = [row for row in timed if row["compressor"] not in UNCOMPRESSED]
+    if not plain or len(rows) == len(plain):
+        return f"no verdict, it takes {verdict.what} of none, bf16 or fp16 and of another compressor."
+    best = plain[0]
+    if not others:
+        return f"do not compress here beyond {best['compressor']}: no other method gets there at all."
+    gain = best[verdict.of] / others[0][verdict.of]
+    if gain < WORTHWHILE:
+        return (
+            f"do not compress here beyond {best['compressor']}: {verdict.what} takes it {_amount(verdict, best)}, and the "
+            f"best other method, {others[0]['compressor']}, {_amount(verdict, others[0])}."
+        )
+    return (
+        f"{others[0]['compressor']} is {gain:.1f}x as fast as {best['compressor']}: {verdict.what} takes "
+        f"{_amount(verdict, others[0])}, not {_amount(verdict, best)}."
+    )
+
+
+def _amount(verdict: Verdict, row: Row) -> str:
+    return f"{row[verdict.of]:.3g} {verdict.unit}"
+
+
+def _shown(value: Any) -> str:
+    return "unlimited" if value in (None, "0") else str(value)

@@ -1,0 +1,297 @@
+"""Studies: what runs, what is kept, what a point's failure does. Points are stand-ins where their figures do not matter."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from gradwire.experiments.cli import main
+from gradwire.experiments.sweep import command
+from gradwire.experiments.sweep.cache import POINTS, Finished, append_point, read_points
+from gradwire.experiments.sweep.config import SweepConfig
+from gradwire.experiments.sweep.derive import derived
+from gradwire.experiments.sweep.points import points_of
+from gradwire.experiments.sweep.rows import rows_of
+from gradwire.experiments.sweep.run import PointFailure, run_point
+from gradwire.experiments.sweep.verdict import Verdict, sentences
+
+STUDY = """
+title: Pieces
+source: a test
+command: collective
+base: {nproc: 1, total: 1000, repeats: 1}
+grid: {elements: [10, 100, 1000]}
+shortened: {grid: {elements: [1000]}}
+derive: {slowdown: {kind: relative, of: seconds.p50, against: {elements: 1000}}}
+figures:
+  - {name: pieces, kind: line, x: elements, y: seconds.p50, series: backend, log: [x, y], caption: Smaller is slower.}
+"""
+
+
+@pytest.fixture
+def study(tmp_path):
+    file = tmp_path / "study.yaml"
+    file.write_text(STUDY)
+    return file
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """The points that ran, each in no time; those in `fails` fail."""
+
+    class Ran(list):
+        fails = ()
+
+    found = Ran()
+
+    def stand_in(point, limit):
+        found.append(point.chosen["elements"])
+        if point.chosen["elements"] in found.fails:
+            raise PointFailure("ended with exit code 3: gradwire collective\nthe last line")
+        row = {"elements": point.chosen["elements"], "backend": "gloo", "seconds.p50": 1 / point.chosen["elements"]}
+        return Finished(point.key(), point.arguments, point.chosen, [row], 0.1, "2026", "0.1.0", {"cores": 2})
+
+    monkeypatch.setattr(command, "run_point", stand_in)
+    return found
+
+
+def sweep(study, out, *flags):
+    return main(["sweep", "--config", str(study), f"--out={out}", *flags])
+
+
+def document(out):
+    return json.loads((out / "study.json").read_text())
+
+
+def test_a_study_runs_every_point_of_the_grid_and_leaves_rows_page_and_pictures(study, ran, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert sweep(study, out) == 0
+    assert ran == [10, 100, 1000]
+    assert {file.name for file in out.iterdir()} == {POINTS, "study.json", "README.md", "pieces.png"}
+    assert [row["slowdown"] for row in document(out)["rows"]] == pytest.approx([100, 10, 1])
+    page = (out / "README.md").read_text()
+    assert "![Smaller is slower.](pieces.png)" in page
+    assert "$ gradwire collective --nproc=1 --total=1000 --repeats=1 --elements=10" in page
+    assert "| 1,000 |" in page.replace("1000", "1,000")
+    shown = capsys.readouterr().out
+    assert "3 points of gradwire collective, 0 of them already" in shown
+    assert "slowdown" in shown
+
+
+def test_a_second_run_computes_only_what_is_missing(study, ran, tmp_path):
+    out = tmp_path / "out"
+    assert sweep(study, out, "--short") == 0
+    assert ran == [1000]
+    assert sweep(study, out) == 0
+    assert ran == [1000, 10, 100]
+    assert [row["elements"] for row in document(out)["rows"]] == [10, 100, 1000]
+
+
+def test_other_options_are_other_points(study, ran, tmp_path):
+    out = tmp_path / "out"
+    sweep(study, out, "--short")
+    sweep(study, out, "--short", '--base={"nproc": 1, "total": 2000}')
+    assert ran == [1000, 1000]
+
+
+def test_a_failed_point_is_told_and_runs_again_next_time_while_the_others_are_kept(study, ran, tmp_path, capsys):
+    out = tmp_path / "out"
+    ran.fails = (100,)
+    assert sweep(study, out) == 1
+    assert "failed: elements 100: ended with exit code 3" in capsys.readouterr().out
+    assert list(document(out)["failures"]) == ["elements 100"]
+    assert "- failed: elements 100" in (out / "README.md").read_text()
+    ran.fails = ()
+    assert sweep(study, out) == 0
+    assert ran == [10, 100, 1000, 100]
+    assert not document(out)["failures"]
+
+
+def test_ctrl_c_keeps_what_is_done(study, ran, tmp_path, monkeypatch, capsys):
+    out, stand_in = tmp_path / "out", command.run_point
+
+    def interrupted(point, limit):
+        if point.chosen["elements"] == 100:
+            raise KeyboardInterrupt
+        return stand_in(point, limit)
+
+    monkeypatch.setattr(command, "run_point", interrupted)
+    assert sweep(study, out) == 130
+    assert "the points that had finished are kept" in capsys.readouterr().err
+    assert len(read_points(out)) == 1
+    assert [row["elements"] for row in document(out)["rows"]] == [10]
+
+
+def test_redraw_runs_nothing(study, ran, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert sweep(study, out, "--redraw") == 2
+    assert "there is nothing to draw" in capsys.readouterr().err
+    sweep(study, out)
+    (out / "pieces.png").unlink()
+    assert sweep(study, out, "--redraw") == 0
+    assert (out / "pieces.png").exists()
+    assert ran == [10, 100, 1000]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("grid: {elements: 10}", "grid.elements is a list of values, got 10"),
+        ("grid: {element: [10]}", "the point element 10: unknown option --element (did you mean --elements?)"),
+        ("grid: {elements: [2000]}", "a piece of 2000 is larger than the total of 1000"),
+        ("command: colective", "command is one of bench, collective, compare, ready, got 'colective'"),
+        ("derive: {speed: {of: seconds.p50}}", "derive.speed has the unknown kind 'speed'; there are: speedup"),
+        ("derive: {speedup: {off: seconds.p50}}", "speedup takes of, against"),
+        ("figures: [{name: a, kind: pie, x: b, y: c}]", "kind is one of line, bar, box, got 'pie'"),
+        ("figures: [{name: a, kind: bar, x: b}]", "missing 1 required"),
+        ("figures: [{name: a, kind: bar, x: b, y: c, log: [z]}]", "log has x and y, got z"),
+        ("shortened: {steps: 3}", "shortened has base and grid, got steps"),
+        ("verdict: {by: seconds}", "it has of, each, unit, what"),
+        ("titel: Pieces", "unknown option titel"),
+    ],
+    ids=lambda value: value.partition(":")[0],
+)
+def test_what_a_study_says_wrong_is_refused_before_anything_runs(wrong, message, study, ran, tmp_path, capsys):
+    key = wrong.partition(":")[0]
+    kept, skipping = [], False
+    for line in STUDY.strip().splitlines():
+        skipping = line.startswith(f"{key}:") or (skipping and line.startswith(" "))
+        kept += [] if skipping else [line]
+    study.write_text("\n".join([*kept, wrong]))
+    assert sweep(study, tmp_path / "out") == 2
+    assert message in capsys.readouterr().err
+    assert not ran
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_line_that_a_crash_cut_short_is_left_out_and_does_not_spoil_the_next(tmp_path, caplog):
+    whole = [Finished(key, [], {}, [], 1.0, "2026", "0.1.0", {}) for key in "abc"]
+    append_point(tmp_path, whole[0])
+    append_point(tmp_path, whole[1])
+    text = (tmp_path / POINTS).read_text()
+    (tmp_path / POINTS).write_text(text[:-20])
+    assert list(read_points(tmp_path)) == ["a"]
+    assert "line 2 is left out" in caplog.text
+    append_point(tmp_path, whole[2])
+    assert list(read_points(tmp_path)) == ["a", "c"]
+
+
+def test_the_points_are_the_product_of_the_grid_in_order():
+    config = SweepConfig(
+        command="compare", base={"model": {"name": "mlp", "width": 16}}, grid={"lr": [1, 2], "seed": [3, 4]}
+    )
+    points = points_of(config)
+    assert [tuple(point.chosen.values()) for point in points] == [(1, 3), (1, 4), (2, 3), (2, 4)]
+    assert points[0].arguments == ["compare", "--model.name=mlp", "--model.width=16", "--lr=1", "--seed=3"]
+    assert len({point.key() for point in points}) == 4
+    assert points[0].configured()["model"]["width"] == 16
+
+
+def test_rows_of_bench_and_compare_are_flat_and_know_their_place_on_the_grid():
+    measured = {"sec_per_iter": {"p50": 0.5}}
+    bench = {"benchmark_results": [{"model": "mlp", "compressor": "none", "measurements": measured}]}
+    chosen = {"compressors": "none", "link": "1gbit"}
+    assert rows_of("bench", bench, chosen) == [
+        {"link": "1gbit", "model": "mlp", "compressor": "none", "sec_per_iter.p50": 0.5}
+    ]
+    with pytest.raises(ValueError, match="bench measured nothing"):
+        rows_of("bench", {"benchmark_results": []}, {})
+
+
+def test_a_speedup_is_against_the_row_at_the_same_place():
+    rows = [
+        {"link": link, "compressor": name, "seconds": seconds}
+        for link, name, seconds in [("a", "none", 4.0), ("a", "onebit", 1.0), ("b", "none", 6.0), ("b", "onebit", 3.0)]
+    ]
+    found = derived(rows, {"speedup": {"of": "seconds", "against": {"compressor": "none"}}}, ["link", "compressor"])
+    assert [row["speedup"] for row in found] == [1, 4, 1, 2]
+
+
+def test_time_to_loss_is_when_the_smoothed_loss_gets_to_the_reference_s_last():
+    rows = [
+        {"compressor": "bf16", "loss": [2.0, 2.0, 2.0], "train_seconds": [1.0, 2.0, 3.0]},
+        {"compressor": "quick", "loss": [3.0, 0.5, 0.5], "train_seconds": [0.1, 0.2, 0.3]},
+        {"compressor": "never", "loss": [3.0, 3.0, 3.0], "train_seconds": [0.1, 0.2, 0.3]},
+        {"compressor": "broken", "loss": [3.0, None, None], "train_seconds": [0.1, 0.2, 0.3]},
+    ]
+    found = derived(rows, {"time": {"kind": "time_to_loss", "against": {"compressor": "bf16"}}}, ["compressor"])
+    assert [row["time"] for row in found] == [1.0, 0.2, None, None]
+
+
+@pytest.mark.parametrize(
+    ("lossy", "expected"),
+    [
+        (1.0, "a: onebit is 2.0x as fast as bf16: a step takes 1 s, not 2 s."),
+        (1.95, "a: do not compress here beyond bf16: a step takes it 2 s, and the best other method, onebit, 1.95 s."),
+        (None, "a: do not compress here beyond bf16: no other method gets there at all."),
+    ],
+)
+def test_the_verdict_says_where_not_to_compress(lossy, expected):
+    times = {"none": 3.0, "bf16": 2.0, "onebit": lossy}
+    rows = [{"link": "a", "compressor": name, "seconds": seconds} for name, seconds in times.items()]
+    assert list(sentences(Verdict("seconds", ["link"]), rows)) == [f"link {expected}"]
+
+
+def test_a_point_is_a_process_and_its_failure_tells_what_it_wrote():
+    config = SweepConfig(command="collective", base={"nproc": 1, "total": 10, "repeats": 1}, grid={"elements": [10]})
+    (point,) = points_of(config)
+    finished = run_point(point, limit=100)
+    assert finished.rows[0]["elements"] == finished.rows[0]["total_elements"] == 10
+    assert finished.rows[0]["seconds.p50"] > 0
+    assert finished.environment["cores"] == os.cpu_count()
+    with pytest.raises(PointFailure, match=r"took longer than 0.2 s: gradwire collective|took longer than 0.2 s"):
+        run_point(point, limit=0.2)
+
+
+def test_what_a_point_refuses_is_in_its_failure(monkeypatch):
+    config = SweepConfig(command="compare", base={"model": "mlp", "data": "digits", "batch_size": 5000})
+    (point,) = points_of(config)
+    with pytest.raises(PointFailure, match="ended with exit code 2") as failure:
+        run_point(point, limit=100)
+    assert "samples to train on" in str(failure.value)
+
+
+def test_a_real_interrupt_ends_the_point_and_its_ranks(tmp_path, study):
+    study.write_text(
+        STUDY.replace("total: 1000, repeats: 1", "total: 60M, repeats: 1000").replace("nproc: 1", "nproc: 2")
+    )
+    flags = ["sweep", f"--config={study}", f"--out={tmp_path / 'out'}"]
+    process = subprocess.Popen([sys.executable, "-m", "gradwire", *flags], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not descendants(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    time.sleep(2)
+    started = descendants(process.pid)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert started
+    assert not [pid for pid in started if os.path.exists(f"/proc/{pid}")]
+
+
+def descendants(pid):
+    """Processes below a process, of any generation."""
+    parents = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/stat") as file:
+                fields = file.read().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents[int(name)] = int(fields[1])
+    below, found = {pid}, set()
+    while below:
+        below = {child for child, parent in parents.items() if parent in below}
+        found |= below
+    return found
+
+
+def test_trackers_get_the_rows(study, ran, tmp_path):
+    pytest.importorskip("tensorboard")
+    out = tmp_path / "out"
+    assert sweep(study, out, "--short", "--logger=tensorboard") == 0
+    assert list((out / "tensorboard").rglob("events.*"))

@@ -1,0 +1,34 @@
+import json
+
+import pytest
+
+from gradwire.experiments.cli import main
+
+SHARED = ("--model=mlp", "--model.width=16", "--data=digits", "--compressors=none", "--nproc=1", "--eval-batches=100")
+
+
+@pytest.fixture
+def trained(tmp_path):
+    def train(name, *flags):
+        out = tmp_path / name
+        assert main(["compare", *SHARED, f"--out={out}", *flags]) == 0
+        return json.loads((out / "results.json").read_text())["runs"][0]
+
+    return train
+
+
+@pytest.mark.parametrize("ddp", ["torch", "gradwire"])
+def test_two_batches_a_step_are_one_of_twice_the_size(trained, ddp):
+    halves = trained("halves", f"--ddp={ddp}", "--batch-size=8", "--steps=4", "--sync-every=2")
+    whole = trained("whole", f"--ddp={ddp}", "--batch-size=16", "--steps=2")
+    assert halves["steps"] == 4
+    assert [(one + two) / 2 for one, two in zip(*[iter(halves["loss"])] * 2, strict=True)] == pytest.approx(
+        whole["loss"]
+    )
+    assert halves["eval"]["loss"] == pytest.approx(whole["eval"]["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("every", [0, 5])
+def test_it_is_from_one_to_the_number_of_batches(every, capsys):
+    assert main(["compare", *SHARED, "--steps=4", f"--sync-every={every}"]) == 2
+    assert f"sync_every is from 1 to steps, 4, got {every}" in capsys.readouterr().err
