@@ -29,6 +29,11 @@ PARENT, SESSION = 1, 3
 PATIENCE = 60  # seconds until a run must have got somewhere
 
 
+@pytest.fixture(autouse=True, scope="module")
+def quick_start():
+    """Not here: ranks are known by being spawned."""
+
+
 def processes(column, number):
     """All that run, of which a column of /proc/PID/stat, counted behind the name, says a number."""
     found = set()

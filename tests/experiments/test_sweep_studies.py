@@ -9,6 +9,7 @@ import pytest
 from gradwire.experiments.cli import COMMANDS, main
 from gradwire.experiments.cli.commands import CONFIGS
 from gradwire.experiments.cli.parsing import configuration
+from gradwire.experiments.sweep import run
 from gradwire.experiments.sweep.points import points_of
 
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "sweep.md"
@@ -37,9 +38,19 @@ def test_the_study_in_the_documentation_is_one_that_is_accepted(tmp_path):
     assert len({point.key() for point in points_of(config)}) == 6
 
 
+@pytest.fixture
+def points_in_this_process(monkeypatch):
+    """Starting Python and importing torch takes longer than a short study."""
+
+    def finish(command, limit, folder):
+        assert main(command[command.index("gradwire") + 1 :]) == 0
+
+    monkeypatch.setattr(run, "_finish", finish)
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", STUDIES)
-def test_the_short_form_runs_and_leaves_a_page(name, tmp_path):
+def test_the_short_form_runs_and_leaves_a_page(name, tmp_path, points_in_this_process):
     pytest.importorskip("torchvision")
     assert main(["sweep", "--config", name, "--short", f"--out={tmp_path}"]) == 0
     document = json.loads((tmp_path / "study.json").read_text())
