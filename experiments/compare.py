@@ -63,8 +63,8 @@ class CompareConfig:
     """of the initial model and the order of samples"""
     bucket_mb: float | None = None
     """DDP's bucket size, MiB; null is 1 for the first and 25 for the others"""
-    ddp: Literal["gradwire", "torch"] = "torch"
-    """whose DistributedDataParallel"""
+    ddp: Literal["gradwire", "torch"] = "gradwire"
+    """whose DistributedDataParallel; torch's has gradwire's hook"""
     eval_batches: int = 40
     """held-out batches at the end"""
     threads: int = 0
