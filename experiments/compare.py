@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import sys
 import time
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -20,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ..compress import compressor, warm_up_steps
 from .data import DataConfig, Dataset, load_dataset
 from .finish import finish
-from .launch import RankFailure, chosen_backend, joined, run_ranks, sigterm_interrupts, under_launcher
+from .launch import chosen_backend, joined, supervised, under_launcher
 from .link import check_link, paced
 from .loggers import check_loggers, open_loggers
 from .models import ModelConfig, build_model
@@ -30,7 +29,6 @@ from .training import train
 
 logger = logging.getLogger(__name__)
 RESULTS = "results.json"
-INTERRUPTED = 130  # the shell's exit code for Ctrl-C
 
 
 @dataclass(frozen=True)
@@ -124,25 +122,11 @@ def compare(config: CompareConfig) -> int:
             logger.warning(
                 "%s warms up for %d steps, and the run has %d: it never compresses", spec, steps, config.steps
             )
-    code = _supervise(config, backend, out)
+    code = supervised(rank_main, config.nproc, config, backend, str(out))
     results = Results.read(out / RESULTS) if (out / RESULTS).exists() else None
     if results is not None and results.runs:
         finish(results, out)
     return code
-
-
-def _supervise(config: CompareConfig, backend: str, out: Path) -> int:
-    """Run the ranks to their end, whatever it is."""
-    try:
-        with sigterm_interrupts():
-            run_ranks(rank_main, config.nproc, config, backend, str(out))
-    except KeyboardInterrupt:
-        print("\nstopped; what had finished is kept", file=sys.stderr)
-        return INTERRUPTED
-    except RankFailure as error:
-        print(f"\na rank failed; what had finished before is kept.\n{error}", file=sys.stderr)
-        return 1
-    return 0
 
 
 def prepared_folder(out: str | None) -> Path:

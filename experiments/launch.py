@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ import torch.multiprocessing as multiprocessing
 
 POLL_SECONDS = 0.5
 FIRST_FAILURE = "failure"
+INTERRUPTED = 130  # the shell's exit code for Ctrl-C
 
 
 class RankFailure(RuntimeError):
@@ -95,6 +97,20 @@ def run_ranks(function: Callable[..., None], nproc: int, *args: Any) -> None:
             for process in set(multiprocessing.active_children()) - others:  # of an interrupted start, too
                 process.kill()
                 process.join()
+
+
+def supervised(function: Callable[..., None], nproc: int, *args: Any) -> int:
+    """`run_ranks` for a command that keeps what has finished: the command's exit code, whatever happens."""
+    try:
+        with sigterm_interrupts():
+            run_ranks(function, nproc, *args)
+    except KeyboardInterrupt:
+        print("\nstopped; what had finished is kept", file=sys.stderr)
+        return INTERRUPTED
+    except RankFailure as error:
+        print(f"\na rank failed; what had finished before is kept.\n{error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def _rank(rank: int, function: Callable[..., None], nproc: int, folder: Path, args: tuple[Any, ...]) -> None:

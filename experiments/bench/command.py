@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ...compress import compressor, warm_up_steps
 from ..info import interfaces
-from ..launch import RankFailure, chosen_backend, run_ranks, sigterm_interrupts, under_launcher
+from ..launch import chosen_backend, supervised, under_launcher
 from ..link import paced
 from ..netlab import again, here
 from ..results import environment
@@ -34,7 +34,6 @@ from .trial import Setup
 from .world import World, met
 
 PHASES_WIDTH = 160  # columns, at least, for a table that is not to be cut
-INTERRUPTED = 130  # the shell's exit code for Ctrl-C
 
 
 def bench_command(config: BenchConfig) -> int:
@@ -53,16 +52,7 @@ def bench_command(config: BenchConfig) -> int:
         torch.set_num_threads(threads(config))
         run_rank(config, backend, "netlab" if here() else launcher or "torchrun", None)
         return 0
-    try:
-        with sigterm_interrupts():
-            run_ranks(rank_main, config.nproc, config, backend)
-    except KeyboardInterrupt:
-        print("\nstopped; what had finished is kept", file=sys.stderr)
-        return INTERRUPTED
-    except RankFailure as error:
-        print(f"\na rank failed; what had finished before is kept.\n{error}", file=sys.stderr)
-        return 1
-    return 0
+    return supervised(rank_main, config.nproc, config, backend)
 
 
 def threads(config: BenchConfig) -> int:
