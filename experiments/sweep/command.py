@@ -11,8 +11,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ..compare import INTERRUPTED, prepared_folder
-from ..launch import sigterm_interrupts
+from ..compare import prepared_folder
+from ..launch import INTERRUPTED, sigterm_interrupts
 from ..loggers import check_loggers, open_loggers
 from .cache import append_point, read_points
 from .config import SweepConfig
