@@ -11,6 +11,7 @@ needs one bucket). The model is a transformer of 19.2 M parameters, or with --mo
 
 import argparse
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -105,27 +106,33 @@ class Case:
         self.seconds.append(time.perf_counter() - start)
         self.processor_seconds.append(time.process_time() - processor_start)
 
-    def figures(self) -> dict[str, float | str]:
-        """Seconds of the measured steps."""
-        measured = self.seconds[WARMUP_STEPS:]
+    def figures(self, baseline: "Case") -> dict[str, float | str]:
+        """Seconds of the measured steps, and how many times as fast they were as the baseline's of the same turns."""
+        measured, against = self.seconds[WARMUP_STEPS:], baseline.seconds[WARMUP_STEPS:]
+        speeds = sorted(other / own for own, other in zip(measured, against, strict=True))
+        outside = max(0, math.floor(len(speeds) / 2 - 0.98 * math.sqrt(len(speeds))))
         return {
             "case": self.name,
             "median_s": statistics.median(measured),
             "min_s": min(measured),
             "max_s": max(measured),
             "processor_s": statistics.median(self.processor_seconds[WARMUP_STEPS:]),
+            "speed": statistics.median(speeds),
+            "speed_low": speeds[outside],
+            "speed_high": speeds[-1 - outside],
         }
 
 
 def table(rows: list[dict], world_size: int) -> Table:
-    """The cases, each against the first."""
-    shown = Table(title=f"seconds a step, {world_size} ranks; speed against {rows[0]['case']}")
+    """The cases, each against the first: the median over turns, and its 95 % interval by order statistics."""
+    shown = Table(title=f"seconds a step, {world_size} ranks; speed against {rows[0]['case']} of the same turn")
     shown.add_column("case")
-    for heading in ("median", "min", "max", "processor", "speed"):
+    for heading in ("median", "min", "max", "processor", "speed", "95 % interval"):
         shown.add_column(heading, justify="right")
     for row in rows:
         seconds = [f"{row[key]:.3f}" for key in ("median_s", "min_s", "max_s", "processor_s")]
-        shown.add_row(row["case"], *seconds, f"{rows[0]['median_s'] / row['median_s']:.2f}x")
+        interval = f"{row['speed_low']:.3f} to {row['speed_high']:.3f}"
+        shown.add_row(row["case"], *seconds, f"{row['speed']:.3f}x", interval)
     return shown
 
 
@@ -147,7 +154,7 @@ def main() -> None:
         for turn in range(len(cases)):
             cases[(step + turn) % len(cases)].step(tokens)
     if dist.get_rank() == 0:
-        rows = [case.figures() for case in cases]
+        rows = [case.figures(cases[0]) for case in cases]
         Console().print(table(rows, dist.get_world_size()))
         if arguments.json:
             versions = {

@@ -142,7 +142,7 @@ def _models_rows(
     """The rows of a model, world size by world size, shown as they are there."""
     cases = config.cases()
     lines = Lines(cases)
-    title = f"\nBenchmark: {task.name} with batch size {config.batch_size}, {common(cases)}"
+    title = f"\nBenchmark: {task.name} with batch size {_batch_size(task, config)}, {common(cases)}"
     console.print(title, *config.labels(), "", lines.headings(), sep="\n", **PLAIN)
     shown: list[dict[str, Any]] = []
     with _progress(console) as bar:
@@ -155,6 +155,10 @@ def _models_rows(
             yield rows
     console.print("")
     Console(quiet=console.quiet, width=max(console.width, PHASES_WIDTH)).print(phases(shown, cases))
+
+
+def _batch_size(task: Task, config: BenchConfig) -> int:
+    return task.batch_size or config.batch_size
 
 
 def _rows(
@@ -174,10 +178,10 @@ def _rows(
         world.beat(name, turn)
 
     own_wire = config.link is not None
-    setup = Setup(task, config.batch_size, config.seed, world.device, world.timeout, own_wire)
+    setup = Setup(task, _batch_size(task, config), config.seed, world.device, world.timeout, own_wire)
     with world.joined(count, name), paced(config.slowed_link):
         for case, measured in measure(chosen, setup, config, world, advance):
-            yield row(task.name, config.batch_size, case, placement, measured, config.labels())
+            yield row(task.name, setup.batch_size, case, placement, measured, config.labels())
     bar.remove_task(shown)
 
 

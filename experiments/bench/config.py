@@ -31,7 +31,7 @@ class BenchConfig:
     models: list[str] = field(default_factory=lambda: list(RESNETS))
     """resnet50, resnet101, resnext50_32x4d, resnext101_32x8d, vgg19, gpt, bert, mlp, tiny"""
     batch_size: int = 32
-    """samples a rank and step"""
+    """samples a rank and step; an emulated accelerator's trace has its own"""
     image_size: int = 224
     """pixels a side, for the models that see pictures"""
     ddp: list[Literal["torch", "gradwire"]] = field(default_factory=lambda: ["gradwire"])

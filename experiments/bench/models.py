@@ -26,13 +26,14 @@ MLP_SHAPE, MLP_WIDTH, MLP_LAYERS = (3, 32, 32), 1024, 4
 class Task:
     """A model to train: `build` makes it on the current default device, `sample` some inputs and targets.
 
-    `loss` takes the model, inputs and targets.
+    `loss` takes the model, inputs and targets. `batch_size`: the samples of a step, where that is not the user's choice.
     """
 
     name: str
     build: Callable[[], nn.Module]
     sample: Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
     loss: Callable[[nn.Module, Tensor, Tensor], Tensor]
+    batch_size: int | None = None
 
 
 def task_names() -> list[str]:
@@ -53,7 +54,12 @@ def task(name: str, image_size: int) -> Task:
 
 def emulated_task(trace: Trace, dilate: float) -> Task:
     """The layers of a trace, which take its time: neither inputs nor targets matter."""
-    return Task(trace.name, lambda: emulated(trace, dilate), _nothing, lambda model, inputs, targets: model(inputs))
+    return Task(trace.name, lambda: emulated(trace, dilate), _nothing, _own_loss, trace.batch_size)
+
+
+def _own_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    loss: Tensor = model(inputs)
+    return loss
 
 
 def _nothing(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -35,6 +35,7 @@ def wrapped(
         "device_ids": None if device.type == "cpu" else [device.index],
         "bucket_cap_mb": case.bucket_mb,
         "gradient_as_bucket_view": True,
+        "init_sync": False,  # all ranks have made the same model
         **no_buffer_sync(),
     }
     if case.ddp == "gradwire" and case.overlap:

@@ -9,21 +9,19 @@ from matplotlib.figure import Figure
 
 from ..link import BITS_PER_BYTE, parse_rate
 from ..plots import DPI
-from .utilization import INTERVAL, Utilization
+from .utilization import BITS_PER_MBIT, Utilization
 
-BITS_PER_MBIT = 10**6
-VISIBLE = 0.01  # of the highest rate
 DIRECTIONS = {"sent_bytes": "up, Mbit/s", "received_bytes": "down, Mbit/s"}
 
 
 def draw(utilization: Utilization, path: Path, host: int = 0, window: tuple[float, float] | None = None) -> None:
     """Draw what a host sent and received, in Mbit/s over seconds; `window` is the part to show, all traffic if None."""
-    begin, end = window or busy(utilization, host)
+    begin, end = window or utilization.busy(host)
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     limit = parse_rate(utilization.rate) * BITS_PER_BYTE / BITS_PER_MBIT
     for axes, (name, label) in zip(figure.subplots(2, 1, sharex=True), DIRECTIONS.items(), strict=True):
-        axes.fill_between(utilization.seconds[1:], rates(utilization, host, name), step="pre", linewidth=0)
+        axes.fill_between(utilization.seconds[1:], utilization.rates(host, name), step="pre", linewidth=0)
         if limit:
             axes.axhline(limit, color="gray", linestyle="--", linewidth=0.8)
         axes.set_ylabel(label)
@@ -33,19 +31,3 @@ def draw(utilization: Utilization, path: Path, host: int = 0, window: tuple[floa
     axes.set_xlim(begin, end)
     figure.suptitle(f"link of host {host}, {utilization.network}", fontsize=11)
     figure.savefig(path, dpi=DPI)
-
-
-def rates(utilization: Utilization, host: int, name: str) -> list[float]:
-    """Mbit/s between each two counts."""
-    counts, seconds = utilization.links[str(host)][name], utilization.seconds
-    return [
-        (counts[i] - counts[i - 1]) * BITS_PER_BYTE / BITS_PER_MBIT / (seconds[i] - seconds[i - 1])
-        for i in range(1, len(seconds))
-    ]
-
-
-def busy(utilization: Utilization, host: int) -> tuple[float, float]:
-    """From the first traffic that can be seen in a picture to the last; everything where nothing was sent."""
-    seen, seconds = rates(utilization, host, "sent_bytes"), utilization.seconds
-    visible = [i for i, rate in enumerate(seen) if rate > VISIBLE * max(seen)]
-    return (seconds[visible[0]], seconds[visible[-1] + 1]) if visible else (0.0, max(seconds[-1], INTERVAL))

@@ -12,12 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..link import BITS_PER_BYTE
 from .config import NetlabConfig
 from .lab import INTERFACES, Lab
 
 INTERVAL = 0.01  # seconds between two looks
 SHORT = 0.0005  # seconds that a look may take for its counts to be of one moment
 TRIES = 5
+BITS_PER_MBIT = 10**6
+VISIBLE = 0.01  # of the highest rate
 # What the bridge receives on a port is what that host has sent.
 COUNTERS = {"sent_bytes": "rx_bytes", "received_bytes": "tx_bytes"}
 
@@ -49,6 +52,20 @@ class Utilization:
             raise ValueError(f"{path} is not what --utilization writes")
         del document["interval_seconds"]
         return cls(**document)
+
+    def rates(self, host: int, name: str) -> list[float]:
+        """Mbit/s between each two counts."""
+        counts, seconds = self.links[str(host)][name], self.seconds
+        return [
+            (counts[i] - counts[i - 1]) * BITS_PER_BYTE / BITS_PER_MBIT / (seconds[i] - seconds[i - 1])
+            for i in range(1, len(seconds))
+        ]
+
+    def busy(self, host: int) -> tuple[float, float]:
+        """From the first traffic that can be seen in a picture to the last; everything where nothing was sent."""
+        seen, seconds = self.rates(host, "sent_bytes"), self.seconds
+        visible = [i for i, rate in enumerate(seen) if rate > VISIBLE * max(seen)]
+        return (seconds[visible[0]], seconds[visible[-1] + 1]) if visible else (0.0, max(seconds[-1], INTERVAL))
 
 
 @contextmanager

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ..netlab import NetlabConfig
 from .derive import derivations
 from .figure import Figure, figures_of
 from .rows import READERS
@@ -40,6 +41,8 @@ class SweepConfig:
     """the column that decides whether compression pays: {of: COLUMN, each: [COLUMNS]}"""
     notes: str = ""
     """what a reader of the results must know"""
+    netlab: NetlabConfig = field(default_factory=NetlabConfig)
+    """hosts and links for all points, in place of the study's own"""
     limit: float = 600.0
     """seconds that one point may take"""
     out: str | None = None
@@ -61,6 +64,10 @@ class SweepConfig:
                 raise ValueError(f"grid.{key} is a list of values, got {values!r}")
         if unknown := set(self.shortened) - set(SHORTENED):
             raise ValueError(f"shortened has {' and '.join(SHORTENED)}, got {', '.join(sorted(unknown))}")
+        if twice := self._lab.keys() & self.chosen_grid.keys():
+            raise ValueError(
+                f"the study varies {', '.join(sorted(twice))} itself: give --grid as well, or leave it out"
+            )
         if not self.limit > 0:
             raise ValueError(f"limit is above 0 seconds, got {self.limit}")
         derivations(self.derive)
@@ -69,8 +76,13 @@ class SweepConfig:
 
     @property
     def chosen_base(self) -> Mapping[str, Any]:
-        """The options of all points, of the short form if it is asked for."""
-        return {**self.base, **(self.shortened.get("base", {}) if self.short else {})}
+        """The options of all points, of the short form if it is asked for, in the lab that is asked for."""
+        return {**self.base, **(self.shortened.get("base", {}) if self.short else {}), **self._lab}
+
+    @property
+    def _lab(self) -> Mapping[str, Any]:
+        given, default = asdict(self.netlab), asdict(NetlabConfig())
+        return {f"netlab.{name}": value for name, value in given.items() if value != default[name]}
 
     @property
     def chosen_grid(self) -> Mapping[str, list[Any]]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from ..netlab.utilization import Utilization
+
 Row = dict[str, Any]
 WRAPPER = "measurements."  # dropped from the names of columns
+STEPS_WATCHED = 2  # the last ones of a point whose links are watched
 
 
 def _bench(document: Mapping[str, Any]) -> list[Row]:
@@ -59,6 +62,23 @@ def column_of(key: str, row: Mapping[str, Any]) -> str:
     """
     singular = key.removesuffix("s")
     return singular if key not in row and singular in row else key
+
+
+def link_use(rows: list[Row], use: Utilization) -> list[Row]:
+    """A point's only row, with what host 0 sent in the last two steps: link.seconds, and link.sent_mbit a second.
+
+    Raises ValueError where several settings ran in the point: whose traffic it is could not be told.
+    """
+    if len(rows) != 1:
+        raise ValueError(
+            f"the use of links is that of one setting a point, and here are {len(rows)}: put them in the grid"
+        )
+    [row] = rows
+    sent, (_, end) = use.rates(0, "sent_bytes"), use.busy(0)
+    begin = end - STEPS_WATCHED * row["sec_per_iter.p50"]
+    shown = [(when - begin, rate) for when, rate in zip(use.seconds[1:], sent, strict=True) if begin <= when <= end]
+    seconds, rates = ([round(value, 3) for value in column] for column in zip(*shown, strict=True))
+    return [{**row, "link.seconds": seconds, "link.sent_mbit": rates}]
 
 
 def flat(entry: Mapping[str, Any]) -> Row:

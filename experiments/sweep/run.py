@@ -14,14 +14,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..netlab.utilization import Utilization
 from .cache import Finished
 from .points import Point
-from .rows import rows_of
+from .rows import link_use, rows_of
 
 GRACE_SECONDS = 10.0  # to end its ranks and to take down what it has set up
 LAST_LINES = 12  # of what a failed point wrote
 REPORTS = {"compare": ("out", "results.json")}  # the option that says where, and the file
 REPORT = ("json", "result.json")
+USE = "netlab.utilization"  # a file of the point's, read into its rows
 
 
 class PointFailure(RuntimeError):
@@ -36,7 +38,9 @@ def run_point(point: Point, limit: float) -> Finished:
     option, name = REPORTS.get(point.command, REPORT)
     with tempfile.TemporaryDirectory(prefix="gradwire-sweep-") as folder:
         place = folder if name == "results.json" else f"{folder}/{name}"
-        command = [sys.executable, "-m", "gradwire", *point.arguments, f"--{option}={place}"]
+        use = Path(folder) / "use.json"
+        watched = [f"--{USE}={use}"] if point.given.get(USE) else []
+        command = [sys.executable, "-m", "gradwire", *point.arguments, *watched, f"--{option}={place}"]
         began = time.monotonic()
         _finish(command, limit, Path(folder))
         document = _document(Path(folder) / name)
@@ -44,7 +48,7 @@ def run_point(point: Point, limit: float) -> Finished:
             key=point.key(),
             arguments=point.arguments,
             chosen=point.chosen,
-            rows=_rows(point, document),
+            rows=_rows(point, document, use if watched else None),
             seconds=round(time.monotonic() - began, 1),
             date=time.strftime("%Y-%m-%d %H:%M:%S %z"),
             gradwire=document.get("gradwire", ""),
@@ -92,8 +96,9 @@ def _document(path: Path) -> dict[str, Any]:
     return document
 
 
-def _rows(point: Point, document: dict[str, Any]) -> list[dict[str, Any]]:
+def _rows(point: Point, document: dict[str, Any], use: Path | None) -> list[dict[str, Any]]:
     try:
-        return rows_of(point.command, document, point.chosen)
-    except (KeyError, ValueError) as error:
+        rows = rows_of(point.command, document, point.chosen)
+        return rows if use is None else link_use(rows, Utilization.read(use))
+    except (KeyError, ValueError, OSError) as error:
         raise PointFailure(f"its result cannot be read: {error!r}") from error

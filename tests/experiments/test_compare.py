@@ -173,7 +173,7 @@ def test_under_torchrun_it_works_as_it_stands_and_the_same_seed_gives_the_same_r
     ids=lambda value: "=".join(value) if isinstance(value, list) else "",
 )
 def test_what_cannot_run_is_refused_before_anything_starts(wrong, message, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("gradwire.experiments.compare.run_ranks", None)
+    monkeypatch.setattr("gradwire.experiments.compare.supervised", None)
     out = tmp_path / "out"
     assert main(["compare", "--model=mlp", "--data=digits", f"--out={out}", *wrong]) == 2
     assert message in capsys.readouterr().err
@@ -190,7 +190,7 @@ def test_nccl_without_a_gpu_for_every_rank_is_refused(tmp_path, capsys):
 
 @pytest.mark.parametrize("out", ["file", "file/below"])
 def test_an_output_folder_that_cannot_be_written_is_refused(out, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("gradwire.experiments.compare.run_ranks", None)
+    monkeypatch.setattr("gradwire.experiments.compare.supervised", None)
     (tmp_path / "file").write_text("kept")
     assert main(["compare", "--model=mlp", "--data=digits", f"--out={tmp_path / out}"]) == 2
     assert f"cannot write to --out {tmp_path / out}" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from gradwire.experiments.netlab import NetlabConfig, again, here, labels, run_i
 from gradwire.experiments.netlab.check import told
 from gradwire.experiments.netlab.config import VARIABLE
 from gradwire.experiments.netlab.lab import clean, interfaces_of, made, namespaces_of
-from gradwire.experiments.netlab.picture import busy, draw, rates
+from gradwire.experiments.netlab.picture import draw
 from gradwire.experiments.netlab.system import NetlabError
 from gradwire.experiments.netlab.utilization import Utilization
 
@@ -129,7 +129,7 @@ def test_a_link_carries_its_rate_and_its_use_is_written_down(possible, capfd, tm
     frames = use.links["1"]["sent_bytes"][-1]
     assert SENT < frames < 1.1 * SENT
     assert use.links["0"]["received_bytes"][-1] == pytest.approx(frames, rel=0.05)
-    begin, end = busy(use, 1)
+    begin, end = use.busy(1)
     assert begin < end <= use.seconds[-1]
 
 
@@ -308,8 +308,8 @@ USE = Utilization(
 
 
 def test_utilization_is_in_mbit_a_second_of_what_was_counted_between_two_looks(tmp_path):
-    assert rates(USE, 0, "sent_bytes") == pytest.approx([0, 8, 4, 0])
-    assert busy(USE, 0) == (0.01, 0.04)
+    assert USE.rates(0, "sent_bytes") == pytest.approx([0, 8, 4, 0])
+    assert USE.busy(0) == (0.01, 0.04)
 
 
 def test_a_link_without_traffic_is_drawn_too(tmp_path):

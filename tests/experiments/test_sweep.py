@@ -10,12 +10,13 @@ import time
 import pytest
 
 from gradwire.experiments.cli import main
+from gradwire.experiments.netlab.utilization import Utilization
 from gradwire.experiments.sweep import command
 from gradwire.experiments.sweep.cache import POINTS, Finished, append_point, read_points
 from gradwire.experiments.sweep.config import SweepConfig
 from gradwire.experiments.sweep.derive import derived
 from gradwire.experiments.sweep.points import points_of
-from gradwire.experiments.sweep.rows import rows_of
+from gradwire.experiments.sweep.rows import link_use, rows_of
 from gradwire.experiments.sweep.run import PointFailure, run_point
 from gradwire.experiments.sweep.verdict import Verdict, sentences
 
@@ -191,6 +192,14 @@ def test_the_points_are_the_product_of_the_grid_in_order():
     assert points[0].configured()["model"]["width"] == 16
 
 
+def test_a_lab_may_be_given_for_all_points(study, ran, tmp_path, capsys):
+    assert sweep(study, tmp_path / "out", "--netlab.hosts=3", "--netlab.rate=50mbit") == 0
+    assert "--netlab.hosts=3 --netlab.rate=50mbit --elements=10" in (tmp_path / "out" / "README.md").read_text()
+    study.write_text(STUDY.replace("grid: {elements", "grid: {netlab.rate: [1gbit, 2gbit], elements"))
+    assert sweep(study, tmp_path / "other", "--netlab.rate=50mbit") == 2
+    assert "the study varies netlab.rate itself" in capsys.readouterr().err
+
+
 def test_rows_of_bench_and_compare_are_flat_and_know_their_place_on_the_grid():
     measured = {"sec_per_iter": {"p50": 0.5}}
     bench = {"benchmark_results": [{"model": "mlp", "compressor": "none", "measurements": measured}]}
@@ -200,6 +209,17 @@ def test_rows_of_bench_and_compare_are_flat_and_know_their_place_on_the_grid():
     ]
     with pytest.raises(ValueError, match="bench measured nothing"):
         rows_of("bench", {"benchmark_results": []}, {})
+
+
+def test_the_use_of_a_link_is_that_of_the_last_two_steps():
+    seconds = [index / 10 for index in range(11)]
+    sent = [0, 0, 12500, 12500, 37500, 62500, 62500, 75000, 75000, 75000, 75000]
+    use = Utilization("2 hosts at 8mbit", "8mbit", 0.0, seconds, {"0": {"sent_bytes": sent}})
+    [row] = link_use([{"sec_per_iter.p50": 0.2}], use)
+    assert row["link.seconds"] == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
+    assert row["link.sent_mbit"] == pytest.approx([0, 2, 2, 0, 1])
+    with pytest.raises(ValueError, match="one setting a point, and here are 2: put them in the grid"):
+        link_use([{}, {}], use)
 
 
 def test_a_speedup_is_against_the_row_at_the_same_place():
@@ -270,19 +290,29 @@ def test_a_real_interrupt_ends_the_point_and_its_ranks(tmp_path, study):
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert started
-    assert not [pid for pid in started if os.path.exists(f"/proc/{pid}")]
+    deadline = time.monotonic() + 10  # one that was killed may take a moment to go
+    while (left := [pid for pid in started if state(pid) not in ("", "Z")]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left
+
+
+def stat(pid):
+    """Of a process, its state and parent first; nothing where it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def state(pid):
+    return "".join(stat(pid)[:1])
 
 
 def descendants(pid):
     """Processes below a process, of any generation."""
-    parents = {}
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{name}/stat") as file:
-                fields = file.read().rpartition(")")[2].split()
-        except OSError:
-            continue
-        parents[int(name)] = int(fields[1])
+    found = {int(name): stat(name) for name in filter(str.isdigit, os.listdir("/proc"))}
+    parents = {process: int(fields[1]) for process, fields in found.items() if fields}
     below, found = {pid}, set()
     while below:
         below = {child for child, parent in parents.items() if parent in below}
