@@ -75,13 +75,16 @@ class GradBucket:
         self.waiting -= 1
         place = self._places[index]
         if self._large[place]:
-            self._copy(place)
+            if torch.is_grad_enabled():  # create_graph; entering no_grad takes longer than all the rest here
+                with torch.no_grad():
+                    self._copy(place)
+            else:
+                self._copy(place)
 
     def skip(self) -> None:
         """One gradient will not come."""
         self.waiting -= 1
 
-    @torch.no_grad()
     def _copy(self, place: int) -> None:
         parameter, view = self._parameters[place], self._views[place]
         grad = parameter.grad

@@ -18,6 +18,7 @@ from queue import SimpleQueue
 import torch
 import torch.distributed as dist
 
+from . import handover
 from .collectives import start
 from .job import Job
 from .private_group import private_group
@@ -40,6 +41,7 @@ class Lanes:
         self._queues: list[SimpleQueue[Job | None]] = []
         self._threads: list[threading.Thread] = []
         self._queued = self._begun = 0  # jobs that were to begin on the first lane's thread, and those that did
+        handover.hasten(self)
         self._add_queue()
 
     def ensure(self, rounds: int) -> None:
@@ -73,6 +75,7 @@ class Lanes:
         """End the threads once they have done what is queued, then the groups; wait no longer than `limit`."""
         if os.getpid() != self._process:
             return  # a fork: the threads are its parent's
+        handover.relax(self)
         deadline = time.monotonic() + (limit or self._timeout).total_seconds()
         for queue, thread in zip(self._queues, self._threads, strict=True):
             queue.put(None)

@@ -1,6 +1,7 @@
 """The engine by itself: a program that misbehaves ends all programs with its error, and nothing hangs."""
 
 import os
+import sys
 from datetime import timedelta
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from gradwire.compress import AllReduce
-from gradwire.ddp_core import Engine
+from gradwire.ddp_core import Engine, handover
 
 LIMIT = timedelta(seconds=20)
 
@@ -146,3 +147,19 @@ def mixed_in_order(rank, world_size):
 
 def test_programs_that_leave_at_once_keep_the_order_of_the_others(ranks):
     assert ranks.run(mixed_in_order, 2) == [[float(index) for index in range(30)]] * 2
+
+
+def test_threads_hand_over_the_interpreter_sooner_while_anyone_compresses():
+    mine = sys.getswitchinterval()
+    handover.hasten(first := Owner())
+    handover.hasten(second := Owner())
+    assert sys.getswitchinterval() == pytest.approx(min(handover.SECONDS, mine))
+    handover.relax(first)
+    handover.relax(first)
+    assert sys.getswitchinterval() == pytest.approx(min(handover.SECONDS, mine))
+    handover.relax(second)
+    assert sys.getswitchinterval() == pytest.approx(mine)
+
+
+class Owner:
+    """Whoever wants it."""
