@@ -93,6 +93,12 @@ class BucketPlan:
         """Note the order in which a step's gradients got ready; parameters without one are missing from it."""
         self._traced_before, self._traced = self._traced if self._traced else None, order
 
+    @property
+    def traced_alike(self) -> Sequence[int] | None:
+        """The order of the last step, where all parameters came and the step before was like it."""
+        alike = self._traced == self._traced_before and len(self._traced) == len(self._parameters)
+        return self._traced if alike else None
+
     def proposal(self) -> list[int]:
         """The order for the next buckets: that of the first step, later a new one where it has changed for good.
 

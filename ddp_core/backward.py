@@ -35,10 +35,22 @@ class Backward:
     asks: bool  # ranks tell each other which parameters they used
     skips: bool  # what no rank used is not sent
     static_usage: Sequence[int] | None  # as `used_by_any`, in a static graph that is known
+    asleep: Sequence[Sequence[int]] = ()  # members of each bucket without hooks
     order: list[int] = field(default_factory=list)
     launched: int = 0
     ending: bool = False
     usage: Usage | None = None
+    orderly: bool = True  # buckets got complete in their order, and nobody was late
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether any parameter has no hook."""
+        return any(self.asleep)
+
+    def sleepers(self, bucket: GradBucket) -> list[int]:
+        """The members without hooks that are not known to have come."""
+        members = self.asleep[bucket.index()] if self.asleep else ()
+        return [index for index in members if self.missing[index] > 0]
 
     @property
     def under_way(self) -> bool:

@@ -70,6 +70,10 @@ class GradBucket:
         self._filled = bytearray(len(self.members))
         self._sent: list[int] | None = None  # places of the members that are sent, where these are not all
 
+    def large(self) -> list[int]:
+        """The members whose gradients are copied one by one."""
+        return [member for member, large in zip(self.members, self._large, strict=True) if large]
+
     def bring(self, index: int) -> None:
         """A gradient is ready. A large one is copied at once, while it is in the cache, and its memory is free again."""
         self.waiting -= 1

@@ -17,6 +17,7 @@ from torch.autograd import Variable
 from . import complaints
 from .assignment import BucketPlan
 from .backward import Backward, Rules
+from .calm import NOBODY, Calm, Hooks
 from .grad_bucket import GradBucket
 from .graph import arriving, gradient_node
 from .timeline import Timeline
@@ -61,9 +62,10 @@ class Reducer:
         self._anchor_node = gradient_node(self.anchor)
         self._nodes = [gradient_node(parameter) for parameter in parameters]
         self._lock = threading.RLock()  # autograd has a thread for each GPU
-        several = len({parameter.device for parameter in parameters}) > 1
-        fired = self._fired_alone if several else self._fired
-        self._hooks = [node.register_hook(partial(fired, index)) for index, node in enumerate(self._nodes)]
+        self._several = len({parameter.device for parameter in parameters}) > 1
+        self._hooks = Hooks(self._nodes, self._fired_alone if self._several else self._fired)
+        self._calm = Calm(self.plan, self._parameters)
+        self._hookless: Sequence[Sequence[int]] | None = NOBODY  # as in `_to_sleep`; None after some were woken
 
     def begin(self, scale: float = 1.0) -> None:
         """The end of a forward whose backward is to be synchronized.
@@ -73,14 +75,25 @@ class Reducer:
         self.require_finished()
         self._over = False
         self.timeline.step_begins()
-        self._backward = self._opened(scale)
+        self._backward = self._opened(scale, asleep=self._to_sleep())
         for index, firings in enumerate(self._firings or ()):
             if not firings:
                 self._settle(self._backward, index, brought=False)
 
-    def _opened(self, scale: float) -> Backward:
+    def _to_sleep(self) -> Sequence[Sequence[int]]:
+        """The members of each bucket that need no hooks in the step that begins, and have none from here on."""
+        plain = not (self.watches or self.rules.static_graph or self._several)
+        asleep = self._calm.asleep() if plain else NOBODY
+        if asleep is not self._hookless:
+            self._hookless = asleep
+            sleepers = {index for members in asleep for index in members}
+            self._hooks.keep([index for index in range(len(self._parameters)) if index not in sleepers])
+        return asleep
+
+    def _opened(self, scale: float, asleep: Sequence[Sequence[int]] = ()) -> Backward:
         for bucket in self.plan.buckets:
             bucket.open(scale)
+            bucket.waiting -= len(asleep[bucket.index()]) if asleep else 0
         count = len(self._parameters)
         return Backward(
             missing=[1] * count if self._firings is None else list(self._firings),
@@ -89,6 +102,7 @@ class Reducer:
             asks=self.rules.dynamic or (self.rules.static_graph and self._static_usage is None),
             skips=self.rules.skip_all_reduce_unused_params,
             static_usage=self._static_usage,
+            asleep=asleep,
         )
 
     def pause(self) -> None:
@@ -158,15 +172,58 @@ class Reducer:
         if backward.missing[index] or backward.counts:
             self._await_others(backward, index)
             return
+        if backward.sleeps and not backward.order:
+            Variable._execution_engine.queue_callback(partial(self._look_over, backward))
         backward.order.append(index)
         bucket = self.plan.bucket_of[index]
         if defined:
             bucket.bring(index)
         else:
             bucket.skip()
-        if not bucket.waiting:
+        if not bucket.waiting and not self._woken(backward, bucket):
+            backward.orderly &= bucket.index() == backward.launched
             self.timeline.bucket_ready(bucket.index())
             self._launch(backward)
+
+    def _woken(self, backward: Backward, bucket: GradBucket) -> bool:
+        """Whether members without hooks are late: from here on they have some, and the bucket waits for them."""
+        late = []
+        for index in backward.sleepers(bucket):
+            if self._parameters[index].grad is None:
+                late.append(index)
+            else:
+                backward.missing[index], self._used[index] = 0, 1
+        if not late:
+            return False
+        backward.orderly, self._hookless = False, None
+        bucket.waiting += len(late)
+        for index in late:
+            self._hooks.add(index)
+        come = arriving([self._nodes[index] for index in late], self._anchor_node) or [False] * len(late)
+        undefined = [index for index, comes in zip(late, come, strict=True) if comes]
+        Variable._execution_engine.queue_callback(partial(self._pass_over, backward, undefined))
+        return True
+
+    def _pass_over(self, backward: Backward, reached: Sequence[int]) -> None:
+        """The end of a backward that has reached some parameters, but brought no gradient before anyone listened."""
+        if self._backward is not backward:
+            return
+        for index in reached:
+            if backward.missing[index] > 0:
+                self._settle(backward, index, brought=False)
+        backward.ending = True
+        self._launch(backward)
+        backward.ending = False
+        if backward.launched == len(self.plan.buckets):
+            self._finish()
+
+    def _look_over(self, backward: Backward) -> None:
+        """The end of a backward: note who has come, for the error of one that has not brought all."""
+        if self._backward is backward:
+            for bucket in self.plan.buckets:
+                for index in backward.sleepers(bucket):
+                    if self._parameters[index].grad is not None:
+                        backward.missing[index], self._used[index] = 0, 1
 
     def _await_others(self, backward: Backward, index: int) -> None:
         """A firing that is not the last one of its parameter, or none that was expected."""
@@ -246,7 +303,9 @@ class Reducer:
         self.timeline.computation_ends()
         for bucket, average in self._averages():
             bucket.deliver(average if self.share == 1.0 else average.div_(self.share), backward.used_by_any())
-        self.plan.trace(backward.order)
+        if not backward.sleeps:
+            self.plan.trace(backward.order)
+        self._calm.went(alike=backward.orderly and self.plan.traced_alike is not None)
         self._over = True
         self._end_step(backward)
         for end in self.at_end:
@@ -285,8 +344,7 @@ class Reducer:
 
     def detach(self) -> None:
         """Take the hooks off the parameters."""
-        for hook in self._hooks:
-            hook.remove()
+        self._hooks.keep([])
 
     def _failure(self, text: str) -> RuntimeError:
         """The error to raise; a place for those who want to know of it."""

@@ -27,6 +27,10 @@ class SparseBucket(GradBucket):
         """Make ready for a step's gradient, which is not scaled on its way in."""
         self.scale, self.waiting, self.future = 1.0, 1, None
 
+    def large(self) -> list[int]:
+        """Its only member."""
+        return list(self.members)
+
     def bring(self, index: int) -> None:
         """The gradient is ready."""
         self.waiting = 0

@@ -62,7 +62,9 @@ class TorchReducer(Reducer):
         return super()._failure(text)
 
     def _end_step(self, backward: Backward) -> None:
-        if backward.order:  # not where this rank had no inputs
+        if (
+            backward.order and not backward.sleeps
+        ):  # not where this rank had no inputs, nor where only some told of them
             self._changed = self._changed or self._differ(backward.order)
             self.traced = backward.order
         self.usage = backward.usage

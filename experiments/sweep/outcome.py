@@ -122,7 +122,7 @@ class Outcome:
 
     def _machine(self) -> list[str]:
         document = self.document()
-        known = {key: value for key, value in document["environment"].items() if value not in ([], None)}
+        known = {key: value for key, value in document["environment"].items() if _plain(value) and key not in document}
         machine = ", ".join(f"{key} {value}" for key, value in known.items())
         return [f"{document['date']}, gradwire {document['gradwire']}, torch {document['torch']}; {machine}."]
 

@@ -1,0 +1,200 @@
+"""Steps that go as those before hear of few gradients; whatever then comes differently is noticed all the same."""
+
+import pytest
+import torch
+from torch import nn
+
+import gradwire
+
+from .nets import WIDTH
+
+STEPS = 12
+
+
+class Changing(nn.Module):
+    """Four layers with biases; a step may use them in another order, leave some out, or bring an undefined gradient."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(4)
+            self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, dtype=torch.float64) for _ in range(4))
+            self.shift = nn.Parameter(torch.randn(WIDTH, dtype=torch.float64))
+
+    def forward(self, inputs, order=(0, 1, 2, 3), undefined=False):
+        for place, index in enumerate(order):
+            inputs = self.layers[index](inputs).tanh()
+            if place == 1:
+                inputs = (Undefined if undefined else Shifted).apply(inputs, self.shift)
+        return inputs
+
+
+class Shifted(torch.autograd.Function):
+    """A sum."""
+
+    @staticmethod
+    def forward(ctx, inputs, shift):
+        return inputs + shift
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, gradient.sum(0)
+
+
+class Undefined(Shifted):
+    """A sum that forgets one of its gradients."""
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+def inputs_of(rank, step):
+    return torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(100 * rank + step), dtype=torch.float64)
+
+
+def hooked(model):
+    """How many parameters have hooks."""
+    return len(model.reducer._hooks._handles)
+
+
+def train(model, rank, step, between=None, **how):
+    loss = model(inputs_of(rank, step), **how).square().sum()
+    if between:
+        between(model)
+    loss.backward()
+    torch.optim.SGD(model.parameters(), 0.01).step()
+    model.zero_grad()
+
+
+def parameters_of(model):
+    return torch.cat([parameter.detach().view(-1) for parameter in model.parameters()])
+
+
+def compared(rank, world_size, changes, as_view, cap):
+    """Ours and torch's after the same steps, of which some are `changes`; and the hooks that ours had in each."""
+    kinds = {"gradwire": gradwire.DistributedDataParallel, "torch": nn.parallel.DistributedDataParallel}
+    models = {
+        name: kind(Changing(), bucket_cap_mb=cap, gradient_as_bucket_view=as_view) for name, kind in kinds.items()
+    }
+    seen = []
+    for step in range(STEPS):
+        for model in models.values():
+            train(model, rank, step, **changes.get(step, {}))
+        seen.append(hooked(models["gradwire"]))
+    models["gradwire"].compression.close()
+    return [parameters_of(model) for model in models.values()], seen
+
+
+OTHER_ORDER = {"order": (2, 0, 3, 1)}
+CHANGES = {
+    "nothing": {},
+    "the order, once": {6: OTHER_ORDER},
+    "the order, from then on": dict.fromkeys(range(6, STEPS), OTHER_ORDER),
+    "an undefined gradient": {6: {"undefined": True}},
+}
+
+
+@pytest.mark.parametrize("as_view", [False, True])
+@pytest.mark.parametrize("cap", [1e-6, 2e-3, 1.0])
+@pytest.mark.parametrize("changes", CHANGES)
+def test_whatever_changes_the_result_is_torch_s(ranks, changes, as_view, cap):
+    for (ours, torchs), seen in ranks.run(compared, 2, CHANGES[changes], as_view, cap):
+        torch.testing.assert_close(ours, torchs, rtol=1e-12, atol=1e-12)
+        if cap == 1.0:
+            assert seen == [ALL] * 3 + HOOKS[changes]
+
+
+ALL, FEW = 9, 2  # of a model in one bucket, the first gradient and the last one tell
+HOOKS = {
+    "nothing": [FEW] * 9,
+    "the order, once": [FEW] * 3 + [FEW + 2] + [ALL] * 4 + [FEW],
+    "the order, from then on": [FEW] * 3 + [FEW + 2] + [ALL] * 5,
+    "an undefined gradient": [FEW] * 3 + [FEW + 1] + [ALL] * 4 + [FEW],
+}
+
+
+def leaves_out(rank, world_size):
+    """The error, if a step leaves a layer out when few parameters have hooks; and how many had in the steps before."""
+    model = gradwire.DistributedDataParallel(Changing())
+    seen = []
+    for step in range(5):
+        train(model, rank, step)
+        seen.append(hooked(model))
+    train(model, rank, 5, order=(0, 1, 3))
+    with pytest.raises(RuntimeError) as raised:
+        train(model, rank, 6)
+    model.compression.close()
+    return seen, str(raised.value)
+
+
+def test_who_is_left_out_is_named_though_it_had_no_hook(ranks):
+    for seen, message in ranks.run(leaves_out, 2):
+        assert seen[-1] == FEW
+        assert "Expected to have finished reduction in the prior iteration" in message
+        assert message.splitlines()[-2].endswith(": layers.2.weight, layers.2.bias"), message
+
+
+def in_parts(rank, world_size):
+    """Ours and torch's where from step 5 on one forward has two backwards, each of one half of the loss."""
+    kinds = gradwire.DistributedDataParallel, nn.parallel.DistributedDataParallel
+    models = [kind(Halves(), bucket_cap_mb=1.0) for kind in kinds]
+    for step in range(8):
+        for model in models:
+            first, second = model(inputs_of(rank, step))
+            if step < 5:
+                (first + second).backward()
+            else:
+                second.backward()
+                first.backward()
+            torch.optim.SGD(model.parameters(), 0.01).step()
+            model.zero_grad()
+    models[0].compression.close()
+    return [parameters_of(model) for model in models]
+
+
+class Halves(Changing):
+    """Two losses of different parameters."""
+
+    def forward(self, inputs):
+        first, second = inputs, self.layers[1](inputs) + self.shift
+        first = self.layers[0](first)
+        return self.layers[2](first).square().sum(), self.layers[3](second).square().sum()
+
+
+def test_a_forward_may_have_several_backwards_that_bring_all_gradients_together(ranks):
+    for ours, torchs in ranks.run(in_parts, 2):
+        torch.testing.assert_close(ours, torchs, rtol=1e-12, atol=1e-12)
+
+
+def keeps_gradients(rank, world_size, how):
+    """Ours and torch's where gradients are not None when a step begins; and the hooks that ours had."""
+    kinds = gradwire.DistributedDataParallel, nn.parallel.DistributedDataParallel
+    models = [kind(Changing(), bucket_cap_mb=1.0) for kind in kinds]
+    seen = []
+    for step in range(10):
+        for model in models:
+            if how == "accumulates" and step >= 5:
+                with model.no_sync():
+                    model(inputs_of(rank, 50 + step)).square().sum().backward()
+            late = how == "clears after forward" and step >= 5
+            if how == "fills with zeros":
+                model.zero_grad(set_to_none=False)
+            loss = model(inputs_of(rank, step)).square().sum()
+            if late:
+                model.zero_grad()
+            loss.backward()
+            torch.optim.SGD(model.parameters(), 0.01).step()
+            if how == "accumulates" or step < 4:
+                model.zero_grad()
+        seen.append(hooked(models[0]))
+    models[0].compression.close()
+    return [parameters_of(model) for model in models], seen
+
+
+@pytest.mark.parametrize("how", ["accumulates", "fills with zeros", "clears after forward"])
+def test_gradients_that_are_there_before_need_hooks(ranks, how):
+    for (ours, torchs), seen in ranks.run(keeps_gradients, 2, how):
+        torch.testing.assert_close(ours, torchs, rtol=1e-12, atol=1e-12)
+        assert seen[4] == FEW
+        assert seen[-1] == ALL
