@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from .assignment import BucketPlan
+from .backward import Backward
+from .grad_bucket import GradBucket
 
 NOBODY: Sequence[Sequence[int]] = ()  # is asleep
 PATIENCE = 2  # steps that must have gone alike; twice as many after each one that did not
 
 
 class Hooks:
-    """Hooks on gradient nodes: `fired(index, ...)` is called after the node of parameter `index` has run."""
+    """Hooks on gradient nodes: `fired(index, ...)` is called after the node of parameter `index` has run.
 
-    def __init__(self, nodes: Sequence[Any], fired: Callable[..., None]) -> None:
-        self._nodes, self._fired = nodes, fired
+    `lock`: to hold meanwhile, where several threads run nodes.
+    """
+
+    def __init__(
+        self, nodes: Sequence[Any], fired: Callable[..., None], lock: AbstractContextManager[Any] | None
+    ) -> None:
+        self._nodes, self._fired = nodes, _locked(fired, lock) if lock else fired
         self._handles: dict[int, Any] = {}
         self.keep(range(len(nodes)))
 
     def keep(self, wanted: Collection[int]) -> None:
         """Have hooks on these parameters and no others."""
-        for index in [index for index in self._handles if index not in wanted]:
+        for index in self._handles.keys() - set(wanted):
             self._handles.pop(index).remove()
         for index in wanted:
             self.add(index)
@@ -35,6 +43,14 @@ class Hooks:
             self._handles[index] = self._nodes[index].register_hook(partial(self._fired, index))
 
 
+def _locked(fired: Callable[..., None], lock: AbstractContextManager[Any]) -> Callable[..., None]:
+    def alone(*arguments: Any) -> None:
+        with lock:
+            fired(*arguments)
+
+    return alone
+
+
 class Calm:
     """Which parameters need no hooks in a step, as their gradients are there when that of another one comes.
 
@@ -43,23 +59,30 @@ class Calm:
     the gradients themselves before it leaves, and wakes those that are late.
     """
 
-    def __init__(self, plan: BucketPlan, parameters: Sequence[Tensor]) -> None:
-        self._plan, self._parameters = plan, parameters
+    def __init__(self, plan: BucketPlan, parameters: Sequence[Tensor], hooks: Hooks) -> None:
+        self._plan, self._parameters, self._hooks = plan, parameters, hooks
         self._patience, self._alike = PATIENCE, 0
-        self._asleep = NOBODY
-        self._buckets: object = None  # those that `_asleep` is for
+        self._buckets: object = None  # those that `_sleepers` is for
+        self._sleepers = NOBODY
+        self._hookless: Sequence[Sequence[int]] | None = NOBODY  # None after some were woken
 
-    def asleep(self) -> Sequence[Sequence[int]]:
-        """The members of each bucket that need no hooks in the step that begins; NOBODY where all do.
+    def falls_asleep(self, *, allowed: bool) -> Sequence[Sequence[int]]:
+        """The members of each bucket that have no hooks in the step that begins; NOBODY where all have some."""
+        asleep = self._able() if allowed else NOBODY
+        if asleep is not self._hookless:
+            self._hookless = asleep
+            without = {index for members in asleep for index in members}
+            self._hooks.keep([index for index in range(len(self._parameters)) if index not in without])
+        return asleep
 
-        They must not have a gradient yet: that it comes is how they are heard of.
-        """
+    def _able(self) -> Sequence[Sequence[int]]:
+        """Those that may sleep. They must not have a gradient yet: that it comes is how they are heard of."""
         if self._alike < self._patience or self._plan.traced_alike is None:
             return NOBODY
         if self._buckets is not self._plan.buckets:
-            self._buckets, self._asleep = self._plan.buckets, self._chosen(self._plan.traced_alike)
-        came = any(self._parameters[index].grad is not None for members in self._asleep for index in members)
-        return NOBODY if came else self._asleep
+            self._buckets, self._sleepers = self._plan.buckets, self._chosen(self._plan.traced_alike)
+        came = any(self._parameters[index].grad is not None for members in self._sleepers for index in members)
+        return NOBODY if came else self._sleepers
 
     def _chosen(self, order: Sequence[int]) -> list[tuple[int, ...]]:
         place = {index: position for position, index in enumerate(order)}
@@ -68,6 +91,34 @@ class Calm:
             loud.add(max(bucket.members, key=place.__getitem__))
             loud.update(bucket.large())
         return [tuple(index for index in bucket.members if index not in loud) for bucket in self._plan.buckets]
+
+    def late(self, backward: Backward, bucket: GradBucket, used: bytearray) -> list[int]:
+        """The sleepers of a bucket whose gradients are not there, now awake; the others count as ready and `used`."""
+        late = self._asleep_still(backward, bucket, used)
+        if late:
+            backward.orderly, self._hookless = False, None
+            bucket.waiting += len(late)
+        for index in late:
+            self._hooks.add(index)
+        return late
+
+    def look_over(self, backward: Backward, used: bytearray) -> None:
+        """The end of a backward: note who has come, for the error of one that has not brought all."""
+        for bucket in self._plan.buckets:
+            self._asleep_still(backward, bucket, used)
+
+    def _asleep_still(self, backward: Backward, bucket: GradBucket, used: bytearray) -> list[int]:
+        late = []
+        for index in backward.sleepers(bucket):
+            if self._parameters[index].grad is None:
+                late.append(index)
+            else:
+                backward.missing[index], used[index] = 0, 1
+        return late
+
+    def end(self) -> None:
+        """Take all hooks off."""
+        self._hooks.keep([])
 
     def went(self, *, alike: bool) -> None:
         """A step is over: its gradients came as in the one before, and its buckets in their order, or not."""

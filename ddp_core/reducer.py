@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
@@ -17,7 +16,7 @@ from torch.autograd import Variable
 from . import complaints
 from .assignment import BucketPlan
 from .backward import Backward, Rules
-from .calm import NOBODY, Calm, Hooks
+from .calm import Calm, Hooks
 from .grad_bucket import GradBucket
 from .graph import arriving, gradient_node
 from .timeline import Timeline
@@ -26,7 +25,7 @@ from .usage import Usage
 Average: TypeAlias = Callable[[GradBucket], "torch.futures.Future[Tensor]"]
 
 
-class Reducer:
+class Reducer(complaints.Complainer):
     """Averages the gradients of `parameters` during backward, by `average`, bucket by bucket.
 
     `names`: of the parameters, for messages. `sparse`: which of them get sparse gradients. `timeout`: of waits on the CPU.
@@ -42,6 +41,7 @@ class Reducer:
         average: Average,
         timeout: timedelta | None = None,
     ) -> None:
+        super().__init__()
         self.average = average
         self.group = group
         self.rules = rules
@@ -52,7 +52,6 @@ class Reducer:
         self._backward: Backward | None = None
         self._used = bytearray(len(parameters))  # on this rank, since the last synchronization
         self._over = False  # the averages are there, and no forward has begun since
-        self._warned: set[str] = set()
         self.finished = 0
         self.share = 1.0  # of the ranks that still have inputs, where the average is to be over these
         self.at_end: list[Callable[[], None]] = []
@@ -63,9 +62,8 @@ class Reducer:
         self._nodes = [gradient_node(parameter) for parameter in parameters]
         self._lock = threading.RLock()  # autograd has a thread for each GPU
         self._several = len({parameter.device for parameter in parameters}) > 1
-        self._hooks = Hooks(self._nodes, self._fired_alone if self._several else self._fired)
-        self._calm = Calm(self.plan, self._parameters)
-        self._hookless: Sequence[Sequence[int]] | None = NOBODY  # as in `_to_sleep`; None after some were woken
+        hooks = Hooks(self._nodes, self._fired, self._lock if self._several else None)
+        self._calm = Calm(self.plan, self._parameters, hooks)
 
     def begin(self, scale: float = 1.0) -> None:
         """The end of a forward whose backward is to be synchronized.
@@ -75,28 +73,18 @@ class Reducer:
         self.require_finished()
         self._over = False
         self.timeline.step_begins()
-        self._backward = self._opened(scale, asleep=self._to_sleep())
+        plain = not (self.watches or self.rules.static_graph or self._several)
+        self._backward = self._opened(scale, asleep=self._calm.falls_asleep(allowed=plain))
         for index, firings in enumerate(self._firings or ()):
             if not firings:
                 self._settle(self._backward, index, brought=False)
-
-    def _to_sleep(self) -> Sequence[Sequence[int]]:
-        """The members of each bucket that need no hooks in the step that begins, and have none from here on."""
-        plain = not (self.watches or self.rules.static_graph or self._several)
-        asleep = self._calm.asleep() if plain else NOBODY
-        if asleep is not self._hookless:
-            self._hookless = asleep
-            sleepers = {index for members in asleep for index in members}
-            self._hooks.keep([index for index in range(len(self._parameters)) if index not in sleepers])
-        return asleep
 
     def _opened(self, scale: float, asleep: Sequence[Sequence[int]] = ()) -> Backward:
         for bucket in self.plan.buckets:
             bucket.open(scale)
             bucket.waiting -= len(asleep[bucket.index()]) if asleep else 0
-        count = len(self._parameters)
         return Backward(
-            missing=[1] * count if self._firings is None else list(self._firings),
+            missing=[1] * len(self._parameters) if self._firings is None else list(self._firings),
             counts=self.counts,
             started=not self.watches,
             asks=self.rules.dynamic or (self.rules.static_graph and self._static_usage is None),
@@ -152,17 +140,12 @@ class Reducer:
 
     def _fired(self, index: int, _: Any, gradients: tuple[Tensor | None, ...]) -> None:
         """A parameter's hook: its gradient is there, or undefined, where the loss did not depend on it."""
-        defined = gradients[0] is not None
-        if defined:
+        if defined := gradients[0] is not None:
             self._used[index] = 1
         if (backward := self._backward) is not None:
             self._mark(backward, index, defined)
         elif self._over:
             self._warn("late", complaints.late(self._names[index]))
-
-    def _fired_alone(self, index: int, _: Any, gradients: tuple[Tensor | None, ...]) -> None:
-        with self._lock:
-            self._fired(index, _, gradients)
 
     def _mark(self, backward: Backward, index: int, defined: bool) -> None:
         """One firing of a parameter's hook."""
@@ -173,57 +156,23 @@ class Reducer:
             self._await_others(backward, index)
             return
         if backward.sleeps and not backward.order:
-            Variable._execution_engine.queue_callback(partial(self._look_over, backward))
+            Variable._execution_engine.queue_callback(partial(self._calm.look_over, backward, self._used))
         backward.order.append(index)
-        bucket = self.plan.bucket_of[index]
-        if defined:
-            bucket.bring(index)
-        else:
-            bucket.skip()
-        if not bucket.waiting and not self._woken(backward, bucket):
-            backward.orderly &= bucket.index() == backward.launched
-            self.timeline.bucket_ready(bucket.index())
+        self._settle(backward, index, brought=defined)
+        if not self.plan.bucket_of[index].waiting:
             self._launch(backward)
 
     def _woken(self, backward: Backward, bucket: GradBucket) -> bool:
-        """Whether members without hooks are late: from here on they have some, and the bucket waits for them."""
-        late = []
-        for index in backward.sleepers(bucket):
-            if self._parameters[index].grad is None:
-                late.append(index)
-            else:
-                backward.missing[index], self._used[index] = 0, 1
-        if not late:
+        """Whether members without hooks are late: from here on they have some, and the bucket waits for them.
+
+        One that this backward reaches, and that has no gradient at its end, had an undefined one before it was woken.
+        """
+        if not (late := self._calm.late(backward, bucket, self._used)):
             return False
-        backward.orderly, self._hookless = False, None
-        bucket.waiting += len(late)
-        for index in late:
-            self._hooks.add(index)
         come = arriving([self._nodes[index] for index in late], self._anchor_node) or [False] * len(late)
-        undefined = [index for index, comes in zip(late, come, strict=True) if comes]
-        Variable._execution_engine.queue_callback(partial(self._pass_over, backward, undefined))
+        reached = [index for index, comes in zip(late, come, strict=True) if comes]
+        Variable._execution_engine.queue_callback(partial(self._end_without, backward, reached))
         return True
-
-    def _pass_over(self, backward: Backward, reached: Sequence[int]) -> None:
-        """The end of a backward that has reached some parameters, but brought no gradient before anyone listened."""
-        if self._backward is not backward:
-            return
-        for index in reached:
-            if backward.missing[index] > 0:
-                self._settle(backward, index, brought=False)
-        backward.ending = True
-        self._launch(backward)
-        backward.ending = False
-        if backward.launched == len(self.plan.buckets):
-            self._finish()
-
-    def _look_over(self, backward: Backward) -> None:
-        """The end of a backward: note who has come, for the error of one that has not brought all."""
-        if self._backward is backward:
-            for bucket in self.plan.buckets:
-                for index in backward.sleepers(bucket):
-                    if self._parameters[index].grad is not None:
-                        backward.missing[index], self._used[index] = 0, 1
 
     def _await_others(self, backward: Backward, index: int) -> None:
         """A firing that is not the last one of its parameter, or none that was expected."""
@@ -236,14 +185,15 @@ class Reducer:
             raise self._failure(complaints.twice(self._names[index], static=static, passed_over=passed_over))
 
     def _settle(self, backward: Backward, index: int, *, brought: bool) -> None:
-        """Count a parameter as ready that did not fire, or not now."""
+        """Count a parameter as ready: its gradient is there, or none will come."""
         backward.missing[index] = 0
         bucket = self.plan.bucket_of[index]
         if brought:
             bucket.bring(index)
         else:
             bucket.skip()
-        if not bucket.waiting:
+        if not bucket.waiting and not self._woken(backward, bucket):
+            backward.orderly &= bucket.index() == backward.launched
             self.timeline.bucket_ready(bucket.index())
 
     def _launch(self, backward: Backward) -> None:
@@ -267,16 +217,11 @@ class Reducer:
             try:
                 bucket.fill(backward.used_by_any() or self._used)
             except RuntimeError as error:
-                self._refuse_sparse(bucket, error)
+                gradients = {self._names[index]: self._parameters[index].grad for index in bucket.members}
+                if sparse := [name for name, grad in gradients.items() if grad is not None and grad.is_sparse]:
+                    raise self._failure(complaints.sparse(sparse)) from error
                 raise
             bucket.future = self.average(bucket)
-
-    def _refuse_sparse(self, bucket: GradBucket, error: RuntimeError) -> None:
-        """Raise RuntimeError that names the parameters whose gradients are sparse in a bucket of dense ones, if any are."""
-        gradients = {index: self._parameters[index].grad for index in bucket.members}
-        sparse = [self._names[index] for index, grad in gradients.items() if grad is not None and grad.is_sparse]
-        if sparse:
-            raise self._failure(complaints.sparse(sparse)) from error
 
     def _ask(self, used: Sequence[int]) -> Usage:
         return Usage(used, self.group, self._parameters[0].device, self._timeout)
@@ -288,12 +233,20 @@ class Reducer:
             return
         if backward.counts:
             self._firings = backward.firings()
+        self._end_without(backward, range(len(backward.missing)))
+
+    def _end_without(self, backward: Backward, indices: Sequence[int]) -> None:
+        """The end of a backward that will bring no gradients for these parameters, if it has not."""
+        if self._backward is not backward:
+            return
         backward.ending = True
-        for index, missing in enumerate(backward.missing):
-            if missing > 0:
+        for index in indices:
+            if backward.missing[index] > 0:
                 self._settle(backward, index, brought=bool(self._used[index]))
         self._launch(backward)
-        self._finish()
+        backward.ending = False
+        if backward.launched == len(self.plan.buckets):
+            self._finish()
 
     def _finish(self) -> None:
         """Wait for the buckets, in order, and hand out the averages."""
@@ -344,14 +297,4 @@ class Reducer:
 
     def detach(self) -> None:
         """Take the hooks off the parameters."""
-        self._hooks.keep([])
-
-    def _failure(self, text: str) -> RuntimeError:
-        """The error to raise; a place for those who want to know of it."""
-        return RuntimeError(text)
-
-    def _warn(self, reason: str, text: str) -> None:
-        """Once for each model and reason."""
-        if reason not in self._warned:
-            self._warned.add(reason)
-            warnings.warn(text, stacklevel=2)
+        self._calm.end()

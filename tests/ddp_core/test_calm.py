@@ -55,7 +55,7 @@ def inputs_of(rank, step):
 
 def hooked(model):
     """How many parameters have hooks."""
-    return len(model.reducer._hooks._handles)
+    return len(model.reducer._calm._hooks._handles)
 
 
 def train(model, rank, step, between=None, **how):
