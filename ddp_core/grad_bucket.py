@@ -79,7 +79,7 @@ class GradBucket:
         self.waiting -= 1
         place = self._places[index]
         if self._large[place]:
-            if torch.is_grad_enabled():  # create_graph; entering no_grad takes longer than all the rest here
+            if torch.is_grad_enabled():  # create_graph; entering no_grad is dear for every gradient
                 with torch.no_grad():
                     self._copy(place)
             else:
