@@ -85,8 +85,12 @@ class Job:
         self.record.decode += self._lap("decode")
 
     def close(self) -> None:
-        """Drop the program. One that is running in another thread just now is dropped by that thread."""
+        """Drop the program and what it waits for, whose connection would stay open with it.
+
+        A program that is running in another thread just now is dropped by that thread.
+        """
         self.closed = True
+        self.pending = None
         if inspect.getgeneratorstate(self.program) != inspect.GEN_RUNNING:
             self.program.close()
 

@@ -2,6 +2,8 @@
 
 import os
 import sys
+import time
+import weakref
 from datetime import timedelta
 
 import pytest
@@ -10,6 +12,7 @@ import torch.distributed as dist
 
 from gradwire.compress import AllReduce
 from gradwire.ddp_core import Engine, handover
+from gradwire.ddp_core.collectives import pacing
 
 LIMIT = timedelta(seconds=20)
 
@@ -72,6 +75,38 @@ def test_a_failure_reaches_the_futures_of_all_programs_that_are_live(ranks, othe
         assert all(message == "" or "on purpose" in message for message in messages)
 
 
+class Broken:
+    """Work that does not arrive."""
+
+    def __init__(self, work, sent_bytes):
+        alive.add(self)
+
+    @staticmethod
+    def wait(timeout=None):
+        raise RuntimeError("on purpose")
+
+
+alive = weakref.WeakSet()  # those of Broken that someone still holds
+
+
+def work_after_a_failure(rank, world_size):
+    engine = Engine(dist.group.WORLD, torch.device("cpu"), LIMIT)
+    engine.prepare(2)
+    with pacing(Broken):
+        futures = [engine.submit(well(torch.ones(4)), "bucket 0")[0]]
+        message = message_of(futures[0])
+    deadline = time.monotonic() + LIMIT.total_seconds()
+    while alive and time.monotonic() < deadline:  # its future has the error a moment before it lets go
+        time.sleep(0.01)
+    return message, len(alive)
+
+
+def test_an_engine_that_failed_holds_no_work_and_so_no_connection_for_which_others_would_wait(ranks):
+    ((message, held),) = ranks.run(work_after_a_failure, 1)
+    assert "on purpose" in message
+    assert held == 0
+
+
 def run_and_fork(rank, world_size):
     engine = Engine(dist.group.WORLD, torch.device("cpu"), LIMIT)
     engine.prepare(2)
@@ -95,6 +130,7 @@ def test_a_fork_leaves_the_lanes_to_its_parent(ranks):
 def submit_after_close(rank, world_size):
     engine = Engine(dist.group.WORLD, torch.device("cpu"), LIMIT)
     engine.prepare(1)
+    dist.barrier()  # closed any sooner, it would end the connections that the other rank is still making
     engine.close()
     engine.submit(well(torch.ones(1)), "bucket 0")
 
