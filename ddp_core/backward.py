@@ -41,6 +41,8 @@ class Backward:
     ending: bool = False
     usage: Usage | None = None
     orderly: bool = True  # buckets got complete in their order, and nobody was late
+    over: bool = False  # it waits for the averages, or has them
+    broken: str = ""  # why there is an average that did not come
 
     @property
     def sleeps(self) -> bool:
@@ -55,7 +57,7 @@ class Backward:
     @property
     def under_way(self) -> bool:
         """Whether other ranks may have got something of it."""
-        return bool(self.order or self.launched or self.usage)
+        return bool(self.order or self.launched or self.usage or self.broken)
 
     def used_by_any(self) -> Sequence[int] | None:
         """By index, not 0 for the parameters that any rank used; None where it is not asked, or not asked yet."""

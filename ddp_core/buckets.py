@@ -13,6 +13,8 @@ from ..compress.protocol import Compressor, Layout, Program, all_reduce
 from ..compress.state import Entries
 from ..compress.together import together
 from ..kernels import all_finite
+from .parameters import as_real
+from .sparse import sparse_mean
 
 OWED = "owed"  # the field under which a state dict keeps gradient that has lost its place
 
@@ -160,6 +162,7 @@ class Buckets:
         self.step = 0
         self.plan: list[tuple[str, ...]] = []  # buckets of a loaded state that have not been met yet
         self._live: dict[tuple[str, ...], Bucket] = {}
+        self._sparse_verdicts: list[Verdict] = []  # of the step that is under way
         self._homeless: Entries = {}
         self._former: Compressor | None = None  # whose state `_foreign` is: loaded, then swapped before any step
         self._foreign: Entries = {}
@@ -200,6 +203,13 @@ class Buckets:
         if not self._foreign:
             self._former = None
 
+    def reduce_sparse(self, gradient: Tensor, world_size: int) -> Program[Tensor]:
+        """The mean over ranks of a sparse gradient, which no compressor sees; it has a say in whether the step counts."""
+        average = yield from sparse_mean(gradient, world_size)
+        if any(bucket.watched for bucket in self._live.values()):
+            self._sparse_verdicts.append(Verdict(all_finite(as_real(average.values()))))
+        return average
+
     def split(self, names: Iterable[str]) -> list[tuple[str, ...]]:
         """The buckets of a loaded state that together hold exactly these parameters; else all of them as one."""
         wanted = tuple(names)
@@ -210,7 +220,8 @@ class Buckets:
 
     def settle(self) -> None:
         """End the step before: undo it everywhere if its average was not finite anywhere."""
-        keep = all(bucket.finite() for bucket in self._live.values())
+        keep = all(map(bool, self._sparse_verdicts)) and all(bucket.finite() for bucket in self._live.values())
+        self._sparse_verdicts = []
         for bucket in self._live.values():
             bucket.settle(keep)
 

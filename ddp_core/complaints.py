@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import torch.distributed as dist
 
+from .job import ProgramError
+
 SHOWN = 8  # parameters named in an error
 
 CREATE_GRAPH = (
@@ -78,6 +80,21 @@ def late(name: str) -> str:
         f"parameter {name} got a gradient after this step's averages were handed out, from a second backward since the "
         "last forward of DistributedDataParallel: it stays this rank's own. Run one forward for each backward, or add "
         "the losses up before one backward; where such gradients are alike on all ranks, nothing is wrong"
+    )
+
+
+def failed(index: int, names: Sequence[str], error: Exception) -> str:
+    """A bucket's average did not come; the engine's own errors name the bucket already."""
+    if isinstance(error, ProgramError):
+        return str(error)
+    return f"bucket {index} (parameters {shown(names)}): {type(error).__name__}: {error}"
+
+
+def broken(why: str) -> str:
+    """An iteration begins after one without averages."""
+    return (
+        "the averages of the step before did not all come, so the ranks are no longer in step: load a checkpoint into a "
+        f"new DistributedDataParallel. What went wrong: {why}"
     )
 
 

@@ -16,22 +16,26 @@ from torch import Tensor
 
 from ..compress.protocol import Program
 from .collectives import exchange
-from .job import Job, Record
+from .job import Job, ProgramError, Record
 from .lanes import Lanes
 from .streams import SideStream
 
 logger = logging.getLogger(__name__)
 DEFAULT_TIMEOUT = timedelta(minutes=30)
+DEVICES = ("cpu", "cuda")
 
 
 class Engine:
     """The programs of one rank for one process group and device.
 
     `timeout` limits every wait on the CPU; with NCCL the group's own limit applies. After an error, in a program or on
-    the wire, all live programs end with that error and every later call says so: nothing hangs.
+    the wire, all live programs end with that error and every later call says so: nothing hangs. Raises ValueError for a
+    device that is neither a CPU nor CUDA's.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, timeout: timedelta = DEFAULT_TIMEOUT) -> None:
+        if device.type not in DEVICES:
+            raise ValueError(f"gradients are reduced on {' and '.join(DEVICES)}, not on {device.type}")
         self.group = group
         self.device = device
         self._lock = threading.Lock()
@@ -99,7 +103,7 @@ class Engine:
             if self._failure is None:
                 self._failure = f"{job.label}: {type(error).__name__}: {error}"
             live, self._live = list(self._live), {}
-        failure = RuntimeError(self._failure)
+        failure = ProgramError(self._failure)
         failure.__cause__ = error
         for other in live:
             other.closed = True

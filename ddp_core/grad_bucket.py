@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from .parameters import is_packed
 
 LARGE = 1 << 15  # bytes; copying smaller gradients one by one costs more than it saves
+VERSION = attrgetter("_version")  # of a tensor: how often it was changed in place
 
 
 class GradBucket:
@@ -32,7 +34,8 @@ class GradBucket:
         self._buffer = self._flat
         self._views = _views(self._flat, self._parameters)
         self._places = {member: place for place, member in enumerate(self.members)}
-        self._large = [not p.is_cuda and p.nbytes >= LARGE for p in self._parameters]
+        self._large = [p.nbytes >= LARGE for p in self._parameters]
+        self._at_once = [large and not p.is_cuda for large, p in zip(self._large, self._parameters, strict=True)]
         self.open(1.0)
 
     def index(self) -> int:
@@ -69,16 +72,18 @@ class GradBucket:
         self._buffer = self._flat
         self._filled = bytearray(len(self.members))
         self._sent: list[int] | None = None  # places of the members that are sent, where these are not all
+        self._copied: dict[int, Tensor] = {}  # by member, gradients whose copies are on their way
+        self._versions: list[int] = []
 
     def large(self) -> list[int]:
-        """The members whose gradients are copied one by one."""
+        """The members whose gradients are worth a call of their own."""
         return [member for member, large in zip(self.members, self._large, strict=True) if large]
 
     def bring(self, index: int) -> None:
         """A gradient is ready. A large one is copied at once, while it is in the cache, and its memory is free again."""
         self.waiting -= 1
         place = self._places[index]
-        if self._large[place]:
+        if self._at_once[place]:
             if torch.is_grad_enabled():  # create_graph; entering no_grad is dear for every gradient
                 with torch.no_grad():
                     self._copy(place)
@@ -123,12 +128,15 @@ class GradBucket:
             parameter.grad = self._views[place].clone()
 
     @torch.no_grad()
-    def fill(self, used: Sequence[int]) -> None:
+    def fill(self, used: Sequence[int], unheard: Sequence[int] = ()) -> None:
         """Bring in the gradients that are not there yet, together; zeros stand for those that are missing.
 
-        `used`: by index, 0 for parameters that maybe no rank used. What those have gathered before takes part.
+        `used`: by index, 0 for parameters that maybe no rank used. What those have gathered before takes part. `unheard`:
+        members that nothing tells of, should they get another gradient: `disturbed` looks.
         """
         sources, targets, inside, empty = [], [], [], []
+        self._copied = {}
+        watched = frozenset(unheard)
         for place in range(len(self.members)) if self._sent is None else self._sent:
             if self._filled[place]:
                 continue
@@ -142,11 +150,14 @@ class GradBucket:
             if grad is not view:
                 sources.append(grad)
                 targets.append(view)
-                if self._alias and certain:
+                if self.members[place] in watched:
+                    self._copied[self.members[place]] = grad
+                elif self._alias and certain:
                     parameter.grad = view
             elif not certain:
                 self._release(place)
         self._write(sources, targets, inside, empty)
+        self._versions = list(map(VERSION, self._copied.values()))
         if self._sent is not None:
             self._buffer = torch.cat(self._pieces(self._sent))
 
@@ -179,6 +190,19 @@ class GradBucket:
             average = torch.view_as_complex(average.view(-1, 2))
         pieces = [self._flat] if self._sent is None else self._pieces(self._sent)
         torch._foreach_copy_(pieces, list(average.view(-1).split([piece.numel() for piece in pieces])))
+
+    def disturbed(self) -> int | None:
+        """A member whose gradient has changed since it was copied, if there is one.
+
+        A gradient that shares its memory, with those of other parameters, counts all changes there: it is not asked.
+        """
+        now = list(map(VERSION, self._copied.values()))
+        if now == self._versions:
+            return None
+        for (member, grad), version, before in zip(self._copied.items(), now, self._versions, strict=True):
+            if version != before and grad.untyped_storage().nbytes() == grad.nbytes:
+                return member
+        return None
 
     @torch.no_grad()
     def deliver(self, average: Tensor, used: Sequence[int] | None) -> None:

@@ -23,7 +23,7 @@ from .engine import DEFAULT_TIMEOUT, Engine
 from .grad_bucket import GradBucket
 from .job import Record
 from .parameters import as_real, layout_of
-from .sparse import SPARSE_ROUNDS, SparseBucket, sparse_mean
+from .sparse import SPARSE_ROUNDS, SparseBucket
 from .stats import BucketStats, Stats
 
 AT_EXIT = timedelta(seconds=5)
@@ -109,6 +109,10 @@ class Handle:
         self._last_index = bucket.index()
         return self.average(bucket)
 
+    def expect_step(self) -> None:
+        """The next bucket that `reduce` is given is the first of a step, whatever its index."""
+        self._last_index = None
+
     def average(self, bucket: dist.GradBucket | GradBucket) -> torch.futures.Future[Tensor]:
         """Average a bucket of the step that `begin_step` began."""
         buffer = bucket.buffer()
@@ -117,7 +121,8 @@ class Handle:
             return self._submit_sparse(engine, bucket)
         flat = as_real(buffer)
         scaled = getattr(bucket, "scale", 1.0) != 1.0
-        futures = [self._submit(engine, part, flat, buffer, scaled) for part in self._parts_of(bucket, flat, engine)]
+        parts = self._parts_of(bucket, flat, engine)
+        futures = [self._submit(engine, part, bucket.index(), flat, buffer, scaled) for part in parts]
         if len(futures) == 1 or flat.is_cuda:
             return futures[-1]  # on the side stream the last part ends last, and its future knows the device
 
@@ -205,21 +210,22 @@ class Handle:
         self._records = []
 
     def _submit(
-        self, engine: Engine, part: Part, flat: Tensor, buffer: Tensor, scaled: bool
+        self, engine: Engine, part: Part, index: int, flat: Tensor, buffer: Tensor, scaled: bool
     ) -> torch.futures.Future[Tensor]:
         program = part.reduce(flat, self._buckets.step - 1, buffer, scaled)
-        return self._run(engine, program, part.bucket.layout.names, part.bucket.layout.numel)
+        return self._run(engine, program, index, part.bucket.layout.names, part.bucket.layout.numel)
 
     def _submit_sparse(self, engine: Engine, bucket: SparseBucket) -> torch.futures.Future[Tensor]:
         engine.prepare(SPARSE_ROUNDS)
-        program = sparse_mean(bucket.buffer(), self._process_group().size())
+        program = self._buckets.reduce_sparse(bucket.buffer(), self._process_group().size())
         names = tuple(map(self._name, bucket.parameters()))
-        return self._run(engine, program, names, sum(parameter.numel() for parameter in bucket.parameters()))
+        elements = sum(parameter.numel() for parameter in bucket.parameters())
+        return self._run(engine, program, bucket.index(), names, elements)
 
     def _run(
-        self, engine: Engine, program: Program[Tensor], names: tuple[str, ...], elements: int
+        self, engine: Engine, program: Program[Tensor], index: int, names: tuple[str, ...], elements: int
     ) -> torch.futures.Future[Tensor]:
-        label = _label(len(self._records), names)
+        label = _label(index, names)
         future, record = engine.submit(program, label, at_once=self._buckets.averages)
         self._records.append(BucketStats(names, elements, record))
         return future

@@ -15,6 +15,10 @@ from ..compress.together import Running
 from .collectives import Pending
 
 
+class ProgramError(RuntimeError):
+    """A program or its communication failed; the message begins with the label of its bucket."""
+
+
 @dataclass
 class Record:
     """What one run of a bucket's program cost this rank: traffic, and host seconds by what they went to.

@@ -107,13 +107,15 @@ class DistributedDataParallel(TorchFace):
         self._refuse_distributed_autograd(bucket)
         self.reducer.sent += 1
         self.timeline.bucket_launched(bucket.index())
+        first, self._begun = self._begun <= self.reducer.finished, self.reducer.finished + 1
         if self._hook is not None:
             state, hook = self._hook
+            if first and isinstance(state, Handle):
+                state.expect_step()
             future: torch.futures.Future[Tensor] = hook(state, bucket)
             self.timeline.watch(bucket.index(), future)
             return future
-        if self._begun <= self.reducer.finished:
-            self._begun = self.reducer.finished + 1
+        if first:
             self.compression.begin_step()
         return self.compression.average(bucket)
 
@@ -259,8 +261,11 @@ class DistributedDataParallel(TorchFace):
         self.arguments = dataclasses.replace(self.arguments, process_group=new_process_group, device_mesh=None)
         self._connect(self.arguments.groups())
         if saved["parameters"]:
-            here = {"world_size": new_process_group.size(), "rank": new_process_group.rank()}
-            self.compression.load_state_dict({**saved, **here})
+            self.compression.load_state_dict({**saved, **self._place()})
+
+    def _place(self) -> dict[str, int]:
+        """Of this rank, as the compression's state tells it."""
+        return {"world_size": self.process_group.size(), "rank": self.process_group.rank()}
 
     def __getstate__(self) -> dict[str, Any]:
         self._check_default_group()
@@ -274,4 +279,5 @@ class DistributedDataParallel(TorchFace):
         compression = state.pop("compression")
         nn.Module.__setstate__(self, state)
         self._connect(self.arguments.groups())
-        self.compression.load_state_dict(compression)
+        mine = {} if compression["parameters"] else self._place()  # without residuals it is any rank's
+        self.compression.load_state_dict({**compression, **mine})

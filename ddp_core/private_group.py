@@ -16,11 +16,17 @@ def private_group(parent: dist.ProcessGroup, timeout: timedelta) -> dist.Process
     """A Gloo group of the ranks of `parent`, known to its owner alone. A collective call of these ranks.
 
     `torch.distributed.new_group` numbers all groups; made by some ranks only, it would have the ranks differ about the
-    number of the next one, and that hangs. This group ends with its last reference. Raises RuntimeError where not all
-    ranks come within `timeout`.
+    number of the next one, and that hangs. This group ends with its last reference. `parent` may be of any backend whose
+    ranks meet in a store. Raises RuntimeError where they do not, or not all of them within `timeout`.
     """
+    store = _store_of(parent)
+    if type(store) is dist.Store:  # MPI's placeholder
+        raise RuntimeError(
+            "gradients on the CPU travel over Gloo, whose ranks meet in a store, and an MPI group has none: call "
+            "init_process_group('gloo'); mpirun may start the ranks all the same"
+        )
     number = _made[parent] = _made.get(parent, 0) + 1
-    store = dist.PrefixStore(f"gradwire/{number}/", _store_of(parent))
+    store = dist.PrefixStore(f"gradwire/{number}/", store)
     group = dist.ProcessGroup(store, parent.rank(), parent.size())
     backend = dist.ProcessGroupGloo(store, parent.rank(), parent.size(), timeout)
     group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)

@@ -134,6 +134,9 @@ class Reducer(complaints.Complainer):
         backward = self._backward
         if backward is None or not backward.under_way:
             return
+        if backward.broken:
+            raise self._failure(complaints.broken(backward.broken))
+        self._calm.look_over(backward, self._used)
         absent = {index: name for index, name in enumerate(self._names) if backward.missing[index] > 0}
         static, watched = self._firings is not None, self.rules.find_unused_parameters
         raise self._failure(complaints.unfinished(absent, self.group.rank(), static=static, watched=watched))
@@ -215,7 +218,8 @@ class Reducer(complaints.Complainer):
             self._warn("create_graph", complaints.CREATE_GRAPH)
         if backward.needs(bucket):
             try:
-                bucket.fill(backward.used_by_any() or self._used)
+                asleep = backward.asleep[bucket.index()] if backward.asleep else ()
+                bucket.fill(backward.used_by_any() or self._used, asleep)
             except RuntimeError as error:
                 gradients = {self._names[index]: self._parameters[index].grad for index in bucket.members}
                 if sparse := [name for name, grad in gradients.items() if grad is not None and grad.is_sparse]:
@@ -250,12 +254,16 @@ class Reducer(complaints.Complainer):
 
     def _finish(self) -> None:
         """Wait for the buckets, in order, and hand out the averages."""
-        backward, self._backward = self._backward, None
-        if backward is None:
+        backward = self._backward
+        if backward is None or backward.over:
             return
+        backward.over = True
         self.timeline.computation_ends()
-        for bucket, average in self._averages():
+        for bucket, average in self._averages(backward):
+            if (index := bucket.disturbed()) is not None:
+                raise self._broken(backward, complaints.twice(self._names[index], static=False, passed_over=False))
             bucket.deliver(average if self.share == 1.0 else average.div_(self.share), backward.used_by_any())
+        self._backward = None
         if not backward.sleeps:
             self.plan.trace(backward.order)
         self._calm.went(alike=backward.orderly and self.plan.traced_alike is not None)
@@ -264,36 +272,28 @@ class Reducer(complaints.Complainer):
         for end in self.at_end:
             end()
 
-    def _averages(self) -> Iterator[tuple[GradBucket, Tensor]]:
+    def _averages(self, backward: Backward) -> Iterator[tuple[GradBucket, Tensor]]:
         for bucket in self.plan.buckets:
             if bucket.future is not None:
-                average = bucket.future.wait()
+                try:
+                    average = bucket.future.wait()
+                except Exception as error:
+                    names = [self._names[index] for index in bucket.members]
+                    raise self._broken(backward, complaints.failed(bucket.index(), names, error)) from error
                 bucket.future = None
                 self.timeline.bucket_done(bucket.index())
                 yield bucket, average
+
+    def _broken(self, backward: Backward, why: str) -> RuntimeError:
+        """The error to raise where a step will have no averages; the next iteration says so, too."""
+        backward.broken = why
+        return self._failure(why)
 
     def _end_step(self, backward: Backward) -> None:
         if self.rules.static_graph:
             self._static_usage = backward.used_by_any()
         self._used = bytearray(len(self._parameters))
         self.finished += 1
-
-    def shadow(self, scale: float = 1.0) -> None:
-        """Take part in a step with zeros: this rank has no more inputs, others have. `scale`: as for `begin`."""
-        self.require_finished()
-        backward, self._backward = self._opened(scale), None
-        nothing = bytearray(len(self._parameters))
-        if self.rules.dynamic and backward.skips:
-            backward.usage = self._ask(nothing)
-        for bucket in self.plan.buckets:
-            if backward.needs(bucket):
-                bucket.clear()
-                bucket.future = self.average(bucket)
-        if backward.usage is None and backward.asks:
-            backward.usage = self._ask(nothing)
-        for _ in self._averages():
-            pass
-        self._end_step(backward)
 
     def detach(self) -> None:
         """Take the hooks off the parameters."""

@@ -35,7 +35,7 @@ class SparseBucket(GradBucket):
         """The gradient is ready."""
         self.waiting = 0
 
-    def fill(self, used: Sequence[int]) -> None:
+    def fill(self, used: Sequence[int], unheard: Sequence[int] = ()) -> None:
         """Take the gradient; without one, a tensor of no rows."""
         parameter = self._parameters[0]
         grad = parameter.grad
@@ -45,6 +45,9 @@ class SparseBucket(GradBucket):
                 "elsewhere: build the embedding with sparse=False"
             )
         self._buffer = no_rows(parameter) if grad is None else grad.detach()
+
+    def disturbed(self) -> None:
+        """Not without the reducer's notice: its only member always has a hook."""
 
     def clear(self) -> None:
         """No rows."""

@@ -56,6 +56,23 @@ class TorchReducer(Reducer):
             )
         self.begin(self.scale)
 
+    def shadow(self, scale: float = 1.0) -> None:
+        """Take part in a step with zeros: this rank has no more inputs, others have. `scale`: as for `begin`."""
+        self.require_finished()
+        backward, self._backward = self._opened(scale), None
+        nothing = bytearray(len(self._parameters))
+        if self.rules.dynamic and backward.skips:
+            backward.usage = self._ask(nothing)
+        for bucket in self.plan.buckets:
+            if backward.needs(bucket):
+                bucket.clear()
+                bucket.future = self.average(bucket)
+        if backward.usage is None and backward.asks:
+            backward.usage = self._ask(nothing)
+        for _ in self._averages(backward):
+            pass
+        self._end_step(backward)
+
     def _failure(self, text: str) -> RuntimeError:
         if self.logger is not None:
             self.logger.set_error_and_log(text)

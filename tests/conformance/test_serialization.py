@@ -75,6 +75,33 @@ def test_a_copy_trains_on_as_the_original(ranks):
             assert alike
 
 
+def of_rank_0(rank, world_size, ddp):
+    """What a model does on both ranks that rank 0 has saved."""
+    model = ddp(seeded(mlp))
+    train(model, batches(rank, 2, 3, 8))
+    pickled = [pickle.dumps(model)]
+    dist.broadcast_object_list(pickled)
+    return train(pickle.loads(pickled[0]), batches(rank, 2, 3, 8, seed=5))
+
+
+def test_a_pickle_of_one_rank_is_for_all(ranks):
+    assert_same(ranks, of_rank_0)
+
+
+def residuals_of_rank_0(rank, world_size):
+    model = gradwire.DistributedDataParallel(seeded(mlp), compressor="topk:ratio=0.1")
+    train(model, batches(rank, 2, 3, 8))
+    pickled = [pickle.dumps(model)]
+    dist.broadcast_object_list(pickled)
+    return error_of(pickle.loads, pickled[0])
+
+
+def test_residuals_are_a_rank_s_own(ranks):
+    mine, other = ranks.run(residuals_of_rank_0, 2)
+    assert mine is None
+    assert "residuals are a rank's own: save and load one file a rank" in other[1]
+
+
 def in_a_group(rank, world_size, ddp):
     model = ddp(mlp(), process_group=dist.new_group([0, 1]))
     return error_of(pickle.dumps, model)

@@ -124,8 +124,17 @@ def test_optimizers_in_backward_step_with_averages(ranks):
 
 
 def fused(rank, world_size, ddp, optimizer):
-    model = ddp(seeded(mlp))
-    model._register_fused_optim(optimizer, lr=0.01)
+    return fused_over(rank, ddp, optimizer, {})
+
+
+def fused_in_part(rank, world_size, ddp, optimizer):
+    net = seeded(mlp)
+    return fused_over(rank, ddp, optimizer, {"optim_params": [next(net.parameters())]}, net)
+
+
+def fused_over(rank, ddp, optimizer, chosen, net=None):
+    model = ddp(net or seeded(mlp))
+    model._register_fused_optim(optimizer, lr=0.01, **chosen)
     for each in batches(rank, 4, 3, 8):
         model.zero_grad()
         model(each).square().mean().backward()
@@ -134,6 +143,7 @@ def fused(rank, world_size, ddp, optimizer):
 
 def test_fused_optimizers(ranks):
     assert_all_same(ranks, fused, [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+    assert_all_same(ranks, fused_in_part, [torch.optim.SGD])
 
 
 def piped(rank, world_size, ddp, schedule):

@@ -210,4 +210,4 @@ class Settings:
     skip: bool = False  # skip_all_reduce_unused_params, in ours
     micro_batches: int = 1
     set_to_none: bool = True
-    steps: int = 4
+    steps: int = 7  # in the last of them few parameters have hooks

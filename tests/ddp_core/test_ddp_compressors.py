@@ -1,6 +1,7 @@
 """Compressors inside DistributedDataParallel: what attaching them to torch's gives, in every bit, and all of the handle."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -210,6 +211,25 @@ def sparse_beside(rank, world_size, spec):
     gradient, expected = model.module.rows.weight.grad, alone.rows.weight.grad
     model.compression.close()
     return gradient.is_sparse, gradient.to_dense(), expected.to_dense() if spec == "none" else None, records
+
+
+def sparse_overflow(rank, world_size):
+    """What is held back before, and after, a step whose only infinite gradient is a row; and after one more."""
+    model = gradwire.DistributedDataParallel(SparseBesideDense(), compressor="topk:ratio=0.1", **SMALL)
+    held = []
+    for step, factor in enumerate([1.0, 1.0, float("inf"), 1.0]):
+        model.zero_grad()
+        rows = model.module.rows(torch.tensor([rank, step]))
+        loss = model(torch.tensor([1, step])).square().sum() + (rows * factor).sum()
+        loss.backward()
+        held.append([fields["residual"] for fields in model.compression.state_dict()["parameters"].values()])
+    model.compression.close()
+    return list(itertools.starmap(same, itertools.pairwise(held)))
+
+
+def test_a_row_that_overflows_leaves_what_is_held_back_as_it_was(ranks):
+    for alike in ranks.run(sparse_overflow, 2):
+        assert alike == [False, True, False]
 
 
 @pytest.mark.parametrize("spec", ["none", "powersgd:rank=2", "onebit"])

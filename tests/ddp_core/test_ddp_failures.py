@@ -99,6 +99,35 @@ def disturbed(rank, world_size, disturb):
     return answers
 
 
+def fails_on_rank_1(group, bucket):
+    """A hook whose average of bucket 1 does not come on rank 1."""
+    work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
+
+    def finished(done):
+        if bucket.index() == 1 and dist.get_rank() == 1:
+            raise ArithmeticError("on purpose")
+        return bucket.buffer()
+
+    return work.get_future().then(finished)
+
+
+def with_a_hook(rank, world_size):
+    model = gradwire.DistributedDataParallel(Layers(), bucket_cap_mb=CAP)
+    model.register_comm_hook(dist.group.WORLD, fails_on_rank_1)
+    messages = attempted(model, rank)[0] if rank else [step(model, rank, 2)]
+    model.compression.close()
+    return messages
+
+
+def test_a_hook_s_failed_average_is_named_and_the_next_step_says_that_it_did_not_come(ranks):
+    good, (first, then) = ranks.run(with_a_hook, 2)
+    assert good == [None]
+    assert first.startswith("RuntimeError: bucket 1 (parameters layers.2.")
+    assert "on purpose" in first
+    assert "the averages of the step before did not all come" in then
+    assert "on purpose" in then
+
+
 def hangs(_):
     time.sleep(HANG)
 

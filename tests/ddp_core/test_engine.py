@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from gradwire.compress import AllReduce
-from gradwire.ddp_core import Engine, handover
+from gradwire.ddp_core import Engine, handover, private_group
 from gradwire.ddp_core.collectives import pacing
 
 LIMIT = timedelta(seconds=20)
@@ -105,6 +105,17 @@ def test_an_engine_that_failed_holds_no_work_and_so_no_connection_for_which_othe
     ((message, held),) = ranks.run(work_after_a_failure, 1)
     assert "on purpose" in message
     assert held == 0
+
+
+def test_a_device_that_is_neither_cpu_nor_cuda_is_refused():
+    with pytest.raises(ValueError, match="reduced on cpu and cuda, not on meta"):
+        Engine(None, torch.device("meta"))
+
+
+def test_a_group_whose_ranks_have_not_met_in_a_store_is_refused(monkeypatch):
+    monkeypatch.setattr(private_group, "_store_of", lambda group: dist.Store())
+    with pytest.raises(RuntimeError, match="an MPI group has none"):
+        private_group.private_group(None, LIMIT)
 
 
 def run_and_fork(rank, world_size):

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import gradwire
+from gradwire.ddp_core.collectives import pacing
 
 from .layers import CAP, DYNAMIC, LAYER, Layers, gradients_of, inputs_of
 
@@ -40,6 +41,44 @@ def test_a_compressor_is_given_whole_buckets_but_none_that_no_rank_used(ranks):
         halves = [len({index // 2 for index in used}) for used in STEPS]
         whole = sent[0][0] // 2
         assert [payload for payload, _ in sent] == [half * whole for half in halves]
+
+
+def hooked(rank, world_size):
+    """Steps that a handle counts which is a communication hook of ours, where each step sends another bucket alone."""
+    model = gradwire.DistributedDataParallel(Layers(), **DYNAMIC, skip_all_reduce_unused_params=True)
+    handle = gradwire.comm_hook("topk:ratio=0.5", model)
+    model.register_comm_hook(*handle)
+    for step, index in enumerate((3, 2, 1, 0)):
+        model(inputs_of(rank, step), (index,)).square().sum().backward()
+    steps = handle[0].state_dict()["step"]
+    handle[0].close()
+    model.compression.close()
+    return steps
+
+
+def test_a_handle_that_is_a_hook_counts_steps_though_each_sends_another_bucket(ranks):
+    assert ranks.run(hooked, 2) == [4, 4]
+
+
+def labelled(rank, world_size):
+    """The error of a step that sends bucket 2 alone."""
+    model = gradwire.DistributedDataParallel(
+        Layers(), compressor="topk:ratio=0.5", **DYNAMIC, skip_all_reduce_unused_params=True
+    )
+    model(inputs_of(rank), (0, 1, 2, 3)).square().sum().backward()
+    with pytest.raises(RuntimeError) as raised, pacing(never):
+        model(inputs_of(rank), (1,)).square().sum().backward()
+    model.compression.close()
+    return [str(raised.value)]
+
+
+def never(work, sent_bytes):
+    raise TimeoutError("on purpose")
+
+
+def test_an_error_names_the_bucket_by_its_place_among_all(ranks):
+    for (message,) in ranks.run(labelled, 2):
+        assert message.startswith("bucket 2 (parameters layers.1."), message
 
 
 def one_sided(rank, world_size, compressor):
