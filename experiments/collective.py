@@ -16,12 +16,14 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from rich.console import Console
+from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from ..ddp_core import start_sum
 from .launch import RankFailure, chosen_backend, joined, run_ranks, sigterm_interrupts, under_launcher
-from .netlab import NetlabConfig, again, labels
-from .results import environment, percentiles
+from .netlab import NetlabConfig, again, backend_here, labels
+from .progress import progress
+from .results import command_line, environment, percentiles
 
 UNITS = {"k": 10**3, "M": 10**6, "G": 10**9}
 BYTES = 4  # of a float32
@@ -35,7 +37,7 @@ class CollectiveConfig:
     nproc: int = 2
     """ranks on this machine (torchrun's own number where it starts the ranks)"""
     backend: Literal["auto", "gloo", "nccl"] = "auto"
-    """process group; auto is nccl with a GPU for every rank, else gloo"""
+    """process group; auto is nccl with a GPU for every rank and no lab, else gloo"""
     elements: list[str] = field(default_factory=lambda: ["1k", "10k", "100k", "1M", "10M"])
     """float32 numbers in a piece"""
     total: str = "60M"
@@ -57,6 +59,7 @@ class CollectiveConfig:
                 raise ValueError(f"{name} is at least 1, got {getattr(self, name)}")
         if not self.timeout > 0:
             raise ValueError(f"timeout is above 0, got {self.timeout}")
+        backend_here(self.backend, hosts=self.netlab.hosts)
         if not self.elements:
             raise ValueError("elements is empty: name at least one size, such as 1k or 1M")
         total = elements_of(self.total)
@@ -87,7 +90,7 @@ def collective(config: CollectiveConfig) -> int:
     """Measure and show; the command's exit code."""
     if (code := again(config.netlab)) is not None:
         return code
-    backend = chosen_backend(config.backend, int(os.environ.get("LOCAL_WORLD_SIZE", config.nproc)))
+    backend = chosen_backend(backend_here(config.backend), int(os.environ.get("LOCAL_WORLD_SIZE", config.nproc)))
     if under_launcher():
         _rank(int(os.environ["RANK"]), None, config, backend)
         return 0
@@ -106,19 +109,25 @@ def _rank(rank: int, rendezvous: dict[str, Any] | None, config: CollectiveConfig
     if backend == "nccl":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)))
         torch.cuda.set_device(device)
-    with joined(backend, timedelta(seconds=config.timeout), rendezvous) as group:
-        rows = list(_rows(config, group, device))
+    bar = progress(Console(quiet=rank > 0))
+    with joined(backend, timedelta(seconds=config.timeout), rendezvous) as group, bar:
+        rows = list(_rows(config, group, device, bar))
     if rank == 0:
         _keep(config, rows)
 
 
-def _rows(config: CollectiveConfig, group: dist.ProcessGroup, device: torch.device) -> Iterator[dict[str, Any]]:
+def _rows(
+    config: CollectiveConfig, group: dist.ProcessGroup, device: torch.device, bar: Progress
+) -> Iterator[dict[str, Any]]:
     total = elements_of(config.total)
     values = torch.zeros(total, device=device)
-    for size in dict.fromkeys(map(elements_of, config.elements)):
+    sizes = list(dict.fromkeys(map(elements_of, config.elements)))
+    shown = bar.add_task("", total=len(sizes) * config.repeats)
+    for size in sizes:
+        bar.update(shown, description=f"pieces of {size:,}")
         pieces = values.split(size)
         seconds(pieces[: max(1, len(pieces) // WARM_UP)], group)
-        measured = percentiles([seconds(pieces, group) for _ in range(config.repeats)])
+        measured = percentiles([_repeat(pieces, group, bar, shown) for _ in range(config.repeats)])
         yield {
             "operation": "all_reduce",
             "backend": dist.get_backend(group),
@@ -130,6 +139,12 @@ def _rows(config: CollectiveConfig, group: dist.ProcessGroup, device: torch.devi
             "bytes_per_second": total * BYTES / measured["p50"],
             "labels": labels(),
         }
+
+
+def _repeat(pieces: tuple[torch.Tensor, ...], group: dist.ProcessGroup, bar: Progress, shown: TaskID) -> float:
+    found = seconds(pieces, group)
+    bar.advance(shown)
+    return found
 
 
 def seconds(pieces: tuple[torch.Tensor, ...], group: dist.ProcessGroup) -> float:
@@ -147,7 +162,8 @@ def seconds(pieces: tuple[torch.Tensor, ...], group: dist.ProcessGroup) -> float
 def _keep(config: CollectiveConfig, rows: list[dict[str, Any]]) -> None:
     if config.json:
         versions = {"kind": "collective", "gradwire": version("gradwire"), "torch": torch.__version__}
-        document = {**versions, "environment": environment(), "config": asdict(config), "rows": rows}
+        about = {"command": command_line(), "environment": environment(), "config": asdict(config)}
+        document = {**versions, **about, "rows": rows}
         Path(config.json).expanduser().write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     first = rows[0]
     title = f"all-reduce of {first['total_elements']:,} float32, {first['world_size']} ranks, {first['backend']}"

@@ -8,6 +8,7 @@ import os
 import time
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,9 +24,9 @@ from .launch import chosen_backend, joined, supervised, under_launcher
 from .link import check_link, paced
 from .loggers import check_loggers, open_loggers
 from .models import ModelConfig, build_model
-from .netlab import NetlabConfig, again, here, labels
-from .results import Results, RunResult, environment
-from .training import train
+from .netlab import NetlabConfig, again, backend_here, here, labels
+from .results import Results, RunResult, command_line, environment
+from .training import Steps, train
 
 logger = logging.getLogger(__name__)
 RESULTS = "results.json"
@@ -38,7 +39,7 @@ class CompareConfig:
     nproc: int = 2
     """ranks on this machine (torchrun's own number where it starts the ranks)"""
     backend: Literal["auto", "gloo", "nccl"] = "auto"
-    """process group; auto is nccl with a GPU for every rank, else gloo"""
+    """process group; auto is nccl with a GPU for every rank and neither lab nor emulated link, else gloo"""
     model: ModelConfig = field(default_factory=ModelConfig)
     """gpt, resnet18-cifar, lstm, mlp or torchvision:NAME, and its sizes"""
     data: DataConfig = field(default_factory=DataConfig)
@@ -88,8 +89,7 @@ class CompareConfig:
         if not 1 <= self.sync_every <= self.steps:
             raise ValueError(f"sync_every is from 1 to steps, {self.steps}, got {self.sync_every}")
         check_link(self.link)
-        if self.link and self.backend == "nccl":
-            raise ValueError("an emulated link holds back Gloo's collectives, not NCCL's: use --backend gloo")
+        backend_here(self.backend, self.link, self.netlab.hosts)
         if not self.compressors:
             raise ValueError("compressors is empty: name at least one, such as none,bf16,powersgd:rank=4")
         if twice := sorted({spec for spec in self.compressors if self.compressors.count(spec) > 1}):
@@ -108,7 +108,7 @@ def compare(config: CompareConfig) -> int:
         build_model(config.model, dataset)
     ranks = int(os.environ["WORLD_SIZE"]) if under_launcher() else config.nproc
     dataset.train_batches(config.batch_size, seed=config.seed, rank=0, world_size=ranks)  # refuses too few samples
-    wanted = "gloo" if here() or config.link else config.backend
+    wanted = backend_here(config.backend, config.link)
     backend = chosen_backend(wanted, int(os.environ.get("LOCAL_WORLD_SIZE", config.nproc)))
     if under_launcher():
         return _inside_launcher(config, dataset, backend)
@@ -195,10 +195,11 @@ def _one(
     task = bar.add_task(spec, total=config.steps, loss="")
     loggers = open_loggers(config.logger, spec, dataclasses.asdict(config), out) if out is not None else []
 
-    def report(step: int, loss: float, seconds: float) -> None:
-        bar.update(task, completed=step, loss=f"loss {loss:.3f}")
-        for each in loggers:
-            each.step(step, loss, seconds)
+    def report(recent: Steps) -> None:
+        mean = sum(loss for _, loss, _ in recent) / len(recent)
+        bar.update(task, completed=recent[-1][0], loss=f"loss {mean:.3f}")
+        for each, figures in product(loggers, recent):
+            each.step(*figures)
 
     run = train(spec, config, dataset, group, device, report)
     for each in loggers:
@@ -228,9 +229,10 @@ def _empty_results(config: CompareConfig, dataset: Dataset, backend: str, group:
         data=dataset.summary(),
         config=dataclasses.asdict(config),
         runs=(),
+        command=command_line(),
         environment={
             **environment(),
-            "launched_by": "torchrun" if under_launcher() else "gradwire",
+            "launched_by": "netlab" if here() else "torchrun" if under_launcher() else "gradwire",
             "network": ", ".join(labels(config.link)) or None,
         },
     )

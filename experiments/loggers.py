@@ -77,11 +77,14 @@ LOGGERS: dict[str, tuple[str, Callable[[str, Mapping[str, Any], Path], RunLogger
 
 
 def figures(run: RunResult) -> dict[str, float]:
-    """The numbers of a run by flat names."""
+    """The numbers of a run by flat names; `train/loss` is that of its last step."""
     return {
+        "train/loss": run.loss[-1],
         "eval/loss": run.eval.loss,
         "eval/accuracy": run.eval.accuracy,
         **{f"step_seconds/{name}": value for name, value in run.step_seconds.items()},
+        **{f"seconds/{name}": value for name, value in vars(run.seconds).items()},
+        "payload_bytes_per_step": run.payload_bytes_per_step,
         "sent_bytes_per_step": run.sent_bytes_per_step,
         "compression_ratio": run.compression_ratio,
         "peak_memory_bytes": run.peak_memory_bytes,

@@ -40,7 +40,7 @@ def _losses(results: Results) -> Figure:
     _label(by_step, "step", "training loss, nats (smoothed)")
     _label(by_time, "seconds of training", "")
     by_step.legend(fontsize=8)
-    figure.suptitle(f"{results.model['name']} on {results.data['name']}, {results.ranks}", fontsize=11)
+    figure.suptitle(_subject(results), fontsize=11)
     return figure
 
 
@@ -56,8 +56,13 @@ def _tradeoff(results: Results) -> Figure:
             axes.annotate(_note(run), place, fontsize=8, xytext=(6, 6), textcoords="offset points")
     axes.margins(0.2)
     _label(axes, "steps a second (median)", "held-out accuracy, %")
-    axes.set_title("accuracy against speed; area: bytes that a rank sends a step", fontsize=11)
+    meaning = "accuracy against speed; area: bytes that a rank sends a step"
+    axes.set_title(f"{_subject(results)}\n{meaning}", fontsize=11)
     return figure
+
+
+def _subject(results: Results) -> str:
+    return f"{results.model['name']} on {results.data['name']}, {results.ranks}"
 
 
 def _note(run: RunResult) -> str:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from .data import data_shape
 from .models import ModelConfig, build_model
-from .results import environment
+from .results import command_line, environment
 from .training import loss_of
 
 SHOWN = 12  # gradients in the table; the file has them all
@@ -58,7 +58,8 @@ def ready(config: ReadyConfig) -> int:
     rows = _rows(config, model, steps)
     if config.json:
         versions = {"kind": "ready", "gradwire": version("gradwire"), "torch": torch.__version__}
-        document = {**versions, "environment": environment(), "config": asdict(config), "rows": rows}
+        about = {"command": command_line(), "environment": environment(), "config": asdict(config)}
+        document = {**versions, **about, "rows": rows}
         Path(config.json).expanduser().write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     Console().print(_table(config, rows))
     return 0

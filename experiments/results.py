@@ -7,6 +7,8 @@ import json
 import math
 import os
 import platform
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -61,7 +63,7 @@ class RunResult:
 
 @dataclass(frozen=True)
 class Results:
-    """All runs of a comparison and what they had in common."""
+    """All runs of a comparison and what they had in common. `command`: its command line, where it is known."""
 
     world_size: int
     backend: str
@@ -70,6 +72,7 @@ class Results:
     config: Mapping[str, Any]
     runs: tuple[RunResult, ...]
     environment: Mapping[str, Any]
+    command: str = ""
     gradwire: str = field(default_factory=lambda: version("gradwire"))
     torch: str = torch.__version__
 
@@ -82,7 +85,7 @@ class Results:
     def write(self, path: Path) -> None:
         """Write JSON, whole or not at all; numbers that are not finite become null."""
         document = dataclasses.asdict(self)
-        ordered = {key: document.pop(key) for key in ("gradwire", "torch")} | document
+        ordered = {key: document.pop(key) for key in ("gradwire", "torch", "command")} | document
         unfinished = path.with_name(path.name + ".part")
         unfinished.write_text(json.dumps(_finite(ordered), indent=1, allow_nan=False) + "\n", encoding="utf-8")
         unfinished.replace(path)
@@ -139,6 +142,11 @@ def smoothed(values: Sequence[float]) -> list[float]:
         total, weight = SMOOTHING * total + value, SMOOTHING * weight + 1
         averages.append(total / weight)
     return averages
+
+
+def command_line() -> str:
+    """The command that is running, as typed behind the prompt."""
+    return shlex.join(["gradwire", *sys.argv[1:]])
 
 
 def environment() -> dict[str, Any]:

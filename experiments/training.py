@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -31,15 +30,31 @@ if TYPE_CHECKING:
 
 REPORT_EVERY = 10  # steps between two looks at the loss of all ranks
 Replica: TypeAlias = TorchDDP | DistributedDataParallel
-Report = Callable[[int, float, float], None]  # step, mean loss over ranks, seconds since the start
+Steps: TypeAlias = Sequence[tuple[int, float, float]]  # number, mean loss over ranks, seconds of training at its end
+Report: TypeAlias = Callable[[Steps], None]
 
 
 @dataclass
 class Progress:
-    """What a run has measured so far, on this rank."""
+    """What a run has measured so far: this rank's `losses`, and `mean_losses` over ranks up to the last look."""
 
     losses: list[float] = field(default_factory=list)
+    mean_losses: list[float] = field(default_factory=list)
     step_seconds: list[float] = field(default_factory=list)
+    train_seconds: list[float] = field(default_factory=list)
+
+    def add(self, loss: float, seconds: float) -> None:
+        """A step has ended."""
+        self.losses.append(loss)
+        self.step_seconds.append(seconds)
+        self.train_seconds.append(seconds + (self.train_seconds[-1] if self.train_seconds else 0.0))
+
+    def look(self, group: dist.ProcessGroup, device: torch.device) -> Steps:
+        """The steps since the last look. A collective call."""
+        first = len(self.mean_losses)
+        self.mean_losses += averaged(torch.tensor(self.losses[first:], device=device), group).tolist()
+        numbers = range(first + 1, len(self.losses) + 1)
+        return list(zip(numbers, self.mean_losses[first:], self.train_seconds[first:], strict=True))
 
 
 def train(
@@ -47,7 +62,8 @@ def train(
 ) -> RunResult:
     """Train the configured model with one compressor; every rank calls it and gets the same result.
 
-    `report` is called every few steps, on every rank. Raises RuntimeError where ranks end with different parameters.
+    `report` is called every few steps with those since its last call, on every rank. Raises RuntimeError where ranks
+    end with different parameters.
     """
     _reset_peak_memory(device)
     model = _model(config, dataset, device)
@@ -100,7 +116,7 @@ def _steps(
 ) -> Progress:
     optimizer = optimizer_for(model, config)
     batches = dataset.train_batches(config.batch_size, seed=config.seed, rank=group.rank(), world_size=group.size())
-    progress, spent = Progress(), 0.0
+    progress = Progress()
     for step in range(config.steps):
         inputs, targets = (tensor.to(device) for tensor in next(batches))
         synced = (step + 1) % config.sync_every == 0
@@ -111,12 +127,9 @@ def _steps(
         if synced:
             optimizer.step()
             optimizer.zero_grad()
-        progress.losses.append(loss.item())
-        progress.step_seconds.append(time.perf_counter() - start)
-        spent += progress.step_seconds[-1]
+        progress.add(loss.item(), time.perf_counter() - start)
         if (step + 1) % REPORT_EVERY == 0 or step + 1 == config.steps:
-            recent = torch.tensor(progress.losses[-REPORT_EVERY:], device=device)
-            report(step + 1, averaged(recent, group).mean().item(), spent)
+            report(progress.look(group, device))
     return progress
 
 
@@ -153,7 +166,7 @@ def _result(
     group: dist.ProcessGroup,
     device: torch.device,
 ) -> RunResult:
-    losses = averaged(torch.tensor(progress.losses, device=device), group).tolist()
+    losses = progress.mean_losses
     stats = handle.stats()
     last = stats.last.traffic
     elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -169,7 +182,7 @@ def _result(
         sent_bytes_per_step=last.sent_bytes,
         compression_ratio=ratio(elements, last, group.size()),
         peak_memory_bytes=max(int(size) for size in exchange(str(_peak_memory(device)), group)),
-        train_seconds=tuple(itertools.accumulate(progress.step_seconds)),
+        train_seconds=tuple(progress.train_seconds),
         parameters_digest=_same_digest(model, group),
     )
 

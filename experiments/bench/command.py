@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shlex
 import socket
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
@@ -16,20 +13,21 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
 from ...compress import compressor, warm_up_steps
 from ..info import interfaces
 from ..launch import chosen_backend, supervised, under_launcher
 from ..link import paced
-from ..netlab import again, here
-from ..results import environment
+from ..netlab import again, backend_here, here
+from ..progress import progress
+from ..results import command_line, environment
 from .config import BenchConfig
 from .launchers import adopt_launcher
 from .models import Task
-from .rows import KIND, Placement, row, write
+from .rows import KIND, Placement, row, stretched, write
 from .run import measure, world_sizes
-from .show import PLAIN, Lines, common, header, phases, topology
+from .show import PLAIN, Lines, common, header, late, phases, topology
 from .trial import Setup
 from .world import World, met
 
@@ -47,7 +45,8 @@ def bench_command(config: BenchConfig) -> int:
     ranks = int(os.environ["WORLD_SIZE"]) if under_launcher() else config.nproc
     if too_large := [each for each in config.world_sizes if each > ranks]:
         raise ValueError(f"world_sizes has {too_large[0]}, and there are {ranks} ranks")
-    backend = chosen_backend(config.backend, int(os.environ.get("LOCAL_WORLD_SIZE", config.nproc)))
+    wanted = backend_here(config.backend, config.link)
+    backend = chosen_backend(wanted, int(os.environ.get("LOCAL_WORLD_SIZE", config.nproc)))
     if under_launcher():
         torch.set_num_threads(threads(config))
         run_rank(config, backend, "netlab" if here() else launcher or "torchrun", None)
@@ -118,7 +117,7 @@ def _document(config: BenchConfig, world: World, launcher: str) -> dict[str, Any
         "cuda_version": torch.version.cuda,
         "distributed_backend": world.backend,
         "gradwire_version": version("gradwire"),
-        "command": shlex.join(["gradwire", *sys.argv[1:]]),
+        "command": command_line(),
         "environment": about,
         "config": dataclasses.asdict(config),
         "labels": config.labels(),
@@ -145,7 +144,7 @@ def _models_rows(
     title = f"\nBenchmark: {task.name} with batch size {_batch_size(task, config)}, {common(cases)}"
     console.print(title, *config.labels(), "", lines.headings(), sep="\n", **PLAIN)
     shown: list[dict[str, Any]] = []
-    with _progress(console) as bar:
+    with progress(console) as bar:
         for count in sizes:
             rows = []
             for found in _rows(task, world.placement(count), config, world, bar):
@@ -155,6 +154,7 @@ def _models_rows(
             yield rows
     console.print("")
     Console(quiet=console.quiet, width=max(console.width, PHASES_WIDTH)).print(phases(shown, cases))
+    console.print(*late(shown, cases), sep="\n", **PLAIN)
 
 
 def _batch_size(task: Task, config: BenchConfig) -> int:
@@ -181,12 +181,6 @@ def _rows(
     setup = Setup(task, _batch_size(task, config), config.seed, world.device, world.timeout, own_wire)
     with world.joined(count, name), paced(config.slowed_link):
         for case, measured in measure(chosen, setup, config, world, advance):
-            yield row(task.name, setup.batch_size, case, placement, measured, config.labels())
+            found = row(task.name, setup.batch_size, case, placement, measured, config.labels())
+            yield {**found, **stretched(found, config.emulated_seconds)}
     bar.remove_task(shown)
-
-
-@contextmanager
-def _progress(console: Console) -> Iterator[Progress]:
-    columns = (TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=console.quiet or not console.is_terminal) as bar:
-        yield bar

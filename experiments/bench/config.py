@@ -12,7 +12,7 @@ from ...compress import compressor
 from .. import emulation, netlab
 from ..emulation import check_dilation, chosen_trace, dilated
 from ..link import check_link
-from ..netlab import NetlabConfig
+from ..netlab import NetlabConfig, backend_here
 from .models import RESNETS, Task, emulated_task, task
 from .rows import NO_DDP, Case
 
@@ -27,7 +27,7 @@ class BenchConfig:
     nproc: int = 2
     """ranks on this machine (the launcher's own number where one starts the ranks)"""
     backend: Literal["auto", "gloo", "nccl"] = "auto"
-    """process group; auto is nccl with a GPU for every rank, else gloo"""
+    """process group; auto is nccl with a GPU for every rank and neither lab nor emulated link, else gloo"""
     models: list[str] = field(default_factory=lambda: list(RESNETS))
     """resnet50, resnet101, resnext50_32x4d, resnext101_32x8d, vgg19, gpt, bert, mlp, tiny"""
     batch_size: int = 32
@@ -82,6 +82,7 @@ class BenchConfig:
         self._check_lists()
         check_dilation(self.dilate, self.compute)
         check_link(self.link)
+        backend_here(self.backend, self.link, self.netlab.hosts)
         self.tasks()
         self.cases()
         if self.json and not Path(self.json).expanduser().parent.is_dir():
@@ -133,6 +134,12 @@ class BenchConfig:
     def labels(self) -> list[str]:
         """What every output says of figures that are not of a real accelerator and network."""
         return emulation.labels(chosen_trace(self.compute), self.dilate) + netlab.labels(self.link)
+
+    @property
+    def emulated_seconds(self) -> float | None:
+        """What forward and backward take on the emulated accelerator, dilated; None on a real one."""
+        trace = chosen_trace(self.compute)
+        return None if trace is None else trace.seconds * self.dilate
 
     @property
     def slowed_link(self) -> str | None:

@@ -29,7 +29,7 @@ class DiffConfig:
     test: str = ""
     """file to compare with it"""
     fail_over: float | None = None
-    """exit with 1 where sec/iter at p75 has grown by more than so many percent, with DistributedDataParallel"""
+    """exit with 1 where sec/iter at p75 has grown by more than so many percent, or a row is gone; not for `no ddp`"""
     html: str | None = None
     """file for the same as a page"""
 
@@ -68,15 +68,15 @@ def diff_command(config: DiffConfig) -> int:
     if not pairs.both:
         raise ValueError(f"{config.base} and {config.test} have no model, batch size and number of ranks in common")
     facts, parts = differing(base, test), sections(pairs)
-    slower = regressions(parts, config.fail_over)
+    failures = [] if config.fail_over is None else [*regressions(parts, config.fail_over), *missing(pairs)]
     console = Console()
-    console.print(*_text(facts, parts, pairs), *slower, sep="\n", **PLAIN)
+    console.print(*_text(facts, parts, pairs), *failures, sep="\n", **PLAIN)
     if config.html:
         from .page import write_page  # here, since jinja2 is optional
 
-        write_page(Path(config.html).expanduser(), (base, test), facts, parts, [*_unmatched(pairs), *slower])
+        write_page(Path(config.html).expanduser(), (base, test), facts, parts, [*_unmatched(pairs), *failures])
         console.print(f"page    {config.html}", **PLAIN)
-    return REGRESSION if slower else 0
+    return REGRESSION if failures else 0
 
 
 def sections(pairs: Pairs) -> list[Section]:
@@ -103,16 +103,23 @@ def line(base: Mapping[str, Any], test: Mapping[str, Any], factors: Sequence[str
     )
 
 
-def regressions(parts: Sequence[Section], fail_over: float | None) -> list[str]:
+def regressions(parts: Sequence[Section], fail_over: float) -> list[str]:
     """What has become slower than is allowed; one rank without DistributedDataParallel only tells of the machine."""
-    if fail_over is None:
-        return []
     return [
         f"REGRESSION: {part.title}, {' '.join((each.place.strip(), *each.settings))}: sec/iter {GATE} has grown by "
         f"{each.grown:.1f} %, more than {fail_over:g} %"
         for part in parts
         for each in part.lines
         if not each.bare and each.grown > fail_over
+    ]
+
+
+def missing(pairs: Pairs) -> list[str]:
+    """What the test has no figures of, as where its benchmark has ended early; `no ddp` may be left out."""
+    return [
+        f"REGRESSION: {_named(row, pairs.factors)} is missing in the test"
+        for row in pairs.base_only
+        if row["ddp"] != NO_DDP.ddp
     ]
 
 
@@ -150,13 +157,10 @@ def _unmatched(pairs: Pairs) -> list[str]:
     """What cannot be compared."""
     sides = (("baseline", pairs.base_only), ("test", pairs.test_only))
     return [
-        f"only in the {side}: "
-        + "; ".join(f"{row['model']}, {place(row).strip()}, {_setting(row, pairs.factors)}" for row in rows)
-        for side, rows in sides
-        if rows
+        f"only in the {side}: " + "; ".join(_named(row, pairs.factors) for row in rows) for side, rows in sides if rows
     ]
 
 
-def _setting(row: Mapping[str, Any], factors: Sequence[str]) -> str:
-    words = [f"batch size {row['batch_size']}"]
+def _named(row: Mapping[str, Any], factors: Sequence[str]) -> str:
+    words = [row["model"], place(row).strip(), f"batch size {row['batch_size']}"]
     return ", ".join(words + [value(name, row[name]) for name in factors if name in row])

@@ -12,12 +12,8 @@ from ..results import percentiles
 from .rows import FACTORS, KIND, NO_DDP
 
 RESULTS = "benchmark_results"
-ALWAYS = (
-    "gradwire_version",
-    "pytorch_version",
-    "cuda_version",
-    "distributed_backend",
-)  # shown where they are the same, too
+ALWAYS = ("gradwire_version", "pytorch_version", "cuda_version", "distributed_backend")  # shown in any case
+NOT_REAL = "not real"  # the fact that holds what was emulated
 LEFT_OUT = ("json",)  # keys of the configuration that do not change what is measured
 ABOUT = ("world_size", "processor", "cores", "threads", "gpus", "hosts", "launched_by", "platform")
 PYTORCHS = ("model", "batch_size", "result")  # keys of an entry of PyTorch's file
@@ -66,7 +62,7 @@ def _facts(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if name not in LEFT_OUT:
             yield f"config.{name}", json.dumps(found) if isinstance(found, dict) else _words(found)
     if document.get("labels"):
-        yield "not real", "; ".join(document["labels"])
+        yield NOT_REAL, "; ".join(document["labels"])
 
 
 def _words(found: Any) -> str:
@@ -96,10 +92,10 @@ def _pytorchs(results: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def differing(base: Benchmark, test: Benchmark) -> list[tuple[str, str, str]]:
-    """(name, in the baseline, in the test) of what the two files do not have in common, and of the versions."""
+    """(name, in the baseline, in the test) of what differs between two files, of versions, and of what was emulated."""
     names = [*ALWAYS, *sorted({*base.facts, *test.facts} - {*ALWAYS})]
     pairs = [(name, base.facts.get(name, "-"), test.facts.get(name, "-")) for name in names]
-    return [(name, one, other) for name, one, other in pairs if one != other or name in ALWAYS]
+    return [(name, one, other) for name, one, other in pairs if one != other or name in (*ALWAYS, NOT_REAL)]
 
 
 @dataclass(frozen=True)

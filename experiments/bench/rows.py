@@ -92,6 +92,13 @@ def row(
     }
 
 
+def stretched(row: Mapping[str, Any], emulated_seconds: float | None) -> dict[str, float]:
+    """How many times the emulated accelerator's seconds forward and backward took, where there is one."""
+    if emulated_seconds is None:
+        return {}
+    return {"stretch": (row["phases"]["forward"] + row["phases"]["backward"]) / emulated_seconds}
+
+
 def write(document: Mapping[str, Any], path: Path) -> None:
     """Write JSON, whole or not at all."""
     unfinished = path.with_name(path.name + ".part")

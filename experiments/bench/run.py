@@ -12,12 +12,13 @@ import torch
 import torch.distributed as dist
 
 from ...ddp_core import exchange
+from ..netlab import here
 from .config import BenchConfig
 from .rows import PHASES, Case, Measured, Traffic
 from .trial import Setup, Trial
 from .world import World
 
-COPIES = 5  # of the parameters that a model in training holds: gradients, buckets, momentum, residuals
+COPIES = 6  # of the parameters that a model in training holds: gradients, buckets, momentum, residuals now and before
 SHARE = 0.6  # of the free memory that models may take; the rest is for activations
 Advance: TypeAlias = Callable[[int], None]  # called after every turn, with its number
 
@@ -89,7 +90,7 @@ def _free_memory(world: World) -> int:
     if not listing.exists():
         return 2**62
     fields = dict(line.split(":", 1) for line in listing.read_text().splitlines())
-    neighbours = list(world.hosts).count(world.hosts[world.rank])
+    neighbours = world.size if here() else list(world.hosts).count(world.hosts[world.rank])  # a lab's hosts share it
     return int(fields["MemAvailable"].split()[0]) * 1024 // neighbours
 
 

@@ -17,14 +17,18 @@ PERCENTILES = ("p50", "p75", "p90", "p95")
 TITLE = "gradwire distributed benchmark"
 TOPOLOGY = ("nvidia-smi", "topo", "-m")
 TOPOLOGY_SECONDS = 30
+KEPT_UP = 1.2  # times the seconds of the emulated accelerator
 PLACE_WIDTH = 25  # of `   2 ranks --    1M/2G:  `
 
 
 def topology() -> str | None:
-    """How the GPUs of this machine are connected, as nvidia-smi tells it; None without it."""
+    """How the GPUs of this machine are connected, as nvidia-smi tells it, or why it does not; None without it."""
     if shutil.which(TOPOLOGY[0]) is None:
         return None
-    done = subprocess.run(TOPOLOGY, capture_output=True, text=True, timeout=TOPOLOGY_SECONDS, check=False)
+    try:
+        done = subprocess.run(TOPOLOGY, capture_output=True, text=True, timeout=TOPOLOGY_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"not known: {error}"
     return done.stdout.strip() or done.stderr.strip()
 
 
@@ -111,6 +115,17 @@ class Lines:
         times, rates = row["measurements"]["sec_per_iter"], row["measurements"]["ex_per_sec"]
         figures = (f"{name}: {times[name]:7.3f}s {rate(rates[name]):>9}" for name in PERCENTILES)
         return f"{place(row)}:  " + "".join(settings) + "  ".join(figures)
+
+
+def late(rows: Sequence[Mapping[str, Any]], cases: Sequence[Case]) -> list[str]:
+    """Where this machine did not keep up with the accelerator that it emulates."""
+    return [
+        f"{place(row).strip()}, {' '.join(value(name, row[name]) for name in varied(cases))}: forward and backward took "
+        f"{row['stretch']:.1f}x what they do on the emulated accelerator, since this machine did not keep up; a larger "
+        "--dilate leaves it more time"
+        for row in rows
+        if row.get("stretch", 1.0) > KEPT_UP
+    ]
 
 
 def place(row: Mapping[str, Any]) -> str:

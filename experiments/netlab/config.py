@@ -38,6 +38,22 @@ def here() -> str | None:
     return os.environ.get(VARIABLE) or None
 
 
+def backend_here(wanted: str, link: str | None = None, hosts: int = 0) -> str:
+    """The process group to ask for in place of `wanted`: Gloo on a host of a lab and behind an emulated link.
+
+    `hosts` are those of a lab to come. Raises ValueError where NCCL is wanted and a lab or a link is there.
+    """
+    lab = here() is not None or hosts > 0
+    if wanted == "nccl" and (lab or link):
+        why = (
+            "the hosts of a lab share this machine's GPUs, and NCCL goes past their links"
+            if lab
+            else "an emulated link holds back Gloo's collectives, not NCCL's"
+        )
+        raise ValueError(f"{why}: use --backend gloo")
+    return "gloo" if lab or link else wanted
+
+
 def labels(link: str | None = None) -> list[str]:
     """What every result must say of the network it was measured on; nothing for a real one.
 

@@ -76,6 +76,11 @@ def _owner() -> Iterator[int]:
         _clean()
         if mine.exists():
             raise NetlabError("this process has a lab already; one at a time")
+        if foreign := left_by(os.getpid()):
+            raise NetlabError(
+                f"there is {', '.join(foreign)} already, by a process {os.getpid()} of another container: start again, "
+                "for another process id; `ip link del` and `ip netns del` remove what nobody uses"
+            )
         file = mine.open("w")  # closed on exec: no child keeps the lock
         fcntl.flock(file, fcntl.LOCK_EX)
     with file:
@@ -139,6 +144,11 @@ def namespaces_of(owner: int) -> list[str]:
 def interfaces_of(owner: int) -> list[str]:
     """The interfaces on the host that there are of an owner's."""
     return sorted(name for _, name in socket.if_nameindex() if re.fullmatch(rf"gwl{owner}(b|v\d+)", name))
+
+
+def left_by(owner: int) -> list[str]:
+    """All that there is of an owner's."""
+    return [*interfaces_of(owner), *namespaces_of(owner)]
 
 
 def remove(owner: int) -> None:

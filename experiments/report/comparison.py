@@ -38,6 +38,7 @@ def comparison_section(results: Results, pictures: Sequence[Path]) -> Section:
         remarks=REMARKS,
         pictures=[Picture(picture, picture.stem) for picture in pictures],
         details={
+            **({"Command": results.command} if results.command else {}),
             "Data": source,
             "Configuration": text_of(results.config),
             "Environment": text_of({"torch": results.torch, **results.environment}),

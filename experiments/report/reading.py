@@ -74,37 +74,35 @@ def _sweep(document: dict[str, Any], path: Path) -> Section:
 
 def _bench(document: dict[str, Any], path: Path) -> Section:
     rows = [flat(row) for row in document["benchmark_results"]]
-    labels = dict.fromkeys(label for row in rows for label in row.get("labels") or ())
-    return _listed("gradwire bench", rows, BENCH_COLUMNS, document, "; ".join(labels))
+    return _listed("gradwire bench", rows, BENCH_COLUMNS, document)
 
 
 def _kernels(document: dict[str, Any], path: Path) -> Section:
     named = {**document, "environment": document["machine"]}
-    section = _listed("gradwire kernels", document["rows"], KERNEL_COLUMNS, named, "")
+    section = _listed("gradwire kernels", document["rows"], KERNEL_COLUMNS, named)
     picture = Picture(path.with_name("kernels.png"), "floor bytes a second, by job and backend")
     return dataclasses.replace(section, pictures=[picture]) if picture.path.exists() else section
 
 
 def _collective(document: dict[str, Any], path: Path) -> Section:
-    return _listed("gradwire collective", list(map(flat, document["rows"])), COLLECTIVE_COLUMNS, document, "")
+    return _listed("gradwire collective", list(map(flat, document["rows"])), COLLECTIVE_COLUMNS, document)
 
 
 def _ready(document: dict[str, Any], path: Path) -> Section:
-    return _listed("gradwire ready", list(map(flat, document["rows"])), READY_COLUMNS, document, "")
+    return _listed("gradwire ready", list(map(flat, document["rows"])), READY_COLUMNS, document)
 
 
-def _listed(
-    title: str, rows: Iterable[Row], columns: Iterable[str], document: Mapping[str, Any], remarks: str
-) -> Section:
-    """A plain table of those columns that any row has."""
+def _listed(title: str, rows: Iterable[Row], columns: Iterable[str], document: Mapping[str, Any]) -> Section:
+    """A plain table of those columns that any row has, and what was emulated or set for any of them."""
     kept, found = list(rows), list(columns)
     used = [name for name in found if any(row.get(name) is not None for row in kept)]
+    labels = dict.fromkeys(label for row in kept for label in row.get("labels") or ())
     return Section(
         title=title,
         about=_versions(document),
         headings=used,
         rows=[[cell(row.get(name)) for name in used] for row in kept],
-        emphasis=[remarks] if remarks else [],
+        emphasis=["; ".join(labels)] if labels else [],
         details=_details(document),
     )
 

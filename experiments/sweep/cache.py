@@ -16,7 +16,10 @@ POINTS = "points.jsonl"
 
 @dataclass(frozen=True)
 class Finished:
-    """A point that ran. `rows`: what it measured; `seconds`: that the whole command took; `date`: when it ended."""
+    """A point that ran. `rows`: what it measured; `seconds`: that the whole command took; `date`: when it ended.
+
+    `gradwire`, `torch`: versions, empty where they are in the environment or were not kept.
+    """
 
     key: str
     arguments: list[str]
@@ -26,10 +29,11 @@ class Finished:
     date: str
     gradwire: str
     environment: Mapping[str, Any]
+    torch: str = ""
 
 
 def read_points(folder: Path) -> dict[str, Finished]:
-    """All points of a folder by their keys, the last line of each winning; a line cut short is left out with a warning."""
+    """All points of a folder by their keys, the last line of each winning; one cut short is left out with a warning."""
     path = folder / POINTS
     found: dict[str, Finished] = {}
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []

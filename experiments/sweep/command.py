@@ -24,7 +24,7 @@ WHOLE_SWEEP = 7 * 24 * 3600.0  # seconds that the speed for the time left is ave
 
 
 def sweep_command(config: SweepConfig) -> int:
-    """Run the study and show it; the exit code: 1 where a point failed. All points are checked before the first runs."""
+    """Run the study and show it; the exit code: 1 where a point failed. All points are checked before one runs."""
     check_loggers(config.logger)
     points = points_of(config)
     keys = [point.key() for point in points]
@@ -91,8 +91,10 @@ def _keep(outcome: Outcome, out: Path) -> None:
 
     console = Console(width=max(Console().width, 120))
     if outcome.finished:
-        drawn = [(figure, draw(figure, outcome.rows, outcome.heading, out)) for figure in outcome.config.drawn]
-        pictures = {path.name: figure.caption for figure, path in drawn if path}
+        shown = [(figure, figure.shown(outcome.rows)) for figure in outcome.config.drawn]
+        pictures = {
+            draw(figure, rows, outcome.heading(rows), out).name: figure.caption for figure, rows in shown if rows
+        }
         outcome = dataclasses.replace(outcome, pictures=pictures)
         outcome.write(out)
         console.print(outcome.table())
@@ -101,20 +103,19 @@ def _keep(outcome: Outcome, out: Path) -> None:
     console.print(*outcome.verdicts, sep="\n", markup=False, highlight=False, soft_wrap=True)
     places = {"points": ["points.jsonl"], "study": [STUDY, PAGE], "pictures": list(outcome.pictures)}
     for name, files in places.items():
-        shown = ", ".join(str(out / file) for file in files if (out / file).exists())
-        console.print(f"{name:<11}{shown}", highlight=False, markup=False, soft_wrap=True)
+        there = ", ".join(str(out / file) for file in files if (out / file).exists())
+        console.print(f"{name:<11}{there}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _log(outcome: Outcome, out: Path) -> None:
     """Give every row to the trackers, as a run of its own."""
     if not outcome.config.logger:
         return
-    for row in outcome.rows:
-        label = " ".join(str(row.get(name)) for name in outcome.columns if isinstance(row.get(name), str)) or "row"
+    for label, row in outcome.named_rows:
         numbers = {key: float(value) for key, value in row.items() if isinstance(value, int | float)}
         for logger in open_loggers(outcome.config.logger, label, row, out):
-            for step, pair in enumerate(
-                zip(row.get("loss") or (), row.get("train_seconds") or (), strict=False), start=1
-            ):
-                logger.step(step, *pair)
+            curve = zip(row.get("loss") or (), row.get("train_seconds") or (), strict=False)
+            for step, (loss, seconds) in enumerate(curve, start=1):
+                if loss is not None:
+                    logger.step(step, loss, seconds)
             logger.summary(numbers, int(row.get("steps") or 0))

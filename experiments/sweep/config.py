@@ -9,7 +9,7 @@ from typing import Any
 from ..netlab import NetlabConfig
 from .derive import derivations
 from .figure import Figure, figures_of
-from .rows import READERS
+from .rows import READERS, USE, USED_BY
 from .verdict import Verdict, verdict_of
 
 SHORTENED = ("base", "grid")
@@ -21,6 +21,8 @@ class SweepConfig:
 
     title: str = ""
     """of the study"""
+    name: str = ""
+    """what --config takes for this study, told on its page; that of a shipped one is known"""
     source: str = ""
     """the figure that it follows"""
     command: str = ""
@@ -64,10 +66,12 @@ class SweepConfig:
                 raise ValueError(f"grid.{key} is a list of values, got {values!r}")
         if unknown := set(self.shortened) - set(SHORTENED):
             raise ValueError(f"shortened has {' and '.join(SHORTENED)}, got {', '.join(sorted(unknown))}")
-        if twice := self._lab.keys() & self.chosen_grid.keys():
+        if twice := self.lab.keys() & self.chosen_grid.keys():
             raise ValueError(
                 f"the study varies {', '.join(sorted(twice))} itself: give --grid as well, or leave it out"
             )
+        if self.command != USED_BY and (self.chosen_base.get(USE) or any(self.chosen_grid.get(USE, ()))):
+            raise ValueError(f"{USE} is for points of {USED_BY}, whose steps are timed; leave it out of {self.command}")
         if not self.limit > 0:
             raise ValueError(f"limit is above 0 seconds, got {self.limit}")
         derivations(self.derive)
@@ -77,10 +81,11 @@ class SweepConfig:
     @property
     def chosen_base(self) -> Mapping[str, Any]:
         """The options of all points, of the short form if it is asked for, in the lab that is asked for."""
-        return {**self.base, **(self.shortened.get("base", {}) if self.short else {}), **self._lab}
+        return {**self.base, **(self.shortened.get("base", {}) if self.short else {}), **self.lab}
 
     @property
-    def _lab(self) -> Mapping[str, Any]:
+    def lab(self) -> Mapping[str, Any]:
+        """What is given of the network lab, by option."""
         given, default = asdict(self.netlab), asdict(NetlabConfig())
         return {f"netlab.{name}": value for name, value in given.items() if value != default[name]}
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from .rows import Row
+
 KINDS = ("line", "bar", "box")
 
 
@@ -13,10 +15,10 @@ KINDS = ("line", "bar", "box")
 class Figure:
     """A picture of the rows.
 
-    `x`, `y`: columns; several `y` are drawn on top of each other in bars, as lines of their own otherwise. Columns of lists
-    are curves, or the samples of a box. `series`: columns that tell lines or groups of bars apart. `where`: only rows with
-    these values. `log`: axes that are logarithmic. `lines`: {label: height} of reference lines. `spread`: two columns that
-    bound a band around a line. `smooth`: curves as moving averages.
+    `x`, `y`: columns; several `y` are drawn on top of each other in bars, as lines of their own otherwise. Columns of
+    lists are curves, or the samples of a box. `series`: columns that tell lines or groups of bars apart. `where`: only
+    rows with these values. `log`: axes that are logarithmic. `lines`: {label: height} of reference lines. `spread`: two
+    columns that bound a band around a line. `smooth`: curves as moving averages.
     """
 
     name: str
@@ -44,6 +46,11 @@ class Figure:
     def columns(self) -> list[str]:
         """The columns that it draws."""
         return [*self.series, self.x, *self.y]
+
+    def shown(self, rows: Sequence[Row]) -> list[Row]:
+        """Of the rows, those that it is about and that have what it draws."""
+        about = [row for row in rows if all(row.get(name) == value for name, value in self.where.items())]
+        return [row for row in about if all(row.get(name) is not None for name in (self.x, *self.y))]
 
 
 def figures_of(described: Sequence[Mapping[str, Any]]) -> list[Figure]:

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import json
 import shlex
-import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.table import Table
 
 from ..bench.rows import FACTORS
-from ..results import environment
 from .cache import Finished
 from .config import SweepConfig
 from .derive import derived
 from .points import Point
-from .rows import Row, column_of
+from .provenance import command_of, provenance
+from .rows import Row, column_of, named
 from .verdict import sentences
 
 STUDY = "study.json"
@@ -49,6 +47,17 @@ class Outcome:
         return [column_of(key, rows[0]) for key in self.config.chosen_grid] if rows else []
 
     @property
+    def named_rows(self) -> list[tuple[str, Row]]:
+        """The rows by what tells them apart: the place on the grid, and a number where several share it."""
+        rows, taken = self.rows, Counter[str]()
+        columns, found = dict.fromkeys([*self._grid(rows), *IDENTITY]), []
+        for row in rows:
+            name = " ".join(named(key, row[key]) for key in columns if _plain(row.get(key))) or "row"
+            taken[name] += 1
+            found.append((f"{name} #{taken[name]}" if taken[name] > 1 else name, row))
+        return found
+
+    @property
     def columns(self) -> list[str]:
         """Of the table: those asked for that any row has and that are no lists."""
         rows = self.rows
@@ -64,34 +73,31 @@ class Outcome:
     @property
     def labels(self) -> list[str]:
         """What was emulated, of any row."""
-        return list(dict.fromkeys(label for row in self.rows for label in row.get("labels") or ()))
+        return labels_of(self.rows)
 
-    @property
-    def heading(self) -> str:
-        """Above a picture: the title, and what was emulated or set."""
-        return "\n".join(filter(None, [self.config.title, "; ".join(self.labels), _warning(self.config.short)]))
+    def heading(self, rows: Sequence[Row]) -> str:
+        """Above a picture of these rows: the title, and what was emulated or set."""
+        return "\n".join(filter(None, [self.config.title, "; ".join(labels_of(rows)), _warning(self.config.short)]))
 
     def write(self, folder: Path) -> None:
         """Write `study.json` and `README.md`."""
-        document = json.dumps(self.document(), indent=1, default=str)
+        document = json.dumps(self.document(folder), indent=1, default=str)
         (folder / STUDY).write_text(document + "\n", encoding="utf-8")
-        (folder / PAGE).write_text("\n".join(self.page()) + "\n", encoding="utf-8")
+        (folder / PAGE).write_text("\n".join(self.page(folder)) + "\n", encoding="utf-8")
 
-    def document(self) -> dict[str, Any]:
-        """All of it for other programs."""
+    def document(self, folder: Path) -> dict[str, Any]:
+        """All of it for other programs, to be written in a folder."""
         config = self.config
         return {
             "kind": "sweep",
-            "gradwire": version("gradwire"),
-            "torch": torch.__version__,
-            "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+            **provenance(self.finished),
             "title": config.title,
             "source": config.source,
             "notes": config.notes,
             "short": config.short,
             "labels": self.labels,
+            "command": command_of(config, folder),
             "commands": self.commands(),
-            "environment": self.finished[-1].environment if self.finished else environment(),
             "config": {name: getattr(config, name) for name in DESCRIBED},
             "columns": self.columns,
             "rows": self.rows,
@@ -104,8 +110,8 @@ class Outcome:
         """The command line of every point."""
         return [shlex.join(["gradwire", *point.arguments]) for point in self.points]
 
-    def page(self) -> list[str]:
-        """The study in Markdown."""
+    def page(self, folder: Path) -> list[str]:
+        """The study in Markdown, to be written in a folder."""
         columns, config = self.columns, self.config
         lines = [f"# {config.title}", "", *filter(None, [config.source, _warning(config.short)]), ""]
         lines += [config.notes, ""] * bool(config.notes)
@@ -117,14 +123,15 @@ class Outcome:
         for name, caption in self.pictures.items():
             lines += ["", f"![{caption or name}]({name})", "", caption]
         lines += ["", *[f"- failed: {label}: {why.splitlines()[0]}" for label, why in self.failures.items()]]
+        lines += ["", "The study:", "", "```console", f"$ {command_of(config, folder)}", "```"]
         lines += ["", "The points:", "", "```console", *[f"$ {each}" for each in self.commands()], "```", ""]
         return [*lines, *self._machine()]
 
     def _machine(self) -> list[str]:
-        document = self.document()
-        known = {key: value for key, value in document["environment"].items() if _plain(value) and key not in document}
+        told = provenance(self.finished)
+        known = {key: value for key, value in told["environment"].items() if _plain(value) and key not in told}
         machine = ", ".join(f"{key} {value}" for key, value in known.items())
-        return [f"{document['date']}, gradwire {document['gradwire']}, torch {document['torch']}; {machine}."]
+        return [f"{told['date']}, gradwire {told['gradwire']}, torch {told['torch']}; {machine}."]
 
     def table(self) -> Table:
         """The rows for a terminal."""
@@ -137,6 +144,11 @@ class Outcome:
         for row in rows:
             table.add_row(*[shown(row.get(name)) for name in self.columns])
         return table
+
+
+def labels_of(rows: Sequence[Row]) -> list[str]:
+    """What was emulated or set, of any row."""
+    return list(dict.fromkeys(label for row in rows for label in row.get("labels") or ()))
 
 
 def _warning(short: bool) -> str:

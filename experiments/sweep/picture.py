@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -12,12 +13,13 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogFormatter
 
+from ..link import BITS_PER_BYTE, parse_rate
 from ..plots import DPI
 from ..results import smoothed
 from .figure import Figure
-from .rows import Row
+from .rows import Row, named
 
 SIZE = (8.0, 4.8)  # inches
 HEADROOM = 1.05  # above what is drawn from zero
@@ -25,18 +27,28 @@ TITLE_CHARACTERS = 95  # in a line
 GROUP_WIDTH = 0.8  # of the distance between two groups of bars
 MARKED = 40  # points of a line that get marks, at most
 STYLES = ("-", "--", ":", "-.")
+LEGEND_CHARACTERS = 110  # that fit beside each other below a picture
+HANDLE_CHARACTERS = 7  # that a line's sample takes
+GBIT = 1e9
 
 
-def draw(figure: Figure, rows: Sequence[Row], title: str, out: Path) -> Path | None:
-    """Write `NAME.png`; where it is, or None where no row has what it shows."""
-    shown = [row for row in rows if all(row.get(name) == value for name, value in figure.where.items())]
-    shown = [row for row in shown if all(row.get(name) is not None for name in (figure.x, *figure.y))]
-    if not shown:
-        return None
+class SmallTicks(LogFormatter):
+    """Plain numbers at as many of the small ticks of a logarithmic axis as there is room for."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        """The text at one tick."""
+        return f"{x:g}" if super().__call__(x, pos) else ""
+
+
+def draw(figure: Figure, rows: Sequence[Row], title: str, out: Path) -> Path:
+    """Write `NAME.png` of these rows, one at least; where it is."""
+    if figure.kind == "line":
+        figure, rows = _by_rate(figure, rows)
     canvas = Canvas(figsize=SIZE, layout="constrained")
     axes = canvas.subplots()
-    DRAWERS[figure.kind](axes, figure, shown)
+    DRAWERS[figure.kind](axes, figure, rows)
     _finish(axes, figure, title)
+    _legend(canvas, axes)
     FigureCanvasAgg(canvas)
     canvas.savefig(out / f"{figure.name}.png", dpi=DPI)
     return out / f"{figure.name}.png"
@@ -47,17 +59,46 @@ def _finish(axes: Axes, figure: Figure, title: str) -> None:
         axes.axhline(height, color="black", linewidth=1, linestyle="--", label=label)
     for axis in figure.log:
         axes.set(**{f"{axis}scale": "log"})
-    plain = FuncFormatter(lambda value, _: f"{value:g}")
     if "y" in figure.log:
-        axes.yaxis.set_major_formatter(plain)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(SmallTicks())
     elif not figure.smooth and axes.get_ylim()[0] > 0:
         axes.set_ylim(0, HEADROOM * axes.get_ylim()[1])
     axes.set_xlabel(figure.labels.get("x", figure.x))
     axes.set_ylabel(figure.labels.get("y", ", ".join(figure.y)))
     axes.set_title("\n".join(fill(line, TITLE_CHARACTERS) for line in title.splitlines()), fontsize=10)
     axes.grid(alpha=0.25)
-    if len(axes.get_legend_handles_labels()[1]) > 1:
-        axes.legend(fontsize=8)
+
+
+def _legend(canvas: Canvas, axes: Axes) -> None:
+    """Below the axes, where it covers nothing."""
+    handles, labels = axes.get_legend_handles_labels()
+    if len(labels) > 1:
+        columns = max(1, LEGEND_CHARACTERS // (HANDLE_CHARACTERS + max(map(len, labels))))
+        canvas.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8)
+
+
+def _by_rate(figure: Figure, rows: Sequence[Row]) -> tuple[Figure, Sequence[Row]]:
+    """Rates of links as numbers, Gbit/s, if there are no other values across."""
+    rates = [_gbit(row[figure.x]) for row in rows]
+    if None in rates:
+        return figure, rows
+    labels = {**figure.labels, "x": f"{figure.labels.get('x', figure.x)}, Gbit/s"}
+    return replace(figure, labels=labels), [{**row, figure.x: rate} for row, rate in zip(rows, rates, strict=True)]
+
+
+def _gbit(value: Any) -> float | None:
+    """A rate in Gbit/s; None for what is none, for text without a unit and for 0, which is no limit.
+
+    >>> _gbit("100mbit"), _gbit("0"), _gbit("none"), _gbit(4)
+    (0.1, None, None, None)
+    """
+    if not isinstance(value, str) or not value[-1:].isalpha():
+        return None
+    try:
+        return parse_rate(value) * BITS_PER_BYTE / GBIT or None
+    except ValueError:
+        return None
 
 
 def _color(index: int) -> tuple[float, float, float, float]:
@@ -68,13 +109,9 @@ def series_of(figure: Figure, rows: Sequence[Row]) -> dict[str, list[Row]]:
     """The rows of each line or group of bars, by its name."""
     found: dict[str, list[Row]] = {}
     for row in rows:
-        name = ", ".join(_named(column, row.get(column)) for column in figure.series)
+        name = ", ".join(named(column, row.get(column)) for column in figure.series)
         found.setdefault(name, []).append(row)
     return found
-
-
-def _named(column: str, value: Any) -> str:
-    return value if isinstance(value, str) else f"{column} {value}"
 
 
 def _lines(axes: Axes, figure: Figure, rows: Sequence[Row]) -> None:
@@ -91,9 +128,11 @@ def _lines(axes: Axes, figure: Figure, rows: Sequence[Row]) -> None:
 def _curves(figure: Figure, column: str, rows: Sequence[Row]) -> list[tuple[list[Any], list[float]]]:
     """A curve for every row where the columns are lists, else one through all rows."""
     if isinstance(rows[0][column], list):
-        return [(row[figure.x], smoothed(tuple(row[column])) if figure.smooth else row[column]) for row in rows]
+        heights = [list(map(_height, row[column])) for row in rows]
+        curves = [smoothed(each) for each in heights] if figure.smooth else heights
+        return [(row[figure.x], curve) for row, curve in zip(rows, curves, strict=True)]
     ordered = sorted(rows, key=lambda row: row[figure.x]) if _numeric(figure, rows) else rows
-    return [([_place(row[figure.x]) for row in ordered], [row[column] for row in ordered])]
+    return [([_place(row[figure.x]) for row in ordered], [_height(row[column]) for row in ordered])]
 
 
 def _numeric(figure: Figure, rows: Sequence[Row]) -> bool:
@@ -102,6 +141,11 @@ def _numeric(figure: Figure, rows: Sequence[Row]) -> bool:
 
 def _place(value: Any) -> Any:
     return value if isinstance(value, int | float) else str(value)
+
+
+def _height(value: float | None) -> float:
+    """NaN for the null that stands for it in JSON."""
+    return math.nan if value is None else value
 
 
 def _band(axes: Axes, figure: Figure, rows: Sequence[Row], index: int) -> None:
@@ -135,7 +179,7 @@ def _boxes(axes: Axes, figure: Figure, rows: Sequence[Row]) -> None:
     width = GROUP_WIDTH / len(series)
     for index, (name, members) in enumerate(series.items()):
         places = [groups.index(str(row[figure.x])) + (index - (len(series) - 1) / 2) * width for row in members]
-        samples = [[value for value in row[figure.y[0]] if math.isfinite(value)] for row in members]
+        samples = [[value for value in map(_height, row[figure.y[0]]) if math.isfinite(value)] for row in members]
         face = {"facecolor": _color(index), "alpha": 0.6}
         boxes = axes.boxplot(
             samples,

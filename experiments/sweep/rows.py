@@ -9,6 +9,8 @@ from ..netlab.utilization import Utilization
 
 Row = dict[str, Any]
 WRAPPER = "measurements."  # dropped from the names of columns
+USE = "netlab.utilization"  # a file of the point's, read into its rows
+USED_BY = "bench"  # the command whose points may have it
 STEPS_WATCHED = 2  # the last ones of a point whose links are watched
 
 
@@ -62,6 +64,15 @@ def column_of(key: str, row: Mapping[str, Any]) -> str:
     """
     singular = key.removesuffix("s")
     return singular if key not in row and singular in row else key
+
+
+def named(column: str, value: Any) -> str:
+    """A value that tells rows apart, with its column's name where it is no text.
+
+    >>> named("compressor", "none"), named("overlap", True)
+    ('none', 'overlap True')
+    """
+    return value if isinstance(value, str) else f"{column} {value}"
 
 
 def link_use(rows: list[Row], use: Utilization) -> list[Row]:

@@ -50,8 +50,8 @@ def _sentence(verdict: Verdict, rows: Sequence[Row]) -> str:
     gain = best[verdict.of] / others[0][verdict.of]
     if gain < WORTHWHILE:
         return (
-            f"do not compress here beyond {best['compressor']}: {verdict.what} takes it {_amount(verdict, best)}, and the "
-            f"best other method, {others[0]['compressor']}, {_amount(verdict, others[0])}."
+            f"do not compress here beyond {best['compressor']}: {verdict.what} takes it {_amount(verdict, best)}, and "
+            f"the best other method, {others[0]['compressor']}, {_amount(verdict, others[0])}."
         )
     return (
         f"{others[0]['compressor']} is {gain:.1f}x as fast as {best['compressor']}: {verdict.what} takes "

@@ -1,8 +1,11 @@
 import multiprocessing
+import socket
 
 import pytest
+import torch
 
 from gradwire.experiments import launch
+from gradwire.experiments.netlab.config import VARIABLE
 
 IMPORTED = ["gradwire.experiments.bench.run", "gradwire.experiments.compare", "torch._dynamo", "torchvision"]
 
@@ -22,3 +25,27 @@ def quick_start():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch.multiprocessing, "start_processes", forked)
         yield
+
+
+@pytest.fixture
+def unused_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def started(monkeypatch, unused_port):
+    """Make this process a rank of its own, as torchrun would, or on a host of a lab."""
+
+    def start(rank=0, ranks=1, lab=None):
+        place = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+        for name, value in {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": unused_port}.items():
+            monkeypatch.setenv(name, str(value))
+        monkeypatch.delenv(VARIABLE, raising=False)
+        if lab:
+            monkeypatch.setenv(VARIABLE, lab)
+
+    threads = torch.get_num_threads()
+    yield start
+    torch.set_num_threads(threads)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from gradwire.experiments.bench import BenchConfig, adopt_launcher
+from gradwire.experiments.bench import BenchConfig, adopt_launcher, rows, run, show
 from gradwire.experiments.bench.clock import HostClock, LastGradient
 from gradwire.experiments.bench.launchers import slurm_tasks_here
 from gradwire.experiments.bench.models import task
@@ -125,15 +125,6 @@ def test_ranks_of_another_launcher_are_measured_and_what_is_emulated_is_labelled
         assert compute.startswith("emulated compute resnet50")
         assert link == "emulated link 10gbit"
         assert {f"* NOT REAL: {label}" for label in row["labels"]} <= set(outputs[0][0].splitlines())
-
-
-@pytest.fixture
-def unused_port():
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.mark.parametrize(
@@ -255,3 +246,80 @@ def test_a_heading_ends_where_its_figures_end(measured):
     row = next(line for line in lines if re.fullmatch(ROW, line))
     ends = [found.end() for found in re.finditer(r"sec/iter|ex/sec", heading)]
     assert ends == [found.end() for found in re.finditer(r"[\d.]+(s|/s)(?= |$)", row)]
+
+
+MACHINE = {
+    "gradwire": "0.1.0",
+    "torch": "2.15",
+    "cuda": "13.2",
+    "backend": "nccl",
+    "world_size": 2,
+    "launched_by": "torchrun",
+    "hosts": ["host0"],
+    "processor": "a processor",
+    "cores": 2,
+    "threads": 1,
+    "gpus": ["a GPU"],
+    "interfaces": [],
+}
+
+
+def answered(stdout, stderr=""):
+    return lambda words, **options: subprocess.CompletedProcess(words, 0, stdout, stderr)
+
+
+def failing(error):
+    def fail(words, **options):
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("tool", "run", "told"),
+    [
+        (None, failing(AssertionError("there is no tool")), None),
+        ("/bin/nvidia-smi", answered(" GPU0 GPU1 NV18\n"), "GPU0 GPU1 NV18"),
+        ("/bin/nvidia-smi", answered("", "no driver\n"), "no driver"),
+        ("/bin/nvidia-smi", failing(subprocess.TimeoutExpired(show.TOPOLOGY, 30)), "timed out after 30 seconds"),
+        ("/bin/nvidia-smi", failing(PermissionError("not permitted")), "not known: not permitted"),
+    ],
+    ids=["no tool", "told", "no driver", "too slow", "not permitted"],
+)
+def test_the_header_shows_what_is_known_of_the_links_between_gpus(tool, run, told, monkeypatch):
+    monkeypatch.setattr(show.shutil, "which", lambda name: tool)
+    monkeypatch.setattr(show.subprocess, "run", run)
+    shown = show.header({**MACHINE, "topology": show.topology()}, ["emulated link 1gbit"])
+    assert "* NOT REAL: emulated link 1gbit" in shown
+    assert ("--- nvidia-smi topo -m ---" in shown) == bool(told)
+    assert (told or "") in shown
+
+
+def test_a_machine_that_does_not_keep_up_with_the_emulated_accelerator_is_told_of():
+    config = BenchConfig(compute="emulate:resnet50@0.1", dilate=2, compressors=["none", "bf16"])
+    assert config.emulated_seconds == pytest.approx(0.2)
+    assert BenchConfig().emulated_seconds is None
+    phases = {"forward": 0.1, "backward": 0.2}
+    assert rows.stretched({"phases": phases}, 0.2) == {"stretch": pytest.approx(1.5)}
+    assert rows.stretched({"phases": phases}, None) == {}
+    found = [
+        {
+            "ddp": "gradwire",
+            "compressor": name,
+            "world_size": 2,
+            "machines": 2,
+            "ranks_per_machine": 1,
+            "stretch": stretch,
+        }
+        for name, stretch in (("none", 1.1), ("bf16", 1.5))
+    ]
+    (text,) = show.late(found, config.cases())
+    assert "bf16: forward and backward took 1.5x what they do" in text
+
+
+def test_the_hosts_of_a_lab_share_this_machine_s_memory(monkeypatch):
+    world = World(None, 0, 4, "gloo", torch.device("cpu"), None, [0] * 4, ["a", "b", "c", "d"])
+    monkeypatch.delenv("GRADWIRE_NETLAB", raising=False)
+    apart = run._free_memory(world)
+    monkeypatch.setenv("GRADWIRE_NETLAB", "4 hosts at 1gbit")
+    assert run._free_memory(world) == pytest.approx(apart / 4, rel=0.2)

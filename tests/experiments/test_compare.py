@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import math
+import shlex
 import subprocess
 import sys
 
@@ -150,6 +151,18 @@ def test_under_torchrun_it_works_as_it_stands_and_the_same_seed_gives_the_same_r
     for again, before in zip(document["runs"], comparison[2]["runs"], strict=True):
         for name in ("compressor", "loss", "eval", "parameters_digest", "sent_bytes_per_step"):
             assert again[name] == before[name]
+
+
+def test_on_a_host_of_a_lab_results_tell_of_the_lab_and_the_command(started, tmp_path, monkeypatch):
+    started(lab="1 hosts at 1gbit")
+    arguments = ["compare", "--model=mlp", "--data=digits", "--steps=2", "--eval-batches=1", "--compressors=none"]
+    monkeypatch.setattr(sys, "argv", ["/bin/gradwire", *arguments, f"--out={tmp_path}"])
+    assert main(sys.argv[1:]) == 0
+    document = results_in(tmp_path)
+    assert document["environment"]["launched_by"] == "netlab"
+    assert document["environment"]["network"] == "netlab: 1 hosts at 1gbit"
+    assert document["command"] == f"gradwire {shlex.join(sys.argv[1:])}"
+    assert document["command"] in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,33 @@ def test_a_regression_fails_over_the_percentage(file, capsys, percent, code):
     assert main(["diff", test, base, "--fail-over", "0"]) == 0  # faster
 
 
+def test_what_the_test_lacks_is_a_regression_where_one_is_looked_for(file, tmp_path, capsys):
+    rows = [row(world_size=2), row(world_size=4, model="vgg19")]
+    base, test, page = file("a.json", *rows), file("b.json", rows[0]), tmp_path / "diff.html"
+    told = "REGRESSION: vgg19, 4 ranks --    1M/4G, batch size 32 is missing in the test"
+    assert main(["diff", base, test]) == 0
+    assert "REGRESSION" not in capsys.readouterr().out
+    assert main(["diff", base, test, "--fail-over", "5", "--html", str(page)]) == 1
+    assert told in capsys.readouterr().out
+    assert told in page.read_text()
+    assert main(["diff", test, base, "--fail-over", "5"]) == 0
+
+
+def test_one_rank_without_ddp_may_be_missing(file):
+    base, test = file("a.json", row("none", 1), row()), file("b.json", row())
+    assert main(["diff", base, test, "--fail-over", "5"]) == 0
+
+
+@pytest.mark.parametrize("labels", [(["emulated link 1gbit"],) * 2, (["emulated link 1gbit"], []), ([], [])])
+def test_what_was_emulated_is_told_where_it_is_the_same_in_both_too(file, tmp_path, capsys, labels):
+    base, test = (file(name, row(), labels=each) for name, each in zip(("a.json", "b.json"), labels, strict=True))
+    page = tmp_path / "diff.html"
+    assert main(["diff", base, test, "--html", str(page)]) == 0
+    for text in (capsys.readouterr().out, page.read_text()):
+        assert text.count("emulated link 1gbit") == sum(map(bool, labels))
+        assert ("not real" in text) == any(labels)
+
+
 def test_one_rank_without_ddp_is_no_regression(file):
     base, test = (file(name, row("none", 1, s), row()) for name, s in (("a.json", 0.1), ("b.json", 0.3)))
     assert main(["diff", base, test, "--fail-over", "5"]) == 0

@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 
@@ -70,6 +71,29 @@ def test_tensorboard_reads_the_losses_and_figures_of_each_compressor(tmp_path):
         assert [value for _, value in found["seconds"]] == pytest.approx([0.1, 0.2])
         for name, value in figures(run_of(spec)).items():
             assert found[name] == [(2, pytest.approx(value))]
+
+
+def test_the_trackers_of_compare_get_the_numbers_of_results_json(started, tmp_path):
+    pytest.importorskip("tensorboard")
+    started()
+    flags = ["--model=mlp", "--data=digits", "--steps=23", "--eval-batches=1", "--compressors=topk:ratio=0.1"]
+    assert main(["compare", *flags, "--logger=tensorboard", f"--out={tmp_path}"]) == 0
+    (run,) = json.loads((tmp_path / "results.json").read_text())["runs"]
+    found = scalars(tmp_path / "tensorboard" / "topk_ratio=0.1")
+    steps = list(range(1, 24))
+    for name, values in (("loss", run["loss"]), ("seconds", run["train_seconds"])):
+        assert [step for step, _ in found[name]] == steps
+        assert [value for _, value in found[name]] == pytest.approx(values)
+    expected = {
+        "train/loss": run["loss"][-1],
+        **{
+            f"{part}/{name}": value for part in ("eval", "seconds", "step_seconds") for name, value in run[part].items()
+        },
+        **{name: run[name] for name in ("payload_bytes_per_step", "sent_bytes_per_step", "compression_ratio")},
+    }
+    assert {name: found[name] for name in expected} == {
+        name: [(23, pytest.approx(expected[name]))] for name in expected
+    }
 
 
 def test_figures_are_flat_numbers():

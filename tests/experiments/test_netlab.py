@@ -14,7 +14,7 @@ from gradwire.experiments.cli import main
 from gradwire.experiments.netlab import NetlabConfig, again, here, labels, run_inside, system
 from gradwire.experiments.netlab.check import told
 from gradwire.experiments.netlab.config import VARIABLE
-from gradwire.experiments.netlab.lab import clean, interfaces_of, made, namespaces_of
+from gradwire.experiments.netlab.lab import OWNERS, clean, interfaces_of, left_by, made
 from gradwire.experiments.netlab.picture import draw
 from gradwire.experiments.netlab.system import NetlabError
 from gradwire.experiments.netlab.utilization import Utilization
@@ -22,6 +22,7 @@ from gradwire.experiments.netlab.utilization import Utilization
 PATIENCE = 30
 MEGABYTE = 10**6
 SENT = 4 * MEGABYTE
+TRIES = 3  # other work delays the ranks
 # Host 1 sends to host 0, which tells how long that took.
 TRANSFER = f"""
 import os, socket, time
@@ -71,10 +72,6 @@ def wait_for(condition):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     return result
-
-
-def left_by(owner):
-    return [*namespaces_of(owner), *interfaces_of(owner)]
 
 
 def alive(process):
@@ -218,6 +215,22 @@ def test_clean_removes_what_dead_owners_left_and_nothing_else(running_lab, capsy
         subprocess.run(["ip", "link", "del", foreign], check=True)
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "details"),
+    [("link", f"gwl{os.getpid()}b", ("type", "bridge")), ("netns", f"gradwire-{os.getpid()}-0", ())],
+    ids=["interface", "namespace"],
+)
+def test_what_another_container_made_under_the_same_process_id_is_left_alone(possible, kind, name, details):
+    subprocess.run(["ip", kind, "add", name, *details], check=True)
+    try:
+        with pytest.raises(NetlabError, match=f"there is {name} already"), made(NetlabConfig(1)):
+            pass
+        assert left_by(os.getpid()) == [name]
+        assert not (OWNERS / str(os.getpid())).exists()
+    finally:
+        subprocess.run(["ip", kind, "del", name], check=True)
+
+
 def test_again_runs_the_same_command_line_on_every_host(possible, capfd, monkeypatch):
     monkeypatch.setattr(sys, "executable", "echo")
     monkeypatch.setattr(sys, "argv", ["gradwire", "compare", "--netlab.hosts=2"])
@@ -231,6 +244,28 @@ def test_compare_runs_itself_on_every_host(possible, capfd, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["gradwire", *arguments])
     assert main(arguments) == 0
     assert capfd.readouterr().out == f"-m gradwire {' '.join(arguments)}\n"
+
+
+def test_bench_dilates_the_links_of_its_lab(possible, tmp_path):
+    file, use = tmp_path / "bench.json", tmp_path / "use.json"
+    lab = ["--netlab.hosts=2", "--netlab.rate=1000mbit", f"--netlab.utilization={use}"]
+    slowed = ["--compute=emulate:resnet18-cifar@0.02", "--dilate=2"]
+    short = ["--world-sizes=2", "--steps=2", "--warmup=1", f"--json={file}"]
+    command = [sys.executable, "-m", "gradwire", "bench", *lab, *slowed, *short]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(file.read_text())["benchmark_results"]
+    assert (row["model"], row["world_size"], row["machines"]) == ("resnet18-cifar", 2, 2)
+    assert row["labels"] == [
+        "emulated compute resnet18-cifar, 0.02 s a step",
+        "dilated 2",
+        "netlab: 2 hosts at 500mbit",
+    ]
+    assert all(f"* NOT REAL: {label}" in done.stdout for label in row["labels"])
+    assert "started by netlab" in done.stdout
+    assert Utilization.read(use).rate == "500mbit"
+    assert row["sent_bytes_per_step"] == 4 * 11_173_962
+    assert min(row["seconds"]) > 0.9 * 8 * row["sent_bytes_per_step"] / 500e6  # twice what the rate as given takes
 
 
 def test_again_does_nothing_without_a_lab_or_inside_one(monkeypatch):
@@ -327,12 +362,16 @@ def test_what_is_written_is_read_again(tmp_path):
 
 
 def test_the_check_measures_the_links_with_gloo(possible, capfd):
-    code = main(["netlab", "--hosts=2", "--rate=20mbit", "--check"])
-    shown = capfd.readouterr().out
-    payload = float(re.search(r"^payload +([\d.]+)", shown, re.MULTILINE)[1])
-    assert 10 < payload < 20  # less than the rate where other work delays the ranks
-    assert code == int(payload < 18)
-    assert shown.startswith("2 hosts at 20mbit, Gloo's ring all-reduce")
+    for _ in range(TRIES):
+        code = main(["netlab", "--hosts=2", "--rate=20mbit", "--check"])
+        shown = capfd.readouterr().out
+        payload = float(re.search(r"^payload +([\d.]+)", shown, re.MULTILINE)[1])
+        assert payload < 20
+        assert code == int(payload < 18)
+        assert shown.startswith("2 hosts at 20mbit, Gloo's ring all-reduce")
+        if code == 0:
+            return
+    pytest.fail(f"{TRIES} times more than 10 % off; last\n{shown}")
 
 
 def test_the_check_fails_where_the_payload_is_more_than_a_tenth_off(capsys):

@@ -81,8 +81,10 @@ def results(tmp_path):
     write(folder / "sweep", "study.json", sweep)
     row = {"model": "mlp", "world_size": 2, "compressor": "none", "measurements": {"sec_per_iter": {"p50": 0.5}}}
     write(folder / "others", "bench.json", {**VERSIONS, "kind": "bench", "benchmark_results": [row]})
-    pieces = {"elements": 10, "pieces": 6, "seconds": {"p50": 0.1}}
-    write(folder / "others", "collective.json", {**VERSIONS, "kind": "collective", "rows": [pieces]})
+    pieces = {"elements": 10, "pieces": 6, "seconds": {"p50": 0.1}, "labels": ["netlab: 3 hosts at 2gbit"]}
+    command = "gradwire collective --netlab.hosts=3"
+    document = {**VERSIONS, "kind": "collective", "command": command, "rows": [pieces]}
+    write(folder / "others", "collective.json", document)
     kernels = {
         "machine": ENVIRONMENT,
         "copy_bytes_per_second": 1e9,
@@ -128,7 +130,9 @@ def test_the_page_tells_verdicts_failures_labels_commands_and_the_machine(page):
         "do not compress here beyond none",
         "failed: elements 10: ended with exit code 1",
         "emulated link 100mbit",
+        "netlab: 3 hosts at 2gbit",
         "gradwire bench --models=mlp",
+        "gradwire collective --netlab.hosts=3",
         "a processor",
         "2026-01-01",
     ):

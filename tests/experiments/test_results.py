@@ -5,6 +5,8 @@ from html import unescape
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from gradwire import __version__
 from gradwire.experiments.finish import finish
@@ -26,7 +28,7 @@ RUN_KEYS = {
     "compression_ratio",
     "peak_memory_bytes",
 }
-KEYS = {"gradwire", "torch", "world_size", "backend", "model", "data", "config", "runs"}
+KEYS = {"gradwire", "torch", "command", "world_size", "backend", "model", "data", "config", "runs"}
 PNG = b"\x89PNG\r\n"
 
 
@@ -49,7 +51,7 @@ def test_a_comparison_without_a_run_can_be_written_and_read(tmp_path):
 def test_the_file_has_the_documented_keys(tmp_path):
     document = written(results_of(run_of()), tmp_path)
     assert document.keys() == KEYS | {"environment"}
-    assert list(document)[:2] == ["gradwire", "torch"]
+    assert list(document)[:3] == ["gradwire", "torch", "command"]
     assert document["gradwire"] == __version__
     assert {"name", "parameters"} <= document["model"].keys()
     (run,) = document["runs"]
@@ -57,6 +59,15 @@ def test_the_file_has_the_documented_keys(tmp_path):
     assert run["eval"].keys() == {"loss", "accuracy"}
     assert run["step_seconds"].keys() == {"p50", "p75", "p90", "p95"}
     assert run["seconds"].keys() == {"encode", "wait", "decode"}
+
+
+def test_a_file_without_its_command_is_read_too(tmp_path, page):
+    document = written(results_of(run_of(), command="gradwire compare --steps 2"), tmp_path)
+    assert document.pop("command") == "gradwire compare --steps 2"
+    (tmp_path / "old.json").write_text(json.dumps(document))
+    old = Results.read(tmp_path / "old.json")
+    assert old == results_of(run_of())
+    assert "<summary>Command</summary>" not in page(old)
 
 
 def test_a_number_that_is_not_finite_is_null_in_the_file_and_nan_when_read(tmp_path):
@@ -132,6 +143,18 @@ def test_pictures_are_drawn(runs, tmp_path):
     assert all(picture.read_bytes().startswith(PNG) for picture in pictures)
 
 
+def test_every_picture_tells_what_was_trained_on_which_network(tmp_path, monkeypatch):
+    told = {}
+
+    def watched(figure, path, **options):
+        told[path.name] = " ".join(each.get_text() for each in figure.findobj(Text))
+
+    monkeypatch.setattr(Figure, "savefig", watched)
+    draw(results_of(run_of(), environment={"network": "emulated link 100mbit"}), tmp_path)
+    assert told.keys() == {"loss.png", "tradeoff.png"}
+    assert all("mlp on digits, 2 ranks, gloo, emulated link 100mbit" in each for each in told.values())
+
+
 @pytest.fixture
 def page(tmp_path):
     """The report of some results, and what it says."""
@@ -153,9 +176,11 @@ def test_the_report_needs_nothing_beside_it(page):
 
 
 def test_the_report_tells_table_verdict_configuration_and_environment(page):
-    text = unescape(page(results_of(run_of(), run_of("onebit", p50=0.02, sent=130.0))))
+    runs = (run_of(), run_of("onebit", p50=0.02, sent=130.0))
+    text = unescape(page(results_of(*runs, command="gradwire compare --steps 2")))
     for told in ("none", "onebit", "5.00x as fast as none", "100 ms", "20.0 ms", '"steps": 2', '"python": "3.12"'):
         assert told in text
+    assert "gradwire compare --steps 2" in text
     assert "1437 samples to train on" in text
     assert "1,000 parameters, 2 ranks, gloo" in text.replace("\n", " ")
 

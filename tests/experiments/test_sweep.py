@@ -1,4 +1,4 @@
-"""Studies: what runs, what is kept, what a point's failure does. Points are stand-ins where their figures do not matter."""
+"""Studies: what runs, what is kept, what a point's failure does. Points are stand-ins where figures do not matter."""
 
 import json
 import os
@@ -8,14 +8,21 @@ import sys
 import time
 
 import pytest
+import torch
 
-from gradwire.experiments.cli import main
+from gradwire import __version__
+from gradwire.experiments.cli import COMMANDS, main
+from gradwire.experiments.cli.parsing import configuration
+from gradwire.experiments.netlab import NetlabConfig
 from gradwire.experiments.netlab.utilization import Utilization
 from gradwire.experiments.sweep import command
 from gradwire.experiments.sweep.cache import POINTS, Finished, append_point, read_points
 from gradwire.experiments.sweep.config import SweepConfig
 from gradwire.experiments.sweep.derive import derived
+from gradwire.experiments.sweep.figure import Figure
+from gradwire.experiments.sweep.outcome import Outcome
 from gradwire.experiments.sweep.points import points_of
+from gradwire.experiments.sweep.provenance import command_of, provenance
 from gradwire.experiments.sweep.rows import link_use, rows_of
 from gradwire.experiments.sweep.run import PointFailure, run_point
 from gradwire.experiments.sweep.verdict import Verdict, sentences
@@ -42,18 +49,20 @@ def study(tmp_path):
 
 @pytest.fixture
 def ran(monkeypatch):
-    """The points that ran, each in no time; those in `fails` fail."""
+    """The points that ran, each in no time; those in `fails` fail, those in `columns` have more columns."""
 
     class Ran(list):
         fails = ()
 
     found = Ran()
+    found.columns = {}
 
     def stand_in(point, limit):
         found.append(point.chosen["elements"])
         if point.chosen["elements"] in found.fails:
             raise PointFailure("ended with exit code 3: gradwire collective\nthe last line")
         row = {"elements": point.chosen["elements"], "backend": "gloo", "seconds.p50": 1 / point.chosen["elements"]}
+        row |= found.columns.get(point.chosen["elements"], {})
         return Finished(point.key(), point.arguments, point.chosen, [row], 0.1, "2026", "0.1.0", {"cores": 2})
 
     monkeypatch.setattr(command, "run_point", stand_in)
@@ -76,11 +85,21 @@ def test_a_study_runs_every_point_of_the_grid_and_leaves_rows_page_and_pictures(
     assert [row["slowdown"] for row in document(out)["rows"]] == pytest.approx([100, 10, 1])
     page = (out / "README.md").read_text()
     assert "![Smaller is slower.](pieces.png)" in page
+    assert f"$ gradwire sweep --config FILE --out {out}\n" in page
     assert "$ gradwire collective --nproc=1 --total=1000 --repeats=1 --elements=10" in page
     assert "| 1,000 |" in page.replace("1000", "1,000")
     shown = capsys.readouterr().out
     assert "3 points of gradwire collective, 0 of them already" in shown
     assert "slowdown" in shown
+
+
+def test_above_a_picture_is_what_was_emulated_in_the_rows_that_it_shows():
+    rows = [{"link": rate, "steps": 3, "labels": [f"{rate} links"]} for rate in ("slow", "fast")]
+    outcome = Outcome(SweepConfig(title="Links", command="bench"), [], [])
+    figure = Figure("slow", "bar", "link", ["steps"], where={"link": "slow"})
+    assert figure.shown([*rows, {"link": "slow", "steps": None}]) == rows[:1]
+    assert outcome.heading(rows) == "Links\nslow links; fast links"
+    assert outcome.heading(figure.shown(rows)) == "Links\nslow links"
 
 
 def test_a_second_run_computes_only_what_is_missing(study, ran, tmp_path):
@@ -138,6 +157,51 @@ def test_redraw_runs_nothing(study, ran, tmp_path, capsys):
     assert ran == [10, 100, 1000]
 
 
+def test_the_page_tells_when_and_with_what_the_points_ran_whoever_draws_it(study, tmp_path):
+    keys = [point.key() for point in points_of(configuration(COMMANDS["sweep"], "", ["--config", str(study)]))]
+    machines = [{"cores": 2, "gpus": []}, {"cores": 4, "torch": "2.8.0"}, {"cores": 2, "gradwire": "0.0.9"}]
+    dates = [f"2026-01-0{day} 10:00:00 +0000" for day in (3, 1, 2)]
+    told = [("0.1.0", "2.9.0"), ("0.0.9",), ("",)]  # files of before had no torch
+    for key, machine, date, versions in zip(keys, machines, dates, told, strict=True):
+        gradwire, *torches = versions
+        append_point(tmp_path, Finished(key, [], {}, [{"elements": 1000}], 0.1, date, gradwire, machine, *torches))
+    assert sweep(study, tmp_path, "--redraw") == 0
+    found = document(tmp_path)
+    assert (found["gradwire"], found["torch"]) == ("0.1.0, 0.0.9", "2.9.0, 2.8.0")
+    assert found["date"] == f"{dates[1]} to {dates[0]}"
+    assert found["environment"] == {"cores": "4 / 2", "gpus": []}
+    last = (tmp_path / "README.md").read_text().splitlines()[-1]
+    assert last == f"{found['date']}, gradwire 0.1.0, 0.0.9, torch 2.9.0, 2.8.0; cores 4 / 2."
+
+
+def test_points_of_one_day_have_the_date_of_the_last_and_a_point_without_its_torch_has_this_one():
+    dates = [f"2026-01-01 1{hour}:00:00 +0000" for hour in (1, 2, 0)]
+    told = provenance([Finished("", [], {}, [], 0.1, date, "0.1.0", {}) for date in dates])
+    assert (told["date"], told["torch"]) == (dates[1], torch.__version__)
+
+
+def test_the_command_that_runs_a_study_again_has_its_name_its_form_and_its_lab(tmp_path):
+    config = SweepConfig(command="bench", name="my.yaml", short=True, netlab=NetlabConfig(hosts=2, rate="1gbit"))
+    command_line = "gradwire sweep --config my.yaml --short --netlab.hosts=2 --netlab.rate=1gbit --out"
+    assert command_of(config, tmp_path) == f"{command_line} {tmp_path}"
+
+
+def test_a_run_that_diverged_is_drawn_and_written_as_far_as_its_losses_go(study, ran, tmp_path):
+    curves = {10: [3.0, None, None], 100: [3.0, 2.0, 1.0], 1000: [None, None, None]}
+    ran.columns = {size: {"loss": loss, "step": [1, 2, 3]} for size, loss in curves.items()}
+    figures = [
+        f"  - {{name: loss-{smooth}, kind: line, x: step, y: loss, series: elements, smooth: {smooth}, log: [y]}}\n"
+        for smooth in ("true", "false")
+    ]
+    boxes = "  - {name: losses, kind: box, x: elements, y: loss, series: backend}\n"
+    study.write_text(STUDY + "".join([*figures, boxes]))
+    out = tmp_path / "out"
+    assert sweep(study, out) == 0
+    assert {"loss-true.png", "loss-false.png", "losses.png"} <= {file.name for file in out.iterdir()}
+    assert [row["loss"] for row in document(out)["rows"]] == list(curves.values())
+    assert "(losses.png)" in (out / "README.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -151,6 +215,8 @@ def test_redraw_runs_nothing(study, ran, tmp_path, capsys):
         ("figures: [{name: a, kind: bar, x: b}]", "missing 1 required"),
         ("figures: [{name: a, kind: bar, x: b, y: c, log: [z]}]", "log has x and y, got z"),
         ("shortened: {steps: 3}", "shortened has base and grid, got steps"),
+        ("base: {netlab.utilization: use.json}", "netlab.utilization is for points of bench"),
+        ("grid: {netlab.utilization: [null, use.json]}", "leave it out of collective"),
         ("verdict: {by: seconds}", "it has of, each, unit, what"),
         ("titel: Pieces", "unknown option titel"),
     ],
@@ -263,6 +329,7 @@ def test_a_point_is_a_process_and_its_failure_tells_what_it_wrote():
     assert finished.rows[0]["elements"] == finished.rows[0]["total_elements"] == 10
     assert finished.rows[0]["seconds.p50"] > 0
     assert finished.environment["cores"] == os.cpu_count()
+    assert (finished.gradwire, finished.torch) == (__version__, torch.__version__)
     with pytest.raises(PointFailure, match=r"took longer than 0.2 s: gradwire collective|took longer than 0.2 s"):
         run_point(point, limit=0.2)
 
@@ -323,5 +390,31 @@ def descendants(pid):
 def test_trackers_get_the_rows(study, ran, tmp_path):
     pytest.importorskip("tensorboard")
     out = tmp_path / "out"
-    assert sweep(study, out, "--short", "--logger=tensorboard") == 0
-    assert list((out / "tensorboard").rglob("events.*"))
+    assert sweep(study, out, "--logger=tensorboard") == 0
+    folders = sorted(file.parent.name for file in (out / "tensorboard").rglob("events.*"))
+    assert folders == ["elements_10", "elements_100", "elements_1000"]
+
+
+def test_rows_that_differ_have_labels_that_differ():
+    cases = [{"bucket_mb": size, "overlap": overlap} for size in (None, 0.5, 25) for overlap in (False, True)]
+    rows = [{"link": "1gbit", "compressor": "none", **case, "parameter": name} for case in cases for name in "ab"]
+    point = Finished("", [], {}, rows, 0.1, "2026", "0.1.0", {})
+    found = Outcome(SweepConfig(command="bench", grid={"link": ["1gbit"]}), [], [point]).named_rows
+    labels = [label for label, _ in found]
+    assert [row for _, row in found] == rows
+    assert len(set(labels)) == len(rows)
+    assert labels[:3] == ["1gbit none overlap False", "1gbit none overlap False #2", "1gbit none overlap True"]
+    assert labels[-1] == "1gbit none bucket_mb 25 overlap True #2"
+
+
+def test_trackers_get_no_step_without_a_loss(study, ran, tmp_path, monkeypatch):
+    steps = []
+
+    class Tracker:
+        step, summary = (lambda self, *step: steps.append(step)), (lambda self, numbers, steps: None)
+
+    monkeypatch.setattr(command, "check_loggers", lambda names: None)
+    monkeypatch.setattr(command, "open_loggers", lambda names, label, config, out: [Tracker()])
+    ran.columns = {1000: {"loss": [3.0, None, 2.0], "train_seconds": [0.1, 0.2, 0.3]}}
+    assert sweep(study, tmp_path / "out", "--short", "--logger=wandb") == 0
+    assert steps == [(1, 3.0, 0.1), (3, 2.0, 0.3)]

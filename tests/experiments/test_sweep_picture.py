@@ -1,0 +1,64 @@
+"""Pictures of studies: what is written on their axes, and that nothing is covered."""
+
+import pytest
+from matplotlib.figure import Figure as Canvas
+
+from gradwire.experiments.sweep.figure import Figure
+from gradwire.experiments.sweep.picture import draw
+
+
+@pytest.fixture
+def drawn(monkeypatch, tmp_path):
+    """From a figure and rows to matplotlib's figure, as it would be saved."""
+
+    def of(figure, rows):
+        with monkeypatch.context() as patch:
+            kept = []
+            patch.setattr(Canvas, "savefig", lambda canvas, *args, **kwargs: kept.append(canvas))
+            draw(figure, rows, "A title\nand another line", tmp_path)
+        kept[0].canvas.draw()
+        return kept[0]
+
+    return of
+
+
+def minor_labels(axes):
+    return [text for tick in axes.yaxis.get_minor_ticks() if (text := tick.label1.get_text())]
+
+
+@pytest.mark.parametrize(("highest", "labelled"), [(9, {"3", "4", "6"}), (9000, set())])
+def test_small_ticks_of_a_logarithmic_axis_have_plain_numbers_where_there_is_room(highest, labelled, drawn):
+    rows = [{"step": 1, "loss": 2.5}, {"step": 2, "loss": highest}]
+    (axes,) = drawn(Figure("loss", "line", "step", ["loss"], log=["y"]), rows).axes
+    found = minor_labels(axes)
+    assert labelled <= set(found)
+    assert bool(found) == bool(labelled)
+    assert all(float(text) > 0 for text in found)
+
+
+def test_rates_across_a_line_stand_at_their_value(drawn):
+    rows = [{"rate": rate, "speed": 1.0} for rate in ("10gbit", "500mbit", "1gbit")]
+    (axes,) = drawn(Figure("speed", "line", "rate", ["speed"], labels={"x": "links"}), rows).axes
+    assert list(axes.lines[0].get_xdata()) == pytest.approx([0.5, 1, 10])
+    assert axes.get_xlabel() == "links, Gbit/s"
+
+
+@pytest.mark.parametrize(("kind", "rates"), [("line", ["1gbit", "0"]), ("line", ["none", "1gbit"]), ("bar", ["1gbit"])])
+def test_where_there_is_more_than_rates_and_under_bars_the_text_stays(kind, rates, drawn):
+    (axes,) = drawn(Figure("speed", kind, "rate", ["speed"]), [{"rate": rate, "speed": 1.0} for rate in rates]).axes
+    assert [text.get_text() for text in axes.get_xticklabels()] == rates
+    assert axes.get_xlabel() == "rate"
+
+
+@pytest.mark.parametrize("kind", ["line", "bar", "box"])
+def test_the_legend_covers_nothing(kind, drawn):
+    seconds = [9.0, 9.0] if kind == "box" else 9.0
+    rows = [{"hosts": 2, "spec": f"a-compressor:rank={rank}", "seconds": seconds} for rank in range(12)]
+    canvas = drawn(Figure("step", kind, "hosts", ["seconds"], series=["spec"], log=["y"]), rows)
+    (axes,), (legend,) = canvas.axes, [*canvas.legends, *filter(None, [canvas.axes[0].get_legend()])]
+    below = legend.get_window_extent()
+    assert not below.overlaps(axes.get_tightbbox())
+    assert below.x0 >= 0
+    assert below.x1 <= canvas.bbox.x1
+    assert len(legend.get_texts()) == len(rows)
+    assert axes.get_window_extent().height > canvas.bbox.height / 2
