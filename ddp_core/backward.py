@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from .grad_bucket import GradBucket
@@ -42,6 +43,8 @@ class Backward:
     usage: Usage | None = None
     orderly: bool = True  # buckets got complete in their order, and nobody was late
     over: bool = False  # it waits for the averages, or has them
+    listens: bool = False  # at the end of the pass that is under way, it will look who has come
+    seen: bool = False  # some of those without hooks have come
     broken: str = ""  # why there is an average that did not come
 
     @property
@@ -57,7 +60,16 @@ class Backward:
     @property
     def under_way(self) -> bool:
         """Whether other ranks may have got something of it."""
-        return bool(self.order or self.launched or self.usage or self.broken)
+        return bool(self.order or self.launched or self.usage or self.broken or self.seen)
+
+    @contextmanager
+    def remembering(self) -> Iterator[None]:
+        """In the body averages arrive; why it fails is kept for the next iteration."""
+        try:
+            yield
+        except BaseException as error:
+            self.broken = str(error) or type(error).__name__
+            raise
 
     def used_by_any(self) -> Sequence[int] | None:
         """By index, not 0 for the parameters that any rank used; None where it is not asked, or not asked yet."""

@@ -43,8 +43,8 @@ class Bucket:
         self._verdict: Verdict | None = None
         self.watched = bool(self._tensors)  # whether any bucket has something to undo
 
-    def reduce(self, flat: Tensor, step: int) -> Program[Tensor]:
-        """Average the bucket over ranks, in place of `flat`."""
+    def reduce(self, flat: Tensor, step: int, watched: bool) -> Program[Tensor]:
+        """Average the bucket over ranks, in place of `flat`. `watched`: it has a say in whether the step counts."""
         _copy(self._tensors, self._before)
         states.set_step(self.state, step)
         used = None if self._kept is None else self._used(flat)
@@ -55,7 +55,7 @@ class Bucket:
             average = yield from self._reduce_used(flat, used)
         if average is not flat:
             flat.copy_(average)
-        if self.watched or self.owed:
+        if watched or self.owed:
             self._verdict = Verdict(all_finite(flat))
         return flat
 
@@ -187,7 +187,7 @@ class Buckets:
         bucket.load({name: self._homeless.pop(name) for name in layout.names if name in self._homeless})
         self._adopt(bucket)
         self._live[layout.names] = bucket
-        watched = any(other.watched for other in self._live.values())
+        watched = self.watched
         for other in self._live.values():
             other.watched = watched
         return bucket
@@ -203,10 +203,15 @@ class Buckets:
         if not self._foreign:
             self._former = None
 
-    def reduce_sparse(self, gradient: Tensor, world_size: int) -> Program[Tensor]:
-        """The mean over ranks of a sparse gradient, which no compressor sees; it has a say in whether the step counts."""
+    @property
+    def watched(self) -> bool:
+        """Whether any bucket has something to undo."""
+        return any(bucket.watched for bucket in self._live.values())
+
+    def reduce_sparse(self, gradient: Tensor, world_size: int, watched: bool) -> Program[Tensor]:
+        """The mean over ranks of a sparse gradient, which no compressor sees. `watched` as for a bucket."""
         average = yield from sparse_mean(gradient, world_size)
-        if any(bucket.watched for bucket in self._live.values()):
+        if watched:
             self._sparse_verdicts.append(Verdict(all_finite(as_real(average.values()))))
         return average
 

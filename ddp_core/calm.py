@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor
+from torch.autograd import Variable
 
 from .assignment import BucketPlan
 from .backward import Backward
@@ -54,9 +55,9 @@ def _locked(fired: Callable[..., None], lock: AbstractContextManager[Any]) -> Ca
 class Calm:
     """Which parameters need no hooks in a step, as their gradients are there when that of another one comes.
 
-    In each bucket that is every parameter but the last one to come, those whose large gradients are copied as they come,
-    and the very first one, by which a backward is known to be under way. Nothing is taken for granted: a bucket looks at
-    the gradients themselves before it leaves, and wakes those that are late.
+    In each bucket that is every parameter but the last one to come and the very first one, by which a backward is known to
+    be under way. Nothing is taken for granted: a bucket looks at the gradients themselves before it leaves, and wakes those
+    that are late; before an average is handed out, it looks whether a parameter has got a second one.
     """
 
     def __init__(self, plan: BucketPlan, parameters: Sequence[Tensor], hooks: Hooks) -> None:
@@ -89,7 +90,6 @@ class Calm:
         loud = {order[0]}
         for bucket in self._plan.buckets:
             loud.add(max(bucket.members, key=place.__getitem__))
-            loud.update(bucket.large())
         return [tuple(index for index in bucket.members if index not in loud) for bucket in self._plan.buckets]
 
     def late(self, backward: Backward, bucket: GradBucket, used: bytearray) -> list[int]:
@@ -102,8 +102,15 @@ class Calm:
             self._hooks.add(index)
         return late
 
+    def listen(self, backward: Backward, used: bytearray) -> None:
+        """A pass of autograd has begun: at its end, see who has come."""
+        if not backward.listens:
+            backward.listens = True
+            Variable._execution_engine.queue_callback(partial(self.look_over, backward, used))
+
     def look_over(self, backward: Backward, used: bytearray) -> None:
-        """The end of a backward: note who has come, for the error of one that has not brought all."""
+        """The end of a pass: note who has come, for the error of a backward that has not brought all."""
+        backward.listens = False
         for bucket in self._plan.buckets:
             self._asleep_still(backward, bucket, used)
 
@@ -113,7 +120,7 @@ class Calm:
             if self._parameters[index].grad is None:
                 late.append(index)
             else:
-                backward.missing[index], used[index] = 0, 1
+                backward.missing[index], used[index], backward.seen = 0, 1, True
         return late
 
     def end(self) -> None:

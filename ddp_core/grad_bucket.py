@@ -32,10 +32,9 @@ class GradBucket:
         first = parameters[0]
         self._flat: Tensor = torch.zeros(sum(self._sizes), dtype=first.dtype, device=first.device)
         self._buffer = self._flat
-        self._views = _views(self._flat, self._parameters)
+        self._views = [view.data for view in _views(self._flat, self._parameters)]  # each counts its own changes
         self._places = {member: place for place, member in enumerate(self.members)}
-        self._large = [p.nbytes >= LARGE for p in self._parameters]
-        self._at_once = [large and not p.is_cuda for large, p in zip(self._large, self._parameters, strict=True)]
+        self._large = [not p.is_cuda and p.nbytes >= LARGE for p in self._parameters]
         self.open(1.0)
 
     def index(self) -> int:
@@ -72,18 +71,14 @@ class GradBucket:
         self._buffer = self._flat
         self._filled = bytearray(len(self.members))
         self._sent: list[int] | None = None  # places of the members that are sent, where these are not all
-        self._copied: dict[int, Tensor] = {}  # by member, gradients whose copies are on their way
-        self._versions: list[int] = []
-
-    def large(self) -> list[int]:
-        """The members whose gradients are worth a call of their own."""
-        return [member for member, large in zip(self.members, self._large, strict=True) if large]
+        self._unheard: dict[int, Tensor] = {}  # by member, gradients that nothing would tell of a change of
+        self._versions: list[int] = []  # how often these had been changed when they left
 
     def bring(self, index: int) -> None:
         """A gradient is ready. A large one is copied at once, while it is in the cache, and its memory is free again."""
         self.waiting -= 1
         place = self._places[index]
-        if self._at_once[place]:
+        if self._large[place]:
             if torch.is_grad_enabled():  # create_graph; entering no_grad is dear for every gradient
                 with torch.no_grad():
                     self._copy(place)
@@ -99,13 +94,16 @@ class GradBucket:
         grad = parameter.grad
         if grad is None or grad.is_sparse:  # a sparse one is refused with the bucket
             return
+        self._move(grad, view)
+        if self._alias:
+            parameter.grad = view
+        self._filled[place] = 1
+
+    def _move(self, grad: Tensor, view: Tensor) -> None:
         if self.scale != 1.0:
             torch.mul(grad, self.scale, out=view)
         elif grad is not view:
             view.copy_(grad)
-        if self._alias:
-            parameter.grad = view
-        self._filled[place] = 1
 
     def leave_out(self, members: Sequence[int]) -> None:
         """Some members, which no rank used, are not sent; their gradients stay as they are.
@@ -132,32 +130,36 @@ class GradBucket:
         """Bring in the gradients that are not there yet, together; zeros stand for those that are missing.
 
         `used`: by index, 0 for parameters that maybe no rank used. What those have gathered before takes part. `unheard`:
-        members that nothing tells of, should they get another gradient: `disturbed` looks.
+        members that nothing tells of, should they get another one: `disturbed` looks.
         """
-        sources, targets, inside, empty = [], [], [], []
-        self._copied = {}
-        watched = frozenset(unheard)
+        sources, targets, inside, empty, placed = [], [], [], [], []
+        quiet = frozenset(unheard)
         for place in range(len(self.members)) if self._sent is None else self._sent:
             if self._filled[place]:
                 continue
-            parameter, view = self._parameters[place], self._views[place]
+            parameter, view, member = self._parameters[place], self._views[place], self.members[place]
             grad = parameter.grad
             if grad is None:
                 empty.append(view)
                 continue
-            inside.append(view)
-            certain = used[self.members[place]]
-            if grad is not view:
+            if grad is view:
+                inside.append(view)
+                if not used[member]:
+                    self._release(place)
+                continue
+            if self._large[place]:
+                self._move(grad, view)
+            else:
                 sources.append(grad)
                 targets.append(view)
-                if self.members[place] in watched:
-                    self._copied[self.members[place]] = grad
-                elif self._alias and certain:
-                    parameter.grad = view
-            elif not certain:
-                self._release(place)
+            if self._alias and used[member]:
+                placed.append((parameter, view))
+            if member in quiet:
+                self._unheard[member] = view if self._alias else grad
         self._write(sources, targets, inside, empty)
-        self._versions = list(map(VERSION, self._copied.values()))
+        for parameter, view in placed:
+            parameter.grad = view
+        self._versions = list(map(VERSION, self._unheard.values()))
         if self._sent is not None:
             self._buffer = torch.cat(self._pieces(self._sent))
 
@@ -167,11 +169,11 @@ class GradBucket:
             torch._foreach_copy_(targets, sources)
         if empty:
             torch._foreach_zero_(empty)
-        if inside and self.scale != 1.0:
-            if len(inside) + len(empty) == len(self.members):
+        if (scaled := targets + inside) and self.scale != 1.0:
+            if len(scaled) + len(empty) == len(self.members):
                 self._flat.mul_(self.scale)
             else:
-                torch._foreach_mul_(inside, self.scale)
+                torch._foreach_mul_(scaled, self.scale)
 
     def _pieces(self, places: Sequence[int]) -> list[Tensor]:
         pieces = self._flat.split(self._sizes)
@@ -192,15 +194,16 @@ class GradBucket:
         torch._foreach_copy_(pieces, list(average.view(-1).split([piece.numel() for piece in pieces])))
 
     def disturbed(self) -> int | None:
-        """A member whose gradient has changed since it was copied, if there is one.
+        """A member that was told of by nothing and got another gradient after its own had left, if there is one.
 
-        A gradient that shares its memory, with those of other parameters, counts all changes there: it is not asked.
+        A gradient of its own that shares its memory with others, as parts of one tensor do, counts all changes there: it
+        is not asked.
         """
-        now = list(map(VERSION, self._copied.values()))
+        now = list(map(VERSION, self._unheard.values()))
         if now == self._versions:
             return None
-        for (member, grad), version, before in zip(self._copied.items(), now, self._versions, strict=True):
-            if version != before and grad.untyped_storage().nbytes() == grad.nbytes:
+        for (member, grad), version, before in zip(self._unheard.items(), now, self._versions, strict=True):
+            if version != before and (self._alias or grad.untyped_storage().nbytes() == grad.nbytes):
                 return member
         return None
 
@@ -208,6 +211,7 @@ class GradBucket:
     def deliver(self, average: Tensor, used: Sequence[int] | None) -> None:
         """Make the average the gradient of the parameters that any rank used: by index, not 0; None stands for all."""
         self._take(average)
+        self._unheard = {}
         places = range(len(self.members)) if self._sent is None else self._sent
         grads, views = [], []
         for place in places:

@@ -40,14 +40,14 @@ class Part:
         """The part's gradients, flat: the buffer itself, or a copy of the pieces."""
         return flat if self.places is None else torch.cat([flat[first:end] for first, end in self.places])
 
-    def reduce(self, flat: Tensor, step: int, buffer: Tensor, scaled: bool) -> Program[Tensor]:
+    def reduce(self, flat: Tensor, step: int, buffer: Tensor, scaled: bool, watched: bool) -> Program[Tensor]:
         """Average this part of `flat`, which is `buffer` as real numbers, in place; returns `buffer`.
 
         All of it is in the program, so that on CUDA it runs on the side stream, and the future's events cover it. `scaled`:
         the gradients come divided by the world size, to a compressor that averages.
         """
         part = self.take(flat)
-        average = yield from all_reduce(part, "sum") if scaled else self.bucket.reduce(part, step)
+        average = yield from all_reduce(part, "sum") if scaled else self.bucket.reduce(part, step, watched)
         self.give(flat, average)
         return buffer
 
@@ -212,12 +212,13 @@ class Handle:
     def _submit(
         self, engine: Engine, part: Part, index: int, flat: Tensor, buffer: Tensor, scaled: bool
     ) -> torch.futures.Future[Tensor]:
-        program = part.reduce(flat, self._buckets.step - 1, buffer, scaled)
+        program = part.reduce(flat, self._buckets.step - 1, buffer, scaled, part.bucket.watched)  # as ranks agree now
         return self._run(engine, program, index, part.bucket.layout.names, part.bucket.layout.numel)
 
     def _submit_sparse(self, engine: Engine, bucket: SparseBucket) -> torch.futures.Future[Tensor]:
         engine.prepare(SPARSE_ROUNDS)
-        program = self._buckets.reduce_sparse(bucket.buffer(), self._process_group().size())
+        world_size, watched = self._process_group().size(), self._buckets.watched
+        program = self._buckets.reduce_sparse(bucket.buffer(), world_size, watched)
         names = tuple(map(self._name, bucket.parameters()))
         elements = sum(parameter.numel() for parameter in bucket.parameters())
         return self._run(engine, program, bucket.index(), names, elements)

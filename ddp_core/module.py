@@ -26,7 +26,7 @@ from .handle import Handle
 from .joining import ShadowSteps
 from .logging_data import Logger
 from .replicas import described, verify
-from .sink import watched
+from .sink import overhear, watched
 from .timeline import StepTimes
 from .torch_reducer import TorchReducer
 
@@ -179,6 +179,8 @@ class DistributedDataParallel(TorchFace):
         self.reducer.begin(self.gradient_scale)
         if self.reducer.watches:
             return watched(output, self.reducer, clone=self._ddp_sink_clone)
+        if self.reducer.dozes:
+            overhear(output, self.reducer)
         return output
 
     @property

@@ -131,12 +131,13 @@ class Reducer(complaints.Complainer):
 
     def require_finished(self) -> None:
         """Raise RuntimeError where the last synchronized backward did not come to its end."""
-        backward = self._backward
-        if backward is None or not backward.under_way:
+        if (backward := self._backward) is None:
+            return
+        self._calm.look_over(backward, self._used)
+        if not backward.under_way:
             return
         if backward.broken:
             raise self._failure(complaints.broken(backward.broken))
-        self._calm.look_over(backward, self._used)
         absent = {index: name for index, name in enumerate(self._names) if backward.missing[index] > 0}
         static, watched = self._firings is not None, self.rules.find_unused_parameters
         raise self._failure(complaints.unfinished(absent, self.group.rank(), static=static, watched=watched))
@@ -158,8 +159,8 @@ class Reducer(complaints.Complainer):
         if backward.missing[index] or backward.counts:
             self._await_others(backward, index)
             return
-        if backward.sleeps and not backward.order:
-            Variable._execution_engine.queue_callback(partial(self._calm.look_over, backward, self._used))
+        if backward.sleeps:
+            self._calm.listen(backward, self._used)
         backward.order.append(index)
         self._settle(backward, index, brought=defined)
         if not self.plan.bucket_of[index].waiting:
@@ -259,10 +260,11 @@ class Reducer(complaints.Complainer):
             return
         backward.over = True
         self.timeline.computation_ends()
-        for bucket, average in self._averages(backward):
-            if (index := bucket.disturbed()) is not None:
-                raise self._broken(backward, complaints.twice(self._names[index], static=False, passed_over=False))
-            bucket.deliver(average if self.share == 1.0 else average.div_(self.share), backward.used_by_any())
+        with backward.remembering():
+            for bucket, average in self._averages():
+                if (index := bucket.disturbed()) is not None:
+                    raise self._failure(complaints.twice(self._names[index], static=False, passed_over=False))
+                bucket.deliver(average if self.share == 1.0 else average.div_(self.share), backward.used_by_any())
         self._backward = None
         if not backward.sleeps:
             self.plan.trace(backward.order)
@@ -272,22 +274,17 @@ class Reducer(complaints.Complainer):
         for end in self.at_end:
             end()
 
-    def _averages(self, backward: Backward) -> Iterator[tuple[GradBucket, Tensor]]:
+    def _averages(self) -> Iterator[tuple[GradBucket, Tensor]]:
         for bucket in self.plan.buckets:
             if bucket.future is not None:
                 try:
                     average = bucket.future.wait()
                 except Exception as error:
                     names = [self._names[index] for index in bucket.members]
-                    raise self._broken(backward, complaints.failed(bucket.index(), names, error)) from error
+                    raise self._failure(complaints.failed(bucket.index(), names, error)) from error
                 bucket.future = None
                 self.timeline.bucket_done(bucket.index())
                 yield bucket, average
-
-    def _broken(self, backward: Backward, why: str) -> RuntimeError:
-        """The error to raise where a step will have no averages; the next iteration says so, too."""
-        backward.broken = why
-        return self._failure(why)
 
     def _end_step(self, backward: Backward) -> None:
         if self.rules.static_graph:

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from .reducer import Reducer
+from .torch_reducer import TorchReducer
 
 
 class Sink(torch.autograd.Function):
@@ -28,6 +29,21 @@ class Sink(torch.autograd.Function):
         if (reducer := ctx.reducer()) is not None:
             reducer.start()
         return None, None, None, grad
+
+
+def overhear(output: Any, reducer: TorchReducer) -> None:
+    """Have the reducer told when a pass of autograd comes to any tensor of `output`; the graph stays as it is."""
+    me = weakref.ref(reducer)
+
+    def tell(_: Any) -> None:
+        if (listener := me()) is not None:
+            listener.listen()
+
+    if dataclasses.is_dataclass(output) and not isinstance(output, type):
+        output = [getattr(output, field.name) for field in dataclasses.fields(output)]
+    for item in tree_leaves(output):
+        if isinstance(item, Tensor) and item.grad_fn is not None:
+            item.grad_fn.register_prehook(tell)
 
 
 def watched(output: Any, reducer: Reducer, *, clone: bool) -> Any:

@@ -27,10 +27,6 @@ class SparseBucket(GradBucket):
         """Make ready for a step's gradient, which is not scaled on its way in."""
         self.scale, self.waiting, self.future = 1.0, 1, None
 
-    def large(self) -> list[int]:
-        """Its only member."""
-        return list(self.members)
-
     def bring(self, index: int) -> None:
         """The gradient is ready."""
         self.waiting = 0
@@ -63,6 +59,7 @@ class SparseBucket(GradBucket):
 
     def deliver(self, average: Tensor, used: Sequence[int] | None) -> None:
         """Make the average the parameter's gradient, unless no rank used it."""
+        self._buffer = average
         if used is None or used[self.members[0]]:
             self._parameters[0].grad = average
 

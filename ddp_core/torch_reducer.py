@@ -59,7 +59,16 @@ class TorchReducer(Reducer):
     def shadow(self, scale: float = 1.0) -> None:
         """Take part in a step with zeros: this rank has no more inputs, others have. `scale`: as for `begin`."""
         self.require_finished()
-        backward, self._backward = self._opened(scale), None
+        self._backward = backward = self._opened(scale)
+        backward.over = True
+        with backward.remembering():
+            self._send_nothing(backward)
+            for _ in self._averages():
+                pass
+        self._backward = None
+        self._end_step(backward)
+
+    def _send_nothing(self, backward: Backward) -> None:
         nothing = bytearray(len(self._parameters))
         if self.rules.dynamic and backward.skips:
             backward.usage = self._ask(nothing)
@@ -69,9 +78,16 @@ class TorchReducer(Reducer):
                 bucket.future = self.average(bucket)
         if backward.usage is None and backward.asks:
             backward.usage = self._ask(nothing)
-        for _ in self._averages(backward):
-            pass
-        self._end_step(backward)
+
+    @property
+    def dozes(self) -> bool:
+        """Whether a backward could begin that no hook of a parameter tells of."""
+        return self._backward is not None and self._backward.sleeps
+
+    def listen(self) -> None:
+        """A backward has begun at an output of the last forward, or a pass of `torch.autograd.grad`."""
+        if self._backward is not None and self._backward.sleeps:
+            self._calm.listen(self._backward, self._used)
 
     def _failure(self, text: str) -> RuntimeError:
         if self.logger is not None:

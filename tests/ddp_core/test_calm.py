@@ -1,5 +1,7 @@
 """Steps that go as those before hear of few gradients; whatever then comes differently is noticed all the same."""
 
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -200,6 +202,46 @@ def test_a_second_gradient_of_one_without_a_hook_is_noticed(ranks, as_view):
     for first, second in ranks.run(twice, 2, as_view):
         assert "Expected to mark a variable ready only once, but parameter layers.2." in first
         assert "What went wrong: Expected to mark a variable ready only once" in second
+
+
+def unheard(rank, world_size):
+    """The error after a backward to one parameter without a hook; and none after gradients that are only asked for."""
+    model = gradwire.DistributedDataParallel(Changing())
+    for step in range(6):
+        train(model, rank, step)
+    assert hooked(model) == FEW
+    middle = model.module.layers[2].weight
+    torch.autograd.grad(model(inputs_of(rank, 6)).sum(), [middle])
+    train(model, rank, 7)
+    assert hooked(model) == FEW
+    model(inputs_of(rank, 8)).sum().backward(inputs=[middle])
+    model.zero_grad()
+    with pytest.raises(RuntimeError) as raised:
+        model(inputs_of(rank, 9))
+    model.compression.close()
+    return [str(raised.value)]
+
+
+def test_a_backward_that_only_parameters_without_hooks_hear_of_is_told_of(ranks):
+    for (message,) in ranks.run(unheard, 2):
+        assert "Expected to have finished reduction in the prior iteration" in message
+        assert "layers.2.weight" not in message.splitlines()[-2]
+
+
+def freed(rank, world_size, as_view):
+    """Whether gradients that nobody else holds are gone after zero_grad."""
+    model = gradwire.DistributedDataParallel(Changing(), gradient_as_bucket_view=as_view)
+    for step in range(5):
+        train(model, rank, step)
+    model(inputs_of(rank, 5)).sum().backward()
+    gradients = [weakref.ref(parameter.grad) for parameter in model.parameters()]
+    model.zero_grad()
+    model.compression.close()
+    return [sum(reference() is not None for reference in gradients)]
+
+
+def test_gradients_that_parameters_give_up_are_freed(ranks):
+    assert ranks.run(freed, 1, False) == [[0]]
 
 
 def keeps_gradients(rank, world_size, how):
