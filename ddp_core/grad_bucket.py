@@ -53,7 +53,7 @@ class GradBucket:
 
     def gradients(self) -> list[Tensor]:
         """Each parameter's part of the buffer, in its shape."""
-        return self._views if self._buffer is self._flat else _views(self._buffer, self.parameters())
+        return _views(self._buffer, self.parameters())
 
     def parameters(self) -> list[Tensor]:
         """The parameters, in the order of the buffer."""
@@ -227,7 +227,10 @@ class GradBucket:
                 grads.append(grad)
                 views.append(view)
         if grads:
-            torch._foreach_copy_(grads, views)
+            with torch.autograd._unsafe_preserve_version_counter(
+                tuple(grads)
+            ):  # others may look at theirs, and share it
+                torch._foreach_copy_(grads, views)
 
 
 def _views(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:

@@ -35,3 +35,11 @@ def arriving(nodes: Sequence[Any], anchor: Any) -> list[bool] | None:
     except RuntimeError:  # torch.autograd.grad with respect to parameters
         return None
     return found if any(found) else None
+
+
+def accumulates(nodes: Sequence[Any]) -> bool:
+    """Whether the running pass of autograd executes any of the gradient nodes."""
+    try:
+        return any(map(torch._C._will_engine_execute_node, nodes))
+    except RuntimeError:  # torch.autograd.grad with respect to parameters
+        return False

@@ -131,13 +131,12 @@ class Reducer(complaints.Complainer):
 
     def require_finished(self) -> None:
         """Raise RuntimeError where the last synchronized backward did not come to its end."""
-        if (backward := self._backward) is None:
-            return
-        self._calm.look_over(backward, self._used)
-        if not backward.under_way:
+        backward = self._backward
+        if backward is None or not backward.under_way:
             return
         if backward.broken:
             raise self._failure(complaints.broken(backward.broken))
+        self._calm.look_over(backward, self._used)
         absent = {index: name for index, name in enumerate(self._names) if backward.missing[index] > 0}
         static, watched = self._firings is not None, self.rules.find_unused_parameters
         raise self._failure(complaints.unfinished(absent, self.group.rank(), static=static, watched=watched))

@@ -40,10 +40,11 @@ def overhear(output: Any, reducer: TorchReducer) -> None:
             listener.listen()
 
     if dataclasses.is_dataclass(output) and not isinstance(output, type):
-        output = [getattr(output, field.name) for field in dataclasses.fields(output)]
-    for item in tree_leaves(output):
-        if isinstance(item, Tensor) and item.grad_fn is not None:
-            item.grad_fn.register_prehook(tell)
+        output = [getattr(output, field.name, None) for field in dataclasses.fields(output)]
+    nodes = [item.grad_fn for item in tree_leaves(output) if isinstance(item, Tensor) and item.grad_fn is not None]
+    for handle in reducer.prehooks:
+        handle.remove()
+    reducer.prehooks = [node.register_prehook(tell) for node in nodes]
 
 
 def watched(output: Any, reducer: Reducer, *, clone: bool) -> Any:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from .backward import Backward
+from .graph import accumulates
 from .logging_data import Logger
 from .reducer import Reducer
 from .usage import Usage
@@ -19,6 +20,7 @@ class TorchReducer(Reducer):
 
     logger: Logger | None = None
     usage: Usage | None = None  # of the last step
+    prehooks: Sequence[Any] = ()  # at the outputs of the last forward that was overheard
     traced: Sequence[int] = ()  # the parameters that the last step reached, by index, in the order they got ready
     sent = 0  # buckets of the step that is under way
     sent_before = 0  # of the last step
@@ -86,7 +88,7 @@ class TorchReducer(Reducer):
 
     def listen(self) -> None:
         """A backward has begun at an output of the last forward, or a pass of `torch.autograd.grad`."""
-        if self._backward is not None and self._backward.sleeps:
+        if self._backward is not None and self.dozes and accumulates(self._nodes):
             self._calm.listen(self._backward, self._used)
 
     def _failure(self, text: str) -> RuntimeError:

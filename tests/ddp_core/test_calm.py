@@ -4,7 +4,9 @@ import weakref
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils.checkpoint import checkpoint
 
 import gradwire
@@ -226,6 +228,92 @@ def test_a_backward_that_only_parameters_without_hooks_hear_of_is_told_of(ranks)
     for (message,) in ranks.run(unheard, 2):
         assert "Expected to have finished reduction in the prior iteration" in message
         assert "layers.2.weight" not in message.splitlines()[-2]
+
+
+def by_hand(rank, world_size):
+    """Gradients that are assigned, each after a pass of its own, do not look like a backward."""
+    model = gradwire.DistributedDataParallel(Changing())
+    for step in range(5):
+        train(model, rank, step)
+    outputs = model(inputs_of(rank, 5))
+    parameters = list(model.parameters())
+    for scale in (1.0, 2.0):
+        found = torch.autograd.grad((outputs * scale).sum(), parameters, retain_graph=True)
+        for parameter, gradient in zip(parameters, found, strict=True):
+            parameter.grad = gradient
+    model.zero_grad()
+    train(model, rank, 6)
+    few = hooked(model)
+    model.compression.close()
+    return [few]
+
+
+def test_gradients_assigned_by_hand_are_not_taken_for_a_backward(ranks):
+    assert ranks.run(by_hand, 2) == [[FEW], [FEW]]
+
+
+def writes_gradients(group, bucket):
+    """A hook that works on the parameters' parts of a bucket."""
+    work = [dist.all_reduce(gradient, group=group, async_op=True) for gradient in bucket.gradients()]
+    for each in work:
+        each.wait()
+    for gradient in bucket.gradients():
+        gradient.copy_(gradient / group.size())
+    future = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+def with_a_writing_hook(rank, world_size, as_view):
+    kinds = gradwire.DistributedDataParallel, nn.parallel.DistributedDataParallel
+    models = [kind(Changing(), gradient_as_bucket_view=as_view) for kind in kinds]
+    models[0].register_comm_hook(dist.group.WORLD, writes_gradients)
+    for step in range(7):
+        for model in models:
+            train(model, rank, step)
+    models[0].compression.close()
+    return [parameters_of(model) for model in models]
+
+
+@pytest.mark.parametrize("as_view", [False, True])
+def test_a_hook_may_write_the_gradients_of_a_bucket(ranks, as_view):
+    for ours, torchs in ranks.run(with_a_writing_hook, 2, as_view):
+        torch.testing.assert_close(ours, torchs, rtol=1e-12, atol=1e-12)
+
+
+class Heads(nn.Module):
+    """A trunk and one head, either of which a model may share."""
+
+    def __init__(self, trunk, seed):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.trunk, self.head = trunk, nn.Linear(WIDTH, 1, dtype=torch.float64)
+
+    def forward(self, inputs):
+        return self.head(self.trunk(inputs).tanh()).square().sum()
+
+
+def sharing(rank, world_size, kind):
+    """The parameters of two wrappers that share a trunk, trained by the sum of their losses."""
+    torch.manual_seed(0)
+    trunk = nn.Linear(WIDTH, WIDTH, dtype=torch.float64)
+    models = [kind(Heads(trunk, seed)) for seed in (1, 2)]
+    for step in range(8):
+        sum(model(inputs_of(rank, step)) for model in models).backward()
+        parameters = {parameter for model in models for parameter in model.parameters()}
+        torch.optim.SGD(list(parameters), 0.01).step()
+        for model in models:
+            model.zero_grad()
+    return torch.cat([parameters_of(model) for model in models])
+
+
+def both_sharing(rank, world_size):
+    return [sharing(rank, world_size, gradwire.DistributedDataParallel), sharing(rank, world_size, TorchDDP)]
+
+
+def test_two_models_may_share_parameters_and_a_backward(ranks):
+    for ours, torchs in ranks.run(both_sharing, 2):
+        torch.testing.assert_close(ours, torchs, rtol=1e-12, atol=1e-12)
 
 
 def freed(rank, world_size, as_view):
