@@ -41,7 +41,11 @@ class Bucket:
             self._sizes = torch.tensor(layout.sizes, device=layout.device)
         self._before = [torch.empty_like(tensor) for tensor in self._tensors]
         self._verdict: Verdict | None = None
-        self.watched = bool(self._tensors)  # whether any bucket has something to undo
+
+    @property
+    def stateful(self) -> bool:
+        """Whether a step changes anything that may have to be undone."""
+        return bool(self._tensors)
 
     def reduce(self, flat: Tensor, step: int, watched: bool) -> Program[Tensor]:
         """Average the bucket over ranks, in place of `flat`. `watched`: it has a say in whether the step counts."""
@@ -162,6 +166,7 @@ class Buckets:
         self.step = 0
         self.plan: list[tuple[str, ...]] = []  # buckets of a loaded state that have not been met yet
         self._live: dict[tuple[str, ...], Bucket] = {}
+        self._met = False  # a step has come to its end, so all buckets are known
         self._sparse_verdicts: list[Verdict] = []  # of the step that is under way
         self._homeless: Entries = {}
         self._former: Compressor | None = None  # whose state `_foreign` is: loaded, then swapped before any step
@@ -187,9 +192,6 @@ class Buckets:
         bucket.load({name: self._homeless.pop(name) for name in layout.names if name in self._homeless})
         self._adopt(bucket)
         self._live[layout.names] = bucket
-        watched = self.watched
-        for other in self._live.values():
-            other.watched = watched
         return bucket
 
     def _adopt(self, bucket: Bucket) -> None:
@@ -205,8 +207,9 @@ class Buckets:
 
     @property
     def watched(self) -> bool:
-        """Whether any bucket has something to undo."""
-        return any(bucket.watched for bucket in self._live.values())
+        """Whether any bucket has something to undo; while some have not been met, whether any may have."""
+        strange = not self._met and not self.averages
+        return strange or any(bucket.stateful for bucket in self._live.values())
 
     def reduce_sparse(self, gradient: Tensor, world_size: int, watched: bool) -> Program[Tensor]:
         """The mean over ranks of a sparse gradient, which no compressor sees. `watched` as for a bucket."""
@@ -227,6 +230,7 @@ class Buckets:
         """End the step before: undo it everywhere if its average was not finite anywhere."""
         keep = all(map(bool, self._sparse_verdicts)) and all(bucket.finite() for bucket in self._live.values())
         self._sparse_verdicts = []
+        self._met = bool(self._live)
         for bucket in self._live.values():
             bucket.settle(keep)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import dataclasses
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from .reducer import Reducer
 from .torch_reducer import TorchReducer
@@ -33,18 +34,21 @@ class Sink(torch.autograd.Function):
 
 def overhear(output: Any, reducer: TorchReducer) -> None:
     """Have the reducer told when a pass of autograd comes to any tensor of `output`; the graph stays as it is."""
-    me = weakref.ref(reducer)
+    me, prehooks = weakref.ref(reducer), []
 
     def tell(_: Any) -> None:
         if (listener := me()) is not None:
             listener.listen()
 
-    if dataclasses.is_dataclass(output) and not isinstance(output, type):
-        output = [getattr(output, field.name, None) for field in dataclasses.fields(output)]
-    nodes = [item.grad_fn for item in tree_leaves(output) if isinstance(item, Tensor) and item.grad_fn is not None]
+    def heard(item: Tensor) -> Tensor:
+        assert item.grad_fn is not None
+        prehooks.append(item.grad_fn.register_prehook(tell))
+        return item
+
+    _replaced(output, heard)
     for handle in reducer.prehooks:
         handle.remove()
-    reducer.prehooks = [node.register_prehook(tell) for node in nodes]
+    reducer.prehooks = prehooks
 
 
 def watched(output: Any, reducer: Reducer, *, clone: bool) -> Any:
@@ -53,14 +57,19 @@ def watched(output: Any, reducer: Reducer, *, clone: bool) -> Any:
     One for all would let a backward reach also the outputs that the loss leaves out.
     """
     me = weakref.ref(reducer)
+    return _replaced(output, lambda item: Sink.apply(me, clone, reducer.anchor, item))
 
-    def led(item: Any) -> Any:
+
+def _replaced(output: Any, replace: Callable[[Tensor], Tensor]) -> Any:
+    """`output` with something in place of every tensor that has a graph behind it, also inside dataclasses."""
+
+    def inside(item: Any) -> Any:
         if isinstance(item, Tensor):
-            return item if item.grad_fn is None else Sink.apply(me, clone, reducer.anchor, item)
+            return item if item.grad_fn is None else replace(item)
         if dataclasses.is_dataclass(item) and not isinstance(item, type):
             item = copy.copy(item)
             for field in dataclasses.fields(item):
-                object.__setattr__(item, field.name, tree_map(led, getattr(item, field.name)))
+                object.__setattr__(item, field.name, tree_map(inside, getattr(item, field.name)))
         return item
 
-    return tree_map(led, output)
+    return tree_map(inside, output)

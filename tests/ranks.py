@@ -29,6 +29,14 @@ class RankFailure:
     seconds: float  # since the function began
 
 
+@dataclass(frozen=True)
+class LostRank:
+    """A rank that gave no answer."""
+
+    rank: int
+    fate: str
+
+
 class RankError(AssertionError):
     """Some ranks of a run failed, died or did not answer."""
 
@@ -44,7 +52,7 @@ class RankPool:
     def run(self, function, world_size, *args, timeout=60, expect_errors=False, **kwargs):
         """`function(rank, world_size, *args, **kwargs)` on every rank; the ranks' results, in order.
 
-        With `expect_errors` a rank that raised is answered by its RankFailure, one that was lost by what became of it.
+        With `expect_errors` a rank that raised is answered by its RankFailure, one without an answer by a LostRank.
         """
         self._start(world_size)
         store = str(Path(self._folder.name) / f"run-{next(self._runs)}")
@@ -53,12 +61,13 @@ class RankPool:
             pipe.send((function, rank, world_size, store, args, kwargs))
         deadline = time.monotonic() + timeout
         answers = [self._answer(rank, worker, deadline) for rank, worker in enumerate(workers)]
-        lost = [answer for answer in answers if isinstance(answer, str)]
+        lost = [answer for answer in answers if isinstance(answer, LostRank)]
         failures = [answer for answer in answers if isinstance(answer, RankFailure)]
         if lost or failures:
             self._replace(world_size)
         if (lost or failures) and not expect_errors:
-            raise RankError("\n".join([*lost, *(f"rank {f.rank}:\n{f.traceback}" for f in failures)]))
+            fates = [f"rank {each.rank} {each.fate}" for each in lost]
+            raise RankError("\n".join([*fates, *(f"rank {f.rank}:\n{f.traceback}" for f in failures)]))
         return answers
 
     def close(self):
@@ -85,11 +94,11 @@ class RankPool:
         process, pipe = worker
         try:
             if not pipe.poll(max(0.0, deadline - time.monotonic())):
-                return f"rank {rank} did not answer in time"
+                return LostRank(rank, "did not answer in time")
             return torch.load(io.BytesIO(pipe.recv()), weights_only=False)
         except EOFError:
             process.join(5)
-            return f"rank {rank} died with exit code {process.exitcode}"
+            return LostRank(rank, f"died with exit code {process.exitcode}")
 
     def _replace(self, count):
         for process, pipe in self._workers[:count]:

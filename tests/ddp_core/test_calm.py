@@ -81,19 +81,28 @@ def parameters_of(model):
     return torch.cat([parameter.detach().view(-1) for parameter in model.parameters()])
 
 
-def compared(rank, world_size, changes, as_view, cap):
-    """Ours and torch's after the same steps, of which some are `changes`; and the hooks that ours had in each."""
-    kinds = {"gradwire": gradwire.DistributedDataParallel, "torch": nn.parallel.DistributedDataParallel}
-    models = {
-        name: kind(Changing(), bucket_cap_mb=cap, gradient_as_bucket_view=as_view) for name, kind in kinds.items()
-    }
+def both(steps, train_step, *, module=Changing, hook=None, **options):
+    """The parameters of ours and of torch's after the same steps; and how many hooks ours had after each."""
+    models = [kind(module(), **options) for kind in (gradwire.DistributedDataParallel, TorchDDP)]
+    ours, _ = models
+    if hook:
+        ours.register_comm_hook(dist.group.WORLD, hook)
     seen = []
-    for step in range(STEPS):
-        for model in models.values():
-            train(model, rank, step, **changes.get(step, {}))
-        seen.append(hooked(models["gradwire"]))
-    models["gradwire"].compression.close()
-    return [parameters_of(model) for model in models.values()], seen
+    for step in range(steps):
+        for model in models:
+            train_step(model, step)
+        seen.append(hooked(ours))
+    ours.compression.close()
+    return [parameters_of(model) for model in models], seen
+
+
+def compared(rank, world_size, changes, as_view, cap):
+    """Ours and torch's after the same steps, of which some are `changes`."""
+
+    def train_step(model, step):
+        train(model, rank, step, **changes.get(step, {}))
+
+    return both(STEPS, train_step, bucket_cap_mb=cap, gradient_as_bucket_view=as_view)
 
 
 OTHER_ORDER = {"order": (2, 0, 3, 1)}
@@ -148,24 +157,6 @@ def test_who_is_left_out_is_named_though_it_had_no_hook(ranks):
         assert message.splitlines()[-2].endswith(": layers.2.weight, layers.2.bias"), message
 
 
-def in_parts(rank, world_size):
-    """Ours and torch's where from step 5 on one forward has two backwards, each of one half of the loss."""
-    kinds = gradwire.DistributedDataParallel, nn.parallel.DistributedDataParallel
-    models = [kind(Halves(), bucket_cap_mb=1.0) for kind in kinds]
-    for step in range(8):
-        for model in models:
-            first, second = model(inputs_of(rank, step))
-            if step < 5:
-                (first + second).backward()
-            else:
-                second.backward()
-                first.backward()
-            torch.optim.SGD(model.parameters(), 0.01).step()
-            model.zero_grad()
-    models[0].compression.close()
-    return [parameters_of(model) for model in models]
-
-
 class Halves(Changing):
     """Two losses of different parameters."""
 
@@ -175,8 +166,24 @@ class Halves(Changing):
         return self.layers[2](first).square().sum(), self.layers[3](second).square().sum()
 
 
+def in_parts(rank, world_size):
+    """Ours and torch's where from step 5 on one forward has two backwards, each of one half of the loss."""
+
+    def train_step(model, step):
+        first, second = model(inputs_of(rank, step))
+        if step < 5:
+            (first + second).backward()
+        else:
+            second.backward()
+            first.backward()
+        torch.optim.SGD(model.parameters(), 0.01).step()
+        model.zero_grad()
+
+    return both(8, train_step, module=Halves, bucket_cap_mb=1.0)
+
+
 def test_a_forward_may_have_several_backwards_that_bring_all_gradients_together(ranks):
-    for ours, torchs in ranks.run(in_parts, 2):
+    for (ours, torchs), _ in ranks.run(in_parts, 2):
         torch.testing.assert_close(ours, torchs, rtol=1e-12, atol=1e-12)
 
 
@@ -265,19 +272,12 @@ def writes_gradients(group, bucket):
 
 
 def with_a_writing_hook(rank, world_size, as_view):
-    kinds = gradwire.DistributedDataParallel, nn.parallel.DistributedDataParallel
-    models = [kind(Changing(), gradient_as_bucket_view=as_view) for kind in kinds]
-    models[0].register_comm_hook(dist.group.WORLD, writes_gradients)
-    for step in range(7):
-        for model in models:
-            train(model, rank, step)
-    models[0].compression.close()
-    return [parameters_of(model) for model in models]
+    return both(7, lambda model, step: train(model, rank, step), hook=writes_gradients, gradient_as_bucket_view=as_view)
 
 
 @pytest.mark.parametrize("as_view", [False, True])
 def test_a_hook_may_write_the_gradients_of_a_bucket(ranks, as_view):
-    for ours, torchs in ranks.run(with_a_writing_hook, 2, as_view):
+    for (ours, torchs), _ in ranks.run(with_a_writing_hook, 2, as_view):
         torch.testing.assert_close(ours, torchs, rtol=1e-12, atol=1e-12)
 
 
@@ -316,9 +316,9 @@ def test_two_models_may_share_parameters_and_a_backward(ranks):
         torch.testing.assert_close(ours, torchs, rtol=1e-12, atol=1e-12)
 
 
-def freed(rank, world_size, as_view):
-    """Whether gradients that nobody else holds are gone after zero_grad."""
-    model = gradwire.DistributedDataParallel(Changing(), gradient_as_bucket_view=as_view)
+def freed(rank, world_size):
+    """How many gradients that nobody else holds are there after zero_grad."""
+    model = gradwire.DistributedDataParallel(Changing())
     for step in range(5):
         train(model, rank, step)
     model(inputs_of(rank, 5)).sum().backward()
@@ -329,32 +329,27 @@ def freed(rank, world_size, as_view):
 
 
 def test_gradients_that_parameters_give_up_are_freed(ranks):
-    assert ranks.run(freed, 1, False) == [[0]]
+    assert ranks.run(freed, 1) == [[0]]
 
 
 def keeps_gradients(rank, world_size, how):
-    """Ours and torch's where gradients are not None when a step begins; and the hooks that ours had."""
-    kinds = gradwire.DistributedDataParallel, nn.parallel.DistributedDataParallel
-    models = [kind(Changing(), bucket_cap_mb=1.0) for kind in kinds]
-    seen = []
-    for step in range(10):
-        for model in models:
-            if how == "accumulates" and step >= 5:
-                with model.no_sync():
-                    model(inputs_of(rank, 50 + step)).square().sum().backward()
-            late = how == "clears after forward" and step >= 5
-            if how == "fills with zeros":
-                model.zero_grad(set_to_none=False)
-            loss = model(inputs_of(rank, step)).square().sum()
-            if late:
-                model.zero_grad()
-            loss.backward()
-            torch.optim.SGD(model.parameters(), 0.01).step()
-            if how == "accumulates" or step < 4:
-                model.zero_grad()
-        seen.append(hooked(models[0]))
-    models[0].compression.close()
-    return [parameters_of(model) for model in models], seen
+    """Ours and torch's where gradients are not None when a step begins."""
+
+    def train_step(model, step):
+        if how == "accumulates" and step >= 5:
+            with model.no_sync():
+                model(inputs_of(rank, 50 + step)).square().sum().backward()
+        if how == "fills with zeros":
+            model.zero_grad(set_to_none=False)
+        loss = model(inputs_of(rank, step)).square().sum()
+        if how == "clears after forward" and step >= 5:
+            model.zero_grad()
+        loss.backward()
+        torch.optim.SGD(model.parameters(), 0.01).step()
+        if how == "accumulates" or step < 4:
+            model.zero_grad()
+
+    return both(10, train_step, bucket_cap_mb=1.0)
 
 
 @pytest.mark.parametrize("how", ["accumulates", "fills with zeros", "clears after forward"])

@@ -213,11 +213,14 @@ def sparse_beside(rank, world_size, spec):
     return gradient.is_sparse, gradient.to_dense(), expected.to_dense() if spec == "none" else None, records
 
 
-def sparse_overflow(rank, world_size):
-    """What is held back before, and after, a step whose only infinite gradient is a row; and after one more."""
-    model = gradwire.DistributedDataParallel(SparseBesideDense(), compressor="topk:ratio=0.1", **SMALL)
+def sparse_overflow(rank, world_size, rows_first):
+    """Whether a step changed what is held back, for each step but the first; in one step a row's gradient is infinite."""
+    network = SparseBesideDense()
+    if rows_first:
+        network.rows = network._modules.pop("rows")  # registered last, and so reduced first
+    model = gradwire.DistributedDataParallel(network, compressor="topk:ratio=0.1", **SMALL)
     held = []
-    for step, factor in enumerate([1.0, 1.0, float("inf"), 1.0]):
+    for step, factor in enumerate([float("inf"), float("inf"), 1.0] if rows_first else [1.0, 1.0, float("inf"), 1.0]):
         model.zero_grad()
         rows = model.module.rows(torch.tensor([rank, step]))
         loss = model(torch.tensor([1, step])).square().sum() + (rows * factor).sum()
@@ -228,8 +231,13 @@ def sparse_overflow(rank, world_size):
 
 
 def test_a_row_that_overflows_leaves_what_is_held_back_as_it_was(ranks):
-    for alike in ranks.run(sparse_overflow, 2):
+    for alike in ranks.run(sparse_overflow, 2, False):
         assert alike == [False, True, False]
+
+
+def test_so_does_one_in_the_first_step_though_rows_come_before_what_holds_anything_back(ranks):
+    for alike in ranks.run(sparse_overflow, 2, True):
+        assert alike == [True, False]
 
 
 @pytest.mark.parametrize("spec", ["none", "powersgd:rank=2", "onebit"])

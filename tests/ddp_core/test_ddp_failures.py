@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 import gradwire
 
+from ..ranks import LostRank
 from .layers import CAP, Layers, inputs_of
 
 SHORT, LONG = timedelta(seconds=2), timedelta(seconds=25)
@@ -81,7 +82,7 @@ def beside_a_death(rank, world_size):
 
 def test_when_a_rank_dies_the_others_raise_at_once_name_a_bucket_and_keep_their_parameters(ranks):
     first, dead, last = ranks.run(beside_a_death, 3, expect_errors=True)
-    assert dead == "rank 1 died with exit code 3"
+    assert dead == LostRank(1, "died with exit code 3")
     for failure in (first, last):
         for name, answer in json.loads(failure.message).items():
             check(name, answer, LONG.total_seconds() / 2)
@@ -172,3 +173,23 @@ def test_when_a_rank_raises_the_others_raise_within_the_time_limit_and_its_next_
         assert first == "ZeroDivisionError: on purpose"
         assert "a backward that raised an error" in then
         assert unchanged
+
+
+def joined(rank, world_size):
+    """Rank 0 has no inputs and stands in for the others with zeros, of which rank 2 dies in its backward."""
+    model = gradwire.DistributedDataParallel(Layers(), bucket_cap_mb=CAP, timeout=LONG)
+    with model.join():
+        for number in range(4 if rank else 0):
+            if (rank, number) == (2, 2):
+                model.module.layers[1].weight.register_hook(lambda _: os._exit(3))
+            step(model, rank, number)
+
+
+def test_when_a_rank_dies_those_that_stand_in_for_missing_inputs_raise_too(ranks):
+    waiting, training, dead = ranks.run(joined, 3, expect_errors=True)
+    assert dead == LostRank(2, "died with exit code 3")
+    for failure in (waiting, training):
+        assert failure.type_name == "RuntimeError"
+        assert failure.message.startswith("bucket ")
+        assert "(parameters layers." in failure.message
+        assert failure.seconds < LONG.total_seconds() / 2

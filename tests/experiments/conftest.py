@@ -4,7 +4,8 @@ import socket
 import pytest
 import torch
 
-from gradwire.experiments import launch
+from gradwire.experiments import launch, link
+from gradwire.experiments.emulation import model, recording
 from gradwire.experiments.netlab.config import VARIABLE
 
 IMPORTED = ["gradwire.experiments.bench.run", "gradwire.experiments.compare", "torch._dynamo", "torchvision"]
@@ -25,6 +26,32 @@ def quick_start():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch.multiprocessing, "start_processes", forked)
         yield
+
+
+class Clock:
+    """The module time, for one process: nothing but sleeping takes time, and that a little more than asked for."""
+
+    oversleep = 0.0003
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def perf_counter(self):
+        return self.now
+
+    monotonic = perf_counter
+
+    def sleep(self, seconds):
+        self.now += seconds + self.oversleep
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The clock of what emulates and records, so that tests do not depend on what else the machine does."""
+    clock = Clock()
+    for module in (link, model, recording):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
 
 
 @pytest.fixture

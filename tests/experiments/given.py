@@ -1,8 +1,16 @@
-"""Results made by hand."""
+"""Results made by hand, and sizes of models."""
 
 import dataclasses
 
 from gradwire.experiments.results import Evaluation, Results, RunResult, Seconds
+
+VISION_PARAMETERS = {  # of torchvision's documentation
+    "resnet50": 25_557_032,
+    "resnet101": 44_549_160,
+    "resnext50_32x4d": 25_028_904,
+    "resnext101_32x8d": 88_791_336,
+    "vgg19": 143_667_240,
+}
 
 
 def run_of(compressor="none", *, loss=(3.0, 2.0), held_out=2.0, accuracy=0.5, p50=0.1, sent=4000.0):

@@ -5,17 +5,10 @@ import torch
 
 from gradwire.experiments.bench.models import OTHERS, PICTURES, task, task_names
 
+from .given import VISION_PARAMETERS
+
 BATCH = 2
-# Of torchvision's documentation and of the papers; gpt's output layer is one of its own.
-PARAMETERS = {
-    "resnet50": 25_557_032,
-    "resnet101": 44_549_160,
-    "resnext50_32x4d": 25_028_904,
-    "resnext101_32x8d": 88_791_336,
-    "vgg19": 143_667_240,
-    "bert": 109_514_298,
-    "tiny": 600 * 272,
-}
+PARAMETERS = VISION_PARAMETERS | {"bert": 109_514_298, "tiny": 600 * 272}  # bert with the head of a language model
 
 
 def library_of(name):

@@ -16,6 +16,7 @@ from gradwire.compress import Layout, all_reduce
 from gradwire.compress.state import Counter
 from gradwire.hooks import compress_bucket
 
+from ..ranks import LostRank
 from .given import average, gradients, wrapped
 
 SHAPES = ((40, 30), (40,), (50, 40))
@@ -55,7 +56,7 @@ def dies(rank, world_size):
 
 def test_when_a_rank_dies_in_its_backward_the_others_raise_soon_and_name_the_parameters(ranks):
     first, dead, last = ranks.run(dies, 3, expect_errors=True)
-    assert dead == "rank 1 died with exit code 3"
+    assert dead == LostRank(1, "died with exit code 3")
     for failure in (first, last):
         assert failure.type_name == "RuntimeError"
         assert "(parameters p" in failure.message
