@@ -5,15 +5,6 @@
 
 namespace gradwire {
 
-namespace {
-
-std::atomic<const Level*>& in_use() {
-    static std::atomic<const Level*> level{levels().front()};
-    return level;
-}
-
-}  // namespace
-
 std::vector<const Level*> levels() {
     std::vector<const Level*> found;
 #if defined(__x86_64__)
@@ -29,12 +20,20 @@ std::vector<const Level*> levels() {
     return found;
 }
 
-const Level& level() { return *in_use().load(std::memory_order_relaxed); }
+namespace {
+
+// Chosen when the library is loaded: a process that is forked while another thread is in its first choice would wait
+// for that thread, which it does not have.
+std::atomic<const Level*> in_use{levels().front()};
+
+}  // namespace
+
+const Level& level() { return *in_use.load(std::memory_order_relaxed); }
 
 bool choose_level(const std::string& name) {
     for (const Level* each : levels())
         if (name == each->name) {
-            in_use().store(each, std::memory_order_relaxed);
+            in_use.store(each, std::memory_order_relaxed);
             return true;
         }
     return false;

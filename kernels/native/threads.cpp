@@ -82,6 +82,9 @@ struct Job {
     }
 };
 
+// Held while a thread is started, and during a fork: the child would keep the C library's locks as that left them.
+std::mutex starting;
+
 class Team {
   public:
     void run(Job& job) {
@@ -119,6 +122,7 @@ class Team {
         pthread_sigmask(SIG_SETMASK, &all, &before);
         bool started = true;
         try {
+            const std::lock_guard<std::mutex> lock(starting);
             std::thread([this] { serve(); }).detach();
         } catch (const std::system_error&) {
             started = false;
@@ -157,7 +161,11 @@ class Team {
 
 // Never destroyed: its threads may outlive all else. After a fork they are the parent's, so the child begins anew.
 std::atomic<Team*> current_team{nullptr};
-[[maybe_unused]] const int forgotten = pthread_atfork(nullptr, nullptr, [] { current_team.store(nullptr); });
+[[maybe_unused]] const int forked = pthread_atfork([] { starting.lock(); }, [] { starting.unlock(); },
+                                                   [] {
+                                                       starting.unlock();
+                                                       current_team.store(nullptr);
+                                                   });
 
 Team& team() {
     Team* found = current_team.load();
