@@ -23,9 +23,11 @@ def extensions() -> list[Extension]:
     """The native kernels; `optional`, so that a machine without a compiler installs all else."""
     try:
         import pybind11
+        from pybind11.setup_helpers import ParallelCompile
     except ImportError:
         print("gradwire: no pybind11, so no native kernels; the reference kernels run", file=sys.stderr)
         return []
+    ParallelCompile().install()  # a file a core at once
     root = Path(__file__).parent
     native = Extension(
         "gradwire.kernels.native._native",

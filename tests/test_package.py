@@ -49,14 +49,15 @@ def test_examples_in_docstrings_run(name):
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """A folder with a real installation of the tree, and the tree it was made from."""
+    """A folder with a real installation of the tree, made without a compiler, and the tree it was made from."""
     source, target = (tmp_path_factory.mktemp(name) for name in ("source", "target"))
     for folder in FOLDERS:
         shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     for file in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / file, source)
+    environment = {**os.environ, "CC": "/bin/false", "CXX": "/bin/false"}
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
-    subprocess.run([*pip, "--target", target, source], check=True)
+    subprocess.run([*pip, "--target", target, source], env=environment, check=True)
     return source, target
 
 
@@ -76,6 +77,21 @@ def test_an_installation_is_imported_from_where_it_lies(installed):
     _, target = installed
     code = "import gradwire.compress as a, gradwire.experiments.cli as b; print(a.__file__, b.__file__)"
     assert all(file.startswith(str(target)) for file in python(code, target, PYTHONPATH=str(target)).split())
+
+
+def test_without_a_compiler_all_else_is_installed_and_the_reason_is_told(installed):
+    _, target = installed
+    code = """
+import torch
+from gradwire import kernels
+native = {backend.name: backend for backend in kernels.backends()}["native"]
+out = torch.empty(2)
+kernels.cast_scaled(torch.ones(2), out, 0.5)
+print(native.available, native.reason, out.tolist())
+"""
+    shown = python(code, target, PYTHONPATH=str(target))
+    assert shown.startswith("False the extension is not built")
+    assert shown.endswith("[0.5, 0.5]")
 
 
 def test_a_clone_is_imported_from_where_it_lies(installed):
