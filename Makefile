@@ -63,10 +63,11 @@ format: $(STAMP)
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-# A real installation beside the editable one: mypy does not follow the mapping of folders to packages.
+# A real installation beside the editable one: mypy does not follow the mapping of folders to packages. What it does not
+# read, the native kernels, is left out.
 types: $(STAMP)
 	@rm -rf build $(INSTALLED)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --target $(INSTALLED) .
+	@CC=/bin/false CXX=/bin/false $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --target $(INSTALLED) .
 	@cd $(INSTALLED) && $(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache --package gradwire
 
 clean:

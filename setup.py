@@ -27,7 +27,7 @@ def extensions() -> list[Extension]:
     except ImportError:
         print("gradwire: no pybind11, so no native kernels; the reference kernels run", file=sys.stderr)
         return []
-    ParallelCompile().install()  # a file a core at once
+    ParallelCompile("MAX_JOBS", max=4).install()  # several files at once, as many as the variable says
     root = Path(__file__).parent
     native = Extension(
         "gradwire.kernels.native._native",

@@ -45,7 +45,7 @@ class Bucket:
     @property
     def stateful(self) -> bool:
         """Whether a step changes anything that may have to be undone."""
-        return bool(self._tensors)
+        return bool(self._tensors or self.owed)
 
     def reduce(self, flat: Tensor, step: int, watched: bool) -> Program[Tensor]:
         """Average the bucket over ranks, in place of `flat`. `watched`: it has a say in whether the step counts."""
@@ -59,7 +59,7 @@ class Bucket:
             average = yield from self._reduce_used(flat, used)
         if average is not flat:
             flat.copy_(average)
-        if watched or self.owed:
+        if watched:
             self._verdict = Verdict(all_finite(flat))
         return flat
 
@@ -166,7 +166,7 @@ class Buckets:
         self.step = 0
         self.plan: list[tuple[str, ...]] = []  # buckets of a loaded state that have not been met yet
         self._live: dict[tuple[str, ...], Bucket] = {}
-        self._met = False  # a step has come to its end, so all buckets are known
+        self._met = False  # a step has come to its end since the last bucket was added, so all are known
         self._sparse_verdicts: list[Verdict] = []  # of the step that is under way
         self._homeless: Entries = {}
         self._former: Compressor | None = None  # whose state `_foreign` is: loaded, then swapped before any step
@@ -192,6 +192,7 @@ class Buckets:
         bucket.load({name: self._homeless.pop(name) for name in layout.names if name in self._homeless})
         self._adopt(bucket)
         self._live[layout.names] = bucket
+        self._met = False
         return bucket
 
     def _adopt(self, bucket: Bucket) -> None:
@@ -207,8 +208,8 @@ class Buckets:
 
     @property
     def watched(self) -> bool:
-        """Whether any bucket has something to undo; while some have not been met, whether any may have."""
-        strange = not self._met and not self.averages
+        """Whether any bucket has something to undo; where some may not have been met, whether any may have."""
+        strange = (self.partial or not self._met) and not self.averages
         return strange or any(bucket.stateful for bucket in self._live.values())
 
     def reduce_sparse(self, gradient: Tensor, world_size: int, watched: bool) -> Program[Tensor]:

@@ -212,7 +212,7 @@ class Handle:
     def _submit(
         self, engine: Engine, part: Part, index: int, flat: Tensor, buffer: Tensor, scaled: bool
     ) -> torch.futures.Future[Tensor]:
-        program = part.reduce(flat, self._buckets.step - 1, buffer, scaled, self._buckets.watched)
+        program = part.reduce(flat, self._buckets.step - 1, buffer, scaled, not scaled and self._buckets.watched)
         return self._run(engine, program, index, part.bucket.layout.names, part.bucket.layout.numel)
 
     def _submit_sparse(self, engine: Engine, bucket: SparseBucket) -> torch.futures.Future[Tensor]:

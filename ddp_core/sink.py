@@ -68,8 +68,8 @@ def _replaced(output: Any, replace: Callable[[Tensor], Tensor]) -> Any:
             return item if item.grad_fn is None else replace(item)
         if dataclasses.is_dataclass(item) and not isinstance(item, type):
             item = copy.copy(item)
-            for field in dataclasses.fields(item):
-                object.__setattr__(item, field.name, tree_map(inside, getattr(item, field.name)))
+            for name in (field.name for field in dataclasses.fields(item) if hasattr(item, field.name)):
+                object.__setattr__(item, name, tree_map(inside, getattr(item, name)))
         return item
 
     return tree_map(inside, output)

@@ -4,7 +4,8 @@
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TypeAlias
+from functools import partial as partially
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -67,4 +68,10 @@ def comm_hook(
     handle = Handle(spec, process_group, timeout, partial=partial)
     if model is not None:
         handle.bind(model)
+    if ddp is not None and getattr(ddp, "skip_all_reduce_unused_params", False):
+        ddp.register_forward_pre_hook(partially(_forward_begins, handle))  # any bucket may be the first of a step
     return handle, compress_bucket
+
+
+def _forward_begins(handle: Handle, *_: Any) -> None:
+    handle.expect_step()

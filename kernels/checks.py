@@ -123,6 +123,7 @@ def check_select_largest(grad: Tensor, residual: Tensor | None, indices: Tensor,
     """The arguments of `select_largest`."""
     require(length > 0, f"a row has at least one element, got {length}")
     _check_sparse(indices, values)
+    require(length - 1 <= torch.iinfo(indices.dtype).max, f"{indices.dtype} has no index of element {length - 1}")
     _holds(values.shape[0], length, grad)
     on_one_device(grad=grad, residual=residual, indices=indices, values=values)
     flat(grad=grad, residual=residual)
@@ -160,10 +161,13 @@ def check_factor(name: str, factor: Tensor, size: int) -> None:
 
 @functools.lru_cache(maxsize=1024)
 def end_of(factors: Factors) -> int:
-    """One past the last element of the last matrix; ValueError for what is no matrix."""
-    for m in factors.matrices:
+    """One past the last element of the last matrix; ValueError for what is no matrix, and for two that share elements."""
+    end = 0
+    for m in sorted(factors.matrices, key=lambda each: each.offset):
         require(min(m.offset, m.rows, m.columns) >= 0 and m.rank > 0, f"not a matrix: {m}")
-    return max((m.offset + m.rows * m.columns for m in factors.matrices), default=0)
+        require(m.offset >= end or not m.rows * m.columns, f"the matrix before it ends at element {end}: {m}")
+        end = max(end, m.offset + m.rows * m.columns)
+    return end
 
 
 def _check_blocks(scales: Tensor, length: int) -> None:

@@ -115,10 +115,10 @@ const Level& baseline_level();
 const Level& avx2_level();
 const Level& avx512_level();
 
-// The levels that this processor runs, the best first.
+// The levels that this processor runs, the default first.
 std::vector<const Level*> levels();
 
-// The level in use: the best, unless another was chosen.
+// The level in use: the default, unless another was chosen.
 const Level& level();
 
 // For tests: use the level of that name; false where this processor does not run it.

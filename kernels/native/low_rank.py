@@ -7,7 +7,7 @@ import functools
 import torch
 from torch import Tensor
 
-from ..checks import check_factor, check_products, end_of, known, log_unknown, require, separate
+from ..checks import check_factor, check_products, end_of, known, log_unknown, on_one_device, require, separate
 from ..dispatch import Operation
 from ..low_rank import Factors, low_rank_finish, low_rank_left, low_rank_right, normalize, orthogonalize
 from .library import NAME, array, library
@@ -37,51 +37,48 @@ def _product(
     operation: Operation[..., None], grad: Tensor, residual: Tensor | None, factors: Factors, p: Tensor, q: Tensor
 ) -> bool:
     """Run one of the three products; False where the native code does not know the dtypes or the matrices."""
-    if not _knows(operation, factors, grad, residual, p, q):
+    if (packed := _known(operation, factors, grad, residual, p, q)) is None:
         return False
     check_products(grad, residual, factors, p, q)
     given = array(grad), array(residual), array(p), array(q)
-    getattr(library(), operation.name)(*_table(factors), *given, torch.get_num_threads())
+    getattr(library(), operation.name)(array(packed), len(packed), *given, torch.get_num_threads())
     return True
 
 
 @orthogonalize.implement(NAME)
 def _orthogonalize(p: Tensor, factors: Factors) -> None:
-    if not _knows(orthogonalize, factors, p):
+    if (packed := _known(orthogonalize, factors, p)) is None:
         return orthogonalize.reference(p, factors)
     check_factor("p", p, factors.left_offsets[-1])
     for m in factors.matrices:
         require(m.rank <= m.rows, f"{m.rank} vectors of {m.rows} elements cannot be orthonormal: {m}")
-    library().orthogonalize(*_table(factors), array(p), torch.get_num_threads())
+    library().orthogonalize(array(packed), len(packed), array(p), torch.get_num_threads())
 
 
 @normalize.implement(NAME)
 def _normalize(q: Tensor, factors: Factors, previous: Tensor | None = None) -> None:
-    if not _knows(normalize, factors, q, previous):
+    if (packed := _known(normalize, factors, q, previous)) is None:
         return normalize.reference(q, factors, previous)
+    on_one_device(q=q, previous=previous)
     check_factor("q", q, factors.right_offsets[-1])
     if previous is not None:
         check_factor("previous", previous, factors.right_offsets[-1])
         separate(q=q, previous=previous)
-    library().normalize(*_table(factors), array(q), array(previous), torch.get_num_threads())
+    library().normalize(array(packed), len(packed), array(q), array(previous), torch.get_num_threads())
 
 
-def _knows(operation: Operation[..., None], factors: Factors, *tensors: Tensor | None) -> bool:
+def _known(operation: Operation[..., None], factors: Factors, *tensors: Tensor | None) -> Tensor | None:
+    """The matrices as C++ reads them; None where it does not know them or the dtypes."""
     if not known(NAME, operation, *tensors, dtypes=(torch.float32,)):
-        return False
-    if _packed(factors) is None:
+        return None
+    if (packed := _packed(factors)) is None:
         log_unknown(NAME, operation.name, f"empty matrices and ranks above {LARGEST_RANK}")
-        return False
-    return True
-
-
-def _table(factors: Factors) -> tuple[tuple[int, int, int, int], int]:
-    return array(_packed(factors)), len(factors.matrices)
+    return packed
 
 
 @functools.lru_cache(maxsize=1024)
 def _packed(factors: Factors) -> Tensor | None:
-    """The matrices as C++ reads them, rows of int64; None where there are some that it does not know."""
+    """A row of int64 for each matrix; None where there are some that C++ does not know."""
     end_of(factors)  # refuses what is no matrix
     if any(m.rank > LARGEST_RANK or not m.rows * m.columns for m in factors.matrices):
         return None

@@ -23,10 +23,10 @@ uint32_t kth_largest(uint32_t* magnitudes, int64_t count, int64_t k) {
 }
 
 // Candidates of one thread, by ascending index. Where they are more than there is room for, all but the k largest are
-// dropped.
+// dropped. `capacity`: the room of all pools that it is merged with, its own included.
 class Pool {
   public:
-    explicit Pool(int64_t room) : room_(room), candidates_(new Candidate[room]) {}
+    Pool(int64_t room, int64_t capacity) : room_(room), candidates_(new Candidate[capacity]) {}
 
     int64_t count() const { return count_; }
     const Candidate* candidates() const { return candidates_.get(); }
@@ -95,7 +95,7 @@ Pool collected(const Row& row, bool add, uint32_t threshold, int64_t k, int64_t 
     const int64_t room = std::min(row.numel, 2 * k + row.numel / 64) + 2 * TILE;
     std::vector<Pool> pools;
     for (int64_t worker = 0; worker < shares.threads; ++worker)
-        pools.emplace_back(worker ? room : shares.threads * room);
+        pools.emplace_back(room, worker ? room : shares.threads * room);
     share(shares, [&](int64_t part, int64_t worker) {
         pools[worker].collect(row, add, cut(row.numel, shares.parts, part), cut(row.numel, shares.parts, part + 1),
                               threshold, k);

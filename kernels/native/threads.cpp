@@ -15,7 +15,6 @@
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -82,7 +81,7 @@ struct Job {
     }
 };
 
-// Held while a thread is started, and during a fork: the child would keep the C library's locks as that left them.
+// Held while a thread is started, and during a fork: a child forked in between would have the C library's locks as held.
 std::mutex starting;
 
 class Team {
@@ -124,7 +123,7 @@ class Team {
         try {
             const std::lock_guard<std::mutex> lock(starting);
             std::thread([this] { serve(); }).detach();
-        } catch (const std::system_error&) {
+        } catch (const std::exception&) {
             started = false;
         }
         pthread_sigmask(SIG_SETMASK, &before, nullptr);

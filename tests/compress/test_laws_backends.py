@@ -7,6 +7,7 @@ from gradwire.compress import compressors
 
 from .test_laws import assert_conserves, assert_telescopes, layout
 
+pytestmark = pytest.mark.every_variant
 # Compressors with as much sent a step as lets few steps tell; the others as they are registered.
 COARSE = {
     "onebit": "onebit:block=8",

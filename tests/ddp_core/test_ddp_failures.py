@@ -176,7 +176,7 @@ def test_when_a_rank_raises_the_others_raise_within_the_time_limit_and_its_next_
 
 
 def joined(rank, world_size):
-    """Rank 0 has no inputs and stands in for the others with zeros, of which rank 2 dies in its backward."""
+    """Rank 0 has no inputs and stands in with zeros. Rank 2 dies in its third backward."""
     model = gradwire.DistributedDataParallel(Layers(), bucket_cap_mb=CAP, timeout=LONG)
     with model.join():
         for number in range(4 if rank else 0):

@@ -96,13 +96,13 @@ def step(model, inputs):
 
 
 def gradients_and_seconds(rank, world_size, whose, spec, link):
-    """The seconds of the last step, the gradients after it, and the bytes that it sent."""
+    """The seconds of the fastest of three steps, the gradients after them, and the bytes that the last one sent."""
     model, handle = wrapped(whose, spec)
     inputs = torch.full((4, WIDTHS[0]), rank + 1.0)
     step(model, inputs)  # builds buckets and groups
     step(model, inputs)
     with paced(link):
-        seconds = step(model, inputs)
+        seconds = min(step(model, inputs) for _ in range(3))
     gradients = [parameter.grad for parameter in model.parameters()]
     sent = handle.stats().last.traffic.sent_bytes
     handle.close()

@@ -1,6 +1,7 @@
 """Every way of setting up DDP that changes what a hook is handed."""
 
 import functools
+import inspect
 
 import pytest
 import torch
@@ -215,3 +216,39 @@ def test_a_parameter_that_no_rank_uses_is_left_alone(ranks):
 def test_what_is_held_back_outlives_steps_that_do_not_use_the_parameter(ranks, spec):
     for outcomes in ranks.run(train_branches, 2, UNUSED_IN_TWO_STEPS, (spec,)):
         assert outcomes[spec].lost < 1e-5
+
+
+class Chosen(nn.Module):
+    """Two layers, of which a step uses some."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(12, 12, bias=False) for _ in range(2))
+
+    def forward(self, inputs, used):
+        return sum(self.layers[index](inputs).sum() for index in used)
+
+
+def steps_by_layers(rank, world_size, attach):
+    options = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True}
+    ddp = DistributedDataParallel(Chosen(), bucket_cap_mb=0.0005, **options)  # a bucket a layer
+    if attach:
+        handle = gradwire.attach(ddp, "none")
+    else:
+        handle, hook = gradwire.comm_hook("none", ddp)
+        ddp.register_comm_hook(handle, hook)
+    seen = []
+    for used in ([0, 1], [1], [0], [1], [0, 1]):
+        ddp(torch.ones(3, 12), used).backward()
+        seen.append((handle.stats().steps, len(handle.stats().buckets)))
+    handle.close()
+    return seen
+
+
+@pytest.mark.skipif(
+    "skip_all_reduce_unused_params" not in inspect.signature(DistributedDataParallel).parameters,
+    reason="this torch's DDP sends all buckets",
+)
+@pytest.mark.parametrize("attach", [True, False])
+def test_a_step_may_begin_with_any_bucket_where_those_that_no_rank_used_are_not_handed_over(ranks, attach):
+    assert ranks.run(steps_by_layers, 2, attach) == [[(1, 2), (2, 1), (3, 1), (4, 1), (5, 2)]] * 2

@@ -7,6 +7,7 @@ from gradwire.kernels import Factors, Matrix, checks
 
 X, BITS, PLACES = torch.ones(16), torch.zeros(1, 2, dtype=torch.uint8), torch.zeros(1, 2, dtype=torch.int32)
 ONE = Factors((Matrix(0, 4, 4, 1),))
+TWO = Factors((Matrix(7, 3, 3, 1), Matrix(0, 4, 2, 1)))
 HALF = X[:8].clone()
 REFUSED = {
     "not contiguous": (checks.check_cast, (X[::2], HALF), "source is not contiguous"),
@@ -34,6 +35,8 @@ REFUSED = {
     "aliased out": (checks.check_scatter_mean, (PLACES[None], X[None, None, :2], X), "values and out overlap"),
     "past the end": (checks.check_products, (X[:15].clone(), None, ONE, HALF, X[:4].clone()), "end at element 16"),
     "short factor": (checks.check_products, (X, None, ONE, torch.ones(4), torch.ones(3)), "q has 3 elements"),
+    "long rows": (checks.check_select_largest, (X, None, PLACES, torch.ones(1, 2), 2**31 + 1), "no index of element"),
+    "matrices overlap": (checks.check_products, (X, None, TWO, HALF, HALF), "the matrix before it ends at element 8"),
     "no matrix": (checks.check_products, (X, None, Factors((Matrix(0, 4, 4, 0),)), HALF, HALF), "not a matrix"),
 }
 
