@@ -209,7 +209,7 @@ class Buckets:
     @property
     def watched(self) -> bool:
         """Whether any bucket has something to undo; where some may not have been met, whether any may have."""
-        strange = (self.partial or not self._met) and not self.averages
+        strange = not self._met and not self.averages
         return strange or any(bucket.stateful for bucket in self._live.values())
 
     def reduce_sparse(self, gradient: Tensor, world_size: int, watched: bool) -> Program[Tensor]:
