@@ -146,7 +146,7 @@ def check_products(grad: Tensor, residual: Tensor | None, factors: Factors, p: T
     on_one_device(grad=grad, residual=residual, p=p, q=q)
     flat(grad=grad, residual=residual, p=p, q=q)
     _as_long(grad, residual)
-    end = end_of(factors)
+    end = _end_apart(factors)
     require(end <= grad.numel(), f"the matrices end at element {end}, the gradient has {grad.numel()}")
     check_factor("p", p, factors.left_offsets[-1])
     check_factor("q", q, factors.right_offsets[-1])
@@ -161,13 +161,20 @@ def check_factor(name: str, factor: Tensor, size: int) -> None:
 
 @functools.lru_cache(maxsize=1024)
 def end_of(factors: Factors) -> int:
-    """One past the last element of the last matrix; ValueError for what is no matrix, and for two that share elements."""
+    """One past the last element of the last matrix; ValueError for what is no matrix."""
+    for m in factors.matrices:
+        require(min(m.offset, m.rows, m.columns) >= 0 and m.rank > 0, f"not a matrix: {m}")
+    return max((m.offset + m.rows * m.columns for m in factors.matrices), default=0)
+
+
+@functools.lru_cache(maxsize=1024)
+def _end_apart(factors: Factors) -> int:
+    """As `end_of`; ValueError also for two matrices that share elements."""
     end = 0
     for m in sorted(factors.matrices, key=lambda each: each.offset):
-        require(min(m.offset, m.rows, m.columns) >= 0 and m.rank > 0, f"not a matrix: {m}")
         require(m.offset >= end or not m.rows * m.columns, f"the matrix before it ends at element {end}: {m}")
         end = max(end, m.offset + m.rows * m.columns)
-    return end
+    return end_of(factors)
 
 
 def _check_blocks(scales: Tensor, length: int) -> None:

@@ -67,8 +67,9 @@ def build(spec):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("spec", [*SPECS, *OBJECTS])
-@pytest.mark.usefixtures("compiled_backend")
-def test_conservation_what_goes_in_comes_out_or_is_held_back(spec, dtype):
+def test_conservation_what_goes_in_comes_out_or_is_held_back(compiled_backend, spec, dtype):
+    if dtype == torch.float64 and compiled_backend != "reference":
+        pytest.skip("float64 runs on the reference")
     for shapes in SHAPES.values():
         for world_size in (1, 2, 3, 4):
             assert_conserves(spec, layout(shapes, dtype, world_size), steps=3)
@@ -89,7 +90,7 @@ def assert_conserves(spec, within, steps):
         assert (given - kept).abs().max() <= tolerance(spec, within.dtype) * max(1.0, given.abs().max())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("spec", [*TELESCOPING, "topk:ratio=0.1"])
 def test_telescoping_the_mean_output_converges_as_one_over_t(spec, dtype):
     assert_telescopes(spec, layout(CONSTANT, dtype, 2), STEPS)
