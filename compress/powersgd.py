@@ -113,7 +113,7 @@ class PowerSGD:
         for name, view in q.layout.views(q.flat).items():
             digest = hashlib.sha256(f"{self.seed}/{step}/{name}".encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-            view.copy_(torch.randn(view.shape, generator=generator, dtype=view.dtype))
+            view.copy_(torch.randn(view.shape, generator=generator, dtype=view.dtype, device="cpu"))
 
 
 def _whole(grad: Tensor, places: tuple[tuple[int, int], ...], residual: Tensor | None) -> Program[None]:

@@ -102,7 +102,8 @@ class Chunk:
 
     def save(self, field: str) -> Entries:
         return {
-            name: {field: piece.clone(), f"{field}.first": torch.tensor(first)} for name, first, piece in self.pieces()
+            name: {field: piece.clone(), f"{field}.first": torch.tensor(first, device="cpu")}
+            for name, first, piece in self.pieces()
         }
 
     def load(self, field: str, entries: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:

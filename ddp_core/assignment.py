@@ -74,12 +74,14 @@ class BucketPlan:
         self._parameters, self._sparse, self._caps, self._alias = parameters, sparse, caps, alias
         self._traced: list[int] = []
         self._traced_before: list[int] | None = None
+        self.built = 0  # times that buckets were made
         self.build(range(len(parameters))[::-1])
 
     def build(self, order: Sequence[int]) -> None:
         """Make the buckets for parameters that get ready in this order. All ranks do so between the same steps."""
         self.buckets: list[GradBucket] = []  # the old ones go first, so that both never use memory
         self.bucket_of: list[GradBucket] = []
+        self.built += 1
         self.order = list(order)
         ready = [self._parameters[index] for index in order]
         positions = assigned(ready, self._caps, [self._sparse[index] for index in order])

@@ -26,6 +26,21 @@ class Rules:
         return self.find_unused_parameters and not self.static_graph
 
 
+@dataclass(frozen=True)
+class Wishes:
+    """What those who average want of a step's gradients.
+
+    `scale`: what these are multiplied by on their way into a bucket. `fresh`: whether old ones, of parameters that no rank
+    used, must not be among them, since they would be remembered.
+    """
+
+    scale: float = 1.0
+    fresh: bool = False
+
+
+NONE = Wishes()
+
+
 @dataclass
 class Backward:
     """What one synchronized backward has brought so far."""
@@ -35,6 +50,7 @@ class Backward:
     started: bool  # what it will reach is known, or does not matter
     asks: bool  # ranks tell each other which parameters they used
     skips: bool  # what no rank used is not sent
+    fresh: bool  # zeros stand for old gradients of what no rank used
     static_usage: Sequence[int] | None  # as `used_by_any`, in a static graph that is known
     asleep: Sequence[Sequence[int]] = ()  # members of each bucket without hooks
     order: list[int] = field(default_factory=list)
@@ -77,13 +93,15 @@ class Backward:
 
     def needs(self, bucket: GradBucket) -> bool:
         """Whether a bucket is sent; parts of it that no rank used are taken out (section 6.2.2)."""
-        used = self.used_by_any() if self.skips else None
+        used = self.used_by_any() if self.skips or self.fresh else None
         if used is None:
             return True
         absent = [index for index in bucket.members if not used[index]]
-        if 0 < len(absent) < len(bucket.members):
+        if self.skips and len(absent) == len(bucket.members):
+            return False
+        if absent:
             bucket.leave_out(absent)
-        return len(absent) < len(bucket.members)
+        return True
 
     def firings(self) -> list[int]:
         """How often each parameter fired in the first backward of a static graph, which now sends them all.

@@ -15,6 +15,7 @@ from ..compress.together import together
 from ..kernels import all_finite
 from .parameters import as_real
 from .sparse import sparse_mean
+from .verdict import Verdict
 
 OWED = "owed"  # the field under which a state dict keeps gradient that has lost its place
 
@@ -24,10 +25,12 @@ class Bucket:
 
     A step whose average is not finite on any bucket is one that GradScaler skips: its changes to the state are undone.
     With `partial`, some steps may leave parameters out on all ranks: what would be averaged for those is kept for later,
-    since DDP drops it.
+    since DDP drops it. `inherits`: it may be given something to owe.
     """
 
-    def __init__(self, compressor: Compressor, layout: Layout, step: int, *, partial: bool = False) -> None:
+    def __init__(
+        self, compressor: Compressor, layout: Layout, step: int, *, partial: bool = False, inherits: bool = False
+    ) -> None:
         self.layout = layout
         self.owed: dict[str, Tensor] = {}
         self._compressor = compressor
@@ -35,12 +38,13 @@ class Bucket:
         states.set_step(self.state, step)
         self._tensors = [tensor for _, leaf in states.leaves(self.state) for tensor in leaf.tensors()]
         self._kept: Tensor | None = None
-        if partial and self._tensors:
+        if partial and (self._tensors or inherits):
             self._kept = torch.zeros(layout.numel, dtype=layout.dtype, device=layout.device)
             self._tensors.append(self._kept)
             self._sizes = torch.tensor(layout.sizes, device=layout.device)
         self._before = [torch.empty_like(tensor) for tensor in self._tensors]
         self._verdict: Verdict | None = None
+        self._begun = False  # `_before` is from the step that is under way
 
     @property
     def stateful(self) -> bool:
@@ -50,6 +54,7 @@ class Bucket:
     def reduce(self, flat: Tensor, step: int, watched: bool) -> Program[Tensor]:
         """Average the bucket over ranks, in place of `flat`. `watched`: it has a say in whether the step counts."""
         _copy(self._tensors, self._before)
+        self._begun = True
         states.set_step(self.state, step)
         used = None if self._kept is None else self._used(flat)
         self._add_owed(flat)
@@ -100,6 +105,7 @@ class Bucket:
 
     def settle(self, keep: bool) -> None:
         """End the step: keep what it changed, or undo it."""
+        self._begun = False
         if self._verdict is None:
             return
         self._verdict = None
@@ -114,6 +120,17 @@ class Bucket:
         for name, numbers in self._dropped().items():
             entries.setdefault(name, {})[OWED] = numbers
         return entries
+
+    def save_before(self) -> Entries:
+        """As `save`, but of the state before the step that is under way."""
+        if not self._begun:
+            return self.save()
+        now = [tensor.clone() for tensor in self._tensors]
+        _copy(self._before, self._tensors)
+        try:
+            return self.save()
+        finally:
+            _copy(now, self._tensors)
 
     def load(self, entries: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Take saved numbers; those that lost their place are owed to the next average."""
@@ -136,22 +153,6 @@ class Bucket:
         self.owed[name] = self.owed[name] + mine if name in self.owed else mine
 
 
-class Verdict:
-    """A flag on its way from the device to the host; only reading it waits, and by the next step it has arrived."""
-
-    def __init__(self, flag: Tensor) -> None:
-        self._flag = flag.to("cpu", non_blocking=True)
-        self._arrived: torch.cuda.Event | None = None
-        if flag.is_cuda:
-            self._arrived = torch.cuda.Event()
-            self._arrived.record(torch.cuda.current_stream(flag.device))
-
-    def __bool__(self) -> bool:
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        return bool(self._flag)
-
-
 def _copy(source: list[Tensor], target: list[Tensor]) -> None:
     if source:
         torch._foreach_copy_(target, source)
@@ -166,6 +167,7 @@ class Buckets:
         self.step = 0
         self.plan: list[tuple[str, ...]] = []  # buckets of a loaded state that have not been met yet
         self._live: dict[tuple[str, ...], Bucket] = {}
+        self._inherits = False  # whether buckets may be given something to owe; the same on all ranks
         self._met = False  # a step has come to its end since the last bucket was added, so all are known
         self._sparse_verdicts: list[Verdict] = []  # of the step that is under way
         self._homeless: Entries = {}
@@ -175,7 +177,8 @@ class Buckets:
     @property
     def averages(self) -> bool:
         """Whether the compressor only averages, and nothing is owed: gradients may then come divided already."""
-        owing = self._homeless or self._foreign or any(bucket.owed for bucket in self._live.values())
+        coming = self._homeless or self._foreign or (self._inherits and self.partial and not self._live)
+        owing = coming or any(bucket.stateful for bucket in self._live.values())
         return getattr(self.compressor, "averages", False) and not owing
 
     def get(self, layout: Layout) -> Bucket | None:
@@ -188,7 +191,7 @@ class Buckets:
         members = set(layout.names)
         for names in [names for names in self._live if members.intersection(names)]:
             self._homeless.update(self._live.pop(names).save())
-        bucket = Bucket(self.compressor, layout, self.step, partial=self.partial)
+        bucket = Bucket(self.compressor, layout, self.step, partial=self.partial, inherits=self._inherits)
         bucket.load({name: self._homeless.pop(name) for name in layout.names if name in self._homeless})
         self._adopt(bucket)
         self._live[layout.names] = bucket
@@ -245,7 +248,7 @@ class Buckets:
             for name, numbers in bucket.held_back().items():
                 self._homeless[name] = {OWED: numbers}
         self.compressor = compressor
-        self._live = {}
+        self._live, self._inherits = {}, True
 
     def rescale(self, factor: float) -> None:
         """Multiply what all buckets hold back. Raises RuntimeError for a loaded state that no step has taken up yet."""
@@ -260,15 +263,22 @@ class Buckets:
     def state_dict(self) -> dict[str, Any]:
         """{"step", "buckets": names of each bucket in order, "parameters": {name: {field: tensor}}}."""
         self.settle()
+        return self._saved(self.step, [bucket.save() for bucket in self._live.values()])
+
+    def state_before(self) -> dict[str, Any]:
+        """The state dict as it was before the step that is under way."""
+        return self._saved(self.step - 1, [bucket.save_before() for bucket in self._live.values()])
+
+    def _saved(self, step: int, live: Iterable[Entries]) -> dict[str, Any]:
         if self._foreign:
             raise RuntimeError(
                 "a state that was loaded, then swapped, can be saved after the next backward, not before it"
             )
         entries = dict(self._homeless)
-        for bucket in self._live.values():
-            entries.update(bucket.save())
+        for each in live:
+            entries.update(each)
         buckets = [list(names) for names in (*self._live, *self.plan)]
-        return {"step": self.step, "buckets": buckets, "parameters": entries}
+        return {"step": step, "buckets": buckets, "parameters": entries}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Take a saved state; buckets claim their parts when they are met."""
@@ -276,4 +286,5 @@ class Buckets:
         self.plan = [tuple(names) for names in saved["buckets"] if names]
         self._live = {}
         self._homeless = {name: dict(fields) for name, fields in saved["parameters"].items()}
+        self._inherits = any(OWED in fields for fields in self._homeless.values())
         self._former, self._foreign = None, {}

@@ -63,7 +63,7 @@ class Calm:
     def __init__(self, plan: BucketPlan, parameters: Sequence[Tensor], hooks: Hooks) -> None:
         self._plan, self._parameters, self._hooks = plan, parameters, hooks
         self._patience, self._alike = PATIENCE, 0
-        self._buckets: object = None  # those that `_sleepers` is for
+        self._built = 0  # which of the plan's buckets `_sleepers` is for
         self._sleepers = NOBODY
         self._hookless: Sequence[Sequence[int]] | None = NOBODY  # None after some were woken
 
@@ -80,8 +80,8 @@ class Calm:
         """Those that may sleep. They must not have a gradient yet: that it comes is how they are heard of."""
         if self._alike < self._patience or self._plan.traced_alike is None:
             return NOBODY
-        if self._buckets is not self._plan.buckets:
-            self._buckets, self._sleepers = self._plan.buckets, self._chosen(self._plan.traced_alike)
+        if self._built != self._plan.built:
+            self._built, self._sleepers = self._plan.built, self._chosen(self._plan.traced_alike)
         came = any(self._parameters[index].grad is not None for members in self._sleepers for index in members)
         return NOBODY if came else self._sleepers
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol, TypeAlias
@@ -76,10 +76,14 @@ def _started(work: dist.Work | None) -> dist.Work:
     return work
 
 
-def exchange(text: str, group: dist.ProcessGroup) -> list[str]:
-    """Every rank's text, in rank order. Blocks; the process group's own time limit applies."""
+def exchange(text: str, group: dist.ProcessGroup, device: torch.device | None = None) -> list[str]:
+    """Every rank's text, in rank order. Blocks; the process group's own time limit applies.
+
+    `device`: this rank's. On CUDA texts travel by way of the current device, which may still be another one.
+    """
     texts: list[str] = [""] * group.size()
-    dist.all_gather_object(texts, text, group=group)
+    with torch.cuda.device(device) if device is not None and device.type == "cuda" else nullcontext():
+        dist.all_gather_object(texts, text, group=group)
     return texts
 
 

@@ -53,7 +53,7 @@ class Engine:
     def agree(self, text: str) -> None:
         """Raise ValueError on every rank unless all ranks pass the same text. A collective call."""
         self._refuse_if_failed()
-        texts = exchange(text, self.group)
+        texts = exchange(text, self.group, self.device)
         differing = [rank for rank, other in enumerate(texts) if other != texts[0]]
         if differing:
             raise ValueError(
@@ -77,6 +77,18 @@ class Engine:
             self._live[job] = None
         self._executor.submit(job, at_once=at_once)
         return future, job.record
+
+    @property
+    def failed(self) -> bool:
+        """Whether it reduces no more gradients."""
+        return self._failure is not None
+
+    def rest(self, deadline: float) -> None:
+        """Wait until no program runs; raise RuntimeError where one still does at `deadline`, by time.monotonic."""
+        if not self._executor.rest(deadline):
+            raise RuntimeError(
+                "buckets of a backward that did not come to its end are still under way: other ranks do not answer"
+            )
 
     def close(self, limit: timedelta | None = None) -> None:
         """End the engine's threads; programs that are under way finish first, if they do within `limit`."""

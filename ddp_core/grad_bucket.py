@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -242,3 +243,6 @@ def _views(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
         else piece.view(parameter.shape)
         for piece, parameter in zip(pieces, parameters, strict=True)
     ]
+
+
+Average: TypeAlias = Callable[[GradBucket], "torch.futures.Future[Tensor]"]  # what a reducer sends buckets through

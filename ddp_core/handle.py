@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import reduce
 from operator import add
@@ -16,46 +16,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..compress import Layout, Program, Spec, all_reduce, compressor, most_rounds
+from ..compress import Layout, Program, Spec, compressor, most_rounds
 from . import checkpoint
-from .buckets import Bucket, Buckets
+from .buckets import Buckets
 from .engine import DEFAULT_TIMEOUT, Engine
 from .grad_bucket import GradBucket
 from .job import Record
 from .parameters import as_real, layout_of
+from .parts import Part, all_done, labelled, places_in
 from .sparse import SPARSE_ROUNDS, SparseBucket
 from .stats import BucketStats, Stats
 
 AT_EXIT = timedelta(seconds=5)
-
-
-@dataclass(frozen=True)
-class Part:
-    """A bucket of ours inside one of DDP's: all of it (`places` is None) or the listed pieces of its flat buffer."""
-
-    bucket: Bucket
-    places: tuple[tuple[int, int], ...] | None
-
-    def take(self, flat: Tensor) -> Tensor:
-        """The part's gradients, flat: the buffer itself, or a copy of the pieces."""
-        return flat if self.places is None else torch.cat([flat[first:end] for first, end in self.places])
-
-    def reduce(self, flat: Tensor, step: int, buffer: Tensor, scaled: bool, watched: bool) -> Program[Tensor]:
-        """Average this part of `flat`, which is `buffer` as real numbers, in place; returns `buffer`.
-
-        All of it is in the program, so that on CUDA it runs on the side stream, and the future's events cover it. `scaled`:
-        the gradients come divided by the world size, to a compressor that averages.
-        """
-        part = self.take(flat)
-        average = yield from all_reduce(part, "sum") if scaled else self.bucket.reduce(part, step, watched)
-        self.give(flat, average)
-        return buffer
-
-    def give(self, flat: Tensor, average: Tensor) -> None:
-        """Write the average where the gradients came from."""
-        if self.places is not None:
-            pieces = [flat[first:end] for first, end in self.places]
-            torch._foreach_copy_(pieces, list(average.split([piece.numel() for piece in pieces])))
+AT_SAVING = timedelta(minutes=1)  # that buckets under way may take, after a backward that did not come to its end
 
 
 class Handle:
@@ -84,6 +57,8 @@ class Handle:
         self._last_index: int | None = None
         self._records: list[BucketStats] = []
         self._steps, self._total = 0, Record()
+        self._loaded_order: list[str] = []
+        self._whole = True  # the step has come to its end, or will if what was sent does
 
     def bind(self, model: nn.Module) -> None:
         """Key the state by the names of `model`'s parameters; without it they are numbered as DDP hands them over.
@@ -107,7 +82,9 @@ class Handle:
         if self._last_index is None or bucket.index() <= self._last_index:
             self.begin_step()
         self._last_index = bucket.index()
-        return self.average(bucket)
+        future = self.average(bucket)
+        self._whole = bucket.is_last()
+        return future
 
     def expect_step(self) -> None:
         """The next bucket that `reduce` is given is the first of a step, whatever its index."""
@@ -125,18 +102,17 @@ class Handle:
         futures = [self._submit(engine, part, bucket.index(), flat, buffer, scaled) for part in parts]
         if len(futures) == 1 or flat.is_cuda:
             return futures[-1]  # on the side stream the last part ends last, and its future knows the device
-
-        def finished(done: torch.futures.Future[Any]) -> Tensor:
-            for future in done.value():
-                future.value()  # raises what the program raised
-            return buffer
-
-        return torch.futures.collect_all(futures).then(finished)
+        return all_done(futures, buffer)
 
     @property
     def scale(self) -> float:
         """What gradients may be multiplied by on their way into a bucket: the mean is then a sum."""
         return 1 / self._process_group().size() if self._buckets.averages else 1.0
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the compressor may keep for later steps what it is given in one."""
+        return not getattr(self._buckets.compressor, "averages", False)
 
     def swap(self, spec: Spec) -> None:
         """Go on with another compressor from the next step; nothing held back is lost. All ranks swap at one step."""
@@ -169,10 +145,20 @@ class Handle:
 
         {"gradwire": format, "compressor", "world_size", "rank", "step": synced backwards, "buckets": [[name]],
         "parameters": {name: {field: tensor}}}
+
+        After a backward that did not come to its end it is the state before it, which the model's parameters belong to.
+        Raises RuntimeError where buckets of such a backward are still under way after a minute.
         """
         group = self._process_group()
         header = checkpoint.header(self._buckets.compressor, group.size(), group.rank())
-        return {**header, **self._buckets.state_dict()}
+        return {**header, **self._saved()}
+
+    def _saved(self) -> dict[str, Any]:
+        deadline = time.monotonic() + min(self._timeout, AT_SAVING).total_seconds()
+        for engine in self._engines.values():
+            engine.rest(deadline)
+        ended = self._whole and not any(engine.failed for engine in self._engines.values())
+        return self._buckets.state_dict() if ended else self._buckets.state_before()
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on from this rank's `state_dict()`; training then is bit-identical to not having stopped.
@@ -184,6 +170,22 @@ class Handle:
         if self._bound:
             checkpoint.check_parameters(saved, self._buckets.compressor, self._names, group.size(), group.rank())
         self._reload(saved)
+        self._loaded_order = [name for names in saved["buckets"] for name in names]
+
+    def loaded_order(self) -> Sequence[str]:
+        """The parameters in the order in which a state that has just been loaded had them in buckets; told once."""
+        order, self._loaded_order = self._loaded_order, []
+        return order
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without threads and process groups; a copy reduces on the default group."""
+        settings = {"compressor": self._buckets.compressor, "timeout": self._timeout, "partial": self._buckets.partial}
+        return {**settings, "names": self._names, "bound": self._bound, "state": self._saved()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Handle.__init__(self, state["compressor"], None, state["timeout"], partial=state["partial"])
+        self._names, self._bound = state["names"], state["bound"]
+        self._buckets.load_state_dict(state["state"])
 
     def close(self) -> None:
         """End the threads and process groups that the hook made; training with it is over."""
@@ -201,9 +203,14 @@ class Handle:
     def begin_step(self) -> None:
         """The first bucket of a synced step comes next."""
         self._buckets.settle()
+        self._whole = False
         self._buckets.step += 1
         self._count_records()
         self._steps += 1
+
+    def end_step(self) -> None:
+        """All averages of the step that `begin_step` began have been handed out."""
+        self._whole = True
 
     def _count_records(self) -> None:
         self._total = reduce(add, (bucket.record for bucket in self._records), self._total)
@@ -226,7 +233,7 @@ class Handle:
     def _run(
         self, engine: Engine, program: Program[Tensor], index: int, names: tuple[str, ...], elements: int
     ) -> torch.futures.Future[Tensor]:
-        label = _label(index, names)
+        label = labelled(index, names)
         future, record = engine.submit(program, label, at_once=self._buckets.averages)
         self._records.append(BucketStats(names, elements, record))
         return future
@@ -251,7 +258,7 @@ class Handle:
             mine = layout_of({name: named[name] for name in names}, flat.dtype, flat.device, group.size(), group.rank())
             rounds = most_rounds(self._buckets.compressor, [mine])
             engine.prepare(rounds + self._buckets.partial)  # which parameters were used may travel apart
-            places = None if mine == layout else _places(layout, names)
+            places = None if mine == layout else places_in(layout, names)
             parts.append(Part(self._buckets.get(mine) or self._buckets.add(mine), places))
         return parts
 
@@ -287,14 +294,3 @@ class Handle:
     def _forget_parts(self) -> None:
         self._count_records()
         self._parts, self._agreed = {}, False
-
-
-def _places(layout: Layout, names: Sequence[str]) -> tuple[tuple[int, int], ...]:
-    """First and last element of the named parameters in the flat buffer."""
-    spans = {n: (o, o + s) for n, o, s in zip(layout.names, layout.offsets, layout.sizes, strict=True)}
-    return tuple(spans[name] for name in names)
-
-
-def _label(index: int, names: Sequence[str]) -> str:
-    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return f"bucket {index} (parameters {shown})"

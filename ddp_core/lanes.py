@@ -23,6 +23,8 @@ from .collectives import start
 from .job import Job
 from .private_group import private_group
 
+POLL_SECONDS = 0.1  # between two looks whether a thread still lives
+
 
 class Lanes:
     """Threads that carry jobs from round to round.
@@ -38,7 +40,7 @@ class Lanes:
         self._timeout = timeout
         self._on_end = on_end
         self._groups: list[dist.ProcessGroup] = []
-        self._queues: list[SimpleQueue[Job | None]] = []
+        self._queues: list[SimpleQueue[Job | threading.Event | None]] = []
         self._threads: list[threading.Thread] = []
         self._queued = self._begun = 0  # jobs that were to begin on the first lane's thread, and those that did
         handover.hasten(self)
@@ -71,6 +73,16 @@ class Lanes:
             self._queued += 1
             self._queues[0].put(job)
 
+    def rest(self, deadline: float) -> bool:
+        """Wait until all that is queued is done, or `deadline`, by time.monotonic; whether it is."""
+        for queue, thread in zip(self._queues, self._threads, strict=True):
+            done = threading.Event()
+            queue.put(done)
+            while thread.is_alive() and not done.wait(max(0.0, min(deadline - time.monotonic(), POLL_SECONDS))):
+                if time.monotonic() > deadline:
+                    return False
+        return True
+
     def close(self, limit: timedelta | None = None) -> None:
         """End the threads once they have done what is queued, then the groups; wait no longer than `limit`."""
         if os.getpid() != self._process:
@@ -102,6 +114,9 @@ class Lanes:
         """Stage j ends round j - 1 of each job, in order, and starts its round j."""
         torch.get_num_threads()  # makes torch's number of threads hold for BLAS here; it decides how products are rounded
         while (job := self._queues[stage].get()) is not None:
+            if isinstance(job, threading.Event):
+                job.set()
+                continue
             self._step(job, stage)
             if stage == 0:
                 self._begun += 1

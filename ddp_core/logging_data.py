@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -58,7 +59,7 @@ class Logger:
 
     def __init__(self, model: TorchFace) -> None:
         self.sample_rate = SAMPLE_RATE
-        self._model = model
+        self._model = weakref.proxy(model)  # whose logger this is
         self._data = LoggingData()
         self._samples = 0
         self._describe(model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -17,8 +17,10 @@ from torch.distributed.utils import _to_kwargs
 
 from ..compress import Spec
 from .arguments import Arguments, localize, states, trained
+from .backward import Wishes
+from .bucket_order import BucketOrder
 from .buffers import BufferSync
-from .collectives import largest, spread
+from .collectives import largest
 from .compatibility import TorchFace
 from .engine import DEFAULT_TIMEOUT
 from .grad_bucket import GradBucket
@@ -27,8 +29,10 @@ from .joining import ShadowSteps
 from .logging_data import Logger
 from .replicas import described, verify
 from .sink import overhear, watched
+from .stats import BucketStats
 from .timeline import StepTimes
 from .torch_reducer import TorchReducer
+from .weakly import weakly
 
 LEFT_OUT = (
     "process_group",
@@ -37,9 +41,9 @@ LEFT_OUT = (
     "logger",
     "timeline",
     "_buffers_sync",
+    "_order",
     "_hook",
 )
-ORDER_INTERVAL = 64  # synced steps between two looks at the order in which gradients get ready
 
 
 class DistributedDataParallel(TorchFace):
@@ -77,7 +81,7 @@ class DistributedDataParallel(TorchFace):
         groups = self.arguments.groups()
         if self.arguments.init_sync:
             shared = {name: p for name, p in module.named_parameters() if name not in self.parameters_to_ignore}
-            verify(described(shared, compressor), groups[0])
+            verify(described(shared, compressor), groups[0], self.device)
         self._connect(groups)
         if self.arguments.init_sync:
             self.copy_states(0, buffers=self.arguments.sync_buffers_at_start)
@@ -95,12 +99,13 @@ class DistributedDataParallel(TorchFace):
         self.compression = Handle(compressor, groups, timeout, partial=rules.find_unused_parameters)
         self.compression.bind(self.module)
         parameters, names = list(named.values()), list(named)
-        self.reducer = TorchReducer(parameters, names, sparse, rules, self.process_group, self._average, timeout)
-        self.reducer.at_end += [self._buffers_sync.wait, self._end_times]
+        self.reducer = TorchReducer(
+            parameters, names, sparse, rules, self.process_group, weakly(self._average), timeout
+        )
+        self.reducer.at_end += [self._buffers_sync.wait, weakly(self._end_times)]
         self.timeline = self.reducer.timeline
-        self._name_buckets()
-        self._looked_at = self._begun = 0
-        self._has_rebuilt_buckets = self._lazy_init_ran = False
+        self._order = BucketOrder(self.reducer, self.device)
+        self._begun, self._lazy_init_ran = 0, False
         self.reducer.logger = self.logger = Logger(self)
 
     def _average(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
@@ -119,19 +124,20 @@ class DistributedDataParallel(TorchFace):
             self.compression.begin_step()
         return self.compression.average(bucket)
 
+    @property
+    def _has_rebuilt_buckets(self) -> bool:  # type: ignore[override]
+        return self._order.agreed
+
     def last_step(self) -> StepTimes | None:
         """Where the seconds of the last synchronized step went; None before the first."""
         return self.timeline.last
 
     def _end_times(self) -> None:
-        handle = self.compression if self._hook is None else self._hook[0]
-        programs = handle.programs if isinstance(handle, Handle) else ()
+        programs: Sequence[BucketStats] = ()
+        if self._handle is not None:
+            self._handle.end_step()
+            programs = self._handle.programs
         self.timeline.step_ends(self.reducer.finished, programs)
-
-    def _name_buckets(self) -> None:
-        names = self.reducer.names
-        members = [bucket.members for bucket in self.reducer.plan.buckets]
-        self.timeline.name_buckets([tuple(names[index] for index in each) for each in members])
 
     @torch._disable_dynamo(recursive=False)
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -176,7 +182,7 @@ class DistributedDataParallel(TorchFace):
             if torch.is_grad_enabled():
                 self.reducer.pause()
             return output
-        self.reducer.begin(self.gradient_scale)
+        self.reducer.begin(self.wishes)
         if self.reducer.watches:
             return watched(output, self.reducer, clone=self._ddp_sink_clone)
         if self.reducer.dozes:
@@ -184,22 +190,20 @@ class DistributedDataParallel(TorchFace):
         return output
 
     @property
-    def gradient_scale(self) -> float:
-        """What gradients are multiplied by on their way into a bucket."""
-        return self.compression.scale if self._hook is None else 1.0
+    def wishes(self) -> Wishes:
+        """What those who average want of gradients."""
+        scale = self.compression.scale if self._hook is None else 1.0
+        return Wishes(scale, fresh=self._handle is not None and self._handle.remembers)
 
     def agree_on_order(self) -> None:
-        """Now and then, between steps: buckets for the order in which gradients get ready on rank 0."""
-        steps = self.reducer.finished
-        if steps == self._looked_at or (steps != 1 and steps % ORDER_INTERVAL):
-            return
-        self._looked_at = steps
-        order = torch.tensor(self.reducer.plan.proposal(), device=self.device)
-        spread([order], 0, self.process_group)
-        self._has_rebuilt_buckets = True
-        if (agreed := order.tolist()) != self.reducer.plan.order:
-            self.reducer.plan.build(agreed)
-            self._name_buckets()
+        """Between steps: buckets for the order in which gradients get ready, where it is time to look."""
+        self._order.look(self._handle)
+
+    @property
+    def _handle(self) -> Handle | None:
+        """The compression that averages; None where a hook that is not ours does."""
+        handle = self.compression if self._hook is None else self._hook[0]
+        return handle if isinstance(handle, Handle) else None
 
     def sync_buffers(self, *, candidate: bool, after_forward: bool = False) -> None:
         """Make the buffers of all ranks those of one; `candidate`: it may be this one."""
@@ -262,8 +266,7 @@ class DistributedDataParallel(TorchFace):
         self.reducer.detach()
         self.arguments = dataclasses.replace(self.arguments, process_group=new_process_group, device_mesh=None)
         self._connect(self.arguments.groups())
-        if saved["parameters"]:
-            self.compression.load_state_dict({**saved, **self._place()})
+        self.compression.load_state_dict({**saved, **self._place()})
 
     def _place(self) -> dict[str, int]:
         """Of this rank, as the compression's state tells it."""

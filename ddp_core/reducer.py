@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,14 +16,13 @@ from torch.autograd import Variable
 
 from . import complaints
 from .assignment import BucketPlan
-from .backward import Backward, Rules
+from .backward import NONE, Backward, Rules, Wishes
 from .calm import Calm, Hooks
-from .grad_bucket import GradBucket
+from .grad_bucket import Average, GradBucket
 from .graph import arriving, gradient_node
 from .timeline import Timeline
 from .usage import Usage
-
-Average: TypeAlias = Callable[[GradBucket], "torch.futures.Future[Tensor]"]
+from .weakly import weakly
 
 
 class Reducer(complaints.Complainer):
@@ -42,46 +42,44 @@ class Reducer(complaints.Complainer):
         timeout: timedelta | None = None,
     ) -> None:
         super().__init__()
-        self.average = average
-        self.group = group
-        self.rules = rules
-        self._timeout = timeout
+        self.average, self.group = average, group
+        self.rules, self._timeout = rules, timeout
         self._parameters, self._names = list(parameters), list(names)
         self._firings: list[int] | None = None  # of each parameter's hook in a step; None until a static graph is known
         self._static_usage: Sequence[int] | None = None  # by index, not 0 for parameters that any rank uses in it
         self._backward: Backward | None = None
         self._used = bytearray(len(parameters))  # on this rank, since the last synchronization
         self._over = False  # the averages are there, and no forward has begun since
-        self.finished = 0
-        self.share = 1.0  # of the ranks that still have inputs, where the average is to be over these
+        self.finished, self.share = (
+            0,
+            1.0,
+        )  # `share`: of the ranks that have inputs, where the average is to be over these
         self.at_end: list[Callable[[], None]] = []
         self.timeline = Timeline()
         self.plan = BucketPlan(self._parameters, sparse, rules.caps, alias=rules.gradient_as_bucket_view)
-        self.anchor = torch.zeros((), requires_grad=True)
+        self.anchor = torch.zeros((), requires_grad=True, device="cpu")
         self._anchor_node = gradient_node(self.anchor)
         self._nodes = [gradient_node(parameter) for parameter in parameters]
         self._lock = threading.RLock()  # autograd has a thread for each GPU
         self._several = len({parameter.device for parameter in parameters}) > 1
-        hooks = Hooks(self._nodes, self._fired, self._lock if self._several else None)
+        hooks = Hooks(self._nodes, weakly(self._fired), self._lock if self._several else None)
+        weakref.finalize(self, hooks.keep, ()).atexit = False
         self._calm = Calm(self.plan, self._parameters, hooks)
 
-    def begin(self, scale: float = 1.0) -> None:
-        """The end of a forward whose backward is to be synchronized.
-
-        `scale`: what `average` wants gradients multiplied by.
-        """
+    def begin(self, wishes: Wishes = NONE) -> None:
+        """The end of a forward whose backward is to be synchronized, with gradients as `average` wants them."""
         self.require_finished()
         self._over = False
         self.timeline.step_begins()
         plain = not (self.watches or self.rules.static_graph or self._several)
-        self._backward = self._opened(scale, asleep=self._calm.falls_asleep(allowed=plain))
+        self._backward = self._opened(wishes, asleep=self._calm.falls_asleep(allowed=plain))
         for index, firings in enumerate(self._firings or ()):
             if not firings:
                 self._settle(self._backward, index, brought=False)
 
-    def _opened(self, scale: float, asleep: Sequence[Sequence[int]] = ()) -> Backward:
+    def _opened(self, wishes: Wishes, asleep: Sequence[Sequence[int]] = ()) -> Backward:
         for bucket in self.plan.buckets:
-            bucket.open(scale)
+            bucket.open(wishes.scale)
             bucket.waiting -= len(asleep[bucket.index()]) if asleep else 0
         return Backward(
             missing=[1] * len(self._parameters) if self._firings is None else list(self._firings),
@@ -89,6 +87,7 @@ class Reducer(complaints.Complainer):
             started=not self.watches,
             asks=self.rules.dynamic or (self.rules.static_graph and self._static_usage is None),
             skips=self.rules.skip_all_reduce_unused_params,
+            fresh=wishes.fresh,
             static_usage=self._static_usage,
             asleep=asleep,
         )
@@ -124,7 +123,7 @@ class Reducer(complaints.Complainer):
             for index in range(len(comes)):
                 if not comes[index]:
                     self._settle(backward, index, brought=False)
-            if backward.skips:
+            if backward.skips or backward.fresh:
                 backward.usage = self._ask([a or b for a, b in zip(comes, self._used, strict=True)])
             else:
                 self._launch(backward)
@@ -294,3 +293,7 @@ class Reducer(complaints.Complainer):
     def detach(self) -> None:
         """Take the hooks off the parameters."""
         self._calm.end()
+
+    def _failure(self, text: str) -> RuntimeError:
+        self.detach()  # it averages no more; another one may
+        return super()._failure(text)

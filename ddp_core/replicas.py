@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -23,14 +24,14 @@ def described(parameters: Mapping[str, Tensor], spec: Spec) -> list[str]:
     return [f"the compressor {fingerprint(compressor(spec))}", *lines]
 
 
-def verify(lines: Sequence[str], group: dist.ProcessGroup) -> None:
+def verify(lines: Sequence[str], group: dist.ProcessGroup, device: torch.device) -> None:
     """Raise RuntimeError on every rank, naming the first difference and the ranks, unless all have the same lines."""
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-    digests = exchange(digest, group)
+    digests = exchange(digest, group, device)
     differing = [rank for rank, other in enumerate(digests) if other != digests[0]]
     if not differing:
         return
-    texts = exchange("\n".join(lines), group)
+    texts = exchange("\n".join(lines), group, device)
     mine, other = texts[0].split("\n"), texts[differing[0]].split("\n")
     here, there = next(
         (pair for pair in zip(mine, other, strict=False) if pair[0] != pair[1]),

@@ -45,6 +45,9 @@ class SparseBucket(GradBucket):
     def disturbed(self) -> None:
         """Not without the reducer's notice: its only member always has a hook."""
 
+    def leave_out(self, members: Sequence[int]) -> None:
+        """Nothing remembers the rows of a gradient."""
+
     def clear(self) -> None:
         """No rows."""
         self._buffer = no_rows(self._parameters[0])

@@ -40,6 +40,11 @@ class SideStream:
             else:
                 self._on_end(job, None)
 
+    def rest(self, deadline: float) -> bool:
+        """Wait for what is queued. Nothing runs between calls."""
+        self._stream.synchronize()
+        return True
+
     def close(self, limit: timedelta | None = None) -> None:
         """Nothing runs between calls."""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor
 
-from .backward import Backward
+from .backward import NONE, Backward, Wishes
 from .graph import accumulates
 from .logging_data import Logger
 from .reducer import Reducer
@@ -24,7 +24,7 @@ class TorchReducer(Reducer):
     traced: Sequence[int] = ()  # the parameters that the last step reached, by index, in the order they got ready
     sent = 0  # buckets of the step that is under way
     sent_before = 0  # of the last step
-    scale = 1.0  # of the last forward whose backward was to be synchronized
+    wishes = NONE  # of the last forward whose backward was to be synchronized
     _changed = False  # whether two steps have reached different parameters
 
     @property
@@ -41,10 +41,10 @@ class TorchReducer(Reducer):
         """Whether this rank has got a gradient for a parameter since the last synchronization."""
         return bool(self._used[index])
 
-    def begin(self, scale: float = 1.0) -> None:
-        """The end of a forward whose backward is to be synchronized."""
-        self.scale = scale
-        super().begin(scale)
+    def begin(self, wishes: Wishes = NONE) -> None:
+        """The end of a forward whose backward is to be synchronized, with gradients as `average` wants them."""
+        self.wishes = wishes
+        super().begin(wishes)
 
     def prepare_for_backward(self, outputs: list[Tensor]) -> None:
         """Synchronize the next backward, though its forward ran inside `no_sync`: pipeline stages do so.
@@ -56,12 +56,12 @@ class TorchReducer(Reducer):
                 "a backward whose forward ran inside no_sync cannot be synchronized with find_unused_parameters=True, nor "
                 "as the first one with static_graph=True: leave both out"
             )
-        self.begin(self.scale)
+        self.begin(self.wishes)
 
-    def shadow(self, scale: float = 1.0) -> None:
-        """Take part in a step with zeros: this rank has no more inputs, others have. `scale`: as for `begin`."""
+    def shadow(self, wishes: Wishes) -> None:
+        """Take part in a step with zeros: this rank has no more inputs, others have."""
         self.require_finished()
-        self._backward = backward = self._opened(scale)
+        self._backward = backward = self._opened(wishes)
         backward.over = True
         with backward.remembering():
             self._send_nothing(backward)
@@ -72,7 +72,7 @@ class TorchReducer(Reducer):
 
     def _send_nothing(self, backward: Backward) -> None:
         nothing = bytearray(len(self._parameters))
-        if self.rules.dynamic and backward.skips:
+        if self.rules.dynamic and (backward.skips or backward.fresh):
             backward.usage = self._ask(nothing)
         for bucket in self.plan.buckets:
             if backward.needs(bucket):

@@ -58,4 +58,4 @@ def _table(factors: Factors, device: torch.device) -> tuple[Tensor, int]:
         chunks = -(-m.rows // rows)
         numbers += [offset, m.rows, m.rank, len(owners), chunks, rows]
         owners += [owner] * chunks
-    return torch.tensor(numbers + owners, dtype=torch.int64).to(device), len(owners)
+    return torch.tensor(numbers + owners, dtype=torch.int64, device="cpu").to(device), len(owners)

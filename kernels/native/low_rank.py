@@ -84,4 +84,4 @@ def _packed(factors: Factors) -> Tensor | None:
         return None
     offsets = zip(factors.matrices, factors.left_offsets, factors.right_offsets, strict=False)
     rows = [(m.offset, m.rows, m.columns, m.rank, left, right) for m, left, right in offsets]
-    return torch.tensor(rows, dtype=torch.int64)
+    return torch.tensor(rows, dtype=torch.int64, device="cpu")

@@ -24,7 +24,8 @@ def _cast_scaled(source: Tensor, out: Tensor, scale: float) -> None:
 def _all_finite(tensor: Tensor) -> Tensor:
     if not (known(NAME, all_finite, tensor) and tensor.is_contiguous()):
         return all_finite.reference(tensor)
-    return torch.tensor(library().all_finite(array(tensor), tensor.numel(), torch.get_num_threads()))
+    verdict = library().all_finite(array(tensor), tensor.numel(), torch.get_num_threads())
+    return torch.tensor(verdict, device="cpu")
 
 
 @sign_pack.implement(NAME)

@@ -83,7 +83,7 @@ def _fields(m: Matrix, left: int, right: int, first: int, span: tuple[int, int],
 
 def table_of(rows: list[tuple[int, ...]], device: torch.device) -> Tensor:
     """Numbers of tasks on the device."""
-    return torch.tensor(rows, dtype=torch.int64).to(device)
+    return torch.tensor(rows, dtype=torch.int64, device="cpu").to(device)
 
 
 def vectors(factors: Factors) -> Iterator[tuple[int, int]]:

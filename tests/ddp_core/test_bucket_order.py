@@ -1,15 +1,19 @@
 """Buckets follow the order in which gradients get ready; what compressors hold back follows the parameters."""
 
+import weakref
 from contextlib import contextmanager
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import gradwire
-from gradwire.ddp_core import module as ddp_module
+from gradwire.ddp_core import bucket_order
 from gradwire.ddp_core.assignment import BucketPlan, assigned, caps_in_bytes
+from gradwire.ddp_core.calm import Calm, Hooks
+from gradwire.ddp_core.graph import gradient_node
 
 from .nets import WIDTH
 
@@ -17,9 +21,9 @@ from .nets import WIDTH
 @contextmanager
 def looks_often():
     """At the order, after every fourth step."""
-    before, ddp_module.ORDER_INTERVAL = ddp_module.ORDER_INTERVAL, 4
+    before, bucket_order.INTERVAL = bucket_order.INTERVAL, 4
     yield
-    ddp_module.ORDER_INTERVAL = before
+    bucket_order.INTERVAL = before
 
 
 class Ordered(nn.Module):
@@ -51,6 +55,40 @@ def orders(rank, world_size, called):
         seen.append([bucket.members[0] for bucket in model.reducer.plan.buckets])
     model.compression.close()
     return seen
+
+
+@looks_often()
+def orders_under_a_hook(rank, world_size, called, options):
+    """As `orders`, with a hook that is not gradwire's."""
+    model = gradwire.DistributedDataParallel(Ordered(), bucket_cap_mb=1e-6, **options)
+    model.register_comm_hook(None, default_hooks.allreduce_hook)
+    seen = []
+    for step, order in enumerate(called):
+        model(inputs_of(rank, step), order).square().sum().backward()
+        seen.append([bucket.members[0] for bucket in model.reducer.plan.buckets])
+    model.compression.close()
+    return seen
+
+
+def test_a_hook_that_may_know_buckets_by_their_number_sees_them_change_as_often_as_in_torch(ranks):
+    called = [BACK] * 3 + [MIXED] * 8
+    for seen in ranks.run(orders_under_a_hook, 2, called, {}):
+        assert seen == [[3, 2, 1, 0]] + [ready(BACK)] * 10
+    for seen in ranks.run(orders_under_a_hook, 2, called, {"find_unused_parameters": True}):
+        assert seen == [[3, 2, 1, 0]] * 11
+
+
+def test_buckets_that_were_replaced_are_freed_though_steps_go_alike():
+    parameters = [nn.Parameter(torch.zeros(2)) for _ in range(3)]
+    plan = BucketPlan(parameters, [False] * 3, [1 << 20], alias=False)
+    calm = Calm(plan, parameters, Hooks([gradient_node(parameter) for parameter in parameters], print, None))
+    for _ in range(4):
+        plan.trace([2, 1, 0])
+        calm.went(alike=plan.traced_alike is not None)
+    assert calm.falls_asleep(allowed=True)
+    before = weakref.ref(plan.buckets[0])
+    plan.build([0, 1, 2])
+    assert before() is None
 
 
 FORTH, BACK, MIXED = (0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2)

@@ -112,11 +112,10 @@ def test_buckets_that_go_over_three_groups_in_turn_are_averaged_as_over_one(rank
 
 def resumed(rank, world_size, spec):
     """Six steps at once; and three, then three more in a new model that takes the state."""
-    whole, half = wrapped(spec), wrapped(spec)
+    whole, half, again = (gradwire.DistributedDataParallel(Chain(), compressor=spec, **SMALL) for _ in range(3))
     expected = train(whole, rank, range(6))[-5:]
     train(half, rank, range(3))
     weights, state = copy.deepcopy(half.state_dict()), copy.deepcopy(half.compression.state_dict())
-    again = wrapped(spec)
     again.load_state_dict(weights)
     again.compression.load_state_dict(state)
     mine = train(again, rank, range(3, 6))[-5:]
@@ -125,9 +124,24 @@ def resumed(rank, world_size, spec):
     return same(mine, expected)
 
 
-@pytest.mark.parametrize("spec", ["powersgd:rank=2,start_iter=1", "topk:ratio=0.1", "onebit"])
+@pytest.mark.parametrize("spec", ["powersgd:rank=2,start_iter=1", "topk:ratio=0.1", "onebit", "batched-powersgd"])
 def test_a_saved_state_goes_on_in_the_same_bits(ranks, spec):
     assert all(ranks.run(resumed, 2, spec))
+
+
+def moved(rank, world_size):
+    """The method of the third step, its warm-up of two over, after the process group was replaced."""
+    model = wrapped("bf16:start_iter=2")
+    train(model, rank, range(2))
+    model._update_process_group(dist.new_group(backend="gloo"))
+    train(model, rank, range(2, 3))
+    payload = model.compression.stats().last.traffic.payload_bytes
+    model.compression.close()
+    return payload
+
+
+def test_another_process_group_does_not_begin_a_warm_up_again(ranks):
+    assert ranks.run(moved, 2) == [2 * 5 * WIDTH * WIDTH] * 2
 
 
 def swapped(rank, world_size):

@@ -1,0 +1,58 @@
+"""Buckets that follow the order in which gradients get ready (Li et al. 2020, section 6.2.1), or a checkpoint's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .collectives import spread
+from .handle import Handle
+from .torch_reducer import TorchReducer
+
+INTERVAL = 64  # synced steps between two looks
+
+
+class BucketOrder:
+    """Decides between steps, on all ranks alike, whether a reducer makes its buckets anew. `device`: of what ranks tell."""
+
+    def __init__(self, reducer: TorchReducer, device: torch.device) -> None:
+        self._reducer, self._device = reducer, device
+        self._looked_at = 0
+        self.agreed = False  # rank 0 has told its order once
+        self._name()
+
+    def look(self, handle: Handle | None) -> None:
+        """Once after the first step and now and then: take rank 0's order. `handle`: the compression that averages.
+
+        Without one a hook does that is not ours, and may know buckets by their numbers: these then stay as in torch.
+        """
+        if handle is not None and (saved := handle.loaded_order()):
+            self._follow(saved)
+        steps = self._reducer.finished
+        if steps == self._looked_at or (steps != 1 and steps % INTERVAL):
+            return
+        self._looked_at = steps
+        if handle is None and (self.agreed or self._reducer.rules.dynamic):
+            return
+        order = torch.tensor(self._reducer.plan.proposal(), device=self._device)
+        spread([order], 0, self._reducer.group)
+        self.agreed = True
+        self._rebuild(order.tolist())
+
+    def _follow(self, names: Sequence[str]) -> None:
+        """Make the buckets that a state was saved with, as far as their sizes allow, and do not take the first step's."""
+        places = {name: index for index, name in enumerate(self._reducer.names)}
+        saved = [places[name] for name in names if name in places]
+        others = [index for index in self._reducer.plan.order if index not in set(saved)]
+        self._rebuild([*saved, *others])
+        self._looked_at = 1
+
+    def _rebuild(self, order: list[int]) -> None:
+        if order != self._reducer.plan.order:
+            self._reducer.plan.build(order)
+            self._name()
+
+    def _name(self) -> None:
+        names, buckets = self._reducer.names, self._reducer.plan.buckets
+        self._reducer.timeline.name_buckets([tuple(names[index] for index in bucket.members) for bucket in buckets])

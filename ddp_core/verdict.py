@@ -1,0 +1,22 @@
+"""Flags that the host asks for later."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Verdict:
+    """A flag on its way from the device to the host; only reading it waits, and by the next step it has arrived."""
+
+    def __init__(self, flag: Tensor) -> None:
+        self._flag = flag.to("cpu", non_blocking=True)
+        self._arrived: torch.cuda.Event | None = None
+        if flag.is_cuda:
+            self._arrived = torch.cuda.Event()
+            self._arrived.record(torch.cuda.current_stream(flag.device))
+
+    def __bool__(self) -> bool:
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return bool(self._flag)

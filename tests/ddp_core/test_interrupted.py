@@ -1,0 +1,91 @@
+"""A state that is saved after a backward that did not come to its end is the one before it."""
+
+import copy
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+import gradwire
+
+from .nets import same
+
+WIDTH = 64
+SPECS = ["topk:ratio=0.1", "onebit", "powersgd:rank=2,start_iter=1"]
+
+
+def network():
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(6)))
+
+
+def wrapped(spec, ours):
+    if ours:
+        model = gradwire.DistributedDataParallel(network(), compressor=spec, bucket_cap_mb=1e-6)
+        return model, model.compression
+    model = TorchDDP(network(), bucket_cap_mb=1e-6)
+    return model, gradwire.attach(model, spec)
+
+
+def backward(model, rank, step):
+    inputs = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(10 * rank + step))
+    model(inputs).square().sum().backward()
+    model.zero_grad()
+
+
+def fail(gradient):
+    raise KeyboardInterrupt
+
+
+def numbers_of(state):
+    entries = state["parameters"]
+    return [entries[name][field] for name in sorted(entries) for field in sorted(entries[name])]
+
+
+def interrupted(rank, world_size, spec, ours):
+    """Steps and numbers of the state before, and after, a backward that ended in its middle."""
+    model, handle = wrapped(spec, ours)
+    for step in range(2):
+        backward(model, rank, step)
+    before = copy.deepcopy(handle.state_dict())
+    model.module[1].weight.register_hook(fail)
+    with pytest.raises(KeyboardInterrupt):
+        backward(model, rank, 2)
+    after = handle.state_dict()
+    handle.close()
+    return before["step"], after["step"], same(numbers_of(before), numbers_of(after))
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_an_emergency_save_belongs_to_the_weights_that_are_there(ranks, ours):
+    for spec in SPECS:
+        for before, after, alike in ranks.run(interrupted, 2, spec, ours):
+            assert before == after == 2
+            assert alike
+
+
+def one_rank_stays_away(rank, world_size):
+    """The error of a save where the other rank's buckets do not come."""
+    model, handle = wrapped("topk:ratio=0.1", ours=True)
+    for step in range(2):
+        backward(model, rank, step)
+    message = ""
+    if rank == 0:
+        handle._timeout = timedelta(seconds=0.2)
+        model.module[1].weight.register_hook(fail)
+        with pytest.raises(KeyboardInterrupt):
+            backward(model, rank, 2)
+        with pytest.raises(RuntimeError) as caught:
+            handle.state_dict()
+        message = str(caught.value)
+    dist.barrier()
+    handle.close()
+    return message
+
+
+def test_buckets_that_never_come_are_not_waited_for_without_end(ranks):
+    assert "still under way" in ranks.run(one_rank_stays_away, 2)[0]

@@ -1,0 +1,105 @@
+"""A wrapper that is given up leaves nothing behind on the model: a new one takes over."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import gradwire
+
+from .nets import same
+
+WIDTH = 8
+
+
+def network():
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4)))
+
+
+def inputs_of(rank, step=0):
+    return torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(10 * rank + step))
+
+
+def forgotten(rank, world_size):
+    """Whether a wrapper is freed as soon as nobody holds it, without a garbage collection."""
+    model = gradwire.DistributedDataParallel(network(), compressor="topk:ratio=0.5")
+    for step in range(2):
+        model(inputs_of(rank, step)).sum().backward()
+    freed = weakref.ref(model)
+    gc.disable()
+    del model
+    gone = freed() is None
+    gc.enable()
+    return gone
+
+
+def test_a_wrapper_is_freed_with_its_last_reference(ranks):
+    assert all(ranks.run(forgotten, 2))
+
+
+def gradients_after(rank, give_up, *, held=True):
+    """What a new wrapper averages on a module whose former one was given up, and may still be `held`; the mean by hand."""
+    module = network()
+    former = gradwire.DistributedDataParallel(module, bucket_cap_mb=1e-6)
+    give_up(former, rank)
+    former = former if held else None
+    module.zero_grad()
+    model = gradwire.DistributedDataParallel(module, bucket_cap_mb=1e-6)
+    model(inputs_of(rank)).square().sum().backward()
+    mine = [parameter.grad.clone() for parameter in module.parameters()]
+    alone = network()
+    alone(inputs_of(rank)).square().sum().backward()
+    expected = [parameter.grad for parameter in alone.parameters()]
+    for gradient in expected:
+        dist.all_reduce(gradient.div_(dist.get_world_size()))
+    model.compression.close()
+    if held:
+        former.compression.close()
+    return mine, expected
+
+
+def before_backward(former, rank):
+    former(inputs_of(rank)).sum()
+
+
+def in_the_middle(former, rank):
+    """An error of the user's code after the first buckets have left, noticed by the next forward."""
+
+    def fail(gradient):
+        raise ArithmeticError
+
+    hook = former.module[0].weight.register_hook(fail)
+    with pytest.raises(ArithmeticError):
+        former(inputs_of(rank)).sum().backward()
+    hook.remove()
+    with pytest.raises(RuntimeError, match="finished reduction"):
+        former(inputs_of(rank))
+
+
+def by_a_hook(former, rank):
+    """An average that does not come."""
+
+    def broken(state, bucket):
+        future = torch.futures.Future()
+        future.set_exception(RuntimeError("no average"))
+        return future
+
+    former.register_comm_hook(None, broken)
+    with pytest.raises(RuntimeError, match="no average"):
+        former(inputs_of(rank)).sum().backward()
+
+
+def taken_over(rank, world_size):
+    given_up = gradients_after(rank, before_backward, held=False)
+    return [given_up, gradients_after(rank, in_the_middle), gradients_after(rank, by_a_hook)]
+
+
+def test_a_new_wrapper_takes_over_from_one_whose_step_failed(ranks):
+    for results in ranks.run(taken_over, 2):
+        for mine, expected in results:
+            assert same(mine, expected)
