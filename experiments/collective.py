@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import sys
+import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
-from importlib.metadata import version
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -20,14 +20,17 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from ..ddp_core import start_sum
-from .launch import RankFailure, chosen_backend, joined, run_ranks, sigterm_interrupts, under_launcher
-from .netlab import NetlabConfig, again, backend_here, labels
+from .launch import chosen_backend, joined, sigterm_interrupts, supervised
+from .launchers import adopt_launcher
+from .netlab import NetlabConfig, again, backend_here, check_lab, labels
 from .progress import progress
-from .results import command_line, environment, percentiles
+from .results import percentiles
+from .writing import check_file, write_figures
 
 UNITS = {"k": 10**3, "M": 10**6, "G": 10**9}
 BYTES = 4  # of a float32
 WARM_UP = 10  # one in so many pieces goes before the clock starts
+Row: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class CollectiveConfig:
     """Average a number of elements over ranks in pieces of each size: all start at once, then all are awaited."""
 
     nproc: int = 2
-    """ranks on this machine (torchrun's own number where it starts the ranks)"""
+    """ranks on this machine (the launcher's own number where one starts the ranks)"""
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     """process group; auto is nccl with a GPU for every rank and no lab, else gloo"""
     elements: list[str] = field(default_factory=lambda: ["1k", "10k", "100k", "1M", "10M"])
@@ -59,6 +62,7 @@ class CollectiveConfig:
                 raise ValueError(f"{name} is at least 1, got {getattr(self, name)}")
         if not self.timeout > 0:
             raise ValueError(f"timeout is above 0, got {self.timeout}")
+        check_lab(self.netlab)
         backend_here(self.backend, hosts=self.netlab.hosts)
         if not self.elements:
             raise ValueError("elements is empty: name at least one size, such as 1k or 1M")
@@ -66,8 +70,7 @@ class CollectiveConfig:
         for size in self.elements:
             if elements_of(size) > total:
                 raise ValueError(f"a piece of {size} is larger than the total of {self.total}")
-        if self.json and not Path(self.json).expanduser().parent.is_dir():
-            raise ValueError(f"json: there is no folder {Path(self.json).expanduser().parent}")
+        check_file("json", self.json)
 
 
 def elements_of(text: str) -> int:
@@ -87,23 +90,47 @@ def elements_of(text: str) -> int:
 
 
 def collective(config: CollectiveConfig) -> int:
-    """Measure and show; the command's exit code."""
+    """Measure, show and write, where it ends early what was measured until then; the command's exit code."""
     if (code := again(config.netlab)) is not None:
         return code
+    launcher = adopt_launcher()
     backend = chosen_backend(backend_here(config.backend), int(os.environ.get("LOCAL_WORLD_SIZE", config.nproc)))
-    if under_launcher():
-        _rank(int(os.environ["RANK"]), None, config, backend)
+    if launcher:
+        _inside_launcher(config, backend)
         return 0
+    with tempfile.TemporaryDirectory(prefix="gradwire-") as folder:
+        file = Path(folder) / "rows"
+        file.touch()
+        code = supervised(_rank, config.nproc, config, backend, partial(_append, file))
+        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    _finish(config, rows)
+    return code
+
+
+def _append(file: Path, row: Row) -> None:
+    """Keep a row where the process that started this one finds it, however this one ends."""
+    with file.open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps(row) + "\n")
+
+
+def _inside_launcher(config: CollectiveConfig, backend: str) -> None:
+    """This process is a rank already."""
+    rows: list[Row] = []
     try:
         with sigterm_interrupts():
-            run_ranks(_rank, config.nproc, config, backend)
-    except RankFailure as error:
-        print(f"a rank failed.\n{error}", file=sys.stderr)
-        return 1
-    return 0
+            _rank(int(os.environ["RANK"]), None, config, backend, rows.append)
+    finally:
+        _finish(config, rows)
 
 
-def _rank(rank: int, rendezvous: dict[str, Any] | None, config: CollectiveConfig, backend: str) -> None:
+def _rank(
+    rank: int,
+    rendezvous: dict[str, Any] | None,
+    config: CollectiveConfig,
+    backend: str,
+    keep: Callable[[Row], None],
+) -> None:
+    """All sizes on this rank; rank 0 keeps each row as soon as it is there."""
     torch.set_num_threads(config.threads)
     device = torch.device("cpu")
     if backend == "nccl":
@@ -111,14 +138,12 @@ def _rank(rank: int, rendezvous: dict[str, Any] | None, config: CollectiveConfig
         torch.cuda.set_device(device)
     bar = progress(Console(quiet=rank > 0))
     with joined(backend, timedelta(seconds=config.timeout), rendezvous) as group, bar:
-        rows = list(_rows(config, group, device, bar))
-    if rank == 0:
-        _keep(config, rows)
+        for row in _rows(config, group, device, bar):
+            if rank == 0:
+                keep(row)
 
 
-def _rows(
-    config: CollectiveConfig, group: dist.ProcessGroup, device: torch.device, bar: Progress
-) -> Iterator[dict[str, Any]]:
+def _rows(config: CollectiveConfig, group: dist.ProcessGroup, device: torch.device, bar: Progress) -> Iterator[Row]:
     total = elements_of(config.total)
     values = torch.zeros(total, device=device)
     sizes = list(dict.fromkeys(map(elements_of, config.elements)))
@@ -159,12 +184,16 @@ def seconds(pieces: tuple[torch.Tensor, ...], group: dist.ProcessGroup) -> float
     return time.perf_counter() - began
 
 
-def _keep(config: CollectiveConfig, rows: list[dict[str, Any]]) -> None:
+def _finish(config: CollectiveConfig, rows: Sequence[Row]) -> None:
+    """Show and write what was measured, if anything."""
+    if not rows:
+        return
+    Console().print(_table(rows))
     if config.json:
-        versions = {"kind": "collective", "gradwire": version("gradwire"), "torch": torch.__version__}
-        about = {"command": command_line(), "environment": environment(), "config": asdict(config)}
-        document = {**versions, **about, "rows": rows}
-        Path(config.json).expanduser().write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        write_figures("collective", config, rows, config.json)
+
+
+def _table(rows: Sequence[Row]) -> Table:
     first = rows[0]
     title = f"all-reduce of {first['total_elements']:,} float32, {first['world_size']} ranks, {first['backend']}"
     table = Table(title=", ".join([title, *first["labels"]]), title_justify="left")
@@ -173,4 +202,4 @@ def _keep(config: CollectiveConfig, rows: list[dict[str, Any]]) -> None:
     for row in rows:
         times = [f"{row['seconds'][name]:.3f} s" for name in ("p50", "p95")]
         table.add_row(f"{row['elements']:,}", f"{row['pieces']:,}", *times, f"{row['bytes_per_second'] / 1e6:.0f}")
-    Console().print(table)
+    return table

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import product
@@ -20,16 +21,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ..compress import compressor, warm_up_steps
 from .data import DataConfig, Dataset, load_dataset
 from .finish import finish
-from .launch import chosen_backend, joined, supervised, under_launcher
+from .launch import chosen_backend, device_here, device_of, joined, supervised, unused_gpus
+from .launchers import adopt_launcher, threads_here
 from .link import check_link, paced
 from .loggers import check_loggers, open_loggers
 from .models import ModelConfig, build_model
-from .netlab import NetlabConfig, again, backend_here, here, labels
-from .results import Results, RunResult, command_line, environment
+from .netlab import NetlabConfig, again, backend_here, check_lab, here, labels
+from .results import Results, RunResult, command_line, environment, ranks_on
 from .training import Steps, train
 
 logger = logging.getLogger(__name__)
 RESULTS = "results.json"
+WRITTEN = (RESULTS, "loss.png", "tradeoff.png", "report.html")  # in the output folder, at the end or on the way
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class CompareConfig:
     """Train one model once with each compressor, and compare loss, speed and bytes."""
 
     nproc: int = 2
-    """ranks on this machine (torchrun's own number where it starts the ranks)"""
+    """ranks on this machine (the launcher's own number where one starts the ranks)"""
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     """process group; auto is nccl with a GPU for every rank and neither lab nor emulated link, else gloo"""
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -83,12 +86,15 @@ class CompareConfig:
         for name in ("nproc", "steps", "batch_size", "eval_batches"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is at least 1, got {getattr(self, name)}")
+        if self.threads < 0:
+            raise ValueError(f"threads is at least 0, got {self.threads}")
         for name in ("lr", "bucket_mb", "timeout"):
             if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise ValueError(f"{name} is above 0, got {getattr(self, name)}")
         if not 1 <= self.sync_every <= self.steps:
             raise ValueError(f"sync_every is from 1 to steps, {self.steps}, got {self.sync_every}")
         check_link(self.link)
+        check_lab(self.netlab)
         backend_here(self.backend, self.link, self.netlab.hosts)
         if not self.compressors:
             raise ValueError("compressors is empty: name at least one, such as none,bf16,powersgd:rank=4")
@@ -103,25 +109,17 @@ def compare(config: CompareConfig) -> int:
     check_loggers(config.logger)
     if (code := again(config.netlab)) is not None:
         return code
+    launcher = adopt_launcher()
     dataset = load_dataset(config.data, config.model)
     with torch.device("meta"):
         build_model(config.model, dataset)
-    ranks = int(os.environ["WORLD_SIZE"]) if under_launcher() else config.nproc
+    ranks = int(os.environ["WORLD_SIZE"]) if launcher else config.nproc
     dataset.train_batches(config.batch_size, seed=config.seed, rank=0, world_size=ranks)  # refuses too few samples
     wanted = backend_here(config.backend, config.link)
     backend = chosen_backend(wanted, int(os.environ.get("LOCAL_WORLD_SIZE", config.nproc)))
-    if under_launcher():
-        return _inside_launcher(config, dataset, backend)
-    out = prepared_folder(config.out)
-    (out / RESULTS).unlink(missing_ok=True)  # those of an earlier run are not to be taken for this one's
-    ranks_on = ", ".join([f"{config.nproc} ranks on {backend}", *labels(config.link)])
-    start = f"{ranks_on}, {len(config.compressors)} compressors, results in {out}"
-    Console().print(start, markup=False)
-    for spec in config.compressors:
-        if (steps := warm_up_steps(compressor(spec))) >= config.steps:
-            logger.warning(
-                "%s warms up for %d steps, and the run has %d: it never compresses", spec, steps, config.steps
-            )
+    if launcher:
+        return _inside_launcher(config, dataset, backend, launcher)
+    out = _begun(config, backend, ranks)
     code = supervised(rank_main, config.nproc, config, backend, str(out))
     results = Results.read(out / RESULTS) if (out / RESULTS).exists() else None
     if results is not None and results.runs:
@@ -145,12 +143,41 @@ def prepared_folder(out: str | None) -> Path:
     return folder
 
 
-def _inside_launcher(config: CompareConfig, dataset: Dataset, backend: str) -> int:
+def _begun(config: CompareConfig, backend: str, ranks: int) -> Path:
+    """The output folder, once nothing of an earlier run can be taken for this one's, and the user knows what starts."""
+    out = prepared_folder(config.out)
+    for name in WRITTEN:
+        (out / name).unlink(missing_ok=True)
+    where = ranks_on(ranks, backend, device_of(backend), _network(config))
+    start = f"{where}, {len(config.compressors)} compressors, results in {out}"
+    Console().print(start, markup=False)
+    for warning in _warnings(config, backend):
+        logger.warning(warning)
+    return out
+
+
+def _warnings(config: CompareConfig, backend: str) -> Iterator[str]:
+    """What the user may not expect of the run."""
+    if (unused := unused_gpus(backend)) is not None:
+        yield unused
+    synced = config.steps // config.sync_every
+    for spec in config.compressors:
+        if (steps := warm_up_steps(compressor(spec))) >= synced:
+            yield (
+                f"{spec} warms up for {steps} optimizer steps, and the run has {synced}: its warm-up does not end, and "
+                "the verdict leaves it out"
+            )
+
+
+def _network(config: CompareConfig) -> str | None:
+    return ", ".join(labels(config.link)) or None
+
+
+def _inside_launcher(config: CompareConfig, dataset: Dataset, backend: str, launcher: str) -> int:
     """This process is a rank already."""
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    out = prepared_folder(config.out) if os.environ["RANK"] == "0" else None
-    run_rank(config, dataset, backend, out, None)
+    torch.set_num_threads(threads_here(config.threads, config.nproc))
+    out = _begun(config, backend, int(os.environ["WORLD_SIZE"])) if os.environ["RANK"] == "0" else None
+    run_rank(config, dataset, backend, "netlab" if here() else launcher, out, None)
     if out is not None:
         finish(Results.read(out / RESULTS), out)
     return 0
@@ -159,20 +186,23 @@ def _inside_launcher(config: CompareConfig, dataset: Dataset, backend: str) -> i
 def rank_main(rank: int, rendezvous: dict[str, Any], config: CompareConfig, backend: str, out: str) -> None:
     """A rank that `compare` started."""
     os.environ.setdefault("LOCAL_RANK", str(rank))
-    torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 1) // config.nproc))
+    torch.set_num_threads(threads_here(config.threads, config.nproc))
     dataset = load_dataset(config.data, config.model)
-    run_rank(config, dataset, backend, Path(out) if rank == 0 else None, rendezvous)
+    run_rank(config, dataset, backend, "gradwire", Path(out) if rank == 0 else None, rendezvous)
 
 
 def run_rank(
-    config: CompareConfig, dataset: Dataset, backend: str, out: Path | None, rendezvous: dict[str, Any] | None
+    config: CompareConfig,
+    dataset: Dataset,
+    backend: str,
+    launcher: str,
+    out: Path | None,
+    rendezvous: dict[str, Any] | None,
 ) -> None:
     """All compressors, one after the other, on this rank; the rank with `out` writes and shows results."""
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if backend == "nccl" else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    device = device_here(backend)
     with joined(backend, timedelta(seconds=config.timeout), rendezvous) as group, paced(config.link):
-        results = _empty_results(config, dataset, backend, group)
+        results = _empty_results(config, dataset, backend, launcher, group)
         if out is not None:
             results.write(out / RESULTS)
         for index, spec in enumerate(config.compressors):
@@ -219,7 +249,9 @@ def _progress(index: int, config: CompareConfig, *, show: bool) -> Progress:
     )
 
 
-def _empty_results(config: CompareConfig, dataset: Dataset, backend: str, group: dist.ProcessGroup) -> Results:
+def _empty_results(
+    config: CompareConfig, dataset: Dataset, backend: str, launcher: str, group: dist.ProcessGroup
+) -> Results:
     with torch.device("meta"):
         elements = sum(p.numel() for p in build_model(config.model, dataset).parameters())
     return Results(
@@ -232,7 +264,8 @@ def _empty_results(config: CompareConfig, dataset: Dataset, backend: str, group:
         command=command_line(),
         environment={
             **environment(),
-            "launched_by": "netlab" if here() else "torchrun" if under_launcher() else "gradwire",
-            "network": ", ".join(labels(config.link)) or None,
+            "device": device_of(backend),
+            "launched_by": launcher,
+            "network": _network(config),
         },
     )

@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
+from .installing import made
 from .results import Results
 from .table import table, verdict
 
 
 def finish(results: Results, out: Path) -> None:
-    """Draw the pictures, write the report, print the table, the verdict and where everything is."""
-    from .plots import draw  # here, since matplotlib and jinja2 are optional
-    from .report import write_report
+    """Print the table and the verdict, then draw the pictures and write the report, and say where everything is.
 
-    pictures = draw(results, out)
-    write_report(results, pictures, out / "report.html")
+    Where matplotlib or jinja2 is not installed, a line says so in place of what it is for.
+    """
     console = Console(width=max(Console().width, 120))
     console.print(table(results))
     console.print(verdict(results), soft_wrap=True)
-    console.print("\nresults    ", out / "results.json", sep="", highlight=False)
-    console.print("pictures   ", ", ".join(map(str, pictures)), sep="", highlight=False, markup=False, soft_wrap=True)
-    console.print("report     ", out / "report.html", sep="", highlight=False)
+    say = partial(console.print, sep="", highlight=False, markup=False, soft_wrap=True)
+    say("\nresults    ", out / "results.json")
+    pictures, where = made(partial(_drawn, results, out))
+    say("pictures   ", where)
+    _, where = made(partial(_reported, results, pictures, out / "report.html"))
+    say("report     ", where)
+
+
+def _drawn(results: Results, out: Path) -> Sequence[Path]:
+    from .plots import draw  # here, since matplotlib is optional
+
+    return draw(results, out)
+
+
+def _reported(results: Results, pictures: Sequence[Path], path: Path) -> Sequence[Path]:
+    from .report import write_report  # here, since jinja2 is optional
+
+    write_report(results, pictures, path)
+    return [path]

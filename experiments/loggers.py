@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from netrc import NetrcParseError, netrc
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from .netlab import here
 from .results import RunResult
 
+logger = logging.getLogger(__name__)
 WANDB_HOST = "api.wandb.ai"
+PATIENCE = {"init_timeout": 15.0, "finish_timeout": 60.0}  # seconds for wandb's network, in its own settings
 
 
 class RunLogger(ABC):
@@ -33,15 +39,39 @@ class RunLogger(ABC):
 
 
 class WandbLogger(RunLogger):
-    """Weights & Biases; offline unless there is a key or WANDB_MODE says otherwise."""
+    """Weights & Biases; offline without a key and in a lab, which has no way out, unless WANDB_MODE says otherwise.
+
+    Where it cannot start online, one warning says why, and this run and all later ones of the process are offline.
+    """
+
+    reachable: ClassVar[bool] = True
 
     def __init__(self, spec: str, config: Mapping[str, Any], out: Path) -> None:
         import wandb
 
-        mode: Any = os.environ.get("WANDB_MODE") or ("online" if _has_key() else "offline")
-        self._run = wandb.init(
-            project="gradwire", group=out.name, name=spec, config={**config, "compressor": spec}, dir=out, mode=mode
+        start = partial(
+            wandb.init,
+            project="gradwire",
+            group=out.name,
+            name=spec,
+            config={**config, "compressor": spec},
+            dir=out,
+            reinit="finish_previous",  # one that was dropped may still be open
+            settings=wandb.Settings(**_patience(wandb.Settings.model_fields)),
         )
+        mode: Any = _wandb_mode()
+        try:
+            self._run = start(mode=mode)
+        except Exception as error:
+            if mode != "online":
+                raise
+            WandbLogger.reachable = False
+            logger.warning(
+                "wandb does not start online (%s): runs are kept offline in %s, and `wandb sync` sends them later",
+                _in_one_line(error),
+                out / "wandb",
+            )
+            self._run = start(mode="offline")
 
     def step(self, step: int, loss: float, seconds: float) -> None:
         self._run.log({"loss": loss, "seconds": seconds}, step=step)
@@ -68,6 +98,34 @@ class TensorBoardLogger(RunLogger):
         for name, value in numbers.items():
             self._writer.add_scalar(name, value, steps)
         self._writer.close()
+
+
+class Guarded(RunLogger):
+    """A tracker that is dropped at its first error, with one warning: none ever ends a training."""
+
+    def __init__(self, name: str, opened: Callable[[], RunLogger]) -> None:
+        self._name = name
+        self._tracker: RunLogger | None = None
+        with self._dropped_on_error():
+            self._tracker = opened()
+
+    def step(self, step: int, loss: float, seconds: float) -> None:
+        if self._tracker is not None:
+            with self._dropped_on_error():
+                self._tracker.step(step, loss, seconds)
+
+    def summary(self, numbers: Mapping[str, float], steps: int) -> None:
+        if self._tracker is not None:
+            with self._dropped_on_error():
+                self._tracker.summary(numbers, steps)
+
+    @contextmanager
+    def _dropped_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._tracker = None
+            logger.warning("%s gets no more of this run: %s", self._name, _in_one_line(error))
 
 
 LOGGERS: dict[str, tuple[str, Callable[[str, Mapping[str, Any], Path], RunLogger]]] = {
@@ -100,8 +158,27 @@ def check_loggers(names: Sequence[str]) -> None:
 
 
 def open_loggers(names: Sequence[str], spec: str, config: Mapping[str, Any], out: Path) -> list[RunLogger]:
-    """The trackers of one run."""
-    return [LOGGERS[name][1](spec, config, out) for name in names]
+    """The trackers of one run. Their errors, now and later, are logged and not raised."""
+    return [Guarded(name, partial(LOGGERS[name][1], spec, config, out)) for name in names]
+
+
+def _wandb_mode() -> str:
+    if not WandbLogger.reachable:
+        return "offline"
+    return os.environ.get("WANDB_MODE") or ("online" if _has_key() and here() is None else "offline")
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def _patience(known: Container[str]) -> dict[str, Any]:
+    """Those of `PATIENCE` that this version of wandb knows and that no variable of the user's sets."""
+    return {
+        name: seconds
+        for name, seconds in PATIENCE.items()
+        if name in known and f"WANDB_{name.upper()}" not in os.environ
+    }
 
 
 def _has_key() -> bool:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
+from dataclasses import dataclass, field
 from itertools import accumulate
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -19,8 +16,8 @@ from torch import Tensor, nn
 
 from .data import data_shape
 from .models import ModelConfig, build_model
-from .results import command_line, environment
 from .training import loss_of
+from .writing import check_file, write_figures
 
 SHOWN = 12  # gradients in the table; the file has them all
 
@@ -44,24 +41,20 @@ class ReadyConfig:
         for name in ("batch_size", "steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is at least 1, got {getattr(self, name)}")
-        if self.json and not Path(self.json).expanduser().parent.is_dir():
-            raise ValueError(f"json: there is no folder {Path(self.json).expanduser().parent}")
+        check_file("json", self.json)
 
 
 def ready(config: ReadyConfig) -> int:
-    """Measure and show; the command's exit code."""
+    """Measure, show and write; the command's exit code."""
     if config.threads:
         torch.set_num_threads(config.threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model, loss = _prepared(config, device)
     steps = [ready_times(model, loss) for _ in range(config.steps + 1)][1:]
     rows = _rows(config, model, steps)
-    if config.json:
-        versions = {"kind": "ready", "gradwire": version("gradwire"), "torch": torch.__version__}
-        about = {"command": command_line(), "environment": environment(), "config": asdict(config)}
-        document = {**versions, **about, "rows": rows}
-        Path(config.json).expanduser().write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     Console().print(_table(config, rows))
+    if config.json:
+        write_figures("ready", config, rows, config.json)
     return 0
 
 

@@ -44,7 +44,7 @@ class RunResult:
     `loss`: mean over ranks, step by step. `step_seconds`: percentiles of a step's wall-clock time on rank 0, the first
     steps left out. Bytes are a rank's in a step that communicates; `compression_ratio` is what a dense float32 ring
     all-reduce sends over `sent_bytes_per_step`. `train_seconds`: when each step ended. `parameters_digest`: SHA-256, the
-    same on all ranks.
+    same on all ranks. `warmed_up`: whether the compressor's warm-up, if it has one, ended before the last synced step.
     """
 
     compressor: str
@@ -59,6 +59,7 @@ class RunResult:
     peak_memory_bytes: int
     train_seconds: tuple[float, ...]
     parameters_digest: str
+    warmed_up: bool = True
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,8 @@ class Results:
 
     @property
     def ranks(self) -> str:
-        """How many there were, and on what: `2 ranks, gloo, emulated link 100mbit`."""
-        network = self.environment.get("network")
-        return ", ".join([f"{self.world_size} ranks", self.backend, *([network] if network else [])])
+        """How many there were, and on what: `2 ranks, gloo on cpu, emulated link 100mbit`."""
+        return ranks_on(self.world_size, self.backend, self.environment.get("device"), self.environment.get("network"))
 
     def write(self, path: Path) -> None:
         """Write JSON, whole or not at all; numbers that are not finite become null."""
@@ -96,6 +96,16 @@ class Results:
         document = json.loads(path.read_text(encoding="utf-8"))
         runs = tuple(_run(each) for each in document.pop("runs"))
         return cls(**document, runs=runs)
+
+
+def ranks_on(count: int, backend: str, device: str | None, network: str | None) -> str:
+    """So many ranks, and on what, as far as it is known.
+
+    >>> ranks_on(2, "gloo", "cpu", "emulated link 100mbit")
+    '2 ranks, gloo on cpu, emulated link 100mbit'
+    """
+    where = f"{backend} on {device}" if device else backend
+    return ", ".join([f"{count} ranks", where, *([network] if network else [])])
 
 
 def _run(entry: dict[str, Any]) -> RunResult:

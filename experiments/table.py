@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -71,7 +72,19 @@ def table(results: Results) -> Table:
 
 
 def verdict(results: Results) -> str:
-    """Whether compression pays here, by step time at the same held-out loss, against the fastest uncompressed run."""
+    """Whether compression pays here, by step time at the same held-out loss, against the fastest uncompressed run.
+
+    Runs that were warming up to their end are left out, and named.
+    """
+    cold = [run.compressor for run in results.runs if not run.warmed_up]
+    told = _verdict(dataclasses.replace(results, runs=tuple(run for run in results.runs if run.warmed_up)))
+    if not cold:
+        return told
+    whose = "its warm-up does" if len(cold) == 1 else "their warm-ups do"
+    return f"{told} Left out: {', '.join(cold)}, as {whose} not end within the run."
+
+
+def _verdict(results: Results) -> str:
     plain = [run for run in results.runs if run.compressor in UNCOMPRESSED]
     if not plain or len(plain) == len(results.runs):
         return "No verdict: it takes a run of none, bf16 or fp16 and one of another compressor."
@@ -94,7 +107,7 @@ def verdict(results: Results) -> str:
 def _where(results: Results) -> str:
     if network := results.environment.get("network"):
         return f"Network: {network}."
-    if results.environment.get("launched_by") == "torchrun":
+    if results.environment.get("launched_by", "gradwire") != "gradwire":
         return "Steps and network are those of this run."
     return (
         "These ranks share one machine: start `gradwire compare` with torchrun on your hosts to measure your network."

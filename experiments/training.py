@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from ..compress import compressor, warm_up_steps
 from ..ddp_core import DistributedDataParallel, Record, averaged, exchange
 from ..hooks import Handle, attach
 from ..hooks.plan import ratio
@@ -184,6 +185,7 @@ def _result(
         peak_memory_bytes=max(int(size) for size in exchange(str(_peak_memory(device)), group)),
         train_seconds=tuple(progress.train_seconds),
         parameters_digest=_same_digest(model, group),
+        warmed_up=warm_up_steps(compressor(spec)) < stats.steps,
     )
 
 

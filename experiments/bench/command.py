@@ -17,13 +17,13 @@ from rich.progress import Progress
 
 from ...compress import compressor, warm_up_steps
 from ..info import interfaces
-from ..launch import chosen_backend, supervised, under_launcher
+from ..launch import chosen_backend, device_here, supervised, under_launcher, unused_gpus
+from ..launchers import adopt_launcher, threads_here
 from ..link import paced
 from ..netlab import again, backend_here, here
 from ..progress import progress
 from ..results import command_line, environment
 from .config import BenchConfig
-from .launchers import adopt_launcher
 from .models import Task
 from .rows import KIND, Placement, row, stretched, write
 from .run import measure, world_sizes
@@ -48,38 +48,27 @@ def bench_command(config: BenchConfig) -> int:
     wanted = backend_here(config.backend, config.link)
     backend = chosen_backend(wanted, int(os.environ.get("LOCAL_WORLD_SIZE", config.nproc)))
     if under_launcher():
-        torch.set_num_threads(threads(config))
+        torch.set_num_threads(threads_here(config.threads, config.nproc))
         run_rank(config, backend, "netlab" if here() else launcher or "torchrun", None)
         return 0
     return supervised(rank_main, config.nproc, config, backend)
 
 
-def threads(config: BenchConfig) -> int:
-    """Torch's threads for a rank."""
-    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", config.nproc))
-    shared = config.netlab.hosts if here() else 1  # the hosts of a lab share one machine
-    return config.threads or max(1, (os.cpu_count() or 1) // max(local_ranks, shared))
-
-
 def rank_main(rank: int, rendezvous: dict[str, Any], config: BenchConfig, backend: str) -> None:
     """A rank that `bench` started."""
     os.environ.setdefault("LOCAL_RANK", str(rank))
-    torch.set_num_threads(threads(config))
+    torch.set_num_threads(threads_here(config.threads, config.nproc))
     run_rank(config, backend, "gradwire", rendezvous)
 
 
 def run_rank(config: BenchConfig, backend: str, launcher: str, rendezvous: dict[str, Any] | None) -> None:
     """All models on this rank; rank 0 shows and writes."""
-    local_rank = int(os.environ.get("LOCAL_RANK", 0))
-    device = torch.device("cuda", local_rank) if backend == "nccl" else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    about = (local_rank, socket.gethostname())
-    world = met(rendezvous, backend, device, timedelta(seconds=config.timeout), about)
+    about = (int(os.environ.get("LOCAL_RANK", 0)), socket.gethostname())
+    world = met(rendezvous, backend, device_here(backend), timedelta(seconds=config.timeout), about)
     document = _document(config, world, launcher)
     sizes = world_sizes(config, world)
     console = Console(quiet=world.rank > 0)
-    console.print(header(document["environment"], document["labels"]), *_warnings(config), sep="\n", **PLAIN)
+    console.print(header(document["environment"], document["labels"]), *_warnings(config, backend), sep="\n", **PLAIN)
     path = Path(config.json).expanduser() if config.json and world.rank == 0 else None
     _keep(document, path, [])  # so that an earlier run's file is not taken for this one's
     for task in config.tasks():
@@ -104,6 +93,7 @@ def _document(config: BenchConfig, world: World, launcher: str) -> dict[str, Any
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "backend": world.backend,
+        "device": world.device.type,
         "world_size": world.size,
         "launched_by": launcher,
         "hosts": sorted(set(world.hosts)),
@@ -125,8 +115,10 @@ def _document(config: BenchConfig, world: World, launcher: str) -> dict[str, Any
     }
 
 
-def _warnings(config: BenchConfig) -> Iterator[str]:
+def _warnings(config: BenchConfig, backend: str) -> Iterator[str]:
     """What the figures do not show."""
+    if (unused := unused_gpus(backend)) is not None:
+        yield unused
     turns = config.warmup
     for spec in config.compressors:
         if (steps := warm_up_steps(compressor(spec))) > turns:

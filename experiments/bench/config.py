@@ -12,7 +12,7 @@ from ...compress import compressor
 from .. import emulation, netlab
 from ..emulation import check_dilation, chosen_trace, dilated
 from ..link import check_link
-from ..netlab import NetlabConfig, backend_here
+from ..netlab import NetlabConfig, backend_here, check_lab
 from .models import RESNETS, Task, emulated_task, task
 from .rows import NO_DDP, Case
 
@@ -82,6 +82,7 @@ class BenchConfig:
         self._check_lists()
         check_dilation(self.dilate, self.compute)
         check_link(self.link)
+        check_lab(self.netlab)
         backend_here(self.backend, self.link, self.netlab.hosts)
         self.tasks()
         self.cases()

@@ -15,7 +15,7 @@ RESULTS = "benchmark_results"
 ALWAYS = ("gradwire_version", "pytorch_version", "cuda_version", "distributed_backend")  # shown in any case
 NOT_REAL = "not real"  # the fact that holds what was emulated
 LEFT_OUT = ("json",)  # keys of the configuration that do not change what is measured
-ABOUT = ("world_size", "processor", "cores", "threads", "gpus", "hosts", "launched_by", "platform")
+ABOUT = ("world_size", "device", "processor", "cores", "threads", "gpus", "hosts", "launched_by", "platform")
 PYTORCHS = ("model", "batch_size", "result")  # keys of an entry of PyTorch's file
 SAME = ("model", "batch_size", "world_size", "machines")  # in two rows that are compared
 

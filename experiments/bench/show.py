@@ -51,7 +51,7 @@ def _facts(environment: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
     yield "PyTorch version", environment["torch"]
     yield "CUDA version", environment["cuda"] or "none"
     yield "distributed backend", environment["backend"]
-    yield "ranks", f"{environment['world_size']}, started by {environment['launched_by']}"
+    yield "ranks", f"{environment['world_size']} on {environment['device']}, started by {environment['launched_by']}"
     yield "hosts", ", ".join(environment["hosts"])
     yield (
         "processor",

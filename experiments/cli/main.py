@@ -8,42 +8,29 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from ... import __version__
+from ..installing import way_to_install
 from .commands import COMMANDS, Command
 
 PROGRAM = "gradwire"
 TRACEBACK_VARIABLE = "GRADWIRE_TRACEBACK"
 REFUSED, INTERRUPTED = 2, 130  # exit codes, as shells have them
-INSTALL = {  # import name: what brings it
-    "cupy": "gradwire[gpu]",
-    "jinja2": "gradwire[experiments]",
-    "jsonargparse": "jsonargparse[signatures]",
-    "matplotlib": "gradwire[experiments]",
-    "rich": "rich",
-    "sklearn": "gradwire[experiments]",
-    "tensorboard": "gradwire[tensorboard]",
-    "torchvision": "gradwire[vision]",
-    "transformers": "gradwire[transformers]",
-    "wandb": "gradwire[wandb]",
-    "yaml": "PyYAML",
-}
 
 
 def main(arguments: Sequence[str] | None = None, commands: Mapping[str, Command] = COMMANDS) -> int:
-    """Run a command line; its exit code: 0, 2 for what is refused, 130 for Ctrl-C, or the command's own."""
+    """Run a command line; its exit code: 0, 2 for what is refused here or by the system, 130 for Ctrl-C, or its own."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     name = _top_parser(commands).parse_args(given[:1] or ["--help"]).command
     prog = f"{PROGRAM} {name}"
     try:
         return _run(commands[name], prog, given[1:])
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         if os.environ.get(TRACEBACK_VARIABLE):
             raise
         return _refuse(prog, str(error))
     except ModuleNotFoundError as error:
-        library = (error.name or "").partition(".")[0]
-        if library not in INSTALL:
+        if (way := way_to_install(error)) is None:
             raise
-        return _refuse(prog, f"{library} is not installed; pip install '{INSTALL[library]}'")
+        return _refuse(prog, way)
     except KeyboardInterrupt:
         return INTERRUPTED
 

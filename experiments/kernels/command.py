@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ...kernels import Backend, backends
+from ..installing import made
+from ..launch import INTERRUPTED, sigterm_interrupts
+from ..writing import check_file, check_folder
 from .bench import Bench, Group
 from .cases import Case, chosen_cases
 from .low_rank import SMALLEST
@@ -61,8 +66,8 @@ class KernelsConfig:
             raise ValueError(f"seconds is at least 0, got {self.seconds}")
         if not self.dtypes:
             raise ValueError("dtypes is empty: name at least one of fp32, bf16, fp16")
-        if self.json and not Path(self.json).expanduser().parent.is_dir():
-            raise ValueError(f"json: there is no folder {Path(self.json).expanduser().parent}")
+        check_file("json", self.json)
+        check_folder("out", self.out)
 
 
 def elements(text: str) -> int:
@@ -82,12 +87,17 @@ def elements(text: str) -> int:
 
 
 def kernels_command(config: KernelsConfig) -> int:
-    """Measure and show; the exit code: 1 where a backend is wrong."""
+    """Measure, show and write; the exit code: 1 where a backend is wrong.
+
+    Ctrl-C ends the measurement only: the rows until then are shown and written, and the exit code is 130.
+    """
     device = chosen_device(config.device)
     used, skipped = chosen_backends(config.backends, device)
     groups, left_out = planned(config, device, used)
     bench = Bench(device, config.repeats, config.seconds, max(group.elements for group in groups), skipped + left_out)
-    rows = measured(bench, groups)
+    rows, stopped = measured(bench, groups)
+    if not rows and stopped:
+        return INTERRUPTED
     if not rows:
         raise ValueError(f"nothing was measured: {'; '.join(bench.skipped)}")
     console = Console(width=max(Console().width, 120))
@@ -95,7 +105,7 @@ def kernels_command(config: KernelsConfig) -> int:
     lines = notes(rows, bench.skipped, bench.machine)
     console.print(*lines, sep="\n", markup=False, highlight=False, soft_wrap=True)
     keep(config, rows, bench, console)
-    return int(any(not row.correct for row in rows))
+    return INTERRUPTED if stopped else int(any(not row.correct for row in rows))
 
 
 def chosen_device(name: str) -> torch.device:
@@ -156,29 +166,37 @@ def _having(case: Case, used: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in used if any(name in each.implementations for each in case.operations))
 
 
-def measured(bench: Bench, groups: Sequence[Group]) -> list[Row]:
-    """All rows, with a bar while it lasts."""
+def measured(bench: Bench, groups: Sequence[Group]) -> tuple[list[Row], bool]:
+    """All rows, with a bar while it lasts, or those until Ctrl-C; and whether that ended it."""
     columns = (TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn())
     rows: list[Row] = []
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=sum(len(group.threads) for group in groups))
-        for group in groups:
-            bar.update(task, description=f"{group.case.name}, {group.elements:,} elements, {group.dtype}")
-            for found in bench.measure(group):
-                rows += found
-                bar.advance(task)
-    return rows
+    try:
+        with sigterm_interrupts(), Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("", total=sum(len(group.threads) for group in groups))
+            for group in groups:
+                bar.update(task, description=f"{group.case.name}, {group.elements:,} elements, {group.dtype}")
+                for found in bench.measure(group):
+                    rows += found
+                    bar.advance(task)
+    except KeyboardInterrupt:
+        print("\nstopped; what had finished is kept", file=sys.stderr)
+        return rows, True
+    return rows, False
 
 
 def keep(config: KernelsConfig, rows: Sequence[Row], bench: Bench, console: Console) -> None:
     """Write the file and the picture that are asked for, and say where they are."""
+    say = partial(console.print, sep="", highlight=False, markup=False, soft_wrap=True)
     if config.json:
-        path = Path(config.json).expanduser()
-        write(rows, bench.machine, path)
-        console.print("figures    ", path, sep="", highlight=False, markup=False, soft_wrap=True)
+        write(rows, bench.machine, config.json)
+        say("figures    ", Path(config.json).expanduser())
     if config.out:
-        from .picture import draw  # here, since matplotlib is optional
+        _, where = made(partial(_drawn, rows, Path(config.out).expanduser()))
+        say("picture    ", where)
 
-        folder = Path(config.out).expanduser()
-        folder.mkdir(parents=True, exist_ok=True)
-        console.print("picture    ", draw(rows, folder), sep="", highlight=False, markup=False, soft_wrap=True)
+
+def _drawn(rows: Sequence[Row], folder: Path) -> list[Path]:
+    from .picture import draw  # here, since matplotlib is optional
+
+    folder.mkdir(parents=True, exist_ok=True)
+    return [draw(rows, folder)]

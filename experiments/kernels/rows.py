@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
 from ..results import environment
+from ..writing import write_json
 
 
 @dataclass(frozen=True)
@@ -62,11 +61,11 @@ def machine(cache_bytes: int) -> dict[str, Any]:
     }
 
 
-def write(rows: Sequence[Row], machine: Mapping[str, Any], path: Path) -> None:
+def write(rows: Sequence[Row], machine: Mapping[str, Any], path: str) -> None:
     """Write all rows as JSON."""
     document = {
         "machine": machine,
         "copy_bytes_per_second": copy_bytes_per_second(rows),
         "rows": [dataclasses.asdict(row) for row in rows],
     }
-    path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    write_json(document, path)

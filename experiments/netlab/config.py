@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from ..link import parse_rate
 
@@ -31,6 +31,16 @@ class NetlabConfig:
     def described(self) -> str:
         """In words: `4 hosts at 100mbit`."""
         return f"{self.hosts} hosts " + (f"at {self.rate}" if parse_rate(self.rate) else "without limits")
+
+
+def check_lab(lab: NetlabConfig) -> None:
+    """Raise ValueError for what is set of a lab that has no hosts."""
+    if lab.hosts:
+        return
+    given = [field.name for field in fields(NetlabConfig) if getattr(lab, field.name) != field.default]
+    if given:
+        names = " and ".join(f"netlab.{name}" for name in given)
+        raise ValueError(f"{names} without hosts, and so without a lab: add --netlab.hosts 4, or leave it out")
 
 
 def here() -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
+import math
 import os
 import shutil
 import signal
@@ -10,11 +10,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from ..dying import dying_with
 from ..launch import sigterm_interrupts, under_launcher
 from .config import VARIABLE, NetlabConfig, here
 from .lab import WIRE, Lab, made
@@ -22,8 +23,8 @@ from .system import NetlabError
 from .utilization import recorded
 
 PORT = 29400
-PR_SET_PDEATHSIG = 1  # of prctl(2)
 POLL_SECONDS = 0.02
+VICTIM_SECONDS = 0.5  # from the first failure until the others are asked to end: one of them may be the cause
 SURVIVOR_SECONDS = 5.0  # from the request to end until the kill
 SHOWN_LINES = 60  # of the output of a rank that fails
 SIGNALLED = 128  # shells add it to a signal's number
@@ -43,21 +44,19 @@ def again(config: NetlabConfig) -> int | None:
 def run_inside(config: NetlabConfig, command: Sequence[str]) -> int:
     """Run a command once on every host, with torchrun's variables and Gloo bound to the limited link.
 
-    Shows the output of rank 0, and of others where they fail. The first rank that fails ends the others; its exit code is
-    returned, 128 + n for signal n. However this ends, nothing is left. Raises NetlabError where there can be no lab.
+    Shows the output of rank 0, and of others that fail by themselves. The first rank that fails ends the others; its exit
+    code is returned, 128 + n for signal n. However this ends, nothing is left. Raises NetlabError where there can be no lab.
     """
     _check(config, command)
     with sigterm_interrupts(), made(config) as lab, ExitStack() as files:
         outputs = [files.enter_context(tempfile.TemporaryFile()) for _ in range(1, lab.hosts)]
         with _started(lab, config, command, outputs) as processes, recorded(config, lab):
-            failed = _first_failure(processes)
-        if failed is None:
-            return 0
-        host, code = failed
-        if host:
-            _show(host, outputs[host - 1])
-        print(f"netlab: host {host} ended with exit code {code}", file=sys.stderr)
-        return code
+            failures = _failures(processes)
+        for host, code in failures.items():
+            if host:
+                _show(host, outputs[host - 1])
+            print(f"netlab: host {host} ended with exit code {code}", file=sys.stderr)
+        return next(iter(failures.values()), 0)
 
 
 def _check(config: NetlabConfig, command: Sequence[str]) -> None:
@@ -89,7 +88,7 @@ def _started(
                     stdout=output,
                     stderr=output,
                     start_new_session=True,  # Ctrl-C is the parent's alone
-                    preexec_fn=_dying_with(os.getpid()),
+                    preexec_fn=dying_with(os.getpid()),
                 )
             )
         yield processes
@@ -113,29 +112,17 @@ def _variables(lab: Lab, config: NetlabConfig, host: int) -> Mapping[str, str]:
     }
 
 
-def _dying_with(parent: int) -> Callable[[], None]:
-    """What a child calls so that the kernel kills it when its parent dies, however that happens."""
-    prctl = ctypes.CDLL(None).prctl
-
-    def ask() -> None:
-        prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
-        if os.getppid() != parent:  # it has died meanwhile
-            os._exit(1)
-
-    return ask
-
-
-def _first_failure(processes: Sequence[Process]) -> tuple[int, int] | None:
-    """Wait for all ranks; the host and exit code of the first that fails, as soon as it does."""
-    running = dict(enumerate(processes))
-    while running:
+def _failures(processes: Sequence[Process]) -> dict[int, int]:
+    """Wait for all ranks, and after a failure a moment only; by host the exit codes that are not 0, as they were seen."""
+    running, failures, deadline = dict(enumerate(processes)), dict[int, int](), math.inf
+    while running and time.monotonic() < deadline:
         ended = {host: code for host, process in running.items() if (code := process.poll()) is not None}
-        for host, code in ended.items():
-            if code:
-                return host, code if code > 0 else SIGNALLED - code
-            del running[host]
+        running = {host: process for host, process in running.items() if host not in ended}
+        failures |= {host: code if code > 0 else SIGNALLED - code for host, code in ended.items() if code}
+        if failures:
+            deadline = min(deadline, time.monotonic() + VICTIM_SECONDS)
         time.sleep(POLL_SECONDS)
-    return None
+    return failures
 
 
 def _end(processes: Sequence[Process]) -> None:

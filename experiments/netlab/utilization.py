@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +88,14 @@ def recorded(config: NetlabConfig, lab: Lab) -> Iterator[None]:
 
 
 def keep(utilization: Utilization, path: Path) -> None:
-    """Write the counts and the picture, and say where they are."""
+    """Write the counts and, where matplotlib is installed, the picture; say where they are."""
+    utilization.write(path)
+    if find_spec("matplotlib") is None:
+        print(f"utilization  {path}")
+        print("no picture: matplotlib is not installed; pip install 'gradwire[experiments]'", file=sys.stderr)
+        return
     from .picture import draw  # here, since matplotlib is optional
 
-    utilization.write(path)
     picture = path.with_suffix(".png")
     draw(utilization, picture)
     print(f"utilization  {path}, {picture}")

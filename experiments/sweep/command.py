@@ -15,24 +15,33 @@ from ..compare import prepared_folder
 from ..launch import INTERRUPTED, sigterm_interrupts
 from ..loggers import check_loggers, open_loggers
 from .cache import append_point, read_points
+from .columns import check_columns
 from .config import SweepConfig
+from .figure import check_drawing
 from .outcome import PAGE, STUDY, Outcome
 from .points import Point, points_of
+from .rows import Row
 from .run import PointFailure, run_point
 
 WHOLE_SWEEP = 7 * 24 * 3600.0  # seconds that the speed for the time left is averaged over
 
 
 def sweep_command(config: SweepConfig) -> int:
-    """Run the study and show it; the exit code: 1 where a point failed. All points are checked before one runs."""
+    """Run the study and show it; the exit code: 1 where a point failed.
+
+    All points are checked before one runs, and the columns that the study names once there are rows of one.
+    """
     check_loggers(config.logger)
+    check_drawing(config.drawn)
     points = points_of(config)
     keys = [point.key() for point in points]
     out = prepared_folder(config.out or f"runs/{_file_name(config)}")
     cached = read_points(out)
+    rows = [row for key in keys if key in cached for row in cached[key].rows]
+    check_columns(config, rows)
     missing = {} if config.redraw else {k: p for k, p in zip(keys, points, strict=True) if k not in cached}
     Console().print(_start(config, points, missing, out), markup=False, highlight=False)
-    failures, interrupted = _run(missing, config, out)
+    failures, interrupted = _run(missing, config, out, rows)
     cached = read_points(out)
     outcome = Outcome(config, points, [cached[key] for key in keys if key in cached], failures)
     if config.redraw and not outcome.finished:
@@ -52,8 +61,13 @@ def _start(config: SweepConfig, points: Sequence[Point], missing: Mapping[str, P
     return f"{config.title}: {len(points)} points of gradwire {config.command}{there}"
 
 
-def _run(missing: Mapping[str, Point], config: SweepConfig, out: Path) -> tuple[dict[str, str], bool]:
-    """Run points one after the other; why some failed, and whether it was interrupted."""
+def _run(
+    missing: Mapping[str, Point], config: SweepConfig, out: Path, rows: Sequence[Row]
+) -> tuple[dict[str, str], bool]:
+    """Run points one after the other; why some failed, and whether it was interrupted. `rows`: of those that are there.
+
+    Raises ValueError where the points lack a column that the study names.
+    """
     failures: dict[str, str] = {}
     try:
         with sigterm_interrupts(), _progress() as bar:
@@ -61,9 +75,13 @@ def _run(missing: Mapping[str, Point], config: SweepConfig, out: Path) -> tuple[
             for point in missing.values():
                 bar.update(task, description=point.label)
                 try:
-                    append_point(out, run_point(point, config.limit))
+                    finished = run_point(point, config.limit)
                 except PointFailure as error:
                     failures[point.label] = str(error)
+                else:
+                    append_point(out, finished)
+                    rows = [*rows, *finished.rows]
+                    check_columns(config, rows)
                 bar.advance(task)
     except KeyboardInterrupt:
         print("\nstopped; the points that had finished are kept, the same command goes on", file=sys.stderr)
@@ -86,17 +104,13 @@ def _progress() -> Progress:
 
 
 def _keep(outcome: Outcome, out: Path) -> None:
-    """Draw, write and show."""
-    from .picture import draw  # here, since matplotlib is optional
-
+    """Write, draw and show; what is written is there even if a picture fails."""
     console = Console(width=max(Console().width, 120))
     if outcome.finished:
-        shown = [(figure, figure.shown(outcome.rows)) for figure in outcome.config.drawn]
-        pictures = {
-            draw(figure, rows, outcome.heading(rows), out).name: figure.caption for figure, rows in shown if rows
-        }
-        outcome = dataclasses.replace(outcome, pictures=pictures)
         outcome.write(out)
+        if outcome.config.drawn:
+            outcome = _drawn(outcome, out)
+            outcome.write(out)
         console.print(outcome.table())
     for label, why in outcome.failures.items():
         console.print(f"failed: {label}: {why}", style="red", markup=False, highlight=False, soft_wrap=True)
@@ -105,6 +119,15 @@ def _keep(outcome: Outcome, out: Path) -> None:
     for name, files in places.items():
         there = ", ".join(str(out / file) for file in files if (out / file).exists())
         console.print(f"{name:<11}{there}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _drawn(outcome: Outcome, out: Path) -> Outcome:
+    """With the pictures of those figures that there are rows for."""
+    from .picture import draw  # here, since matplotlib is optional
+
+    shown = [(figure, figure.shown(outcome.rows)) for figure in outcome.config.drawn]
+    pictures = {draw(figure, rows, outcome.heading(rows), out).name: figure.caption for figure, rows in shown if rows}
+    return dataclasses.replace(outcome, pictures=pictures)
 
 
 def _log(outcome: Outcome, out: Path) -> None:

@@ -14,6 +14,11 @@ from .rows import Row
 class Derivation(ABC):
     """How a column is computed; None where a row lacks what it takes."""
 
+    @property
+    @abstractmethod
+    def columns(self) -> list[str]:
+        """What it takes."""
+
     @abstractmethod
     def value(self, row: Row, rows: Sequence[Row], dimensions: Sequence[str]) -> Any:
         """Of one row; `dimensions` are the columns of the grid, which a row to compare with shares."""
@@ -25,6 +30,10 @@ class Speedup(Derivation):
 
     of: str
     against: Mapping[str, Any]
+
+    @property
+    def columns(self) -> list[str]:
+        return [self.of, *self.against]
 
     def value(self, row: Row, rows: Sequence[Row], dimensions: Sequence[str]) -> float | None:
         reference = counterpart(row, rows, dimensions, self.against)
@@ -38,6 +47,10 @@ class Relative(Derivation):
     of: str
     against: Mapping[str, Any]
 
+    @property
+    def columns(self) -> list[str]:
+        return [self.of, *self.against]
+
     def value(self, row: Row, rows: Sequence[Row], dimensions: Sequence[str]) -> float | None:
         reference = counterpart(row, rows, dimensions, self.against)
         return _divided(row.get(self.of), reference.get(self.of)) if reference else None
@@ -50,6 +63,10 @@ class Quotient(Derivation):
     of: str
     over: str
     times: float = 1.0
+
+    @property
+    def columns(self) -> list[str]:
+        return [self.of, self.over]
 
     def value(self, row: Row, rows: Sequence[Row], dimensions: Sequence[str]) -> float | None:
         found = _divided(row.get(self.of), row.get(self.over))
@@ -68,13 +85,18 @@ class TimeToLoss(Derivation):
     of: str = "loss"
     seconds: str = "train_seconds"
 
+    @property
+    def columns(self) -> list[str]:
+        return [self.of, self.seconds, *self.against]
+
     def value(self, row: Row, rows: Sequence[Row], dimensions: Sequence[str]) -> float | None:
         reference = counterpart(row, rows, dimensions, self.against)
-        if reference is None or None in (*reference[self.of], *row[self.of]):
+        curves: list[Any] = [(reference or {}).get(self.of), row.get(self.of), row.get(self.seconds)]
+        if any(curve is None or None in curve for curve in curves):
             return None
-        target = smoothed(tuple(reference[self.of]))[-1] * (1 + self.within)
-        reached = zip(row[self.seconds], smoothed(tuple(row[self.of])), strict=True)
-        return next((seconds for seconds, loss in reached if loss <= target), None)
+        last, losses, times = curves
+        target = smoothed(last)[-1] * (1 + self.within)
+        return next((time for time, loss in zip(times, smoothed(losses), strict=True) if loss <= target), None)
 
 
 KINDS: dict[str, type[Derivation]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from importlib import import_module
 from typing import Any
 
 from .rows import Row
@@ -47,10 +48,21 @@ class Figure:
         """The columns that it draws."""
         return [*self.series, self.x, *self.y]
 
+    @property
+    def named(self) -> list[str]:
+        """All columns that it speaks of."""
+        return [*self.columns, *self.spread, *self.where]
+
     def shown(self, rows: Sequence[Row]) -> list[Row]:
         """Of the rows, those that it is about and that have what it draws."""
         about = [row for row in rows if all(row.get(name) == value for name, value in self.where.items())]
         return [row for row in about if all(row.get(name) is not None for name in (self.x, *self.y))]
+
+
+def check_drawing(figures: Sequence[Figure]) -> None:
+    """Raise ModuleNotFoundError where there are figures, and matplotlib, which draws them, is not installed."""
+    if figures:
+        import_module("matplotlib")
 
 
 def figures_of(described: Sequence[Mapping[str, Any]]) -> list[Figure]:

@@ -149,7 +149,10 @@ def _height(value: float | None) -> float:
 
 
 def _band(axes: Axes, figure: Figure, rows: Sequence[Row], index: int) -> None:
-    lower, upper = (_curves(figure, column, rows) for column in figure.spread)
+    bounded = [row for row in rows if None not in map(row.get, figure.spread)]
+    if not bounded:
+        return
+    lower, upper = (_curves(figure, column, bounded) for column in figure.spread)
     for (across, below), (_, above) in zip(lower, upper, strict=True):
         axes.fill_between(across, below, above, color=_color(index), alpha=0.15, linewidth=0)
 

@@ -12,6 +12,8 @@ WRAPPER = "measurements."  # dropped from the names of columns
 USE = "netlab.utilization"  # a file of the point's, read into its rows
 USED_BY = "bench"  # the command whose points may have it
 STEPS_WATCHED = 2  # the last ones of a point whose links are watched
+LINK_SECONDS, LINK_SENT = "link.seconds", "link.sent_mbit"
+SOMETIMES = {"bench": ("stretch", LINK_SECONDS, LINK_SENT)}  # columns of some points only, as their options are
 
 
 def _bench(document: Mapping[str, Any]) -> list[Row]:
@@ -89,7 +91,7 @@ def link_use(rows: list[Row], use: Utilization) -> list[Row]:
     begin = end - STEPS_WATCHED * row["sec_per_iter.p50"]
     shown = [(when - begin, rate) for when, rate in zip(use.seconds[1:], sent, strict=True) if begin <= when <= end]
     seconds, rates = ([round(value, 3) for value in column] for column in zip(*shown, strict=True))
-    return [{**row, "link.seconds": seconds, "link.sent_mbit": rates}]
+    return [{**row, LINK_SECONDS: seconds, LINK_SENT: rates}]
 
 
 def flat(entry: Mapping[str, Any]) -> Row:

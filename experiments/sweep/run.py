@@ -11,9 +11,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..dying import dying_with
 from ..netlab.utilization import Utilization
 from .cache import Finished
 from .points import Point
@@ -33,7 +35,7 @@ class PointFailure(RuntimeError):
 def run_point(point: Point, limit: float) -> Finished:
     """Run `gradwire COMMAND ...` and read what it measured.
 
-    Raises PointFailure. Whatever happens, what the point started is ended.
+    Raises PointFailure. Whatever happens, what the point started is ended, by the kernel where this process is killed.
     """
     option, name = REPORTS.get(point.command, REPORT)
     with tempfile.TemporaryDirectory(prefix="gradwire-sweep-") as folder:
@@ -59,7 +61,9 @@ def run_point(point: Point, limit: float) -> Finished:
 def _finish(command: Sequence[str], limit: float, folder: Path) -> None:
     written = folder / "written"
     with written.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=output, stderr=output, start_new_session=True, preexec_fn=dying_with(os.getpid())
+        )
         try:
             code = process.wait(limit)
         except subprocess.TimeoutExpired:
@@ -73,18 +77,16 @@ def _finish(command: Sequence[str], limit: float, folder: Path) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Interrupt what still runs, so that it can end its own; then kill what is left of its session."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    """Interrupt what still runs, so that it can end its own; then, or at once when interrupted again, kill its session."""
     try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return  # nothing is left, as it should be
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_SECONDS)
+    finally:
+        with suppress(ProcessLookupError):  # nothing is left, as it should be
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _document(path: Path) -> dict[str, Any]:

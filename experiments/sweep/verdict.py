@@ -9,6 +9,8 @@ from typing import Any
 from ..table import UNCOMPRESSED, WORTHWHILE
 from .rows import Row
 
+COMPRESSOR = "compressor"
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -19,6 +21,11 @@ class Verdict:
     unit: str = "s"
     what: str = "a step"
     """what the column times, in words"""
+
+    @property
+    def columns(self) -> list[str]:
+        """What it takes of a row."""
+        return [self.of, *self.each, COMPRESSOR]
 
 
 def verdict_of(described: Mapping[str, Any]) -> Verdict | None:
@@ -40,21 +47,21 @@ def sentences(verdict: Verdict, rows: Sequence[Row]) -> Iterator[str]:
 
 def _sentence(verdict: Verdict, rows: Sequence[Row]) -> str:
     timed = sorted((row for row in rows if row.get(verdict.of) is not None), key=lambda row: row[verdict.of])
-    plain = [row for row in timed if row["compressor"] in UNCOMPRESSED]
-    others = [row for row in timed if row["compressor"] not in UNCOMPRESSED]
+    plain = [row for row in timed if row[COMPRESSOR] in UNCOMPRESSED]
+    others = [row for row in timed if row[COMPRESSOR] not in UNCOMPRESSED]
     if not plain or len(rows) == len(plain):
         return f"no verdict, it takes {verdict.what} of none, bf16 or fp16 and of another compressor."
     best = plain[0]
     if not others:
-        return f"do not compress here beyond {best['compressor']}: no other method gets there at all."
+        return f"do not compress here beyond {best[COMPRESSOR]}: no other method gets there at all."
     gain = best[verdict.of] / others[0][verdict.of]
     if gain < WORTHWHILE:
         return (
-            f"do not compress here beyond {best['compressor']}: {verdict.what} takes it {_amount(verdict, best)}, and "
-            f"the best other method, {others[0]['compressor']}, {_amount(verdict, others[0])}."
+            f"do not compress here beyond {best[COMPRESSOR]}: {verdict.what} takes it {_amount(verdict, best)}, and "
+            f"the best other method, {others[0][COMPRESSOR]}, {_amount(verdict, others[0])}."
         )
     return (
-        f"{others[0]['compressor']} is {gain:.1f}x as fast as {best['compressor']}: {verdict.what} takes "
+        f"{others[0][COMPRESSOR]} is {gain:.1f}x as fast as {best[COMPRESSOR]}: {verdict.what} takes "
         f"{_amount(verdict, others[0])}, not {_amount(verdict, best)}."
     )
 

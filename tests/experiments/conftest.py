@@ -1,5 +1,7 @@
 import multiprocessing
+import os
 import socket
+from multiprocessing import forkserver
 
 import pytest
 import torch
@@ -20,8 +22,11 @@ def quick_start():
     multiprocessing.get_context("forkserver").set_forkserver_preload(IMPORTED)
     start = launch.multiprocessing.start_processes
 
-    def forked(*args, **kwargs):
-        return start(*args, **{**kwargs, "start_method": "forkserver"})
+    def forked(rank, args, **kwargs):
+        forkserver.ensure_running()
+        parent = forkserver._forkserver._forkserver_pid
+        placed = tuple(parent if each == os.getpid() else each for each in args)
+        return start(rank, placed, **{**kwargs, "start_method": "forkserver"})
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch.multiprocessing, "start_processes", forked)

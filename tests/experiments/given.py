@@ -13,7 +13,7 @@ VISION_PARAMETERS = {  # of torchvision's documentation
 }
 
 
-def run_of(compressor="none", *, loss=(3.0, 2.0), held_out=2.0, accuracy=0.5, p50=0.1, sent=4000.0):
+def run_of(compressor="none", *, loss=(3.0, 2.0), held_out=2.0, accuracy=0.5, p50=0.1, sent=4000.0, warmed_up=True):
     """A run of as many steps as there are losses."""
     return RunResult(
         compressor=compressor,
@@ -28,6 +28,7 @@ def run_of(compressor="none", *, loss=(3.0, 2.0), held_out=2.0, accuracy=0.5, p5
         peak_memory_bytes=10**9,
         train_seconds=tuple(p50 * (step + 1) for step in range(len(loss))),
         parameters_digest="0" * 64,
+        warmed_up=warmed_up,
     )
 
 

@@ -14,7 +14,7 @@ COMMANDS = {  # its flags, and the function that begins a rank
 SUPERVISORS = {
     "bench": "gradwire.experiments.bench.command.supervised",
     "compare": "gradwire.experiments.compare.supervised",
-    "collective": "gradwire.experiments.collective.run_ranks",
+    "collective": "gradwire.experiments.collective.supervised",
 }
 LAB = "2 hosts at 1gbit"
 

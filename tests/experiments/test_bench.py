@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from gradwire.experiments.bench import BenchConfig, adopt_launcher, rows, run, show
+from gradwire.experiments.bench import BenchConfig, command, rows, run, show
 from gradwire.experiments.bench.clock import HostClock, LastGradient
-from gradwire.experiments.bench.launchers import slurm_tasks_here
 from gradwire.experiments.bench.models import task
 from gradwire.experiments.bench.run import world_sizes
 from gradwire.experiments.bench.world import World
@@ -63,6 +62,7 @@ def test_the_header_tells_of_versions_backend_machine_and_network(measured):
         "PyTorch version",
         "CUDA version",
         "distributed backend: gloo",
+        "ranks: 2 on cpu, started by gradwire",
         "network interface",
     ):
         assert f"* {fact}" in measured[0]
@@ -74,6 +74,7 @@ def test_the_file_has_all_that_was_measured(measured):
     assert document["kind"] == "bench"
     assert document["pytorch_version"] == torch.__version__
     assert document["distributed_backend"] == "gloo"
+    assert document["environment"]["device"] == "cpu"
     assert document["config"]["batch_size"] == 2
     assert document["command"].startswith("gradwire bench --batch-size 2")
     rows = {
@@ -143,6 +144,8 @@ def test_ranks_of_another_launcher_are_measured_and_what_is_emulated_is_labelled
         (["--link", "fast"], "fast"),
         (["--dilate", "2"], "dilate 2 needs an emulated accelerator"),
         (["--models", "tiny", "--world-sizes", "1,3"], "world_sizes has 3, and there are 2 ranks"),
+        (["--netlab.rate", "1gbit"], "netlab.rate without hosts"),
+        (["--threads", "-1"], "threads is at least 0, got -1"),
         (["--json", "/nowhere/a.json"], "json: there is no folder /nowhere"),
     ],
     ids=lambda each: " ".join(each) if isinstance(each, list) else "",
@@ -156,53 +159,6 @@ def test_a_missing_library_of_a_model_is_named(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert main(["bench", "--models", "bert"]) == 2
     assert "transformers is not installed; pip install 'gradwire[transformers]'" in capsys.readouterr().err
-
-
-ADDRESS = {"MASTER_ADDR": "host0", "MASTER_PORT": "1"}
-OPEN_MPI = {
-    "OMPI_COMM_WORLD_RANK": "5",
-    "OMPI_COMM_WORLD_SIZE": "8",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
-}
-SLURM = {
-    "SLURM_PROCID": "5",
-    "SLURM_NTASKS": "8",
-    "SLURM_STEP_NUM_TASKS": "8",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "1",
-    "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
-}
-MPICH = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
-TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
-
-
-@pytest.mark.parametrize(
-    ("variables", "name"),
-    [(OPEN_MPI, "Open MPI"), (SLURM, "Slurm"), (MPICH, "MPICH or Intel MPI"), (TORCHRUN, "torchrun")],
-)
-def test_a_launchers_variables_become_torchruns(variables, name):
-    environment = {**variables, **ADDRESS}
-    assert adopt_launcher(environment) == name
-    assert environment.items() >= {**TORCHRUN, **ADDRESS}.items()
-    with pytest.raises(ValueError, match=r"MASTER_ADDR and MASTER_PORT must say where rank 0 is"):
-        adopt_launcher(dict(variables))
-
-
-def test_a_process_alone_has_no_launcher():
-    assert adopt_launcher({}) is None
-    assert adopt_launcher({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1"}) is None
-    assert adopt_launcher({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}) is None  # a batch script, not a rank
-
-
-def test_a_launcher_that_tells_no_local_rank_is_refused():
-    with pytest.raises(ValueError, match="does not tell LOCAL_RANK"):
-        adopt_launcher({"PMI_RANK": "0", "PMI_SIZE": "2", **ADDRESS})
-
-
-@pytest.mark.parametrize(("node", "tasks"), [(0, "4"), (1, "4"), (2, "3"), (3, None)])
-def test_slurms_tasks_of_a_node_are_read_from_its_short_form(node, tasks):
-    assert slurm_tasks_here({"SLURM_STEP_TASKS_PER_NODE": "4(x2),3", "SLURM_NODEID": str(node)}) == tasks
 
 
 def world(local_ranks):
@@ -253,6 +209,7 @@ MACHINE = {
     "torch": "2.15",
     "cuda": "13.2",
     "backend": "nccl",
+    "device": "cuda",
     "world_size": 2,
     "launched_by": "torchrun",
     "hosts": ["host0"],
@@ -290,9 +247,18 @@ def test_the_header_shows_what_is_known_of_the_links_between_gpus(tool, run, tol
     monkeypatch.setattr(show.shutil, "which", lambda name: tool)
     monkeypatch.setattr(show.subprocess, "run", run)
     shown = show.header({**MACHINE, "topology": show.topology()}, ["emulated link 1gbit"])
+    assert "* ranks: 2 on cuda, started by torchrun" in shown
     assert "* NOT REAL: emulated link 1gbit" in shown
     assert ("--- nvidia-smi topo -m ---" in shown) == bool(told)
     assert (told or "") in shown
+
+
+def test_gpus_that_are_not_used_are_told_of_in_one_line(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    (told,) = command._warnings(BenchConfig(), "gloo")
+    assert "8 GPUs here and not used: with gloo the ranks train on the CPU" in told
+    assert "\n" not in told
+    assert list(command._warnings(BenchConfig(), "nccl")) == []
 
 
 def test_a_machine_that_does_not_keep_up_with_the_emulated_accelerator_is_told_of():

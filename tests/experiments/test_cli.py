@@ -1,3 +1,4 @@
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -56,6 +57,10 @@ def record(options):
 
 def refuse(options):
     raise ValueError(f"no such folder: {options.out}")
+
+
+def fill_the_disk(options):
+    raise OSError(28, "No space left on device", "a.json")
 
 
 def lacks_a_library(options):
@@ -223,10 +228,17 @@ def test_a_value_error_of_the_command_is_shown_in_one_line(refusal):
     assert refusal("--out", "x", function=refuse) == "no such folder: x"
 
 
-def test_its_traceback_can_be_had(monkeypatch):
+def test_an_error_of_the_system_is_shown_in_one_line(refusal):
+    assert refusal(function=fill_the_disk) == "[Errno 28] No space left on device: 'a.json'"
+
+
+@pytest.mark.parametrize(
+    ("function", "error"), [(refuse, ValueError("no such folder: None")), (fill_the_disk, OSError(28, "No space left"))]
+)
+def test_its_traceback_can_be_had(function, error, monkeypatch):
     monkeypatch.setenv("GRADWIRE_TRACEBACK", "1")
-    with pytest.raises(ValueError, match="no such folder"):
-        main(["refuse"], {"refuse": command(refuse)})
+    with pytest.raises(type(error), match=re.escape(str(error))):
+        main(["refuse"], {"refuse": command(function)})
 
 
 def test_a_missing_library_is_named_with_the_way_to_install_it(refusal):

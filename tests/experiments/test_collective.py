@@ -1,11 +1,33 @@
 import json
 import shlex
 import sys
+from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
+from gradwire.experiments import collective as driver
 from gradwire.experiments.cli import main
 from gradwire.experiments.collective import elements_of
+from gradwire.experiments.launchers import LAUNCHERS
+
+SMALL = ["collective", "--elements=100,1k", "--total=2500", "--repeats=1"]
+TITLE = "all-reduce of 2,500 float32, "
+
+
+@pytest.fixture
+def interrupted(monkeypatch):
+    """Ctrl-C during the second size; the process group, which the end of the process would close, is closed."""
+    measured = driver.seconds
+
+    def seconds(pieces, group):
+        if len(pieces[0]) == 1000:
+            raise KeyboardInterrupt
+        return measured(pieces, group)
+
+    monkeypatch.setattr(driver, "seconds", seconds)
+    yield
+    dist.destroy_process_group()
 
 
 def test_it_measures_every_size_and_writes_rows(tmp_path, capfd, monkeypatch):
@@ -38,6 +60,63 @@ def test_a_bar_counts_the_repeats_on_a_terminal(terminal, started, capsys, monke
     assert ("4/4" in shown) == terminal
 
 
+def sizes_in(file):
+    return [row["elements"] for row in json.loads(file.read_text())["rows"]]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_the_table_is_shown_where_the_file_cannot_be_written(started, capsys):
+    started()
+    assert main([*SMALL, "--json=/dev/full"]) == 2
+    told = capsys.readouterr()
+    assert TITLE in told.out
+    assert "cannot write --json /dev/full: No space left on device" in told.err
+
+
+def test_a_rank_of_a_launcher_that_is_stopped_shows_and_writes_what_it_has(started, interrupted, tmp_path, capsys):
+    started()
+    assert main([*SMALL, f"--json={tmp_path / 'a.json'}"]) == 130
+    assert TITLE in capsys.readouterr().out
+    assert sizes_in(tmp_path / "a.json") == [100]
+
+
+@pytest.mark.parametrize("code", [130, 1])
+def test_what_ranks_of_its_own_measured_before_they_ended_is_shown_and_written(
+    code, started, interrupted, tmp_path, capsys, monkeypatch
+):
+    def cut_short(rank, nproc, *arguments):
+        started()
+        with pytest.raises(KeyboardInterrupt):
+            rank(0, None, *arguments)
+        return code
+
+    monkeypatch.setattr(driver, "supervised", cut_short)
+    assert main([*SMALL, f"--json={tmp_path / 'a.json'}"]) == code
+    assert TITLE in capsys.readouterr().out
+    assert sizes_in(tmp_path / "a.json") == [100]
+
+
+def test_where_nothing_was_measured_nothing_is_shown(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(driver, "supervised", lambda *arguments: 1)
+    assert main([*SMALL, f"--json={tmp_path / 'a.json'}"]) == 1
+    assert not capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+def test_processes_of_another_launcher_are_ranks_of_one_measurement(started, monkeypatch):
+    started()  # so that what becomes of these variables is undone
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name)
+    (slurm,) = (each for each in LAUNCHERS if each.name == "Slurm")
+    monkeypatch.setenv(slurm.rank, "1")
+    monkeypatch.setenv(slurm.size, "2")
+    monkeypatch.setenv(slurm.local_rank, "0")
+    ranks = []
+    monkeypatch.setattr(driver, "_rank", lambda rank, rendezvous, *arguments: ranks.append((rank, rendezvous)))
+    assert main(SMALL) == 0
+    assert ranks == [(1, None)]
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -47,6 +126,8 @@ def test_a_bar_counts_the_repeats_on_a_terminal(terminal, started, capsys, monke
         ("--elements=", "name at least one size"),
         ("--repeats=0", "repeats is at least 1, got 0"),
         ("--json=/nowhere/a.json", "there is no folder /nowhere"),
+        ("--json=.", "json: . is a folder; name a file, such as figures.json"),
+        ("--netlab.rate=1gbit", "netlab.rate without hosts"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(wrong, message, capsys):

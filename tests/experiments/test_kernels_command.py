@@ -1,5 +1,7 @@
 import json
 import math
+import signal
+import sys
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -10,6 +12,7 @@ import torch
 from gradwire import kernels
 from gradwire.experiments.cli import main
 from gradwire.experiments.kernels import clocks
+from gradwire.experiments.kernels.bench import Bench
 from gradwire.experiments.kernels.cases import CASES, DTYPES
 from gradwire.experiments.kernels.check import difference, kept, outcome
 from gradwire.experiments.kernels.clocks import last_level_cache
@@ -203,6 +206,64 @@ def test_the_picture_is_written(measured, tmp_path):
     assert (tmp_path / "new" / "folder" / "kernels.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_without_matplotlib_a_line_in_place_of_the_picture_tells_how_to_get_it(measured, tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "gradwire.experiments.kernels.picture", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, document, printed = measured("--operations", "all_finite", "--out", str(tmp_path / "folder"))
+    assert code == 0
+    assert document["rows"]
+    assert "picture    none: matplotlib is not installed; pip install 'gradwire[experiments]'" in printed
+
+
+@pytest.fixture
+def stopped(monkeypatch):
+    """Ends the measurement, by Ctrl-C or a request to terminate, before the job of that name."""
+    measure = Bench.measure
+
+    def stop(name, number):
+        def stopping(bench, group):
+            if group.case.name == name:
+                signal.raise_signal(number)
+            return measure(bench, group)
+
+        monkeypatch.setattr(Bench, "measure", stopping)
+
+    def unhandled(number, frame):
+        raise AssertionError("kernels had no handler")
+
+    before = signal.signal(signal.SIGTERM, unhandled)
+    yield stop
+    assert signal.signal(signal.SIGTERM, before) is unhandled
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_was_measured_before_a_stop_is_shown_and_written(number, stopped, tmp_path, capsys):
+    stopped("all_finite", number)
+    file = tmp_path / "figures.json"
+    options = ["--operations", "sign_pack,all_finite", "--backends", "reference", "--json", str(file)]
+    assert main(["kernels", *QUICK, *options]) == 130
+    told = capsys.readouterr()
+    assert [row["operation"] for row in json.loads(file.read_text())["rows"]] == ["sign_pack"]
+    assert f"{SIZE:,} elements, fp32, 1 thread" in told.out
+    assert "stopped; what had finished is kept" in told.err
+
+
+def test_a_stop_before_the_first_job_shows_and_writes_nothing(stopped, tmp_path, capsys):
+    stopped("sign_pack", signal.SIGINT)
+    options = ["--operations", "sign_pack", "--json", str(tmp_path / "figures.json")]
+    assert main(["kernels", *QUICK, *options]) == 130
+    assert not capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_the_tables_are_shown_where_the_file_cannot_be_written(capsys):
+    assert main(["kernels", *QUICK, "--operations", "all_finite", "--json", "/dev/full"]) == 2
+    told = capsys.readouterr()
+    assert f"{SIZE:,} elements, fp32, 1 thread" in told.out
+    assert "cannot write --json /dev/full: No space left on device" in told.err
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -218,6 +279,8 @@ def test_the_picture_is_written(measured, tmp_path):
         (["--seconds", "-1"], "seconds is at least 0, got -1"),
         (["--dtypes", ""], "dtypes is empty"),
         (["--json", "missing/figures.json"], "json: there is no folder missing"),
+        (["--json", "."], "json: . is a folder; name a file, such as figures.json"),
+        (["--out", __file__], f"out: {__file__} is a file; name a folder"),
         (["--operations", "powersgd", "--dtypes", "bf16"], "nothing to measure: powersgd:rank=1 of bf16"),
     ],
 )

@@ -124,10 +124,10 @@ def test_compare_says_everywhere_that_its_link_is_emulated(tmp_path, capsys):
     size = ["--nproc=1", "--model=mlp", "--data=digits", "--steps=2", "--eval-batches=1", "--compressors=none"]
     assert main(["compare", *size, "--link=100mbit", f"--out={tmp_path}"]) == 0
     start, *table = capsys.readouterr().out.splitlines()
-    assert start.startswith("1 ranks on gloo, emulated link 100mbit")
+    assert start.startswith("1 ranks, gloo on cpu, emulated link 100mbit")
     assert any(line.startswith("mlp") and "emulated link 100mbit" in line for line in table)
     assert json.loads((tmp_path / "results.json").read_text())["environment"]["network"] == "emulated link 100mbit"
-    assert "1 ranks, gloo, emulated link 100mbit" in (tmp_path / "report.html").read_text()
+    assert "1 ranks, gloo on cpu, emulated link 100mbit" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

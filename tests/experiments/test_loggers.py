@@ -1,11 +1,13 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from gradwire.experiments.cli import main
-from gradwire.experiments.loggers import LOGGERS, check_loggers, figures, open_loggers
+from gradwire.experiments.loggers import LOGGERS, RunLogger, WandbLogger, check_loggers, figures, open_loggers
+from gradwire.experiments.netlab.config import VARIABLE
 
 from .given import run_of
 
@@ -13,7 +15,8 @@ SPECS = ("onebit", "topk:ratio=0.1")
 LOG = """
 import sys
 from pathlib import Path
-from gradwire.experiments.loggers import open_loggers
+import wandb
+from gradwire.experiments.loggers import PATIENCE, open_loggers
 from tests.experiments.given import run_of
 
 for spec in sys.stdin.read().split():
@@ -21,6 +24,7 @@ for spec in sys.stdin.read().split():
     for step in (1, 2):
         logger.step(step, 3.0 - step, 0.1 * step)
     logger.finish(run_of(spec))
+assert PATIENCE.keys() <= wandb.Settings.model_fields.keys()
 """
 
 
@@ -57,6 +61,99 @@ def test_without_a_key_wandb_keeps_a_run_of_each_compressor_in_the_folder(tmp_pa
     for spec in SPECS:
         assert sum(spec.encode() in each for each in content) == 1
     assert all(b"compression_ratio" in each and b"loss" in each for each in content)
+
+
+class Wandb:
+    """The library, with a key: the starts of its runs, of which those online raise `error`."""
+
+    def __init__(self):
+        self.starts, self.error = [], None
+        self.Settings = lambda **settings: settings
+        self.Settings.model_fields = {"init_timeout"}
+
+    def init(self, *, mode, **options):
+        self.starts.append((mode, options))
+        if mode == "online" and self.error:
+            raise self.error
+        return SimpleNamespace(log=lambda *figures, step: None, summary={}, finish=lambda: None)
+
+    @property
+    def modes(self):
+        return [mode for mode, _ in self.starts]
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+    library = Wandb()
+    monkeypatch.setitem(sys.modules, "wandb", library)
+    monkeypatch.setattr(WandbLogger, "reachable", True)
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    for name in ("WANDB_MODE", "WANDB_INIT_TIMEOUT", VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    return library
+
+
+@pytest.mark.parametrize(
+    ("variables", "mode"),
+    [
+        ({}, "online"),
+        ({VARIABLE: "2 hosts"}, "offline"),
+        ({VARIABLE: "2 hosts", "WANDB_MODE": "online"}, "online"),
+        ({"WANDB_MODE": "disabled"}, "disabled"),
+    ],
+)
+def test_wandb_is_offline_in_a_lab_unless_the_user_says_otherwise(variables, mode, wandb, tmp_path, monkeypatch):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    logged(["wandb"], "onebit", tmp_path)
+    assert wandb.modes == [mode]
+
+
+def test_where_wandb_cannot_be_reached_runs_are_kept_offline_after_one_warning(wandb, tmp_path, caplog):
+    wandb.error = TimeoutError("no answer\n  within 15 s")
+    for spec in SPECS:
+        logged(["wandb"], spec, tmp_path)
+    assert wandb.modes == ["online", "offline", "offline"]
+    (warning,) = caplog.messages
+    assert warning == (
+        "wandb does not start online (TimeoutError: no answer within 15 s): runs are kept offline in "
+        f"{tmp_path / 'wandb'}, and `wandb sync` sends them later"
+    )
+
+
+def test_the_wait_for_wandb_is_short_unless_the_user_sets_it(wandb, tmp_path, monkeypatch):
+    logged(["wandb"], "onebit", tmp_path)
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "90")
+    logged(["wandb"], "onebit", tmp_path)
+    (_, short), (_, own) = wandb.starts
+    assert short["settings"] == {"init_timeout": 15.0}
+    assert own["settings"] == {}
+
+
+class Tracker(RunLogger):
+    """Writes down what it is asked for."""
+
+    def __init__(self, seen):
+        self.seen = seen
+
+    def step(self, step, loss, seconds):
+        self.seen.append(step)
+
+    def summary(self, numbers, steps):
+        self.seen.append(steps)
+
+
+@pytest.mark.parametrize("method", ["__init__", "step", "summary"])
+def test_a_tracker_that_fails_is_dropped_with_one_warning_and_the_others_go_on(method, tmp_path, caplog, monkeypatch):
+    def fail(*arguments):
+        raise OSError(28, "No space left on device")
+
+    broken, seen = type("Broken", (Tracker,), {method: fail}), []
+    monkeypatch.setitem(LOGGERS, "broken", ("json", lambda *arguments: broken([])))
+    monkeypatch.setitem(LOGGERS, "whole", ("json", lambda *arguments: Tracker(seen)))
+    logged(["broken", "whole"], "none", tmp_path)
+    assert seen == [1, 2, run_of().steps]
+    assert caplog.messages == ["broken gets no more of this run: OSError: [Errno 28] No space left on device"]
 
 
 def test_tensorboard_reads_the_losses_and_figures_of_each_compressor(tmp_path):

@@ -11,13 +11,14 @@ import time
 import pytest
 
 from gradwire.experiments.cli import main
-from gradwire.experiments.netlab import NetlabConfig, again, here, labels, run_inside, system
+from gradwire.experiments.netlab import NetlabConfig, again, check_lab, here, labels, ranks, run_inside, system
 from gradwire.experiments.netlab.check import told
 from gradwire.experiments.netlab.config import VARIABLE
 from gradwire.experiments.netlab.lab import OWNERS, clean, interfaces_of, left_by, made
 from gradwire.experiments.netlab.picture import draw
 from gradwire.experiments.netlab.system import NetlabError
-from gradwire.experiments.netlab.utilization import Utilization
+from gradwire.experiments.netlab.utilization import Utilization, keep
+from gradwire.experiments.sweep import SweepConfig
 
 PATIENCE = 30
 MEGABYTE = 10**6
@@ -140,6 +141,24 @@ def test_the_first_rank_that_fails_ends_the_others_and_shows_what_it_said(possib
     assert capfd.readouterr().err == "host 1: said\nhost 1: so\nnetlab: host 1 ended with exit code 7\n"
     assert not any(alive(int((tmp_path / rank).read_text())) for rank in ("0", "2"))
     assert left_by(os.getpid()) == []
+
+
+def test_every_rank_that_fails_by_itself_is_shown_the_first_first(possible, capfd, monkeypatch):
+    monkeypatch.setattr(ranks, "VICTIM_SECONDS", PATIENCE)
+    command = '[ $RANK = 0 ] && exit; [ $RANK = 1 ] || sleep 0.5; echo "words of $RANK"; exit $RANK'
+    assert run_inside(NetlabConfig(3), shell(command)) == 1
+    told = [f"host {rank}: words of {rank}\nnetlab: host {rank} ended with exit code {rank}\n" for rank in (1, 2)]
+    assert capfd.readouterr().err == "".join(told)
+
+
+def test_the_exit_codes_of_ranks_that_fail_by_themselves_are_known_a_moment_after_the_first_failure(monkeypatch):
+    monkeypatch.setattr(ranks, "VICTIM_SECONDS", 1.0)
+    commands = ["exec sleep 600", "exit 0", "sleep 0.3; kill -9 $$", "exit 7"]
+    processes = [subprocess.Popen(shell(command)) for command in commands]
+    failures = ranks._failures(processes)
+    processes[0].kill()
+    assert list(failures.items()) == [(3, 7), (2, 128 + signal.SIGKILL)]
+    assert processes[0].wait() == -signal.SIGKILL
 
 
 def test_a_rank_ended_by_a_signal_has_the_exit_code_that_shells_give_it(possible):
@@ -326,6 +345,22 @@ def test_what_cannot_be_meant_is_refused(arguments, told_of, capsys):
     assert told_of in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"rate": "1gbit"}, "netlab.rate without"),
+        ({"utilization": "use.json"}, "netlab.utilization without"),
+        ({"rate": "1gbit", "utilization": "use.json"}, "netlab.rate and netlab.utilization without"),
+    ],
+)
+def test_what_is_set_of_a_lab_without_hosts_is_refused_but_not_in_a_study_which_has_them(options, named):
+    with pytest.raises(ValueError, match=f"^{named} hosts, .*: add --netlab.hosts 4, or leave it out$"):
+        check_lab(NetlabConfig(**options))
+    check_lab(NetlabConfig(hosts=2, **options))
+    check_lab(NetlabConfig())
+    assert SweepConfig(command="bench", netlab=NetlabConfig(**options)).lab.keys() == {f"netlab.{n}" for n in options}
+
+
 def test_labs_do_not_nest_and_are_not_made_by_ranks_of_another_launcher(monkeypatch):
     monkeypatch.setenv(VARIABLE, "2 hosts at 1gbit")
     with pytest.raises(NetlabError, match="do not nest"):
@@ -359,6 +394,16 @@ def test_what_is_written_is_read_again(tmp_path):
     (tmp_path / "other.json").write_text(json.dumps(dataclasses.asdict(USE)))
     with pytest.raises(ValueError, match="not what --utilization writes"):
         Utilization.read(tmp_path / "other.json")
+
+
+def test_without_matplotlib_the_use_of_links_is_written_and_not_drawn(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    keep(USE, tmp_path / "use.json")
+    told = capsys.readouterr()
+    assert told.out == f"utilization  {tmp_path / 'use.json'}\n"
+    assert told.err == "no picture: matplotlib is not installed; pip install 'gradwire[experiments]'\n"
+    assert Utilization.read(tmp_path / "use.json") == USE
+    assert not (tmp_path / "use.png").exists()
 
 
 def test_the_check_measures_the_links_with_gloo(possible, capfd):

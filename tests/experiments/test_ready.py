@@ -1,6 +1,7 @@
 import json
 import shlex
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,7 +28,22 @@ def test_every_gradient_is_timed_once_in_the_order_of_backward(tmp_path, capsys,
     assert "mlp: gradients in the order they get ready" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("wrong", "message"), [("--steps=0", "steps is at least 1, got 0"), ("--model=x", "unknown")])
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_the_table_is_shown_where_the_file_cannot_be_written(capsys):
+    assert main(["ready", "--model=mlp", "--model.width=16", "--batch-size=2", "--steps=1", "--json=/dev/full"]) == 2
+    told = capsys.readouterr()
+    assert "mlp: gradients in the order they get ready" in told.out
+    assert "cannot write --json /dev/full: No space left on device" in told.err
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("--steps=0", "steps is at least 1, got 0"),
+        ("--model=x", "unknown"),
+        ("--json=.", "json: . is a folder; name a file, such as figures.json"),
+    ],
+)
 def test_what_cannot_be_timed_is_refused(wrong, message, capsys):
     assert main(["ready", wrong]) == 2
     assert message in capsys.readouterr().err

@@ -55,19 +55,27 @@ def test_the_file_has_the_documented_keys(tmp_path):
     assert document["gradwire"] == __version__
     assert {"name", "parameters"} <= document["model"].keys()
     (run,) = document["runs"]
-    assert run.keys() == RUN_KEYS | {"train_seconds", "parameters_digest"}
+    assert run.keys() == RUN_KEYS | {"train_seconds", "parameters_digest", "warmed_up"}
     assert run["eval"].keys() == {"loss", "accuracy"}
     assert run["step_seconds"].keys() == {"p50", "p75", "p90", "p95"}
     assert run["seconds"].keys() == {"encode", "wait", "decode"}
 
 
-def test_a_file_without_its_command_is_read_too(tmp_path, page):
+def test_a_file_without_its_command_its_device_and_its_warm_ups_is_read_too(tmp_path, page):
     document = written(results_of(run_of(), command="gradwire compare --steps 2"), tmp_path)
     assert document.pop("command") == "gradwire compare --steps 2"
+    assert document["runs"][0].pop("warmed_up")
     (tmp_path / "old.json").write_text(json.dumps(document))
     old = Results.read(tmp_path / "old.json")
     assert old == results_of(run_of())
+    assert old.ranks == "2 ranks, gloo"
     assert "<summary>Command</summary>" not in page(old)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_report_tells_where_the_ranks_trained(device, page):
+    told = page(results_of(run_of(), environment={"device": device, "network": "emulated link 100mbit"}))
+    assert f"2 ranks, gloo on {device}, emulated link 100mbit" in told.replace("\n", " ")
 
 
 def test_a_number_that_is_not_finite_is_null_in_the_file_and_nan_when_read(tmp_path):

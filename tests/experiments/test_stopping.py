@@ -1,13 +1,15 @@
 """A `gradwire compare` that does not get to its end."""
 
 import json
+import multiprocessing
 import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import count
 from multiprocessing.context import SpawnProcess
@@ -195,6 +197,31 @@ def wait_for_peers(rank, rendezvous):
     """A rank that does nothing without the others."""
     with joined("gloo", timedelta(seconds=60), rendezvous):
         pass
+
+
+def wait_for_the_end(rank, rendezvous, folder):
+    """A rank that writes down its process id and sleeps."""
+    (folder / "part").write_text(str(os.getpid()))
+    (folder / "part").rename(folder / "rank")
+    time.sleep(10 * PATIENCE)
+
+
+def test_ranks_die_with_the_process_that_started_them_however_it_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the killed one leaves its folder
+    parent = multiprocessing.get_context("fork").Process(target=run_ranks, args=(wait_for_the_end, 1, tmp_path))
+    parent.start()
+    try:
+        wait_for((tmp_path / "rank").exists, "rank")
+        (rank,) = ranks_of(parent.pid)
+        assert rank == int((tmp_path / "rank").read_text())
+    finally:
+        parent.kill()
+        parent.join()
+    try:
+        wait_for(lambda: rank not in members(os.getsid(0)), "end of the rank")
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(rank, signal.SIGKILL)
 
 
 def fail_in_a_step(rank, *arguments):

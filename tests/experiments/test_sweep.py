@@ -1,6 +1,7 @@
 """Studies: what runs, what is kept, what a point's failure does. Points are stand-ins where figures do not matter."""
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -9,14 +10,16 @@ import time
 
 import pytest
 import torch
+import yaml
 
 from gradwire import __version__
 from gradwire.experiments.cli import COMMANDS, main
 from gradwire.experiments.cli.parsing import configuration
 from gradwire.experiments.netlab import NetlabConfig
 from gradwire.experiments.netlab.utilization import Utilization
-from gradwire.experiments.sweep import command
+from gradwire.experiments.sweep import command, picture, run
 from gradwire.experiments.sweep.cache import POINTS, Finished, append_point, read_points
+from gradwire.experiments.sweep.columns import check_columns
 from gradwire.experiments.sweep.config import SweepConfig
 from gradwire.experiments.sweep.derive import derived
 from gradwire.experiments.sweep.figure import Figure
@@ -71,6 +74,16 @@ def ran(monkeypatch):
 
 def sweep(study, out, *flags):
     return main(["sweep", "--config", str(study), f"--out={out}", *flags])
+
+
+def with_key(line):
+    """The study with a line in place of the key that it gives."""
+    key = line.partition(":")[0]
+    kept, skipping = [], False
+    for old in STUDY.strip().splitlines():
+        skipping = old.startswith(f"{key}:") or (skipping and old.startswith(" "))
+        kept += [] if skipping else [old]
+    return "\n".join([*kept, line])
 
 
 def document(out):
@@ -146,6 +159,26 @@ def test_ctrl_c_keeps_what_is_done(study, ran, tmp_path, monkeypatch, capsys):
     assert [row["elements"] for row in document(out)["rows"]] == [10]
 
 
+def test_a_terminal_that_goes_keeps_what_is_done(study, ran, tmp_path, monkeypatch):
+    out, stand_in = tmp_path / "out", command.run_point
+
+    def left_alone(point, limit):
+        if point.chosen["elements"] == 100:
+            os.kill(os.getpid(), signal.SIGHUP)
+        return stand_in(point, limit)
+
+    def unhandled(number, frame):
+        raise AssertionError("the sweep had no handler")
+
+    monkeypatch.setattr(command, "run_point", left_alone)
+    before = signal.signal(signal.SIGHUP, unhandled)
+    try:
+        assert sweep(study, out) == 130
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert [row["elements"] for row in document(out)["rows"]] == [10]
+
+
 def test_redraw_runs_nothing(study, ran, tmp_path, capsys):
     out = tmp_path / "out"
     assert sweep(study, out, "--redraw") == 2
@@ -164,7 +197,8 @@ def test_the_page_tells_when_and_with_what_the_points_ran_whoever_draws_it(study
     told = [("0.1.0", "2.9.0"), ("0.0.9",), ("",)]  # files of before had no torch
     for key, machine, date, versions in zip(keys, machines, dates, told, strict=True):
         gradwire, *torches = versions
-        append_point(tmp_path, Finished(key, [], {}, [{"elements": 1000}], 0.1, date, gradwire, machine, *torches))
+        row = {"elements": 1000, "backend": "gloo", "seconds.p50": 1.0}
+        append_point(tmp_path, Finished(key, [], {}, [row], 0.1, date, gradwire, machine, *torches))
     assert sweep(study, tmp_path, "--redraw") == 0
     found = document(tmp_path)
     assert (found["gradwire"], found["torch"]) == ("0.1.0, 0.0.9", "2.9.0, 2.8.0")
@@ -223,16 +257,89 @@ def test_a_run_that_diverged_is_drawn_and_written_as_far_as_its_losses_go(study,
     ids=lambda value: value.partition(":")[0],
 )
 def test_what_a_study_says_wrong_is_refused_before_anything_runs(wrong, message, study, ran, tmp_path, capsys):
-    key = wrong.partition(":")[0]
-    kept, skipping = [], False
-    for line in STUDY.strip().splitlines():
-        skipping = line.startswith(f"{key}:") or (skipping and line.startswith(" "))
-        kept += [] if skipping else [line]
-    study.write_text("\n".join([*kept, wrong]))
+    study.write_text(with_key(wrong))
     assert sweep(study, tmp_path / "out") == 2
     assert message in capsys.readouterr().err
     assert not ran
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ("columns: [elements, second.p50]", "second.p50 (columns)"),
+        (
+            "derive: {slowdown: {kind: relative, of: seconds.p5, against: {element: 10}}}",
+            "seconds.p5 (derive.slowdown), element (derive.slowdown)",
+        ),
+        (
+            "derive: {late: {kind: quotient, of: early, over: elements}, early: {kind: quotient, of: x, over: elements}}",
+            "early (derive.late), x (derive.early)",
+        ),
+        (
+            "derive: {seconds_to_target: {kind: time_to_loss, against: {elements: 10}}}",
+            "loss (derive.seconds_to_target), train_seconds (derive.seconds_to_target)",
+        ),
+        (
+            "figures: [{name: a, kind: line, x: element, y: p50, series: backends, spread: [low, high], where: {rank: 0}}]",
+            "backends (figure a), element (figure a), p50 (figure a), low (figure a), high (figure a), rank (figure a)",
+        ),
+        ("verdict: {of: second, each: [link]}", "second (verdict), link (verdict), compressor (verdict)"),
+    ],
+    ids=lambda value: value.partition(":")[0],
+)
+def test_a_column_that_neither_rows_nor_derivations_have_is_refused_with_those_there_are(wrong, named):
+    config = SweepConfig(**yaml.safe_load(with_key(wrong)))
+    with pytest.raises(ValueError, match="Mend the study and run it again") as refused:
+        check_columns(config, [{"elements": 10, "backend": "gloo", "seconds.p50": 0.1}])
+    there = ", ".join(["there are: elements", "backend", "seconds.p50", *config.derive])
+    assert f"without columns that the study names: {named}; {there}. " in str(refused.value)
+
+
+def test_columns_are_checked_at_the_first_rows_and_a_study_that_was_mended_goes_on(study, ran, tmp_path, capsys):
+    study.write_text(with_key("columns: [elements, second.p50]"))
+    ran.fails = (10,)
+    for _ in range(2):
+        assert sweep(study, tmp_path) == 2
+        assert "second.p50 (columns); there are: elements, backend, seconds.p50, slowdown" in capsys.readouterr().err
+        assert ran == [10, 100]
+    study.write_text(STUDY)
+    ran.fails = ()
+    assert sweep(study, tmp_path) == 0
+    assert ran == [10, 100, 10, 1000]
+
+
+def test_a_column_that_some_rows_lack_may_be_named():
+    figure = {"name": "use", "kind": "line", "x": "link.seconds", "y": "link.sent_mbit", "series": "bucket_mb"}
+    columns = ["compressors", "stretch", "bucket_mb", "later"]
+    config = SweepConfig(command="bench", columns=columns, figures=[figure], verdict={"of": "later"})
+    check_columns(config, [{"compressor": "none", "bucket_mb": None}, {"later": 1.0}])
+    check_columns(config, [])
+    with pytest.raises(ValueError, match=r"later \(columns\), later \(verdict\); there are: compressor, bucket_mb\."):
+        check_columns(config, [{"compressor": "none", "bucket_mb": None}])
+
+
+def test_what_was_measured_is_written_before_anything_is_drawn(study, ran, tmp_path, monkeypatch):
+    def broken(*arguments):
+        raise RuntimeError("no room for a picture")
+
+    monkeypatch.setattr(picture, "draw", broken)
+    with pytest.raises(RuntimeError, match="no room"):
+        sweep(study, tmp_path)
+    assert len(document(tmp_path)["rows"]) == 3
+    assert "| 1,000 |" in (tmp_path / "README.md").read_text()
+
+
+def test_without_matplotlib_a_study_with_figures_is_refused_before_anything_runs(
+    study, ran, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert sweep(study, tmp_path / "out") == 2
+    assert "matplotlib is not installed; pip install 'gradwire[experiments]'" in capsys.readouterr().err
+    assert not ran
+    study.write_text(with_key("figures: []"))
+    assert sweep(study, tmp_path / "out") == 0
+    assert len(document(tmp_path / "out")["rows"]) == 3
 
 
 def test_a_line_that_a_crash_cut_short_is_left_out_and_does_not_spoil_the_next(tmp_path, caplog):
@@ -303,9 +410,10 @@ def test_time_to_loss_is_when_the_smoothed_loss_gets_to_the_reference_s_last():
         {"compressor": "quick", "loss": [3.0, 0.5, 0.5], "train_seconds": [0.1, 0.2, 0.3]},
         {"compressor": "never", "loss": [3.0, 3.0, 3.0], "train_seconds": [0.1, 0.2, 0.3]},
         {"compressor": "broken", "loss": [3.0, None, None], "train_seconds": [0.1, 0.2, 0.3]},
+        {"compressor": "untimed", "loss": [3.0, 0.5, 0.5]},
     ]
     found = derived(rows, {"time": {"kind": "time_to_loss", "against": {"compressor": "bf16"}}}, ["compressor"])
-    assert [row["time"] for row in found] == [1.0, 0.2, None, None]
+    assert [row["time"] for row in found] == [1.0, 0.2, None, None, None]
 
 
 @pytest.mark.parametrize(
@@ -361,6 +469,40 @@ def test_a_real_interrupt_ends_the_point_and_its_ranks(tmp_path, study):
     while (left := [pid for pid in started if state(pid) not in ("", "Z")]) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not left
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's death")
+def test_a_point_dies_with_a_sweep_that_is_killed(tmp_path):
+    note = tmp_path / "point"
+    command = ["sh", "-c", f"echo $$ > {note}.part; mv {note}.part {note}; exec sleep 600"]
+    owner = multiprocessing.get_context("fork").Process(target=run._finish, args=(command, 600, tmp_path))
+    owner.start()
+    deadline = time.monotonic() + 30
+    while not note.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    point = int(note.read_text())
+    owner.kill()
+    owner.join()
+    while state(point) not in ("", "Z") and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert state(point) in ("", "Z")
+
+
+def test_a_second_interrupt_kills_the_point_at_once(monkeypatch):
+    def interrupted(timeout=None):
+        if timeout is not None:
+            raise KeyboardInterrupt
+        return wait()
+
+    command = ["sh", "-c", "trap '' INT; echo; exec sleep 600"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    with process.stdout:
+        process.stdout.readline()  # the trap is set
+        wait = process.wait
+        monkeypatch.setattr(process, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run._end(process)
+    assert process.poll() == -signal.SIGKILL
 
 
 def stat(pid):

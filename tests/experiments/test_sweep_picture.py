@@ -62,3 +62,13 @@ def test_the_legend_covers_nothing(kind, drawn):
     assert below.x1 <= canvas.bbox.x1
     assert len(legend.get_texts()) == len(rows)
     assert axes.get_window_extent().height > canvas.bbox.height / 2
+
+
+@pytest.mark.parametrize(("bounded", "bands"), [((1, 2), 1), ((), 0)])
+def test_a_band_lies_around_those_points_that_have_its_bounds(bounded, bands, drawn):
+    rows = [
+        {"size": size, "speed": 2.0, **({"low": 1.0, "high": 3.0} if size in bounded else {})} for size in (1, 2, 3)
+    ]
+    (axes,) = drawn(Figure("speed", "line", "size", ["speed"], spread=["low", "high"]), rows).axes
+    assert list(axes.lines[0].get_xdata()) == [1, 2, 3]
+    assert len(axes.collections) == bands

@@ -89,7 +89,19 @@ def test_a_method_is_not_praised_where_all_others_diverged():
     assert verdict(results_of(run_of(**diverged), run_of("onebit", p50=0.2, **diverged))).startswith(NOT_HERE)
 
 
+def test_a_run_that_was_warming_up_to_its_end_is_left_out_and_named():
+    cold = [run_of(spec, p50=p50, warmed_up=False) for spec, p50 in (("topk", 0.01), ("onebit", 0.02))]
+    told = verdict(results_of(run_of(), *cold, run_of("powersgd", p50=0.05)))
+    assert told.startswith("powersgd makes a step 2.00x as fast as none")
+    assert told.endswith("Left out: topk, onebit, as their warm-ups do not end within the run.")
+    told = verdict(results_of(run_of(), cold[0]))
+    assert told.startswith(NO_VERDICT)
+    assert told.endswith("Left out: topk, as its warm-up does not end within the run.")
+
+
 def test_ranks_on_one_machine_are_said_to_share_it():
     runs = run_of(), run_of("onebit")
     assert "share one machine" in verdict(results_of(*runs))
-    assert "those of this run" in verdict(results_of(*runs, environment={"launched_by": "torchrun"}))
+    assert "share one machine" in verdict(results_of(*runs, environment={"launched_by": "gradwire"}))
+    for launcher in ("torchrun", "Slurm", "Open MPI"):
+        assert "those of this run" in verdict(results_of(*runs, environment={"launched_by": launcher}))

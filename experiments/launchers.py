@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 
+from .netlab import here
+
 TORCHRUN = "torchrun"
 ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
 HOW_TO_PASS = {
@@ -87,3 +89,13 @@ def _adopt(launcher: Launcher, environment: MutableMapping[str, str]) -> None:
             )
         environment[name] = value if value is not None else environment[name]
     environment.update(RANK=environment[launcher.rank], WORLD_SIZE=environment[launcher.size])
+
+
+def threads_here(asked: int, nproc: int) -> int:
+    """Torch's threads for a rank: `asked`, or for 0 an equal share of the cores among the ranks on this machine.
+
+    These are all ranks in a lab, those that a launcher tells of, or else `nproc`.
+    """
+    variable = "WORLD_SIZE" if here() else "LOCAL_WORLD_SIZE"
+    sharing = int(os.environ.get(variable, nproc))
+    return asked or max(1, (os.cpu_count() or 1) // sharing)
