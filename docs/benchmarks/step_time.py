@@ -7,9 +7,13 @@ Start it once on every host, by torchrun or by gradwire netlab:
 A case is WHAT@MEGABYTES, the latter the size of the buckets. WHAT is a gradwire specification, hooked on torch's DDP;
 gradwire:SPECIFICATION, with gradwire's own DDP; or torch:none, torch:fp16, torch:bf16, torch:powersgd (rank 1; on Gloo it
 needs one bucket). The model is a transformer of 19.2 M parameters, or with --model tiny 600 layers of 272.
+
+Where memory comes to lie is worth a few percent of a step, and stays as long as the models do. To tell smaller differences,
+--rounds N builds all cases N times, every other time in reverse order; the interval is then over rounds.
 """
 
 import argparse
+import gc
 import json
 import math
 import statistics
@@ -74,27 +78,32 @@ MODELS = {"transformer": (Transformer, next_byte_loss), "tiny": (tiny_layers, su
 
 
 class Case:
-    """A model with a hook, and the seconds that its steps took."""
+    """A model with a hook, built anew in every round, and the seconds that its steps took."""
 
     def __init__(self, name: str, build: Callable[[], nn.Module], loss: Callable[[nn.Module, Tensor], Tensor]) -> None:
-        what, _, megabytes = name.rpartition("@")
+        self.name, self.build, self.loss = name, build, loss
+        self.rounds: list[list[float]] = []  # seconds of each step
+        self.processor_seconds: list[list[float]] = []  # of all threads of this rank
+
+    def begin_round(self) -> None:
+        """Build the model and its hook."""
+        what, _, megabytes = self.name.rpartition("@")
         torch.manual_seed(0)
-        self.name, self.loss = name, loss
-        self.seconds: list[float] = []
-        self.processor_seconds: list[float] = []  # of all threads of this rank
         settings = {"bucket_cap_mb": float(megabytes), "gradient_as_bucket_view": True}
         kind, _, hook = what.partition(":")
         self.closing = nullcontext()
         if kind == "gradwire":
-            self.model = gradwire.DistributedDataParallel(build(), compressor=hook, **settings)
+            self.model = gradwire.DistributedDataParallel(self.build(), compressor=hook, **settings)
             self.closing = closing(self.model.compression)
         else:
-            self.model = DistributedDataParallel(build(), **settings)
+            self.model = DistributedDataParallel(self.build(), **settings)
         if hook in TORCH_HOOKS and kind == "torch":
             self.model.register_comm_hook(*TORCH_HOOKS[hook]())
         elif kind not in ("torch", "gradwire"):
             self.closing = closing(gradwire.attach(self.model, what))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self.rounds.append([])
+        self.processor_seconds.append([])
 
     def step(self, tokens: Tensor) -> None:
         """One timed training step, all ranks starting together."""
@@ -103,28 +112,53 @@ class Case:
         self.loss(self.model, tokens).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self.seconds.append(time.perf_counter() - start)
-        self.processor_seconds.append(time.process_time() - processor_start)
+        self.rounds[-1].append(time.perf_counter() - start)
+        self.processor_seconds[-1].append(time.process_time() - processor_start)
 
-    def figures(self, baseline: "Case") -> dict[str, float | str]:
+    def end_round(self) -> None:
+        """Free the model and its hook."""
+        with self.closing:
+            del self.model, self.optimizer
+
+    def figures(self, baseline: "Case") -> dict[str, float | str | list[float]]:
         """Seconds of the measured steps, and how many times as fast they were as the baseline's of the same turns."""
-        measured, against = self.seconds[WARMUP_STEPS:], baseline.seconds[WARMUP_STEPS:]
-        speeds = sorted(other / own for own, other in zip(measured, against, strict=True))
-        outside = max(0, math.floor(len(speeds) / 2 - 0.98 * math.sqrt(len(speeds))))
+        measured = [second for seconds in self.rounds for second in seconds[WARMUP_STEPS:]]
+        speeds = [
+            [other / own for own, other in zip(mine, others, strict=True)][WARMUP_STEPS:]
+            for mine, others in zip(self.rounds, baseline.rounds, strict=True)
+        ]
+        medians = [statistics.median(each) for each in speeds]
+        samples = sorted(medians if len(medians) > 1 else speeds[0])
+        outside = max(0, math.floor(len(samples) / 2 - 0.98 * math.sqrt(len(samples))))
         return {
             "case": self.name,
             "median_s": statistics.median(measured),
             "min_s": min(measured),
             "max_s": max(measured),
-            "processor_s": statistics.median(self.processor_seconds[WARMUP_STEPS:]),
-            "speed": statistics.median(speeds),
-            "speed_low": speeds[outside],
-            "speed_high": speeds[-1 - outside],
+            "processor_s": statistics.median(s for seconds in self.processor_seconds for s in seconds[WARMUP_STEPS:]),
+            "speed": statistics.median(samples),
+            "speed_low": samples[outside],
+            "speed_high": samples[-1 - outside],
+            "rounds": medians,
         }
 
 
+def play_round(cases: list[Case], steps: int, generator: torch.Generator) -> None:
+    """Build all cases, run them turn by turn, and free them."""
+    for case in cases:
+        case.begin_round()
+    for step in range(WARMUP_STEPS + steps):
+        tokens = torch.randint(0, VOCABULARY, (BATCH, TOKENS + 1), generator=generator)
+        for turn in range(len(cases)):
+            cases[(step + turn) % len(cases)].step(tokens)
+    dist.barrier()
+    for case in cases:
+        case.end_round()
+    gc.collect()
+
+
 def table(rows: list[dict], world_size: int) -> Table:
-    """The cases, each against the first: the median over turns, and its 95 % interval by order statistics."""
+    """The cases, each against the first: the median of rounds, or of the only round's turns, and its 95 % interval."""
     shown = Table(title=f"seconds a step, {world_size} ranks; speed against {rows[0]['case']} of the same turn")
     shown.add_column("case")
     for heading in ("median", "min", "max", "processor", "speed", "95 % interval"):
@@ -140,7 +174,8 @@ def main() -> None:
     """Run the cases turn by turn and show them on rank 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="+", metavar="WHAT@MEGABYTES")
-    parser.add_argument("--steps", type=int, default=10, help="measured steps of each case")
+    parser.add_argument("--steps", type=int, default=10, help="measured steps of each case in a round")
+    parser.add_argument("--rounds", type=int, default=1, help="how often all cases are built anew")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--model", choices=MODELS, default="transformer")
     parser.add_argument("--json", type=Path)
@@ -149,13 +184,11 @@ def main() -> None:
     dist.init_process_group("gloo")
     cases = [Case(name, *MODELS[arguments.model]) for name in arguments.cases]
     generator = torch.Generator().manual_seed(dist.get_rank())
-    for step in range(WARMUP_STEPS + arguments.steps):
-        tokens = torch.randint(0, VOCABULARY, (BATCH, TOKENS + 1), generator=generator)
-        for turn in range(len(cases)):
-            cases[(step + turn) % len(cases)].step(tokens)
+    for played in range(arguments.rounds):
+        play_round(cases[::-1] if played % 2 else cases, arguments.steps, generator)
     if dist.get_rank() == 0:
         rows = [case.figures(cases[0]) for case in cases]
-        Console().print(table(rows, dist.get_world_size()))
+        Console(width=110).print(table(rows, dist.get_world_size()))
         if arguments.json:
             versions = {
                 "torch": torch.__version__,
@@ -163,12 +196,10 @@ def main() -> None:
                 "machine": environment()["processor"],
             }
             arguments.json.write_text(
-                json.dumps({**versions, "steps": arguments.steps, "cases": rows}, indent=1) + "\n"
+                json.dumps({**versions, "rounds": arguments.rounds, "steps": arguments.steps, "cases": rows}, indent=1)
+                + "\n"
             )
     dist.barrier()
-    for case in cases:
-        with case.closing:
-            pass
     dist.destroy_process_group()
 
 
