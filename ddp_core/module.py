@@ -50,8 +50,8 @@ class DistributedDataParallel(TorchFace):
     """Data-parallel training of `module`: gradients are averaged over ranks while backward still runs.
 
     Takes torch's arguments, in torch's order and with its defaults: see `Arguments`. `compressor`: what goes on the wire,
-    such as "powersgd:rank=4". `process_group` may be a list of groups, among which buckets go in turn. `timeout`: of every
-    wait on the CPU. `compression` is the handle: statistics, checkpoints, `swap`.
+    such as "powersgd:rank=4". `process_group` may be a list of groups, among which buckets go in turn. `timeout`: of waits
+    for averages on the CPU. `compression` is the handle: statistics, checkpoints, `swap`.
 
     Raises RuntimeError on every rank where models differ, naming the first difference.
     """
