@@ -32,8 +32,8 @@ def attach(
 ) -> Handle:
     """Compress the gradients of a DDP model: `handle = attach(ddp_model, "powersgd:rank=4,start_iter=1000")`.
 
-    `process_group`: where to reduce, by default the model's own. `timeout`: of waits for averages on the CPU. All ranks call it,
-    before the first backward. Raises TypeError for a model that is not DDP and ValueError for a wrong specification.
+    `process_group`: where to reduce, by default the model's own. `timeout`: of waits for averages on the CPU. All ranks call
+    it before the first backward. Raises TypeError for a model that is not DDP and ValueError for a wrong specification.
     """
     if not isinstance(model, DistributedDataParallel):
         raise TypeError(
