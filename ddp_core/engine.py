@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -17,25 +16,13 @@ from torch import Tensor
 
 from ..compress.protocol import Program
 from .collectives import exchange
-from .job import Awaited, Job, ProgramError, Record
+from .job import Job, ProgramError, Record
 from .lanes import Lanes
 from .streams import SideStream
 
 logger = logging.getLogger(__name__)
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 DEVICES = ("cpu", "cuda")
-
-
-class Attended:
-    """The result of a program that goes on when this is waited for."""
-
-    def __init__(self, job: Job, attend: Callable[[Job], None]) -> None:
-        self._job, self._attend = job, attend
-
-    def wait(self) -> Tensor:
-        """The result, or what the program raised."""
-        self._attend(self._job)
-        return self._job.future.wait()
 
 
 class Engine:
@@ -75,22 +62,21 @@ class Engine:
             )
 
     def submit(
-        self, program: Program[Tensor], label: str, *, at_once: bool = False, attended: bool = False
-    ) -> tuple[Awaited, Record]:
+        self, program: Program[Tensor], label: str, *, at_once: bool = False
+    ) -> tuple[torch.futures.Future[Tensor], Record]:
         """Run a bucket's program after those submitted before; returns at once.
 
-        `at_once`: it has nothing to compute before its first request, so no other thread need wake up for that. `attended`:
-        nor for what comes after, since in any case somebody waits for the result, who does it then. What is returned holds
-        the program's result, or raises RuntimeError with `label` and the cause; but for `attended` it is a future.
+        `at_once`: it has nothing to compute before its first request, so no other thread need wake up for that. The
+        future holds the program's result, or raises RuntimeError with `label` and the cause.
         """
         self._refuse_if_failed()
         devices: list[int | str | torch.device] | None = [self.device] if self.device.type == "cuda" else None
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
-        job = Job(label, program, self.group.size(), future, attended=attended)
+        job = Job(label, program, self.group.size(), future)
         with self._lock:
             self._live[job] = None
         self._executor.submit(job, at_once=at_once)
-        return Attended(job, self._executor.attend) if attended else future, job.record
+        return future, job.record
 
     @property
     def failed(self) -> bool:
@@ -107,8 +93,6 @@ class Engine:
     def close(self, limit: timedelta | None = None) -> None:
         """End the engine's threads; programs that are under way finish first, if they do within `limit`."""
         self._executor.close(limit)
-        for job in self._live:
-            job.close()
         self._failure = self._failure or "close() was called"
 
     def _refuse_if_failed(self) -> None:

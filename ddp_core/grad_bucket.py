@@ -9,7 +9,6 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from .job import Awaited
 from .parameters import is_packed
 
 LARGE = 1 << 15  # bytes; copying smaller gradients one by one costs more than it saves
@@ -69,7 +68,7 @@ class GradBucket:
         """Make ready for a step's gradients."""
         self.scale = scale
         self.waiting = len(self.members)
-        self.future: Awaited | None = None
+        self.future: torch.futures.Future[Tensor] | None = None
         self._buffer = self._flat
         self._filled = bytearray(len(self.members))
         self._sent: list[int] | None = None  # places of the members that are sent, where these are not all
@@ -246,4 +245,4 @@ def _views(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
     ]
 
 
-Average: TypeAlias = Callable[[GradBucket], Awaited]  # what a reducer sends buckets through
+Average: TypeAlias = Callable[[GradBucket], "torch.futures.Future[Tensor]"]  # what a reducer sends buckets through

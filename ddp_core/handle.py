@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import reduce
 from operator import add
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,7 +21,7 @@ from . import checkpoint
 from .buckets import Buckets
 from .engine import DEFAULT_TIMEOUT, Engine
 from .grad_bucket import GradBucket
-from .job import Awaited, Record
+from .job import Record
 from .parameters import as_real, layout_of
 from .parts import Part, all_done, labelled, places_in
 from .sparse import SPARSE_ROUNDS, SparseBucket
@@ -84,14 +84,14 @@ class Handle:
         self._last_index = bucket.index()
         future = self.average(bucket)
         self._whole = bucket.is_last()
-        return cast("torch.futures.Future[Tensor]", future)  # torch's buckets come unscaled
+        return future
 
     def expect_step(self) -> None:
         """The next bucket that `reduce` is given is the first of a step, whatever its index."""
         self._last_index = None
 
-    def average(self, bucket: dist.GradBucket | GradBucket) -> Awaited:
-        """Average a bucket of the step that `begin_step` began; whoever sends a scaled one waits for its average."""
+    def average(self, bucket: dist.GradBucket | GradBucket) -> torch.futures.Future[Tensor]:
+        """Average a bucket of the step that `begin_step` began."""
         buffer = bucket.buffer()
         engine = self._engine(buffer.device, bucket.index())
         if buffer.is_sparse and isinstance(bucket, SparseBucket):
@@ -99,11 +99,10 @@ class Handle:
         flat = as_real(buffer)
         scaled = getattr(bucket, "scale", 1.0) != 1.0
         parts = self._parts_of(bucket, flat, engine)
-        attended = scaled and len(parts) == 1
-        results = [self._submit(engine, part, bucket.index(), flat, buffer, scaled, attended) for part in parts]
-        if len(results) == 1 or flat.is_cuda:
-            return results[-1]  # on the side stream the last part ends last, and its future knows the device
-        return all_done(cast("list[torch.futures.Future[Tensor]]", results), buffer)
+        futures = [self._submit(engine, part, bucket.index(), flat, buffer, scaled) for part in parts]
+        if len(futures) == 1 or flat.is_cuda:
+            return futures[-1]  # on the side stream the last part ends last, and its future knows the device
+        return all_done(futures, buffer)
 
     @property
     def scale(self) -> float:
@@ -218,13 +217,12 @@ class Handle:
         self._records = []
 
     def _submit(
-        self, engine: Engine, part: Part, index: int, flat: Tensor, buffer: Tensor, scaled: bool, attended: bool
-    ) -> Awaited:
+        self, engine: Engine, part: Part, index: int, flat: Tensor, buffer: Tensor, scaled: bool
+    ) -> torch.futures.Future[Tensor]:
         program = part.reduce(flat, self._buckets.step - 1, buffer, scaled, not scaled and self._buckets.watched)
-        layout = part.bucket.layout
-        return self._run(engine, program, index, layout.names, layout.numel, attended=attended)
+        return self._run(engine, program, index, part.bucket.layout.names, part.bucket.layout.numel)
 
-    def _submit_sparse(self, engine: Engine, bucket: SparseBucket) -> Awaited:
+    def _submit_sparse(self, engine: Engine, bucket: SparseBucket) -> torch.futures.Future[Tensor]:
         engine.prepare(SPARSE_ROUNDS)
         world_size, watched = self._process_group().size(), self._buckets.watched
         program = self._buckets.reduce_sparse(bucket.buffer(), world_size, watched)
@@ -233,11 +231,12 @@ class Handle:
         return self._run(engine, program, bucket.index(), names, elements)
 
     def _run(
-        self, engine: Engine, program: Program[Tensor], index: int, names: tuple[str, ...], elements: int, **how: bool
-    ) -> Awaited:
-        result, record = engine.submit(program, labelled(index, names), at_once=self._buckets.averages, **how)
+        self, engine: Engine, program: Program[Tensor], index: int, names: tuple[str, ...], elements: int
+    ) -> torch.futures.Future[Tensor]:
+        label = labelled(index, names)
+        future, record = engine.submit(program, label, at_once=self._buckets.averages)
         self._records.append(BucketStats(names, elements, record))
-        return result
+        return future
 
     def _parts_of(self, bucket: dist.GradBucket | GradBucket, flat: Tensor, engine: Engine) -> list[Part]:
         """Our buckets inside DDP's, which may have been rebuilt since the last step."""

@@ -5,23 +5,14 @@ from __future__ import annotations
 import inspect
 import time
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ..compress.protocol import Program, Request
 from ..compress.simulate import Traffic, traffic
 from ..compress.together import Running
 from .collectives import Pending
-
-
-class Awaited(Protocol):
-    """The result of a program: a future, or something that takes less."""
-
-    def wait(self) -> Tensor:
-        """The result, or what the program raised."""
 
 
 class ProgramError(RuntimeError):
@@ -62,7 +53,6 @@ class Job:
     record: Record = field(default_factory=Record)
     pending: Pending | None = None
     closed: bool = False
-    attended: bool = False  # whoever waits for the result does the work that it takes after the first request
     running: Running | None = None
     _since: float = field(default_factory=time.perf_counter)
 
@@ -75,13 +65,6 @@ class Job:
     def result(self) -> Tensor | None:
         """What the program returned."""
         return self.running.result if self.running else None
-
-    @property
-    def arrived(self) -> bool:
-        """Whether a wait for what is in flight would end at once, as far as that can be told."""
-        if self.pending is None:
-            return True
-        return isinstance(self.pending.work, dist.Work) and self.pending.work.is_completed()
 
     def begin(self) -> None:
         """Run to the first request."""

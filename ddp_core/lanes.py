@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from queue import SimpleQueue
@@ -43,7 +42,6 @@ class Lanes:
         self._groups: list[dist.ProcessGroup] = []
         self._queues: list[SimpleQueue[Job | threading.Event | None]] = []
         self._threads: list[threading.Thread] = []
-        self._left: deque[Job] = deque()  # to whoever waits for their results
         self._queued = self._begun = 0  # jobs that were to begin on the first lane's thread, and those that did
         handover.hasten(self)
         self._add_queue()
@@ -69,24 +67,11 @@ class Lanes:
 
         `at_once`: it has nothing to compute before its first request, which leaves from here, if those before have left.
         """
-        while self._left and self._left[0].arrived:  # so that its record tells when
-            self._end_left()
         if at_once and self._queued == self._begun:
             self._step(job, 0)
         else:
-            job.attended = False
             self._queued += 1
             self._queues[0].put(job)
-
-    def attend(self, job: Job) -> None:
-        """End a job that was left to its waiter, and those left before it."""
-        while job in self._left:
-            self._end_left()
-
-    def _end_left(self) -> None:
-        job = self._left.popleft()
-        job.attended = False
-        self._step(job, 1)
 
     def rest(self, deadline: float) -> bool:
         """Wait until all that is queued is done, or `deadline`, by time.monotonic; whether it is."""
@@ -117,7 +102,6 @@ class Lanes:
     def _drop_groups(self) -> None:
         """Gloo's own abort does nothing: connections close when the last reference is gone."""
         self._groups = []
-        self._left.clear()
 
     def _add_queue(self) -> None:
         stage = len(self._queues)
@@ -156,10 +140,7 @@ class Lanes:
             self._on_end(job, None)
         elif stage < len(self._groups):
             job.sent(start(job.request, self._groups[stage]))
-            if job.attended:
-                self._left.append(job)
-            else:
-                self._queues[stage + 1].put(job)
+            self._queues[stage + 1].put(job)
         else:
             raise RuntimeError(
                 f"the program asks for round {stage + 1}, but its dry run had only {stage}: "

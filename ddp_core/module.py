@@ -25,7 +25,6 @@ from .compatibility import TorchFace
 from .engine import DEFAULT_TIMEOUT
 from .grad_bucket import GradBucket
 from .handle import Handle
-from .job import Awaited
 from .joining import ShadowSteps
 from .logging_data import Logger
 from .replicas import described, verify
@@ -109,7 +108,7 @@ class DistributedDataParallel(TorchFace):
         self._begun, self._lazy_init_ran = 0, False
         self.reducer.logger = self.logger = Logger(self)
 
-    def _average(self, bucket: GradBucket) -> Awaited:
+    def _average(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         self._refuse_distributed_autograd(bucket)
         self.reducer.sent += 1
         self.timeline.bucket_launched(bucket.index())

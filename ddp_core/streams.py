@@ -40,9 +40,6 @@ class SideStream:
             else:
                 self._on_end(job, None)
 
-    def attend(self, job: Job) -> None:
-        """Nothing is left to do."""
-
     def rest(self, deadline: float) -> bool:
         """Wait for what is queued. Nothing runs between calls."""
         self._stream.synchronize()

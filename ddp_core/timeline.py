@@ -28,8 +28,6 @@ class BucketTimes:
     `launched`: no earlier bucket held it any more, and it was given to its compressor. `done`: its average was there.
     `spans`: (encode, wait or decode; begin; end) of its program, as in `Record`; none with a hook that is not gradwire's.
 
-    Without compression, `done` is when backward noticed: as the next bucket left, or at its own end.
-
     On CUDA these are times of the host, which only queues the work: `done` and `spans` then tell when it was queued, not
     when the GPU did it.
     """
