@@ -27,10 +27,11 @@ class BucketOrder:
 
         Without one a hook does that is not ours, and may know buckets by their numbers: these then stay as in torch.
         """
+        steps = self._reducer.finished
         if handle is not None and (saved := handle.loaded_order()):
             self._follow(saved)
-        steps = self._reducer.finished
-        if steps == self._looked_at or (steps != 1 and steps % INTERVAL):
+            self._looked_at = max(1, steps)  # the first step was before the checkpoint
+        if steps in (0, self._looked_at) or (steps != 1 and steps % INTERVAL):
             return
         self._looked_at = steps
         if handle is None and (self.agreed or self._reducer.rules.dynamic):
@@ -41,12 +42,11 @@ class BucketOrder:
         self._rebuild(order.tolist())
 
     def _follow(self, names: Sequence[str]) -> None:
-        """Make the buckets that a state was saved with, as far as their sizes allow, and do not take the first step's."""
+        """Make the buckets that a state was saved with, as far as their sizes allow."""
         places = {name: index for index, name in enumerate(self._reducer.names)}
-        saved = [places[name] for name in names if name in places]
+        saved = [places[name] for name in dict.fromkeys(names) if name in places]
         others = [index for index in self._reducer.plan.order if index not in set(saved)]
         self._rebuild([*saved, *others])
-        self._looked_at = 1
 
     def _rebuild(self, order: list[int]) -> None:
         if order != self._reducer.plan.order:

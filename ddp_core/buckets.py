@@ -168,6 +168,7 @@ class Buckets:
         self.plan: list[tuple[str, ...]] = []  # buckets of a loaded state that have not been met yet
         self._live: dict[tuple[str, ...], Bucket] = {}
         self._inherits = False  # whether buckets may be given something to owe; the same on all ranks
+        self._names_before: list[tuple[str, ...]] = []  # of the buckets when the step that is under way began
         self._met = False  # a step has come to its end since the last bucket was added, so all are known
         self._sparse_verdicts: list[Verdict] = []  # of the step that is under way
         self._homeless: Entries = {}
@@ -180,6 +181,11 @@ class Buckets:
         coming = self._homeless or self._foreign or (self._inherits and self.partial and not self._live)
         owing = coming or any(bucket.stateful for bucket in self._live.values())
         return getattr(self.compressor, "averages", False) and not owing
+
+    @property
+    def remembers(self) -> bool:
+        """Whether what a step is given may be kept, or brings out what was kept; the same on all ranks."""
+        return not getattr(self.compressor, "averages", False) or (self.partial and self._inherits)
 
     def get(self, layout: Layout) -> Bucket | None:
         """The bucket of this layout, if it is known."""
@@ -197,6 +203,10 @@ class Buckets:
         self._live[layout.names] = bucket
         self._met = False
         return bucket
+
+    def arrange(self, order: Iterable[tuple[str, ...]]) -> None:
+        """Have the buckets in this order where they are listed; the first mention counts."""
+        self._live = {names: self._live[names] for names in (*order, *self._live) if names in self._live}
 
     def _adopt(self, bucket: Bucket) -> None:
         """Let a bucket owe what another compressor's state holds back for its parameters."""
@@ -226,7 +236,7 @@ class Buckets:
         """The buckets of a loaded state that together hold exactly these parameters; else all of them as one."""
         wanted = tuple(names)
         inside = [planned for planned in self.plan if set(planned).issubset(wanted)]
-        self.plan = [planned for planned in self.plan if planned not in inside]
+        self.plan = [planned for planned in self.plan if not set(planned).intersection(wanted)]
         exact = sum(map(len, inside)) == len(wanted)
         return inside if exact else [wanted]
 
@@ -234,7 +244,7 @@ class Buckets:
         """End the step before: undo it everywhere if its average was not finite anywhere."""
         keep = all(map(bool, self._sparse_verdicts)) and all(bucket.finite() for bucket in self._live.values())
         self._sparse_verdicts = []
-        self._met = bool(self._live)
+        self._met, self._names_before = bool(self._live), [*self._live, *self.plan]
         for bucket in self._live.values():
             bucket.settle(keep)
 
@@ -263,13 +273,14 @@ class Buckets:
     def state_dict(self) -> dict[str, Any]:
         """{"step", "buckets": names of each bucket in order, "parameters": {name: {field: tensor}}}."""
         self.settle()
-        return self._saved(self.step, [bucket.save() for bucket in self._live.values()])
+        return self._saved(self.step, [*self._live, *self.plan], [bucket.save() for bucket in self._live.values()])
 
     def state_before(self) -> dict[str, Any]:
         """The state dict as it was before the step that is under way."""
-        return self._saved(self.step - 1, [bucket.save_before() for bucket in self._live.values()])
+        before = [bucket.save_before() for bucket in self._live.values()]
+        return self._saved(self.step - 1, self._names_before, before)
 
-    def _saved(self, step: int, live: Iterable[Entries]) -> dict[str, Any]:
+    def _saved(self, step: int, buckets: list[tuple[str, ...]], live: Iterable[Entries]) -> dict[str, Any]:
         if self._foreign:
             raise RuntimeError(
                 "a state that was loaded, then swapped, can be saved after the next backward, not before it"
@@ -277,8 +288,7 @@ class Buckets:
         entries = dict(self._homeless)
         for each in live:
             entries.update(each)
-        buckets = [list(names) for names in (*self._live, *self.plan)]
-        return {"step": step, "buckets": buckets, "parameters": entries}
+        return {"step": step, "buckets": list(map(list, buckets)), "parameters": entries}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Take a saved state; buckets claim their parts when they are met."""

@@ -40,7 +40,8 @@ class Engine:
         self.device = device
         self._lock = threading.Lock()
         self._live: dict[Job, None] = {}
-        self._failure: str | None = None
+        self._failure: str | None = None  # why it reduces no more gradients
+        self._broken = False
         self._executor: Lanes | SideStream = (
             SideStream(group, device, self._ended) if device.type == "cuda" else Lanes(group, timeout, self._ended)
         )
@@ -80,8 +81,8 @@ class Engine:
 
     @property
     def failed(self) -> bool:
-        """Whether it reduces no more gradients."""
-        return self._failure is not None
+        """Whether a program did not come to its end."""
+        return self._broken
 
     def rest(self, deadline: float) -> None:
         """Wait until no program runs; raise RuntimeError where one still does at `deadline`, by time.monotonic."""
@@ -114,6 +115,7 @@ class Engine:
         with self._lock:
             if self._failure is None:
                 self._failure = f"{job.label}: {type(error).__name__}: {error}"
+            self._broken = True
             live, self._live = list(self._live), {}
         failure = ProgramError(self._failure)
         failure.__cause__ = error

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..compress import Layout, Program, Spec, compressor, most_rounds
+from ..compress import Compressor, Layout, Program, Spec, compressor, most_rounds
 from . import checkpoint
 from .buckets import Buckets
 from .engine import DEFAULT_TIMEOUT, Engine
@@ -50,15 +50,15 @@ class Handle:
         self._groups = [process_group] if isinstance(process_group, dist.ProcessGroup) else list(process_group or ())
         self._timeout = timeout
         self._engines: dict[tuple[torch.device, int], Engine] = {}
-        self._agreed = False
+        self._agreed = self._bound = False
         self._names: dict[Tensor, str] = {}
-        self._bound = False
         self._parts: dict[int, tuple[Sequence[Tensor], list[Part]]] = {}
         self._last_index: int | None = None
         self._records: list[BucketStats] = []
         self._steps, self._total = 0, Record()
         self._loaded_order: list[str] = []
-        self._whole = True  # the step has come to its end, or will if what was sent does
+        self._open = False  # a step has begun and not been told to have ended
+        self._last_sent = self._any_last = False  # all of its buckets that torch sends; any of them may be the last one
 
     def bind(self, model: nn.Module) -> None:
         """Key the state by the names of `model`'s parameters; without it they are numbered as DDP hands them over.
@@ -83,12 +83,12 @@ class Handle:
             self.begin_step()
         self._last_index = bucket.index()
         future = self.average(bucket)
-        self._whole = bucket.is_last()
+        self._last_sent = self._any_last or bucket.is_last()
         return future
 
-    def expect_step(self) -> None:
-        """The next bucket that `reduce` is given is the first of a step, whatever its index."""
-        self._last_index = None
+    def expect_step(self, *, any_last: bool = False) -> None:
+        """The next bucket for `reduce` is the first of a step, whatever its index; `any_last`: it may be the last, too."""
+        self._last_index, self._any_last = None, any_last
 
     def average(self, bucket: dist.GradBucket | GradBucket) -> torch.futures.Future[Tensor]:
         """Average a bucket of the step that `begin_step` began."""
@@ -110,14 +110,18 @@ class Handle:
         return 1 / self._process_group().size() if self._buckets.averages else 1.0
 
     @property
+    def compressor(self) -> Compressor:
+        """The one in use."""
+        return self._buckets.compressor
+
+    @property
     def remembers(self) -> bool:
-        """Whether the compressor may keep for later steps what it is given in one."""
-        return not getattr(self._buckets.compressor, "averages", False)
+        """Whether what is given in one step may be kept for later ones, or has to bring out what was."""
+        return self._buckets.remembers
 
     def swap(self, spec: Spec) -> None:
         """Go on with another compressor from the next step; nothing held back is lost. All ranks swap at one step."""
-        replacement = compressor(spec)
-        self._buckets.replace(replacement)
+        self._buckets.replace(compressor(spec))
         self._forget_parts()
 
     def rescale(self, factor: float) -> None:
@@ -132,8 +136,9 @@ class Handle:
 
     def stats(self) -> Stats:
         """Rounds, bytes and seconds of the last synced step and in total."""
-        buckets = tuple(self._records)
-        return Stats(self._steps, buckets, reduce(add, (bucket.record for bucket in buckets), self._total))
+        return Stats(
+            self._steps, tuple(self._records), reduce(add, (each.record for each in self._records), self._total)
+        )
 
     @property
     def programs(self) -> Sequence[BucketStats]:
@@ -150,15 +155,14 @@ class Handle:
         Raises RuntimeError where buckets of such a backward are still under way after a minute.
         """
         group = self._process_group()
-        header = checkpoint.header(self._buckets.compressor, group.size(), group.rank())
-        return {**header, **self._saved()}
+        return {**checkpoint.header(self.compressor, group.size(), group.rank()), **self._saved()}
 
     def _saved(self) -> dict[str, Any]:
         deadline = time.monotonic() + min(self._timeout, AT_SAVING).total_seconds()
         for engine in self._engines.values():
             engine.rest(deadline)
-        ended = self._whole and not any(engine.failed for engine in self._engines.values())
-        return self._buckets.state_dict() if ended else self._buckets.state_before()
+        broken = not self._last_sent or any(engine.failed for engine in self._engines.values())
+        return self._buckets.state_before() if self._open and broken else self._buckets.state_dict()
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on from this rank's `state_dict()`; training then is bit-identical to not having stopped.
@@ -170,16 +174,17 @@ class Handle:
         if self._bound:
             checkpoint.check_parameters(saved, self._buckets.compressor, self._names, group.size(), group.rank())
         self._reload(saved)
-        self._loaded_order = [name for names in saved["buckets"] for name in names]
+        if saved["step"] > 1:
+            self._loaded_order = [name for names in saved["buckets"] for name in names]
 
     def loaded_order(self) -> Sequence[str]:
-        """The parameters in the order in which a state that has just been loaded had them in buckets; told once."""
+        """The parameters in the order of a state that has just been loaded, if it is not the first step's; told once."""
         order, self._loaded_order = self._loaded_order, []
         return order
 
     def __getstate__(self) -> dict[str, Any]:
         """Without threads and process groups; a copy reduces on the default group."""
-        settings = {"compressor": self._buckets.compressor, "timeout": self._timeout, "partial": self._buckets.partial}
+        settings = {"compressor": self.compressor, "timeout": self._timeout, "partial": self._buckets.partial}
         return {**settings, "names": self._names, "bound": self._bound, "state": self._saved()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -203,14 +208,14 @@ class Handle:
     def begin_step(self) -> None:
         """The first bucket of a synced step comes next."""
         self._buckets.settle()
-        self._whole = False
+        self._open, self._last_sent = True, False
         self._buckets.step += 1
         self._count_records()
         self._steps += 1
 
     def end_step(self) -> None:
         """All averages of the step that `begin_step` began have been handed out."""
-        self._whole = True
+        self._open = False
 
     def _count_records(self) -> None:
         self._total = reduce(add, (bucket.record for bucket in self._records), self._total)
@@ -245,6 +250,9 @@ class Handle:
         if known is not parameters and list(map(id, known)) != list(map(id, parameters)):
             parts = self._meet(parameters, flat, engine)
             self._parts[bucket.index()] = (parameters, parts)
+            self._buckets.arrange(
+                part.bucket.layout.names for _, (_, each) in sorted(self._parts.items()) for part in each
+            )
         return parts
 
     def _meet(self, parameters: Sequence[Tensor], flat: Tensor, engine: Engine) -> list[Part]:
@@ -293,4 +301,4 @@ class Handle:
 
     def _forget_parts(self) -> None:
         self._count_records()
-        self._parts, self._agreed = {}, False
+        self._parts, self._agreed, self._open = {}, False, False

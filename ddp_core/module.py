@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.distributed.algorithms.join import Join, Joinable
 from torch.distributed.utils import _to_kwargs
 
 from ..compress import Spec
+from ..compress import compressor as compressor_of
 from .arguments import Arguments, localize, states, trained
 from .backward import Wishes
 from .bucket_order import BucketOrder
@@ -29,7 +30,6 @@ from .joining import ShadowSteps
 from .logging_data import Logger
 from .replicas import described, verify
 from .sink import overhear, watched
-from .stats import BucketStats
 from .timeline import StepTimes
 from .torch_reducer import TorchReducer
 from .weakly import weakly
@@ -44,6 +44,7 @@ LEFT_OUT = (
     "_order",
     "_hook",
 )
+GONE = "the DistributedDataParallel that averages these gradients is gone: keep it as long as its model trains"
 
 
 class DistributedDataParallel(TorchFace):
@@ -100,7 +101,7 @@ class DistributedDataParallel(TorchFace):
         self.compression.bind(self.module)
         parameters, names = list(named.values()), list(named)
         self.reducer = TorchReducer(
-            parameters, names, sparse, rules, self.process_group, weakly(self._average), timeout
+            parameters, names, sparse, rules, self.process_group, weakly(self._average, GONE), timeout
         )
         self.reducer.at_end += [self._buffers_sync.wait, weakly(self._end_times)]
         self.timeline = self.reducer.timeline
@@ -132,11 +133,14 @@ class DistributedDataParallel(TorchFace):
         """Where the seconds of the last synchronized step went; None before the first."""
         return self.timeline.last
 
-    def _end_times(self) -> None:
-        programs: Sequence[BucketStats] = ()
+    def end_step(self) -> None:
+        """All averages of a step are there."""
         if self._handle is not None:
             self._handle.end_step()
-            programs = self._handle.programs
+
+    def _end_times(self) -> None:
+        self.end_step()
+        programs = () if self._handle is None else self._handle.programs
         self.timeline.step_ends(self.reducer.finished, programs)
 
     @torch._disable_dynamo(recursive=False)
@@ -263,10 +267,17 @@ class DistributedDataParallel(TorchFace):
         if not isinstance(new_process_group, dist.ProcessGroup):
             return  # this rank is not a member
         saved = self.compression.state_dict()
+        self._setup = self._setup_now
         self.reducer.detach()
         self.arguments = dataclasses.replace(self.arguments, process_group=new_process_group, device_mesh=None)
         self._connect(self.arguments.groups())
         self.compression.load_state_dict({**saved, **self._place()})
+
+    @property
+    def _setup_now(self) -> tuple[Spec, timedelta]:
+        """What a handle like this model's is made of, after swaps too."""
+        given, timeout = self._setup
+        return (given if compressor_of(given) == self.compression.compressor else self.compression.compressor), timeout
 
     def _place(self) -> dict[str, int]:
         """Of this rank, as the compression's state tells it."""
@@ -274,7 +285,7 @@ class DistributedDataParallel(TorchFace):
 
     def __getstate__(self) -> dict[str, Any]:
         self._check_default_group()
-        kept = {**self.__dict__, "compression": self.compression.state_dict()}
+        kept = {**self.__dict__, "compression": self.compression.state_dict(), "_setup": self._setup_now}
         kept["arguments"] = dataclasses.replace(self.arguments, process_group=None, device_mesh=None)
         for name in LEFT_OUT:
             kept.pop(name, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -10,6 +11,8 @@ import torch.distributed as dist
 
 from .collectives import start
 from .job import Job
+
+POLL_SECONDS = 0.01  # between two looks whether what is queued is done
 
 
 class SideStream:
@@ -41,8 +44,13 @@ class SideStream:
                 self._on_end(job, None)
 
     def rest(self, deadline: float) -> bool:
-        """Wait for what is queued. Nothing runs between calls."""
-        self._stream.synchronize()
+        """Wait until all that is queued is done, or `deadline`, by time.monotonic; whether it is."""
+        done = torch.cuda.Event()
+        done.record(self._stream)
+        while not done.query():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_SECONDS)
         return True
 
     def close(self, limit: timedelta | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -93,7 +94,8 @@ class TorchReducer(Reducer):
 
     def _failure(self, text: str) -> RuntimeError:
         if self.logger is not None:
-            self.logger.set_error_and_log(text)
+            with suppress(ReferenceError):  # the model whose logger it is may be gone
+                self.logger.set_error_and_log(text)
         return super()._failure(text)
 
     def _end_step(self, backward: Backward) -> None:

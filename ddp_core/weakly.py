@@ -7,12 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 
-def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A call of a bound method; once its object is gone, it does nothing."""
+def weakly(method: Callable[..., Any], otherwise: str | None = None) -> Callable[..., Any]:
+    """A call of a bound method; once its object is gone, it does nothing, or raises RuntimeError with the text given."""
     me = weakref.WeakMethod(method)
 
     def call(*arguments: Any) -> Any:
-        bound = me()
-        return None if bound is None else bound(*arguments)
+        if (bound := me()) is not None:
+            return bound(*arguments)
+        if otherwise is not None:
+            raise RuntimeError(otherwise)
+        return None
 
     return call

@@ -1,5 +1,6 @@
 """Buckets follow the order in which gradients get ready; what compressors hold back follows the parameters."""
 
+import copy
 import weakref
 from contextlib import contextmanager
 
@@ -226,3 +227,50 @@ def test_gradients_that_are_kept_survive_new_buckets(ranks):
     for mine, expected in ranks.run(gradients_of_views, 2):
         for left, right in zip(mine, expected, strict=True):
             torch.testing.assert_close(left, right)
+
+
+def loaded_in_other_sizes(rank, world_size):
+    """Whether training goes on where a state went through a model with smaller buckets, and its buckets stay the same."""
+    specification = {"compressor": "topk:ratio=0.5"}
+    state, sizes, answers = None, (25.0, 1e-6, 1e-6), []
+    for megabytes in sizes:
+        model = gradwire.DistributedDataParallel(Ordered(), bucket_cap_mb=megabytes, **specification)
+        if state is not None:
+            model.compression.load_state_dict(state)
+        for step in range(3):
+            model(inputs_of(rank, step), BACK).square().sum().backward()
+            answers.append([bucket.members for bucket in model.reducer.plan.buckets])
+            model.zero_grad()
+        state = copy.deepcopy(model.compression.state_dict())
+        names = [name for bucket in state["buckets"] for name in bucket]
+        assert len(names) == len(set(names)) == 4
+        model.compression.close()
+    return answers
+
+
+def test_a_state_may_go_through_models_with_other_sizes_of_buckets(ranks):
+    for answers in ranks.run(loaded_in_other_sizes, 2):
+        assert answers[:3] == [[(3, 2, 1, 0)]] + [[(0, 1, 2, 3)]] * 2
+        assert answers[3:] == [[(0,), (1,), (2,), (3,)]] * 6
+
+
+@looks_often()
+def resumed_under_another_order(rank, world_size):
+    """The buckets of steps after a resume, the first of which is not like those before the checkpoint."""
+    first, second = (
+        gradwire.DistributedDataParallel(Ordered(), bucket_cap_mb=1e-6, compressor="topk") for _ in range(2)
+    )
+    for step in range(2):
+        first(inputs_of(rank, step), BACK).square().sum().backward()
+    second.compression.load_state_dict(first.compression.state_dict())
+    seen = []
+    for step, order in enumerate([MIXED, BACK, BACK]):
+        second(inputs_of(rank, step), order).square().sum().backward()
+        seen.append([bucket.members[0] for bucket in second.reducer.plan.buckets])
+    for model in (first, second):
+        model.compression.close()
+    return seen
+
+
+def test_the_first_step_after_a_resume_does_not_decide_the_order(ranks):
+    assert ranks.run(resumed_under_another_order, 2) == [[ready(BACK)] * 3] * 2

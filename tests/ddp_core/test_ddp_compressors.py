@@ -144,6 +144,24 @@ def test_another_process_group_does_not_begin_a_warm_up_again(ranks):
     assert ranks.run(moved, 2) == [2 * 5 * WIDTH * WIDTH] * 2
 
 
+def moved_after_a_swap(rank, world_size):
+    """The method in use after a swap and another process group, and in a copy."""
+    model = wrapped("none")
+    train(model, rank, range(1))
+    model.compression.swap("bf16")
+    twin = copy.deepcopy(model)
+    model._update_process_group(dist.new_group(backend="gloo"))
+    methods = [type(each.compression.compressor).__name__ for each in (model, twin)]
+    train(model, rank, range(1, 2))
+    for each in (model, twin):
+        each.compression.close()
+    return methods
+
+
+def test_a_swap_outlives_another_process_group_and_a_copy(ranks):
+    assert ranks.run(moved_after_a_swap, 2) == [["BFloat16"] * 2] * 2
+
+
 def swapped(rank, world_size):
     """The mean of what was given and the sum of what came back, through swaps and a change of the loss scale."""
     model = wrapped("topk:ratio=0.1")

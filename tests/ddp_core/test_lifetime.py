@@ -103,3 +103,18 @@ def test_a_new_wrapper_takes_over_from_one_whose_step_failed(ranks):
     for results in ranks.run(taken_over, 2):
         for mine, expected in results:
             assert same(mine, expected)
+
+
+def outlived(rank, world_size):
+    """The error of a backward whose wrapper is gone, while somebody keeps its reducer."""
+    model = gradwire.DistributedDataParallel(network())
+    reducer, loss = model.reducer, model(inputs_of(rank)).sum()
+    del model
+    with pytest.raises(RuntimeError) as caught:
+        loss.backward()
+    del reducer
+    return str(caught.value)
+
+
+def test_a_reducer_without_its_wrapper_says_so(ranks):
+    assert all("is gone: keep it" in message for message in ranks.run(outlived, 2))

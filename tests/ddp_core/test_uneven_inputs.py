@@ -53,3 +53,21 @@ def test_ranks_with_fewer_inputs_change_no_bit_of_what_torch_s_join_gives(ranks,
         assert same(first[name][0], second[name][0]), name
         assert first[name][1], name
         assert second[name][1], name
+
+
+def saved_after_join(rank, world_size):
+    """Steps and buckets of the state after a `join` in which rank 0 had fewer inputs."""
+    model = gradwire.DistributedDataParallel(torch.nn.Linear(6, 6), compressor="topk:ratio=0.2")
+    with model.join():
+        for step in range(2 + rank):
+            model(torch.full((2, 6), step + 1.0)).sum().backward()
+            model.zero_grad()
+    state = model.compression.state_dict()
+    model.compression.close()
+    return state["step"], state["buckets"]
+
+
+def test_after_join_all_ranks_save_the_same_step(ranks):
+    early, late = ranks.run(saved_after_join, 2)
+    assert early == late
+    assert late[0] == 3
