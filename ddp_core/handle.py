@@ -23,7 +23,7 @@ from .engine import DEFAULT_TIMEOUT, Engine
 from .grad_bucket import GradBucket
 from .job import Record
 from .parameters import as_real, layout_of
-from .parts import Part, all_done, labelled, places_in
+from .parts import Part, all_done, in_order, labelled, places_in
 from .sparse import SPARSE_ROUNDS, SparseBucket
 from .stats import BucketStats, Stats
 
@@ -57,8 +57,7 @@ class Handle:
         self._records: list[BucketStats] = []
         self._steps, self._total = 0, Record()
         self._loaded_order: list[str] = []
-        self._open = False  # a step has begun and not been told to have ended
-        self._last_sent = self._any_last = False  # all of its buckets that torch sends; any of them may be the last one
+        self._open = self._last_sent = self._any_last = False  # a step; torch's last bucket of it; any may be the last
 
     def bind(self, model: nn.Module) -> None:
         """Key the state by the names of `model`'s parameters; without it they are numbered as DDP hands them over.
@@ -136,9 +135,8 @@ class Handle:
 
     def stats(self) -> Stats:
         """Rounds, bytes and seconds of the last synced step and in total."""
-        return Stats(
-            self._steps, tuple(self._records), reduce(add, (each.record for each in self._records), self._total)
-        )
+        buckets = tuple(self._records)
+        return Stats(self._steps, buckets, reduce(add, (bucket.record for bucket in buckets), self._total))
 
     @property
     def programs(self) -> Sequence[BucketStats]:
@@ -250,9 +248,7 @@ class Handle:
         if known is not parameters and list(map(id, known)) != list(map(id, parameters)):
             parts = self._meet(parameters, flat, engine)
             self._parts[bucket.index()] = (parameters, parts)
-            self._buckets.arrange(
-                part.bucket.layout.names for _, (_, each) in sorted(self._parts.items()) for part in each
-            )
+            self._buckets.arrange(in_order(self._parts))
         return parts
 
     def _meet(self, parameters: Sequence[Tensor], flat: Tensor, engine: Engine) -> list[Part]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,12 @@ def all_done(futures: list[torch.futures.Future[Tensor]], buffer: Tensor) -> tor
         return buffer
 
     return torch.futures.collect_all(futures).then(finished)
+
+
+def in_order(parts: Mapping[int, tuple[Sequence[Tensor], Sequence[Part]]]) -> Iterator[tuple[str, ...]]:
+    """The names in our buckets, by the index of DDP's bucket that they are in."""
+    for index in sorted(parts):
+        yield from (part.bucket.layout.names for part in parts[index][1])
 
 
 def places_in(layout: Layout, names: Sequence[str]) -> tuple[tuple[int, int], ...]:
