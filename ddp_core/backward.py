@@ -52,7 +52,7 @@ class Backward:
     skips: bool  # what no rank used is not sent
     fresh: bool  # zeros stand for old gradients of what no rank used
     static_usage: Sequence[int] | None  # as `used_by_any`, in a static graph that is known
-    asleep: Sequence[Sequence[int]] = ()  # members of each bucket without hooks
+    asleep: Sequence[frozenset[int]] = ()  # members of each bucket without hooks
     order: list[int] = field(default_factory=list)
     launched: int = 0
     ending: bool = False
@@ -70,8 +70,8 @@ class Backward:
 
     def sleepers(self, bucket: GradBucket) -> list[int]:
         """The members without hooks that are not known to have come."""
-        members = self.asleep[bucket.index()] if self.asleep else ()
-        return [index for index in members if self.missing[index] > 0]
+        missing = self.missing
+        return [index for index in self.asleep[bucket.index()] if missing[index] > 0] if self.asleep else []
 
     @property
     def under_way(self) -> bool:

@@ -1,161 +1,19 @@
-"""Buckets: which parameters are reduced together, and what their compressor remembers of them, step after step."""
+"""Buckets: which parameters are reduced together. Their state follows parameters by name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ..compress import state as states
-from ..compress.protocol import Compressor, Layout, Program, all_reduce
+from ..compress.protocol import Compressor, Layout, Program
 from ..compress.state import Entries
-from ..compress.together import together
 from ..kernels import all_finite
+from .bucket import OWED, Bucket
 from .parameters import as_real
 from .sparse import sparse_mean
 from .verdict import Verdict
-
-OWED = "owed"  # the field under which a state dict keeps gradient that has lost its place
-
-
-class Bucket:
-    """A bucket's compressor state, with every step a transaction.
-
-    A step whose average is not finite on any bucket is one that GradScaler skips: its changes to the state are undone.
-    With `partial`, some steps may leave parameters out on all ranks: what would be averaged for those is kept for later,
-    since DDP drops it. `inherits`: it may be given something to owe.
-    """
-
-    def __init__(
-        self, compressor: Compressor, layout: Layout, step: int, *, partial: bool = False, inherits: bool = False
-    ) -> None:
-        self.layout = layout
-        self.owed: dict[str, Tensor] = {}
-        self._compressor = compressor
-        self.state = compressor.init(layout)
-        states.set_step(self.state, step)
-        self._tensors = [tensor for _, leaf in states.leaves(self.state) for tensor in leaf.tensors()]
-        self._kept: Tensor | None = None
-        if partial and (self._tensors or inherits):
-            self._kept = torch.zeros(layout.numel, dtype=layout.dtype, device=layout.device)
-            self._tensors.append(self._kept)
-            self._sizes = torch.tensor(layout.sizes, device=layout.device)
-        self._before = [torch.empty_like(tensor) for tensor in self._tensors]
-        self._verdict: Verdict | None = None
-        self._begun = False  # `_before` is from the step that is under way
-
-    @property
-    def stateful(self) -> bool:
-        """Whether a step changes anything that may have to be undone."""
-        return bool(self._tensors or self.owed)
-
-    def reduce(self, flat: Tensor, step: int, watched: bool) -> Program[Tensor]:
-        """Average the bucket over ranks, in place of `flat`. `watched`: it has a say in whether the step counts."""
-        _copy(self._tensors, self._before)
-        self._begun = True
-        states.set_step(self.state, step)
-        used = None if self._kept is None else self._used(flat)
-        self._add_owed(flat)
-        if used is None:
-            average = yield from self._compressor.reduce(flat, self.state)
-        else:
-            average = yield from self._reduce_used(flat, used)
-        if average is not flat:
-            flat.copy_(average)
-        if watched:
-            self._verdict = Verdict(all_finite(flat))
-        return flat
-
-    def _used(self, flat: Tensor) -> Tensor:
-        """1 for each parameter with a gradient on this rank, 0 for those whose gradient is all zeros."""
-        return torch.stack([view.any() for view in self.layout.views(flat).values()]).float()
-
-    def _add_owed(self, flat: Tensor) -> None:
-        views = self.layout.views(flat) if self.owed else {}
-        for name, numbers in self.owed.items():
-            views[name].view(-1).add_(numbers)
-        if self._kept is not None:
-            flat.add_(self._kept)
-
-    def _reduce_used(self, flat: Tensor, used: Tensor) -> Program[Tensor]:
-        """The average of the parameters that any rank used; that of the others stays here."""
-        results: list[Tensor] = yield from together(self._compressor.reduce(flat, self.state), all_reduce(used))
-        average, shares = results
-        unused = (shares == 0).repeat_interleave(self._sizes, output_size=self.layout.numel)
-        assert self._kept is not None
-        self._kept.copy_(torch.where(unused, average, 0))
-        return average.masked_fill_(unused, 0)
-
-    def held_back(self) -> dict[str, Tensor]:
-        """All gradient that this rank has not given to an average yet, flat, by parameter name."""
-        return states.summed([states.held_back(self.state), self._dropped()])
-
-    def _dropped(self) -> dict[str, Tensor]:
-        """What is held back outside the compressor's state, by parameter name."""
-        if self._kept is None:
-            return states.summed([self.owed])
-        kept = {name: view.reshape(-1) for name, view in self.layout.views(self._kept).items() if view.any()}
-        return states.summed([self.owed, kept])
-
-    def finite(self) -> bool:
-        """Whether the last average was finite."""
-        return self._verdict is None or bool(self._verdict)
-
-    def settle(self, keep: bool) -> None:
-        """End the step: keep what it changed, or undo it."""
-        self._begun = False
-        if self._verdict is None:
-            return
-        self._verdict = None
-        if keep:
-            self.owed = {}
-        else:
-            _copy(self._before, self._tensors)
-
-    def save(self) -> Entries:
-        """Copies of all numbers of the state, by parameter name and field."""
-        entries = states.save(self.state)
-        for name, numbers in self._dropped().items():
-            entries.setdefault(name, {})[OWED] = numbers
-        return entries
-
-    def save_before(self) -> Entries:
-        """As `save`, but of the state before the step that is under way."""
-        if not self._begun:
-            return self.save()
-        now = [tensor.clone() for tensor in self._tensors]
-        _copy(self._before, self._tensors)
-        try:
-            return self.save()
-        finally:
-            _copy(now, self._tensors)
-
-    def load(self, entries: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Take saved numbers; those that lost their place are owed to the next average."""
-        for name, numbers in states.load(self.state, entries).items():
-            self.owe(name, numbers)
-        for name, fields in entries.items():
-            if OWED in fields:
-                self.owe(name, fields[OWED])
-
-    def rescale(self, factor: float) -> None:
-        """Multiply what is held back."""
-        states.rescale(self.state, factor)
-        self.owed = {name: numbers * factor for name, numbers in self.owed.items()}
-        if self._kept is not None:
-            self._kept.mul_(factor)
-
-    def owe(self, name: str, numbers: Tensor) -> None:
-        """Add to the next gradient of a parameter."""
-        mine = numbers.to(device=self.layout.device, dtype=self.layout.widened().dtype)
-        self.owed[name] = self.owed[name] + mine if name in self.owed else mine
-
-
-def _copy(source: list[Tensor], target: list[Tensor]) -> None:
-    if source:
-        torch._foreach_copy_(target, source)
 
 
 class Buckets:
@@ -167,9 +25,9 @@ class Buckets:
         self.step = 0
         self.plan: list[tuple[str, ...]] = []  # buckets of a loaded state that have not been met yet
         self._live: dict[tuple[str, ...], Bucket] = {}
-        self._inherits = False  # whether buckets may be given something to owe; the same on all ranks
+        self._owing = False  # whether any rank may owe something outside a compressor's state; the same on all ranks
         self._names_before: list[tuple[str, ...]] = []  # of the buckets when the step that is under way began
-        self._met = False  # a step has come to its end since the last bucket was added, so all are known
+        self._stateful: bool | None = None  # whether any bucket is; None until a step has met them all
         self._sparse_verdicts: list[Verdict] = []  # of the step that is under way
         self._homeless: Entries = {}
         self._former: Compressor | None = None  # whose state `_foreign` is: loaded, then swapped before any step
@@ -177,15 +35,28 @@ class Buckets:
 
     @property
     def averages(self) -> bool:
-        """Whether the compressor only averages, and nothing is owed: gradients may then come divided already."""
-        coming = self._homeless or self._foreign or (self._inherits and self.partial and not self._live)
-        owing = coming or any(bucket.stateful for bucket in self._live.values())
-        return getattr(self.compressor, "averages", False) and not owing
+        """Whether the compressor only averages, and no rank owes anything: gradients may then come divided already."""
+        return self._plain and not self._still_owing()
 
     @property
     def remembers(self) -> bool:
         """Whether what a step is given may be kept, or brings out what was kept; the same on all ranks."""
-        return not getattr(self.compressor, "averages", False) or (self.partial and self._inherits)
+        return not self._plain or (self.partial and self._still_owing())
+
+    @property
+    def _plain(self) -> bool:
+        return bool(getattr(self.compressor, "averages", False))
+
+    def _still_owing(self) -> bool:
+        """Whether any rank may owe something once the last step is settled; whoever saves settles it before the others."""
+        if not self._owing or self._homeless or self._foreign:
+            return self._owing
+        came = all(bucket.brought_out for bucket in reversed(self._live.values()))  # within a step the last one has not
+        return not (came and self._finite())
+
+    def _finite(self) -> bool:
+        """Whether the averages of the last step were."""
+        return all(map(bool, self._sparse_verdicts)) and all(bucket.finite() for bucket in self._live.values())
 
     def get(self, layout: Layout) -> Bucket | None:
         """The bucket of this layout, if it is known."""
@@ -197,11 +68,11 @@ class Buckets:
         members = set(layout.names)
         for names in [names for names in self._live if members.intersection(names)]:
             self._homeless.update(self._live.pop(names).save())
-        bucket = Bucket(self.compressor, layout, self.step, partial=self.partial, inherits=self._inherits)
+        bucket = Bucket(self.compressor, layout, self.step, partial=self.partial, owing=self._owing)
         bucket.load({name: self._homeless.pop(name) for name in layout.names if name in self._homeless})
         self._adopt(bucket)
         self._live[layout.names] = bucket
-        self._met = False
+        self._stateful = None
         return bucket
 
     def arrange(self, order: Iterable[tuple[str, ...]]) -> None:
@@ -222,8 +93,7 @@ class Buckets:
     @property
     def watched(self) -> bool:
         """Whether any bucket has something to undo; where some may not have been met, whether any may have."""
-        strange = not self._met and not self.averages
-        return strange or any(bucket.stateful for bucket in self._live.values())
+        return self._owing or not self._plain if self._stateful is None else self._stateful
 
     def reduce_sparse(self, gradient: Tensor, world_size: int, watched: bool) -> Program[Tensor]:
         """The mean over ranks of a sparse gradient, which no compressor sees. `watched` as for a bucket."""
@@ -242,11 +112,12 @@ class Buckets:
 
     def settle(self) -> None:
         """End the step before: undo it everywhere if its average was not finite anywhere."""
-        keep = all(map(bool, self._sparse_verdicts)) and all(bucket.finite() for bucket in self._live.values())
+        self._owing, keep = self._still_owing(), self._finite()
         self._sparse_verdicts = []
-        self._met, self._names_before = bool(self._live), [*self._live, *self.plan]
+        self._names_before = [*self._live, *self.plan]
         for bucket in self._live.values():
-            bucket.settle(keep)
+            bucket.settle(keep, self._owing)
+        self._stateful = any(bucket.stateful for bucket in self._live.values()) if self._live else None
 
     def replace(self, compressor: Compressor) -> None:
         """Go on with another compressor; what was held back is owed to the next average."""
@@ -258,7 +129,8 @@ class Buckets:
             for name, numbers in bucket.held_back().items():
                 self._homeless[name] = {OWED: numbers}
         self.compressor = compressor
-        self._live, self._inherits = {}, True
+        self._live, self._stateful = {}, None
+        self._owing = bool(self._homeless or self._foreign)
 
     def rescale(self, factor: float) -> None:
         """Multiply what all buckets hold back. Raises RuntimeError for a loaded state that no step has taken up yet."""
@@ -294,7 +166,7 @@ class Buckets:
         """Take a saved state; buckets claim their parts when they are met."""
         self.step = int(saved["step"])
         self.plan = [tuple(names) for names in saved["buckets"] if names]
-        self._live = {}
+        self._live, self._stateful = {}, None
         self._homeless = {name: dict(fields) for name, fields in saved["parameters"].items()}
-        self._inherits = any(OWED in fields for fields in self._homeless.values())
+        self._owing = any(OWED in fields for fields in self._homeless.values())
         self._former, self._foreign = None, {}

@@ -14,7 +14,7 @@ from .assignment import BucketPlan
 from .backward import Backward
 from .grad_bucket import GradBucket
 
-NOBODY: Sequence[Sequence[int]] = ()  # is asleep
+NOBODY: Sequence[frozenset[int]] = ()  # is asleep
 PATIENCE = 2  # steps that must have gone alike; twice as many after each one that did not
 
 
@@ -65,9 +65,9 @@ class Calm:
         self._patience, self._alike = PATIENCE, 0
         self._built = 0  # which of the plan's buckets `_sleepers` is for
         self._sleepers = NOBODY
-        self._hookless: Sequence[Sequence[int]] | None = NOBODY  # None after some were woken
+        self._hookless: Sequence[frozenset[int]] | None = NOBODY  # None after some were woken
 
-    def falls_asleep(self, *, allowed: bool) -> Sequence[Sequence[int]]:
+    def falls_asleep(self, *, allowed: bool) -> Sequence[frozenset[int]]:
         """The members of each bucket that have no hooks in the step that begins; NOBODY where all have some."""
         asleep = self._able() if allowed else NOBODY
         if asleep is not self._hookless:
@@ -76,7 +76,7 @@ class Calm:
             self._hooks.keep([index for index in range(len(self._parameters)) if index not in without])
         return asleep
 
-    def _able(self) -> Sequence[Sequence[int]]:
+    def _able(self) -> Sequence[frozenset[int]]:
         """Those that may sleep. They must not have a gradient yet: that it comes is how they are heard of."""
         if self._alike < self._patience or self._plan.traced_alike is None:
             return NOBODY
@@ -85,12 +85,10 @@ class Calm:
         came = any(self._parameters[index].grad is not None for members in self._sleepers for index in members)
         return NOBODY if came else self._sleepers
 
-    def _chosen(self, order: Sequence[int]) -> list[tuple[int, ...]]:
+    def _chosen(self, order: Sequence[int]) -> list[frozenset[int]]:
         place = {index: position for position, index in enumerate(order)}
-        loud = {order[0]}
-        for bucket in self._plan.buckets:
-            loud.add(max(bucket.members, key=place.__getitem__))
-        return [tuple(index for index in bucket.members if index not in loud) for bucket in self._plan.buckets]
+        loud = {order[0], *(max(bucket.members, key=place.__getitem__) for bucket in self._plan.buckets)}
+        return [frozenset(bucket.members) - loud for bucket in self._plan.buckets]
 
     def late(self, backward: Backward, bucket: GradBucket, used: bytearray) -> list[int]:
         """The sleepers of a bucket whose gradients are not there, now awake; the others count as ready and `used`."""
@@ -111,7 +109,7 @@ class Calm:
     def look_over(self, backward: Backward, used: bytearray) -> None:
         """The end of a pass: note who has come, for the error of a backward that has not brought all."""
         backward.listens = False
-        for bucket in self._plan.buckets:
+        for bucket in self._plan.buckets[backward.launched :]:  # nobody is late any more in those that have left
             self._asleep_still(backward, bucket, used)
 
     def _asleep_still(self, backward: Backward, bucket: GradBucket, used: bytearray) -> list[int]:
@@ -120,7 +118,9 @@ class Calm:
             if self._parameters[index].grad is None:
                 late.append(index)
             else:
-                backward.missing[index], used[index], backward.seen = 0, 1, True
+                backward.missing[index] = 0
+                used[index] = 1
+                backward.seen = True
         return late
 
     def end(self) -> None:

@@ -95,7 +95,12 @@ def averaged(values: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 def start_sum(values: Tensor, group: dist.ProcessGroup) -> dist.Work:
     """Begin to sum a tensor over ranks, in place."""
-    return _started(dist.all_reduce(values, group=group, async_op=True))
+    return _started(group.allreduce([values]))
+
+
+def is_paced() -> bool:
+    """Whether requests of programs are waited for as links that are slower than real would have it."""
+    return _pace is not None
 
 
 def spread(tensors: Sequence[Tensor], source: int, group: dist.ProcessGroup) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -15,10 +16,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..compress.protocol import Program
-from .collectives import exchange
+from .collectives import exchange, is_paced
 from .job import Job, ProgramError, Record
 from .lanes import Lanes
 from .streams import SideStream
+from .sums import Sum
 
 logger = logging.getLogger(__name__)
 DEFAULT_TIMEOUT = timedelta(minutes=30)
@@ -40,8 +42,10 @@ class Engine:
         self.device = device
         self._lock = threading.Lock()
         self._live: dict[Job, None] = {}
+        self._sums: list[Sum] = []
+        self._timeout = timeout
         self._failure: str | None = None  # why it reduces no more gradients
-        self._broken = False
+        self._closed = False
         self._executor: Lanes | SideStream = (
             SideStream(group, device, self._ended) if device.type == "cuda" else Lanes(group, timeout, self._ended)
         )
@@ -79,10 +83,24 @@ class Engine:
         self._executor.submit(job, at_once=at_once)
         return future, job.record
 
+    def sum(self, tensor: Tensor, result: Tensor, label: Callable[[], str]) -> Sum | None:
+        """Begin to add up a tensor over ranks, in place, behind what was submitted before; returns at once.
+
+        `result`: what those who wait for it get. Less work than a program that asks for it. None, with nothing done, where
+        it could not leave at once, or where only programs can be waited for as is wanted.
+        """
+        self._refuse_if_failed()
+        group = None if is_paced() else self._executor.free_group()
+        if group is None:
+            return None
+        started = Sum(tensor, result, group, self._timeout, lambda error: self._fail(label(), error))
+        self._sums = [*(other for other in self._sums if other.under_way), started]
+        return started
+
     @property
     def failed(self) -> bool:
-        """Whether a program did not come to its end."""
-        return self._broken
+        """Whether a program or a sum did not come to its end."""
+        return self._failure is not None
 
     def rest(self, deadline: float) -> None:
         """Wait until no program runs; raise RuntimeError where one still does at `deadline`, by time.monotonic."""
@@ -94,15 +112,17 @@ class Engine:
     def close(self, limit: timedelta | None = None) -> None:
         """End the engine's threads; programs that are under way finish first, if they do within `limit`."""
         self._executor.close(limit)
-        self._failure = self._failure or "close() was called"
+        self._drop_sums()
+        self._closed = True
 
     def _refuse_if_failed(self) -> None:
-        if self._failure is not None:
-            raise RuntimeError(f"the engine has failed or was closed, and reduces no more gradients: {self._failure}")
+        if self._failure is not None or self._closed:
+            why = self._failure or "close() was called"
+            raise RuntimeError(f"the engine has failed or was closed, and reduces no more gradients: {why}")
 
     def _ended(self, job: Job, error: BaseException | None) -> None:
         if error is not None:
-            self._fail(job, error)
+            self._fail(job.label, error)
             return
         with self._lock:
             mine = job in self._live
@@ -110,12 +130,11 @@ class Engine:
         if mine:
             job.future.set_result(job.result)  # type: ignore[arg-type]
 
-    def _fail(self, job: Job, error: BaseException) -> None:
-        """Close all programs and fail their futures with the first error."""
+    def _fail(self, label: str, error: BaseException) -> ProgramError:
+        """End all that is under way, with the first error, which is returned."""
         with self._lock:
             if self._failure is None:
-                self._failure = f"{job.label}: {type(error).__name__}: {error}"
-            self._broken = True
+                self._failure = f"{label}: {type(error).__name__}: {error}"
             live, self._live = list(self._live), {}
         failure = ProgramError(self._failure)
         failure.__cause__ = error
@@ -123,8 +142,14 @@ class Engine:
             other.closed = True
             other.future.set_exception(failure)  # type: ignore[arg-type]
         self._executor.abort()  # after the futures: it may wait for what is in flight
+        self._drop_sums()
         for other in live:
             try:
                 other.close()
             except Exception:  # a program that objects to its end must not keep the others from theirs
                 logger.warning("%s did not close", other.label, exc_info=True)
+        return failure
+
+    def _drop_sums(self) -> None:
+        for started in self._sums:
+            started.drop()

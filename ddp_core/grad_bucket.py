@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from operator import attrgetter
-from typing import TypeAlias
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
+from ..kernels import gather_scaled
 from .parameters import is_packed
 
 LARGE = 1 << 15  # bytes; copying smaller gradients one by one costs more than it saves
-VERSION = attrgetter("_version")  # of a tensor: how often it was changed in place
+
+
+Slot: TypeAlias = tuple[int, Tensor, Tensor, Tensor]  # member, parameter, view; and that or the same memory, contiguous
+
+
+class Awaited(Protocol):
+    """What is on its way: a future, or less."""
+
+    def wait(self) -> Tensor:
+        """The result when it is there; raises RuntimeError where it does not come."""
 
 
 class GradBucket:
@@ -36,6 +45,9 @@ class GradBucket:
         self._views = [view.data for view in _views(self._flat, self._parameters)]  # each counts its own changes
         self._places = {member: place for place, member in enumerate(self.members)}
         self._large = [not p.is_cuda and p.nbytes >= LARGE for p in self._parameters]
+        pieces = self._flat.split(self._sizes)
+        flat = [view if view.is_contiguous() else piece for view, piece in zip(self._views, pieces, strict=True)]
+        self._slots: list[Slot] = list(zip(self.members, self._parameters, self._views, flat, strict=True))
         self.open(1.0)
 
     def index(self) -> int:
@@ -64,22 +76,23 @@ class GradBucket:
         """Whether it is sent last."""
         return self._last
 
-    def open(self, scale: float) -> None:
-        """Make ready for a step's gradients."""
+    def open(self, scale: float, asleep: Collection[int] = ()) -> None:
+        """Make ready for a step's gradients. `asleep`: those that nothing tells of."""
         self.scale = scale
-        self.waiting = len(self.members)
-        self.future: torch.futures.Future[Tensor] | None = None
+        self.waiting = len(self.members) - len(asleep)
+        self.average: Awaited | None = None
         self._buffer = self._flat
         self._filled = bytearray(len(self.members))
         self._sent: list[int] | None = None  # places of the members that are sent, where these are not all
-        self._unheard: dict[int, Tensor] = {}  # by member, gradients that nothing would tell of a change of
-        self._versions: list[int] = []  # how often these had been changed when they left
+        self._asleep = asleep
+        self._unheard: list[tuple[int, Tensor]] = []  # of these, the members and gradients that have been copied
+        self._versions: list[int] = []  # how often these had been changed before
 
     def bring(self, index: int) -> None:
         """A gradient is ready. A large one is copied at once, while it is in the cache, and its memory is free again."""
         self.waiting -= 1
         place = self._places[index]
-        if self._large[place]:
+        if self._large[place] and self.waiting:  # the last one is copied with all that are left
             if torch.is_grad_enabled():  # create_graph; entering no_grad is dear for every gradient
                 with torch.no_grad():
                     self._copy(place)
@@ -91,7 +104,7 @@ class GradBucket:
         self.waiting -= 1
 
     def _copy(self, place: int) -> None:
-        parameter, view = self._parameters[place], self._views[place]
+        _, parameter, view, *_ = self._slots[place]
         grad = parameter.grad
         if grad is None or grad.is_sparse:  # a sparse one is refused with the bucket
             return
@@ -126,55 +139,46 @@ class GradBucket:
         if parameter.grad is self._views[place]:
             parameter.grad = self._views[place].clone()
 
-    @torch.no_grad()
-    def fill(self, used: Sequence[int], unheard: Sequence[int] = ()) -> None:
+    def fill(self, used: Sequence[int]) -> None:
         """Bring in the gradients that are not there yet, together; zeros stand for those that are missing.
 
-        `used`: by index, 0 for parameters that maybe no rank used. What those have gathered before takes part. `unheard`:
-        members that nothing tells of, should they get another one: `disturbed` looks.
+        `used`: by index, 0 for parameters that maybe no rank used. What those have gathered before takes part. Not to be
+        differentiated.
         """
-        sources, targets, inside, empty, placed = [], [], [], [], []
-        quiet = frozenset(unheard)
+        sources, targets, missing, placed = [], [], [], []
         for place in range(len(self.members)) if self._sent is None else self._sent:
             if self._filled[place]:
                 continue
-            parameter, view, member = self._parameters[place], self._views[place], self.members[place]
-            grad = parameter.grad
-            if grad is None:
-                empty.append(view)
+            member, parameter, view, target = self._slots[place]
+            if (grad := parameter.grad) is None:
+                missing.append(view)
                 continue
-            if grad is view:
-                inside.append(view)
+            if grad is not view:
+                if self._alias and used[member]:
+                    placed.append((parameter, view))
+                if member in self._asleep:
+                    self._unheard.append((member, view if self._alias else grad))
+            else:
                 if not used[member]:
                     self._release(place)
-                continue
-            if self._large[place]:
-                self._move(grad, view)
-            else:
-                sources.append(grad)
-                targets.append(view)
-            if self._alias and used[member]:
-                placed.append((parameter, view))
-            if member in quiet:
-                self._unheard[member] = view if self._alias else grad
-        self._write(sources, targets, inside, empty)
+                if self.scale == 1.0:
+                    continue
+            if target is not view:
+                if grad.stride() != view.stride():
+                    self._move(grad, view)
+                    continue
+                grad = grad.as_strided(target.shape, (1,))
+            sources.append(grad)
+            targets.append(target)
+        if sources:
+            gather_scaled(self._flat, sources, targets, self.scale)
+        if missing:
+            torch._foreach_zero_(missing)
         for parameter, view in placed:
             parameter.grad = view
-        self._versions = list(map(VERSION, self._unheard.values()))
+        self._versions = [grad._version for _, grad in self._unheard]
         if self._sent is not None:
             self._buffer = torch.cat(self._pieces(self._sent))
-
-    def _write(self, sources: list[Tensor], targets: list[Tensor], inside: list[Tensor], empty: list[Tensor]) -> None:
-        """Copy, clear and scale parts of the buffer, with as few calls as these take."""
-        if sources:
-            torch._foreach_copy_(targets, sources)
-        if empty:
-            torch._foreach_zero_(empty)
-        if (scaled := targets + inside) and self.scale != 1.0:
-            if len(scaled) + len(empty) == len(self.members):
-                self._flat.mul_(self.scale)
-            else:
-                torch._foreach_mul_(scaled, self.scale)
 
     def _pieces(self, places: Sequence[int]) -> list[Tensor]:
         pieces = self._flat.split(self._sizes)
@@ -200,25 +204,27 @@ class GradBucket:
         A gradient of its own that shares its memory with others, as parts of one tensor do, counts all changes there: it
         is not asked.
         """
-        now = list(map(VERSION, self._unheard.values()))
+        now = [grad._version for _, grad in self._unheard]
         if now == self._versions:
             return None
-        for (member, grad), version, before in zip(self._unheard.items(), now, self._versions, strict=True):
+        for (member, grad), version, before in zip(self._unheard, now, self._versions, strict=True):
             if version != before and (self._alias or grad.untyped_storage().nbytes() == grad.nbytes):
                 return member
         return None
 
-    @torch.no_grad()
     def deliver(self, average: Tensor, used: Sequence[int] | None) -> None:
-        """Make the average the gradient of the parameters that any rank used: by index, not 0; None stands for all."""
+        """Make the average the gradient of the parameters that any rank used: by index, not 0; None stands for all.
+
+        Not to be differentiated.
+        """
         self._take(average)
-        self._unheard = {}
-        places = range(len(self.members)) if self._sent is None else self._sent
+        torch.autograd.graph.increment_version(self._views)  # a graph that needs the gradients of before will notice
+        self._unheard, self._versions = [], []
         grads, views = [], []
-        for place in places:
-            parameter, view = self._parameters[place], self._views[place]
+        slots = self._slots if self._sent is None else [self._slots[place] for place in self._sent]
+        for member, parameter, view, *_ in slots:
             grad = parameter.grad
-            if grad is view or (used is not None and not used[self.members[place]]):
+            if grad is view or (used is not None and not used[member]):
                 continue
             if self._alias:
                 parameter.grad = view
@@ -245,4 +251,4 @@ def _views(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
     ]
 
 
-Average: TypeAlias = Callable[[GradBucket], "torch.futures.Future[Tensor]"]  # what a reducer sends buckets through
+Average: TypeAlias = Callable[[GradBucket], Awaited]  # what a reducer sends buckets through

@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from typing import Any
 
@@ -16,16 +16,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..compress import Compressor, Layout, Program, Spec, compressor, most_rounds
+from ..compress import Compressor, Program, Spec, compressor
 from . import checkpoint
 from .buckets import Buckets
 from .engine import DEFAULT_TIMEOUT, Engine
-from .grad_bucket import GradBucket
+from .grad_bucket import Awaited, GradBucket
 from .job import Record
-from .parameters import as_real, layout_of
-from .parts import Part, all_done, in_order, labelled, places_in
+from .parameters import as_real
+from .parts import Part, Parts, all_done, labelled
 from .sparse import SPARSE_ROUNDS, SparseBucket
 from .stats import BucketStats, Stats
+from .step import Step
 
 AT_EXIT = timedelta(seconds=5)
 AT_SAVING = timedelta(minutes=1)  # that buckets under way may take, after a backward that did not come to its end
@@ -50,14 +51,13 @@ class Handle:
         self._groups = [process_group] if isinstance(process_group, dist.ProcessGroup) else list(process_group or ())
         self._timeout = timeout
         self._engines: dict[tuple[torch.device, int], Engine] = {}
-        self._agreed = self._bound = False
+        self._bound = False
         self._names: dict[Tensor, str] = {}
-        self._parts: dict[int, tuple[Sequence[Tensor], list[Part]]] = {}
-        self._last_index: int | None = None
+        self._parts = Parts(self._buckets)
+        self._step = Step()
         self._records: list[BucketStats] = []
         self._steps, self._total = 0, Record()
         self._loaded_order: list[str] = []
-        self._open = self._last_sent = self._any_last = False  # a step; torch's last bucket of it; any may be the last
 
     def bind(self, model: nn.Module) -> None:
         """Key the state by the names of `model`'s parameters; without it they are numbered as DDP hands them over.
@@ -78,30 +78,19 @@ class Handle:
 
     def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Average a bucket over ranks; DDP's hook. The future holds the bucket's buffer, averaged in place."""
-        if self._last_index is None or bucket.index() <= self._last_index:
+        if self._step.begins_with(bucket.index()):
             self.begin_step()
-        self._last_index = bucket.index()
-        future = self.average(bucket)
-        self._last_sent = self._any_last or bucket.is_last()
+        future = self._programs(bucket)
+        self._step.sent(bucket.index(), last=bucket.is_last())
         return future
 
     def expect_step(self, *, any_last: bool = False) -> None:
         """The next bucket for `reduce` is the first of a step, whatever its index; `any_last`: it may be the last, too."""
-        self._last_index, self._any_last = None, any_last
+        self._step.expect(any_last=any_last)
 
-    def average(self, bucket: dist.GradBucket | GradBucket) -> torch.futures.Future[Tensor]:
-        """Average a bucket of the step that `begin_step` began."""
-        buffer = bucket.buffer()
-        engine = self._engine(buffer.device, bucket.index())
-        if buffer.is_sparse and isinstance(bucket, SparseBucket):
-            return self._submit_sparse(engine, bucket)
-        flat = as_real(buffer)
-        scaled = getattr(bucket, "scale", 1.0) != 1.0
-        parts = self._parts_of(bucket, flat, engine)
-        futures = [self._submit(engine, part, bucket.index(), flat, buffer, scaled) for part in parts]
-        if len(futures) == 1 or flat.is_cuda:
-            return futures[-1]  # on the side stream the last part ends last, and its future knows the device
-        return all_done(futures, buffer)
+    def average(self, bucket: GradBucket) -> Awaited:
+        """Average a bucket of our own DDP, of the step that `begin_step` began."""
+        return (self._sum(bucket) if bucket.scale != 1.0 else None) or self._programs(bucket)
 
     @property
     def scale(self) -> float:
@@ -159,8 +148,8 @@ class Handle:
         deadline = time.monotonic() + min(self._timeout, AT_SAVING).total_seconds()
         for engine in self._engines.values():
             engine.rest(deadline)
-        broken = not self._last_sent or any(engine.failed for engine in self._engines.values())
-        return self._buckets.state_before() if self._open and broken else self._buckets.state_dict()
+        torn = self._step.is_torn(failed=any(engine.failed for engine in self._engines.values()))
+        return self._buckets.state_before() if torn else self._buckets.state_dict()
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on from this rank's `state_dict()`; training then is bit-identical to not having stopped.
@@ -206,18 +195,43 @@ class Handle:
     def begin_step(self) -> None:
         """The first bucket of a synced step comes next."""
         self._buckets.settle()
-        self._open, self._last_sent = True, False
+        self._step.begin()
         self._buckets.step += 1
         self._count_records()
         self._steps += 1
 
     def end_step(self) -> None:
         """All averages of the step that `begin_step` began have been handed out."""
-        self._open = False
+        self._step.end()
 
     def _count_records(self) -> None:
         self._total = reduce(add, (bucket.record for bucket in self._records), self._total)
         self._records = []
+
+    def _sum(self, bucket: GradBucket) -> Awaited | None:
+        """The average of gradients that came divided, where it takes no program."""
+        buffer = bucket.buffer()
+        engine, flat = self._engine(buffer.device, bucket.index()), as_real(buffer)
+        first, *others = self._parts.of(bucket, flat, engine, self._name)
+        layout = first.bucket.layout
+        started = None if others else engine.sum(flat, buffer, partial(labelled, bucket.index(), layout.names))
+        if started is not None:
+            self._records.append(BucketStats(layout.names, layout.numel, started.record))
+        return started
+
+    def _programs(self, bucket: dist.GradBucket | GradBucket) -> torch.futures.Future[Tensor]:
+        """The average of a bucket, by a program for each of ours in it."""
+        buffer = bucket.buffer()
+        engine = self._engine(buffer.device, bucket.index())
+        if buffer.is_sparse and isinstance(bucket, SparseBucket):
+            return self._submit_sparse(engine, bucket)
+        flat = as_real(buffer)
+        scaled = getattr(bucket, "scale", 1.0) != 1.0
+        parts = self._parts.of(bucket, flat, engine, self._name)
+        futures = [self._submit(engine, part, bucket.index(), flat, buffer, scaled) for part in parts]
+        if len(futures) == 1 or flat.is_cuda:
+            return futures[-1]  # on the side stream the last part ends last, and its future knows the device
+        return all_done(futures, buffer)
 
     def _submit(
         self, engine: Engine, part: Part, index: int, flat: Tensor, buffer: Tensor, scaled: bool
@@ -241,31 +255,6 @@ class Handle:
         self._records.append(BucketStats(names, elements, record))
         return future
 
-    def _parts_of(self, bucket: dist.GradBucket | GradBucket, flat: Tensor, engine: Engine) -> list[Part]:
-        """Our buckets inside DDP's, which may have been rebuilt since the last step."""
-        parameters = bucket.parameters()
-        known, parts = self._parts.get(bucket.index(), ((), []))
-        if known is not parameters and list(map(id, known)) != list(map(id, parameters)):
-            parts = self._meet(parameters, flat, engine)
-            self._parts[bucket.index()] = (parameters, parts)
-            self._buckets.arrange(in_order(self._parts))
-        return parts
-
-    def _meet(self, parameters: Sequence[Tensor], flat: Tensor, engine: Engine) -> list[Part]:
-        """Prepare for a bucket that DDP has not handed over before. All ranks meet the same one at the same time."""
-        group = self._process_group()
-        named = {self._name(parameter): parameter for parameter in parameters}
-        layout = layout_of(named, flat.dtype, flat.device, group.size(), group.rank())
-        self._agree(engine, layout)
-        parts = []
-        for names in self._buckets.split(layout.names):
-            mine = layout_of({name: named[name] for name in names}, flat.dtype, flat.device, group.size(), group.rank())
-            rounds = most_rounds(self._buckets.compressor, [mine])
-            engine.prepare(rounds + self._buckets.partial)  # which parameters were used may travel apart
-            places = None if mine == layout else places_in(layout, names)
-            parts.append(Part(self._buckets.get(mine) or self._buckets.add(mine), places))
-        return parts
-
     def _engine(self, device: torch.device, index: int) -> Engine:
         """The engine of a bucket: one for each device and process group, among which buckets go in turn."""
         self._process_group()
@@ -275,16 +264,6 @@ class Handle:
             weakref.finalize(self, engine.close, AT_EXIT)  # a thread inside torch would abort the interpreter
             self._engines[device, place] = engine
         return self._engines[device, place]
-
-    def _agree(self, engine: Engine, layout: Layout) -> None:
-        """At the first bucket: raise ValueError on every rank unless all are set up alike."""
-        if not self._agreed:
-            method = checkpoint.fingerprint(self._buckets.compressor)
-            engine.agree(
-                f"{method} at step {self._buckets.step - 1} with a first bucket of "
-                f"{len(layout.names)} parameters, {layout.numel} x {layout.dtype}"
-            )
-            self._agreed = True
 
     def _name(self, parameter: Tensor) -> str:
         if parameter not in self._names:
@@ -297,4 +276,5 @@ class Handle:
 
     def _forget_parts(self) -> None:
         self._count_records()
-        self._parts, self._agreed, self._open = {}, False, False
+        self._parts = Parts(self._buckets)
+        self._step.end()

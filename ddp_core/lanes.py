@@ -67,11 +67,15 @@ class Lanes:
 
         `at_once`: it has nothing to compute before its first request, which leaves from here, if those before have left.
         """
-        if at_once and self._queued == self._begun:
+        if at_once and self.free_group():
             self._step(job, 0)
         else:
             self._queued += 1
             self._queues[0].put(job)
+
+    def free_group(self) -> dist.ProcessGroup | None:
+        """The first lane's group, if a collective may be started on it from here: those before have left."""
+        return self._groups[0] if self._groups and self._queued == self._begun else None
 
     def rest(self, deadline: float) -> bool:
         """Wait until all that is queued is done, or `deadline`, by time.monotonic; whether it is."""

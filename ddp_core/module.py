@@ -24,7 +24,7 @@ from .buffers import BufferSync
 from .collectives import largest
 from .compatibility import TorchFace
 from .engine import DEFAULT_TIMEOUT
-from .grad_bucket import GradBucket
+from .grad_bucket import Awaited, GradBucket
 from .handle import Handle
 from .joining import ShadowSteps
 from .logging_data import Logger
@@ -106,14 +106,14 @@ class DistributedDataParallel(TorchFace):
         self.reducer.at_end += [self._buffers_sync.wait, weakly(self._end_times)]
         self.timeline = self.reducer.timeline
         self._order = BucketOrder(self.reducer, self.device)
-        self._begun, self._lazy_init_ran = 0, False
+        self._lazy_init_ran = False
         self.reducer.logger = self.logger = Logger(self)
 
-    def _average(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    def _average(self, bucket: GradBucket) -> Awaited:
         self._refuse_distributed_autograd(bucket)
+        first = not self.reducer.sent
         self.reducer.sent += 1
         self.timeline.bucket_launched(bucket.index())
-        first, self._begun = self._begun <= self.reducer.finished, self.reducer.finished + 1
         if self._hook is not None:
             state, hook = self._hook
             if first and isinstance(state, Handle):
@@ -181,7 +181,8 @@ class DistributedDataParallel(TorchFace):
         self.timeline.forward_ends()
         self.sync_buffers(candidate=True, after_forward=True)
         synced = torch.is_grad_enabled() and self.require_backward_grad_sync
-        self.require_forward_param_sync = synced
+        if self.require_forward_param_sync != synced:  # setting a module's attribute is dear
+            self.require_forward_param_sync = synced
         if not synced:
             if torch.is_grad_enabled():
                 self.reducer.pause()

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from ..compress import Layout, Program, all_reduce
-from .buckets import Bucket
+from ..compress import Layout, Program, all_reduce, most_rounds
+from .buckets import Bucket, Buckets
+from .checkpoint import fingerprint
+from .engine import Engine
+from .grad_bucket import GradBucket
+from .parameters import layout_of
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,54 @@ class Part:
             torch._foreach_copy_(pieces, list(average.split([piece.numel() for piece in pieces])))
 
 
+class Parts:
+    """Our buckets inside those that DDP hands over, which it may rebuild between steps."""
+
+    def __init__(self, buckets: Buckets) -> None:
+        self._buckets = buckets
+        self._known: dict[int, tuple[Sequence[Tensor], list[Part]]] = {}
+
+    def of(
+        self, bucket: dist.GradBucket | GradBucket, flat: Tensor, engine: Engine, name: Callable[[Tensor], str]
+    ) -> list[Part]:
+        """The parts of a bucket, whose gradients are `flat`. `name`: of a parameter."""
+        parameters = bucket.parameters()
+        known, parts = self._known.get(bucket.index(), ((), []))
+        if known is not parameters and list(map(id, known)) != list(map(id, parameters)):
+            parts = self._meet({name(parameter): parameter for parameter in parameters}, flat, engine)
+            self._known[bucket.index()] = (parameters, parts)
+            self._buckets.arrange(self._names())
+        return parts
+
+    def _meet(self, named: Mapping[str, Tensor], flat: Tensor, engine: Engine) -> list[Part]:
+        """Prepare for a bucket that DDP has not handed over before. All ranks meet the same one at the same time."""
+        group = engine.group
+        layout = layout_of(named, flat.dtype, flat.device, group.size(), group.rank())
+        if not self._known:
+            self._agree(engine, layout)
+        parts = []
+        for names in self._buckets.split(layout.names):
+            mine = layout_of({name: named[name] for name in names}, flat.dtype, flat.device, group.size(), group.rank())
+            rounds = most_rounds(self._buckets.compressor, [mine])
+            engine.prepare(rounds + self._buckets.partial)  # which parameters were used may travel apart
+            places = None if mine == layout else places_in(layout, names)
+            parts.append(Part(self._buckets.get(mine) or self._buckets.add(mine), places))
+        return parts
+
+    def _agree(self, engine: Engine, layout: Layout) -> None:
+        """At the first bucket: raise ValueError on every rank unless all are set up alike."""
+        method = fingerprint(self._buckets.compressor)
+        engine.agree(
+            f"{method} at step {self._buckets.step - 1} with a first bucket of "
+            f"{len(layout.names)} parameters, {layout.numel} x {layout.dtype}"
+        )
+
+    def _names(self) -> Iterator[tuple[str, ...]]:
+        """The names in our buckets, by the index of DDP's bucket that they are in."""
+        for index in sorted(self._known):
+            yield from (part.bucket.layout.names for part in self._known[index][1])
+
+
 def all_done(futures: list[torch.futures.Future[Tensor]], buffer: Tensor) -> torch.futures.Future[Tensor]:
     """A future that holds `buffer` once all parts have been averaged in it, or raises what one of them raised."""
 
@@ -51,12 +104,6 @@ def all_done(futures: list[torch.futures.Future[Tensor]], buffer: Tensor) -> tor
         return buffer
 
     return torch.futures.collect_all(futures).then(finished)
-
-
-def in_order(parts: Mapping[int, tuple[Sequence[Tensor], Sequence[Part]]]) -> Iterator[tuple[str, ...]]:
-    """The names in our buckets, by the index of DDP's bucket that they are in."""
-    for index in sorted(parts):
-        yield from (part.bucket.layout.names for part in parts[index][1])
 
 
 def places_in(layout: Layout, names: Sequence[str]) -> tuple[tuple[int, int], ...]:

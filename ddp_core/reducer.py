@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -50,10 +51,8 @@ class Reducer(complaints.Complainer):
         self._backward: Backward | None = None
         self._used = bytearray(len(parameters))  # on this rank, since the last synchronization
         self._over = False  # the averages are there, and no forward has begun since
-        self.finished, self.share = (
-            0,
-            1.0,
-        )  # `share`: of the ranks that have inputs, where the average is to be over these
+        self.finished = 0
+        self.share = 1.0  # of the ranks that have inputs, where the average is to be over these
         self.at_end: list[Callable[[], None]] = []
         self.timeline = Timeline()
         self.plan = BucketPlan(self._parameters, sparse, rules.caps, alias=rules.gradient_as_bucket_view)
@@ -77,10 +76,9 @@ class Reducer(complaints.Complainer):
             if not firings:
                 self._settle(self._backward, index, brought=False)
 
-    def _opened(self, wishes: Wishes, asleep: Sequence[Sequence[int]] = ()) -> Backward:
+    def _opened(self, wishes: Wishes, asleep: Sequence[frozenset[int]] = ()) -> Backward:
         for bucket in self.plan.buckets:
-            bucket.open(wishes.scale)
-            bucket.waiting -= len(asleep[bucket.index()]) if asleep else 0
+            bucket.open(wishes.scale, asleep[bucket.index()] if asleep else ())
         return Backward(
             missing=[1] * len(self._parameters) if self._firings is None else list(self._firings),
             counts=self.counts,
@@ -213,18 +211,18 @@ class Reducer(complaints.Complainer):
 
     def _send(self, backward: Backward, bucket: GradBucket) -> None:
         """Give a bucket to its average."""
-        if torch.is_grad_enabled():
+        if graph := torch.is_grad_enabled():
             self._warn("create_graph", complaints.CREATE_GRAPH)
         if backward.needs(bucket):
             try:
-                asleep = backward.asleep[bucket.index()] if backward.asleep else ()
-                bucket.fill(backward.used_by_any() or self._used, asleep)
+                with torch.no_grad() if graph else nullcontext():  # entering it is dear
+                    bucket.fill(backward.used_by_any() or self._used)
             except RuntimeError as error:
                 gradients = {self._names[index]: self._parameters[index].grad for index in bucket.members}
                 if sparse := [name for name, grad in gradients.items() if grad is not None and grad.is_sparse]:
                     raise self._failure(complaints.sparse(sparse)) from error
                 raise
-            bucket.future = self.average(bucket)
+            bucket.average = self.average(bucket)
 
     def _ask(self, used: Sequence[int]) -> Usage:
         return Usage(used, self.group, self._parameters[0].device, self._timeout)
@@ -258,7 +256,7 @@ class Reducer(complaints.Complainer):
             return
         backward.over = True
         self.timeline.computation_ends()
-        with backward.remembering():
+        with backward.remembering(), torch.no_grad():
             for bucket, average in self._averages():
                 if (index := bucket.disturbed()) is not None:
                     raise self._failure(complaints.twice(self._names[index], static=False, passed_over=False))
@@ -274,13 +272,13 @@ class Reducer(complaints.Complainer):
 
     def _averages(self) -> Iterator[tuple[GradBucket, Tensor]]:
         for bucket in self.plan.buckets:
-            if bucket.future is not None:
+            if bucket.average is not None:
                 try:
-                    average = bucket.future.wait()
+                    average = bucket.average.wait()
                 except Exception as error:
                     names = [self._names[index] for index in bucket.members]
                     raise self._failure(complaints.failed(bucket.index(), names, error)) from error
-                bucket.future = None
+                bucket.average = None
                 self.timeline.bucket_done(bucket.index())
                 yield bucket, average
 

@@ -72,4 +72,4 @@ def _replaced(output: Any, replace: Callable[[Tensor], Tensor]) -> Any:
                 object.__setattr__(item, name, tree_map(inside, getattr(item, name)))
         return item
 
-    return tree_map(inside, output)
+    return inside(output) if isinstance(output, Tensor) else tree_map(inside, output)

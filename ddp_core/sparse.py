@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -23,15 +23,15 @@ class SparseBucket(GradBucket):
         self._sent = None
         self.open(1.0)
 
-    def open(self, scale: float) -> None:
+    def open(self, scale: float, asleep: Collection[int] = ()) -> None:
         """Make ready for a step's gradient, which is not scaled on its way in."""
-        self.scale, self.waiting, self.future = 1.0, 1, None
+        self.scale, self.waiting, self.average = 1.0, 1, None
 
     def bring(self, index: int) -> None:
         """The gradient is ready."""
         self.waiting = 0
 
-    def fill(self, used: Sequence[int], unheard: Sequence[int] = ()) -> None:
+    def fill(self, used: Sequence[int]) -> None:
         """Take the gradient; without one, a tensor of no rows."""
         parameter = self._parameters[0]
         grad = parameter.grad

@@ -43,6 +43,9 @@ class SideStream:
             else:
                 self._on_end(job, None)
 
+    def free_group(self) -> None:
+        """There is no thread to wake up, and none to save."""
+
     def rest(self, deadline: float) -> bool:
         """Wait until all that is queued is done, or `deadline`, by time.monotonic; whether it is."""
         done = torch.cuda.Event()

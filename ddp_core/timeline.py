@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,10 @@ class Timeline:
     """
 
     def __init__(self) -> None:
-        self.last: StepTimes | None = None
+        self._last: StepTimes | None = None
+        self._ended: Callable[[], StepTimes] | None = (
+            None  # what makes the times of the last step, where nobody asked yet
+        )
         self._names: Sequence[tuple[str, ...]] = ()
         self._place: dict[str, int] = {}
         self._recordings: dict[int, list[StepTimes]] = {}
@@ -154,20 +158,20 @@ class Timeline:
 
     def step_ends(self, step: int, programs: Sequence[BucketStats]) -> None:
         """All averages are there. `programs`: of the buckets, matched by their parameters."""
-        now, (began, forward_end) = time.perf_counter(), self._step_forward
         marks, self._marks = self._marks, {}
-        ran: dict[int | None, list[BucketStats]] = {}
-        for program in programs:
-            ran.setdefault(self._place.get(program.parameters[0]), []).append(program)
-        buckets = [
-            mark.since(began, index, self._names[index], ran.get(index, ()))
-            for index, mark in sorted(marks.items())
-            if mark.launched < math.inf  # else no rank used it
-        ]
         computed = self._last_gradient + self._computed - self._last_launch  # launching the last one is no computation
-        self.last = StepTimes(step, began, forward_end - began, computed - forward_end, now - computed, tuple(buckets))
+        spans = (*self._step_forward, computed, time.perf_counter())
+        self._ended = partial(_times, step, spans, marks, programs, self._names, self._place)
         for steps in tuple(self._recordings.values()):
+            assert self.last is not None
             steps.append(self.last)
+
+    @property
+    def last(self) -> StepTimes | None:
+        """The last step that came to its end."""
+        if self._ended is not None:
+            self._last, self._ended = self._ended(), None
+        return self._last
 
     @contextmanager
     def recording(self) -> Iterator[list[StepTimes]]:
@@ -178,6 +182,27 @@ class Timeline:
             yield steps
         finally:
             del self._recordings[id(steps)]
+
+
+def _times(
+    step: int,
+    spans: tuple[float, float, float, float],
+    marks: Mapping[int, Marks],
+    programs: Iterable[BucketStats],
+    names: Sequence[tuple[str, ...]],
+    place: Mapping[str, int],
+) -> StepTimes:
+    """`spans`: when forward began, forward ended, the last gradient came and the step ended."""
+    began, forward_end, computed, end = spans
+    ran: dict[int | None, list[BucketStats]] = {}
+    for program in programs:
+        ran.setdefault(place.get(program.parameters[0]), []).append(program)
+    buckets = [
+        mark.since(began, index, names[index], ran.get(index, ()))
+        for index, mark in sorted(marks.items())
+        if mark.launched < math.inf  # else no rank used it
+    ]
+    return StepTimes(step, began, forward_end - began, computed - forward_end, end - computed, tuple(buckets))
 
 
 @contextmanager

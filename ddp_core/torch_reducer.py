@@ -78,7 +78,7 @@ class TorchReducer(Reducer):
         for bucket in self.plan.buckets:
             if backward.needs(bucket):
                 bucket.clear()
-                bucket.future = self.average(bucket)
+                bucket.average = self.average(bucket)
         if backward.usage is None and backward.asks:
             backward.usage = self._ask(nothing)
 

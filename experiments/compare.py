@@ -29,6 +29,7 @@ from .models import ModelConfig, build_model
 from .netlab import NetlabConfig, again, backend_here, check_lab, here, labels
 from .results import Results, RunResult, command_line, environment, ranks_on
 from .training import Steps, train
+from .writing import prepared_folder
 
 logger = logging.getLogger(__name__)
 RESULTS = "results.json"
@@ -127,25 +128,9 @@ def compare(config: CompareConfig) -> int:
     return code
 
 
-def prepared_folder(out: str | None) -> Path:
-    """The output folder, made and known to be writable.
-
-    Raises ValueError where it is not.
-    """
-    folder = Path(out) if out else Path("runs") / time.strftime("%Y-%m-%d-%H%M%S")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".writable"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise ValueError(f"cannot write to --out {folder}: {error}; name another folder") from error
-    return folder
-
-
 def _begun(config: CompareConfig, backend: str, ranks: int) -> Path:
     """The output folder, once nothing of an earlier run can be taken for this one's, and the user knows what starts."""
-    out = prepared_folder(config.out)
+    out = prepared_folder(config.out or time.strftime("runs/%Y-%m-%d-%H%M%S"))
     for name in WRITTEN:
         (out / name).unlink(missing_ok=True)
     where = ranks_on(ranks, backend, device_of(backend), _network(config))

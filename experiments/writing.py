@@ -40,6 +40,17 @@ def check_folder(option: str, path: str | None) -> None:
         raise ValueError(f"{option}: {there} cannot be written to by this user; name another folder")
 
 
+def prepared_folder(path: str) -> Path:
+    """Make the folder that `--out` names, or its default, if need be. Raises ValueError where nothing can be put there."""
+    check_folder("out", path)
+    folder = Path(path).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"cannot write to --out {folder}: {error.strerror}; name another folder") from error
+    return folder
+
+
 def write_json(document: Mapping[str, Any], path: str) -> None:
     """Write what `--json` asks for, once it has been shown. Raises ValueError where the system does not write it."""
     file = Path(path).expanduser()

@@ -6,7 +6,7 @@ choose by hand.
 """
 
 from . import cuda, native, triton_kernels
-from .casting import cast_scaled
+from .casting import cast_scaled, gather_scaled
 from .dispatch import Backend, backends, operation, operations, register_backend, use_backend
 from .finite import all_finite
 from .low_rank import Factors, Matrix, low_rank_finish, low_rank_left, low_rank_right, normalize, orthogonalize
@@ -23,6 +23,7 @@ __all__ = [
     "cast_scaled",
     "cuda",
     "dequantize_mean",
+    "gather_scaled",
     "low_rank_finish",
     "low_rank_left",
     "low_rank_right",

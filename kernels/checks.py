@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -87,6 +87,16 @@ def check_cast(source: Tensor, out: Tensor) -> None:
     on_one_device(source=source, out=out)
     flat(source=source, out=out)
     separate(source=source, out=out)
+
+
+def check_gather(out: Tensor, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+    """The arguments of `gather_scaled`, whose sources and targets are contiguous."""
+    if [source.shape for source in sources] != [target.shape for target in targets]:
+        shapes = [[tuple(each.shape) for each in given] for given in (sources, targets)]
+        raise ValueError(f"sources and targets differ in shape: {shapes[0]}, {shapes[1]}")
+    first, last = _span(out)
+    if any(not first <= target.data_ptr() <= last - target.nbytes for target in targets if target.numel()):
+        raise ValueError("a target is not a part of out")
 
 
 def check_sign_pack(grad: Tensor, residual: Tensor | None, scales: Tensor, bits: Tensor, length: int) -> None:

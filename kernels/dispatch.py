@@ -102,7 +102,9 @@ def _from_environment(value: str) -> tuple[str, ...]:
 
 def requested_backends() -> tuple[str, ...]:
     """The backends asked for by `use_backend` or the environment; empty means: the best that works."""
-    return (_requested[-1] if _requested else ()) or _from_environment(os.environ.get(ENVIRONMENT_VARIABLE, ""))
+    if _requested and _requested[-1]:
+        return _requested[-1]
+    return _from_environment(os.environ[ENVIRONMENT_VARIABLE]) if ENVIRONMENT_VARIABLE in os.environ else ()
 
 
 @functools.cache

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from pathlib import Path
 from typing import Any, Literal
 
 from ...compress import compressor
@@ -13,6 +12,7 @@ from .. import emulation, netlab
 from ..emulation import check_dilation, chosen_trace, dilated
 from ..link import check_link
 from ..netlab import NetlabConfig, backend_here, check_lab
+from ..writing import check_file
 from .models import RESNETS, Task, emulated_task, task
 from .rows import NO_DDP, Case
 
@@ -86,8 +86,7 @@ class BenchConfig:
         backend_here(self.backend, self.link, self.netlab.hosts)
         self.tasks()
         self.cases()
-        if self.json and not Path(self.json).expanduser().parent.is_dir():
-            raise ValueError(f"json: there is no folder {Path(self.json).expanduser().parent}")
+        check_file("json", self.json)
 
     def _check_lists(self) -> None:
         for name in LISTS:

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from ..writing import check_file
 from .files import Pairs, differing, paired, read
 from .rows import NO_DDP
 from .show import PLAIN, place, rate, value
@@ -36,8 +37,7 @@ class DiffConfig:
     def __post_init__(self) -> None:
         if self.fail_over is not None and not self.fail_over >= 0:
             raise ValueError(f"fail_over is a number of percent, at least 0, got {self.fail_over}")
-        if self.html and not Path(self.html).expanduser().parent.is_dir():
-            raise ValueError(f"html: there is no folder {Path(self.html).expanduser().parent}")
+        check_file("html", self.html)
 
 
 @dataclass(frozen=True)

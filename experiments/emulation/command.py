@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from ..data import data_shape
 from ..models import ModelConfig, build_model
 from ..results import environment
+from ..writing import check_file
 from .recording import from_flops, measured
 from .shipped import load_trace
 from .trace import BY_OPERATIONS, Trace
@@ -53,8 +54,7 @@ class TraceConfig:
             raise ValueError(f"seconds is above 0, got {self.seconds}")
         if self.trace is not None and self.seconds is not None:
             raise ValueError(f"seconds is for a model; for a trace write {self.trace}@{self.seconds:g}")
-        if self.json and not Path(self.json).expanduser().parent.is_dir():
-            raise ValueError(f"json: there is no folder {Path(self.json).expanduser().parent}")
+        check_file("json", self.json)
 
 
 def trace_command(config: TraceConfig) -> int:

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ...kernels import Backend, backends
 from ..installing import made
 from ..launch import INTERRUPTED, sigterm_interrupts
-from ..writing import check_file, check_folder
+from ..writing import check_file, check_folder, prepared_folder
 from .bench import Bench, Group
 from .cases import Case, chosen_cases
 from .low_rank import SMALLEST
@@ -191,12 +191,11 @@ def keep(config: KernelsConfig, rows: Sequence[Row], bench: Bench, console: Cons
         write(rows, bench.machine, config.json)
         say("figures    ", Path(config.json).expanduser())
     if config.out:
-        _, where = made(partial(_drawn, rows, Path(config.out).expanduser()))
+        _, where = made(partial(_drawn, rows, config.out))
         say("picture    ", where)
 
 
-def _drawn(rows: Sequence[Row], folder: Path) -> list[Path]:
+def _drawn(rows: Sequence[Row], out: str) -> list[Path]:
     from .picture import draw  # here, since matplotlib is optional
 
-    folder.mkdir(parents=True, exist_ok=True)
-    return [draw(rows, folder)]
+    return [draw(rows, prepared_folder(out))]

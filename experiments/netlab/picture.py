@@ -14,8 +14,11 @@ from .utilization import BITS_PER_MBIT, Utilization
 DIRECTIONS = {"sent_bytes": "up, Mbit/s", "received_bytes": "down, Mbit/s"}
 
 
-def draw(utilization: Utilization, path: Path, host: int = 0, window: tuple[float, float] | None = None) -> None:
-    """Draw what a host sent and received, in Mbit/s over seconds; `window` is the part to show, all traffic if None."""
+def draw(utilization: Utilization, path: Path, host: int = 0, window: tuple[float, float] | None = None) -> Path:
+    """Draw what a host sent and received, in Mbit/s over seconds; where that is.
+
+    `window` is the part to show, all traffic if None.
+    """
     begin, end = window or utilization.busy(host)
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
@@ -31,3 +34,4 @@ def draw(utilization: Utilization, path: Path, host: int = 0, window: tuple[floa
     axes.set_xlim(begin, end)
     figure.suptitle(f"link of host {host}, {utilization.network}", fontsize=11)
     figure.savefig(path, dpi=DPI)
+    return path

@@ -12,11 +12,11 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
 from typing import IO
 
 from ..dying import dying_with
 from ..launch import sigterm_interrupts, under_launcher
+from ..writing import check_file
 from .config import VARIABLE, NetlabConfig, here
 from .lab import WIRE, Lab, made
 from .system import NetlabError
@@ -45,7 +45,8 @@ def run_inside(config: NetlabConfig, command: Sequence[str]) -> int:
     """Run a command once on every host, with torchrun's variables and Gloo bound to the limited link.
 
     Shows the output of rank 0, and of others that fail by themselves. The first rank that fails ends the others; its exit
-    code is returned, 128 + n for signal n. However this ends, nothing is left. Raises NetlabError where there can be no lab.
+    code is returned, 128 + n for signal n. However this ends, nothing is left. Raises NetlabError where there can be no lab,
+    and ValueError where `utilization` is no file that can be written.
     """
     _check(config, command)
     with sigterm_interrupts(), made(config) as lab, ExitStack() as files:
@@ -68,8 +69,7 @@ def _check(config: NetlabConfig, command: Sequence[str]) -> None:
         raise NetlabError("a lab starts its ranks by itself: run this without torchrun, once")
     if not command or shutil.which(command[0]) is None:
         raise NetlabError(f"no such command: {command[0] if command else 'give one behind --'}")
-    if config.utilization and not Path(config.utilization).expanduser().absolute().parent.is_dir():
-        raise NetlabError(f"utilization: there is no folder {Path(config.utilization).expanduser().absolute().parent}")
+    check_file("utilization", config.utilization)
 
 
 @contextmanager

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from importlib.util import find_spec
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..installing import made
 from ..link import BITS_PER_BYTE
 from .config import NetlabConfig
 from .lab import INTERFACES, Lab
@@ -73,7 +73,7 @@ class Utilization:
 @contextmanager
 def recorded(config: NetlabConfig, lab: Lab) -> Iterator[None]:
     """Count in a thread while the block lasts; then write the file that is asked for, and a picture beside it."""
-    if config.utilization is None:
+    if not config.utilization:
         yield
         return
     utilization, stop = Utilization(config.described, config.rate, time.time()), threading.Event()
@@ -90,15 +90,15 @@ def recorded(config: NetlabConfig, lab: Lab) -> Iterator[None]:
 def keep(utilization: Utilization, path: Path) -> None:
     """Write the counts and, where matplotlib is installed, the picture; say where they are."""
     utilization.write(path)
-    if find_spec("matplotlib") is None:
-        print(f"utilization  {path}")
-        print("no picture: matplotlib is not installed; pip install 'gradwire[experiments]'", file=sys.stderr)
-        return
+    print(f"utilization  {path}")
+    _, where = made(partial(_drawn, utilization, path.with_suffix(".png")))
+    print(f"picture      {where}")
+
+
+def _drawn(utilization: Utilization, path: Path) -> Sequence[Path]:
     from .picture import draw  # here, since matplotlib is optional
 
-    picture = path.with_suffix(".png")
-    draw(utilization, picture)
-    print(f"utilization  {path}, {picture}")
+    return [draw(utilization, path)]
 
 
 def _count(utilization: Utilization, lab: Lab, stop: threading.Event) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ..writing import check_file
+
 PAGE = "report.html"
 
 
@@ -24,8 +26,7 @@ class ReportConfig:
     def __post_init__(self) -> None:
         if not self.folders:
             raise ValueError("name at least one folder with results: gradwire report runs/powersgd docs/results")
-        if not Path(self.out).expanduser().parent.is_dir():
-            raise ValueError(f"--out: there is no folder {Path(self.out).expanduser().parent}")
+        check_file("out", self.out)
 
 
 def report_command(config: ReportConfig) -> int:

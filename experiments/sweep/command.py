@@ -11,9 +11,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ..compare import prepared_folder
 from ..launch import INTERRUPTED, sigterm_interrupts
 from ..loggers import check_loggers, open_loggers
+from ..writing import prepared_folder
 from .cache import append_point, read_points
 from .columns import check_columns
 from .config import SweepConfig

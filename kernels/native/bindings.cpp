@@ -35,6 +35,15 @@ void bind_streaming(py::module_& module) {
         },
         released);
     module.def(
+        "gather_scaled",
+        [](const std::vector<std::tuple<uintptr_t, uintptr_t, int64_t>>& given, int format, double scale, int64_t threads) {
+            std::vector<Piece> pieces;
+            for (const auto& [source, out, numel] : given)
+                pieces.push_back({reinterpret_cast<const void*>(source), reinterpret_cast<void*>(out), numel});
+            gather_scaled(pieces, Format(format), static_cast<float>(scale), threads);
+        },
+        released);
+    module.def(
         "all_finite",
         [](Array source, int64_t numel, int64_t threads) {
             return all_finite(at<const void>(source), format(source), numel, threads);

@@ -35,6 +35,13 @@ struct ScatterJob {
     int64_t voters, rows, k, numel, length;
 };
 
+// One of many buffers that are cast in one go.
+struct Piece {
+    const void* source;
+    void* out;
+    int64_t numel;
+};
+
 struct LowRankBuffers {
     const Matrix* matrices;
     int64_t count;
@@ -45,6 +52,7 @@ struct LowRankBuffers {
 };
 
 void cast_scaled(const CastJob& job, int64_t numel, int64_t threads);
+void gather_scaled(const std::vector<Piece>& pieces, Format format, float scale, int64_t threads);
 bool all_finite(const void* source, Format format, int64_t numel, int64_t threads);
 void sign_pack(const PackJob& job, int64_t rows, int64_t threads);
 void sign_unpack_mean(const UnpackJob& job, int64_t threads);

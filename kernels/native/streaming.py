@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from ..casting import cast_scaled
-from ..checks import check_cast, check_sign_pack, check_sign_unpack_mean, known
+from ..casting import cast_scaled, gather_scaled
+from ..checks import check_cast, check_gather, check_sign_pack, check_sign_unpack_mean, known
 from ..finite import all_finite
 from ..signs import sign_pack, sign_unpack_mean
-from .library import NAME, array, library
+from .library import FORMATS, NAME, array, library
 
 
 @cast_scaled.implement(NAME)
@@ -18,6 +20,17 @@ def _cast_scaled(source: Tensor, out: Tensor, scale: float) -> None:
         return cast_scaled.reference(source, out, scale)
     check_cast(source, out)
     library().cast_scaled(array(source), array(out), source.numel(), scale, torch.get_num_threads())
+
+
+@gather_scaled.implement(NAME)
+def _gather_scaled(out: Tensor, sources: Sequence[Tensor], targets: Sequence[Tensor], scale: float) -> None:
+    dtype, given = out.dtype, (*sources, *targets)
+    plain = all([t.dtype is dtype and t.is_cpu and t.is_contiguous() and not t.is_neg() for t in given])  # noqa: C419 - dear
+    if not (plain and known(NAME, gather_scaled, out)):
+        return gather_scaled.reference(out, sources, targets, scale)
+    check_gather(out, sources, targets)
+    pieces = [(s.data_ptr(), t.data_ptr(), s.numel()) for s, t in zip(sources, targets, strict=True)]
+    library().gather_scaled(pieces, FORMATS[dtype], scale, torch.get_num_threads())
 
 
 @all_finite.implement(NAME)

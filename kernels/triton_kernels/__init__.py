@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ..casting import cast_scaled
+from ..casting import cast_scaled, gather_scaled
 from ..dispatch import Operation, register_backend
 from ..finite import all_finite
 from ..low_rank import low_rank_finish, low_rank_left, low_rank_right, normalize, orthogonalize
@@ -69,4 +69,5 @@ def _implement(operation: Operation[Any, Any], module: str) -> None:
 for _module, _operations in MODULES.items():
     for _operation in _operations:
         _implement(_operation, _module)
+gather_scaled.implement(NAME)(gather_scaled.reference)  # two launches for all sources, of torch's own
 register_backend(NAME, "cpu" if INTERPRETED else "cuda", _probe, automatic=not INTERPRETED)

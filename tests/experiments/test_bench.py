@@ -147,6 +147,7 @@ def test_ranks_of_another_launcher_are_measured_and_what_is_emulated_is_labelled
         (["--netlab.rate", "1gbit"], "netlab.rate without hosts"),
         (["--threads", "-1"], "threads is at least 0, got -1"),
         (["--json", "/nowhere/a.json"], "json: there is no folder /nowhere"),
+        (["--json", "."], "json: . is a folder; name a file, such as figures.json"),
     ],
     ids=lambda each: " ".join(each) if isinstance(each, list) else "",
 )

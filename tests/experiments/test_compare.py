@@ -302,7 +302,7 @@ def test_an_output_folder_that_cannot_be_written_is_refused(out, tmp_path, capsy
     monkeypatch.setattr("gradwire.experiments.compare.supervised", None)
     (tmp_path / "file").write_text("kept")
     assert main(["compare", "--model=mlp", "--data=digits", f"--out={tmp_path / out}"]) == 2
-    assert f"cannot write to --out {tmp_path / out}" in capsys.readouterr().err
+    assert f"out: {tmp_path / 'file'} is a file; name a folder" in capsys.readouterr().err
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_text() == "kept"
 

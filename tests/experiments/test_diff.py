@@ -210,7 +210,8 @@ def test_wrong_arguments_are_refused(file, capsys):
         ([base, base, base], "unexpected argument"),
         ([base, other], "have no model, batch size and number of ranks in common"),
         ([base, base, "--fail-over", "-1"], "fail_over is a number of percent, at least 0, got -1"),
-        ([base, base, "--html", "/nowhere/x.html"], "there is no folder /nowhere"),
+        ([base, base, "--html", "/nowhere/x.html"], "html: there is no folder /nowhere"),
+        ([base, base, "--html", "."], "html: . is a folder; name a file"),
     ):
         assert main(["diff", *arguments]) == 2
         assert message in capsys.readouterr().err

@@ -472,7 +472,8 @@ def test_the_command_shows_traces_and_shares_out_a_given_time(tmp_path, capsys):
         (["vgg19", "--seconds", "1"], "for a trace write vgg19@1"),
         (["--seconds", "0"], "seconds is above 0, got 0"),
         (["--batch-size", "0"], "batch_size is at least 1, got 0"),
-        (["--json", "/nowhere/a.json"], "there is no folder /nowhere"),
+        (["--json", "/nowhere/a.json"], "json: there is no folder /nowhere"),
+        (["--json", "."], "json: . is a folder; name a file, such as figures.json"),
     ],
 )
 def test_the_command_refuses_what_it_cannot_do(arguments, words, capsys):

@@ -17,7 +17,7 @@ from gradwire.experiments.netlab.config import VARIABLE
 from gradwire.experiments.netlab.lab import OWNERS, clean, interfaces_of, left_by, made
 from gradwire.experiments.netlab.picture import draw
 from gradwire.experiments.netlab.system import NetlabError
-from gradwire.experiments.netlab.utilization import Utilization, keep
+from gradwire.experiments.netlab.utilization import Utilization, keep, recorded
 from gradwire.experiments.sweep import SweepConfig
 
 PATIENCE = 30
@@ -337,7 +337,8 @@ def test_what_iproute2_refuses_is_told_with_its_words(possible):
         (["--hosts=1", "--rate=1gbit", "--check"], "two hosts and a rate"),
         (["--hosts=2", "--check"], "two hosts and a rate"),
         (["--hosts=2", "--", "no-such-command"], "no such command"),
-        (["--hosts=2", "--utilization=/nowhere/file.json", "--", "ls"], "no folder /nowhere"),
+        (["--hosts=2", "--utilization=/nowhere/file.json", "--", "ls"], "utilization: there is no folder /nowhere"),
+        (["--hosts=2", "--utilization=.", "--", "ls"], "utilization: . is a folder; name a file"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(arguments, told_of, capsys):
@@ -375,6 +376,9 @@ def test_labs_do_not_nest_and_are_not_made_by_ranks_of_another_launcher(monkeypa
 USE = Utilization(
     "2 hosts at 8mbit", "8mbit", 0.0, [0.0, 0.01, 0.02, 0.04, 0.05], {"0": {"sent_bytes": [5, 5, 10005, 20005, 20005]}}
 )
+SILENT = Utilization(
+    "1 hosts without limits", "0", 0.0, [0.0, 0.01], {"0": {"sent_bytes": [0, 0], "received_bytes": [0, 0]}}
+)
 
 
 def test_utilization_is_in_mbit_a_second_of_what_was_counted_between_two_looks(tmp_path):
@@ -383,8 +387,7 @@ def test_utilization_is_in_mbit_a_second_of_what_was_counted_between_two_looks(t
 
 
 def test_a_link_without_traffic_is_drawn_too(tmp_path):
-    silent = {"0": {"sent_bytes": [0, 0], "received_bytes": [0, 0]}}
-    draw(Utilization("1 hosts without limits", "0", 0.0, [0.0, 0.01], silent), tmp_path / "use.png")
+    assert draw(SILENT, tmp_path / "use.png") == tmp_path / "use.png"
     assert (tmp_path / "use.png").stat().st_size > 1000
 
 
@@ -396,12 +399,23 @@ def test_what_is_written_is_read_again(tmp_path):
         Utilization.read(tmp_path / "other.json")
 
 
+def test_the_picture_is_put_beside_the_file(tmp_path, capsys):
+    keep(SILENT, tmp_path / "use.json")
+    assert capsys.readouterr().out == f"utilization  {tmp_path}/use.json\npicture      {tmp_path}/use.png\n"
+    assert {file.name for file in tmp_path.iterdir()} == {"use.json", "use.png"}
+
+
+def test_an_empty_name_is_no_file_for_the_use_of_links():
+    with recorded(NetlabConfig(2, utilization=""), None):
+        pass
+
+
 def test_without_matplotlib_the_use_of_links_is_written_and_not_drawn(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "gradwire.experiments.netlab.picture")
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
     keep(USE, tmp_path / "use.json")
-    told = capsys.readouterr()
-    assert told.out == f"utilization  {tmp_path / 'use.json'}\n"
-    assert told.err == "no picture: matplotlib is not installed; pip install 'gradwire[experiments]'\n"
+    missing = "none: matplotlib is not installed; pip install 'gradwire[experiments]'"
+    assert capsys.readouterr().out == f"utilization  {tmp_path}/use.json\npicture      {missing}\n"
     assert Utilization.read(tmp_path / "use.json") == USE
     assert not (tmp_path / "use.png").exists()
 

@@ -151,7 +151,8 @@ def test_what_cannot_be_reported_is_refused(tmp_path, capsys):
         ([], "name at least one folder"),
         ([str(tmp_path / "nowhere")], "does not exist"),
         ([str(tmp_path)], "has no results"),
-        ([str(tmp_path), "--out=/nowhere/page.html"], "there is no folder /nowhere"),
+        ([str(tmp_path), "--out=/nowhere/page.html"], "out: there is no folder /nowhere"),
+        ([str(tmp_path), "--out=."], "out: . is a folder; name a file"),
     ]:
         assert main(["report", *arguments]) == 2
         assert message in capsys.readouterr().err

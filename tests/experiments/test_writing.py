@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.experiments.writing import check_file, check_folder, write_json
+from gradwire.experiments.writing import check_file, check_folder, prepared_folder, write_json
 
 FULL = Path("/dev/full")  # a disk without space left
 
@@ -35,6 +35,21 @@ def test_what_this_user_may_not_write_is_refused(tmp_path, monkeypatch):
         check_file("json", f"{tmp_path}/a.json")
     with pytest.raises(ValueError, match=f"out: {tmp_path} cannot be written to by this user; name another folder"):
         check_folder("out", f"{tmp_path}/new")
+    with pytest.raises(ValueError, match=f"out: {tmp_path} cannot be written to by this user; name another folder"):
+        prepared_folder(str(tmp_path))
+
+
+def test_an_output_folder_is_made_with_nothing_in_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for _ in range(2):
+        assert prepared_folder("~/new/folder") == tmp_path / "new" / "folder"
+        assert list((tmp_path / "new").rglob("*")) == [tmp_path / "new" / "folder"]
+
+
+def test_where_the_system_makes_no_folder_a_sentence_says_so(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    with pytest.raises(ValueError, match=f"^cannot write to --out {tmp_path}/link: File exists; name another folder"):
+        prepared_folder(f"{tmp_path}/link")
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="no /dev/full")

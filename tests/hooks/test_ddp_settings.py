@@ -1,5 +1,6 @@
 """Every way of setting up DDP that changes what a hook is handed."""
 
+import copy
 import functools
 import inspect
 
@@ -10,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 
-from .training import TINY_BUCKETS, Case, backward, same, train
+from .training import TINY_BUCKETS, Case, backward, batch, same, train
 
 SPECS = ["none", "bf16", "powersgd:rank=2", "topk:ratio=0.1", "onebit", "batched-powersgd"]
 
@@ -229,26 +230,64 @@ class Chosen(nn.Module):
         return sum(self.layers[index](inputs).sum() for index in used)
 
 
-def steps_by_layers(rank, world_size, attach):
+def layer_by_layer():
     options = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True}
-    ddp = DistributedDataParallel(Chosen(), bucket_cap_mb=0.0005, **options)  # a bucket a layer
+    return DistributedDataParallel(Chosen(), bucket_cap_mb=0.0005, **options)  # a bucket a layer
+
+
+skipping = pytest.mark.skipif(
+    "skip_all_reduce_unused_params" not in inspect.signature(DistributedDataParallel).parameters,
+    reason="this torch's DDP sends all buckets",
+)
+USED = ([0, 1], [1], [0], [1], [0, 1])
+
+
+def steps_by_layers(rank, world_size, attach):
+    ddp = layer_by_layer()
     if attach:
         handle = gradwire.attach(ddp, "none")
     else:
         handle, hook = gradwire.comm_hook("none", ddp)
         ddp.register_comm_hook(handle, hook)
     seen = []
-    for used in ([0, 1], [1], [0], [1], [0, 1]):
+    for used in USED:
         ddp(torch.ones(3, 12), used).backward()
         seen.append((handle.stats().steps, len(handle.stats().buckets)))
     handle.close()
     return seen
 
 
-@pytest.mark.skipif(
-    "skip_all_reduce_unused_params" not in inspect.signature(DistributedDataParallel).parameters,
-    reason="this torch's DDP sends all buckets",
-)
+@skipping
 @pytest.mark.parametrize("attach", [True, False])
 def test_a_step_may_begin_with_any_bucket_where_those_that_no_rank_used_are_not_handed_over(ranks, attach):
     assert ranks.run(steps_by_layers, 2, attach) == [[(1, 2), (2, 1), (3, 1), (4, 1), (5, 2)]] * 2
+
+
+def stopped_by_layers(rank, world_size, spec):
+    """Gradients of all steps, without a stop and with one after each step; and the steps that the saved states tell."""
+    runs, told = [], []
+    for stop in range(len(USED)):
+        ddp, gradients = layer_by_layer(), []
+        handle = gradwire.attach(ddp, spec)
+        for step, used in enumerate(USED, 1):
+            ddp.zero_grad()
+            ddp(batch((3, 12), rank, step), used).backward()
+            gradients += [layer.weight.grad for layer in ddp.module.layers if layer.weight.grad is not None]
+            if step == stop:
+                saved = copy.deepcopy(handle.state_dict())
+                told.append(saved["step"])
+                handle.close()
+                ddp = layer_by_layer()
+                handle = gradwire.attach(ddp, spec)
+                handle.load_state_dict(saved)
+        handle.close()
+        runs.append(gradients)
+    return runs, told
+
+
+@skipping
+@pytest.mark.parametrize("spec", ["powersgd:rank=1", "topk:ratio=0.1", "onebit"])
+def test_a_state_is_that_of_the_last_step_whichever_buckets_this_one_handed_over(ranks, spec):
+    for (whole, *stopped), told in ranks.run(stopped_by_layers, 2, spec):
+        assert told == [1, 2, 3, 4]
+        assert all(same(gradients, whole) for gradients in stopped)

@@ -4,7 +4,7 @@ import numpy
 import pytest
 import torch
 
-from gradwire.kernels import cast_scaled
+from gradwire.kernels import cast_scaled, gather_scaled
 
 pytestmark = pytest.mark.usefixtures("backend")
 SIZES = [0, 1, 7, 8, 9, 1009]
@@ -87,3 +87,42 @@ def test_the_source_is_left_as_it_is():
     for out in (poisoned(9, torch.float16), poisoned(9, torch.float64)):
         cast_scaled(source, out, 0.3)
     assert torch.equal(source, before)
+
+
+def parts_of(out, sizes):
+    pieces = out.split([1, *sizes, out.numel() - 1 - sum(sizes)])[1:-1]
+    return [piece.view(-1, 3) if piece.numel() % 3 == 0 else piece for piece in pieces]
+
+
+@pytest.mark.parametrize("scale", [1.0, 1 / 3])
+@pytest.mark.parametrize("dtype", [*WIDE, *NARROW], ids=str)
+def test_gradients_are_gathered_each_at_its_place_as_torch_scales_them(dtype, scale):
+    sizes = [3, 1, 0, 1009, 300]
+    out = poisoned(sum(sizes) + 2, dtype)
+    targets = parts_of(out, sizes)
+    sources = [numbers(target.numel(), dtype, seed).view(target.shape) for seed, target in enumerate(targets)]
+    gather_scaled(out, sources, targets, scale)
+    for source, target in zip(sources, targets, strict=True):
+        assert torch.equal(target, source * scale)
+    assert out[[0, -1]].isnan().all()
+
+
+def test_a_gradient_that_is_at_its_place_already_is_scaled_there():
+    out = numbers(2000, torch.float32)
+    expected = torch.cat([out[:1500] * 0.5, out[1500:]])
+    gather_scaled(out, [out[:500], out[500:1500]], [out[:500], out[500:1500]], 0.5)
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+def test_gradients_with_gaps_or_of_another_sign_in_memory_are_gathered_as_what_they_stand_for(scale):
+    out = poisoned(13, torch.float32)
+    apart, negative = numbers(12, torch.float32).view(4, 3)[:, :2], torch._neg_view(numbers(5, torch.float32))
+    gather_scaled(out, [apart, negative], [out[:8].view(4, 2), out[8:]], scale)
+    assert torch.equal(out, torch.cat([apart.reshape(-1), negative]) * scale)
+
+
+def test_nothing_is_gathered_from_nothing():
+    out = numbers(3, torch.float32)
+    gather_scaled(out, [], [], 0.5)
+    assert torch.equal(out, numbers(3, torch.float32))

@@ -1,0 +1,177 @@
+"""What is held back when `none` takes over comes out, and with it ends what steps do for that; on all ranks alike."""
+
+import copy
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+import gradwire
+from gradwire.compress import Layout
+from gradwire.ddp_core.bucket import Bucket
+
+from .layers import DYNAMIC, LAYER, Layers, expected_average, gradients_of, inputs_of
+from .nets import same
+
+FORGETFUL = "onebit:block=8,error_feedback=false"  # holds nothing back; what a rank saves is of its own part
+SPECS = ["topk:ratio=0.1", "powersgd:rank=1,min_compression_rate=0", "onebit"]
+ALL = (0, 1, 2, 3)
+DENSE = 4 * LAYER  # bytes of all gradients
+USAGE = 4 * 8  # bytes of a number for each parameter
+CASES = {  # the layers that each of two ranks uses in each step after the swap; in how many of them something is owed
+    "all at once": ([(ALL, ALL)] * 2, 1),
+    "others on each rank": ([((0, 1), (2, 3)), (ALL, ALL)], 1),
+    "the last one later": ([((0, 1), (1, 2)), ((0,), (0,)), ((3,), ALL), (ALL, ALL)], 3),
+    "one never": ([((0, 1, 2), (0, 1, 2))] * 3, 3),
+}
+
+
+def backward(model, rank, step, used, factor=1.0):
+    model.zero_grad()
+    (model(inputs_of(rank, step), used).square().sum() * factor).backward()
+
+
+def swapped(rank, spec, **options):
+    """A model of ours after two steps with a compressor, and a swap to `none`."""
+    model = gradwire.DistributedDataParallel(Layers(), compressor=spec, **{**DYNAMIC, **options})
+    for step in range(2):
+        backward(model, rank, step, ALL)
+    model.compression.swap("none")
+    return model
+
+
+def test_what_is_held_back_has_the_same_names_on_all_ranks_though_they_serve_other_parts():
+    for rank in range(4):
+        layout = Layout(("first", "second"), ((10,), (2,)), torch.float32, torch.device("cpu"), world_size=4, rank=rank)
+        bucket = Bucket(gradwire.compressor(FORGETFUL), layout, step=0)
+        assert {name: numbers.shape for name, numbers in bucket.held_back().items()} == {"first": (10,), "second": (2,)}
+
+
+def wishes_of(model):
+    """Of the last step: the scale of gradients on their way into buckets, and whether ranks asked for usage before."""
+    return model.reducer.wishes.scale, model.reducer.wishes.fresh
+
+
+def wishes_after_swap(rank, world_size, case, skip, saving):
+    """For each specification the wishes of each step after a swap. `saving`: ranks that save after each step."""
+    results = {}
+    for spec in (*SPECS, FORGETFUL):
+        model = swapped(rank, spec, skip_all_reduce_unused_params=skip)
+        results[spec] = []
+        for step, used in enumerate(CASES[case][0], 2):
+            backward(model, rank, step, used[rank])
+            results[spec].append(wishes_of(model))
+            if rank in saving:
+                model.compression.state_dict()
+        model.compression.close()
+    return results
+
+
+@pytest.mark.parametrize("saving", [(), (0,)])
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_ranks_stop_asking_at_the_same_step_once_all_has_come_out(ranks, case, skip, saving):
+    usage, owing = CASES[case]
+    answers = ranks.run(wishes_after_swap, 2, case, skip, saving)
+    for results in answers:
+        for spec in SPECS:
+            assert results[spec] == [(1.0, True)] * owing + [(0.5, False)] * (len(usage) - owing), spec
+        assert results[FORGETFUL] == answers[0][FORGETFUL]
+
+
+def payloads_after_swap(rank, world_size, ours):
+    """Bytes of each step after a swap, twice."""
+    if ours:
+        model = gradwire.DistributedDataParallel(Layers(), compressor="topk", **DYNAMIC)
+        handle = model.compression
+    else:
+        model = TorchDDP(Layers(), **DYNAMIC)
+        handle = gradwire.attach(model, "topk")
+    payloads = []
+    for spec in ("topk", "none", "topk", "none"):
+        handle.swap(spec)
+        for step, used in enumerate([(0, 1, 2), ALL, ALL]):
+            backward(model, rank, step, used)
+            payloads.append(handle.stats().last.traffic.payload_bytes)
+    handle.close()
+    return payloads[3:6], payloads[9:]
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_usage_travels_with_buckets_until_all_has_come_out_after_each_swap(ranks, ours):
+    for payloads in ranks.run(payloads_after_swap, 2, ours):
+        assert payloads == ([DENSE + USAGE, DENSE + USAGE, DENSE],) * 2
+
+
+def overflow_after_swap(rank, world_size):
+    """The wishes, and what came out, of steps after a swap of which the first overflows on one rank, or that is left out."""
+    results = []
+    for first in (2, 3):
+        model, wishes, gradients = swapped(rank, "topk:ratio=0.1"), [], []
+        for step in range(first, 6):
+            backward(model, rank, step, ALL, float("inf") if step == 2 and rank else 1.0)
+            wishes.append(wishes_of(model))
+            gradients += gradients_of(model) if step > 2 else []
+        model.compression.close()
+        results.append((wishes, gradients))
+    return results
+
+
+def test_a_step_that_overflows_brings_nothing_out(ranks):
+    for (wishes, gradients), (_, expected) in ranks.run(overflow_after_swap, 2):
+        assert wishes == [(1.0, True), (1.0, True), (0.5, False), (0.5, False)]
+        assert same(gradients, expected)
+
+
+def one_rank_saves(rank, world_size, dynamic):
+    """The gradients of each step after a swap, where the first rank alone saves after each."""
+    model, history = swapped(rank, "topk:ratio=0.1", find_unused_parameters=dynamic), []
+    for step in range(2, 6):
+        backward(model, rank, step, ALL)
+        history.append(gradients_of(model))
+        if rank == 0:
+            model.compression.state_dict()
+    model.compression.close()
+    return history
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_a_rank_that_saves_alone_goes_on_like_the_others(ranks, dynamic):
+    answers = ranks.run(one_rank_saves, 2, dynamic)
+    for history in answers:
+        for step, (gradients, others) in enumerate(zip(history, answers[0], strict=True), 2):
+            assert same(gradients, others)
+            if step > 2:
+                torch.testing.assert_close(gradients, expected_average([ALL] * 2, step))
+
+
+STATIC = {"find_unused_parameters": False}
+SKIPPING = {"skip_all_reduce_unused_params": True}
+
+
+def resumed(rank, world_size, options):
+    """Steps after a swap, with a stop after each one, and without; the wishes and gradients of each step."""
+    usage, runs = [ALL] * 3 if options == STATIC else [(0, 1, 2), (0, 1), (3,), ALL, ALL], []
+    for stop in range(1, len(usage) + 1):
+        model, history = swapped(rank, "topk:ratio=0.1", **options), []
+        for step, used in enumerate(usage, 1):
+            backward(model, rank, step, used)
+            history.append((wishes_of(model), gradients_of(model)))
+            if step == stop:
+                saved = copy.deepcopy(model.compression.state_dict())
+                model.compression.close()
+                model = gradwire.DistributedDataParallel(Layers(), **{**DYNAMIC, **options})
+                model.compression.load_state_dict(saved)
+        model.compression.close()
+        runs.append(history)
+    return runs
+
+
+@pytest.mark.parametrize("options", [STATIC, {}, SKIPPING])
+def test_a_state_saved_while_something_is_owed_goes_on_in_the_same_bits(ranks, options):
+    for *stopped, whole in ranks.run(resumed, 3, options):
+        assert len({wishes for wishes, _ in whole}) == 2
+        for history in stopped:
+            for (wishes, gradients), (expected_wishes, expected) in zip(history, whole, strict=True):
+                assert wishes == expected_wishes
+                assert same(gradients, expected)
