@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -110,9 +111,11 @@ class Engine:
             )
 
     def close(self, limit: timedelta | None = None) -> None:
-        """End the engine's threads; programs that are under way finish first, if they do within `limit`."""
-        self._executor.close(limit)
-        self._drop_sums()
+        """End the engine's threads; what is under way comes to its end first, if it does within `limit`."""
+        deadline = time.monotonic() + (limit or self._timeout).total_seconds()
+        for started in self._sums:
+            started.drop(deadline)
+        self._executor.close(deadline)
         self._closed = True
 
     def _refuse_if_failed(self) -> None:
@@ -142,14 +145,11 @@ class Engine:
             other.closed = True
             other.future.set_exception(failure)  # type: ignore[arg-type]
         self._executor.abort()  # after the futures: it may wait for what is in flight
-        self._drop_sums()
+        for started in self._sums:
+            started.drop()
         for other in live:
             try:
                 other.close()
             except Exception:  # a program that objects to its end must not keep the others from theirs
                 logger.warning("%s did not close", other.label, exc_info=True)
         return failure
-
-    def _drop_sums(self) -> None:
-        for started in self._sums:
-            started.drop()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from itertools import accumulate
+from operator import attrgetter
 from typing import Protocol, TypeAlias
 
 import torch
@@ -11,10 +13,13 @@ from torch import Tensor
 from ..kernels import gather_scaled
 from .parameters import is_packed
 
+VERSION = attrgetter("_version")  # of a tensor: how often it was changed in place
 LARGE = 1 << 15  # bytes; copying smaller gradients one by one costs more than it saves
 
 
-Slot: TypeAlias = tuple[int, Tensor, Tensor, Tensor]  # member, parameter, view; and that or the same memory, contiguous
+Slot: TypeAlias = tuple[
+    int, Tensor, Tensor, "int | None"
+]  # member, parameter, view, and its first element if it is large
 
 
 class Awaited(Protocol):
@@ -45,9 +50,12 @@ class GradBucket:
         self._views = [view.data for view in _views(self._flat, self._parameters)]  # each counts its own changes
         self._places = {member: place for place, member in enumerate(self.members)}
         self._large = [not p.is_cuda and p.nbytes >= LARGE for p in self._parameters]
-        pieces = self._flat.split(self._sizes)
-        flat = [view if view.is_contiguous() else piece for view, piece in zip(self._views, pieces, strict=True)]
-        self._slots: list[Slot] = list(zip(self.members, self._parameters, self._views, flat, strict=True))
+        starts = accumulate(self._sizes, initial=0)
+        slots = zip(self.members, self._parameters, self._views, starts, self._large, strict=False)
+        self._slots: list[Slot] = [
+            (member, parameter, view, start if large and view.is_contiguous() else None)
+            for member, parameter, view, start, large in slots
+        ]
         self.open(1.0)
 
     def index(self) -> int:
@@ -85,8 +93,9 @@ class GradBucket:
         self._filled = bytearray(len(self.members))
         self._sent: list[int] | None = None  # places of the members that are sent, where these are not all
         self._asleep = asleep
-        self._unheard: list[tuple[int, Tensor]] = []  # of these, the members and gradients that have been copied
-        self._versions: list[int] = []  # how often these had been changed before
+        self._unheard: list[int] = []  # of these, the members that have been copied,
+        self._copied: list[Tensor] = []  # their gradients,
+        self._versions: list[int] = []  # and how often these had been changed before
 
     def bring(self, index: int) -> None:
         """A gradient is ready. A large one is copied at once, while it is in the cache, and its memory is free again."""
@@ -145,40 +154,55 @@ class GradBucket:
         `used`: by index, 0 for parameters that maybe no rank used. What those have gathered before takes part. Not to be
         differentiated.
         """
-        sources, targets, missing, placed = [], [], [], []
+        sources, targets, inside, empty, placed = [], [], [], [], []
+        large, rooms, starts = [], [], []
         for place in range(len(self.members)) if self._sent is None else self._sent:
             if self._filled[place]:
                 continue
-            member, parameter, view, target = self._slots[place]
+            member, parameter, view, start = self._slots[place]
             if (grad := parameter.grad) is None:
-                missing.append(view)
+                empty.append(view)
                 continue
-            if grad is not view:
-                if self._alias and used[member]:
-                    placed.append((parameter, view))
-                if member in self._asleep:
-                    self._unheard.append((member, view if self._alias else grad))
-            else:
+            if grad is view:
+                inside.append(view)
                 if not used[member]:
                     self._release(place)
-                if self.scale == 1.0:
-                    continue
-            if target is not view:
-                if grad.stride() != view.stride():
-                    self._move(grad, view)
-                    continue
-                grad = grad.as_strided(target.shape, (1,))
-            sources.append(grad)
-            targets.append(target)
-        if sources:
-            gather_scaled(self._flat, sources, targets, self.scale)
-        if missing:
-            torch._foreach_zero_(missing)
+                continue
+            if start is not None:
+                large.append(grad)
+                rooms.append(view)
+                starts.append(start)
+            elif self._large[place]:
+                self._move(grad, view)
+            else:
+                sources.append(grad)
+                targets.append(view)
+            if self._alias and used[member]:
+                placed.append((parameter, view))
+            if member in self._asleep:
+                self._unheard.append(member)
+                self._copied.append(view if self._alias else grad)
+        if large:
+            gather_scaled(self._flat, large, starts, self.scale)
+            torch.autograd.graph.increment_version(rooms)  # a graph that needs what was there before will notice
+        self._write(sources, targets, inside, empty)
         for parameter, view in placed:
             parameter.grad = view
-        self._versions = [grad._version for _, grad in self._unheard]
+        self._versions = list(map(VERSION, self._copied))
         if self._sent is not None:
             self._buffer = torch.cat(self._pieces(self._sent))
+
+    def _write(self, sources: list[Tensor], targets: list[Tensor], inside: list[Tensor], empty: list[Tensor]) -> None:
+        """Copy, clear and scale parts of the buffer, with as few calls as these take."""
+        if sources:
+            torch._foreach_copy_(targets, sources)
+        if empty:
+            torch._foreach_zero_(empty)
+        if (scaled := targets + inside) and self.scale != 1.0:
+            if len(scaled) + len(empty) == len(self.members):
+                self._flat.mul_(self.scale)
+            else:
+                torch._foreach_mul_(scaled, self.scale)
 
     def _pieces(self, places: Sequence[int]) -> list[Tensor]:
         pieces = self._flat.split(self._sizes)
@@ -204,10 +228,10 @@ class GradBucket:
         A gradient of its own that shares its memory with others, as parts of one tensor do, counts all changes there: it
         is not asked.
         """
-        now = [grad._version for _, grad in self._unheard]
+        now = list(map(VERSION, self._copied))
         if now == self._versions:
             return None
-        for (member, grad), version, before in zip(self._unheard, now, self._versions, strict=True):
+        for member, grad, version, before in zip(self._unheard, self._copied, now, self._versions, strict=True):
             if version != before and (self._alias or grad.untyped_storage().nbytes() == grad.nbytes):
                 return member
         return None
@@ -218,8 +242,7 @@ class GradBucket:
         Not to be differentiated.
         """
         self._take(average)
-        torch.autograd.graph.increment_version(self._views)  # a graph that needs the gradients of before will notice
-        self._unheard, self._versions = [], []
+        self._unheard, self._copied, self._versions = [], [], []
         grads, views = [], []
         slots = self._slots if self._sent is None else [self._slots[place] for place in self._sent]
         for member, parameter, view, *_ in slots:

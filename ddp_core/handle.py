@@ -90,7 +90,8 @@ class Handle:
 
     def average(self, bucket: GradBucket) -> Awaited:
         """Average a bucket of our own DDP, of the step that `begin_step` began."""
-        return (self._sum(bucket) if bucket.scale != 1.0 else None) or self._programs(bucket)
+        plain = bucket.scale != 1.0 and not bucket.buffer().is_cuda  # on a GPU no thread wakes up for a program
+        return (self._sum(bucket) if plain else None) or self._programs(bucket)
 
     @property
     def scale(self) -> float:

@@ -87,12 +87,11 @@ class Lanes:
                     return False
         return True
 
-    def close(self, limit: timedelta | None = None) -> None:
-        """End the threads once they have done what is queued, then the groups; wait no longer than `limit`."""
+    def close(self, deadline: float) -> None:
+        """End the threads once they have done what is queued, then the groups; wait until `deadline` at most."""
         if os.getpid() != self._process:
             return  # a fork: the threads are its parent's
         handover.relax(self)
-        deadline = time.monotonic() + (limit or self._timeout).total_seconds()
         for queue, thread in zip(self._queues, self._threads, strict=True):
             queue.put(None)
             if thread is not threading.current_thread():

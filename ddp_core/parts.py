@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..compress import Layout, Program, all_reduce, most_rounds
-from .buckets import Bucket, Buckets
+from .bucket import Bucket
+from .buckets import Buckets
 from .checkpoint import fingerprint
 from .engine import Engine
 from .grad_bucket import GradBucket

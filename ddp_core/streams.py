@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -56,7 +55,7 @@ class SideStream:
             time.sleep(POLL_SECONDS)
         return True
 
-    def close(self, limit: timedelta | None = None) -> None:
+    def close(self, deadline: float) -> None:
         """Nothing runs between calls."""
 
     def abort(self) -> None:

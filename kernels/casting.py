@@ -26,15 +26,17 @@ def cast_scaled(source: Tensor, out: Tensor, scale: float) -> None:
 
 
 @operation
-def gather_scaled(out: Tensor, sources: Sequence[Tensor], targets: Sequence[Tensor], scale: float) -> None:
-    """`target = source * scale` for each source and its target, a part of `out`. Equal shapes, all of one dtype.
+def gather_scaled(out: Tensor, sources: Sequence[Tensor], places: Sequence[int], scale: float) -> None:
+    """`out[place : place + source.numel()] = source.view(-1) * scale` for each source and its place. All of one dtype.
 
-    A source may be its target; else it shares no memory with `out`.
+    A source may lie at its place already; else it shares no memory with `out`.
     """
+    targets = [out[place : place + source.numel()] for source, place in zip(sources, places, strict=True)]
+    flat = [source.reshape(-1) for source in sources]
     if scale == 1.0 or out.is_cuda:
-        torch._foreach_copy_(list(targets), list(sources))
+        torch._foreach_copy_(targets, flat)
         if scale != 1.0:
-            torch._foreach_mul_(list(targets), scale)
+            torch._foreach_mul_(targets, scale)
     else:
-        for source, target in zip(sources, targets, strict=True):
+        for source, target in zip(flat, targets, strict=True):
             torch.mul(source, scale, out=target)

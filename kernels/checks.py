@@ -6,6 +6,7 @@ import functools
 import logging
 from collections.abc import Collection, Sequence
 from itertools import combinations
+from operator import add
 from typing import Any
 
 import torch
@@ -89,14 +90,14 @@ def check_cast(source: Tensor, out: Tensor) -> None:
     separate(source=source, out=out)
 
 
-def check_gather(out: Tensor, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
-    """The arguments of `gather_scaled`, whose sources and targets are contiguous."""
-    if [source.shape for source in sources] != [target.shape for target in targets]:
-        shapes = [[tuple(each.shape) for each in given] for given in (sources, targets)]
-        raise ValueError(f"sources and targets differ in shape: {shapes[0]}, {shapes[1]}")
-    first, last = _span(out)
-    if any(not first <= target.data_ptr() <= last - target.nbytes for target in targets if target.numel()):
-        raise ValueError("a target is not a part of out")
+def check_gather(out: Tensor, places: Sequence[int], sizes: Sequence[int]) -> None:
+    """The arguments of `gather_scaled`, whose sources have these numbers of elements."""
+    flat(out=out)
+    if len(sizes) != len(places):
+        raise ValueError(f"there are {len(sizes)} sources and {len(places)} places")
+    if sizes and (min(places) < 0 or max(map(add, places, sizes)) > out.numel()):
+        spans = ", ".join(f"{place} to {place + size}" for place, size in zip(places, sizes, strict=True))
+        raise ValueError(f"out has {out.numel()} elements, the sources are to lie at {spans}")
 
 
 def check_sign_pack(grad: Tensor, residual: Tensor | None, scales: Tensor, bits: Tensor, length: int) -> None:

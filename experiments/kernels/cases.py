@@ -15,7 +15,7 @@ from .job import Job
 from .low_rank import Finish, Left, Normalize, Orthogonalize, PowerSGDRound, Right
 from .quantizing import DequantizeMean, QuantizeBlocks
 from .sparse import ScatterMean, SelectLargest
-from .streaming import AllFinite, Narrow, SignPack, SignUnpackMean, Widen
+from .streaming import AllFinite, Gather, Narrow, SignPack, SignUnpackMean, Widen
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 EVERY, WIDE = tuple(DTYPES), ("fp32",)
@@ -45,6 +45,7 @@ CASES = (
     Case("cast_scaled:to=bf16", ("cast_scaled",), WIDE, partial(Narrow, to=torch.bfloat16)),
     Case("cast_scaled:from=fp16", ("cast_scaled",), WIDE, partial(Widen, source=torch.float16)),
     Case("cast_scaled:from=bf16", ("cast_scaled",), WIDE, partial(Widen, source=torch.bfloat16)),
+    Case("gather_scaled", ("gather_scaled",), EVERY, Gather),
     Case("sign_pack", ("sign_pack",), EVERY, SignPack),
     Case("sign_unpack_mean:voters=2", ("sign_unpack_mean",), EVERY, partial(SignUnpackMean, voters=2)),
     Case("sign_unpack_mean:voters=4", ("sign_unpack_mean",), EVERY, partial(SignUnpackMean, voters=4)),

@@ -11,6 +11,7 @@ from .heavy_tail import HeavyTail
 from .job import Job, Output, bucket
 
 BLOCK = 1024  # elements that share a scale: the default of the compressor onebit
+GRADIENT = 2**18  # elements of one of many gradients
 SHARE = 0.25  # the scale of a cast before the sum of four ranks
 BYTE_OF_FLAGS = 0x0102040810204080  # times 8 bytes of 0 or 1: the highest byte of the product has them as bits
 
@@ -58,6 +59,37 @@ class Widen(Narrow):
     def run_baseline(self) -> None:
         """As torch's hooks receive."""
         self.out.copy_(self.source)
+
+
+class Gather(Job):
+    """Gradients, one after another in a bucket, scaled."""
+
+    baseline = "mul(out=) for each"
+
+    def __init__(self, elements: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.grads = [
+            torch.zeros_like(piece) for piece in torch.zeros(elements, dtype=dtype, device=device).split(GRADIENT)
+        ]
+        self.out = torch.zeros(elements, dtype=dtype, device=device)
+        super().__init__(self.grads, [self.out])
+
+    @property
+    def floor_bytes(self) -> float:
+        """One read, one write."""
+        return 2 * self.out.nbytes
+
+    def run(self) -> None:
+        """As gradwire's DistributedDataParallel fills a bucket."""
+        kernels.gather_scaled(self.out, self.grads, range(0, self.out.numel(), GRADIENT), SHARE)
+
+    def run_baseline(self) -> None:
+        """As torch's."""
+        for grad, place in zip(self.grads, self.out.split(GRADIENT), strict=True):
+            torch.mul(grad, SHARE, out=place)
+
+    def results(self) -> list[Output]:
+        """The numbers, to the last bit."""
+        return [Output("out", self.out, exact=True)]
 
 
 class SignPack(Job):

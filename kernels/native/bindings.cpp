@@ -36,11 +36,13 @@ void bind_streaming(py::module_& module) {
         released);
     module.def(
         "gather_scaled",
-        [](const std::vector<std::tuple<uintptr_t, uintptr_t, int64_t>>& given, int format, double scale, int64_t threads) {
+        [](Array out, const std::vector<uintptr_t>& sources, const std::vector<int64_t>& places,
+           const std::vector<int64_t>& sizes, double scale, int64_t threads) {
             std::vector<Piece> pieces;
-            for (const auto& [source, out, numel] : given)
-                pieces.push_back({reinterpret_cast<const void*>(source), reinterpret_cast<void*>(out), numel});
-            gather_scaled(pieces, Format(format), static_cast<float>(scale), threads);
+            for (size_t i = 0; i < sources.size(); ++i)
+                pieces.push_back({reinterpret_cast<const void*>(sources[i]),
+                                  at<char>(out) + places[i] * size_of(format(out)), sizes[i]});
+            gather_scaled(pieces, format(out), static_cast<float>(scale), threads);
         },
         released);
     module.def(

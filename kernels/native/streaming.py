@@ -11,7 +11,7 @@ from ..casting import cast_scaled, gather_scaled
 from ..checks import check_cast, check_gather, check_sign_pack, check_sign_unpack_mean, known
 from ..finite import all_finite
 from ..signs import sign_pack, sign_unpack_mean
-from .library import FORMATS, NAME, array, library
+from .library import NAME, array, library
 
 
 @cast_scaled.implement(NAME)
@@ -23,14 +23,15 @@ def _cast_scaled(source: Tensor, out: Tensor, scale: float) -> None:
 
 
 @gather_scaled.implement(NAME)
-def _gather_scaled(out: Tensor, sources: Sequence[Tensor], targets: Sequence[Tensor], scale: float) -> None:
-    dtype, given = out.dtype, (*sources, *targets)
-    plain = all([t.dtype is dtype and t.is_cpu and t.is_contiguous() and not t.is_neg() for t in given])  # noqa: C419 - dear
+def _gather_scaled(out: Tensor, sources: Sequence[Tensor], places: Sequence[int], scale: float) -> None:
+    dtype = out.dtype
+    plain = all(s.dtype is dtype and s.is_cpu and s.is_contiguous() and not s.is_neg() for s in sources)
     if not (plain and known(NAME, gather_scaled, out)):
-        return gather_scaled.reference(out, sources, targets, scale)
-    check_gather(out, sources, targets)
-    pieces = [(s.data_ptr(), t.data_ptr(), s.numel()) for s, t in zip(sources, targets, strict=True)]
-    library().gather_scaled(pieces, FORMATS[dtype], scale, torch.get_num_threads())
+        return gather_scaled.reference(out, sources, places, scale)
+    sizes = [source.numel() for source in sources]
+    check_gather(out, places, sizes)
+    addresses = [source.data_ptr() for source in sources]
+    library().gather_scaled(array(out), addresses, places, sizes, scale, torch.get_num_threads())
 
 
 @all_finite.implement(NAME)

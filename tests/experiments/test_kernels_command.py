@@ -306,6 +306,7 @@ def test_every_backend_of_a_device_is_right(tmp_path):
 PER_ELEMENT = {  # bytes, by hand: read and written by the cheapest way there is, of float32 buckets
     "cast_scaled:to=fp16": 4 + 2,
     "cast_scaled:from=bf16": 2 + 4,
+    "gather_scaled": 4 + 4,
     "sign_pack": 4 + 4 + 4 + 1 / 8 + 4 / 1024,
     "sign_unpack_mean:voters=2": 2 / 8 + 4 + 2 * 4 / 1024,
     "sign_unpack_mean:voters=4": 4 / 8 + 4 + 4 * 4 / 1024,

@@ -124,15 +124,15 @@ def test_signs_are_those_of_the_reference_and_the_mean_is_to_the_bit(level, thre
 def test_gradients_too_large_for_the_caches_are_gathered_by_any_number_of_threads(level, threads, dtype):
     sizes = [LARGE, 1, 77_777, LARGE]
     out = torch.full((sum(sizes) + 1,), NAN, dtype=dtype)
-    sources, targets = [numbers(size, dtype) for size in sizes], out[1:].split(sizes)
-    kernels.gather_scaled(out, sources, targets, 0.3)
+    sources, places = [numbers(size, dtype) for size in sizes], [1, 1 + LARGE, 2 + LARGE, 2 + LARGE + 77_777]
+    kernels.gather_scaled(out, sources, places, 0.3)
     assert same(out[1:], torch.cat(sources) * 0.3)
     assert out[:1].isnan().all()
 
 
-def test_sources_and_targets_to_gather_have_the_same_shapes():
-    with pytest.raises(ValueError, match=r"differ in shape: \[\(4,\)\], \[\(5,\)\]"):
-        native_of(kernels.gather_scaled)(X, [torch.ones(4)], [X[:5]], 1.0)
+def test_as_many_places_as_sources_are_given():
+    with pytest.raises(ValueError, match="there are 1 sources and 2 places"):
+        native_of(kernels.gather_scaled)(X, [torch.ones(4)], [0, 4], 1.0)
 
 
 def test_rows_of_a_payload_that_holds_other_things_too_are_left_as_they_are(level):
@@ -158,7 +158,10 @@ X, SIGNS, PLACES = torch.ones(16), torch.zeros(1, 2, dtype=torch.uint8), torch.z
 ONE, WIDE = Factors((Matrix(0, 4, 4, 1),)), Factors((Matrix(0, 2, 4, 3),))
 REFUSED = {
     "cast_scaled": ((X[:8], X[4:12], 1.0), "source and out overlap"),
-    "gather_scaled": ((X[:8], [torch.ones(8), torch.ones(4)], [X[:8], X[8:12]], 1.0), "a target is not a part of out"),
+    "gather_scaled": (
+        (X, [torch.ones(8), torch.ones(9)], [0, 8], 1.0),
+        "16 elements, the sources are to lie at 0 to 8, 8 to 17",
+    ),
     "sign_pack": ((X, X, torch.ones(1, 2), SIGNS, 16), "grad and residual overlap"),
     "sign_unpack_mean": ((torch.ones(1, 1, 1), SIGNS.unsqueeze(0), torch.ones(17)), "do not hold 17"),
     "select_largest": ((X, None, PLACES, torch.ones(1, 4)[:, ::2], 16), "rows of values"),
