@@ -13,6 +13,7 @@ from torch.autograd import Variable
 from .assignment import BucketPlan
 from .backward import Backward
 from .grad_bucket import GradBucket
+from .graph import Nodes
 
 NOBODY: Sequence[frozenset[int]] = ()  # is asleep
 PATIENCE = 2  # steps that must have gone alike; twice as many after each one that did not
@@ -24,9 +25,7 @@ class Hooks:
     `lock`: to hold meanwhile, where several threads run nodes.
     """
 
-    def __init__(
-        self, nodes: Sequence[Any], fired: Callable[..., None], lock: AbstractContextManager[Any] | None
-    ) -> None:
+    def __init__(self, nodes: Nodes, fired: Callable[..., None], lock: AbstractContextManager[Any] | None) -> None:
         self._nodes, self._fired = nodes, _locked(fired, lock) if lock else fired
         self._handles: dict[int, Any] = {}
         self.keep(range(len(nodes)))
@@ -35,13 +34,14 @@ class Hooks:
         """Have hooks on these parameters and no others."""
         for index in self._handles.keys() - set(wanted):
             self._handles.pop(index).remove()
+            self._nodes.release(index)
         for index in wanted:
             self.add(index)
 
     def add(self, index: int) -> None:
         """Have one on this parameter, too; a backward that has not come to it yet will call it."""
         if index not in self._handles:
-            self._handles[index] = self._nodes[index].register_hook(partial(self._fired, index))
+            self._handles[index] = self._nodes.hold(index).register_hook(partial(self._fired, index))
 
 
 def _locked(fired: Callable[..., None], lock: AbstractContextManager[Any]) -> Callable[..., None]:

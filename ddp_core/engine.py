@@ -113,8 +113,7 @@ class Engine:
     def close(self, limit: timedelta | None = None) -> None:
         """End the engine's threads; what is under way comes to its end first, if it does within `limit`."""
         deadline = time.monotonic() + (limit or self._timeout).total_seconds()
-        for started in self._sums:
-            started.drop(deadline)
+        self._drop_sums(deadline)
         self._executor.close(deadline)
         self._closed = True
 
@@ -145,11 +144,16 @@ class Engine:
             other.closed = True
             other.future.set_exception(failure)  # type: ignore[arg-type]
         self._executor.abort()  # after the futures: it may wait for what is in flight
-        for started in self._sums:
-            started.drop()
+        self._drop_sums()
         for other in live:
             try:
                 other.close()
             except Exception:  # a program that objects to its end must not keep the others from theirs
                 logger.warning("%s did not close", other.label, exc_info=True)
         return failure
+
+    def _drop_sums(self, deadline: float = 0.0) -> None:
+        """Give up the sums that have not arrived by `deadline`, and keep none: they know this engine."""
+        sums, self._sums = self._sums, []
+        for started in sums:
+            started.drop(deadline)

@@ -156,10 +156,11 @@ class GradBucket:
         """
         sources, targets, inside, empty, placed = [], [], [], [], []
         large, rooms, starts = [], [], []
-        for place in range(len(self.members)) if self._sent is None else self._sent:
-            if self._filled[place]:
+        filled, slots, asleep, alias = self._filled, self._slots, self._asleep, self._alias  # there may be thousands
+        for place in range(len(slots)) if self._sent is None else self._sent:
+            if filled[place]:
                 continue
-            member, parameter, view, start = self._slots[place]
+            member, parameter, view, start = slots[place]
             if (grad := parameter.grad) is None:
                 empty.append(view)
                 continue
@@ -177,11 +178,11 @@ class GradBucket:
             else:
                 sources.append(grad)
                 targets.append(view)
-            if self._alias and used[member]:
+            if alias and used[member]:
                 placed.append((parameter, view))
-            if member in self._asleep:
+            if member in asleep:
                 self._unheard.append(member)
-                self._copied.append(view if self._alias else grad)
+                self._copied.append(view if alias else grad)
         if large:
             gather_scaled(self._flat, large, starts, self.scale)
             torch.autograd.graph.increment_version(rooms)  # a graph that needs what was there before will notice

@@ -20,7 +20,7 @@ from .assignment import BucketPlan
 from .backward import NONE, Backward, Rules, Wishes
 from .calm import Calm, Hooks
 from .grad_bucket import Average, GradBucket
-from .graph import arriving, gradient_node
+from .graph import Nodes, arriving, gradient_node
 from .timeline import Timeline
 from .usage import Usage
 from .weakly import weakly
@@ -58,7 +58,7 @@ class Reducer(complaints.Complainer):
         self.plan = BucketPlan(self._parameters, sparse, rules.caps, alias=rules.gradient_as_bucket_view)
         self.anchor = torch.zeros((), requires_grad=True, device="cpu")
         self._anchor_node = gradient_node(self.anchor)
-        self._nodes = [gradient_node(parameter) for parameter in parameters]
+        self._nodes = Nodes(self._parameters)
         self._lock = threading.RLock()  # autograd has a thread for each GPU
         self._several = len({parameter.device for parameter in parameters}) > 1
         hooks = Hooks(self._nodes, weakly(self._fired), self._lock if self._several else None)

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils.checkpoint import checkpoint
 
@@ -358,3 +359,27 @@ def test_gradients_that_are_there_before_need_hooks(ranks, how):
         torch.testing.assert_close(ours, torchs, rtol=1e-12, atol=1e-12)
         assert seen[4] == FEW
         assert seen[-1] == ALL
+
+
+def nodes_kept(rank, world_size):
+    """In each step, how many gradients have the node that they had in the step before."""
+    model = gradwire.DistributedDataParallel(Changing())
+    kept = []
+    for step in range(7):
+        output = model(inputs_of(rank, step))
+        marks = [get_gradient_edge(parameter).node.metadata for parameter in model.parameters()]
+        kept.append(sum("met" in mark for mark in marks))
+        for mark in marks:
+            mark["met"] = True
+        output.square().sum().backward()
+        del output
+        model.zero_grad()
+    hooks = hooked(model)
+    model.compression.close()
+    return kept, hooks, len(marks)
+
+
+def test_parameters_without_hooks_have_nodes_that_never_had_one(ranks):
+    for kept, hooks, parameters in ranks.run(nodes_kept, 2):
+        assert kept[1] == parameters
+        assert kept[-1] == hooks < parameters
