@@ -14,7 +14,7 @@ import gradwire
 from gradwire.ddp_core import bucket_order
 from gradwire.ddp_core.assignment import BucketPlan, assigned, caps_in_bytes
 from gradwire.ddp_core.calm import Calm, Hooks
-from gradwire.ddp_core.graph import gradient_node
+from gradwire.ddp_core.graph import Nodes
 
 from .nets import WIDTH
 
@@ -82,7 +82,7 @@ def test_a_hook_that_may_know_buckets_by_their_number_sees_them_change_as_often_
 def test_buckets_that_were_replaced_are_freed_though_steps_go_alike():
     parameters = [nn.Parameter(torch.zeros(2)) for _ in range(3)]
     plan = BucketPlan(parameters, [False] * 3, [1 << 20], alias=False)
-    calm = Calm(plan, parameters, Hooks([gradient_node(parameter) for parameter in parameters], print, None))
+    calm = Calm(plan, parameters, Hooks(Nodes(parameters), print, None))
     for _ in range(4):
         plan.trace([2, 1, 0])
         calm.went(alike=plan.traced_alike is not None)

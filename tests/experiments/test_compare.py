@@ -107,7 +107,8 @@ def test_every_run_is_complete(runs):
         assert 0 <= run["eval"]["accuracy"] <= 1
         times = run["step_seconds"]
         assert 0 < times["p50"] <= times["p75"] <= times["p90"] <= times["p95"]
-        assert all(value > 0 for value in run["seconds"].values())
+        computes = run["compressor"] != "none"
+        assert all(value > 0 for name, value in run["seconds"].items() if computes or name == "wait")
         assert run["train_seconds"] == sorted(run["train_seconds"])
         assert run["peak_memory_bytes"] > 10 * 2**20
 
