@@ -146,13 +146,13 @@ def test_buckets_without_compression_are_plain_sums_unless_links_are_paced(ranks
 
 def gradient_kept_in_a_graph(rank, world_size):
     """What autograd says of a graph that needs a gradient which the next step has overwritten."""
-    layer = torch.nn.Linear(4, 4, bias=False)
+    layer = torch.nn.Linear(200, 200, bias=False)  # large: a kernel copies it
     model = gradwire.DistributedDataParallel(layer, gradient_as_bucket_view=True)
-    model(torch.ones(2, 4)).sum().backward()
-    weight = torch.ones(4, 4, requires_grad=True)
+    model(torch.ones(2, 200)).sum().backward()
+    weight = torch.ones(200, 200, requires_grad=True)
     loss = (weight * layer.weight.grad).sum()
     model.zero_grad()
-    model(torch.ones(2, 4)).sum().backward()
+    model(torch.ones(2, 200)).sum().backward()
     try:
         loss.backward()
     except RuntimeError as error:
