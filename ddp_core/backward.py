@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from .grad_bucket import GradBucket
 from .usage import Usage
@@ -20,7 +20,7 @@ class Rules:
     static_graph: bool = False
     skip_all_reduce_unused_params: bool = False
 
-    @property
+    @cached_property
     def dynamic(self) -> bool:
         """Whether each backward may reach other parameters."""
         return self.find_unused_parameters and not self.static_graph
@@ -52,7 +52,7 @@ class Backward:
     skips: bool  # what no rank used is not sent
     fresh: bool  # zeros stand for old gradients of what no rank used
     static_usage: Sequence[int] | None  # as `used_by_any`, in a static graph that is known
-    asleep: Sequence[frozenset[int]] = ()  # members of each bucket without hooks
+    asleep: Sequence[frozenset[int]] = ()  # members of each bucket without hooks; empty where all have some
     order: list[int] = field(default_factory=list)
     launched: int = 0
     ending: bool = False
@@ -64,28 +64,16 @@ class Backward:
     broken: str = ""  # why there is an average that did not come
 
     @property
-    def sleeps(self) -> bool:
-        """Whether any parameter has no hook."""
-        return any(self.asleep)
-
-    def sleepers(self, bucket: GradBucket) -> list[int]:
-        """The members without hooks that are not known to have come."""
-        missing = self.missing
-        return [index for index in self.asleep[bucket.index()] if missing[index] > 0] if self.asleep else []
-
-    @property
     def under_way(self) -> bool:
         """Whether other ranks may have got something of it."""
         return bool(self.order or self.launched or self.usage or self.broken or self.seen)
 
-    @contextmanager
-    def remembering(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         """In the body averages arrive; why it fails is kept for the next iteration."""
-        try:
-            yield
-        except BaseException as error:
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if error is not None:
             self.broken = str(error) or type(error).__name__
-            raise
 
     def used_by_any(self) -> Sequence[int] | None:
         """By index, not 0 for the parameters that any rank used; None where it is not asked, or not asked yet."""
@@ -93,8 +81,7 @@ class Backward:
 
     def needs(self, bucket: GradBucket) -> bool:
         """Whether a bucket is sent; parts of it that no rank used are taken out (section 6.2.2)."""
-        used = self.used_by_any() if self.skips or self.fresh else None
-        if used is None:
+        if not (self.skips or self.fresh) or (used := self.used_by_any()) is None:
             return True
         absent = [index for index in bucket.members if not used[index]]
         if self.skips and len(absent) == len(bucket.members):

@@ -20,7 +20,7 @@ class Buckets:
     """All buckets of a model. State follows parameters by name when buckets change."""
 
     def __init__(self, compressor: Compressor, *, partial: bool = False) -> None:
-        self.compressor = compressor
+        self._choose(compressor)
         self.partial = partial
         self.step = 0
         self.plan: list[tuple[str, ...]] = []  # buckets of a loaded state that have not been met yet
@@ -43,9 +43,9 @@ class Buckets:
         """Whether what a step is given may be kept, or brings out what was kept; the same on all ranks."""
         return not self._plain or (self.partial and self._still_owing())
 
-    @property
-    def _plain(self) -> bool:
-        return bool(getattr(self.compressor, "averages", False))
+    def _choose(self, compressor: Compressor) -> None:
+        self.compressor = compressor
+        self._plain = bool(getattr(compressor, "averages", False))
 
     def _still_owing(self) -> bool:
         """Whether any rank may owe something once the last step is settled; whoever saves settles it before the others."""
@@ -112,6 +112,9 @@ class Buckets:
 
     def settle(self) -> None:
         """End the step before: undo it everywhere if its average was not finite anywhere."""
+        if self._stateful is False and not self._owing:
+            self._names_before = [*self._live, *self.plan]
+            return
         self._owing, keep = self._still_owing(), self._finite()
         self._sparse_verdicts = []
         self._names_before = [*self._live, *self.plan]
@@ -128,7 +131,7 @@ class Buckets:
         for bucket in self._live.values():
             for name, numbers in bucket.held_back().items():
                 self._homeless[name] = {OWED: numbers}
-        self.compressor = compressor
+        self._choose(compressor)
         self._live, self._stateful = {}, None
         self._owing = bool(self._homeless or self._foreign)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import repeat
+from operator import is_
 from typing import Any
 
 from torch import Tensor
@@ -12,7 +14,7 @@ from torch.autograd import Variable
 
 from .assignment import BucketPlan
 from .backward import Backward
-from .grad_bucket import GradBucket
+from .grad_bucket import GRADIENT, GradBucket
 from .graph import Nodes
 
 NOBODY: Sequence[frozenset[int]] = ()  # is asleep
@@ -65,6 +67,7 @@ class Calm:
         self._patience, self._alike = PATIENCE, 0
         self._built = 0  # which of the plan's buckets `_sleepers` is for
         self._sleepers = NOBODY
+        self._sleeping: Sequence[Tensor] = ()  # the same as parameters
         self._hookless: Sequence[frozenset[int]] | None = NOBODY  # None after some were woken
 
     def falls_asleep(self, *, allowed: bool) -> Sequence[frozenset[int]]:
@@ -81,14 +84,15 @@ class Calm:
         if self._alike < self._patience or self._plan.traced_alike is None:
             return NOBODY
         if self._built != self._plan.built:
-            self._built, self._sleepers = self._plan.built, self._chosen(self._plan.traced_alike)
-        came = any(self._parameters[index].grad is not None for members in self._sleepers for index in members)
-        return NOBODY if came else self._sleepers
+            self._choose(self._plan.traced_alike)
+        return self._sleepers if all(map(is_, map(GRADIENT, self._sleeping), repeat(None))) else NOBODY
 
-    def _chosen(self, order: Sequence[int]) -> list[frozenset[int]]:
+    def _choose(self, order: Sequence[int]) -> None:
         place = {index: position for position, index in enumerate(order)}
         loud = {order[0], *(max(bucket.members, key=place.__getitem__) for bucket in self._plan.buckets)}
-        return [frozenset(bucket.members) - loud for bucket in self._plan.buckets]
+        members = [frozenset(bucket.members) - loud for bucket in self._plan.buckets]
+        self._built, self._sleepers = self._plan.built, members if any(members) else NOBODY
+        self._sleeping = [self._parameters[index] for index in sorted(set().union(*members))]
 
     def late(self, backward: Backward, bucket: GradBucket, used: bytearray) -> list[int]:
         """The sleepers of a bucket whose gradients are not there, now awake; the others count as ready and `used`."""
@@ -102,9 +106,8 @@ class Calm:
 
     def listen(self, backward: Backward, used: bytearray) -> None:
         """A pass of autograd has begun: at its end, see who has come."""
-        if not backward.listens:
-            backward.listens = True
-            Variable._execution_engine.queue_callback(partial(self.look_over, backward, used))
+        backward.listens = True
+        Variable._execution_engine.queue_callback(partial(self.look_over, backward, used))
 
     def look_over(self, backward: Backward, used: bytearray) -> None:
         """The end of a pass: note who has come, for the error of a backward that has not brought all."""
@@ -113,14 +116,15 @@ class Calm:
             self._asleep_still(backward, bucket, used)
 
     def _asleep_still(self, backward: Backward, bucket: GradBucket, used: bytearray) -> list[int]:
-        late = []
-        for index in backward.sleepers(bucket):
-            if self._parameters[index].grad is None:
-                late.append(index)
-            else:
-                backward.missing[index] = 0
-                used[index] = 1
-                backward.seen = True
+        late, missing = [], backward.missing
+        for index in backward.asleep[bucket.number] if backward.asleep else ():
+            if missing[index] > 0:
+                if self._parameters[index].grad is None:
+                    late.append(index)
+                else:
+                    missing[index] = 0
+                    used[index] = 1
+                    backward.seen = True
         return late
 
     def end(self) -> None:

@@ -47,6 +47,7 @@ class TorchFace(TorchDDP):
     output_device: Any
     _buffers_sync: BufferSync
     _buffer_hook: tuple[Any, Callable[..., Any], bool] | None = None  # state, function, whether after forward
+    _is_distributed = True  # whether there may be a torch.distributed.autograd
     _hook: tuple[object, Callable[..., Any]] | None = None
 
     def _take_attributes(self) -> None:
@@ -178,7 +179,10 @@ class TorchFace(TorchDDP):
 
     def _refuse_distributed_autograd(self, bucket: GradBucket | None = None) -> None:
         """Raise RuntimeError in a context of torch.distributed.autograd, or for a bucket whose gradients went to one."""
-        if not (dist.rpc.is_available() and dist.rpc.api._is_current_rpc_agent_set()):
+        agent = dist.rpc.is_available() and dist.rpc.api._is_current_rpc_agent_set()
+        if agent != self._is_distributed:  # setting a module's attribute is dear
+            self._is_distributed = agent
+        if not agent:
             return
         if _in_a_distributed_context() if bucket is None else self._is_bypassed(bucket):
             self._log_and_throw(

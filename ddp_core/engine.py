@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..compress.protocol import Program
+from ..compress.simulate import Traffic
 from .collectives import exchange, is_paced
 from .job import Job, ProgramError, Record
 from .lanes import Lanes
@@ -84,18 +85,20 @@ class Engine:
         self._executor.submit(job, at_once=at_once)
         return future, job.record
 
-    def sum(self, tensor: Tensor, result: Tensor, label: Callable[[], str]) -> Sum | None:
+    def sum(self, tensor: Tensor, result: Tensor, cost: Traffic, label: Callable[[], str]) -> Sum | None:
         """Begin to add up a tensor over ranks, in place, behind what was submitted before; returns at once.
 
-        `result`: what those who wait for it get. Less work than a program that asks for it. None, with nothing done, where
-        it could not leave at once, or where only programs can be waited for as is wanted.
+        `result`: what those who wait for it get. `cost`: what it takes. There is less to do than for a program that asks for
+        it. None, with nothing done, where it could not leave at once, or where only programs can be waited for as is wanted.
         """
-        self._refuse_if_failed()
+        if self._failure is not None or self._closed:
+            self._refuse_if_failed()
         group = None if is_paced() else self._executor.free_group()
         if group is None:
             return None
-        started = Sum(tensor, result, group, self._timeout, lambda error: self._fail(label(), error))
-        self._sums = [*(other for other in self._sums if other.under_way), started]
+        started = Sum(tensor, result, cost, group, self._timeout, lambda error: self._fail(label(), error))
+        self._sums = [other for other in self._sums if other.work is not None]
+        self._sums.append(started)
         return started
 
     @property

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from itertools import accumulate
-from operator import attrgetter
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import accumulate, repeat
+from operator import attrgetter, is_, is_not
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from ..kernels import gather_scaled
+from .graph import undifferentiated
 from .parameters import is_packed
+from .unheard import Unheard
 
-VERSION = attrgetter("_version")  # of a tensor: how often it was changed in place
+GRADIENT = attrgetter("grad")
 LARGE = 1 << 15  # bytes; copying smaller gradients one by one costs more than it saves
-
-
-Slot: TypeAlias = tuple[
-    int, Tensor, Tensor, "int | None"
-]  # member, parameter, view, and its first element if it is large
 
 
 class Awaited(Protocol):
@@ -32,8 +29,9 @@ class Awaited(Protocol):
 class GradBucket:
     """A bucket of the reducer. A communication hook finds in it all that it knows of torch's `dist.GradBucket`.
 
-    `members`: the parameters' indices in the model. `waiting`: of how many the gradient is still missing. `scale`: what
-    gradients are multiplied by on their way in. With `alias`, gradients become views of the buffer, so that nothing is
+    `number`: its place in the order sent. `members`: the parameters' indices in the model. `waiting`: of how many the
+    gradient is still missing. `scale`: what gradients are multiplied by on their way in. `way`: for whoever averages it to
+    remember how, as long as it lives. With `alias`, gradients become views of the buffer, so that nothing is
     copied back.
     """
 
@@ -41,7 +39,7 @@ class GradBucket:
         self, index: int, members: Sequence[int], parameters: Sequence[Tensor], *, last: bool, alias: bool
     ) -> None:
         self.members = tuple(members)
-        self._index, self._last, self._alias = index, last, alias
+        self.number, self._last, self._alias = index, last, alias
         self._parameters = list(parameters)
         self._sizes = [parameter.numel() for parameter in parameters]
         first = parameters[0]
@@ -50,17 +48,15 @@ class GradBucket:
         self._views = [view.data for view in _views(self._flat, self._parameters)]  # each counts its own changes
         self._places = {member: place for place, member in enumerate(self.members)}
         self._large = [not p.is_cuda and p.nbytes >= LARGE for p in self._parameters]
-        starts = accumulate(self._sizes, initial=0)
-        slots = zip(self.members, self._parameters, self._views, starts, self._large, strict=False)
-        self._slots: list[Slot] = [
-            (member, parameter, view, start if large and view.is_contiguous() else None)
-            for member, parameter, view, start, large in slots
-        ]
+        self._starts = list(accumulate(self._sizes, initial=0))[:-1]
+        self._dense = [not view.is_cuda and view.is_contiguous() for view in self._views]
+        self._unheard = Unheard(self.members)
+        self.way: Any = None
         self.open(1.0)
 
     def index(self) -> int:
         """Its place in the order sent."""
-        return self._index
+        return self.number
 
     def buffer(self) -> Tensor:
         """All gradients, flat."""
@@ -92,28 +88,24 @@ class GradBucket:
         self._buffer = self._flat
         self._filled = bytearray(len(self.members))
         self._sent: list[int] | None = None  # places of the members that are sent, where these are not all
-        self._asleep = asleep
-        self._unheard: list[int] = []  # of these, the members that have been copied,
-        self._copied: list[Tensor] = []  # their gradients,
-        self._versions: list[int] = []  # and how often these had been changed before
+        self._unheard.expect(asleep)
 
     def bring(self, index: int) -> None:
-        """A gradient is ready. A large one is copied at once, while it is in the cache, and its memory is free again."""
+        """A gradient is ready. A large one is copied at once, while it is in the cache, and its memory is free again.
+
+        Not the last one, nor where others are not told of: these are copied together.
+        """
         self.waiting -= 1
         place = self._places[index]
-        if self._large[place] and self.waiting:  # the last one is copied with all that are left
-            if torch.is_grad_enabled():  # create_graph; entering no_grad is dear for every gradient
-                with torch.no_grad():
-                    self._copy(place)
-            else:
-                self._copy(place)
+        if self._large[place] and self.waiting and not self._unheard.places:
+            undifferentiated(self._copy, place)
 
     def skip(self) -> None:
         """One gradient will not come."""
         self.waiting -= 1
 
     def _copy(self, place: int) -> None:
-        _, parameter, view, *_ = self._slots[place]
+        parameter, view = self._parameters[place], self._views[place]
         grad = parameter.grad
         if grad is None or grad.is_sparse:  # a sparse one is refused with the bucket
             return
@@ -154,56 +146,81 @@ class GradBucket:
         `used`: by index, 0 for parameters that maybe no rank used. What those have gathered before takes part. Not to be
         differentiated.
         """
-        sources, targets, inside, empty, placed = [], [], [], [], []
-        large, rooms, starts = [], [], []
-        filled, slots, asleep, alias = self._filled, self._slots, self._asleep, self._alias  # there may be thousands
-        for place in range(len(slots)) if self._sent is None else self._sent:
-            if filled[place]:
-                continue
-            member, parameter, view, start = slots[place]
-            if (grad := parameter.grad) is None:
-                empty.append(view)
-                continue
-            if grad is view:
-                inside.append(view)
-                if not used[member]:
-                    self._release(place)
-                continue
-            if start is not None:
-                large.append(grad)
-                rooms.append(view)
-                starts.append(start)
-            elif self._large[place]:
-                self._move(grad, view)
-            else:
-                sources.append(grad)
-                targets.append(view)
-            if alias and used[member]:
-                placed.append((parameter, view))
-            if member in asleep:
-                self._unheard.append(member)
-                self._copied.append(view if alias else grad)
-        if large:
-            gather_scaled(self._flat, large, starts, self.scale)
-            torch.autograd.graph.increment_version(rooms)  # a graph that needs what was there before will notice
-        self._write(sources, targets, inside, empty)
-        for parameter, view in placed:
-            parameter.grad = view
-        self._versions = list(map(VERSION, self._copied))
+        grads = list(map(GRADIENT, self._parameters))
+        if self._all_come(grads, used):
+            moved: Sequence[int] = range(len(grads))
+            self._gather(grads, self._starts, self._views)
+            self._place(moved)
+        else:
+            moved = self._fill_each(grads, used)
+            self._place([place for place in moved if used[self.members[place]]])
+        if self._unheard.places:
+            self._unheard.leave(moved, self._views if self._alias else grads)
         if self._sent is not None:
             self._buffer = torch.cat(self._pieces(self._sent))
 
-    def _write(self, sources: list[Tensor], targets: list[Tensor], inside: list[Tensor], empty: list[Tensor]) -> None:
-        """Copy, clear and scale parts of the buffer, with as few calls as these take."""
-        if sources:
-            torch._foreach_copy_(targets, sources)
+    def _all_come(self, grads: Sequence[Tensor | None], used: Sequence[int]) -> bool:
+        """Whether all members have got a gradient, which lies outside of the buffer and fits into it as it is."""
+        return (
+            all(self._dense)
+            and self._sent is None
+            and 1 not in self._filled
+            and all(map(is_not, grads, repeat(None)))
+            and not any(map(is_, grads, self._views))
+            and all(map(used.__getitem__, self.members))
+        )
+
+    def _gather(self, sources: Sequence[Tensor], starts: Sequence[int], targets: Sequence[Tensor]) -> None:
+        gather_scaled(self._flat, sources, starts, self.scale)
+        torch.autograd.graph.increment_version(targets)  # a graph that needs what was there before will notice
+
+    def _fill_each(self, grads: Sequence[Any], used: Sequence[int]) -> list[int]:
+        """The same one by one; returns the places of the gradients that lay outside of the buffer."""
+        outside, inside, empty = [], [], []
+        for place in range(len(grads)) if self._sent is None else self._sent:
+            if self._filled[place]:
+                continue
+            view = self._views[place]
+            if grads[place] is None:
+                empty.append(view)
+            elif grads[place] is not view:
+                outside.append(place)
+            else:
+                inside.append(view)
+                if not used[self.members[place]]:
+                    self._release(place)
+        if self._flat.is_cuda and outside:  # then scaled together with those that are there
+            targets = [self._views[place] for place in outside]
+            torch._foreach_copy_(targets, [grads[place] for place in outside])
+            inside += targets
+        elif outside:
+            self._copy_scaled(outside, grads)
         if empty:
             torch._foreach_zero_(empty)
-        if (scaled := targets + inside) and self.scale != 1.0:
-            if len(scaled) + len(empty) == len(self.members):
+        if inside and self.scale != 1.0:
+            if len(inside) + len(empty) == len(self.members):
                 self._flat.mul_(self.scale)
-            else:
-                torch._foreach_mul_(scaled, self.scale)
+            elif self._flat.is_cuda:
+                torch._foreach_mul_(inside, self.scale)
+            else:  # where that rounds the factor to 16 bits
+                for view in inside:
+                    view.mul_(self.scale)
+        return outside
+
+    def _copy_scaled(self, places: Sequence[int], grads: Sequence[Any]) -> None:
+        dense = [place for place in places if self._dense[place]]
+        if dense:
+            sources, starts = [grads[place] for place in dense], [self._starts[place] for place in dense]
+            self._gather(sources, starts, [self._views[place] for place in dense])
+        for place in places:
+            if not self._dense[place]:
+                self._move(grads[place], self._views[place])
+
+    def _place(self, places: Iterable[int]) -> None:
+        """Make parts of the buffer the gradients, where they are to be views of it."""
+        if self._alias:
+            for place in places:
+                self._parameters[place].grad = self._views[place]
 
     def _pieces(self, places: Sequence[int]) -> list[Tensor]:
         pieces = self._flat.split(self._sizes)
@@ -224,29 +241,22 @@ class GradBucket:
         torch._foreach_copy_(pieces, list(average.view(-1).split([piece.numel() for piece in pieces])))
 
     def disturbed(self) -> int | None:
-        """A member that was told of by nothing and got another gradient after its own had left, if there is one.
-
-        A gradient of its own that shares its memory with others, as parts of one tensor do, counts all changes there: it
-        is not asked.
-        """
-        now = list(map(VERSION, self._copied))
-        if now == self._versions:
-            return None
-        for member, grad, version, before in zip(self._unheard, self._copied, now, self._versions, strict=True):
-            if version != before and (self._alias or grad.untyped_storage().nbytes() == grad.nbytes):
-                return member
-        return None
+        """A member that was told of by nothing and got another gradient after its own had left, if there is one."""
+        return self._unheard.disturbed(alone=self._alias)
 
     def deliver(self, average: Tensor, used: Sequence[int] | None) -> None:
         """Make the average the gradient of the parameters that any rank used: by index, not 0; None stands for all.
 
         Not to be differentiated.
         """
-        self._take(average)
-        self._unheard, self._copied, self._versions = [], [], []
+        if average is not self._flat:
+            self._take(average)
+        self._unheard.forget()
+        if self._alias and all(map(is_, map(GRADIENT, self._parameters), self._views)):
+            return
         grads, views = [], []
-        slots = self._slots if self._sent is None else [self._slots[place] for place in self._sent]
-        for member, parameter, view, *_ in slots:
+        for place in range(len(self.members)) if self._sent is None else self._sent:
+            member, parameter, view = self.members[place], self._parameters[place], self._views[place]
             grad = parameter.grad
             if grad is view or (used is not None and not used[member]):
                 continue
@@ -258,9 +268,8 @@ class GradBucket:
                 grads.append(grad)
                 views.append(view)
         if grads:
-            with torch.autograd._unsafe_preserve_version_counter(
-                tuple(grads)
-            ):  # others may look at theirs, and share it
+            kept = torch.autograd._unsafe_preserve_version_counter(tuple(grads))
+            with kept:  # others may look at theirs, and share it
                 torch._foreach_copy_(grads, views)
 
 

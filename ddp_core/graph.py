@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -49,6 +49,15 @@ class Nodes(Sequence[Any]):
         """Let the next forward make a node without hooks."""
         if not self._parameters[index].is_cuda:
             self._held[index] = None
+
+
+def undifferentiated(function: Callable[..., None], *arguments: Any) -> None:
+    """Call a function of which no graph is to be made, even in a backward with create_graph."""
+    if torch.is_grad_enabled():
+        with torch.no_grad():  # entering it is dear
+            function(*arguments)
+    else:
+        function(*arguments)
 
 
 def arriving(nodes: Sequence[Any], anchor: Any) -> list[bool] | None:

@@ -7,8 +7,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from functools import partial, reduce
-from operator import add
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,16 +16,18 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..compress import Compressor, Program, Spec, compressor
+from ..compress.protocol import AllReduce
+from ..compress.simulate import traffic
 from . import checkpoint
 from .buckets import Buckets
 from .engine import DEFAULT_TIMEOUT, Engine
 from .grad_bucket import Awaited, GradBucket
-from .job import Record
 from .parameters import as_real
 from .parts import Part, Parts, all_done, labelled
 from .sparse import SPARSE_ROUNDS, SparseBucket
-from .stats import BucketStats, Stats
+from .stats import BucketStats, Records, Stats
 from .step import Step
+from .sums import Way
 
 AT_EXIT = timedelta(seconds=5)
 AT_SAVING = timedelta(minutes=1)  # that buckets under way may take, after a backward that did not come to its end
@@ -54,9 +55,9 @@ class Handle:
         self._bound = False
         self._names: dict[Tensor, str] = {}
         self._parts = Parts(self._buckets)
+        self._known = object()  # made anew when what is known of buckets is forgotten
         self._step = Step()
-        self._records: list[BucketStats] = []
-        self._steps, self._total = 0, Record()
+        self._records = Records()
         self._loaded_order: list[str] = []
 
     def bind(self, model: nn.Module) -> None:
@@ -90,8 +91,7 @@ class Handle:
 
     def average(self, bucket: GradBucket) -> Awaited:
         """Average a bucket of our own DDP, of the step that `begin_step` began."""
-        plain = bucket.scale != 1.0 and not bucket.buffer().is_cuda  # on a GPU no thread wakes up for a program
-        return (self._sum(bucket) if plain else None) or self._programs(bucket)
+        return (self._sum(bucket) if bucket.scale != 1.0 else None) or self._programs(bucket)
 
     @property
     def scale(self) -> float:
@@ -125,13 +125,12 @@ class Handle:
 
     def stats(self) -> Stats:
         """Rounds, bytes and seconds of the last synced step and in total."""
-        buckets = tuple(self._records)
-        return Stats(self._steps, buckets, reduce(add, (bucket.record for bucket in buckets), self._total))
+        return self._records.stats()
 
     @property
     def programs(self) -> Sequence[BucketStats]:
         """What each bucket of the last synced step cost, or of the one under way so far, in the order sent."""
-        return self._records
+        return self._records.step
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint of this rank needs; safe with `torch.load(weights_only=True)`. Residuals differ by rank.
@@ -198,37 +197,43 @@ class Handle:
         self._buckets.settle()
         self._step.begin()
         self._buckets.step += 1
-        self._count_records()
-        self._steps += 1
+        self._records.begin_step()
 
     def end_step(self) -> None:
         """All averages of the step that `begin_step` began have been handed out."""
         self._step.end()
 
-    def _count_records(self) -> None:
-        self._total = reduce(add, (bucket.record for bucket in self._records), self._total)
-        self._records = []
-
     def _sum(self, bucket: GradBucket) -> Awaited | None:
         """The average of gradients that came divided, where it takes no program."""
-        buffer = bucket.buffer()
-        engine, flat = self._engine(buffer.device, bucket.index()), as_real(buffer)
-        first, *others = self._parts.of(bucket, flat, engine, self._name)
-        layout = first.bucket.layout
-        started = None if others else engine.sum(flat, buffer, partial(labelled, bucket.index(), layout.names))
+        way: Way | None = bucket.way
+        if way is None or way.known is not self._known or way.buffer is not bucket.buffer():
+            way = self._way(bucket)
+            bucket.way = way if len(bucket.parameters()) == len(bucket.members) else None  # parts of it lie elsewhere
+        started = way.engine.sum(way.flat, way.buffer, way.cost, way.label) if way.alone else None
         if started is not None:
-            self._records.append(BucketStats(layout.names, layout.numel, started.record))
+            self._records.step.append(BucketStats(way.names, way.elements, started.record))
         return started
+
+    def _way(self, bucket: GradBucket) -> Way:
+        engine, flat, parts = self._met(bucket)
+        layout = parts[0].bucket.layout
+        label = partial(labelled, bucket.number, layout.names)
+        cost = traffic(AllReduce(flat, "sum"), engine.group.size())
+        return Way(self._known, bucket.buffer(), flat, engine, len(parts) == 1, layout.names, layout.numel, cost, label)
+
+    def _met(self, bucket: dist.GradBucket | GradBucket) -> tuple[Engine, Tensor, Sequence[Part]]:
+        """What averages a bucket, its gradients as flat real numbers, and our buckets in it."""
+        buffer, index = bucket.buffer(), bucket.index()
+        engine, flat = self._engine(buffer.device, index), as_real(buffer)
+        return engine, flat, self._parts.of(bucket, flat, engine, self._name)
 
     def _programs(self, bucket: dist.GradBucket | GradBucket) -> torch.futures.Future[Tensor]:
         """The average of a bucket, by a program for each of ours in it."""
         buffer = bucket.buffer()
-        engine = self._engine(buffer.device, bucket.index())
         if buffer.is_sparse and isinstance(bucket, SparseBucket):
-            return self._submit_sparse(engine, bucket)
-        flat = as_real(buffer)
+            return self._submit_sparse(bucket)
         scaled = getattr(bucket, "scale", 1.0) != 1.0
-        parts = self._parts.of(bucket, flat, engine, self._name)
+        engine, flat, parts = self._met(bucket)
         futures = [self._submit(engine, part, bucket.index(), flat, buffer, scaled) for part in parts]
         if len(futures) == 1 or flat.is_cuda:
             return futures[-1]  # on the side stream the last part ends last, and its future knows the device
@@ -240,20 +245,21 @@ class Handle:
         program = part.reduce(flat, self._buckets.step - 1, buffer, scaled, not scaled and self._buckets.watched)
         return self._run(engine, program, index, part.bucket.layout.names, part.bucket.layout.numel)
 
-    def _submit_sparse(self, engine: Engine, bucket: SparseBucket) -> torch.futures.Future[Tensor]:
+    def _submit_sparse(self, bucket: SparseBucket) -> torch.futures.Future[Tensor]:
+        engine = self._engine(bucket.buffer().device, bucket.number)
         engine.prepare(SPARSE_ROUNDS)
         world_size, watched = self._process_group().size(), self._buckets.watched
         program = self._buckets.reduce_sparse(bucket.buffer(), world_size, watched)
         names = tuple(map(self._name, bucket.parameters()))
         elements = sum(parameter.numel() for parameter in bucket.parameters())
-        return self._run(engine, program, bucket.index(), names, elements)
+        return self._run(engine, program, bucket.number, names, elements)
 
     def _run(
         self, engine: Engine, program: Program[Tensor], index: int, names: tuple[str, ...], elements: int
     ) -> torch.futures.Future[Tensor]:
         label = labelled(index, names)
         future, record = engine.submit(program, label, at_once=self._buckets.averages)
-        self._records.append(BucketStats(names, elements, record))
+        self._records.step.append(BucketStats(names, elements, record))
         return future
 
     def _engine(self, device: torch.device, index: int) -> Engine:
@@ -276,6 +282,6 @@ class Handle:
         self._forget_parts()
 
     def _forget_parts(self) -> None:
-        self._count_records()
-        self._parts = Parts(self._buckets)
+        self._records.end_step()
+        self._parts, self._known = Parts(self._buckets), object()
         self._step.end()

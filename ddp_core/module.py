@@ -34,16 +34,14 @@ from .timeline import StepTimes
 from .torch_reducer import TorchReducer
 from .weakly import weakly
 
-LEFT_OUT = (
+LEFT_OUT: tuple[str, ...] = (
     "process_group",
     "device_mesh",
     "reducer",
     "logger",
     "timeline",
-    "_buffers_sync",
-    "_order",
-    "_hook",
-)
+)  # of pickles, with what follows
+LEFT_OUT += ("_buffers_sync", "_order", "_handle", "_hook")
 GONE = "the DistributedDataParallel that averages these gradients is gone: keep it as long as its model trains"
 
 
@@ -106,20 +104,22 @@ class DistributedDataParallel(TorchFace):
         self.reducer.at_end += [self._buffers_sync.wait, weakly(self._end_times)]
         self.timeline = self.reducer.timeline
         self._order = BucketOrder(self.reducer, self.device)
+        self._take_hook(self._hook)
         self._lazy_init_ran = False
         self.reducer.logger = self.logger = Logger(self)
 
     def _average(self, bucket: GradBucket) -> Awaited:
-        self._refuse_distributed_autograd(bucket)
         first = not self.reducer.sent
+        if first or self._is_distributed:
+            self._refuse_distributed_autograd(bucket)
         self.reducer.sent += 1
-        self.timeline.bucket_launched(bucket.index())
+        self.timeline.bucket_launched(bucket.number)
         if self._hook is not None:
             state, hook = self._hook
             if first and isinstance(state, Handle):
                 state.expect_step()
             future: torch.futures.Future[Tensor] = hook(state, bucket)
-            self.timeline.watch(bucket.index(), future)
+            self.timeline.watch(bucket.number, future)
             return future
         if first:
             self.compression.begin_step()
@@ -140,8 +140,7 @@ class DistributedDataParallel(TorchFace):
 
     def _end_times(self) -> None:
         self.end_step()
-        programs = () if self._handle is None else self._handle.programs
-        self.timeline.step_ends(self.reducer.finished, programs)
+        self.timeline.step_ends(self.reducer.finished, () if self._handle is None else self._handle.programs)
 
     @torch._disable_dynamo(recursive=False)
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -197,18 +196,12 @@ class DistributedDataParallel(TorchFace):
     @property
     def wishes(self) -> Wishes:
         """What those who average want of gradients."""
-        scale = self.compression.scale if self._hook is None else 1.0
-        return Wishes(scale, fresh=self._handle is not None and self._handle.remembers)
+        fresh = self._handle is not None and self._handle.remembers
+        return Wishes(self.compression.scale if self._hook is None else 1.0, fresh)
 
     def agree_on_order(self) -> None:
         """Between steps: buckets for the order in which gradients get ready, where it is time to look."""
         self._order.look(self._handle)
-
-    @property
-    def _handle(self) -> Handle | None:
-        """The compression that averages; None where a hook that is not ours does."""
-        handle = self.compression if self._hook is None else self._hook[0]
-        return handle if isinstance(handle, Handle) else None
 
     def sync_buffers(self, *, candidate: bool, after_forward: bool = False) -> None:
         """Make the buffers of all ranks those of one; `candidate`: it may be this one."""
@@ -241,7 +234,13 @@ class DistributedDataParallel(TorchFace):
                 f"compressor='none', that is; this one has {self._hook[1] if self._hook else self._setup[0]}",
             )
         self.logger._set_comm_hook_name(getattr(hook, "__qualname__", type(hook).__qualname__))
-        self._hook = (state, hook)
+        self._take_hook((state, hook))
+        self.reducer.wish(self.wishes)
+
+    def _take_hook(self, hook: tuple[object, Callable[..., Any]] | None) -> None:
+        """`_handle` is the compression that averages; None where a hook that is not ours does."""
+        handle = self.compression if hook is None else hook[0]
+        self._hook, self._handle = hook, handle if isinstance(handle, Handle) else None
 
     def _set_static_graph(self) -> None:
         if self.static_graph:

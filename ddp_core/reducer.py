@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -20,7 +19,7 @@ from .assignment import BucketPlan
 from .backward import NONE, Backward, Rules, Wishes
 from .calm import Calm, Hooks
 from .grad_bucket import Average, GradBucket
-from .graph import Nodes, arriving, gradient_node
+from .graph import Nodes, arriving, gradient_node, undifferentiated
 from .timeline import Timeline
 from .usage import Usage
 from .weakly import weakly
@@ -70,7 +69,7 @@ class Reducer(complaints.Complainer):
         self.require_finished()
         self._over = False
         self.timeline.step_begins()
-        plain = not (self.watches or self.rules.static_graph or self._several)
+        plain = not (self.rules.dynamic or self.rules.static_graph or self._several)
         self._backward = self._opened(wishes, asleep=self._calm.falls_asleep(allowed=plain))
         for index, firings in enumerate(self._firings or ()):
             if not firings:
@@ -78,11 +77,12 @@ class Reducer(complaints.Complainer):
 
     def _opened(self, wishes: Wishes, asleep: Sequence[frozenset[int]] = ()) -> Backward:
         for bucket in self.plan.buckets:
-            bucket.open(wishes.scale, asleep[bucket.index()] if asleep else ())
+            bucket.open(wishes.scale, asleep[bucket.number] if asleep else ())
+        counts = self.counts
         return Backward(
             missing=[1] * len(self._parameters) if self._firings is None else list(self._firings),
-            counts=self.counts,
-            started=not self.watches,
+            counts=counts,
+            started=not (counts or self.rules.dynamic),
             asks=self.rules.dynamic or (self.rules.static_graph and self._static_usage is None),
             skips=self.rules.skip_all_reduce_unused_params,
             fresh=wishes.fresh,
@@ -155,7 +155,7 @@ class Reducer(complaints.Complainer):
         if backward.missing[index] or backward.counts:
             self._await_others(backward, index)
             return
-        if backward.sleeps:
+        if backward.asleep and not backward.listens:
             self._calm.listen(backward, self._used)
         backward.order.append(index)
         self._settle(backward, index, brought=defined)
@@ -192,9 +192,9 @@ class Reducer(complaints.Complainer):
             bucket.bring(index)
         else:
             bucket.skip()
-        if not bucket.waiting and not self._woken(backward, bucket):
-            backward.orderly &= bucket.index() == backward.launched
-            self.timeline.bucket_ready(bucket.index())
+        if not bucket.waiting and not (backward.asleep and self._woken(backward, bucket)):
+            backward.orderly &= bucket.number == backward.launched
+            self.timeline.bucket_ready(bucket.number)
 
     def _launch(self, backward: Backward) -> None:
         """Send the buckets that are complete, in order; with the last one, ask for the end of backward."""
@@ -211,12 +211,11 @@ class Reducer(complaints.Complainer):
 
     def _send(self, backward: Backward, bucket: GradBucket) -> None:
         """Give a bucket to its average."""
-        if graph := torch.is_grad_enabled():
+        if torch.is_grad_enabled():
             self._warn("create_graph", complaints.CREATE_GRAPH)
         if backward.needs(bucket):
             try:
-                with torch.no_grad() if graph else nullcontext():  # entering it is dear
-                    bucket.fill(backward.used_by_any() or self._used)
+                undifferentiated(bucket.fill, backward.used_by_any() or self._used)
             except RuntimeError as error:
                 gradients = {self._names[index]: self._parameters[index].grad for index in bucket.members}
                 if sparse := [name for name, grad in gradients.items() if grad is not None and grad.is_sparse]:
@@ -256,19 +255,22 @@ class Reducer(complaints.Complainer):
             return
         backward.over = True
         self.timeline.computation_ends()
-        with backward.remembering(), torch.no_grad():
-            for bucket, average in self._averages():
-                if (index := bucket.disturbed()) is not None:
-                    raise self._failure(complaints.twice(self._names[index], static=False, passed_over=False))
-                bucket.deliver(average if self.share == 1.0 else average.div_(self.share), backward.used_by_any())
+        with backward:
+            undifferentiated(self._hand_out, backward)
         self._backward = None
-        if not backward.sleeps:
+        if not backward.asleep:
             self.plan.trace(backward.order)
         self._calm.went(alike=backward.orderly and self.plan.traced_alike is not None)
         self._over = True
         self._end_step(backward)
         for end in self.at_end:
             end()
+
+    def _hand_out(self, backward: Backward) -> None:
+        for bucket, average in self._averages():
+            if (index := bucket.disturbed()) is not None:
+                raise self._failure(complaints.twice(self._names[index], static=False, passed_over=False))
+            bucket.deliver(average if self.share == 1.0 else average.div_(self.share), backward.used_by_any())
 
     def _averages(self) -> Iterator[tuple[GradBucket, Tensor]]:
         for bucket in self.plan.buckets:
@@ -277,9 +279,9 @@ class Reducer(complaints.Complainer):
                     average = bucket.average.wait()
                 except Exception as error:
                     names = [self._names[index] for index in bucket.members]
-                    raise self._failure(complaints.failed(bucket.index(), names, error)) from error
+                    raise self._failure(complaints.failed(bucket.number, names, error)) from error
                 bucket.average = None
-                self.timeline.bucket_done(bucket.index())
+                self.timeline.bucket_done(bucket.number)
                 yield bucket, average
 
     def _end_step(self, backward: Backward) -> None:

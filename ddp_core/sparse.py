@@ -18,7 +18,7 @@ class SparseBucket(GradBucket):
 
     def __init__(self, index: int, members: Sequence[int], parameters: Sequence[Tensor], *, last: bool) -> None:
         self.members = tuple(members)
-        self._index, self._last = index, last
+        self.number, self._last = index, last
         self._parameters = list(parameters)
         self._sent = None
         self.open(1.0)

@@ -4,43 +4,68 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..compress.protocol import AllReduce
-from ..compress.simulate import traffic
+from ..compress.simulate import Traffic
 from .collectives import start_sum
 from .job import Record
 
+if TYPE_CHECKING:
+    from .engine import Engine
+
 POLL_SECONDS = 0.01  # between two looks whether it has arrived
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a bucket of our own DDP gets summed, step after step, with no compressor's state.
+
+    `known`: good as long as the handle has this one. `flat`: `buffer` as real numbers. `alone`: it is one bucket of ours,
+    of so many `elements`. `cost`: of a sum, for this rank. `label`: what messages call it.
+    """
+
+    known: object
+    buffer: Tensor
+    flat: Tensor
+    engine: Engine
+    alone: bool
+    names: tuple[str, ...]
+    elements: int
+    cost: Traffic
+    label: Callable[[], str]
 
 
 class Sum:
     """A tensor on its way to being summed over ranks, in place; whoever waits for it does what is left to do.
 
-    `result`: what they get. `fails(error)`: ends whatever else is under way and tells what to raise.
+    `result`: what they get. `cost`: what it gives to the process group. `fails(error)`: ends whatever else is under way and
+    tells what to raise. `work` is None once it was waited for or given up.
     """
 
     def __init__(
         self,
         tensor: Tensor,
         result: Tensor,
+        cost: Traffic,
         group: dist.ProcessGroup,
         timeout: timedelta,
         fails: Callable[[Exception], Exception],
     ) -> None:
-        self.record = Record(traffic(AllReduce(tensor, "sum"), group.size()))
+        self.record = Record(cost)
         self._result, self._timeout, self._fails = result, timeout, fails
         self._began = time.perf_counter()
         self._arrived: float | None = None
         self._error: Exception | None = None
-        self._work: dist.Work | None = None
+        self.work: dist.Work | None = None
         try:
-            self._work = start_sum(tensor, group)
-            self._work.get_future().add_done_callback(self._arrives)
+            self.work = start_sum(tensor, group)
+            self.work.get_future().add_done_callback(self._arrives)
         except Exception as error:  # whoever waits is told
             self._error = error
 
@@ -50,7 +75,7 @@ class Sum:
 
     def wait(self) -> Tensor:
         """The result when it is there; raises what `fails` tells where it does not come."""
-        work = self._work
+        work = self.work
         try:
             if self._error is not None or work is None:
                 raise self._error or RuntimeError("it was given up")
@@ -60,16 +85,11 @@ class Sum:
         end = self._arrived or time.perf_counter()
         self.record.wait = end - self._began
         self.record.spans.append(("wait", self._began, end))
-        self._work = None
+        self.work = None
         return self._result
-
-    @property
-    def under_way(self) -> bool:
-        """Whether it has been neither waited for nor given up."""
-        return self._work is not None
 
     def drop(self, deadline: float = 0.0) -> None:
         """Give up what is in flight, whose connection would stay open with it, unless it arrives by `deadline`."""
-        while self._work is not None and not self._work.is_completed() and time.monotonic() < deadline:
+        while self.work is not None and not self.work.is_completed() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-        self._work = None
+        self.work = None

@@ -72,8 +72,8 @@ class Marks:
     launched: float = math.inf
     done: float = math.inf
 
-    def end(self, _: object = None) -> None:
-        """The average is there: told by who waited for it, or before by its future."""
+    def end(self, _: object) -> None:
+        """The average is there, its future says."""
         self.done = min(self.done, time.perf_counter())
 
     def since(self, began: float, index: int, names: tuple[str, ...], programs: Iterable[BucketStats]) -> BucketTimes:
@@ -98,9 +98,7 @@ class Timeline:
 
     def __init__(self) -> None:
         self._last: StepTimes | None = None
-        self._ended: Callable[[], StepTimes] | None = (
-            None  # what makes the times of the last step, where nobody asked yet
-        )
+        self._ended: Callable[[], StepTimes] | None = None  # tells of the last step, where nobody has asked yet
         self._names: Sequence[tuple[str, ...]] = ()
         self._place: dict[str, int] = {}
         self._recordings: dict[int, list[StepTimes]] = {}
@@ -145,8 +143,8 @@ class Timeline:
 
     def bucket_done(self, index: int) -> None:
         """Backward has waited for a bucket's average."""
-        if index in self._marks:
-            self._marks[index].end()
+        if (mark := self._marks.get(index)) is not None and mark.done == math.inf:
+            mark.done = time.perf_counter()
 
     def all_launched(self) -> None:
         """The last bucket is on its way."""

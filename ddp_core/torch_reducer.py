@@ -47,6 +47,14 @@ class TorchReducer(Reducer):
         self.wishes = wishes
         super().begin(wishes)
 
+    def wish(self, wishes: Wishes) -> None:
+        """Others average from now on, also in the backward of a forward that has run."""
+        self.wishes = wishes
+        if (backward := self._backward) is not None and not backward.under_way:
+            backward.fresh = wishes.fresh
+            for bucket in self.plan.buckets:
+                bucket.scale = wishes.scale
+
     def prepare_for_backward(self, outputs: list[Tensor]) -> None:
         """Synchronize the next backward, though its forward ran inside `no_sync`: pipeline stages do so.
 
@@ -64,7 +72,7 @@ class TorchReducer(Reducer):
         self.require_finished()
         self._backward = backward = self._opened(wishes)
         backward.over = True
-        with backward.remembering():
+        with backward:
             self._send_nothing(backward)
             for _ in self._averages():
                 pass
@@ -85,12 +93,13 @@ class TorchReducer(Reducer):
     @property
     def dozes(self) -> bool:
         """Whether a backward could begin that no hook of a parameter tells of."""
-        return self._backward is not None and self._backward.sleeps
+        return self._backward is not None and bool(self._backward.asleep)
 
     def listen(self) -> None:
         """A backward has begun at an output of the last forward, or a pass of `torch.autograd.grad`."""
-        if self._backward is not None and self.dozes and accumulates(self._nodes):
-            self._calm.listen(self._backward, self._used)
+        backward = self._backward
+        if backward is not None and backward.asleep and not backward.listens and accumulates(self._nodes):
+            self._calm.listen(backward, self._used)
 
     def _failure(self, text: str) -> RuntimeError:
         if self.logger is not None:
@@ -100,7 +109,7 @@ class TorchReducer(Reducer):
 
     def _end_step(self, backward: Backward) -> None:
         if (
-            backward.order and not backward.sleeps
+            backward.order and not backward.asleep
         ):  # not where this rank had no inputs, nor where only some told of them
             self._changed = self._changed or self._differ(backward.order)
             self.traced = backward.order

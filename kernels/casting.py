@@ -9,6 +9,8 @@ from torch import Tensor
 
 from .dispatch import operation
 
+LARGE = 1 << 15  # bytes; copying smaller ones one by one costs more than it saves
+
 
 @operation
 def cast_scaled(source: Tensor, out: Tensor, scale: float) -> None:
@@ -37,6 +39,13 @@ def gather_scaled(out: Tensor, sources: Sequence[Tensor], places: Sequence[int],
         torch._foreach_copy_(targets, flat)
         if scale != 1.0:
             torch._foreach_mul_(targets, scale)
-    else:
-        for source, target in zip(flat, targets, strict=True):
+        return
+    small: list[tuple[Tensor, Tensor]] = []
+    for source, target in zip(flat, targets, strict=True):
+        if source.nbytes < LARGE:
+            small.append((source, target))
+        else:
             torch.mul(source, scale, out=target)
+    if small:
+        scaled = torch._foreach_mul([source for source, _ in small], scale)  # in place it rounds the factor to 16 bits
+        torch._foreach_copy_([target for _, target in small], scaled)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Collection, Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 from operator import add
 from typing import Any
 
@@ -95,9 +95,11 @@ def check_gather(out: Tensor, places: Sequence[int], sizes: Sequence[int]) -> No
     flat(out=out)
     if len(sizes) != len(places):
         raise ValueError(f"there are {len(sizes)} sources and {len(places)} places")
-    if sizes and (min(places) < 0 or max(map(add, places, sizes)) > out.numel()):
+    ends = sorted(zip(places, map(add, places, sizes), strict=True))
+    apart = all(end <= start for (_, end), (start, _) in pairwise(ends))
+    if sizes and not (apart and ends[0][0] >= 0 and ends[-1][1] <= out.numel()):
         spans = ", ".join(f"{place} to {place + size}" for place, size in zip(places, sizes, strict=True))
-        raise ValueError(f"out has {out.numel()} elements, the sources are to lie at {spans}")
+        raise ValueError(f"out has {out.numel()} elements, the sources are to lie at {spans}: inside, and apart")
 
 
 def check_sign_pack(grad: Tensor, residual: Tensor | None, scales: Tensor, bits: Tensor, length: int) -> None:

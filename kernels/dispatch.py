@@ -58,6 +58,7 @@ def register_backend(name: str, device: str, probe: Callable[[], str], automatic
     `automatic`: whether it may run without being asked for by name.
     """
     _backends[name] = Backend(name, device, probe, automatic)
+    _choose_anew()
     return _backends[name]
 
 
@@ -79,10 +80,17 @@ def use_backend(*names: str) -> Iterator[None]:
     """
     _check(names)
     _requested.append(names)
+    _choose_anew()
     try:
         yield
     finally:
         _requested.pop()
+        _choose_anew()
+
+
+def _choose_anew() -> None:
+    for each in _operations.values():
+        each.choices = {}
 
 
 def _check(names: tuple[str, ...]) -> None:
@@ -102,9 +110,9 @@ def _from_environment(value: str) -> tuple[str, ...]:
 
 def requested_backends() -> tuple[str, ...]:
     """The backends asked for by `use_backend` or the environment; empty means: the best that works."""
-    if _requested and _requested[-1]:
-        return _requested[-1]
-    return _from_environment(os.environ[ENVIRONMENT_VARIABLE]) if ENVIRONMENT_VARIABLE in os.environ else ()
+    return (
+        _requested[-1] if _requested and _requested[-1] else _from_environment(os.environ.get(ENVIRONMENT_VARIABLE, ""))
+    )
 
 
 @functools.cache
@@ -116,7 +124,7 @@ class Operation(Generic[P, R]):
     """An operation: called, it runs the implementation for the device of its first argument, a tensor.
 
     On the meta device nothing runs: most operations write into their arguments and return nothing; what returns a tensor
-    says by `on_meta` which.
+    says by `on_meta` which. What was chosen for a device holds until other backends are requested by `use_backend`.
     """
 
     def __init__(self, reference: Callable[P, R]) -> None:
@@ -125,12 +133,14 @@ class Operation(Generic[P, R]):
         self.reference = reference
         self.implementations: dict[str, Callable[P, R]] = {REFERENCE: reference}
         self.shape_only: Callable[P, R] | None = None
+        self.choices: dict[str, Callable[P, R]] = {}  # by type of device
 
     def implement(self, backend: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """Decorator: the implementation of this operation in a backend."""
 
         def add(function: Callable[P, R]) -> Callable[P, R]:
             self.implementations[backend] = function
+            self.choices = {}
             return function
 
         return add
@@ -138,6 +148,7 @@ class Operation(Generic[P, R]):
     def on_meta(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorator: what the operation returns for tensors on the meta device."""
         self.shape_only = function
+        self.choices = {}
         return function
 
     def chosen(self, device: str) -> str:
@@ -162,9 +173,19 @@ class Operation(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         device = args[0].device.type  # type: ignore[attr-defined]
+        choices = self.choices  # others take its place when another choice is to be made
+        if (function := choices.get(device)) is None:
+            function = choices[device] = self._implementation(device)
+        return function(*args, **kwargs)
+
+    def _implementation(self, device: str) -> Callable[P, R]:
         if device == "meta":
-            return self.shape_only(*args, **kwargs) if self.shape_only else None  # type: ignore[return-value]
-        return self.implementations[self.chosen(device)](*args, **kwargs)
+            return self.shape_only or _nothing
+        return self.implementations[self.chosen(device)]
+
+
+def _nothing(*_: Any, **__: Any) -> Any:
+    """What most operations do on the meta device."""
 
 
 def operation(reference: Callable[P, R]) -> Operation[P, R]:

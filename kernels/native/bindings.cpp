@@ -1,9 +1,12 @@
 // The operations for Python. A tensor comes in as its address, the number of its format, and the strides of its first
-// two dimensions; all is checked by the caller. The GIL is released.
+// two dimensions; all is checked by the caller. Where there may be many, they come as they are. The GIL is released.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <numeric>
+
 #include "operations.hpp"
+#include "tensors.hpp"
 
 namespace py = pybind11;
 
@@ -24,6 +27,30 @@ int64_t inner(const Array& array) { return std::get<3>(array); }
 
 bool are_long(const Array& indices) { return std::get<1>(indices) != 0; }
 
+// Gathers the usual sources; returns the numbers of the others, or of all, with nothing done, where the places are wrong.
+std::vector<size_t> gather_tensors(py::handle out, const std::vector<py::object>& sources,
+                                   const std::vector<int64_t>& places, double scale, int64_t threads) {
+    std::vector<size_t> all(sources.size()), others;
+    std::iota(all.begin(), all.end(), size_t{0});
+    Flat target, source;
+    if (sources.size() != places.size() || !look(out, target)) return all;
+    std::vector<Piece> pieces;
+    pieces.reserve(sources.size());
+    for (size_t i = 0; i < sources.size(); ++i) {
+        if (look(sources[i], source) && source.format == target.format) {
+            const bool last = i + 1 == sources.size() || places[i + 1] < places[i];
+            const int64_t room = (last ? target.numel : places[i + 1]) - places[i];
+            if (places[i] < 0 || source.numel > room) return all;
+            pieces.push_back({source.data, target.data + places[i] * size_of(target.format), source.numel});
+        } else {
+            others.push_back(i);
+        }
+    }
+    const py::gil_scoped_release released;
+    gather_scaled(pieces, target.format, static_cast<float>(scale), threads);
+    return others;
+}
+
 void bind_streaming(py::module_& module) {
     const py::call_guard<py::gil_scoped_release> released;
     module.def(
@@ -34,17 +61,7 @@ void bind_streaming(py::module_& module) {
                         numel, threads);
         },
         released);
-    module.def(
-        "gather_scaled",
-        [](Array out, const std::vector<uintptr_t>& sources, const std::vector<int64_t>& places,
-           const std::vector<int64_t>& sizes, double scale, int64_t threads) {
-            std::vector<Piece> pieces;
-            for (size_t i = 0; i < sources.size(); ++i)
-                pieces.push_back({reinterpret_cast<const void*>(sources[i]),
-                                  at<char>(out) + places[i] * size_of(format(out)), sizes[i]});
-            gather_scaled(pieces, format(out), static_cast<float>(scale), threads);
-        },
-        released);
+    module.def("gather_scaled", &gather_tensors);
     module.def(
         "all_finite",
         [](Array source, int64_t numel, int64_t threads) {
@@ -131,6 +148,7 @@ void bind_low_rank(py::module_& module) {
 
 PYBIND11_MODULE(_native, module) {
     module.doc() = "The inner loops of gradwire's kernels on CPUs.";
+    gradwire::learn_tensors();
     module.def("levels", [] {
         std::vector<std::string> names;
         for (const gradwire::Level* each : gradwire::levels()) names.emplace_back(each->name);

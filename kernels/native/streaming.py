@@ -24,14 +24,13 @@ def _cast_scaled(source: Tensor, out: Tensor, scale: float) -> None:
 
 @gather_scaled.implement(NAME)
 def _gather_scaled(out: Tensor, sources: Sequence[Tensor], places: Sequence[int], scale: float) -> None:
-    dtype = out.dtype
-    plain = all(s.dtype is dtype and s.is_cpu and s.is_contiguous() and not s.is_neg() for s in sources)
-    if not (plain and known(NAME, gather_scaled, out)):
-        return gather_scaled.reference(out, sources, places, scale)
-    sizes = [source.numel() for source in sources]
-    check_gather(out, places, sizes)
-    addresses = [source.data_ptr() for source in sources]
-    library().gather_scaled(array(out), addresses, places, sizes, scale, torch.get_num_threads())
+    if any(map(Tensor.is_neg, sources)):
+        sources = [source.resolve_neg() for source in sources]
+    others = library().gather_scaled(out, sources, places, scale, torch.get_num_threads())
+    if others or len(sources) != len(places):
+        known(NAME, gather_scaled, out)
+        check_gather(out, places, [source.numel() for source in sources])
+        gather_scaled.reference(out, [sources[i] for i in others], [places[i] for i in others], scale)
 
 
 @all_finite.implement(NAME)

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
@@ -282,3 +283,26 @@ def test_sparse_gradients_travel_as_rows_beside_compressed_ones(ranks, spec):
         assert expected is None or torch.allclose(gradient, expected)
         assert len(records) == 1
         assert records[0].record.traffic.payload_bytes == 8 + 3 * (8 + 4 * WIDTH)
+
+
+def hooked_late(rank, world_size, ours, after_forward):
+    """Gradients with a hook that is registered after a step, and after a forward or before one that is not synchronized."""
+    model = gradwire.DistributedDataParallel(Chain(), **SMALL)
+    inputs = torch.full((2, WIDTH), 1.0 + rank)
+    model(inputs).sum().backward()
+    expected = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    output = model(inputs) if after_forward else None
+    model.register_comm_hook(*(gradwire.comm_hook("none") if ours else (None, default_hooks.allreduce_hook)))
+    if not after_forward:
+        with model.no_sync():
+            output = model(inputs)
+        model.reducer.prepare_for_backward([output])
+    output.sum().backward()
+    return all(map(torch.equal, [parameter.grad for parameter in model.parameters()], expected))
+
+
+@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("after_forward", [True, False])
+def test_a_hook_that_comes_late_gets_gradients_that_are_not_divided_yet(ranks, ours, after_forward):
+    assert all(ranks.run(hooked_late, 2, ours, after_forward))

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 import gradwire
 from gradwire.compress import AllReduce
+from gradwire.compress.simulate import Traffic
 from gradwire.ddp_core import Engine, pacing
 from gradwire.ddp_core.sums import Sum
 
@@ -16,6 +17,7 @@ from .nets import ALWAYS, Batch, Net, loss_of
 
 LIMIT = timedelta(seconds=20)
 NUMEL = 1000
+COST = Traffic(rounds=1, payload_bytes=4 * NUMEL, sent_bytes=4.0 * NUMEL)
 
 
 def ranks_numbers(rank, seed):
@@ -45,7 +47,7 @@ def sums_among_programs(rank, world_size):
         tensor = ranks_numbers(rank, seed)
         if seed == 6:
             engine.rest(time.monotonic() + LIMIT.total_seconds())
-        plain = engine.sum(tensor, tensor, lambda: "a sum") if seed % 2 or seed == 6 else None
+        plain = engine.sum(tensor, tensor, COST, lambda: "a sum") if seed % 2 or seed == 6 else None
         results.append(plain or engine.submit(once(tensor) if seed % 2 else twice(tensor), "a program")[0])
     answers = [each.wait() for each in results]
     engine.close()
@@ -65,11 +67,11 @@ def test_sums_keep_their_order_among_programs_whether_they_can_leave_at_once_or_
 def record_of_a_sum(rank, world_size):
     engine = engine_of()
     tensor, begin = torch.ones(NUMEL), time.perf_counter()
-    started = engine.sum(tensor, tensor, lambda: "a sum")
+    started = engine.sum(tensor, tensor, COST, lambda: "a sum")
     started.wait()
     between = time.perf_counter() - begin
     time.sleep(0.3)  # nobody waits for this
-    late = engine.sum(tensor, tensor, lambda: "a sum")
+    late = engine.sum(tensor, tensor, COST, lambda: "a sum")
     time.sleep(0.5)
     late.wait()
     engine.close()
@@ -78,7 +80,7 @@ def record_of_a_sum(rank, world_size):
 
 def test_a_sum_is_timed_until_it_is_there_and_not_until_somebody_asks(ranks):
     for record, between, late in ranks.run(record_of_a_sum, 2):
-        assert (record.traffic.rounds, record.traffic.sent_bytes) == (1, NUMEL * 4)
+        assert record.traffic == COST
         ((kind, begin, end),) = record.spans
         assert kind == "wait"
         assert end - begin == record.wait <= between
@@ -92,8 +94,8 @@ def without_an_answer(rank, world_size):
     said = []
     if rank == 0:
         tensor = torch.ones(NUMEL)
-        first, second = (engine.sum(tensor, tensor, partial("bucket {}".format, index)) for index in range(2))
-        for call in (first.wait, second.wait, partial(engine.sum, tensor, tensor, str)):
+        first, second = (engine.sum(tensor, tensor, COST, partial("bucket {}".format, index)) for index in range(2))
+        for call in (first.wait, second.wait, partial(engine.sum, tensor, tensor, COST, str)):
             try:
                 call()
             except RuntimeError as error:
@@ -115,7 +117,7 @@ def test_a_sum_that_nobody_answers_fails_with_its_label_and_ends_the_engine(rank
 def dropped_at_close(rank, world_size):
     engine = engine_of()
     tensor = torch.ones(NUMEL)
-    started = engine.sum(tensor, tensor, lambda: "a sum")
+    started = engine.sum(tensor, tensor, COST, lambda: "a sum")
     dist.barrier()
     engine.close()
     try:

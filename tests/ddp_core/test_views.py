@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
 from gradwire.ddp_core.grad_bucket import LARGE, GradBucket
+from gradwire.kernels import backends, use_backend
 
 from .layers import DYNAMIC, Layers, gradients_of, inputs_of
 from .nets import ALWAYS, Batch, Net, Settings, SparseRows, loss_of, same
@@ -162,3 +163,22 @@ def test_a_bucket_refuses_another_number_of_elements():
     bucket = GradBucket(0, [0], [nn.Parameter(torch.zeros(3))], last=True, alias=False)
     with pytest.raises(ValueError, match="a bucket of 3 elements cannot hold 4"):
         bucket.set_buffer(torch.zeros(4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("kernels", ["native", "reference"])
+def test_gradients_are_scaled_to_the_bits_of_a_product_wherever_they_lie(dtype, kernels):
+    if kernels == "native" and (reason := next(each.reason for each in backends() if each.name == kernels)):
+        pytest.skip(reason)
+    numbers = torch.Generator().manual_seed(1)
+    parameters = [torch.nn.Parameter(torch.zeros(size, dtype=dtype)) for size in (300, 40_000, 7)]
+    bucket = GradBucket(0, range(3), parameters, last=True, alias=True)
+    for fresh in ([0, 1, 2], [0, 1], [0], []):  # the others lie in the bucket already
+        for place in fresh:
+            parameters[place].grad = torch.randn(parameters[place].shape, generator=numbers).to(dtype)
+        expected = torch.cat([parameter.grad.clone() for parameter in parameters]) * (1 / 3)
+        bucket.open(1 / 3)
+        with torch.no_grad(), use_backend(kernels, "reference"):
+            bucket.fill([1, 1, 1])
+        assert torch.equal(bucket.buffer(), expected)
+        bucket.deliver(bucket.buffer(), None)

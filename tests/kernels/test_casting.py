@@ -116,6 +116,16 @@ def test_gradients_with_gaps_or_of_another_sign_in_memory_are_gathered_as_what_t
     assert torch.equal(out, torch.cat([apart.reshape(-1), negative]) * scale)
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+def test_gradients_without_memory_of_subclasses_and_with_a_graph_are_gathered_as_what_they_stand_for(scale):
+    out = poisoned(13, torch.float32)
+    zeros, given = torch._efficientzerotensor(4), numbers(6, torch.float32).requires_grad_()
+    subclass = torch.nn.Parameter(numbers(3, torch.float32, 1))
+    with torch.no_grad():
+        gather_scaled(out, [zeros, subclass, given * 2], [0, 4, 7], scale)
+    assert torch.equal(out, torch.cat([torch.zeros(4), subclass, given * 2]) * scale)
+
+
 def test_nothing_is_gathered_from_nothing():
     out = numbers(3, torch.float32)
     gather_scaled(out, [], [], 0.5)

@@ -69,6 +69,19 @@ def test_of_two_backends_that_work_the_one_added_first_runs(probe_operation, cal
     assert calls == ["first"]
 
 
+def test_what_was_chosen_holds_until_another_backend_is_added_or_requested(probe_operation, calls):
+    probe_operation(CPU)
+    add("late", probe_operation, calls)
+    probe_operation(CPU)
+    with kernels.use_backend("reference"):
+        probe_operation(CPU)
+        with kernels.use_backend("late", "reference"):
+            probe_operation(CPU)
+        probe_operation(CPU)
+    probe_operation(CPU)
+    assert calls == ["reference", "late", "reference", "late", "reference", "late"]
+
+
 def test_a_backend_for_another_device_is_passed_over(probe_operation, calls):
     add("other", probe_operation, calls, device="cuda")
     probe_operation(CPU)

@@ -130,6 +130,29 @@ def test_gradients_too_large_for_the_caches_are_gathered_by_any_number_of_thread
     assert out[:1].isnan().all()
 
 
+@pytest.mark.skipif(
+    not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="torch since 2.10 lets C++ look at tensors"
+)
+@pytest.mark.parametrize("dtype", GRADS, ids=str)
+def test_usual_gradients_are_gathered_without_the_reference_and_no_others(dtype):
+    out, usual, gather = torch.zeros(6, dtype=dtype), torch.ones(6, dtype=dtype), native.library().gather_scaled
+    assert gather(out, [usual.view(2, 3)[:1], usual.view(6, 1)[:, :0], usual[3:]], [3, 6, 0], 0.5, 1) == []
+    assert out.tolist() == [0.5] * 6
+    subclass, other = torch.nn.Parameter(usual), torch.float16 if dtype == torch.float32 else torch.float32
+    for odd in (None, 1, subclass, usual.to(other), usual.double(), usual.to("meta"), usual[::2], usual.to_sparse()):
+        assert gather(out, [odd, usual[:2]], [0, 4], 1.0, 1) == [0]
+        assert out.tolist() == [0.5] * 4 + [1.0] * 2
+    for places in ([-1, 0], [0, 1], [1, 1], [0], [0, 6]):
+        assert gather(out, [usual[:3], usual[:3]], places, 2.0, 1) == [0, 1]
+    assert gather(out[::2], [usual[:3]], [0], 2.0, 1) == [0]
+    assert out.tolist() == [0.5] * 4 + [1.0] * 2
+
+
+def test_gradients_that_would_overlap_are_refused():
+    with pytest.raises(ValueError, match="at 0 to 4, 3 to 7: inside, and apart"):
+        native_of(kernels.gather_scaled)(X.clone(), [torch.ones(4)] * 2, [0, 3], 1.0)
+
+
 def test_as_many_places_as_sources_are_given():
     with pytest.raises(ValueError, match="there are 1 sources and 2 places"):
         native_of(kernels.gather_scaled)(X, [torch.ones(4)], [0, 4], 1.0)
