@@ -1,4 +1,4 @@
-"""Maps the top-level folders into one import package, `gradwire`, and adds its native kernels, where they compile."""
+"""Maps the top-level folders into one import package, `gradwire`, and adds its native code, where it compiles."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,9 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 LAYERS = ("kernels", "compress", "ddp_core", "hooks", "experiments")
-NATIVE = Path("kernels/native")  # setuptools wants paths relative to this file
+NATIVE = {"gradwire.kernels.native._native": Path("kernels/native")}  # setuptools wants paths relative to this file
+if sys.platform == "linux":
+    NATIVE["gradwire.ddp_core._shared"] = Path("ddp_core/native")
 OPTIMIZED = ("-std=c++17", "-O3", "-ffp-contract=off", "-g0", "-Wall", "-Wno-psabi", "-fvisibility=hidden")
 
 
@@ -20,7 +22,7 @@ def packages() -> dict[str, str]:
 
 
 def extensions() -> list[Extension]:
-    """The native kernels; `optional`, so that a machine without a compiler installs all else."""
+    """What is native; `optional`, so that a machine without a compiler installs all else."""
     try:
         import pybind11
         from pybind11.setup_helpers import ParallelCompile
@@ -29,17 +31,19 @@ def extensions() -> list[Extension]:
         return []
     ParallelCompile("MAX_JOBS", max=4).install()  # several files at once, as many as the variable says
     root = Path(__file__).parent
-    native = Extension(
-        "gradwire.kernels.native._native",
-        sources=sorted(path.relative_to(root).as_posix() for path in (root / NATIVE).glob("*.cpp")),
-        depends=sorted(path.relative_to(root).as_posix() for path in (root / NATIVE).glob("*.hpp")),
-        include_dirs=[pybind11.get_include()],
-        extra_compile_args=[*OPTIMIZED],
-        extra_link_args=["-pthread"],
-        language="c++",
-        optional=True,
-    )
-    return [native]
+    return [
+        Extension(
+            name,
+            sources=sorted(path.relative_to(root).as_posix() for path in (root / folder).glob("*.cpp")),
+            depends=sorted(path.relative_to(root).as_posix() for path in (root / folder).glob("*.hpp")),
+            include_dirs=[pybind11.get_include()],
+            extra_compile_args=[*OPTIMIZED],
+            extra_link_args=["-pthread"],
+            language="c++",
+            optional=True,
+        )
+        for name, folder in NATIVE.items()
+    ]
 
 
 setup(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from numbers import Real
+from typing import TypeAlias
 
 from torch import Tensor
 
 from .grad_bucket import GradBucket
+from .one_host import SharedBuffer
 from .sparse import SparseBucket
 
 MEBIBYTE = 1024 * 1024
@@ -62,6 +64,16 @@ def assigned(parameters: Sequence[Tensor], caps: Sequence[int], alone: Sequence[
     return sorted([*buckets, *filling.values()], key=lambda members: members[-1])
 
 
+Memory: TypeAlias = Callable[
+    [Sequence[Sequence[Tensor]]], Sequence[SharedBuffer | None]
+]  # for parameters of each bucket
+
+
+def own_memory(buckets: Sequence[Sequence[Tensor]]) -> Sequence[None]:
+    """No bucket lies where other ranks could reach it."""
+    return [None] * len(buckets)
+
+
 class BucketPlan:
     """The buckets of `parameters`, in the order in which gradients are expected to get ready: first the last one's.
 
@@ -75,9 +87,10 @@ class BucketPlan:
         self._traced: list[int] = []
         self._traced_before: list[int] | None = None
         self.built = 0  # times that buckets were made
+        self.shared = False  # whether any lies in memory that all ranks can reach
         self.build(range(len(parameters))[::-1])
 
-    def build(self, order: Sequence[int]) -> None:
+    def build(self, order: Sequence[int], memory: Memory = own_memory) -> None:
         """Make the buckets for parameters that get ready in this order. All ranks do so between the same steps."""
         self.buckets: list[GradBucket] = []  # the old ones go first, so that both never use memory
         self.bucket_of: list[GradBucket] = []
@@ -86,15 +99,19 @@ class BucketPlan:
         ready = [self._parameters[index] for index in order]
         positions = assigned(ready, self._caps, [self._sparse[index] for index in order])
         members = [[self.order[position] for position in bucket] for bucket in positions]
-        self.buckets = [self._bucket(place, each, last=each is members[-1]) for place, each in enumerate(members)]
+        dense = [[] if self._sparse[each[0]] else [self._parameters[index] for index in each] for each in members]
+        rooms = memory(dense)
+        self.shared = any(rooms)
+        last = len(members) - 1
+        self.buckets = [self._bucket(n, each, rooms[n], last=n == last) for n, each in enumerate(members)]
         places = {index: bucket for bucket in self.buckets for index in bucket.members}
         self.bucket_of = [places[index] for index in range(len(places))]
 
-    def _bucket(self, place: int, members: Sequence[int], *, last: bool) -> GradBucket:
+    def _bucket(self, place: int, members: Sequence[int], shared: SharedBuffer | None, *, last: bool) -> GradBucket:
         parameters = [self._parameters[index] for index in members]
         if self._sparse[members[0]]:
             return SparseBucket(place, members, parameters, last=last)
-        return GradBucket(place, members, parameters, last=last, alias=self._alias)
+        return GradBucket(place, members, parameters, last=last, alias=self._alias, shared=shared)
 
     def trace(self, order: list[int]) -> None:
         """Note the order in which a step's gradients got ready; parameters without one are missing from it."""

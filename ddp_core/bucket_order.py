@@ -6,18 +6,23 @@ from collections.abc import Sequence
 
 import torch
 
+from .assignment import own_memory
 from .collectives import spread
 from .handle import Handle
+from .one_host import OneHost
 from .torch_reducer import TorchReducer
 
 INTERVAL = 64  # synced steps between two looks
 
 
 class BucketOrder:
-    """Decides between steps, on all ranks alike, whether a reducer makes its buckets anew. `device`: of what ranks tell."""
+    """Decides between steps, on all ranks alike, whether a reducer makes its buckets anew.
 
-    def __init__(self, reducer: TorchReducer, device: torch.device) -> None:
-        self._reducer, self._device = reducer, device
+    `host`: where they may lie, as long as they are only summed. `device`: of what ranks tell.
+    """
+
+    def __init__(self, reducer: TorchReducer, host: OneHost, device: torch.device) -> None:
+        self._reducer, self._host, self._device = reducer, host, device
         self._looked_at = 0
         self.agreed = False  # rank 0 has told its order once
         self._name()
@@ -29,7 +34,7 @@ class BucketOrder:
         """
         steps = self._reducer.finished
         if handle is not None and (saved := handle.loaded_order()):
-            self._follow(saved)
+            self._follow(saved, handle)
             self._looked_at = max(1, steps)  # the first step was before the checkpoint
         if steps in (0, self._looked_at) or (steps != 1 and steps % INTERVAL):
             return
@@ -39,18 +44,21 @@ class BucketOrder:
         order = torch.tensor(self._reducer.plan.proposal(), device=self._device)
         spread([order], 0, self._reducer.group)
         self.agreed = True
-        self._rebuild(order.tolist())
+        self._rebuild(order.tolist(), handle)
 
-    def _follow(self, names: Sequence[str]) -> None:
+    def _follow(self, names: Sequence[str], handle: Handle) -> None:
         """Make the buckets that a state was saved with, as far as their sizes allow."""
         places = {name: index for index, name in enumerate(self._reducer.names)}
         saved = [places[name] for name in dict.fromkeys(names) if name in places]
         others = [index for index in self._reducer.plan.order if index not in set(saved)]
-        self._rebuild([*saved, *others])
+        self._rebuild([*saved, *others], handle)
 
-    def _rebuild(self, order: list[int]) -> None:
-        if order != self._reducer.plan.order:
-            self._reducer.plan.build(order)
+    def _rebuild(self, order: list[int], handle: Handle | None) -> None:
+        plan = self._reducer.plan
+        summed = handle is not None and handle.scale != 1.0
+        share = summed and self._host.hopeful
+        if order != plan.order or (share and not plan.shared):
+            plan.build(order, self._host.buffers if share else own_memory)
             self._name()
 
     def _name(self) -> None:

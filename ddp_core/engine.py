@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -21,8 +22,9 @@ from ..compress.simulate import Traffic
 from .collectives import exchange, is_paced
 from .job import Job, ProgramError, Record
 from .lanes import Lanes
+from .one_host import SharedBuffer
 from .streams import SideStream
-from .sums import Sum
+from .sums import GroupSum, Sum, Work
 
 logger = logging.getLogger(__name__)
 DEFAULT_TIMEOUT = timedelta(minutes=30)
@@ -85,18 +87,31 @@ class Engine:
         self._executor.submit(job, at_once=at_once)
         return future, job.record
 
-    def sum(self, tensor: Tensor, result: Tensor, cost: Traffic, label: Callable[[], str]) -> Sum | None:
+    def sum(
+        self,
+        tensor: Tensor,
+        result: Tensor,
+        cost: Traffic,
+        label: Callable[[], str],
+        shared: SharedBuffer | None = None,
+    ) -> Sum | None:
         """Begin to add up a tensor over ranks, in place, behind what was submitted before; returns at once.
 
-        `result`: what those who wait for it get. `cost`: what it takes. There is less to do than for a program that asks for
-        it. None, with nothing done, where it could not leave at once, or where only programs can be waited for as is wanted.
+        `result`: what those who wait for it get. `cost`: what it takes. `shared`: the tensor as memory of all ranks, which
+        needs no process group. There is less to do than for a program that asks for the sum. None, with nothing done, where
+        it could not leave at once, or where only programs can be waited for as is wanted.
         """
         if self._failure is not None or self._closed:
             self._refuse_if_failed()
-        group = None if is_paced() else self._executor.free_group()
-        if group is None:
+        if is_paced():
             return None
-        started = Sum(tensor, result, cost, group, self._timeout, lambda error: self._fail(label(), error))
+        if shared is not None:
+            begin: Callable[[], Work] = shared.sum
+        elif (group := self._executor.free_group()) is not None:
+            begin = partial(GroupSum, tensor, group)
+        else:
+            return None
+        started = Sum(begin, result, cost, self._timeout, lambda error: self._fail(label(), error))
         self._sums = [other for other in self._sums if other.work is not None]
         self._sums.append(started)
         return started

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..kernels import gather_scaled
 from .graph import undifferentiated
+from .one_host import SharedBuffer
 from .parameters import is_packed
 from .unheard import Unheard
 
@@ -31,19 +32,26 @@ class GradBucket:
 
     `number`: its place in the order sent. `members`: the parameters' indices in the model. `waiting`: of how many the
     gradient is still missing. `scale`: what gradients are multiplied by on their way in. `way`: for whoever averages it to
-    remember how, as long as it lives. With `alias`, gradients become views of the buffer, so that nothing is
-    copied back.
+    remember how, as long as it lives. `shared`: memory for the buffer that all ranks can reach; else it has its own. With
+    `alias`, gradients become views of the buffer, so that nothing is copied back.
     """
 
     def __init__(
-        self, index: int, members: Sequence[int], parameters: Sequence[Tensor], *, last: bool, alias: bool
+        self,
+        index: int,
+        members: Sequence[int],
+        parameters: Sequence[Tensor],
+        *,
+        last: bool,
+        alias: bool,
+        shared: SharedBuffer | None = None,
     ) -> None:
         self.members = tuple(members)
         self.number, self._last, self._alias = index, last, alias
         self._parameters = list(parameters)
         self._sizes = [parameter.numel() for parameter in parameters]
-        first = parameters[0]
-        self._flat: Tensor = torch.zeros(sum(self._sizes), dtype=first.dtype, device=first.device)
+        self.shared = shared
+        self._flat: Tensor = _zeros(sum(self._sizes), parameters[0]) if shared is None else shared.flat
         self._buffer = self._flat
         self._views = [view.data for view in _views(self._flat, self._parameters)]  # each counts its own changes
         self._places = {member: place for place, member in enumerate(self.members)}
@@ -271,6 +279,10 @@ class GradBucket:
             kept = torch.autograd._unsafe_preserve_version_counter(tuple(grads))
             with kept:  # others may look at theirs, and share it
                 torch._foreach_copy_(grads, views)
+
+
+def _zeros(numel: int, like: Tensor) -> Tensor:
+    return torch.zeros(numel, dtype=like.dtype, device=like.device)
 
 
 def _views(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:

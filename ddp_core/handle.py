@@ -209,7 +209,7 @@ class Handle:
         if way is None or way.known is not self._known or way.buffer is not bucket.buffer():
             way = self._way(bucket)
             bucket.way = way if len(bucket.parameters()) == len(bucket.members) else None  # parts of it lie elsewhere
-        started = way.engine.sum(way.flat, way.buffer, way.cost, way.label) if way.alone else None
+        started = way.engine.sum(way.flat, way.buffer, way.cost, way.label, way.shared) if way.alone else None
         if started is not None:
             self._records.step.append(BucketStats(way.names, way.elements, started.record))
         return started
@@ -219,7 +219,9 @@ class Handle:
         layout = parts[0].bucket.layout
         label = partial(labelled, bucket.number, layout.names)
         cost = traffic(AllReduce(flat, "sum"), engine.group.size())
-        return Way(self._known, bucket.buffer(), flat, engine, len(parts) == 1, layout.names, layout.numel, cost, label)
+        shared = bucket.shared if bucket.shared is not None and bucket.shared.flat is flat else None
+        alone = len(parts) == 1
+        return Way(self._known, bucket.buffer(), flat, shared, engine, alone, layout.names, layout.numel, cost, label)
 
     def _met(self, bucket: dist.GradBucket | GradBucket) -> tuple[Engine, Tensor, Sequence[Part]]:
         """What averages a bucket, its gradients as flat real numbers, and our buckets in it."""

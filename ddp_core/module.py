@@ -28,6 +28,7 @@ from .grad_bucket import Awaited, GradBucket
 from .handle import Handle
 from .joining import ShadowSteps
 from .logging_data import Logger
+from .one_host import OneHost
 from .replicas import described, verify
 from .sink import overhear, watched
 from .timeline import StepTimes
@@ -103,7 +104,7 @@ class DistributedDataParallel(TorchFace):
         )
         self.reducer.at_end += [self._buffers_sync.wait, weakly(self._end_times)]
         self.timeline = self.reducer.timeline
-        self._order = BucketOrder(self.reducer, self.device)
+        self._order = BucketOrder(self.reducer, OneHost(groups, self.device), self.device)
         self._take_hook(self._hook)
         self._lazy_init_ran = False
         self.reducer.logger = self.logger = Logger(self)

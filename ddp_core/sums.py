@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,7 @@ from torch import Tensor
 from ..compress.simulate import Traffic
 from .collectives import start_sum
 from .job import Record
+from .one_host import SharedBuffer
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -27,12 +28,14 @@ class Way:
     """How a bucket of our own DDP gets summed, step after step, with no compressor's state.
 
     `known`: good as long as the handle has this one. `flat`: `buffer` as real numbers. `alone`: it is one bucket of ours,
-    of so many `elements`. `cost`: of a sum, for this rank. `label`: what messages call it.
+    of so many `elements`. `shared`: where `buffer` is memory of all ranks. `cost`: of a sum, for this rank. `label`: what
+    messages call it.
     """
 
     known: object
     buffer: Tensor
     flat: Tensor
+    shared: SharedBuffer | None
     engine: Engine
     alone: bool
     names: tuple[str, ...]
@@ -41,37 +44,76 @@ class Way:
     label: Callable[[], str]
 
 
+class Work(Protocol):
+    """A sum over ranks that has begun."""
+
+    def wait(self, timeout: timedelta, /) -> object:
+        """Return when it is there; raise RuntimeError where it does not come within the time limit."""
+
+    def is_completed(self) -> bool:
+        """Whether it is there."""
+
+    def arrived_at(self) -> float | None:
+        """When it was there, by time.perf_counter, if that is known already."""
+
+    def drop(self) -> None:
+        """Give it up."""
+
+
+class GroupSum:
+    """The sum of a tensor, in place, by a process group."""
+
+    def __init__(self, tensor: Tensor, group: dist.ProcessGroup) -> None:
+        self._arrived: float | None = None
+        self._work: dist.Work | None = start_sum(tensor, group)
+        self._work.get_future().add_done_callback(self._arrives)
+
+    def _arrives(self, _: torch.futures.Future[list[Tensor]]) -> None:
+        """On a thread of the process group, which must not wait: note when."""
+        self._arrived = time.perf_counter()
+
+    def wait(self, timeout: timedelta) -> None:
+        """Return when it is there."""
+        assert self._work is not None
+        self._work.wait(timeout)
+
+    def is_completed(self) -> bool:
+        """Whether it is there."""
+        return self._work is None or self._work.is_completed()
+
+    def arrived_at(self) -> float | None:
+        """When it was there."""
+        return self._arrived
+
+    def drop(self) -> None:
+        """Give it up: its connection would stay open with it."""
+        self._work = None
+
+
 class Sum:
     """A tensor on its way to being summed over ranks, in place; whoever waits for it does what is left to do.
 
-    `result`: what they get. `cost`: what it gives to the process group. `fails(error)`: ends whatever else is under way and
-    tells what to raise. `work` is None once it was waited for or given up.
+    `begin`: starts it. `result`: what they get. `cost`: what it gives to the process group. `fails(error)`: ends whatever
+    else is under way and tells what to raise. `work` is None once it was waited for or given up.
     """
 
     def __init__(
         self,
-        tensor: Tensor,
+        begin: Callable[[], Work],
         result: Tensor,
         cost: Traffic,
-        group: dist.ProcessGroup,
         timeout: timedelta,
         fails: Callable[[Exception], Exception],
     ) -> None:
         self.record = Record(cost)
         self._result, self._timeout, self._fails = result, timeout, fails
         self._began = time.perf_counter()
-        self._arrived: float | None = None
         self._error: Exception | None = None
-        self.work: dist.Work | None = None
+        self.work: Work | None = None
         try:
-            self.work = start_sum(tensor, group)
-            self.work.get_future().add_done_callback(self._arrives)
+            self.work = begin()
         except Exception as error:  # whoever waits is told
             self._error = error
-
-    def _arrives(self, _: torch.futures.Future[list[Tensor]]) -> None:
-        """On a thread of the process group, which must not wait: note when."""
-        self._arrived = time.perf_counter()
 
     def wait(self) -> Tensor:
         """The result when it is there; raises what `fails` tells where it does not come."""
@@ -82,14 +124,18 @@ class Sum:
             work.wait(self._timeout)
         except Exception as error:
             raise self._fails(error) from error
-        end = self._arrived or time.perf_counter()
+        end = work.arrived_at() or time.perf_counter()
         self.record.wait = end - self._began
         self.record.spans.append(("wait", self._began, end))
         self.work = None
         return self._result
 
     def drop(self, deadline: float = 0.0) -> None:
-        """Give up what is in flight, whose connection would stay open with it, unless it arrives by `deadline`."""
-        while self.work is not None and not self.work.is_completed() and time.monotonic() < deadline:
+        """Give up what is in flight, unless it arrives by `deadline`."""
+        work, self.work = self.work, None
+        if work is None:
+            return
+        while not (there := work.is_completed()) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-        self.work = None
+        if not there:
+            work.drop()

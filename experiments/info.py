@@ -21,6 +21,7 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
+from ..ddp_core.one_host import obstacle
 from ..kernels import backends
 
 LIBRARIES = ("gradwire", "torch", "numpy", "triton", "cupy")
@@ -63,6 +64,7 @@ def collect() -> dict[str, Any]:
             for each in backends()
         ],
         "process_groups": process_groups(),
+        "shared_memory": obstacle() or None,
         "interfaces": interfaces(),
     }
 
@@ -172,6 +174,8 @@ def _tables(collected: Mapping[str, Any]) -> Iterator[Table]:
     )
     groups = collected["process_groups"].items()
     yield _table("process groups", [(name, _yes(each, "not in this build of torch")) for name, each in groups])
+    why = collected["shared_memory"]
+    yield _table("without a network", [("shared memory", _yes(why is None, str(why)))])
     yield _table("network interfaces", [_link(**each) for each in collected["interfaces"]])
 
 

@@ -1,0 +1,208 @@
+#include "shared_sums.hpp"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <ctime>
+
+namespace gradwire {
+
+namespace {
+
+constexpr size_t LINE = 64;                // bytes
+constexpr size_t CHUNK = 1 << 16;          // elements that are taken at once
+constexpr size_t BLOCK = 1 << 10;          // elements that stay in the first cache
+constexpr size_t GLOO_SEGMENT = 1 << 20;   // bytes: the most that Gloo's ring passes on at once
+constexpr int64_t NANOSECONDS = 1'000'000'000;
+
+int64_t now() {
+    timespec time{};
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec * NANOSECONDS + time.tv_nsec;
+}
+
+// Until `word` is no longer `seen`, or some other process says so, or the time is over.
+void doze(std::atomic<uint32_t>& word, uint32_t seen, int64_t nanoseconds) {
+    const timespec limit{nanoseconds / NANOSECONDS, nanoseconds % NANOSECONDS};
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT, seen, &limit, nullptr, 0);
+}
+
+void rouse(std::atomic<uint32_t>& word) {
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+size_t rounded_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
+
+// How many elements each rank ends with in Gloo's ring.
+size_t share_of_ring(const Bucket& bucket, size_t ranks) {
+    const size_t bytes = bucket.numel * bucket.element_size;
+    const size_t segments = rounded_up(std::max((bytes + GLOO_SEGMENT - 1) / GLOO_SEGMENT, ranks * 2), ranks);
+    return segments / ranks * (rounded_up((bytes + segments - 1) / segments, bucket.element_size) / bucket.element_size);
+}
+
+// Adds up what lies at `offset` in each mapping, from the rank before `owner` backwards, and writes it to all.
+template <class Element>
+void add_to_all(const std::vector<char*>& maps, size_t offset, size_t owner, size_t count) {
+    const size_t ranks = maps.size();
+    const auto of = [&](size_t rank) { return reinterpret_cast<Element*>(maps[rank % ranks] + offset); };
+    Element sum[BLOCK];
+    for (size_t begin = 0; begin < count; begin += BLOCK) {
+        const size_t length = std::min(BLOCK, count - begin);
+        const Element* first = of(owner + ranks - 1) + begin;
+        const Element* second = of(owner + ranks - 2) + begin;
+        for (size_t i = 0; i < length; ++i) sum[i] = second[i] + first[i];
+        for (size_t step = 3; step <= ranks; ++step) {
+            const Element* next = of(owner + ranks - step) + begin;
+            for (size_t i = 0; i < length; ++i) sum[i] = next[i] + sum[i];
+        }
+        for (size_t rank = 0; rank < ranks; ++rank) std::copy_n(sum, length, of(rank) + begin);
+    }
+}
+
+}  // namespace
+
+// What any rank may wait for counts `events`.
+struct alignas(LINE) SharedSums::Board {
+    std::atomic<uint32_t> events;
+    std::atomic<uint32_t> given_up;  // 0, or 1 and the rank
+    std::atomic<int64_t> inside;     // threads that may write
+};
+
+// Of a bucket, since it was made: ranks that arrived, chunks that were taken and chunks that are there.
+struct alignas(LINE) SharedSums::Progress {
+    std::atomic<uint64_t> arrived, taken, done;
+    std::atomic<int64_t> since;
+};
+
+static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
+
+size_t SharedSums::header_bytes(size_t buckets, size_t ranks) {
+    return sizeof(Board) + buckets * (sizeof(Progress) + ranks * sizeof(uint64_t));
+}
+
+SharedSums::SharedSums(std::vector<char*> maps, size_t rank, std::vector<Bucket> buckets)
+    : maps_(std::move(maps)),
+      rank_(rank),
+      buckets_(std::move(buckets)),
+      board_(*reinterpret_cast<Board*>(maps_[0])),
+      mine_(buckets_.size()),
+      process_(getpid()),
+      helper_([this] { help(); }) {}
+
+SharedSums::~SharedSums() {
+    if (process_ != getpid()) {
+        helper_.detach();  // a fork: the thread is its parent's
+        return;
+    }
+    over_ = true;
+    give_up();  // whoever still waits for this rank would wait in vain
+    helper_.join();
+}
+
+SharedSums::Progress& SharedSums::progress(size_t bucket) const {
+    return reinterpret_cast<Progress*>(maps_[0] + sizeof(Board))[bucket];
+}
+
+std::atomic<uint64_t>& SharedSums::arrivals(size_t bucket, size_t rank) const {
+    char* const begin = maps_[0] + sizeof(Board) + buckets_.size() * sizeof(Progress);
+    return reinterpret_cast<std::atomic<uint64_t>*>(begin)[bucket * maps_.size() + rank];
+}
+
+uint64_t SharedSums::chunks(size_t bucket) const { return (buckets_[bucket].numel + CHUNK - 1) / CHUNK; }
+
+void SharedSums::arrive(size_t bucket) {
+    arrivals(bucket, rank_).store(++mine_[bucket]);
+    if (progress(bucket).arrived.fetch_add(1) + 1 == mine_[bucket] * maps_.size()) signal();
+}
+
+bool SharedSums::wait(size_t bucket, double seconds) {
+    const int64_t deadline = now() + static_cast<int64_t>(seconds * NANOSECONDS);
+    while (!is_there(bucket)) {
+        const uint32_t seen = board_.events.load();
+        if (work()) continue;
+        const int64_t left = deadline - now();
+        if (is_there(bucket) || left <= 0 || given_up() >= 0) break;
+        doze(board_.events, seen, left);
+    }
+    return is_there(bucket);
+}
+
+bool SharedSums::is_there(size_t bucket) const { return progress(bucket).done.load() >= mine_[bucket] * chunks(bucket); }
+
+double SharedSums::since(size_t bucket) const {
+    return static_cast<double>(progress(bucket).since.load()) / NANOSECONDS;
+}
+
+std::vector<size_t> SharedSums::missing(size_t bucket) const {
+    std::vector<size_t> ranks;
+    for (size_t rank = 0; rank < maps_.size(); ++rank)
+        if (arrivals(bucket, rank).load() < mine_[bucket]) ranks.push_back(rank);
+    return ranks;
+}
+
+void SharedSums::give_up() {
+    uint32_t nobody = 0;
+    board_.given_up.compare_exchange_strong(nobody, static_cast<uint32_t>(rank_) + 1);
+    signal();
+    for (const int64_t deadline = now() + NANOSECONDS; board_.inside.load() > 0 && now() < deadline;)
+        std::this_thread::yield();  // one that died inside stays there
+}
+
+int64_t SharedSums::given_up() const { return static_cast<int64_t>(board_.given_up.load()) - 1; }
+
+// Takes chunks until there are none; whether there were any.
+bool SharedSums::work() {
+    bool worked = false;
+    board_.inside.fetch_add(1);
+    for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) worked |= work_on(bucket);
+    board_.inside.fetch_sub(1);
+    return worked;
+}
+
+bool SharedSums::work_on(size_t bucket) {
+    Progress& state = progress(bucket);
+    const uint64_t each = chunks(bucket);
+    bool worked = false;
+    while (given_up() < 0) {
+        const uint64_t complete = state.arrived.load() / maps_.size();
+        uint64_t chunk = state.taken.load();
+        if (chunk >= complete * each) break;
+        if (!state.taken.compare_exchange_weak(chunk, chunk + 1)) continue;
+        add(bucket, chunk % each);
+        worked = true;
+        if ((state.done.fetch_add(1) + 1) % each == 0) {
+            state.since.store(now());
+            signal();
+        }
+    }
+    return worked;
+}
+
+void SharedSums::add(size_t bucket, size_t chunk) const {
+    const Bucket& all = buckets_[bucket];
+    const size_t share = share_of_ring(all, maps_.size()), end = std::min(all.numel, (chunk + 1) * CHUNK);
+    for (size_t begin = chunk * CHUNK; begin < end;) {
+        const size_t owner = begin / share, stop = std::min(end, (owner + 1) * share);
+        const size_t offset = all.offset + begin * all.element_size;
+        (all.element_size == sizeof(float) ? add_to_all<float> : add_to_all<double>)(maps_, offset, owner, stop - begin);
+        begin = stop;
+    }
+}
+
+void SharedSums::signal() {
+    board_.events.fetch_add(1);
+    rouse(board_.events);
+}
+
+void SharedSums::help() {
+    while (!over_) {
+        const uint32_t seen = board_.events.load();
+        if (!work() && !over_) doze(board_.events, seen, NANOSECONDS);
+    }
+}
+
+}  // namespace gradwire
