@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from numbers import Real
-from typing import TypeAlias
 
 from torch import Tensor
 
 from .grad_bucket import GradBucket
-from .one_host import SharedBuffer
+from .one_host import Memory, SharedBuffer, own_memory
 from .sparse import SparseBucket
 
 MEBIBYTE = 1024 * 1024
@@ -64,31 +63,28 @@ def assigned(parameters: Sequence[Tensor], caps: Sequence[int], alone: Sequence[
     return sorted([*buckets, *filling.values()], key=lambda members: members[-1])
 
 
-Memory: TypeAlias = Callable[
-    [Sequence[Sequence[Tensor]]], Sequence[SharedBuffer | None]
-]  # for parameters of each bucket
-
-
-def own_memory(buckets: Sequence[Sequence[Tensor]]) -> Sequence[None]:
-    """No bucket lies where other ranks could reach it."""
-    return [None] * len(buckets)
-
-
 class BucketPlan:
     """The buckets of `parameters`, in the order in which gradients are expected to get ready: first the last one's.
 
-    `sparse`: which parameters get sparse gradients. `alias`: gradients become views of the buckets.
+    `sparse`: which parameters get sparse gradients. `alias`: gradients become views of the buckets. `memory`: for the first
+    buckets.
     """
 
     def __init__(
-        self, parameters: Sequence[Tensor], sparse: Sequence[bool], caps: Sequence[int], *, alias: bool
+        self,
+        parameters: Sequence[Tensor],
+        sparse: Sequence[bool],
+        caps: Sequence[int],
+        *,
+        alias: bool,
+        memory: Memory = own_memory,
     ) -> None:
         self._parameters, self._sparse, self._caps, self._alias = parameters, sparse, caps, alias
         self._traced: list[int] = []
         self._traced_before: list[int] | None = None
         self.built = 0  # times that buckets were made
         self.shared = False  # whether any lies in memory that all ranks can reach
-        self.build(range(len(parameters))[::-1])
+        self.build(range(len(parameters))[::-1], memory)
 
     def build(self, order: Sequence[int], memory: Memory = own_memory) -> None:
         """Make the buckets for parameters that get ready in this order. All ranks do so between the same steps."""

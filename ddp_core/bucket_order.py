@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from .assignment import own_memory
 from .collectives import spread
 from .handle import Handle
-from .one_host import OneHost
+from .one_host import OneHost, own_memory
 from .torch_reducer import TorchReducer
 
 INTERVAL = 64  # synced steps between two looks
@@ -54,11 +53,9 @@ class BucketOrder:
         self._rebuild([*saved, *others], handle)
 
     def _rebuild(self, order: list[int], handle: Handle | None) -> None:
-        plan = self._reducer.plan
-        summed = handle is not None and handle.scale != 1.0
-        share = summed and self._host.hopeful
-        if order != plan.order or (share and not plan.shared):
-            plan.build(order, self._host.buffers if share else own_memory)
+        plan, memory = self._reducer.plan, self._host.memory(summed=handle is not None and handle.sums)
+        if order != plan.order or not (plan.shared or memory is own_memory):
+            plan.build(order, memory)
             self._name()
 
     def _name(self) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -73,6 +75,26 @@ class TorchFace(TorchDDP):
         self.bucket_bytes_cap_default = caps[0] < max(caps) and not arguments.bucket_cap_mb_list
         self._use_python_reducer = self._delay_all_reduce_all_params = False
         self._ddp_sink_clone = True
+
+    def _set_static_graph(self) -> None:
+        if self.static_graph:
+            warnings.warn("You've set static_graph to be True, no need to set it again.", stacklevel=2)
+            return
+        if self.reducer.finished:
+            self._log_and_throw(
+                RuntimeError, "static_graph is set too late: it should be called before training loop starts."
+            )
+        if self.find_unused_parameters:
+            warnings.warn(
+                "static_graph=True finds unused parameters by itself, in the first iteration: find_unused_parameters=True "
+                "changes nothing",
+                stacklevel=2,
+            )
+        self.static_graph = True
+        self.arguments = dataclasses.replace(self.arguments, static_graph=True)
+        self.reducer.rules = self.arguments.rules()
+        assert self.logger is not None
+        self.logger._set_static_graph()
 
     def _take_devices(self) -> None:
         self._module_parameters = states(self.module, buffers=False)

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from ..kernels import gather_scaled
+from ..kernels.casting import LARGE
 from .graph import undifferentiated
 from .one_host import SharedBuffer
 from .parameters import is_packed
 from .unheard import Unheard
 
 GRADIENT = attrgetter("grad")
-LARGE = 1 << 15  # bytes; copying smaller gradients one by one costs more than it saves
 
 
 class Awaited(Protocol):
@@ -58,8 +58,9 @@ class GradBucket:
         self._large = [not p.is_cuda and p.nbytes >= LARGE for p in self._parameters]
         self._starts = list(accumulate(self._sizes, initial=0))[:-1]
         self._dense = [not view.is_cuda and view.is_contiguous() for view in self._views]
+        self._all_dense = all(self._dense)
         self._unheard = Unheard(self.members)
-        self.way: Any = None
+        self.way: object = None
         self.open(1.0)
 
     def index(self) -> int:
@@ -170,7 +171,7 @@ class GradBucket:
     def _all_come(self, grads: Sequence[Tensor | None], used: Sequence[int]) -> bool:
         """Whether all members have got a gradient, which lies outside of the buffer and fits into it as it is."""
         return (
-            all(self._dense)
+            self._all_dense
             and self._sent is None
             and 1 not in self._filled
             and all(map(is_not, grads, repeat(None)))
@@ -210,9 +211,8 @@ class GradBucket:
                 self._flat.mul_(self.scale)
             elif self._flat.is_cuda:
                 torch._foreach_mul_(inside, self.scale)
-            else:  # where that rounds the factor to 16 bits
-                for view in inside:
-                    view.mul_(self.scale)
+            else:  # in place it rounds the factor to 16 bits
+                torch._foreach_copy_(inside, torch._foreach_mul(inside, self.scale))
         return outside
 
     def _copy_scaled(self, places: Sequence[int], grads: Sequence[Any]) -> None:

@@ -94,6 +94,11 @@ class Handle:
         return (self._sum(bucket) if bucket.scale != 1.0 else None) or self._programs(bucket)
 
     @property
+    def sums(self) -> bool:
+        """Whether gradients are only summed over several ranks; the same on all of them."""
+        return self.scale != 1.0
+
+    @property
     def scale(self) -> float:
         """What gradients may be multiplied by on their way into a bucket: the mean is then a sum."""
         return 1 / self._process_group().size() if self._buckets.averages else 1.0
@@ -205,8 +210,8 @@ class Handle:
 
     def _sum(self, bucket: GradBucket) -> Awaited | None:
         """The average of gradients that came divided, where it takes no program."""
-        way: Way | None = bucket.way
-        if way is None or way.known is not self._known or way.buffer is not bucket.buffer():
+        way = bucket.way
+        if not isinstance(way, Way) or way.known is not self._known or way.buffer is not bucket.buffer():
             way = self._way(bucket)
             bucket.way = way if len(bucket.parameters()) == len(bucket.members) else None  # parts of it lie elsewhere
         started = way.engine.sum(way.flat, way.buffer, way.cost, way.label, way.shared) if way.alone else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -18,6 +17,7 @@ from torch.distributed.utils import _to_kwargs
 from ..compress import Spec
 from ..compress import compressor as compressor_of
 from .arguments import Arguments, localize, states, trained
+from .assignment import BucketPlan
 from .backward import Wishes
 from .bucket_order import BucketOrder
 from .buffers import BufferSync
@@ -35,14 +35,17 @@ from .timeline import StepTimes
 from .torch_reducer import TorchReducer
 from .weakly import weakly
 
-LEFT_OUT: tuple[str, ...] = (
+LEFT_OUT = (  # of pickles
     "process_group",
     "device_mesh",
     "reducer",
     "logger",
     "timeline",
-)  # of pickles, with what follows
-LEFT_OUT += ("_buffers_sync", "_order", "_handle", "_hook")
+    "_buffers_sync",
+    "_order",
+    "_handle",
+    "_hook",
+)
 GONE = "the DistributedDataParallel that averages these gradients is gone: keep it as long as its model trains"
 
 
@@ -82,14 +85,14 @@ class DistributedDataParallel(TorchFace):
         if self.arguments.init_sync:
             shared = {name: p for name, p in module.named_parameters() if name not in self.parameters_to_ignore}
             verify(described(shared, compressor), groups[0], self.device)
-        self._connect(groups)
+        self._connect(groups, together=self.arguments.init_sync)
         if self.arguments.init_sync:
             self.copy_states(0, buffers=self.arguments.sync_buffers_at_start)
         if self.arguments.static_graph:
             self._set_static_graph()
 
-    def _connect(self, groups: list[dist.ProcessGroup]) -> None:
-        """Make what a pickle leaves out: the process groups, the compression, the reducer."""
+    def _connect(self, groups: list[dist.ProcessGroup], *, together: bool = False) -> None:
+        """Make what a pickle leaves out: the process groups, the compression, the reducer. `together`: all ranks do so."""
         compressor, timeout = self._setup
         rules = self.arguments.rules()
         named, sparse = trained(self.module)
@@ -99,12 +102,14 @@ class DistributedDataParallel(TorchFace):
         self.compression = Handle(compressor, groups, timeout, partial=rules.find_unused_parameters)
         self.compression.bind(self.module)
         parameters, names = list(named.values()), list(named)
-        self.reducer = TorchReducer(
-            parameters, names, sparse, rules, self.process_group, weakly(self._average, GONE), timeout
-        )
+        host = OneHost(groups, self.device)
+        memory = host.memory(summed=together and self.compression.sums)
+        plan = BucketPlan(parameters, sparse, rules.caps, alias=rules.gradient_as_bucket_view, memory=memory)
+        average = weakly(self._average, GONE)
+        self.reducer = TorchReducer(parameters, names, plan, rules, self.process_group, average, timeout)
         self.reducer.at_end += [self._buffers_sync.wait, weakly(self._end_times)]
         self.timeline = self.reducer.timeline
-        self._order = BucketOrder(self.reducer, OneHost(groups, self.device), self.device)
+        self._order = BucketOrder(self.reducer, host, self.device)
         self._take_hook(self._hook)
         self._lazy_init_ran = False
         self.reducer.logger = self.logger = Logger(self)
@@ -242,26 +247,6 @@ class DistributedDataParallel(TorchFace):
         """`_handle` is the compression that averages; None where a hook that is not ours does."""
         handle = self.compression if hook is None else hook[0]
         self._hook, self._handle = hook, handle if isinstance(handle, Handle) else None
-
-    def _set_static_graph(self) -> None:
-        if self.static_graph:
-            warnings.warn("You've set static_graph to be True, no need to set it again.", stacklevel=2)
-            return
-        if self.reducer.finished:
-            self._log_and_throw(
-                RuntimeError, "static_graph is set too late: it should be called before training loop starts."
-            )
-        if self.find_unused_parameters:
-            warnings.warn(
-                "static_graph=True finds unused parameters by itself, in the first iteration: find_unused_parameters=True "
-                "changes nothing",
-                stacklevel=2,
-            )
-        self.static_graph = True
-        self.arguments = dataclasses.replace(self.arguments, static_graph=True)
-        self.reducer.rules = self.arguments.rules()
-        assert self.logger is not None
-        self.logger._set_static_graph()
 
     def _update_process_group(self, new_process_group: Any) -> None:
         """Go on with other ranks, from the next iteration on. What compressors hold back stays; hooks keep their groups."""

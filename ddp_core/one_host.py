@@ -11,12 +11,12 @@ import select
 import sys
 import time
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -34,6 +34,11 @@ UNABLE = "not able: "
 LOOK_SECONDS = 0.2  # between two looks whether the other ranks still live
 
 
+def own_memory(buckets: Sequence[Sequence[Tensor]]) -> Sequence[None]:
+    """No bucket lies where other ranks could reach it."""
+    return [None] * len(buckets)
+
+
 class OneHost:
     """Memory for the buckets of ranks on one machine. `device`: of what ranks tell each other.
 
@@ -43,6 +48,10 @@ class OneHost:
     def __init__(self, groups: Sequence[dist.ProcessGroup], device: torch.device) -> None:
         self._group, self._device = groups[0], device
         self.hopeful = len(groups) == 1 and self._group.size() > 1  # not known to be in vain; the same on all ranks
+
+    def memory(self, *, summed: bool) -> Memory:
+        """For buckets that are only `summed`, as far as is known, that of all ranks."""
+        return self.buffers if summed and self.hopeful else own_memory
 
     def buffers(self, buckets: Sequence[Sequence[Tensor]]) -> list[SharedBuffer | None]:
         """Room for each bucket, of which the parameters are given; None where it is to have memory of its own.
@@ -207,6 +216,9 @@ class SharedBuffer:
     def sum(self) -> SharedSum:
         """Begin to add it up over ranks, in place: all do so for the same buckets, each as soon as it likes."""
         return SharedSum(self)
+
+
+Memory: TypeAlias = Callable[[Sequence[Sequence[Tensor]]], Sequence[SharedBuffer | None]]  # of buckets, by parameters
 
 
 class SharedSum:

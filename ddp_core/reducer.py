@@ -28,14 +28,14 @@ from .weakly import weakly
 class Reducer(complaints.Complainer):
     """Averages the gradients of `parameters` during backward, by `average`, bucket by bucket.
 
-    `names`: of the parameters, for messages. `sparse`: which of them get sparse gradients. `timeout`: of waits on the CPU.
+    `names`: of the parameters, for messages. `plan`: their buckets. `timeout`: of waits on the CPU.
     """
 
     def __init__(
         self,
         parameters: Sequence[Tensor],
         names: Sequence[str],
-        sparse: Sequence[bool],
+        plan: BucketPlan,
         rules: Rules,
         group: dist.ProcessGroup,
         average: Average,
@@ -54,7 +54,7 @@ class Reducer(complaints.Complainer):
         self.share = 1.0  # of the ranks that have inputs, where the average is to be over these
         self.at_end: list[Callable[[], None]] = []
         self.timeline = Timeline()
-        self.plan = BucketPlan(self._parameters, sparse, rules.caps, alias=rules.gradient_as_bucket_view)
+        self.plan = plan
         self.anchor = torch.zeros((), requires_grad=True, device="cpu")
         self._anchor_node = gradient_node(self.anchor)
         self._nodes = Nodes(self._parameters)

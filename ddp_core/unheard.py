@@ -38,8 +38,7 @@ class Unheard:
 
     def leave(self, copied: Sequence[int], became: Sequence[Tensor | None]) -> None:
         """The gradients at these places have been copied; `became`: by place, where another one would be added."""
-        all_copied = len(copied) == len(self._members)
-        self._left = self.places if all_copied else sorted({*self.places}.intersection(copied))
+        self._left = sorted({*self.places}.intersection(copied))
         self._became = [tensor for place in self._left if (tensor := became[place]) is not None]
         self._versions = list(map(VERSION, self._became))
 

@@ -213,11 +213,17 @@ def _reset_peak_memory(device: torch.device) -> None:
 
 
 def _peak_memory(device: torch.device) -> int:
-    """Peak bytes: on the GPU, or resident in the process."""
+    """Peak bytes: on the GPU, or resident in the process. What ranks share is divided among them."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    status = Path("/proc/self/status")
-    if status.exists():
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
-        return int(line.split()[1]) * 1024
+    status, shares = _sizes(Path("/proc/self/status")), _sizes(Path("/proc/self/smaps_rollup"))
+    if "VmHWM" in status:
+        return status["VmHWM"] - (status["RssShmem"] - shares["Pss_Shmem"] if "Pss_Shmem" in shares else 0)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _sizes(listing: Path) -> dict[str, int]:
+    """Bytes by name, of a listing of the kernel's; empty where there is none."""
+    lines = listing.read_text().splitlines() if listing.exists() else []
+    words = [line.split() for line in lines if line.endswith(" kB")]
+    return {name.rstrip(":"): int(number) * 1024 for name, number, _ in words}

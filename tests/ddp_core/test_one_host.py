@@ -9,6 +9,7 @@ import time
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -74,6 +75,32 @@ def test_buckets_are_independent_and_what_lies_beside_them_stays():
     assert [flat.tolist() for flat in second.flats] == [[1.0] * 10, [2.0] * 6, [1.0] * 5]
 
 
+def hurried(rank, number, steps, wrong):
+    """Sums of all buckets again and again, in an order and after pauses that other ranks do not have."""
+    chance = Random(number)
+    for step in range(steps):
+        for flat in rank.flats:
+            flat.fill_(step + number)
+        order = chance.sample(range(len(rank.flats)), len(rank.flats))
+        for place in order:
+            time.sleep(chance.choice((0.0, 0.0, 0.001)))
+            rank.sums.arrive(place)
+        for place in order:
+            if not rank.sums.wait(place, 20.0) or rank.flats[place].ne(4 * step + 6).any():
+                wrong.append((number, step, place))
+                return
+
+
+def test_sums_come_out_whoever_is_first():
+    group, wrong = ranks_of_one_process(4, [1, 100_000, 65_536, 300_001, 17]), []
+    threads = [threading.Thread(target=hurried, args=(rank, n, 100, wrong)) for n, rank in enumerate(group)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
 def test_who_gives_up_ends_the_wait_of_the_others_and_no_sum_begins_any_more():
     first, second = ranks_of_one_process(2, [10])
     first.sums.arrive(0)
@@ -124,7 +151,7 @@ def test_sums_have_the_bits_of_gloo_s_ring(ranks, world_size, dtype):
     assert ranks.run(sums_of_both_kinds, world_size, dtype) == [[True] * 2 * len(NUMELS)] * world_size
 
 
-def trained(rank, monkeypatch=None, steps=4, **options):
+def trained(rank, steps=4, **options):
     """The parameters after some steps, and whether buckets lay in shared memory then."""
     model = gradwire.DistributedDataParallel(Net(ALWAYS[:3]), bucket_cap_mb=0.001, **options)
     for step in range(steps):
@@ -161,6 +188,26 @@ def with_and_without(rank, world_size, options):
 )
 def test_training_has_the_same_bits_with_shared_memory_as_where_one_rank_does_not_want_it(ranks, options):
     assert ranks.run(with_and_without, 3, options) == [(True, False, True)] * 3
+
+
+def shared_after_steps(rank, world_size):
+    """Whether memory is shared before the first step and after some: usually, where ranks do not meet, and after a swap."""
+    found = []
+    for options, swap in (({}, None), ({"init_sync": False}, None), ({"compressor": "fp16"}, "none")):
+        model = gradwire.DistributedDataParallel(Net(ALWAYS[:3]), **options)
+        found.append([model.reducer.plan.shared])
+        for step in range(3):
+            loss_of(model(Batch.drawn(rank, step))).backward()
+            found[-1].append(model.reducer.plan.shared)
+            if swap and step == 0:
+                model.compression.swap(swap)
+        model.compression.close()
+    return found
+
+
+def test_memory_is_shared_at_once_or_when_ranks_look_at_the_order_of_gradients(ranks):
+    usual, apart, swapped = [True] * 4, [False, False, True, True], [False, False, True, True]
+    assert ranks.run(shared_after_steps, 2) == [[usual, apart, swapped]] * 2
 
 
 def refused(rank, world_size, how):

@@ -7,6 +7,7 @@ import time
 import torch
 from torch import nn
 
+from gradwire.ddp_core.assignment import BucketPlan
 from gradwire.ddp_core.backward import Rules
 from gradwire.ddp_core.reducer import Reducer
 
@@ -26,8 +27,9 @@ def launched_by_two_threads():
         future.set_result(bucket.buffer())
         return future
 
-    names, sparse = [str(index) for index in range(2 * COUNT)], [False] * 2 * COUNT
-    reducer = Reducer(parameters, names, sparse, Rules([16]), None, average)
+    names = [str(index) for index in range(2 * COUNT)]
+    plan = BucketPlan(parameters, [False] * 2 * COUNT, [16], alias=False)
+    reducer = Reducer(parameters, names, plan, Rules([16]), None, average)
     reducer.begin()
     losses = [torch.stack([parameter.sum() for parameter in each]).sum() for each in (cpu, meta)]
     threads = [threading.Thread(target=loss.backward) for loss in losses]
