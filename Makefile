@@ -13,7 +13,7 @@ help:
 	@echo 'make compare  train a small GPT with each compressor        (ARGS="--steps 50")'
 	@echo 'make test     run the tests                                 (ARGS="-k powersgd")'
 	@echo "make conformance  torch's own tests of DistributedDataParallel, on torch's class and ours"
-	@echo 'make asan     the native kernels and their tests under AddressSanitizer and UBSan (GCC)'
+	@echo 'make asan     the native code and its tests under AddressSanitizer and UBSan (GCC)'
 	@echo 'make sanitize the CUDA kernels on a GPU under compute-sanitizer: memcheck, then racecheck'
 	@echo 'make lint     ruff: rules and format'
 	@echo 'make format   ruff: repair both'
@@ -44,7 +44,7 @@ asan: $(STAMP)
 	@rm -rf build
 	@LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so.6)" \
 		ASAN_OPTIONS=detect_leaks=0 GRADWIRE_KERNELS=native,reference \
-		$(BIN)/pytest --override-ini pythonpath=$(SANITIZED) --import-mode=append tests/kernels $(ARGS)
+		$(BIN)/pytest --override-ini pythonpath=$(SANITIZED) --import-mode=append tests/kernels tests/ddp_core/test_one_host.py $(ARGS)
 
 # Without torch's cache of memory each tensor has bounds of its own; what needs the cache is left out.
 sanitize: $(STAMP)

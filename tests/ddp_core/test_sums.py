@@ -1,9 +1,11 @@
 """Plain sums, which take no program: what they give, what they cost, and how they fail."""
 
 import time
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -144,6 +146,25 @@ def kinds_of_spans(rank, world_size, paced):
 def test_buckets_without_compression_are_plain_sums_unless_links_are_paced(ranks):
     assert ranks.run(kinds_of_spans, 2, False) == [{"wait"}] * 2
     assert ranks.run(kinds_of_spans, 2, True) == [{"encode", "wait", "decode"}] * 2
+
+
+def traffic_of_a_step(rank, world_size):
+    """Of a model without compression: by plain sums, and by programs."""
+    found = []
+    for paced in (False, True):
+        model = gradwire.DistributedDataParallel(Net(ALWAYS[:3]), bucket_cap_mb=0.001)
+        with pacing(lambda work, _: work) if paced else nullcontext():
+            loss_of(model(Batch.drawn(rank, 0))).backward()
+        found.append(model.compression.stats().last.traffic)
+        model.compression.close()
+    return found, sum(parameter.nbytes for parameter in model.parameters())
+
+
+def test_plain_sums_cost_what_the_programs_cost_that_they_stand_for(ranks):
+    for (plain, program), size in ranks.run(traffic_of_a_step, 3):
+        assert plain == program
+        assert plain.payload_bytes == size
+        assert plain.sent_bytes == pytest.approx(size * 2 * 2 / 3)  # of a ring of three
 
 
 def gradient_kept_in_a_graph(rank, world_size):

@@ -148,6 +148,24 @@ def test_usual_gradients_are_gathered_without_the_reference_and_no_others(dtype)
     assert out.tolist() == [0.5] * 4 + [1.0] * 2
 
 
+class Blind:
+    """The extension with a torch older than 2.10, which does not let it look at tensors."""
+
+    @staticmethod
+    def gather_scaled(out, sources, places, scale, threads):
+        return list(range(len(sources)))
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+def test_what_cannot_be_looked_at_is_gathered_by_the_reference(monkeypatch, scale):
+    monkeypatch.setattr(native.streaming, "library", Blind)
+    out, sources = torch.zeros(20_006), [torch.randn(20_000), torch.randn(2, 3)]
+    native_of(kernels.gather_scaled)(out, sources, [6, 0], scale)
+    assert torch.equal(out, torch.cat([sources[1].view(-1) * scale, sources[0] * scale]))
+    with pytest.raises(ValueError, match="inside, and apart"):
+        native_of(kernels.gather_scaled)(out, sources, [0, 0], scale)
+
+
 def test_gradients_that_would_overlap_are_refused():
     with pytest.raises(ValueError, match="at 0 to 4, 3 to 7: inside, and apart"):
         native_of(kernels.gather_scaled)(X.clone(), [torch.ones(4)] * 2, [0, 3], 1.0)
