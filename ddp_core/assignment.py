@@ -8,7 +8,8 @@ from numbers import Real
 from torch import Tensor
 
 from .grad_bucket import GradBucket
-from .one_host import Memory, SharedBuffer, own_memory
+from .one_host import Memory, own_memory
+from .shared_sum import SharedBuffer
 from .sparse import SparseBucket
 
 MEBIBYTE = 1024 * 1024

@@ -8,7 +8,7 @@ import torch
 
 from .collectives import spread
 from .handle import Handle
-from .one_host import OneHost, own_memory
+from .one_host import Memory, OneHost, own_memory
 from .torch_reducer import TorchReducer
 
 INTERVAL = 64  # synced steps between two looks
@@ -23,18 +23,24 @@ class BucketOrder:
     def __init__(self, reducer: TorchReducer, host: OneHost, device: torch.device) -> None:
         self._reducer, self._host, self._device = reducer, host, device
         self._looked_at = 0
+        self._followed_at: int | None = None  # when a state brought buckets, while these have memory of their own
         self.agreed = False  # rank 0 has told its order once
         self._name()
 
-    def look(self, handle: Handle | None) -> None:
+    def look(self, handle: Handle | None, *, hooked: bool = False) -> None:
         """Once after the first step and now and then: take rank 0's order. `handle`: the compression that averages.
 
         Without one a hook does that is not ours, and may know buckets by their numbers: these then stay as in torch.
+        `hooked`: a hook calls the compression.
         """
         steps = self._reducer.finished
         if handle is not None and (saved := handle.loaded_order()):
-            self._follow(saved, handle)
+            self._follow(saved)
             self._looked_at = max(1, steps)  # the first step was before the checkpoint
+            self._followed_at = steps
+        elif self._followed_at is not None and steps > self._followed_at:  # all ranks have come as far
+            self._followed_at = None
+            self._rebuild(self._reducer.plan.order, self._memory(handle, hooked))
         if steps in (0, self._looked_at) or (steps != 1 and steps % INTERVAL):
             return
         self._looked_at = steps
@@ -43,17 +49,20 @@ class BucketOrder:
         order = torch.tensor(self._reducer.plan.proposal(), device=self._device)
         spread([order], 0, self._reducer.group)
         self.agreed = True
-        self._rebuild(order.tolist(), handle)
+        self._rebuild(order.tolist(), self._memory(handle, hooked))
 
-    def _follow(self, names: Sequence[str], handle: Handle) -> None:
+    def _memory(self, handle: Handle | None, hooked: bool) -> Memory:
+        return self._host.memory(summed=handle is not None and not hooked and handle.sums)
+
+    def _follow(self, names: Sequence[str]) -> None:
         """Make the buckets that a state was saved with, as far as their sizes allow."""
         places = {name: index for index, name in enumerate(self._reducer.names)}
         saved = [places[name] for name in dict.fromkeys(names) if name in places]
         others = [index for index in self._reducer.plan.order if index not in set(saved)]
-        self._rebuild([*saved, *others], handle)
+        self._rebuild([*saved, *others], own_memory)
 
-    def _rebuild(self, order: list[int], handle: Handle | None) -> None:
-        plan, memory = self._reducer.plan, self._host.memory(summed=handle is not None and handle.sums)
+    def _rebuild(self, order: list[int], memory: Memory) -> None:
+        plan = self._reducer.plan
         if order != plan.order or not (plan.shared or memory is own_memory):
             plan.build(order, memory)
             self._name()

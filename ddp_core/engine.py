@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -22,7 +23,7 @@ from ..compress.simulate import Traffic
 from .collectives import exchange, is_paced
 from .job import Job, ProgramError, Record
 from .lanes import Lanes
-from .one_host import SharedBuffer
+from .shared_sum import SharedBuffer
 from .streams import SideStream
 from .sums import GroupSum, Sum, Work
 
@@ -47,6 +48,7 @@ class Engine:
         self._lock = threading.Lock()
         self._live: dict[Job, None] = {}
         self._sums: list[Sum] = []
+        self._shared: weakref.ref[SharedBuffer] | None = None  # the last one that was summed
         self._timeout = timeout
         self._failure: str | None = None  # why it reduces no more gradients
         self._closed = False
@@ -107,6 +109,7 @@ class Engine:
             return None
         if shared is not None:
             begin: Callable[[], Work] = shared.sum
+            self._shared = weakref.ref(shared)  # not to keep its memory
         elif (group := self._executor.free_group()) is not None:
             begin = partial(GroupSum, tensor, group)
         else:
@@ -171,7 +174,9 @@ class Engine:
         return failure
 
     def _drop_sums(self, deadline: float = 0.0) -> None:
-        """Give up the sums that have not arrived by `deadline`, and keep none: they know this engine."""
+        """Give up the sums that have not arrived by `deadline`, and all to come; keep none: they know this engine."""
         sums, self._sums = self._sums, []
         for started in sums:
             started.drop(deadline)
+        if self._shared is not None and (shared := self._shared()) is not None:
+            shared.sums.give_up()  # others may wait for what this rank will not begin

@@ -13,8 +13,8 @@ from torch import Tensor
 from ..kernels import gather_scaled
 from ..kernels.casting import LARGE
 from .graph import undifferentiated
-from .one_host import SharedBuffer
 from .parameters import is_packed
+from .shared_sum import SharedBuffer
 from .unheard import Unheard
 
 GRADIENT = attrgetter("grad")

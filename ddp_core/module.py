@@ -207,7 +207,7 @@ class DistributedDataParallel(TorchFace):
 
     def agree_on_order(self) -> None:
         """Between steps: buckets for the order in which gradients get ready, where it is time to look."""
-        self._order.look(self._handle)
+        self._order.look(self._handle, hooked=self._hook is not None)
 
     def sync_buffers(self, *, candidate: bool, after_forward: bool = False) -> None:
         """Make the buffers of all ranks those of one; `candidate`: it may be this one."""

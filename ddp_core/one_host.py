@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import functools
+import hashlib
 import logging
 import mmap
 import os
 import secrets
-import select
 import sys
-import time
-import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import timedelta
-from importlib import import_module
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .collectives import exchange, is_paced
+from .shared_sum import Ranks, SharedBuffer, close_files, extension
 
 logger = logging.getLogger(__name__)
 SWITCH = "GRADWIRE_SHARED_MEMORY"  # 0 in the environment of any rank: over the process group after all
@@ -31,7 +26,7 @@ PAGE = mmap.PAGESIZE
 MARK_BYTES = 16
 BOOT, SPACES = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns")
 UNABLE = "not able: "
-LOOK_SECONDS = 0.2  # between two looks whether the other ranks still live
+Memory: TypeAlias = Callable[[Sequence[Sequence[Tensor]]], Sequence[SharedBuffer | None]]  # of buckets, by parameters
 
 
 def own_memory(buckets: Sequence[Sequence[Tensor]]) -> Sequence[None]:
@@ -87,62 +82,73 @@ class Segment:
 
     def shared(self, device: torch.device) -> list[SharedBuffer]:
         """All buckets, once all ranks have mapped them; none where any rank could not. A collective call."""
-        why = obstacle() or ("links are paced" if is_paced() else "")
-        told = exchange(f"{UNABLE}{why}" if why else f"{machine()} {self._made()}", self._group, device)
-        if why := _separated(told):
+        told = exchange(self._told(), self._group, device)
+        why = _separated(told)
+        buffers = [] if why else self._mapped([text.split()[2:] for text in told])
+        if not why and not all(exchange("mapped" if buffers else "", self._group, device)):
+            why = "a rank cannot map the memory of another"
+        if why:
             logger.info("sums of gradients go over the process group, not through shared memory: %s", why)
-            return []
-        files = [text.split()[1:] for text in told]
-        maps = self._mapped(files)
-        if not all(exchange("mapped" if maps else "", self._group, device)):
-            logger.info("sums of gradients go over the process group: a rank cannot map the memory of another")
-            return []
-        rank = self._group.rank()
-        sums = _extension().SharedSums(maps, rank, self._spans)
-        neighbours = Neighbours(sums, {other: int(file[0]) for other, file in enumerate(files) if other != rank})
-        spans = zip(self._types, self._spans, strict=True)
-        flats = [torch.frombuffer(maps[rank], dtype=kind, count=size, offset=at) for kind, (at, size, _) in spans]
-        return [SharedBuffer(flat, neighbours, place) for place, flat in enumerate(flats)]
+        return [] if why else buffers
 
     def close(self) -> None:
         """What is mapped stays; it is freed with the last who has mapped it, however that ends."""
-        for file in self._files:
-            os.close(file)
+        close_files(self._files)
         self._files = []
 
+    def _told(self) -> str:
+        """What the others have to know to map this rank's memory, or why they cannot."""
+        why = obstacle() or ("links are paced" if is_paced() else "")
+        try:
+            return f"{UNABLE}{why}" if why else f"{machine()} {self._made()}"
+        except OSError as error:
+            return f"{UNABLE}{error}"
+
     def _made(self) -> str:
-        """The file, as this rank's process, its number there, and its mark."""
-        offset = _pages(_extension().SharedSums.header_bytes(len(self._sizes), self._group.size()))
+        """The buckets' places, and the file, as this rank's process, its number there, and its mark."""
+        offset = _pages(extension().SharedSums.header_bytes(len(self._sizes), self._group.size()))
         for size, kind in zip(self._sizes, self._types, strict=True):
             self._spans.append((offset, size, kind.itemsize))
             offset = _pages(offset + size * kind.itemsize)
         self._bytes = offset + PAGE
-        file = os.memfd_create("gradwire")
+        file = extension().memory_file("gradwire")
         self._files.append(file)
-        os.ftruncate(file, self._bytes)
+        os.posix_fallocate(file, 0, self._bytes)  # here it may fail, later it would kill
         os.pwrite(file, self._mark, offset)
-        return f"{os.getpid()} {file} {self._mark.hex()}"
+        places = hashlib.sha256(repr(self._spans).encode()).hexdigest()
+        return f"{places} {os.getpid()} {file} {self._mark.hex()}"
 
-    def _mapped(self, files: Iterable[Sequence[str]]) -> list[mmap.mmap]:
-        """The memory of all ranks; nothing where one's is out of reach."""
-        maps = []
-        for process, number, mark in files:
-            try:
-                file = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR)
-                self._files.append(file)
-                if (
-                    os.fstat(file).st_size != self._bytes
-                    or os.pread(file, MARK_BYTES, self._bytes - PAGE).hex() != mark
-                ):
-                    return []
-                maps.append(mmap.mmap(file, self._bytes))
-            except OSError:
-                return []
-        return maps
+    def _mapped(self, files: Sequence[Sequence[str]]) -> list[SharedBuffer]:
+        """The buckets in the memory of all ranks; none where one's is out of reach."""
+        rank = self._group.rank()
+        try:
+            ranks = Ranks({other: int(file[0]) for other, file in enumerate(files) if other != rank})
+            memories = [self._map(*file) for file in files]
+            sums = extension().SharedSums(memories, rank, self._spans)
+        except (OSError, RuntimeError) as error:
+            logger.info("rank %d cannot map the memory of all ranks: %s", rank, error)
+            return []
+        return [
+            SharedBuffer(_tensor(memories[rank], kind, span), _tensor(memories[rank], kind, span), sums, ranks, place)
+            for place, (kind, span) in enumerate(zip(self._types, self._spans, strict=True))
+        ]
+
+    def _map(self, process: str, number: str, mark: str) -> Any:
+        """The memory of a rank; OSError where it is out of reach."""
+        file = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR)
+        self._files.append(file)
+        if os.fstat(file).st_size != self._bytes or os.pread(file, MARK_BYTES, self._bytes - PAGE).hex() != mark:
+            raise OSError(f"file {number} of process {process} is not what its rank has made")
+        return extension().Memory(file, self._bytes)
 
 
 def _pages(size: int) -> int:
     return -(-size // PAGE) * PAGE
+
+
+def _tensor(memory: Any, kind: torch.dtype, span: tuple[int, int, int]) -> Tensor:
+    offset, numel, _ = span
+    return torch.frombuffer(memory, dtype=kind, count=numel, offset=offset)
 
 
 def obstacle() -> str:
@@ -152,20 +158,13 @@ def obstacle() -> str:
     if sys.platform != "linux":
         return "only Linux has what it takes"
     try:
-        _extension()
-        os.close(os.pidfd_open(os.getpid()))
+        close_files([extension().process_file(os.getpid())])
         machine()
     except ImportError as error:
         return f"the extension is not built ({error}); reinstall gradwire where there is a C++17 compiler"
     except OSError as error:
         return f"the system does not let a process find others: {error}"
     return ""
-
-
-@functools.cache
-def _extension() -> Any:
-    """The sums in C++; ImportError where they were not built."""
-    return import_module("._shared", __package__)
 
 
 def machine() -> str:
@@ -181,80 +180,6 @@ def _separated(told: Sequence[str]) -> str:
             return f"rank {rank}: {text.removeprefix(UNABLE)}"
         if words[rank][0] != words[0][0]:
             return f"ranks 0 and {rank} are on different machines, or in containers of their own"
-    return "ranks are threads of one process" if len({each[1] for each in words}) < len(told) else ""
-
-
-class Neighbours:
-    """The other ranks whose memory is mapped. `processes`: of each."""
-
-    def __init__(self, sums: Any, processes: Mapping[int, int]) -> None:
-        self.sums = sums
-        self._ranks = {os.pidfd_open(process): rank for rank, process in processes.items()}
-        self._poll = select.poll()
-        for file in self._ranks:
-            self._poll.register(file, select.POLLIN)
-        weakref.finalize(self, _close, list(self._ranks))
-
-    def ended(self) -> list[int]:
-        """The ranks whose processes are gone."""
-        return sorted(self._ranks[file] for file, _ in self._poll.poll(0))
-
-
-def _close(files: Iterable[int]) -> None:
-    for file in files:
-        os.close(file)
-
-
-@dataclass(frozen=True, eq=False)
-class SharedBuffer:
-    """A bucket's numbers, `flat`, which all ranks can reach. `place`: its number among those that were made together."""
-
-    flat: Tensor
-    neighbours: Neighbours
-    place: int
-
-    def sum(self) -> SharedSum:
-        """Begin to add it up over ranks, in place: all do so for the same buckets, each as soon as it likes."""
-        return SharedSum(self)
-
-
-Memory: TypeAlias = Callable[[Sequence[Sequence[Tensor]]], Sequence[SharedBuffer | None]]  # of buckets, by parameters
-
-
-class SharedSum:
-    """The sum of a bucket that has begun. It needs no rank's time but that of those who wait."""
-
-    def __init__(self, buffer: SharedBuffer) -> None:
-        self._neighbours, self._sums, self._place = buffer.neighbours, buffer.neighbours.sums, buffer.place
-        self._sums.arrive(self._place)
-
-    def wait(self, timeout: timedelta) -> None:
-        """Return when it is there; RuntimeError where a rank has ended or gives up, or after the time limit."""
-        if self._sums.wait(self._place, LOOK_SECONDS):
-            return
-        deadline = time.monotonic() + timeout.total_seconds()
-        ended: list[int] = []
-        while not self._sums.wait(self._place, LOOK_SECONDS):
-            if (rank := self._sums.given_up()) >= 0:
-                raise RuntimeError(f"rank {rank} has given up; see what it raised")
-            if ended:
-                raise RuntimeError(f"rank {ended[0]} has ended before the sum was there")
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"timed out after {timeout}: {self._missing()} still to bring gradients")
-            ended = self._neighbours.ended()  # what they left undone may be under way: one more look
-
-    def _missing(self) -> str:
-        ranks = self._sums.missing(self._place)
-        return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} {'have' if len(ranks) > 1 else 'has'}"
-
-    def is_completed(self) -> bool:
-        """Whether it is there."""
-        return bool(self._sums.is_there(self._place))
-
-    def arrived_at(self) -> float:
-        """When it was there, by time.perf_counter, which is the monotonic clock where memory can be shared."""
-        return float(self._sums.since(self._place))
-
-    def drop(self) -> None:
-        """Have all ranks give it up."""
-        self._sums.give_up()
+        if words[rank][1] != words[0][1]:
+            return f"ranks 0 and {rank} have different buckets"
+    return "ranks are threads of one process" if len({each[2] for each in words}) < len(told) else ""

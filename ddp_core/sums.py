@@ -15,7 +15,7 @@ from torch import Tensor
 from ..compress.simulate import Traffic
 from .collectives import start_sum
 from .job import Record
-from .one_host import SharedBuffer
+from .shared_sum import SharedBuffer
 
 if TYPE_CHECKING:
     from .engine import Engine

@@ -1,13 +1,16 @@
 #include "shared_sums.hpp"
 
 #include <linux/futex.h>
+#include <pthread.h>
+#include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
+#include <cfenv>
 #include <climits>
 #include <ctime>
+#include <stdexcept>
 
 namespace gradwire {
 
@@ -34,6 +37,21 @@ void doze(std::atomic<uint32_t>& word, uint32_t seen, int64_t nanoseconds) {
 void rouse(std::atomic<uint32_t>& word) {
     syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
+
+// The usual rounding, with the smallest numbers kept, whatever thread this is: the bits must not depend on who adds up.
+class Arithmetic {
+public:
+    Arithmetic() {
+        std::fegetenv(&before_);
+        std::fesetenv(FE_DFL_ENV);
+    }
+    ~Arithmetic() { std::fesetenv(&before_); }
+    Arithmetic(const Arithmetic&) = delete;
+    Arithmetic& operator=(const Arithmetic&) = delete;
+
+private:
+    std::fenv_t before_{};
+};
 
 size_t rounded_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -90,18 +108,28 @@ SharedSums::SharedSums(std::vector<char*> maps, size_t rank, std::vector<Bucket>
       buckets_(std::move(buckets)),
       board_(*reinterpret_cast<Board*>(maps_[0])),
       mine_(buckets_.size()),
-      process_(getpid()),
-      helper_([this] { help(); }) {}
+      process_(getpid()) {
+    sigset_t all, before;  // signals are for Python's threads
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    try {
+        helper_ = new std::thread([this] { help(); });
+    } catch (...) {
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+        throw;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
 
 SharedSums::~SharedSums() {
-    if (process_ != getpid()) {
-        helper_.detach();  // a fork: the thread is its parent's
-        return;
-    }
+    if (is_forked()) return;  // the thread, which is left behind, is the parent's
     over_ = true;
     give_up();  // whoever still waits for this rank would wait in vain
-    helper_.join();
+    helper_->join();
+    delete helper_;
 }
+
+bool SharedSums::is_forked() const { return process_ != getpid(); }
 
 SharedSums::Progress& SharedSums::progress(size_t bucket) const {
     return reinterpret_cast<Progress*>(maps_[0] + sizeof(Board))[bucket];
@@ -115,6 +143,7 @@ std::atomic<uint64_t>& SharedSums::arrivals(size_t bucket, size_t rank) const {
 uint64_t SharedSums::chunks(size_t bucket) const { return (buckets_[bucket].numel + CHUNK - 1) / CHUNK; }
 
 void SharedSums::arrive(size_t bucket) {
+    if (is_forked()) throw std::runtime_error("a process that was forked off cannot take part for its parent");
     arrivals(bucket, rank_).store(++mine_[bucket]);
     if (progress(bucket).arrived.fetch_add(1) + 1 == mine_[bucket] * maps_.size()) signal();
 }
@@ -145,6 +174,7 @@ std::vector<size_t> SharedSums::missing(size_t bucket) const {
 }
 
 void SharedSums::give_up() {
+    if (is_forked() || gave_up_.exchange(true)) return;
     uint32_t nobody = 0;
     board_.given_up.compare_exchange_strong(nobody, static_cast<uint32_t>(rank_) + 1);
     signal();
@@ -174,15 +204,14 @@ bool SharedSums::work_on(size_t bucket) {
         if (!state.taken.compare_exchange_weak(chunk, chunk + 1)) continue;
         add(bucket, chunk % each);
         worked = true;
-        if ((state.done.fetch_add(1) + 1) % each == 0) {
-            state.since.store(now());
-            signal();
-        }
+        state.since.store(now());
+        if ((state.done.fetch_add(1) + 1) % each == 0) signal();
     }
     return worked;
 }
 
 void SharedSums::add(size_t bucket, size_t chunk) const {
+    const Arithmetic usual;
     const Bucket& all = buckets_[bucket];
     const size_t share = share_of_ring(all, maps_.size()), end = std::min(all.numel, (chunk + 1) * CHUNK);
     for (size_t begin = chunk * CHUNK; begin < end;) {

@@ -32,7 +32,7 @@ public:
     SharedSums(const SharedSums&) = delete;
     SharedSums& operator=(const SharedSums&) = delete;
 
-    // This rank's numbers are there, for one more sum.
+    // This rank's numbers are there, for one more sum. Throws in a process that was forked off.
     void arrive(size_t bucket);
 
     // Until the last sum that this rank arrived for is there, for some seconds at most, and not after anyone has given up.
@@ -46,7 +46,7 @@ public:
     // The ranks that a sum waits for.
     std::vector<size_t> missing(size_t bucket) const;
 
-    // No rank shall wait for this one any more, nor touch its numbers once this returns.
+    // No rank shall wait for this one any more, nor touch its numbers once this returns, if it lives.
     void give_up();
 
     // The rank that was the first to; else -1.
@@ -64,15 +64,16 @@ private:
     void add(size_t bucket, size_t chunk) const;
     void signal();
     void help();
+    bool is_forked() const;
 
     const std::vector<char*> maps_;
     const size_t rank_;
     const std::vector<Bucket> buckets_;
     Board& board_;
     std::vector<uint64_t> mine_;  // sums of each bucket that this rank has arrived for
-    std::atomic<bool> over_{false};
+    std::atomic<bool> over_{false}, gave_up_{false};
     const int64_t process_;
-    std::thread helper_;
+    std::thread* helper_ = nullptr;  // not to be destroyed by a fork
 };
 
 }  // namespace gradwire

@@ -14,37 +14,49 @@ from random import Random
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.join import Join
 
 import gradwire
 from gradwire.ddp_core import one_host, pacing
 from gradwire.ddp_core.one_host import OneHost, obstacle
 
 from ..ranks import LostRank, RankFailure
-from .nets import ALWAYS, Batch, Net, loss_of
+from .nets import ALWAYS, Batch, Net, descend, loss_of
 
 pytestmark = pytest.mark.skipif(bool(obstacle()), reason=obstacle())
 NUMELS = [1, 2, 3, 7, 64, 1000, 65536, 65537, 262145, 1_500_007]
 HALF_A_SECOND = 0.5
+HEADER = 4 * mmap.PAGESIZE
 
 
 class Rank:
     """One rank of several in this process: its memory, and its sums of float32 buckets."""
 
-    def __init__(self, maps, rank, sizes):
-        header = mmap.PAGESIZE * 4
-        offsets = [header + sum(sizes[:place]) * 4 for place in range(len(sizes))]
-        self.sums = import_module("gradwire.ddp_core._shared").SharedSums(
-            maps, rank, [(offset, size, 4) for offset, size in zip(offsets, sizes, strict=True)]
-        )
+    def __init__(self, memories, rank, sizes):
+        offsets = [HEADER + sum(sizes[:place]) * 4 for place in range(len(sizes))]
+        spans = [(offset, size, 4) for offset, size in zip(offsets, sizes, strict=True)]
+        self.sums = extension().SharedSums(memories, rank, spans)
         self.flats = [
-            torch.frombuffer(maps[rank], dtype=torch.float32, count=size, offset=offset)
-            for offset, size in zip(offsets, sizes, strict=True)
+            torch.frombuffer(memories[rank], dtype=torch.float32, count=size, offset=offset)
+            for offset, size, _ in spans
         ]
 
 
+def extension():
+    return import_module("gradwire.ddp_core._shared")
+
+
+def memory_of(size):
+    file = extension().memory_file("test")
+    os.ftruncate(file, size)
+    memory = extension().Memory(file, size)
+    os.close(file)
+    return memory
+
+
 def ranks_of_one_process(count, sizes):
-    maps = [mmap.mmap(-1, mmap.PAGESIZE * 4 + sum(sizes) * 4) for _ in range(count)]
-    return [Rank(maps, rank, sizes) for rank in range(count)]
+    memories = [memory_of(HEADER + sum(sizes) * 4) for _ in range(count)]
+    return [Rank(memories, rank, sizes) for rank in range(count)]
 
 
 def test_a_sum_is_there_once_all_have_arrived_and_again_in_every_step():
@@ -99,6 +111,20 @@ def test_sums_come_out_whoever_is_first():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_the_smallest_numbers_are_kept_whoever_adds_up():
+    group = ranks_of_one_process(2, [300_000])
+    for rank in group:
+        rank.flats[0].copy_(torch.full((300_000,), 3, dtype=torch.int32).view(torch.float32))
+    torch.set_flush_denormal(True)
+    try:
+        for rank in group:
+            rank.sums.arrive(0)
+        assert all(rank.sums.wait(0, 5.0) for rank in group)
+    finally:
+        torch.set_flush_denormal(False)
+    assert group[0].flats[0].view(torch.int32).unique().tolist() == [6]
 
 
 def test_who_gives_up_ends_the_wait_of_the_others_and_no_sum_begins_any_more():
@@ -223,18 +249,37 @@ def is_elsewhere(patch):
 
 
 def is_not_built(patch):
-    patch.setattr(one_host, "_extension", lambda: import_module("gradwire.no_such_extension"))
+    patch.setattr(one_host, "extension", lambda: import_module("gradwire.no_such_extension"))
+
+
+def fails(*_):
+    raise OSError("on purpose")
+
+
+def has_no_memory(patch):
+    patch.setattr(one_host.os, "posix_fallocate", fails)
 
 
 def may_not_look(patch):
-    patch.setattr(one_host.os, "open", lambda *_: os.close(-1))
+    patch.setattr(one_host.os, "open", fails)
 
 
 def finds_another_file(patch):
     patch.setattr(one_host.os, "pread", lambda *_: b"something else  ")
 
 
-@pytest.mark.parametrize("how", [is_elsewhere, is_not_built, may_not_look, finds_another_file])
+def cannot_watch(patch):
+    patch.setattr(one_host, "Ranks", fails)
+
+
+def has_other_buckets(patch):
+    patch.setattr(one_host, "PAGE", 2 * one_host.PAGE)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [is_elsewhere, is_not_built, has_no_memory, may_not_look, finds_another_file, cannot_watch, has_other_buckets],
+)
 def test_all_ranks_do_without_where_one_cannot(ranks, how):
     assert ranks.run(refused, 3, how) == [False] * 3
 
@@ -261,22 +306,25 @@ def what_stays_open(rank, world_size):
     """Mappings and files of this process after models with shared memory are gone, beside those before."""
 
     def opened():
-        mapped = Path("/proc/self/maps").read_text().count("memfd:gradwire")
-        return mapped, len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+        gc.collect()
+        links = [os.readlink(file) for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
+        files = [link for link in links if "memfd:gradwire" in link or "pidfd" in link]
+        return Path("/proc/self/maps").read_text().count("memfd:gradwire"), len(files)
 
-    trained(rank)
-    gc.collect()
     before = opened()
+    model = model_of(rank)
+    during = opened()
+    model.compression.close()
+    del model
     for _ in range(3):
         trained(rank)
-    gc.collect()
-    return before, opened()
+    return before, during, opened()
 
 
 def test_memory_and_files_are_given_back(ranks):
-    for before, after in ranks.run(what_stays_open, 2):
-        assert after == before
-        assert before[0] == 0
+    for (maps, files), during, after in ranks.run(what_stays_open, 2):
+        assert during == (maps + 2, files + 1)
+        assert after == (maps, files)
 
 
 def model_of(rank, **options):
@@ -288,9 +336,14 @@ def model_of(rank, **options):
 
 
 def with_a_fork(rank, world_size):
-    """A child that has copies of all, and ends, changes nothing."""
+    """A child that has copies of all, and threads of its own, and ends, changes nothing."""
     model = model_of(rank)
     if (child := os.fork()) == 0:
+        for _ in range(3):
+            thread = threading.Thread(target=gc.collect)
+            thread.start()
+            thread.join()
+        model.compression.close()
         del model
         gc.collect()
         os._exit(7)
@@ -302,6 +355,63 @@ def with_a_fork(rank, world_size):
 
 def test_a_forked_child_ends_without_touching_its_parent_s_sums(ranks):
     assert ranks.run(with_a_fork, 2) == [7, 7]
+
+
+def with_moved_gradients(rank, world_size, move):
+    """Whether gradients are those of other memory, after somebody had torch move the buckets' memory."""
+    gradients = []
+    for shared in ("1", "0"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(one_host.SWITCH, shared)
+            model = gradwire.DistributedDataParallel(Net(ALWAYS[:3]), gradient_as_bucket_view=True)
+        for step in range(4):
+            loss_of(model(Batch.drawn(rank, step))).backward()
+            if move and step == 1:  # with the buckets that stay
+                next(model.parameters()).grad.share_memory_()
+        assert model.reducer.plan.shared == (shared == "1")
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+        model.compression.close()
+    return all(map(torch.equal, *gradients))
+
+
+@pytest.mark.parametrize("move", [False, True])
+def test_gradients_are_averaged_where_they_lie_now(ranks, move):
+    assert ranks.run(with_moved_gradients, 2, move) == [True, True]
+
+
+def several_ways(rank, world_size):
+    """What was shared, and whether parameters are alike: two models of different ranks, accumulation, uneven inputs."""
+    pair = dist.new_group([0, 1])
+    found, shared = [], []
+    for switch in ("1", "0"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(one_host.SWITCH, switch)
+            models = [gradwire.DistributedDataParallel(Net(ALWAYS[:3]))]
+            if rank < 2:
+                models.append(gradwire.DistributedDataParallel(Net(ALWAYS[:2]), process_group=pair))
+            for step in range(4):
+                for model in models:
+                    with model.no_sync():
+                        loss_of(model(Batch.drawn(rank, step, 1))).backward()
+                    loss_of(model(Batch.drawn(rank, step))).backward()
+                    descend(model)
+                    model.zero_grad()
+            with Join(models[:1]):
+                for step in range(2 + rank):
+                    loss_of(models[0](Batch.drawn(rank, step))).backward()
+                    descend(models[0])
+                    models[0].zero_grad()
+            shared.append([model.reducer.plan.shared for model in models])
+            found.append([parameter.detach().clone() for model in models for parameter in model.parameters()])
+            for model in models:
+                model.compression.close()
+    return shared, all(map(torch.equal, *found))
+
+
+def test_accumulation_several_models_of_some_ranks_and_uneven_inputs_have_the_same_bits(ranks):
+    *both, (shared, same) = ranks.run(several_ways, 3)
+    assert both == [([[True, True], [False, False]], True)] * 2
+    assert (shared, same) == ([[True], [False]], True)
 
 
 def error_of_the_next_step(rank, model):
@@ -343,7 +453,7 @@ def without_an_answer(rank, world_size):
 
 def test_a_rank_that_does_not_come_is_named_when_the_time_is_over(ranks):
     message, nothing = ranks.run(without_an_answer, 2)
-    assert "timed out after 0:00:01: rank 1 has still to bring gradients" in message
+    assert "timed out after 0:00:01: of ranks [1] gradients are missing" in message
     assert not nothing
 
 
@@ -359,6 +469,22 @@ def test_a_rank_that_gives_up_has_the_others_raise(ranks):
     (own, _), (other, seconds), _ = ranks.run(beside_a_failure, 3)
     assert "timed out" in own
     assert "rank 0 has given up" in other
+    assert seconds < 30
+
+
+def beside_one_that_closes(rank, world_size):
+    """What rank 0 raises, and when, where rank 1 ends its compression with nothing under way."""
+    model = model_of(rank, timeout=timedelta(seconds=60))
+    if rank == 1:
+        model.compression.close()
+    message, seconds = error_of_the_next_step(rank, model) if rank == 0 else ("", 0.0)
+    dist.barrier()
+    return message, seconds
+
+
+def test_a_rank_that_closes_has_the_others_raise(ranks):
+    (message, seconds), _ = ranks.run(beside_one_that_closes, 2)
+    assert "rank 1 has given up" in message
     assert seconds < 30
 
 
