@@ -123,8 +123,9 @@ SharedSums::SharedSums(std::vector<char*> maps, size_t rank, std::vector<Bucket>
 
 SharedSums::~SharedSums() {
     if (is_forked()) return;  // the thread, which is left behind, is the parent's
-    over_ = true;
     give_up();  // whoever still waits for this rank would wait in vain
+    over_ = true;
+    signal();
     helper_->join();
     delete helper_;
 }
