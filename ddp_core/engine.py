@@ -166,6 +166,8 @@ class Engine:
             other.future.set_exception(failure)  # type: ignore[arg-type]
         self._executor.abort()  # after the futures: it may wait for what is in flight
         self._drop_sums()
+        if self._shared is not None and (shared := self._shared()) is not None:
+            shared.sums.give_up()  # others may wait for what this rank will not begin
         for other in live:
             try:
                 other.close()
@@ -174,9 +176,7 @@ class Engine:
         return failure
 
     def _drop_sums(self, deadline: float = 0.0) -> None:
-        """Give up the sums that have not arrived by `deadline`, and all to come; keep none: they know this engine."""
+        """Give up the sums that have not arrived by `deadline`, and keep none: they know this engine."""
         sums, self._sums = self._sums, []
         for started in sums:
             started.drop(deadline)
-        if self._shared is not None and (shared := self._shared()) is not None:
-            shared.sums.give_up()  # others may wait for what this rank will not begin

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -58,6 +58,7 @@ class Handle:
         self._known = object()  # made anew when what is known of buckets is forgotten
         self._step = Step()
         self._records = Records()
+        self.at_close: list[Callable[[], None]] = []
         self._loaded_order: list[str] = []
 
     def bind(self, model: nn.Module) -> None:
@@ -188,6 +189,8 @@ class Handle:
         """End the threads and process groups that the hook made; training with it is over."""
         for engine in self._engines.values():
             engine.close()
+        for end in self.at_close:
+            end()
 
     def _process_group(self) -> dist.ProcessGroup:
         if not self._groups:

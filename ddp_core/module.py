@@ -103,6 +103,7 @@ class DistributedDataParallel(TorchFace):
         self.compression.bind(self.module)
         parameters, names = list(named.values()), list(named)
         host = OneHost(groups, self.device)
+        self.compression.at_close.append(host.leave)
         memory = host.memory(summed=together and self.compression.sums)
         plan = BucketPlan(parameters, sparse, rules.caps, alias=rules.gradient_as_bucket_view, memory=memory)
         average = weakly(self._average, GONE)

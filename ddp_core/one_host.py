@@ -8,6 +8,7 @@ import mmap
 import os
 import secrets
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .collectives import exchange, is_paced
-from .shared_sum import Ranks, SharedBuffer, close_files, extension
+from .shared_sum import Processes, SharedBuffer, close_files, extension
 
 logger = logging.getLogger(__name__)
 SWITCH = "GRADWIRE_SHARED_MEMORY"  # 0 in the environment of any rank: over the process group after all
@@ -43,6 +44,7 @@ class OneHost:
     def __init__(self, groups: Sequence[dist.ProcessGroup], device: torch.device) -> None:
         self._group, self._device = groups[0], device
         self.hopeful = len(groups) == 1 and self._group.size() > 1  # not known to be in vain; the same on all ranks
+        self._newest: weakref.WeakSet[SharedBuffer] = weakref.WeakSet()
 
     def memory(self, *, summed: bool) -> Memory:
         """For buckets that are only `summed`, as far as is known, that of all ranks."""
@@ -63,7 +65,13 @@ class OneHost:
                 segment.close()
         buffers = [next(made, None) if size else None for size in sizes]
         self.hopeful = any(buffers)
+        self._newest = weakref.WeakSet(filter(None, buffers))
         return buffers
+
+    def leave(self) -> None:
+        """Have no rank wait for this one any more."""
+        for buffer in self._newest:
+            buffer.sums.give_up()
 
 
 def _fits(bucket: Sequence[Tensor]) -> bool:
@@ -122,16 +130,19 @@ class Segment:
         """The buckets in the memory of all ranks; none where one's is out of reach."""
         rank = self._group.rank()
         try:
-            ranks = Ranks({other: int(file[0]) for other, file in enumerate(files) if other != rank})
+            others = Processes({other: int(file[0]) for other, file in enumerate(files) if other != rank})
             memories = [self._map(*file) for file in files]
             sums = extension().SharedSums(memories, rank, self._spans)
-        except (OSError, RuntimeError) as error:
+            flats, rooms = (self._tensors(memories[rank]) for _ in range(2))
+        except (OSError, RuntimeError, MemoryError) as error:
             logger.info("rank %d cannot map the memory of all ranks: %s", rank, error)
             return []
-        return [
-            SharedBuffer(_tensor(memories[rank], kind, span), _tensor(memories[rank], kind, span), sums, ranks, place)
-            for place, (kind, span) in enumerate(zip(self._types, self._spans, strict=True))
-        ]
+        pairs = zip(flats, rooms, strict=True)
+        return [SharedBuffer(flat, room, sums, others, place) for place, (flat, room) in enumerate(pairs)]
+
+    def _tensors(self, memory: Any) -> list[Tensor]:
+        spans = zip(self._types, self._spans, strict=True)
+        return [torch.frombuffer(memory, dtype=kind, count=numel, offset=offset) for kind, (offset, numel, _) in spans]
 
     def _map(self, process: str, number: str, mark: str) -> Any:
         """The memory of a rank; OSError where it is out of reach."""
@@ -146,11 +157,6 @@ def _pages(size: int) -> int:
     return -(-size // PAGE) * PAGE
 
 
-def _tensor(memory: Any, kind: torch.dtype, span: tuple[int, int, int]) -> Tensor:
-    offset, numel, _ = span
-    return torch.frombuffer(memory, dtype=kind, count=numel, offset=offset)
-
-
 def obstacle() -> str:
     """Why this process cannot share memory with other ranks; empty where it can."""
     if os.environ.get(SWITCH) == "0":
@@ -160,7 +166,7 @@ def obstacle() -> str:
     try:
         close_files([extension().process_file(os.getpid())])
         machine()
-    except ImportError as error:
+    except (ImportError, AttributeError) as error:  # not there, or of another version
         return f"the extension is not built ({error}); reinstall gradwire where there is a C++17 compiler"
     except OSError as error:
         return f"the system does not let a process find others: {error}"

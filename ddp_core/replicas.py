@@ -17,7 +17,7 @@ from .collectives import exchange
 def described(parameters: Mapping[str, Tensor], spec: Spec) -> list[str]:
     """What ranks must agree on, a line each: the compressor, then the parameters."""
     lines = [
-        f"parameter {name} with shape {tuple(p.shape)}, strides {p.stride()}, {p.dtype}, "
+        f"parameter {name} with shape {tuple(p.shape)}, strides {p.stride()}, {p.dtype} on {p.device.type}, "
         f"requires_grad={p.requires_grad}"
         for name, p in parameters.items()
     ]

@@ -29,12 +29,12 @@ def close_files(files: Iterable[int]) -> None:
         os.close(file)
 
 
-class Ranks:
+class Processes:
     """The other ranks whose memory is mapped. `processes`: of each."""
 
     def __init__(self, processes: Mapping[int, int]) -> None:
         self._ranks: dict[int, int] = {}  # by the number of a file that stands for the process
-        weakref.finalize(self, close_files, self._ranks)
+        weakref.finalize(self, close_files, self._ranks).atexit = False  # others may look until the end
         self._poll = select.poll()
         for rank, process in processes.items():
             file = extension().process_file(process)
@@ -69,7 +69,7 @@ class SharedBuffer:
     flat: Tensor
     room: Tensor
     sums: Sums
-    ranks: Ranks
+    processes: Processes
     place: int
 
     def sum(self) -> SharedSum:
@@ -82,8 +82,7 @@ class SharedSum:
 
     def __init__(self, buffer: SharedBuffer) -> None:
         self._buffer, self._sums, self._place = buffer, buffer.sums, buffer.place
-        self._moved = buffer.flat.data_ptr() != buffer.room.data_ptr()
-        if self._moved:
+        if buffer.flat.data_ptr() != buffer.room.data_ptr():
             buffer.room.copy_(buffer.flat)
         self._sums.arrive(self._place)
 
@@ -91,7 +90,7 @@ class SharedSum:
         """Return when it is there; RuntimeError where a rank has ended or gives up, or after the time limit."""
         if not self._sums.wait(self._place, LOOK_SECONDS):
             self._wait_and_look(timeout)
-        if self._moved:
+        if self._buffer.flat.data_ptr() != self._buffer.room.data_ptr():
             self._buffer.flat.copy_(self._buffer.room)
 
     def _wait_and_look(self, timeout: timedelta) -> None:
@@ -99,7 +98,7 @@ class SharedSum:
         ended: list[int] = []
         while not self._sums.wait(self._place, LOOK_SECONDS):
             if (rank := self._sums.given_up()) >= 0:
-                raise RuntimeError(f"rank {rank} has given up; see what it raised")
+                raise RuntimeError(f"rank {rank} has given up or was closed; see what it raised")
             if ended:
                 raise RuntimeError(f"rank {ended[0]} has ended before the sum was there")
             if time.monotonic() > deadline:
@@ -110,11 +109,12 @@ class SharedSum:
                     else "a rank has not done its part of the sum"
                 )
                 raise RuntimeError(f"timed out after {timeout}: {late}")
-            ended = self._buffer.ranks.ended()  # what they have left undone may be under way: one more look
+            ended = self._buffer.processes.ended()  # what they have left undone may be under way: one more look
 
     def is_completed(self) -> bool:
-        """Whether it is there."""
-        return self._sums.is_there(self._place)
+        """Whether it is there, or will not come."""
+        lost = self._sums.given_up() >= 0 or bool(self._buffer.processes.ended())
+        return lost or self._sums.is_there(self._place)
 
     def arrived_at(self) -> float:
         """When it was there, by time.perf_counter, which is the monotonic clock where memory can be shared."""

@@ -51,7 +51,7 @@ class Work(Protocol):
         """Return when it is there; raise RuntimeError where it does not come within the time limit."""
 
     def is_completed(self) -> bool:
-        """Whether it is there."""
+        """Whether it is there, or will not come."""
 
     def arrived_at(self) -> float | None:
         """When it was there, by time.perf_counter, if that is known already."""
@@ -93,8 +93,8 @@ class GroupSum:
 class Sum:
     """A tensor on its way to being summed over ranks, in place; whoever waits for it does what is left to do.
 
-    `begin`: starts it. `result`: what they get. `cost`: what it gives to the process group. `fails(error)`: ends whatever
-    else is under way and tells what to raise. `work` is None once it was waited for or given up.
+    `begin`: starts it. `result`: what they get. `cost`: what it takes over a network. `fails(error)`: ends whatever else is
+    under way and tells what to raise. `work` is None once it was waited for or given up.
     """
 
     def __init__(
@@ -106,7 +106,8 @@ class Sum:
         fails: Callable[[Exception], Exception],
     ) -> None:
         self.record = Record(cost)
-        self._result, self._timeout, self._fails = result, timeout, fails
+        self._result: Tensor | None = result
+        self._timeout, self._fails = timeout, fails
         self._began = time.perf_counter()
         self._error: Exception | None = None
         self.work: Work | None = None
@@ -117,9 +118,9 @@ class Sum:
 
     def wait(self) -> Tensor:
         """The result when it is there; raises what `fails` tells where it does not come."""
-        work = self.work
+        work, result, self._result = self.work, self._result, None
         try:
-            if self._error is not None or work is None:
+            if self._error is not None or work is None or result is None:
                 raise self._error or RuntimeError("it was given up")
             work.wait(self._timeout)
         except Exception as error:
@@ -128,7 +129,7 @@ class Sum:
         self.record.wait = end - self._began
         self.record.spans.append(("wait", self._began, end))
         self.work = None
-        return self._result
+        return result
 
     def drop(self, deadline: float = 0.0) -> None:
         """Give up what is in flight, unless it arrives by `deadline`."""

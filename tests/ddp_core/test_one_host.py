@@ -1,15 +1,9 @@
-"""Sums in memory that ranks of one machine share: their bits, their failures, and where they are left out."""
+"""Where ranks of one machine share memory, what of it others see, and that it changes no bit."""
 
 import gc
-import mmap
 import os
-import signal
-import threading
-import time
-from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
-from random import Random
 
 import pytest
 import torch
@@ -18,163 +12,11 @@ from torch.distributed.algorithms.join import Join
 
 import gradwire
 from gradwire.ddp_core import one_host, pacing
-from gradwire.ddp_core.one_host import OneHost, obstacle
+from gradwire.ddp_core.one_host import obstacle
 
-from ..ranks import LostRank, RankFailure
 from .nets import ALWAYS, Batch, Net, descend, loss_of
 
 pytestmark = pytest.mark.skipif(bool(obstacle()), reason=obstacle())
-NUMELS = [1, 2, 3, 7, 64, 1000, 65536, 65537, 262145, 1_500_007]
-HALF_A_SECOND = 0.5
-HEADER = 4 * mmap.PAGESIZE
-
-
-class Rank:
-    """One rank of several in this process: its memory, and its sums of float32 buckets."""
-
-    def __init__(self, memories, rank, sizes):
-        offsets = [HEADER + sum(sizes[:place]) * 4 for place in range(len(sizes))]
-        spans = [(offset, size, 4) for offset, size in zip(offsets, sizes, strict=True)]
-        self.sums = extension().SharedSums(memories, rank, spans)
-        self.flats = [
-            torch.frombuffer(memories[rank], dtype=torch.float32, count=size, offset=offset)
-            for offset, size, _ in spans
-        ]
-
-
-def extension():
-    return import_module("gradwire.ddp_core._shared")
-
-
-def memory_of(size):
-    file = extension().memory_file("test")
-    os.ftruncate(file, size)
-    memory = extension().Memory(file, size)
-    os.close(file)
-    return memory
-
-
-def ranks_of_one_process(count, sizes):
-    memories = [memory_of(HEADER + sum(sizes) * 4) for _ in range(count)]
-    return [Rank(memories, rank, sizes) for rank in range(count)]
-
-
-def test_a_sum_is_there_once_all_have_arrived_and_again_in_every_step():
-    group = ranks_of_one_process(3, [70_000])
-    for step in range(1, 4):
-        for number, rank in enumerate(group):
-            rank.flats[0].fill_(number + step)
-        for rank in group[:2]:
-            rank.sums.arrive(0)
-            assert not rank.sums.wait(0, 0.01)
-            assert not rank.sums.is_there(0)
-        assert group[0].sums.missing(0) == [2]
-        group[2].sums.arrive(0)
-        for rank in group:
-            assert rank.sums.wait(0, 5.0)
-            assert rank.sums.missing(0) == []
-            assert time.perf_counter() - 5.0 < rank.sums.since(0) <= time.perf_counter()
-            assert torch.equal(rank.flats[0], torch.full((70_000,), 3.0 + 3 * step))
-
-
-def test_buckets_are_independent_and_what_lies_beside_them_stays():
-    first, second = ranks_of_one_process(2, [10, 6, 5])
-    for rank in (first, second):
-        for flat in rank.flats:
-            flat.fill_(1.0)
-        rank.sums.arrive(1)
-    assert first.sums.wait(1, 5.0)
-    assert [flat.tolist() for flat in second.flats] == [[1.0] * 10, [2.0] * 6, [1.0] * 5]
-
-
-def hurried(rank, number, steps, wrong):
-    """Sums of all buckets again and again, in an order and after pauses that other ranks do not have."""
-    chance = Random(number)
-    for step in range(steps):
-        for flat in rank.flats:
-            flat.fill_(step + number)
-        order = chance.sample(range(len(rank.flats)), len(rank.flats))
-        for place in order:
-            time.sleep(chance.choice((0.0, 0.0, 0.001)))
-            rank.sums.arrive(place)
-        for place in order:
-            if not rank.sums.wait(place, 20.0) or rank.flats[place].ne(4 * step + 6).any():
-                wrong.append((number, step, place))
-                return
-
-
-def test_sums_come_out_whoever_is_first():
-    group, wrong = ranks_of_one_process(4, [1, 100_000, 65_536, 300_001, 17]), []
-    threads = [threading.Thread(target=hurried, args=(rank, n, 100, wrong)) for n, rank in enumerate(group)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-
-
-def test_the_smallest_numbers_are_kept_whoever_adds_up():
-    group = ranks_of_one_process(2, [300_000])
-    for rank in group:
-        rank.flats[0].copy_(torch.full((300_000,), 3, dtype=torch.int32).view(torch.float32))
-    torch.set_flush_denormal(True)
-    try:
-        for rank in group:
-            rank.sums.arrive(0)
-        assert all(rank.sums.wait(0, 5.0) for rank in group)
-    finally:
-        torch.set_flush_denormal(False)
-    assert group[0].flats[0].view(torch.int32).unique().tolist() == [6]
-
-
-def test_who_gives_up_ends_the_wait_of_the_others_and_no_sum_begins_any_more():
-    first, second = ranks_of_one_process(2, [10])
-    first.sums.arrive(0)
-    threading.Timer(0.1, second.sums.give_up).start()
-    began = time.monotonic()
-    assert not first.sums.wait(0, 20.0)
-    assert time.monotonic() - began < 10
-    assert first.sums.given_up() == 1
-    second.sums.arrive(0)
-    assert not second.sums.wait(0, 0.1)
-    assert second.flats[0].tolist() == [0.0] * 10
-
-
-def test_a_rank_that_is_gone_has_given_up():
-    first, second = ranks_of_one_process(2, [10])
-    first.sums.arrive(0)
-    del second
-    assert not first.sums.wait(0, 20.0)
-    assert first.sums.given_up() == 1
-
-
-def numbers(rank, step, numel, dtype):
-    generator = torch.Generator().manual_seed(1000 * step + rank)
-    return torch.randn(numel, generator=generator, dtype=dtype) * 10 ** torch.randn(numel, generator=generator)
-
-
-def sums_of_both_kinds(rank, world_size, dtype):
-    """Of some sizes and steps: whether a shared sum has the bits of Gloo's."""
-    parameters = [[torch.empty(numel, dtype=dtype)] for numel in NUMELS]
-    shared = OneHost([dist.group.WORLD], torch.device("cpu")).buffers(parameters)
-    same = []
-    for step in range(2):
-        started = []
-        for buffer in shared:
-            buffer.flat.copy_(numbers(rank, step, buffer.flat.numel(), dtype))
-            started.append(buffer.sum())
-        for buffer, work in zip(shared, started, strict=True):
-            work.wait(timedelta(seconds=20))
-            expected = numbers(rank, step, buffer.flat.numel(), dtype)
-            dist.all_reduce(expected)
-            same.append(torch.equal(buffer.flat, expected))
-    return same
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("world_size", [2, 3, 4, 5])
-def test_sums_have_the_bits_of_gloo_s_ring(ranks, world_size, dtype):
-    assert ranks.run(sums_of_both_kinds, world_size, dtype) == [[True] * 2 * len(NUMELS)] * world_size
 
 
 def trained(rank, steps=4, **options):
@@ -269,7 +111,7 @@ def finds_another_file(patch):
 
 
 def cannot_watch(patch):
-    patch.setattr(one_host, "Ranks", fails)
+    patch.setattr(one_host, "Processes", fails)
 
 
 def has_other_buckets(patch):
@@ -312,7 +154,7 @@ def what_stays_open(rank, world_size):
         return Path("/proc/self/maps").read_text().count("memfd:gradwire"), len(files)
 
     before = opened()
-    model = model_of(rank)
+    model = gradwire.DistributedDataParallel(Net(ALWAYS[:3]))
     during = opened()
     model.compression.close()
     del model
@@ -325,36 +167,6 @@ def test_memory_and_files_are_given_back(ranks):
     for (maps, files), during, after in ranks.run(what_stays_open, 2):
         assert during == (maps + 2, files + 1)
         assert after == (maps, files)
-
-
-def model_of(rank, **options):
-    model = gradwire.DistributedDataParallel(Net(ALWAYS[:3]), bucket_cap_mb=0.001, **options)
-    for step in range(2):
-        loss_of(model(Batch.drawn(rank, step))).backward()
-    assert model.reducer.plan.shared
-    return model
-
-
-def with_a_fork(rank, world_size):
-    """A child that has copies of all, and threads of its own, and ends, changes nothing."""
-    model = model_of(rank)
-    if (child := os.fork()) == 0:
-        for _ in range(3):
-            thread = threading.Thread(target=gc.collect)
-            thread.start()
-            thread.join()
-        model.compression.close()
-        del model
-        gc.collect()
-        os._exit(7)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    loss_of(model(Batch.drawn(rank, 2))).backward()
-    model.compression.close()
-    return code
-
-
-def test_a_forked_child_ends_without_touching_its_parent_s_sums(ranks):
-    assert ranks.run(with_a_fork, 2) == [7, 7]
 
 
 def with_moved_gradients(rank, world_size, move):
@@ -412,96 +224,3 @@ def test_accumulation_several_models_of_some_ranks_and_uneven_inputs_have_the_sa
     *both, (shared, same) = ranks.run(several_ways, 3)
     assert both == [([[True, True], [False, False]], True)] * 2
     assert (shared, same) == ([[True], [False]], True)
-
-
-def error_of_the_next_step(rank, model):
-    began = time.monotonic()
-    try:
-        loss_of(model(Batch.drawn(rank, 2))).backward()
-    except RuntimeError as error:
-        return str(error), time.monotonic() - began
-    return "", 0.0
-
-
-def beside_a_death(rank, world_size):
-    model = model_of(rank)
-    dist.barrier()
-    if rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    message, seconds = error_of_the_next_step(rank, model)
-    raise RuntimeError(f"{seconds:.1f} s: {message}")
-
-
-def test_a_rank_that_is_killed_is_named_within_seconds(ranks):
-    first, dead, last = ranks.run(beside_a_death, 3, expect_errors=True)
-    assert isinstance(dead, LostRank)
-    for failure in (first, last):
-        assert isinstance(failure, RankFailure)
-        seconds, message = failure.message.split(" s: ")
-        assert float(seconds) < 15
-        assert "rank 1 has ended" in message or "has given up" in message
-        assert message.startswith("bucket 0 ")
-    assert any("rank 1 has ended" in failure.message for failure in (first, last))
-
-
-def without_an_answer(rank, world_size):
-    model = model_of(rank, timeout=timedelta(seconds=1))
-    message, _ = error_of_the_next_step(rank, model) if rank == 0 else ("", 0.0)
-    dist.barrier()
-    return message
-
-
-def test_a_rank_that_does_not_come_is_named_when_the_time_is_over(ranks):
-    message, nothing = ranks.run(without_an_answer, 2)
-    assert "timed out after 0:00:01: of ranks [1] gradients are missing" in message
-    assert not nothing
-
-
-def beside_a_failure(rank, world_size):
-    """What the others raise when rank 0's time is over, which have more of it."""
-    model = model_of(rank, timeout=timedelta(seconds=1 if rank == 0 else 60))
-    message, seconds = error_of_the_next_step(rank, model) if rank < 2 else ("", 0.0)
-    dist.barrier()
-    return message, seconds
-
-
-def test_a_rank_that_gives_up_has_the_others_raise(ranks):
-    (own, _), (other, seconds), _ = ranks.run(beside_a_failure, 3)
-    assert "timed out" in own
-    assert "rank 0 has given up" in other
-    assert seconds < 30
-
-
-def beside_one_that_closes(rank, world_size):
-    """What rank 0 raises, and when, where rank 1 ends its compression with nothing under way."""
-    model = model_of(rank, timeout=timedelta(seconds=60))
-    if rank == 1:
-        model.compression.close()
-    message, seconds = error_of_the_next_step(rank, model) if rank == 0 else ("", 0.0)
-    dist.barrier()
-    return message, seconds
-
-
-def test_a_rank_that_closes_has_the_others_raise(ranks):
-    (message, seconds), _ = ranks.run(beside_one_that_closes, 2)
-    assert "rank 1 has given up" in message
-    assert seconds < 30
-
-
-def interrupted(rank, world_size):
-    """Ctrl-C while rank 0 waits for a sum."""
-    model = model_of(rank, timeout=timedelta(seconds=60))
-    said = ""
-    if rank == 0:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        threading.Timer(HALF_A_SECOND, os.kill, (os.getpid(), signal.SIGINT)).start()
-        try:
-            loss_of(model(Batch.drawn(rank, 2))).backward()
-        except (KeyboardInterrupt, RuntimeError) as error:
-            said = type(error).__name__
-    dist.barrier()
-    return said
-
-
-def test_a_wait_can_be_interrupted(ranks):
-    assert ranks.run(interrupted, 2, timeout=30) == ["KeyboardInterrupt", ""]

@@ -1,0 +1,182 @@
+"""Ranks that share memory: one that dies, hangs, gives up, closes, forks or is interrupted."""
+
+import gc
+import os
+import signal
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+import gradwire
+from gradwire.compress.simulate import Traffic
+from gradwire.ddp_core.one_host import obstacle
+
+from ..ranks import LostRank, RankFailure
+from .nets import ALWAYS, Batch, Net, loss_of
+
+pytestmark = pytest.mark.skipif(bool(obstacle()), reason=obstacle())
+HALF_A_SECOND = 0.5
+
+
+def model_of(rank, **options):
+    model = gradwire.DistributedDataParallel(Net(ALWAYS[:3]), bucket_cap_mb=0.001, **options)
+    for step in range(2):
+        loss_of(model(Batch.drawn(rank, step))).backward()
+    assert model.reducer.plan.shared
+    return model
+
+
+def with_a_fork(rank, world_size):
+    """A child that has copies of all, and threads of its own, and ends, changes nothing."""
+    model = model_of(rank)
+    if (child := os.fork()) == 0:
+        for _ in range(3):
+            thread = threading.Thread(target=gc.collect)
+            thread.start()
+            thread.join()
+        model.compression.close()
+        del model
+        gc.collect()
+        os._exit(7)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    loss_of(model(Batch.drawn(rank, 2))).backward()
+    model.compression.close()
+    return code
+
+
+def test_a_forked_child_ends_without_touching_its_parent_s_sums(ranks):
+    assert ranks.run(with_a_fork, 2) == [7, 7]
+
+
+def error_of_the_next_step(rank, model):
+    began = time.monotonic()
+    try:
+        loss_of(model(Batch.drawn(rank, 2))).backward()
+    except RuntimeError as error:
+        return str(error), time.monotonic() - began
+    return "", 0.0
+
+
+def beside_a_death(rank, world_size):
+    model = model_of(rank)
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    message, seconds = error_of_the_next_step(rank, model)
+    raise RuntimeError(f"{seconds:.1f} s: {message}")
+
+
+def test_a_rank_that_is_killed_is_named_within_seconds(ranks):
+    first, dead, last = ranks.run(beside_a_death, 3, expect_errors=True)
+    assert isinstance(dead, LostRank)
+    for failure in (first, last):
+        assert isinstance(failure, RankFailure)
+        seconds, message = failure.message.split(" s: ")
+        assert float(seconds) < 15
+        assert "rank 1 has ended" in message or "has given up" in message
+        assert message.startswith("bucket 0 ")
+    assert any("rank 1 has ended" in failure.message for failure in (first, last))
+
+
+def without_an_answer(rank, world_size):
+    model = model_of(rank, timeout=timedelta(seconds=1))
+    message, _ = error_of_the_next_step(rank, model) if rank == 0 else ("", 0.0)
+    dist.barrier()
+    return message
+
+
+def test_a_rank_that_does_not_come_is_named_when_the_time_is_over(ranks):
+    message, nothing = ranks.run(without_an_answer, 2)
+    assert "timed out after 0:00:01: of ranks [1] gradients are missing" in message
+    assert not nothing
+
+
+def beside_a_failure(rank, world_size):
+    """What the others raise when rank 0's time is over, which have more of it."""
+    model = model_of(rank, timeout=timedelta(seconds=1 if rank == 0 else 60))
+    message, seconds = error_of_the_next_step(rank, model) if rank < 2 else ("", 0.0)
+    dist.barrier()
+    return message, seconds
+
+
+def test_a_rank_that_gives_up_has_the_others_raise(ranks):
+    (own, _), (other, seconds), _ = ranks.run(beside_a_failure, 3)
+    assert "timed out" in own
+    assert "rank 0 has given up" in other
+    assert seconds < 30
+
+
+def beside_one_that_closes(rank, world_size):
+    """What rank 0 raises, and when, where rank 1 ends its compression with nothing under way."""
+    model = model_of(rank, timeout=timedelta(seconds=60))
+    if rank == 1:
+        model.compression.close()
+    message, seconds = error_of_the_next_step(rank, model) if rank == 0 else ("", 0.0)
+    dist.barrier()
+    return message, seconds
+
+
+def test_a_rank_that_closes_has_the_others_raise(ranks):
+    (message, seconds), _ = ranks.run(beside_one_that_closes, 2)
+    assert "rank 1 has given up" in message
+    assert seconds < 30
+
+
+def closed_before_a_step(rank, world_size):
+    """As before, of a model that has not made a step with the buckets it has now."""
+    model = model_of(rank, timeout=timedelta(seconds=60))
+    plan, host = model.reducer.plan, model._order._host
+    plan.build(plan.order[::-1], host.buffers)
+    if rank == 1:
+        model.compression.close()
+    message, seconds = error_of_the_next_step(rank, model) if rank == 0 else ("", 0.0)
+    dist.barrier()
+    return message, seconds
+
+
+def test_a_rank_that_closes_before_a_step_has_the_others_raise(ranks):
+    (message, seconds), _ = ranks.run(closed_before_a_step, 2)
+    assert "rank 1 has given up" in message
+    assert seconds < 30
+
+
+def closed_after_a_loss(rank, world_size):
+    """Seconds that closing takes while a sum is under way that a lost rank did not begin."""
+    model = model_of(rank, timeout=timedelta(seconds=60))
+    dist.barrier()
+    if rank == 1:
+        os._exit(3)
+    engine = next(iter(model.compression._engines.values()))
+    buffer = model.reducer.plan.buckets[0].shared
+    engine.sum(buffer.flat, buffer.flat, Traffic(), str, buffer)
+    began = time.monotonic()
+    model.compression.close()
+    raise RuntimeError(f"{time.monotonic() - began:.1f}")
+
+
+def test_closing_does_not_wait_for_a_rank_that_is_gone(ranks):
+    failure, lost = ranks.run(closed_after_a_loss, 2, expect_errors=True)
+    assert isinstance(lost, LostRank)
+    assert float(failure.message) < 15
+
+
+def interrupted(rank, world_size):
+    """Ctrl-C while rank 0 waits for a sum."""
+    model = model_of(rank, timeout=timedelta(seconds=60))
+    said = ""
+    if rank == 0:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        threading.Timer(HALF_A_SECOND, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            loss_of(model(Batch.drawn(rank, 2))).backward()
+        except (KeyboardInterrupt, RuntimeError) as error:
+            said = type(error).__name__
+    dist.barrier()
+    return said
+
+
+def test_a_wait_can_be_interrupted(ranks):
+    assert ranks.run(interrupted, 2, timeout=30) == ["KeyboardInterrupt", ""]
