@@ -109,9 +109,15 @@ def test_a_rank_that_gives_up_has_the_others_raise(ranks):
     assert seconds < 30
 
 
-def beside_one_that_closes(rank, world_size):
-    """What rank 0 raises, and when, where rank 1 ends its compression with nothing under way."""
+def beside_one_that_closes(rank, world_size, rebuilt):
+    """What rank 0 raises, and when, where rank 1 ends its compression with nothing under way.
+
+    With `rebuilt` no step has been made with the buckets that there are.
+    """
     model = model_of(rank, timeout=timedelta(seconds=60))
+    if rebuilt:
+        plan, host = model.reducer.plan, model._order._host
+        plan.build(plan.order[::-1], host.buffers)
     if rank == 1:
         model.compression.close()
     message, seconds = error_of_the_next_step(rank, model) if rank == 0 else ("", 0.0)
@@ -119,26 +125,9 @@ def beside_one_that_closes(rank, world_size):
     return message, seconds
 
 
-def test_a_rank_that_closes_has_the_others_raise(ranks):
-    (message, seconds), _ = ranks.run(beside_one_that_closes, 2)
-    assert "rank 1 has given up" in message
-    assert seconds < 30
-
-
-def closed_before_a_step(rank, world_size):
-    """As before, of a model that has not made a step with the buckets it has now."""
-    model = model_of(rank, timeout=timedelta(seconds=60))
-    plan, host = model.reducer.plan, model._order._host
-    plan.build(plan.order[::-1], host.buffers)
-    if rank == 1:
-        model.compression.close()
-    message, seconds = error_of_the_next_step(rank, model) if rank == 0 else ("", 0.0)
-    dist.barrier()
-    return message, seconds
-
-
-def test_a_rank_that_closes_before_a_step_has_the_others_raise(ranks):
-    (message, seconds), _ = ranks.run(closed_before_a_step, 2)
+@pytest.mark.parametrize("rebuilt", [False, True])
+def test_a_rank_that_closes_has_the_others_raise(ranks, rebuilt):
+    (message, seconds), _ = ranks.run(beside_one_that_closes, 2, rebuilt)
     assert "rank 1 has given up" in message
     assert seconds < 30
 
