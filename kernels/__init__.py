@@ -11,6 +11,7 @@ from .dispatch import Backend, backends, operation, operations, register_backend
 from .finite import all_finite
 from .low_rank import Factors, Matrix, low_rank_finish, low_rank_left, low_rank_right, normalize, orthogonalize
 from .quantization import dequantize_mean, quantize_blocks
+from .residual import Residual
 from .selection import scatter_mean, select_largest
 from .signs import sign_pack, sign_unpack_mean
 
@@ -18,6 +19,7 @@ __all__ = [
     "Backend",
     "Factors",
     "Matrix",
+    "Residual",
     "all_finite",
     "backends",
     "cast_scaled",
