@@ -10,8 +10,8 @@ from torch import Tensor
 class Residual(NamedTuple):
     """Two flat tensors of one layout: what was held back `before` a step, and what is held back `after` it.
 
-    Whoever is given one reads `before` and writes all of `after`. They may be the same memory. Where they are not, a step can be
-    taken back by going on from `before`, which nobody has written to.
+    Whoever is given one reads `before` and writes all of `after`. They may be the same memory. Where they are not, a step
+    can be taken back by going on from `before`, which nobody has written to.
     """
 
     before: Tensor
