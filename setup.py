@@ -8,7 +8,7 @@ from setuptools import Extension, setup
 LAYERS = ("kernels", "compress", "ddp_core", "hooks", "experiments")
 NATIVE = {"gradwire.kernels.native._native": Path("kernels/native")}  # setuptools wants paths relative to this file
 if sys.platform == "linux":
-    NATIVE["gradwire.ddp_core._shared"] = Path("ddp_core/native")
+    NATIVE["gradwire.ddp_core.transport._shared"] = Path("ddp_core/transport/native")
 OPTIMIZED = ("-std=c++17", "-O3", "-ffp-contract=off", "-g0", "-Wall", "-Wno-psabi", "-fvisibility=hidden")
 
 

@@ -1,15 +1,15 @@
 """When it goes: the engine that runs programs on process groups, the buckets that keep compressors' state, the reducer."""
 
-from .assignment import assigned, caps_in_bytes
-from .buckets import OWED, Bucket, Buckets
-from .collectives import Waitable, averaged, exchange, pacing, start_sum
-from .engine import DEFAULT_TIMEOUT, Engine
+from .buckets.assignment import assigned, caps_in_bytes
+from .buckets.layout import layout_of
+from .engine.engine import DEFAULT_TIMEOUT, Engine
+from .engine.task import Record
 from .handle import Handle
-from .job import Record
+from .measure.stats import BucketStats, Stats
+from .measure.timeline import BucketTimes, StepTimes, trace
+from .memory.model_memory import OWED, Bucket, Buckets
 from .module import DistributedDataParallel
-from .parameters import layout_of
-from .stats import BucketStats, Stats
-from .timeline import BucketTimes, StepTimes, trace
+from .transport.collectives import Waitable, averaged, exchange, pacing, start_sum
 
 __all__ = [
     "DEFAULT_TIMEOUT",

@@ -18,16 +18,16 @@ from torch.nn.parallel import DistributedDataParallel
 from ..compress import Compressor, Program, Spec, compressor
 from ..compress.protocol import AllReduce
 from ..compress.simulate import traffic
-from . import checkpoint
-from .buckets import Buckets
-from .engine import DEFAULT_TIMEOUT, Engine
-from .grad_bucket import Awaited, GradBucket
-from .parameters import as_real
-from .parts import Part, Parts, all_done, labelled
-from .sparse import SPARSE_ROUNDS, SparseBucket
-from .stats import BucketStats, Records, Stats
-from .step import Step
-from .sums import Way
+from .averaging.parts import Part, Parts, all_done, labelled
+from .buckets.grad_bucket import Awaited, GradBucket
+from .buckets.layout import as_real
+from .buckets.sparse import SPARSE_ROUNDS, SparseBucket
+from .engine.engine import DEFAULT_TIMEOUT, Engine
+from .engine.sums import Way
+from .measure.stats import BucketStats, Records, Stats
+from .measure.step import Step
+from .memory import checkpoint
+from .memory.model_memory import Buckets
 
 AT_EXIT = timedelta(seconds=5)
 AT_SAVING = timedelta(minutes=1)  # that buckets under way may take, after a backward that did not come to its end

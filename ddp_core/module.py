@@ -16,24 +16,24 @@ from torch.distributed.utils import _to_kwargs
 
 from ..compress import Spec
 from ..compress import compressor as compressor_of
-from .arguments import Arguments, localize, states, trained
-from .assignment import BucketPlan
-from .backward import Wishes
-from .bucket_order import BucketOrder
-from .buffers import BufferSync
-from .collectives import largest
-from .compatibility import TorchFace
-from .engine import DEFAULT_TIMEOUT
-from .grad_bucket import Awaited, GradBucket
+from .backward.progress import Wishes
+from .backward.sink import overhear, watched
+from .backward.weak_calls import weakly
+from .buckets.assignment import BucketPlan
+from .buckets.grad_bucket import Awaited, GradBucket
+from .engine.engine import DEFAULT_TIMEOUT
 from .handle import Handle
-from .joining import ShadowSteps
-from .logging_data import Logger
-from .one_host import OneHost
-from .replicas import described, verify
-from .sink import overhear, watched
-from .timeline import StepTimes
-from .torch_reducer import TorchReducer
-from .weakly import weakly
+from .measure.timeline import StepTimes
+from .replicas.module_buffers import BufferSync
+from .replicas.same_model import described, verify
+from .schedule.bucket_order import BucketOrder
+from .torch_face.arguments import Arguments, localize, states, trained
+from .torch_face.attributes import TorchFace
+from .torch_face.join import ShadowSteps
+from .torch_face.logger import Logger
+from .torch_face.torch_reducer import TorchReducer
+from .transport.collectives import largest
+from .transport.host_memory import OneHost
 
 LEFT_OUT = (  # of pickles
     "process_group",

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
-from ..ddp_core.one_host import obstacle
+from ..ddp_core.transport.host_memory import obstacle
 from ..kernels import backends
 
 LIBRARIES = ("gradwire", "torch", "numpy", "triton", "cupy")

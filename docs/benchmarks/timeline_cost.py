@@ -16,7 +16,7 @@ from step_time import tiny_layers
 from torch import nn
 
 import gradwire
-from gradwire.ddp_core.timeline import Timeline
+from gradwire.ddp_core.measure.timeline import Timeline
 
 STEPS, WARMUP_STEPS = 200, 20
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ...compress.protocol import AllReduce
-from ...ddp_core.collectives import start_sum
+from ...ddp_core.transport.collectives import start_sum
 from ..launch import joined
 from ..link import BITS_PER_BYTE, parse_rate
 from .config import NetlabConfig

@@ -11,10 +11,10 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import gradwire
-from gradwire.ddp_core import bucket_order
-from gradwire.ddp_core.assignment import BucketPlan, assigned, caps_in_bytes
-from gradwire.ddp_core.calm import Calm, Hooks
-from gradwire.ddp_core.graph import Nodes
+from gradwire.ddp_core.backward.calm import Calm, Hooks
+from gradwire.ddp_core.backward.graph import Nodes
+from gradwire.ddp_core.buckets.assignment import BucketPlan, assigned, caps_in_bytes
+from gradwire.ddp_core.schedule import bucket_order
 
 from .nets import WIDTH
 

@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from gradwire.ddp_core.collectives import exchange
+from gradwire.ddp_core.transport.collectives import exchange
 
 
 class Group:

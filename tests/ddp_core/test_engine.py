@@ -11,8 +11,10 @@ import torch
 import torch.distributed as dist
 
 from gradwire.compress import AllReduce
-from gradwire.ddp_core import Engine, handover, private_group
-from gradwire.ddp_core.collectives import pacing
+from gradwire.ddp_core import Engine
+from gradwire.ddp_core.engine import switch_interval as handover
+from gradwire.ddp_core.transport import private_group
+from gradwire.ddp_core.transport.collectives import pacing
 
 LIMIT = timedelta(seconds=20)
 

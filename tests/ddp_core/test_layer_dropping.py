@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import gradwire
-from gradwire.ddp_core.collectives import pacing
+from gradwire.ddp_core.transport.collectives import pacing
 
 from .layers import CAP, DYNAMIC, LAYER, Layers, gradients_of, inputs_of
 

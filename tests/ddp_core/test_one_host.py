@@ -11,8 +11,9 @@ import torch.distributed as dist
 from torch.distributed.algorithms.join import Join
 
 import gradwire
-from gradwire.ddp_core import one_host, pacing
-from gradwire.ddp_core.one_host import obstacle
+from gradwire.ddp_core import pacing
+from gradwire.ddp_core.transport import host_memory as one_host
+from gradwire.ddp_core.transport.host_memory import obstacle
 
 from .nets import ALWAYS, Batch, Net, descend, loss_of
 

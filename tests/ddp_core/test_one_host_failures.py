@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import gradwire
 from gradwire.compress.simulate import Traffic
-from gradwire.ddp_core.one_host import obstacle
+from gradwire.ddp_core.transport.host_memory import obstacle
 
 from ..ranks import LostRank, RankFailure
 from .nets import ALWAYS, Batch, Net, loss_of

@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
 from gradwire.compress import Layout
-from gradwire.ddp_core.bucket import Bucket
+from gradwire.ddp_core.memory.bucket_memory import Bucket
 
 from .layers import DYNAMIC, LAYER, Layers, expected_average, gradients_of, inputs_of
 from .nets import same

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gradwire.ddp_core.one_host import OneHost, obstacle
+from gradwire.ddp_core.transport.host_memory import OneHost, obstacle
 
 pytestmark = pytest.mark.skipif(bool(obstacle()), reason=obstacle())
 NUMELS = [1, 2, 3, 7, 64, 1000, 65536, 65537, 262145, 1_500_007]
@@ -33,7 +33,7 @@ class Rank:
 
 
 def extension():
-    return import_module("gradwire.ddp_core._shared")
+    return import_module("gradwire.ddp_core.transport._shared")
 
 
 def memory_of(size):

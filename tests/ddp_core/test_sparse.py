@@ -6,7 +6,7 @@ from torch import nn
 
 import gradwire
 from gradwire.compress import simulate
-from gradwire.ddp_core.sparse import no_rows, sparse_mean
+from gradwire.ddp_core.buckets.sparse import no_rows, sparse_mean
 
 ROWS, WIDTH = 9, 3
 

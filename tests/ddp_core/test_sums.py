@@ -13,7 +13,7 @@ import gradwire
 from gradwire.compress import AllReduce
 from gradwire.compress.simulate import Traffic
 from gradwire.ddp_core import Engine, pacing
-from gradwire.ddp_core.sums import Sum
+from gradwire.ddp_core.engine.sums import Sum
 
 from .nets import ALWAYS, Batch, Net, loss_of
 

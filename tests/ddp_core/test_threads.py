@@ -7,9 +7,9 @@ import time
 import torch
 from torch import nn
 
-from gradwire.ddp_core.assignment import BucketPlan
-from gradwire.ddp_core.backward import Rules
-from gradwire.ddp_core.reducer import Reducer
+from gradwire.ddp_core.backward.progress import Rules
+from gradwire.ddp_core.backward.reducer import Reducer
+from gradwire.ddp_core.buckets.assignment import BucketPlan
 
 COUNT = 60
 

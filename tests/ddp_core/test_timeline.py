@@ -7,7 +7,7 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import gradwire
-from gradwire.ddp_core.timeline import Timeline
+from gradwire.ddp_core.measure.timeline import Timeline
 
 from .layers import CAP, DYNAMIC, Layers, inputs_of
 

@@ -10,7 +10,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
-from gradwire.ddp_core.grad_bucket import LARGE, GradBucket
+from gradwire.ddp_core.buckets.grad_bucket import LARGE, GradBucket
 from gradwire.kernels import backends, use_backend
 
 from .layers import DYNAMIC, Layers, gradients_of, inputs_of

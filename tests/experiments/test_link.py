@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
-from gradwire.ddp_core import collectives
+from gradwire.ddp_core.transport import collectives
 from gradwire.experiments.cli import main
 from gradwire.experiments.link import Link, paced, parse_rate
 

@@ -1,0 +1,1 @@
+"""The reducer: gradients get ready during backward, and backward ends with their averages."""

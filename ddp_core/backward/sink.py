@@ -1,0 +1,75 @@
+"""A node between an output of forward and the loss, by which the reducer learns that a backward begins."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from ..torch_face.torch_reducer import TorchReducer
+from .reducer import Reducer
+
+
+class Sink(torch.autograd.Function):
+    """Passes a tensor through. The anchor gets no gradient: whether it is asked for one shows what kind of pass this is."""
+
+    @staticmethod
+    def forward(ctx: Any, reducer: weakref.ref[Reducer], clone: bool, anchor: Tensor, output: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.reducer = reducer
+        return output.clone() if clone else output
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        if (reducer := ctx.reducer()) is not None:
+            reducer.start()
+        return None, None, None, grad
+
+
+def overhear(output: Any, reducer: TorchReducer) -> None:
+    """Have the reducer told when a pass of autograd comes to any tensor of `output`; the graph stays as it is."""
+    me, prehooks = weakref.ref(reducer), []
+
+    def tell(_: Any) -> None:
+        if (listener := me()) is not None:
+            listener.listen()
+
+    def heard(item: Tensor) -> Tensor:
+        assert item.grad_fn is not None
+        prehooks.append(item.grad_fn.register_prehook(tell))
+        return item
+
+    _replaced(output, heard)
+    for handle in reducer.prehooks:
+        handle.remove()
+    reducer.prehooks = prehooks
+
+
+def watched(output: Any, reducer: Reducer, *, clone: bool) -> Any:
+    """`output` with every tensor that has a graph behind it led through a sink of its own; its structure is kept.
+
+    One for all would let a backward reach also the outputs that the loss leaves out.
+    """
+    me = weakref.ref(reducer)
+    return _replaced(output, lambda item: Sink.apply(me, clone, reducer.anchor, item))
+
+
+def _replaced(output: Any, replace: Callable[[Tensor], Tensor]) -> Any:
+    """`output` with something in place of every tensor that has a graph behind it, also inside dataclasses."""
+
+    def inside(item: Any) -> Any:
+        if isinstance(item, Tensor):
+            return item if item.grad_fn is None else replace(item)
+        if dataclasses.is_dataclass(item) and not isinstance(item, type):
+            item = copy.copy(item)
+            for name in (field.name for field in dataclasses.fields(item) if hasattr(item, field.name)):
+                object.__setattr__(item, name, tree_map(inside, getattr(item, name)))
+        return item
+
+    return inside(output) if isinstance(output, Tensor) else tree_map(inside, output)

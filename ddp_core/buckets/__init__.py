@@ -1,0 +1,1 @@
+"""Flat memory for gradients: assignment, copying, sparse rows."""

@@ -1,0 +1,133 @@
+"""Which parameters share a bucket (Li et al. 2020, section 3.2.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from numbers import Real
+
+from torch import Tensor
+
+from ..transport.host_memory import Memory, own_memory
+from ..transport.host_sums import SharedBuffer
+from .grad_bucket import GradBucket
+from .sparse import SparseBucket
+
+MEBIBYTE = 1024 * 1024
+DEFAULT_CAP_MB = 25.0
+DEFAULT_FIRST_CAP = MEBIBYTE  # bytes; as torch's default: the first bucket leaves early
+
+
+def caps_in_bytes(bucket_cap_mb: float | None, bucket_cap_mb_list: Sequence[float] | None = None) -> list[int]:
+    """The cap of each bucket in the order sent; the last one holds for all that follow.
+
+    None is torch's default: 1 MiB, then 25 MiB. An explicit size holds for the first bucket too.
+
+    >>> caps_in_bytes(None), caps_in_bytes(10), caps_in_bytes(None, [1, 4])
+    ([1048576, 26214400], [10485760], [1048576, 4194304])
+    """
+    if bucket_cap_mb is not None and bucket_cap_mb_list is not None:
+        raise ValueError("bucket_cap_mb and bucket_cap_mb_list exclude each other: one size, or one a bucket")
+    sizes = bucket_cap_mb_list if bucket_cap_mb_list is not None else [bucket_cap_mb]
+    if bucket_cap_mb is None and bucket_cap_mb_list is None:
+        return [DEFAULT_FIRST_CAP, int(DEFAULT_CAP_MB * MEBIBYTE)]
+    if not sizes or not all(map(_makes_sense, sizes)):
+        raise ValueError(f"the size of a bucket is a number of MiB above 0, got {list(sizes)}")
+    return [int(size * MEBIBYTE) for size in sizes if size is not None]
+
+
+def _makes_sense(size: object) -> bool:
+    return isinstance(size, Real) and float(size) > 0
+
+
+def assigned(parameters: Sequence[Tensor], caps: Sequence[int], alone: Sequence[bool]) -> list[list[int]]:
+    """The indices of each bucket's members, buckets in the order in which their last member comes.
+
+    Members share dtype and device; a bucket closes with the member that fills it. Those marked `alone` (sparse gradients)
+    have a bucket each.
+    """
+    buckets: list[list[int]] = []
+    filling: dict[object, list[int]] = {}
+    room: dict[object, float] = {}
+    limits: dict[object, Iterator[int]] = {}
+    for index, parameter in enumerate(parameters):
+        if alone[index]:
+            buckets.append([index])
+            continue
+        key = (parameter.dtype, parameter.device)
+        if key not in filling:
+            filling[key] = []
+            room[key] = next(limits.setdefault(key, iter(caps)), caps[-1])
+        filling[key].append(index)
+        room[key] -= parameter.nbytes
+        if room[key] <= 0:
+            buckets.append(filling.pop(key))
+    return sorted([*buckets, *filling.values()], key=lambda members: members[-1])
+
+
+class BucketPlan:
+    """The buckets of `parameters`, in the order in which gradients are expected to get ready: first the last one's.
+
+    `sparse`: which parameters get sparse gradients. `alias`: gradients become views of the buckets. `memory`: for the first
+    buckets.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        sparse: Sequence[bool],
+        caps: Sequence[int],
+        *,
+        alias: bool,
+        memory: Memory = own_memory,
+    ) -> None:
+        self._parameters, self._sparse, self._caps, self._alias = parameters, sparse, caps, alias
+        self._traced: list[int] = []
+        self._traced_before: list[int] | None = None
+        self.built = 0  # times that buckets were made
+        self.shared = False  # whether any lies in memory that all ranks can reach
+        self.build(range(len(parameters))[::-1], memory)
+
+    def build(self, order: Sequence[int], memory: Memory = own_memory) -> None:
+        """Make the buckets for parameters that get ready in this order. All ranks do so between the same steps."""
+        self.buckets: list[GradBucket] = []  # the old ones go first, so that both never use memory
+        self.bucket_of: list[GradBucket] = []
+        self.built += 1
+        self.order = list(order)
+        ready = [self._parameters[index] for index in order]
+        positions = assigned(ready, self._caps, [self._sparse[index] for index in order])
+        members = [[self.order[position] for position in bucket] for bucket in positions]
+        dense = [[] if self._sparse[each[0]] else [self._parameters[index] for index in each] for each in members]
+        rooms = memory(dense)
+        self.shared = any(rooms)
+        last = len(members) - 1
+        self.buckets = [self._bucket(n, each, rooms[n], last=n == last) for n, each in enumerate(members)]
+        places = {index: bucket for bucket in self.buckets for index in bucket.members}
+        self.bucket_of = [places[index] for index in range(len(places))]
+
+    def _bucket(self, place: int, members: Sequence[int], shared: SharedBuffer | None, *, last: bool) -> GradBucket:
+        parameters = [self._parameters[index] for index in members]
+        if self._sparse[members[0]]:
+            return SparseBucket(place, members, parameters, last=last)
+        return GradBucket(place, members, parameters, last=last, alias=self._alias, shared=shared)
+
+    def trace(self, order: list[int]) -> None:
+        """Note the order in which a step's gradients got ready; parameters without one are missing from it."""
+        self._traced_before, self._traced = self._traced if self._traced else None, order
+
+    @property
+    def traced_alike(self) -> Sequence[int] | None:
+        """The order of the last step, where all parameters came and the step before was like it."""
+        alike = self._traced == self._traced_before and len(self._traced) == len(self._parameters)
+        return self._traced if alike else None
+
+    def proposal(self) -> list[int]:
+        """The order for the next buckets: that of the first step, later a new one where it has changed for good.
+
+        For good: the last two steps agree, and the buckets do not get complete in the order in which they are sent.
+        """
+        seen = set(self._traced)
+        order = self._traced + [index for index in self.order if index not in seen]
+        place = {index: position for position, index in enumerate(order)}
+        complete = [max(place[index] for index in bucket.members) for bucket in self.buckets]
+        changed = self._traced == self._traced_before and complete != sorted(complete)
+        return order if changed or self._traced_before is None else self.order

@@ -1,0 +1,299 @@
+"""The gradients of some parameters as one flat buffer, on their way to the process group and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import accumulate, repeat
+from operator import attrgetter, is_, is_not
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ...kernels import gather_scaled
+from ...kernels.casting import LARGE
+from ..backward.graph import undifferentiated
+from ..transport.host_sums import SharedBuffer
+from .layout import is_packed
+from .unheard import Unheard
+
+GRADIENT = attrgetter("grad")
+
+
+class Awaited(Protocol):
+    """What is on its way: a future, or less."""
+
+    def wait(self) -> Tensor:
+        """The result when it is there; raises RuntimeError where it does not come."""
+
+
+class GradBucket:
+    """A bucket of the reducer. A communication hook finds in it all that it knows of torch's `dist.GradBucket`.
+
+    `number`: its place in the order sent. `members`: the parameters' indices in the model. `waiting`: of how many the
+    gradient is still missing. `scale`: what gradients are multiplied by on their way in. `way`: for whoever averages it to
+    remember how, as long as it lives. `shared`: memory for the buffer that all ranks can reach; else it has its own. With
+    `alias`, gradients become views of the buffer, so that nothing is copied back.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        members: Sequence[int],
+        parameters: Sequence[Tensor],
+        *,
+        last: bool,
+        alias: bool,
+        shared: SharedBuffer | None = None,
+    ) -> None:
+        self.members = tuple(members)
+        self.number, self._last, self._alias = index, last, alias
+        self._parameters = list(parameters)
+        self._sizes = [parameter.numel() for parameter in parameters]
+        self.shared = shared
+        self._flat: Tensor = _zeros(sum(self._sizes), parameters[0]) if shared is None else shared.flat
+        self._buffer = self._flat
+        self._views = [view.data for view in _views(self._flat, self._parameters)]  # each counts its own changes
+        self._places = {member: place for place, member in enumerate(self.members)}
+        self._large = [not p.is_cuda and p.nbytes >= LARGE for p in self._parameters]
+        self._starts = list(accumulate(self._sizes, initial=0))[:-1]
+        self._dense = [not view.is_cuda and view.is_contiguous() for view in self._views]
+        self._all_dense = all(self._dense)
+        self._unheard = Unheard(self.members)
+        self.way: object = None
+        self.open(1.0)
+
+    def index(self) -> int:
+        """Its place in the order sent."""
+        return self.number
+
+    def buffer(self) -> Tensor:
+        """All gradients, flat."""
+        return self._buffer
+
+    def set_buffer(self, tensor: Tensor) -> None:
+        """Let a hook work on another tensor of as many elements."""
+        if tensor.numel() != self._buffer.numel():
+            raise ValueError(f"a bucket of {self._buffer.numel()} elements cannot hold {tensor.numel()}")
+        self._buffer = tensor
+
+    def gradients(self) -> list[Tensor]:
+        """Each parameter's part of the buffer, in its shape."""
+        return _views(self._buffer, self.parameters())
+
+    def parameters(self) -> list[Tensor]:
+        """The parameters, in the order of the buffer."""
+        return self._parameters if self._sent is None else [self._parameters[place] for place in self._sent]
+
+    def is_last(self) -> bool:
+        """Whether it is sent last."""
+        return self._last
+
+    def open(self, scale: float, asleep: Collection[int] = ()) -> None:
+        """Make ready for a step's gradients. `asleep`: those that nothing tells of."""
+        self.scale = scale
+        self.waiting = len(self.members) - len(asleep)
+        self.average: Awaited | None = None
+        self._buffer = self._flat
+        self._filled = bytearray(len(self.members))
+        self._sent: list[int] | None = None  # places of the members that are sent, where these are not all
+        self._unheard.expect(asleep)
+
+    def bring(self, index: int) -> None:
+        """A gradient is ready. A large one is copied at once, while it is in the cache, and its memory is free again.
+
+        Not the last one, nor where others are not told of: these are copied together.
+        """
+        self.waiting -= 1
+        place = self._places[index]
+        if self._large[place] and self.waiting and not self._unheard.places:
+            undifferentiated(self._copy, place)
+
+    def skip(self) -> None:
+        """One gradient will not come."""
+        self.waiting -= 1
+
+    def _copy(self, place: int) -> None:
+        parameter, view = self._parameters[place], self._views[place]
+        grad = parameter.grad
+        if grad is None or grad.is_sparse:  # a sparse one is refused with the bucket
+            return
+        self._move(grad, view)
+        if self._alias:
+            parameter.grad = view
+        self._filled[place] = 1
+
+    def _move(self, grad: Tensor, view: Tensor) -> None:
+        if self.scale != 1.0:
+            torch.mul(grad, self.scale, out=view)
+        elif grad is not view:
+            view.copy_(grad)
+
+    def leave_out(self, members: Sequence[int]) -> None:
+        """Some members, which no rank used, are not sent; their gradients stay as they are.
+
+        Only a plain sum can be of fewer elements: compressors are given zeros, since their state is of whole buckets.
+        """
+        places = {self._places[member] for member in members}
+        if self.scale != 1.0:
+            self._sent = [place for place in range(len(self.members)) if place not in places]
+            return
+        for place in places:
+            self._release(place)
+            self._views[place].zero_()
+            self._filled[place] = 1
+
+    def _release(self, place: int) -> None:
+        """Let a gradient that lies in the buffer have memory of its own: the buffer's is needed."""
+        parameter = self._parameters[place]
+        if parameter.grad is self._views[place]:
+            parameter.grad = self._views[place].clone()
+
+    def fill(self, used: Sequence[int]) -> None:
+        """Bring in the gradients that are not there yet, together; zeros stand for those that are missing.
+
+        `used`: by index, 0 for parameters that maybe no rank used. What those have gathered before takes part. Not to be
+        differentiated.
+        """
+        grads = list(map(GRADIENT, self._parameters))
+        if self._all_come(grads, used):
+            moved: Sequence[int] = range(len(grads))
+            self._gather(grads, self._starts, self._views)
+            self._place(moved)
+        else:
+            moved = self._fill_each(grads, used)
+            self._place([place for place in moved if used[self.members[place]]])
+        if self._unheard.places:
+            self._unheard.leave(moved, self._views if self._alias else grads)
+        if self._sent is not None:
+            self._buffer = torch.cat(self._pieces(self._sent))
+
+    def _all_come(self, grads: Sequence[Tensor | None], used: Sequence[int]) -> bool:
+        """Whether all members have got a gradient, which lies outside of the buffer and fits into it as it is."""
+        return (
+            self._all_dense
+            and self._sent is None
+            and 1 not in self._filled
+            and all(map(is_not, grads, repeat(None)))
+            and not any(map(is_, grads, self._views))
+            and all(map(used.__getitem__, self.members))
+        )
+
+    def _gather(self, sources: Sequence[Tensor], starts: Sequence[int], targets: Sequence[Tensor]) -> None:
+        gather_scaled(self._flat, sources, starts, self.scale)
+        torch.autograd.graph.increment_version(targets)  # a graph that needs what was there before will notice
+
+    def _fill_each(self, grads: Sequence[Any], used: Sequence[int]) -> list[int]:
+        """The same one by one; returns the places of the gradients that lay outside of the buffer."""
+        outside, inside, empty = [], [], []
+        for place in range(len(grads)) if self._sent is None else self._sent:
+            if self._filled[place]:
+                continue
+            view = self._views[place]
+            if grads[place] is None:
+                empty.append(view)
+            elif grads[place] is not view:
+                outside.append(place)
+            else:
+                inside.append(view)
+                if not used[self.members[place]]:
+                    self._release(place)
+        if self._flat.is_cuda and outside:  # then scaled together with those that are there
+            targets = [self._views[place] for place in outside]
+            torch._foreach_copy_(targets, [grads[place] for place in outside])
+            inside += targets
+        elif outside:
+            self._copy_scaled(outside, grads)
+        if empty:
+            torch._foreach_zero_(empty)
+        if inside and self.scale != 1.0:
+            if len(inside) + len(empty) == len(self.members):
+                self._flat.mul_(self.scale)
+            elif self._flat.is_cuda:
+                torch._foreach_mul_(inside, self.scale)
+            else:  # in place it rounds the factor to 16 bits
+                torch._foreach_copy_(inside, torch._foreach_mul(inside, self.scale))
+        return outside
+
+    def _copy_scaled(self, places: Sequence[int], grads: Sequence[Any]) -> None:
+        dense = [place for place in places if self._dense[place]]
+        if dense:
+            sources, starts = [grads[place] for place in dense], [self._starts[place] for place in dense]
+            self._gather(sources, starts, [self._views[place] for place in dense])
+        for place in places:
+            if not self._dense[place]:
+                self._move(grads[place], self._views[place])
+
+    def _place(self, places: Iterable[int]) -> None:
+        """Make parts of the buffer the gradients, where they are to be views of it."""
+        if self._alias:
+            for place in places:
+                self._parameters[place].grad = self._views[place]
+
+    def _pieces(self, places: Sequence[int]) -> list[Tensor]:
+        pieces = self._flat.split(self._sizes)
+        return [pieces[place] for place in places]
+
+    def clear(self) -> None:
+        """Zeros, for a rank that has no gradients to give."""
+        self._flat.zero_()
+        self._buffer = self._flat if self._sent is None else torch.cat(self._pieces(self._sent))
+
+    def _take(self, average: Tensor) -> None:
+        """Write an average that lies elsewhere into the buffer. Hooks may hand back complex numbers as pairs."""
+        if self._sent is None and average.data_ptr() == self._flat.data_ptr():
+            return
+        if self._flat.is_complex() and not average.is_complex():
+            average = torch.view_as_complex(average.view(-1, 2))
+        pieces = [self._flat] if self._sent is None else self._pieces(self._sent)
+        torch._foreach_copy_(pieces, list(average.view(-1).split([piece.numel() for piece in pieces])))
+
+    def disturbed(self) -> int | None:
+        """A member that was told of by nothing and got another gradient after its own had left, if there is one."""
+        return self._unheard.disturbed(alone=self._alias)
+
+    def deliver(self, average: Tensor, used: Sequence[int] | None) -> None:
+        """Make the average the gradient of the parameters that any rank used: by index, not 0; None stands for all.
+
+        Not to be differentiated.
+        """
+        if average is not self._flat:
+            self._take(average)
+        self._unheard.forget()
+        if self._alias and all(map(is_, map(GRADIENT, self._parameters), self._views)):
+            return
+        grads, views = [], []
+        for place in range(len(self.members)) if self._sent is None else self._sent:
+            member, parameter, view = self.members[place], self._parameters[place], self._views[place]
+            grad = parameter.grad
+            if grad is view or (used is not None and not used[member]):
+                continue
+            if self._alias:
+                parameter.grad = view
+            elif grad is None:
+                parameter.grad = view.clone()
+            else:
+                grads.append(grad)
+                views.append(view)
+        if grads:
+            kept = torch.autograd._unsafe_preserve_version_counter(tuple(grads))
+            with kept:  # others may look at theirs, and share it
+                torch._foreach_copy_(grads, views)
+
+
+def _zeros(numel: int, like: Tensor) -> Tensor:
+    return torch.zeros(numel, dtype=like.dtype, device=like.device)
+
+
+def _views(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Each parameter's part of a buffer in its shape, and in its strides where these have no gaps."""
+    pieces = flat.split([parameter.numel() for parameter in parameters])
+    return [
+        piece.as_strided(parameter.shape, parameter.stride(), piece.storage_offset())
+        if is_packed(parameter)
+        else piece.view(parameter.shape)
+        for piece, parameter in zip(pieces, parameters, strict=True)
+    ]
+
+
+Average: TypeAlias = Callable[[GradBucket], Awaited]  # what a reducer sends buckets through

@@ -1,0 +1,1 @@
+"""What a step cost and when things happened in it."""

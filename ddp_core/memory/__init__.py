@@ -1,0 +1,1 @@
+"""What compressors remember, by parameter name: residuals, checkpoints, taking a step back."""

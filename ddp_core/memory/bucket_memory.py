@@ -1,0 +1,169 @@
+"""A bucket: parameters that are reduced together, and what their compressor remembers of them, step after step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ...compress import state as states
+from ...compress.protocol import Compressor, Layout, Program, all_reduce
+from ...compress.state import Entries
+from ...compress.together import together
+from ...kernels import all_finite
+from .device_flag import Verdict
+
+OWED = "owed"  # the field under which a state dict keeps gradient that has lost its place
+
+
+class Bucket:
+    """A bucket's compressor state, with every step a transaction.
+
+    A step whose average is not finite on any bucket is one that GradScaler skips: its changes to the state are undone.
+    With `partial`, some steps may leave parameters out on all ranks: what would be averaged for those is kept for later,
+    since DDP drops it. `owing`: some rank may be given something to owe; the same on all ranks.
+    """
+
+    def __init__(
+        self, compressor: Compressor, layout: Layout, step: int, *, partial: bool = False, owing: bool = False
+    ) -> None:
+        self.layout = layout
+        self.owed: dict[str, Tensor] = {}
+        self._compressor = compressor
+        self.state = compressor.init(layout)
+        states.set_step(self.state, step)
+        self._tensors = [tensor for _, leaf in states.leaves(self.state) for tensor in leaf.tensors()]
+        self._owing, self._remembers = owing, bool(self._tensors)
+        self._kept: Tensor | None = None
+        if partial and (self._remembers or owing):
+            self._kept = torch.zeros(layout.numel, dtype=layout.dtype, device=layout.device)
+            self._tensors.append(self._kept)
+            self._sizes = torch.tensor(layout.sizes, device=layout.device)
+        self._before = [torch.empty_like(tensor) for tensor in self._tensors]
+        self._verdict: Verdict | None = None
+        self._left: Verdict | None = None  # whether anything is kept, asked while something is owed
+        self._begun = False  # `_before` is from the step that is under way
+
+    @property
+    def stateful(self) -> bool:
+        """Whether a step changes anything that may have to be undone."""
+        return bool(self._tensors or self.owed or self._owing)
+
+    def reduce(self, flat: Tensor, step: int, watched: bool) -> Program[Tensor]:
+        """Average the bucket over ranks, in place of `flat`. `watched`: it has a say in whether the step counts."""
+        _copy(self._tensors, self._before)
+        self._begun = True
+        states.set_step(self.state, step)
+        used = None if self._kept is None else self._used(flat)
+        self._add_owed(flat)
+        if used is None:
+            average = yield from self._compressor.reduce(flat, self.state)
+        else:
+            average = yield from self._reduce_used(flat, used)
+        if average is not flat:
+            flat.copy_(average)
+        if watched:
+            self._left = Verdict(self._kept.any()) if self._owing and self._kept is not None else None
+            self._verdict = Verdict(all_finite(flat))
+        return flat
+
+    def _used(self, flat: Tensor) -> Tensor:
+        """1 for each parameter with a gradient on this rank, 0 for those whose gradient is all zeros."""
+        return torch.stack([view.any() for view in self.layout.views(flat).values()]).float()
+
+    def _add_owed(self, flat: Tensor) -> None:
+        views = self.layout.views(flat) if self.owed else {}
+        for name, numbers in self.owed.items():
+            views[name].view(-1).add_(numbers)
+        if self._kept is not None:
+            flat.add_(self._kept)
+
+    def _reduce_used(self, flat: Tensor, used: Tensor) -> Program[Tensor]:
+        """The average of the parameters that any rank used; that of the others stays here."""
+        results: list[Tensor] = yield from together(self._compressor.reduce(flat, self.state), all_reduce(used))
+        average, shares = results
+        unused = (shares == 0).repeat_interleave(self._sizes, output_size=self.layout.numel)
+        assert self._kept is not None
+        self._kept.copy_(torch.where(unused, average, 0))
+        return average.masked_fill_(unused, 0)
+
+    def held_back(self) -> dict[str, Tensor]:
+        """All gradient that this rank has not given to an average yet, flat, by parameter: the same ones on all ranks."""
+        if not self.stateful:
+            return {}
+        zeros = torch.zeros(self.layout.numel, dtype=self.layout.dtype, device=self.layout.device)
+        nothing = dict(zip(self.layout.names, zeros.split(self.layout.sizes), strict=True))
+        return states.summed([nothing, states.held_back(self.state), self._dropped()])
+
+    def _dropped(self) -> dict[str, Tensor]:
+        """What is held back outside the compressor's state, by parameter name."""
+        views = {} if self._kept is None else self.layout.views(self._kept)
+        kept = {name: view.reshape(-1) for name, view in views.items() if self._owing or view.any()}
+        return states.summed([self.owed, kept])
+
+    def finite(self) -> bool:
+        """Whether the last average was finite."""
+        return self._verdict is None or bool(self._verdict)
+
+    @property
+    def brought_out(self) -> bool:
+        """Whether the last step, if it counts, has left nothing owed here; the same on all ranks."""
+        return self._verdict is not None and not self._left
+
+    def settle(self, keep: bool, owing: bool) -> None:
+        """End the step: keep what it changed, or undo it. `owing`: whether any rank may still owe something."""
+        self._begun = False
+        if self._verdict is None:
+            return
+        self._verdict = None
+        if keep:
+            self.owed = {}
+        else:
+            _copy(self._before, self._tensors)
+        self._owing = owing
+        if not (owing or self._remembers):
+            self._kept, self._tensors, self._before = None, [], []
+
+    def save(self) -> Entries:
+        """Copies of all numbers of the state, by parameter name and field."""
+        entries = states.save(self.state)
+        for name, numbers in self._dropped().items():
+            entries.setdefault(name, {})[OWED] = numbers
+        return entries
+
+    def save_before(self) -> Entries:
+        """As `save`, but of the state before the step that is under way."""
+        if not self._begun:
+            return self.save()
+        now = [tensor.clone() for tensor in self._tensors]
+        _copy(self._before, self._tensors)
+        try:
+            return self.save()
+        finally:
+            _copy(now, self._tensors)
+
+    def load(self, entries: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Take saved numbers; those that lost their place are owed to the next average."""
+        for name, numbers in states.load(self.state, entries).items():
+            self.owe(name, numbers)
+        for name, fields in entries.items():
+            if OWED in fields:
+                self.owe(name, fields[OWED])
+
+    def rescale(self, factor: float) -> None:
+        """Multiply what is held back."""
+        states.rescale(self.state, factor)
+        self.owed = {name: numbers * factor for name, numbers in self.owed.items()}
+        if self._kept is not None:
+            self._kept.mul_(factor)
+
+    def owe(self, name: str, numbers: Tensor) -> None:
+        """Add to the next gradient of a parameter."""
+        mine = numbers.to(device=self.layout.device, dtype=self.layout.widened().dtype)
+        self.owed[name] = self.owed[name] + mine if name in self.owed else mine
+
+
+def _copy(source: list[Tensor], target: list[Tensor]) -> None:
+    if source:
+        torch._foreach_copy_(target, source)

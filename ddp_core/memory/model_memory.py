@@ -1,0 +1,175 @@
+"""Buckets: which parameters are reduced together. Their state follows parameters by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from ...compress.protocol import Compressor, Layout, Program
+from ...compress.state import Entries
+from ...kernels import all_finite
+from ..buckets.layout import as_real
+from ..buckets.sparse import sparse_mean
+from .bucket_memory import OWED, Bucket
+from .device_flag import Verdict
+
+
+class Buckets:
+    """All buckets of a model. State follows parameters by name when buckets change."""
+
+    def __init__(self, compressor: Compressor, *, partial: bool = False) -> None:
+        self._choose(compressor)
+        self.partial = partial
+        self.step = 0
+        self.plan: list[tuple[str, ...]] = []  # buckets of a loaded state that have not been met yet
+        self._live: dict[tuple[str, ...], Bucket] = {}
+        self._owing = False  # whether any rank may owe something outside a compressor's state; the same on all ranks
+        self._names_before: list[tuple[str, ...]] = []  # of the buckets when the step that is under way began
+        self._stateful: bool | None = None  # whether any bucket is; None until a step has met them all
+        self._sparse_verdicts: list[Verdict] = []  # of the step that is under way
+        self._homeless: Entries = {}
+        self._former: Compressor | None = None  # whose state `_foreign` is: loaded, then swapped before any step
+        self._foreign: Entries = {}
+
+    @property
+    def averages(self) -> bool:
+        """Whether the compressor only averages, and no rank owes anything: gradients may then come divided already."""
+        return self._plain and not self._still_owing()
+
+    @property
+    def remembers(self) -> bool:
+        """Whether what a step is given may be kept, or brings out what was kept; the same on all ranks."""
+        return not self._plain or (self.partial and self._still_owing())
+
+    def _choose(self, compressor: Compressor) -> None:
+        self.compressor = compressor
+        self._plain = bool(getattr(compressor, "averages", False))
+
+    def _still_owing(self) -> bool:
+        """Whether any rank may owe something once the last step is settled; whoever saves settles it before the others."""
+        if not self._owing or self._homeless or self._foreign:
+            return self._owing
+        came = all(bucket.brought_out for bucket in reversed(self._live.values()))  # within a step the last one has not
+        return not (came and self._finite())
+
+    def _finite(self) -> bool:
+        """Whether the averages of the last step were."""
+        return all(map(bool, self._sparse_verdicts)) and all(bucket.finite() for bucket in self._live.values())
+
+    def get(self, layout: Layout) -> Bucket | None:
+        """The bucket of this layout, if it is known."""
+        bucket = self._live.get(layout.names)
+        return bucket if bucket is not None and bucket.layout == layout else None
+
+    def add(self, layout: Layout) -> Bucket:
+        """A new bucket; the state of its parameters moves in from the buckets that held them."""
+        members = set(layout.names)
+        for names in [names for names in self._live if members.intersection(names)]:
+            self._homeless.update(self._live.pop(names).save())
+        bucket = Bucket(self.compressor, layout, self.step, partial=self.partial, owing=self._owing)
+        bucket.load({name: self._homeless.pop(name) for name in layout.names if name in self._homeless})
+        self._adopt(bucket)
+        self._live[layout.names] = bucket
+        self._stateful = None
+        return bucket
+
+    def arrange(self, order: Iterable[tuple[str, ...]]) -> None:
+        """Have the buckets in this order where they are listed; the first mention counts."""
+        self._live = {names: self._live[names] for names in (*order, *self._live) if names in self._live}
+
+    def _adopt(self, bucket: Bucket) -> None:
+        """Let a bucket owe what another compressor's state holds back for its parameters."""
+        names = [name for name in bucket.layout.names if name in self._foreign]
+        if names and self._former is not None:
+            former = Bucket(self._former, bucket.layout, self.step)
+            former.load({name: self._foreign.pop(name) for name in names})
+            for name, numbers in former.held_back().items():
+                bucket.owe(name, numbers)
+        if not self._foreign:
+            self._former = None
+
+    @property
+    def watched(self) -> bool:
+        """Whether any bucket has something to undo; where some may not have been met, whether any may have."""
+        return self._owing or not self._plain if self._stateful is None else self._stateful
+
+    def reduce_sparse(self, gradient: Tensor, world_size: int, watched: bool) -> Program[Tensor]:
+        """The mean over ranks of a sparse gradient, which no compressor sees. `watched` as for a bucket."""
+        average = yield from sparse_mean(gradient, world_size)
+        if watched:
+            self._sparse_verdicts.append(Verdict(all_finite(as_real(average.values()))))
+        return average
+
+    def split(self, names: Iterable[str]) -> list[tuple[str, ...]]:
+        """The buckets of a loaded state that together hold exactly these parameters; else all of them as one."""
+        wanted = tuple(names)
+        inside = [planned for planned in self.plan if set(planned).issubset(wanted)]
+        self.plan = [planned for planned in self.plan if not set(planned).intersection(wanted)]
+        exact = sum(map(len, inside)) == len(wanted)
+        return inside if exact else [wanted]
+
+    def settle(self) -> None:
+        """End the step before: undo it everywhere if its average was not finite anywhere."""
+        if self._stateful is False and not self._owing:
+            self._names_before = [*self._live, *self.plan]
+            return
+        self._owing, keep = self._still_owing(), self._finite()
+        self._sparse_verdicts = []
+        self._names_before = [*self._live, *self.plan]
+        for bucket in self._live.values():
+            bucket.settle(keep, self._owing)
+        self._stateful = any(bucket.stateful for bucket in self._live.values()) if self._live else None
+
+    def replace(self, compressor: Compressor) -> None:
+        """Go on with another compressor; what was held back is owed to the next average."""
+        self.settle()
+        if self._former is None:
+            self._former, self._foreign = self.compressor, self._homeless
+            self._homeless = {}
+        for bucket in self._live.values():
+            for name, numbers in bucket.held_back().items():
+                self._homeless[name] = {OWED: numbers}
+        self._choose(compressor)
+        self._live, self._stateful = {}, None
+        self._owing = bool(self._homeless or self._foreign)
+
+    def rescale(self, factor: float) -> None:
+        """Multiply what all buckets hold back. Raises RuntimeError for a loaded state that no step has taken up yet."""
+        self.settle()
+        if self._foreign or any(set(fields) != {OWED} for fields in self._homeless.values()):
+            raise RuntimeError("a loaded state can be rescaled after the next backward, not before it")
+        for fields in self._homeless.values():
+            fields[OWED] = fields[OWED] * factor
+        for bucket in self._live.values():
+            bucket.rescale(factor)
+
+    def state_dict(self) -> dict[str, Any]:
+        """{"step", "buckets": names of each bucket in order, "parameters": {name: {field: tensor}}}."""
+        self.settle()
+        return self._saved(self.step, [*self._live, *self.plan], [bucket.save() for bucket in self._live.values()])
+
+    def state_before(self) -> dict[str, Any]:
+        """The state dict as it was before the step that is under way."""
+        before = [bucket.save_before() for bucket in self._live.values()]
+        return self._saved(self.step - 1, self._names_before, before)
+
+    def _saved(self, step: int, buckets: list[tuple[str, ...]], live: Iterable[Entries]) -> dict[str, Any]:
+        if self._foreign:
+            raise RuntimeError(
+                "a state that was loaded, then swapped, can be saved after the next backward, not before it"
+            )
+        entries = dict(self._homeless)
+        for each in live:
+            entries.update(each)
+        return {"step": step, "buckets": list(map(list, buckets)), "parameters": entries}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Take a saved state; buckets claim their parts when they are met."""
+        self.step = int(saved["step"])
+        self.plan = [tuple(names) for names in saved["buckets"] if names]
+        self._live, self._stateful = {}, None
+        self._homeless = {name: dict(fields) for name, fields in saved["parameters"].items()}
+        self._owing = any(OWED in fields for fields in self._homeless.values())
+        self._former, self._foreign = None, {}

@@ -1,0 +1,1 @@
+"""Ranks train the same model: equal at the start, and buffers that stay equal."""

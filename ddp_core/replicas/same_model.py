@@ -1,0 +1,43 @@
+"""That all ranks train the same model: checked before training starts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...compress import Spec, compressor
+from ..memory.checkpoint import fingerprint
+from ..transport.collectives import exchange
+
+
+def described(parameters: Mapping[str, Tensor], spec: Spec) -> list[str]:
+    """What ranks must agree on, a line each: the compressor, then the parameters."""
+    lines = [
+        f"parameter {name} with shape {tuple(p.shape)}, strides {p.stride()}, {p.dtype} on {p.device.type}, "
+        f"requires_grad={p.requires_grad}"
+        for name, p in parameters.items()
+    ]
+    return [f"the compressor {fingerprint(compressor(spec))}", *lines]
+
+
+def verify(lines: Sequence[str], group: dist.ProcessGroup, device: torch.device) -> None:
+    """Raise RuntimeError on every rank, naming the first difference and the ranks, unless all have the same lines."""
+    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    digests = exchange(digest, group, device)
+    differing = [rank for rank, other in enumerate(digests) if other != digests[0]]
+    if not differing:
+        return
+    texts = exchange("\n".join(lines), group, device)
+    mine, other = texts[0].split("\n"), texts[differing[0]].split("\n")
+    here, there = next(
+        (pair for pair in zip(mine, other, strict=False) if pair[0] != pair[1]),
+        (f"{len(mine) - 1} parameters", f"{len(other) - 1} parameters"),
+    )
+    raise RuntimeError(
+        f"DDP expects same model across all ranks, but rank 0 has {here}, while rank {differing[0]} has {there}"
+        + (f"; in all, ranks {differing} differ from rank 0" if len(differing) > 1 else "")
+    )

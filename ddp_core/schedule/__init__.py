@@ -1,0 +1,1 @@
+"""What leaves when, on all ranks alike."""

@@ -1,0 +1,1 @@
+"""What other code expects of torch's DistributedDataParallel: attributes, arguments, logger, join."""

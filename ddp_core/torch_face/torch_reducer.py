@@ -1,0 +1,140 @@
+"""Our reducer with what other code asks of torch's C++ one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from ..backward.graph import accumulates
+from ..backward.progress import NONE, Backward, Wishes
+from ..backward.reducer import Reducer
+from ..backward.usage import Usage
+from .logger import Logger
+
+
+class TorchReducer(Reducer):
+    """A reducer that writes its errors to a logger, and answers to some of the names of torch's."""
+
+    logger: Logger | None = None
+    usage: Usage | None = None  # of the last step
+    prehooks: Sequence[Any] = ()  # at the outputs of the last forward that was overheard
+    traced: Sequence[int] = ()  # the parameters that the last step reached, by index, in the order they got ready
+    sent = 0  # buckets of the step that is under way
+    sent_before = 0  # of the last step
+    wishes = NONE  # of the last forward whose backward was to be synchronized
+    _changed = False  # whether two steps have reached different parameters
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """All that get gradients averaged."""
+        return self._parameters
+
+    @property
+    def names(self) -> list[str]:
+        """Their names."""
+        return self._names
+
+    def brought(self, index: int) -> bool:
+        """Whether this rank has got a gradient for a parameter since the last synchronization."""
+        return bool(self._used[index])
+
+    def begin(self, wishes: Wishes = NONE) -> None:
+        """The end of a forward whose backward is to be synchronized, with gradients as `average` wants them."""
+        self.wishes = wishes
+        super().begin(wishes)
+
+    def wish(self, wishes: Wishes) -> None:
+        """Others average from now on, also in the backward of a forward that has run."""
+        self.wishes = wishes
+        if (backward := self._backward) is not None and not backward.under_way:
+            backward.fresh = wishes.fresh
+            for bucket in self.plan.buckets:
+                bucket.scale = wishes.scale
+
+    def prepare_for_backward(self, outputs: list[Tensor]) -> None:
+        """Synchronize the next backward, though its forward ran inside `no_sync`: pipeline stages do so.
+
+        Raises RuntimeError where unused parameters are looked for: only a synchronized forward can prepare that.
+        """
+        if self.watches:
+            raise RuntimeError(
+                "a backward whose forward ran inside no_sync cannot be synchronized with find_unused_parameters=True, nor "
+                "as the first one with static_graph=True: leave both out"
+            )
+        self.begin(self.wishes)
+
+    def shadow(self, wishes: Wishes) -> None:
+        """Take part in a step with zeros: this rank has no more inputs, others have."""
+        self.require_finished()
+        self._backward = backward = self._opened(wishes)
+        backward.over = True
+        with backward:
+            self._send_nothing(backward)
+            for _ in self._averages():
+                pass
+        self._backward = None
+        self._end_step(backward)
+
+    def _send_nothing(self, backward: Backward) -> None:
+        nothing = bytearray(len(self._parameters))
+        if self.rules.dynamic and (backward.skips or backward.fresh):
+            backward.usage = self._ask(nothing)
+        for bucket in self.plan.buckets:
+            if backward.needs(bucket):
+                bucket.clear()
+                bucket.average = self.average(bucket)
+        if backward.usage is None and backward.asks:
+            backward.usage = self._ask(nothing)
+
+    @property
+    def dozes(self) -> bool:
+        """Whether a backward could begin that no hook of a parameter tells of."""
+        return self._backward is not None and bool(self._backward.asleep)
+
+    def listen(self) -> None:
+        """A backward has begun at an output of the last forward, or a pass of `torch.autograd.grad`."""
+        backward = self._backward
+        if backward is not None and backward.asleep and not backward.listens and accumulates(self._nodes):
+            self._calm.listen(backward, self._used)
+
+    def _failure(self, text: str) -> RuntimeError:
+        if self.logger is not None:
+            with suppress(ReferenceError):  # the model whose logger it is may be gone
+                self.logger.set_error_and_log(text)
+        return super()._failure(text)
+
+    def _end_step(self, backward: Backward) -> None:
+        if (
+            backward.order and not backward.asleep
+        ):  # not where this rank had no inputs, nor where only some told of them
+            self._changed = self._changed or self._differ(backward.order)
+            self.traced = backward.order
+        self.usage = backward.usage
+        self.sent_before, self.sent = self.sent, 0
+        super()._end_step(backward)
+
+    def _differ(self, order: list[int]) -> bool:
+        """Whether a step reached other parameters than the one before it."""
+        return bool(self.traced) and self.traced != order and set(self.traced) != set(order)
+
+    def _ddp_graph_static(self) -> bool:
+        """Whether all steps so far have reached the same parameters."""
+        return not self._changed
+
+    def _get_local_used_map(self) -> Tensor:
+        """By index, how many ranks used a parameter in the last step, int32; the number of all ranks if nobody asked."""
+        if self.usage is None:
+            return torch.full((len(self._parameters),), self.group.size(), dtype=torch.int32)
+        return self.usage.counts()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(
+                f"gradwire's reducer has no {name}: code that works on the inside of torch's C++ reducer needs "
+                "torch.nn.parallel.DistributedDataParallel, on which gradwire.attach() compresses, too"
+            )
