@@ -1,15 +1,22 @@
-"""When it goes: the engine that runs programs on process groups, the buckets that keep compressors' state, the reducer."""
+"""WHEN and HOW it goes: reducer, buckets, what compressors remember, engine, transports, our DistributedDataParallel."""
 
 from .buckets.assignment import assigned, caps_in_bytes
 from .buckets.layout import layout_of
 from .engine.engine import DEFAULT_TIMEOUT, Engine
-from .engine.task import Record
 from .handle import Handle
-from .measure.stats import BucketStats, Stats
-from .measure.timeline import BucketTimes, StepTimes, trace
+from .measure.record import Record
+from .measure.stats import Stats
+from .measure.step import BucketStats
+from .measure.timeline import BucketTimes, StepTimes
+from .measure.trace import trace
 from .memory.model_memory import OWED, Bucket, Buckets
 from .module import DistributedDataParallel
-from .transport.collectives import Waitable, averaged, exchange, pacing, start_sum
+from .transport.collectives import averaged, exchange, start_sum
+from .transport.faulty import Fault, Faulty, InjectedError, faulty
+from .transport.host_segment import obstacle
+from .transport.paced import Link, Paced
+from .transport.process_group import ProcessGroup
+from .transport.protocol import Decorator, Transport
 
 __all__ = [
     "DEFAULT_TIMEOUT",
@@ -18,19 +25,27 @@ __all__ = [
     "BucketStats",
     "BucketTimes",
     "Buckets",
+    "Decorator",
     "DistributedDataParallel",
     "Engine",
+    "Fault",
+    "Faulty",
     "Handle",
+    "InjectedError",
+    "Link",
+    "Paced",
+    "ProcessGroup",
     "Record",
     "Stats",
     "StepTimes",
-    "Waitable",
+    "Transport",
     "assigned",
     "averaged",
     "caps_in_bytes",
     "exchange",
+    "faulty",
     "layout_of",
-    "pacing",
+    "obstacle",
     "start_sum",
     "trace",
 ]

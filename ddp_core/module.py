@@ -9,18 +9,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.autograd.profiler import record_function
 from torch.distributed.algorithms.join import Join, Joinable
 from torch.distributed.utils import _to_kwargs
 
 from ..compress import Spec
 from ..compress import compressor as compressor_of
-from .backward.progress import Wishes
-from .backward.sink import overhear, watched
-from .backward.weak_calls import weakly
-from .buckets.assignment import BucketPlan
-from .buckets.grad_bucket import Awaited, GradBucket
+from .averaging.averager import CompressedAverager
+from .averaging.hooked import HookAverager
+from .averaging.protocol import Averager
+from .backward.sink import watched
+from .buckets.assignment import BucketPlan, own_rooms
 from .engine.engine import DEFAULT_TIMEOUT
 from .handle import Handle
 from .measure.timeline import StepTimes
@@ -33,7 +33,7 @@ from .torch_face.join import ShadowSteps
 from .torch_face.logger import Logger
 from .torch_face.torch_reducer import TorchReducer
 from .transport.collectives import largest
-from .transport.host_memory import OneHost
+from .transport.protocol import Decorator
 
 LEFT_OUT = (  # of pickles
     "process_group",
@@ -43,10 +43,8 @@ LEFT_OUT = (  # of pickles
     "timeline",
     "_buffers_sync",
     "_order",
-    "_handle",
     "_hook",
 )
-GONE = "the DistributedDataParallel that averages these gradients is gone: keep it as long as its model trains"
 
 
 class DistributedDataParallel(TorchFace):
@@ -54,7 +52,8 @@ class DistributedDataParallel(TorchFace):
 
     Takes torch's arguments, in torch's order and with its defaults: see `Arguments`. `compressor`: what goes on the wire,
     such as "powersgd:rank=4". `process_group` may be a list of groups, among which buckets go in turn. `timeout`: of waits
-    for averages on the CPU. `compression` is the handle: statistics, checkpoints, `swap`.
+    for averages on the CPU. `transport`: what to put around each transport, such as an emulated link. `compression` is the
+    handle: statistics, checkpoints, `swap`.
 
     Raises RuntimeError on every rank where models differ, naming the first difference.
     """
@@ -65,6 +64,7 @@ class DistributedDataParallel(TorchFace):
         *arguments: Any,
         compressor: Spec = "none",
         timeout: timedelta = DEFAULT_TIMEOUT,
+        transport: Decorator | None = None,
         **named_arguments: Any,
     ) -> None:
         nn.Module.__init__(self)
@@ -72,7 +72,7 @@ class DistributedDataParallel(TorchFace):
         self.logger = None
         self.arguments = Arguments(*arguments, **named_arguments)
         self.arguments.warn()
-        self._setup = (compressor, timeout)
+        self._setup = (compressor, timeout, transport)
         if self.arguments.device_mesh is not None:
             self.device_mesh = self.arguments.device_mesh
             localize(module, self.device_mesh)
@@ -93,44 +93,34 @@ class DistributedDataParallel(TorchFace):
 
     def _connect(self, groups: list[dist.ProcessGroup], *, together: bool = False) -> None:
         """Make what a pickle leaves out: the process groups, the compression, the reducer. `together`: all ranks do so."""
-        compressor, timeout = self._setup
+        compressor, timeout, transport = self._setup
         rules = self.arguments.rules()
         named, sparse = trained(self.module)
         self.process_group = groups[0]
         self._buffers_sync = BufferSync(self.process_group, self._buffer_hook)
         self._assign_modules_buffers()
-        self.compression = Handle(compressor, groups, timeout, partial=rules.find_unused_parameters)
+        self.compression = Handle(
+            compressor, groups, timeout, partial=rules.find_unused_parameters, transport=transport
+        )
         self.compression.bind(self.module)
+        averager = self.compression.averager
+        averager.sparse = any(sparse)
+        rooms = averager.rooms(self.device) if together else own_rooms
         parameters, names = list(named.values()), list(named)
-        host = OneHost(groups, self.device)
-        self.compression.at_close.append(host.leave)
-        memory = host.memory(summed=together and self.compression.sums)
-        plan = BucketPlan(parameters, sparse, rules.caps, alias=rules.gradient_as_bucket_view, memory=memory)
-        average = weakly(self._average, GONE)
-        self.reducer = TorchReducer(parameters, names, plan, rules, self.process_group, average, timeout)
-        self.reducer.at_end += [self._buffers_sync.wait, weakly(self._end_times)]
+        plan = BucketPlan(parameters, sparse, rules.caps, alias=rules.gradient_as_bucket_view, rooms=rooms)
+        averages: Averager = averager if self._hook is None else HookAverager(*self._hook)
+        self.reducer = TorchReducer(parameters, names, plan, rules, self.process_group, averages, timeout)
+        self.reducer.at_end.append(self._buffers_sync.wait)
         self.timeline = self.reducer.timeline
-        self._order = BucketOrder(self.reducer, host, self.device)
-        self._take_hook(self._hook)
+        self._order = BucketOrder(plan, names, self.process_group, self.device, self.timeline)
         self._lazy_init_ran = False
         self.reducer.logger = self.logger = Logger(self)
 
-    def _average(self, bucket: GradBucket) -> Awaited:
-        first = not self.reducer.sent
-        if first or self._is_distributed:
-            self._refuse_distributed_autograd(bucket)
-        self.reducer.sent += 1
-        self.timeline.bucket_launched(bucket.number)
-        if self._hook is not None:
-            state, hook = self._hook
-            if first and isinstance(state, Handle):
-                state.expect_step()
-            future: torch.futures.Future[Tensor] = hook(state, bucket)
-            self.timeline.watch(bucket.number, future)
-            return future
-        if first:
-            self.compression.begin_step()
-        return self.compression.average(bucket)
+    @property
+    def _averager(self) -> CompressedAverager | None:
+        """The compression that averages; None where a hook that is not ours does."""
+        averager = self.reducer.averager
+        return averager.own if isinstance(averager, HookAverager) else self.compression.averager
 
     @property
     def _has_rebuilt_buckets(self) -> bool:  # type: ignore[override]
@@ -139,15 +129,6 @@ class DistributedDataParallel(TorchFace):
     def last_step(self) -> StepTimes | None:
         """Where the seconds of the last synchronized step went; None before the first."""
         return self.timeline.last
-
-    def end_step(self) -> None:
-        """All averages of a step are there."""
-        if self._handle is not None:
-            self._handle.end_step()
-
-    def _end_times(self) -> None:
-        self.end_step()
-        self.timeline.step_ends(self.reducer.finished, () if self._handle is None else self._handle.programs)
 
     @torch._disable_dynamo(recursive=False)
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -193,22 +174,13 @@ class DistributedDataParallel(TorchFace):
             if torch.is_grad_enabled():
                 self.reducer.pause()
             return output
-        self.reducer.begin(self.wishes)
-        if self.reducer.watches:
-            return watched(output, self.reducer, clone=self._ddp_sink_clone)
-        if self.reducer.dozes:
-            overhear(output, self.reducer)
-        return output
-
-    @property
-    def wishes(self) -> Wishes:
-        """What those who average want of gradients."""
-        fresh = self._handle is not None and self._handle.remembers
-        return Wishes(self.compression.scale if self._hook is None else 1.0, fresh)
+        self.reducer.begin()
+        return watched(output, self.reducer, clone=self._ddp_sink_clone) if self.reducer.watches else output
 
     def agree_on_order(self) -> None:
         """Between steps: buckets for the order in which gradients get ready, where it is time to look."""
-        self._order.look(self._handle, hooked=self._hook is not None)
+        hooked, dynamic = self._hook is not None, self.reducer.rules.dynamic
+        self._order.look(self.reducer.finished, self._averager, hooked=hooked, dynamic=dynamic)
 
     def sync_buffers(self, *, candidate: bool, after_forward: bool = False) -> None:
         """Make the buffers of all ranks those of one; `candidate`: it may be this one."""
@@ -241,13 +213,8 @@ class DistributedDataParallel(TorchFace):
                 f"compressor='none', that is; this one has {self._hook[1] if self._hook else self._setup[0]}",
             )
         self.logger._set_comm_hook_name(getattr(hook, "__qualname__", type(hook).__qualname__))
-        self._take_hook((state, hook))
-        self.reducer.wish(self.wishes)
-
-    def _take_hook(self, hook: tuple[object, Callable[..., Any]] | None) -> None:
-        """`_handle` is the compression that averages; None where a hook that is not ours does."""
-        handle = self.compression if hook is None else hook[0]
-        self._hook, self._handle = hook, handle if isinstance(handle, Handle) else None
+        self._hook = state, hook
+        self.reducer.hand_over(HookAverager(state, hook))
 
     def _update_process_group(self, new_process_group: Any) -> None:
         """Go on with other ranks, from the next iteration on. What compressors hold back stays; hooks keep their groups."""
@@ -261,10 +228,11 @@ class DistributedDataParallel(TorchFace):
         self.compression.load_state_dict({**saved, **self._place()})
 
     @property
-    def _setup_now(self) -> tuple[Spec, timedelta]:
+    def _setup_now(self) -> tuple[Spec, timedelta, Decorator | None]:
         """What a handle like this model's is made of, after swaps too."""
-        given, timeout = self._setup
-        return (given if compressor_of(given) == self.compression.compressor else self.compression.compressor), timeout
+        given, timeout, transport = self._setup
+        compressor = self.compression.compressor
+        return (given if compressor_of(given) == compressor else compressor), timeout, transport
 
     def _place(self) -> dict[str, int]:
         """Of this rank, as the compression's state tells it."""
@@ -272,7 +240,7 @@ class DistributedDataParallel(TorchFace):
 
     def __getstate__(self) -> dict[str, Any]:
         self._check_default_group()
-        kept = {**self.__dict__, "compression": self.compression.state_dict(), "_setup": self._setup_now}
+        kept = {**self.__dict__, "compression": self.compression.state_dict(), "_setup": (*self._setup_now[:2], None)}
         kept["arguments"] = dataclasses.replace(self.arguments, process_group=None, device_mesh=None)
         for name in LEFT_OUT:
             kept.pop(name, None)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..compress import Spec
-from ..ddp_core import DEFAULT_TIMEOUT, Handle
+from ..ddp_core import DEFAULT_TIMEOUT, Decorator, Handle
 
 HookFunction: TypeAlias = Callable[[Handle, dist.GradBucket], torch.futures.Future[torch.Tensor]]
 
@@ -29,18 +29,20 @@ def attach(
     *,
     process_group: dist.ProcessGroup | None = None,
     timeout: timedelta = DEFAULT_TIMEOUT,
+    transport: Decorator | None = None,
 ) -> Handle:
     """Compress the gradients of a DDP model: `handle = attach(ddp_model, "powersgd:rank=4,start_iter=1000")`.
 
-    `process_group`: where to reduce, by default the model's own. `timeout`: of waits for averages on the CPU. All ranks call
-    it before the first backward. Raises TypeError for a model that is not DDP and ValueError for a wrong specification.
+    `process_group`: where to reduce, by default the model's own. `timeout`: of waits for averages on the CPU. `transport`:
+    what to put around each transport, such as an emulated link. All ranks call it before the first backward. Raises
+    TypeError for a model that is not DDP and ValueError for a wrong specification.
     """
     if not isinstance(model, DistributedDataParallel):
         raise TypeError(
             f"attach needs a model wrapped in torch.nn.parallel.DistributedDataParallel, got {type(model).__name__}: "
             f"wrap it first, then attach"
         )
-    state, hook = comm_hook(spec, model, process_group=process_group, timeout=timeout)
+    state, hook = comm_hook(spec, model, process_group=process_group, timeout=timeout, transport=transport)
     model.register_comm_hook(state, hook)
     return state
 
@@ -52,6 +54,7 @@ def comm_hook(
     process_group: dist.ProcessGroup | None = None,
     timeout: timedelta = DEFAULT_TIMEOUT,
     partial: bool | None = None,
+    transport: Decorator | None = None,
 ) -> tuple[Handle, HookFunction]:
     """State and hook for whoever registers them: `ddp_model.register_comm_hook(*comm_hook("bf16", ddp_model))`.
 
@@ -65,7 +68,7 @@ def comm_hook(
         process_group = ddp.process_group
     if partial is None:
         partial = ddp is not None and ddp.find_unused_parameters and not ddp.static_graph
-    handle = Handle(spec, process_group, timeout, partial=partial)
+    handle = Handle(spec, process_group, timeout, partial=partial, transport=transport)
     if model is not None:
         handle.bind(model)
     if ddp is not None and getattr(ddp, "skip_all_reduce_unused_params", False):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ..buckets.grad_bucket import GradBucket
+from ..measure.step import Step
 from .usage import Usage
 
 
@@ -26,21 +27,6 @@ class Rules:
         return self.find_unused_parameters and not self.static_graph
 
 
-@dataclass(frozen=True)
-class Wishes:
-    """What those who average want of a step's gradients.
-
-    `scale`: what these are multiplied by on their way into a bucket. `fresh`: whether old ones, of parameters that no rank
-    used, must not be among them, since they would be remembered.
-    """
-
-    scale: float = 1.0
-    fresh: bool = False
-
-
-NONE = Wishes()
-
-
 @dataclass
 class Backward:
     """What one synchronized backward has brought so far."""
@@ -52,21 +38,18 @@ class Backward:
     skips: bool  # what no rank used is not sent
     fresh: bool  # zeros stand for old gradients of what no rank used
     static_usage: Sequence[int] | None  # as `used_by_any`, in a static graph that is known
-    asleep: Sequence[frozenset[int]] = ()  # members of each bucket without hooks; empty where all have some
+    step: Step = field(default_factory=Step)  # the record of it
     order: list[int] = field(default_factory=list)
     launched: int = 0
     ending: bool = False
     usage: Usage | None = None
-    orderly: bool = True  # buckets got complete in their order, and nobody was late
     over: bool = False  # it waits for the averages, or has them
-    listens: bool = False  # at the end of the pass that is under way, it will look who has come
-    seen: bool = False  # some of those without hooks have come
     broken: str = ""  # why there is an average that did not come
 
     @property
     def under_way(self) -> bool:
         """Whether other ranks may have got something of it."""
-        return bool(self.order or self.launched or self.usage or self.broken or self.seen)
+        return bool(self.order or self.launched or self.usage or self.broken)
 
     def __enter__(self) -> None:
         """In the body averages arrive; why it fails is kept for the next iteration."""

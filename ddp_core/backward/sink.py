@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from ..torch_face.torch_reducer import TorchReducer
 from .reducer import Reducer
 
 
@@ -30,25 +29,6 @@ class Sink(torch.autograd.Function):
         if (reducer := ctx.reducer()) is not None:
             reducer.start()
         return None, None, None, grad
-
-
-def overhear(output: Any, reducer: TorchReducer) -> None:
-    """Have the reducer told when a pass of autograd comes to any tensor of `output`; the graph stays as it is."""
-    me, prehooks = weakref.ref(reducer), []
-
-    def tell(_: Any) -> None:
-        if (listener := me()) is not None:
-            listener.listen()
-
-    def heard(item: Tensor) -> Tensor:
-        assert item.grad_fn is not None
-        prehooks.append(item.grad_fn.register_prehook(tell))
-        return item
-
-    _replaced(output, heard)
-    for handle in reducer.prehooks:
-        handle.remove()
-    reducer.prehooks = prehooks
 
 
 def watched(output: Any, reducer: Reducer, *, clone: bool) -> Any:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from numbers import Real
+from typing import TypeAlias
 
 from torch import Tensor
 
-from ..transport.host_memory import Memory, own_memory
-from ..transport.host_sums import SharedBuffer
 from .grad_bucket import GradBucket
 from .sparse import SparseBucket
 
 MEBIBYTE = 1024 * 1024
 DEFAULT_CAP_MB = 25.0
 DEFAULT_FIRST_CAP = MEBIBYTE  # bytes; as torch's default: the first bucket leaves early
+Rooms: TypeAlias = Callable[[Sequence[Sequence[Tensor]]], Sequence[Tensor | None]]  # for buckets, by their parameters
+
+
+def own_rooms(buckets: Sequence[Sequence[Tensor]]) -> Sequence[None]:
+    """Each bucket makes its own memory."""
+    return [None] * len(buckets)
 
 
 def caps_in_bytes(bucket_cap_mb: float | None, bucket_cap_mb_list: Sequence[float] | None = None) -> list[int]:
@@ -67,8 +72,8 @@ def assigned(parameters: Sequence[Tensor], caps: Sequence[int], alone: Sequence[
 class BucketPlan:
     """The buckets of `parameters`, in the order in which gradients are expected to get ready: first the last one's.
 
-    `sparse`: which parameters get sparse gradients. `alias`: gradients become views of the buckets. `memory`: for the first
-    buckets.
+    `sparse`: which parameters get sparse gradients. `alias`: gradients become views of the buckets. `rooms`: memory for the
+    first buckets.
     """
 
     def __init__(
@@ -78,47 +83,39 @@ class BucketPlan:
         caps: Sequence[int],
         *,
         alias: bool,
-        memory: Memory = own_memory,
+        rooms: Rooms = own_rooms,
     ) -> None:
         self._parameters, self._sparse, self._caps, self._alias = parameters, sparse, caps, alias
         self._traced: list[int] = []
         self._traced_before: list[int] | None = None
-        self.built = 0  # times that buckets were made
-        self.shared = False  # whether any lies in memory that all ranks can reach
-        self.build(range(len(parameters))[::-1], memory)
+        self.shared = False  # whether any lies in memory that was given
+        self.build(range(len(parameters))[::-1], rooms)
 
-    def build(self, order: Sequence[int], memory: Memory = own_memory) -> None:
+    def build(self, order: Sequence[int], rooms: Rooms = own_rooms) -> None:
         """Make the buckets for parameters that get ready in this order. All ranks do so between the same steps."""
         self.buckets: list[GradBucket] = []  # the old ones go first, so that both never use memory
         self.bucket_of: list[GradBucket] = []
-        self.built += 1
         self.order = list(order)
         ready = [self._parameters[index] for index in order]
         positions = assigned(ready, self._caps, [self._sparse[index] for index in order])
         members = [[self.order[position] for position in bucket] for bucket in positions]
         dense = [[] if self._sparse[each[0]] else [self._parameters[index] for index in each] for each in members]
-        rooms = memory(dense)
-        self.shared = any(rooms)
+        given = rooms(dense)
+        self.shared = any(room is not None for room in given)
         last = len(members) - 1
-        self.buckets = [self._bucket(n, each, rooms[n], last=n == last) for n, each in enumerate(members)]
+        self.buckets = [self._bucket(n, each, given[n], last=n == last) for n, each in enumerate(members)]
         places = {index: bucket for bucket in self.buckets for index in bucket.members}
         self.bucket_of = [places[index] for index in range(len(places))]
 
-    def _bucket(self, place: int, members: Sequence[int], shared: SharedBuffer | None, *, last: bool) -> GradBucket:
+    def _bucket(self, place: int, members: Sequence[int], room: Tensor | None, *, last: bool) -> GradBucket:
         parameters = [self._parameters[index] for index in members]
         if self._sparse[members[0]]:
             return SparseBucket(place, members, parameters, last=last)
-        return GradBucket(place, members, parameters, last=last, alias=self._alias, shared=shared)
+        return GradBucket(place, members, parameters, last=last, alias=self._alias, room=room)
 
     def trace(self, order: list[int]) -> None:
         """Note the order in which a step's gradients got ready; parameters without one are missing from it."""
         self._traced_before, self._traced = self._traced if self._traced else None, order
-
-    @property
-    def traced_alike(self) -> Sequence[int] | None:
-        """The order of the last step, where all parameters came and the step before was like it."""
-        alike = self._traced == self._traced_before and len(self._traced) == len(self._parameters)
-        return self._traced if alike else None
 
     def proposal(self) -> list[int]:
         """The order for the next buckets: that of the first step, later a new one where it has changed for good.

@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, repeat
 from operator import attrgetter, is_, is_not
-from typing import Any, Protocol, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...kernels import gather_scaled
 from ...kernels.casting import LARGE
-from ..backward.graph import undifferentiated
-from ..transport.host_sums import SharedBuffer
+from ..transport.protocol import Pending
 from .layout import is_packed
-from .unheard import Unheard
 
 GRADIENT = attrgetter("grad")
 
 
-class Awaited(Protocol):
-    """What is on its way: a future, or less."""
-
-    def wait(self) -> Tensor:
-        """The result when it is there; raises RuntimeError where it does not come."""
+def undifferentiated(function: Callable[..., None], *arguments: Any) -> None:
+    """Call a function of which no graph is to be made, even in a backward with create_graph."""
+    if torch.is_grad_enabled():
+        with torch.no_grad():  # entering it is dear
+            function(*arguments)
+    else:
+        function(*arguments)
 
 
 class GradBucket:
     """A bucket of the reducer. A communication hook finds in it all that it knows of torch's `dist.GradBucket`.
 
     `number`: its place in the order sent. `members`: the parameters' indices in the model. `waiting`: of how many the
-    gradient is still missing. `scale`: what gradients are multiplied by on their way in. `way`: for whoever averages it to
-    remember how, as long as it lives. `shared`: memory for the buffer that all ranks can reach; else it has its own. With
-    `alias`, gradients become views of the buffer, so that nothing is copied back.
+    gradient is still missing. `scale`: what gradients are multiplied by on their way in. `pending`: its average, where it is
+    on its way. `bound`: for whoever averages it to remember how, as long as it lives. `room`: memory for the buffer; None is
+    memory of its own. With `alias`, gradients become views of the buffer, so that nothing is copied back.
     """
 
     def __init__(
@@ -44,14 +44,13 @@ class GradBucket:
         *,
         last: bool,
         alias: bool,
-        shared: SharedBuffer | None = None,
+        room: Tensor | None = None,
     ) -> None:
         self.members = tuple(members)
         self.number, self._last, self._alias = index, last, alias
         self._parameters = list(parameters)
         self._sizes = [parameter.numel() for parameter in parameters]
-        self.shared = shared
-        self._flat: Tensor = _zeros(sum(self._sizes), parameters[0]) if shared is None else shared.flat
+        self._flat: Tensor = _zeros(sum(self._sizes), parameters[0]) if room is None else room
         self._buffer = self._flat
         self._views = [view.data for view in _views(self._flat, self._parameters)]  # each counts its own changes
         self._places = {member: place for place, member in enumerate(self.members)}
@@ -59,8 +58,7 @@ class GradBucket:
         self._starts = list(accumulate(self._sizes, initial=0))[:-1]
         self._dense = [not view.is_cuda and view.is_contiguous() for view in self._views]
         self._all_dense = all(self._dense)
-        self._unheard = Unheard(self.members)
-        self.way: object = None
+        self.bound: object = None
         self.open(1.0)
 
     def index(self) -> int:
@@ -83,30 +81,39 @@ class GradBucket:
 
     def parameters(self) -> list[Tensor]:
         """The parameters, in the order of the buffer."""
-        return self._parameters if self._sent is None else [self._parameters[place] for place in self._sent]
+        return self._parameters if self.sent_parameters is None else self.sent_parameters
+
+    @property
+    def all_parameters(self) -> list[Tensor]:
+        """Those of all members, whether they are sent in this step or not."""
+        return self._parameters
+
+    @property
+    def sent_parameters(self) -> list[Tensor] | None:
+        """Those that are sent in this step; None stands for all."""
+        return None if self._sent is None else [self._parameters[place] for place in self._sent]
 
     def is_last(self) -> bool:
         """Whether it is sent last."""
         return self._last
 
-    def open(self, scale: float, asleep: Collection[int] = ()) -> None:
-        """Make ready for a step's gradients. `asleep`: those that nothing tells of."""
+    def open(self, scale: float) -> None:
+        """Make ready for a step's gradients."""
         self.scale = scale
-        self.waiting = len(self.members) - len(asleep)
-        self.average: Awaited | None = None
+        self.waiting = len(self.members)
+        self.pending: Pending | None = None
         self._buffer = self._flat
         self._filled = bytearray(len(self.members))
         self._sent: list[int] | None = None  # places of the members that are sent, where these are not all
-        self._unheard.expect(asleep)
 
     def bring(self, index: int) -> None:
         """A gradient is ready. A large one is copied at once, while it is in the cache, and its memory is free again.
 
-        Not the last one, nor where others are not told of: these are copied together.
+        Not the last one: those that are left are copied together.
         """
         self.waiting -= 1
         place = self._places[index]
-        if self._large[place] and self.waiting and not self._unheard.places:
+        if self._large[place] and self.waiting:
             undifferentiated(self._copy, place)
 
     def skip(self) -> None:
@@ -157,14 +164,10 @@ class GradBucket:
         """
         grads = list(map(GRADIENT, self._parameters))
         if self._all_come(grads, used):
-            moved: Sequence[int] = range(len(grads))
             self._gather(grads, self._starts, self._views)
-            self._place(moved)
+            self._place(range(len(grads)))
         else:
-            moved = self._fill_each(grads, used)
-            self._place([place for place in moved if used[self.members[place]]])
-        if self._unheard.places:
-            self._unheard.leave(moved, self._views if self._alias else grads)
+            self._place([place for place in self._fill_each(grads, used) if used[self.members[place]]])
         if self._sent is not None:
             self._buffer = torch.cat(self._pieces(self._sent))
 
@@ -248,10 +251,6 @@ class GradBucket:
         pieces = [self._flat] if self._sent is None else self._pieces(self._sent)
         torch._foreach_copy_(pieces, list(average.view(-1).split([piece.numel() for piece in pieces])))
 
-    def disturbed(self) -> int | None:
-        """A member that was told of by nothing and got another gradient after its own had left, if there is one."""
-        return self._unheard.disturbed(alone=self._alias)
-
     def deliver(self, average: Tensor, used: Sequence[int] | None) -> None:
         """Make the average the gradient of the parameters that any rank used: by index, not 0; None stands for all.
 
@@ -259,7 +258,6 @@ class GradBucket:
         """
         if average is not self._flat:
             self._take(average)
-        self._unheard.forget()
         if self._alias and all(map(is_, map(GRADIENT, self._parameters), self._views)):
             return
         grads, views = [], []
@@ -294,6 +292,3 @@ def _views(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
         else piece.view(parameter.shape)
         for piece, parameter in zip(pieces, parameters, strict=True)
     ]
-
-
-Average: TypeAlias = Callable[[GradBucket], Awaited]  # what a reducer sends buckets through

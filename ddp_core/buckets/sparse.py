@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -21,11 +21,12 @@ class SparseBucket(GradBucket):
         self.number, self._last = index, last
         self._parameters = list(parameters)
         self._sent = None
+        self.bound = None
         self.open(1.0)
 
-    def open(self, scale: float, asleep: Collection[int] = ()) -> None:
+    def open(self, scale: float) -> None:
         """Make ready for a step's gradient, which is not scaled on its way in."""
-        self.scale, self.waiting, self.average = 1.0, 1, None
+        self.scale, self.waiting, self.pending = 1.0, 1, None
 
     def bring(self, index: int) -> None:
         """The gradient is ready."""
@@ -41,9 +42,6 @@ class SparseBucket(GradBucket):
                 "elsewhere: build the embedding with sparse=False"
             )
         self._buffer = no_rows(parameter) if grad is None else grad.detach()
-
-    def disturbed(self) -> None:
-        """Not without the reducer's notice: its only member always has a hook."""
 
     def leave_out(self, members: Sequence[int]) -> None:
         """Nothing remembers the rows of a gradient."""

@@ -1,49 +1,55 @@
-"""Programs on CUDA: a side stream, on which the whole program of a bucket is queued before the next one's."""
+"""Tasks on CUDA: a side stream, on which the whole program of a bucket is queued before the next one's."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from datetime import timedelta
 
 import torch
-import torch.distributed as dist
+from torch import Tensor
 
-from ..transport.collectives import start
-from .task import Job
+from ..transport.protocol import Transport
+from .driver import FuturePending, OnEnd
+from .task import Task
 
 POLL_SECONDS = 0.01  # between two looks whether what is queued is done
+NO_LIMIT = timedelta()  # the group's own watchdog keeps it
 
 
 class SideStream:
-    """Runs a job's program at once, its kernels and collectives ordered by a stream of its own.
+    """Runs a task at once, its kernels and collectives ordered by a stream of its own.
 
-    With NCCL, waiting for a collective orders streams: neither the host nor the backward stream is held up, and the process
-    group's own watchdog keeps the time limit. With Gloo the host waits.
+    With NCCL, waiting for a collective orders streams: neither the host nor the backward stream is held up. With Gloo the
+    host waits.
     """
 
-    def __init__(
-        self, group: dist.ProcessGroup, device: torch.device, on_end: Callable[[Job, BaseException | None], None]
-    ) -> None:
-        self._group = group
+    def __init__(self, transport: Transport, device: torch.device, on_end: OnEnd) -> None:
+        self._transport, self._device = transport, device
         self._stream = torch.cuda.Stream(device, priority=-1)  # small kernels that a collective waits for go first
         self._on_end = on_end
+        transport.open(1)
 
     def ensure(self, rounds: int) -> None:
-        """Nothing to prepare: one group serves all rounds, bucket after bucket."""
+        """Nothing to prepare: one channel serves all rounds, bucket after bucket."""
 
-    def submit(self, job: Job, *, at_once: bool = False) -> None:
-        """Queue the whole program behind the gradient's kernels and earlier buckets; `at_once` changes nothing here."""
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+    def submit(self, task: Task) -> FuturePending:
+        """Queue the whole program behind the gradient's kernels and earlier buckets."""
+        task.future = future = torch.futures.Future[Tensor](devices=[self._device])
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream), torch.autocast("cuda", enabled=False):
             try:
-                self._run(job)
+                self._run(task)
             except Exception as error:
-                self._on_end(job, error)
+                self._on_end(task, error)
             else:
-                self._on_end(job, None)
+                self._on_end(task, None)
+        return FuturePending(future)
 
-    def free_group(self) -> None:
-        """There is no thread to wake up, and none to save."""
+    def _run(self, task: Task) -> None:
+        task.begin()
+        while task.request is not None:
+            task.send(self._transport, 0)
+            task.receive(NO_LIMIT)
 
     def rest(self, deadline: float) -> bool:
         """Wait until all that is queued is done, or `deadline`, by time.monotonic; whether it is."""
@@ -57,14 +63,3 @@ class SideStream:
 
     def close(self, deadline: float) -> None:
         """Nothing runs between calls."""
-
-    def abort(self) -> None:
-        """The group is the caller's: its watchdog ends what hangs."""
-
-    def _run(self, job: Job) -> None:
-        job.begin()
-        while job.request is not None:
-            pending = start(job.request, self._group)
-            job.sent(pending)
-            pending.work.wait()
-            job.resume()

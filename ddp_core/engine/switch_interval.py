@@ -17,8 +17,8 @@ _wanting: WeakSet[object] = WeakSet()
 _before = sys.getswitchinterval()  # to restore when nobody wants a short one any more
 
 
-def hasten(who: object) -> None:
-    """Shorten the switch interval of this process, until `relax(who)`."""
+def shorten(who: object) -> None:
+    """Shorten the switch interval of this process, until `restore(who)`."""
     global _before
     with _lock:
         if not _wanting:
@@ -27,7 +27,7 @@ def hasten(who: object) -> None:
         _wanting.add(who)
 
 
-def relax(who: object) -> None:
+def restore(who: object) -> None:
     """Restore the interval, unless others still want a short one. A second call does nothing."""
     with _lock:
         if who in _wanting:

@@ -1,92 +1,83 @@
-"""A bucket's program on its way through the engine."""
+"""A task: a program on its way from request to request."""
 
 from __future__ import annotations
 
 import inspect
 import time
-from dataclasses import dataclass, field
+from datetime import timedelta
 
 import torch
 from torch import Tensor
 
 from ...compress.protocol import Program, Request
-from ...compress.simulate import Traffic, traffic
 from ...compress.together import Running
-from ..transport.collectives import Pending
+from ..measure.record import Record
+from ..transport.protocol import Pending, Transport
 
 
 class ProgramError(RuntimeError):
     """A program or its communication failed; the message begins with the label of its bucket."""
 
 
-@dataclass
-class Record:
-    """What one run of a bucket's program cost this rank: traffic, and host seconds by what they went to.
+class Task:
+    """A program, what it asks for, and what is in flight for it.
 
-    `encode`: until the first request. `wait`: from giving a request to a process group until its result is taken.
-    `decode`: all arithmetic after the first result. `spans`: (which of them, begin, end) of one run, by time.perf_counter.
+    `label`: what messages call it. `future`: of the result, where somebody waits without running the task.
     """
 
-    traffic: Traffic = field(default_factory=Traffic)
-    encode: float = 0.0
-    wait: float = 0.0
-    decode: float = 0.0
-    spans: list[tuple[str, float, float]] = field(default_factory=list)
+    def __init__(self, program: Program[Tensor], label: str) -> None:
+        self.label = label
+        self.record = Record()
+        self.closed = False
+        self.future: torch.futures.Future[Tensor] | None = None
+        self._program = program
+        self._running: Running | None = None
+        self._pending: Pending | None = None
+        self._since = 0.0
 
-    def __add__(self, other: Record) -> Record:
-        return Record(
-            self.traffic + other.traffic,
-            self.encode + other.encode,
-            self.wait + other.wait,
-            self.decode + other.decode,
-        )
-
-
-@dataclass(eq=False)
-class Job:
-    """A program, what it waits for, and the future of its result."""
-
-    label: str
-    program: Program[Tensor]
-    world_size: int
-    future: torch.futures.Future[Tensor]
-    record: Record = field(default_factory=Record)
-    pending: Pending | None = None
-    closed: bool = False
-    running: Running | None = None
-    _since: float = field(default_factory=time.perf_counter)
+    @property
+    def begun(self) -> bool:
+        """Whether it has run to its first request, or to its end."""
+        return self._running is not None
 
     @property
     def request(self) -> Request | None:
-        """What the program asks for now; None before it began and after its end."""
-        return self.running.request if self.running else None
+        """What it asks for now; None before it began and after its end."""
+        return None if self._running is None else self._running.request
 
     @property
-    def result(self) -> Tensor | None:
+    def result(self) -> Tensor:
         """What the program returned."""
-        return self.running.result if self.running else None
+        assert self._running is not None
+        result: Tensor = self._running.result
+        return result
 
     def begin(self) -> None:
         """Run to the first request."""
-        self._since = time.perf_counter()
-        self.running = Running(self.program)
-        self.record.encode += self._lap("encode")
+        began = time.perf_counter()
+        self._running = Running(self._program)
+        self._since = self.record.spent("encode", began)
 
-    def sent(self, pending: Pending) -> None:
-        """Note that the request is in flight."""
-        assert self.request is not None
-        self.record.traffic += traffic(self.request, self.world_size)
-        self.pending = pending
+    def send(self, transport: Transport, channel: int) -> None:
+        """Give the request to a transport."""
+        assert self._running is not None
+        assert self._running.request is not None
+        self.record.sent(self._running.request, transport.group.size())
         self._since = time.perf_counter()
+        self._pending = transport.start(self._running.request, channel)
 
-    def resume(self) -> None:
-        """Run on with the reply that has arrived, to the next request or the end."""
-        assert self.running is not None
-        assert self.pending is not None
-        self.record.wait += self._lap("wait")
-        reply, self.pending = self.pending.reply, None
-        self.running.advance(reply)
-        self.record.decode += self._lap("decode")
+    def receive(self, timeout: timedelta) -> None:
+        """Wait for the reply, and run on with it to the next request or the end."""
+        pending, running = self._pending, self._running
+        if pending is None or running is None:
+            raise RuntimeError("it was given up")
+        reply = pending.wait(timeout)
+        self._pending = None
+        self.record.spent("wait", self._since, pending.arrived_at())
+        self._since = time.perf_counter()
+        running.advance(reply)
+        if running.result is not reply:  # else there was nothing to compute
+            self._since = self.record.spent("decode", self._since)
 
     def close(self) -> None:
         """Drop the program and what it waits for, whose connection would stay open with it.
@@ -94,11 +85,8 @@ class Job:
         A program that is running in another thread just now is dropped by that thread.
         """
         self.closed = True
-        self.pending = None
-        if inspect.getgeneratorstate(self.program) != inspect.GEN_RUNNING:
-            self.program.close()
-
-    def _lap(self, spent_on: str) -> float:
-        begin, self._since = self._since, time.perf_counter()
-        self.record.spans.append((spent_on, begin, self._since))
-        return self._since - begin
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.abandon()
+        if inspect.getgeneratorstate(self._program) != inspect.GEN_RUNNING:
+            self._program.close()

@@ -4,21 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import reduce
-from operator import add
 
-from ..engine.task import Record
+from .record import Record
+from .step import BucketStats, Step
 
 MANY = 1000  # records; adding them up at every step would take its time
-
-
-@dataclass(frozen=True)
-class BucketStats:
-    """What one bucket cost this rank in the last synced step."""
-
-    parameters: tuple[str, ...]
-    elements: int
-    record: Record
 
 
 @dataclass(frozen=True)
@@ -32,38 +22,34 @@ class Stats:
     @property
     def last(self) -> Record:
         """The last synced step, all buckets together."""
-        return _sum(self.buckets, Record())
+        return total(self.buckets)
 
 
-class Records:
-    """What buckets have cost so far. `step`: those of the last step, or of the one under way, in the order sent."""
+class Totals:
+    """What the steps so far have cost."""
 
     def __init__(self) -> None:
-        self.step: list[BucketStats] = []
         self._steps = 0
         self._earlier: list[BucketStats] = []  # and not in the total yet
         self._total = Record()
 
-    def begin_step(self) -> None:
-        """The buckets of another step follow."""
-        self.end_step()
+    def count(self, step: Step) -> None:
+        """A step that has begun before counts; what it has cost is what it has until another one is counted."""
         self._steps += 1
-
-    def end_step(self) -> None:
-        """What follows is not of the step so far."""
-        self._earlier += self.step
-        self.step = []
+        self._earlier += step.programs
         if len(self._earlier) > MANY:
-            self._add_up()
+            self._total, self._earlier = total(self._earlier, self._total), []
 
-    def stats(self) -> Stats:
-        """All that there is."""
-        self._add_up()
-        return Stats(self._steps, tuple(self.step), _sum(self.step, self._total))
-
-    def _add_up(self) -> None:
-        self._total, self._earlier = _sum(self._earlier, self._total), []
+    def stats(self, step: Step | None) -> Stats:
+        """All that there is; `step`: the last one, which has not been counted."""
+        programs = () if step is None else tuple(step.programs)
+        whole = total((*self._earlier, *programs), total((), self._total))
+        return Stats(self._steps + (step is not None), programs, whole)
 
 
-def _sum(buckets: Iterable[BucketStats], total: Record) -> Record:
-    return reduce(add, (bucket.record for bucket in buckets), total)
+def total(buckets: Iterable[BucketStats], start: Record | None = None) -> Record:
+    """The sum of what buckets cost, and of `start`, which it is written to."""
+    whole = Record() if start is None else start
+    for bucket in buckets:
+        whole.add(bucket.record)
+    return whole

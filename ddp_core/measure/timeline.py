@@ -1,24 +1,14 @@
-"""When things happened in a step: numbers for each step, and traces for a timeline viewer."""
+"""Where the seconds of each step went."""
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import Any
 
-import torch
-
-from .stats import BucketStats
-
-MICROSECOND = 1e-6
-DIGITS = 3  # of microseconds in a trace: viewers count nanoseconds
-COMPUTATION = 0  # the row of a trace; buckets have those below
+from .step import BucketStats, Marks, Step
 
 
 @dataclass(frozen=True)
@@ -64,102 +54,31 @@ class StepTimes:
         return self.forward + self.backward + self.exposed
 
 
-@dataclass
-class Marks:
-    """What is noted of a bucket, by time.perf_counter."""
-
-    ready: float
-    launched: float = math.inf
-    done: float = math.inf
-
-    def end(self, _: object) -> None:
-        """The average is there, its future says."""
-        self.done = min(self.done, time.perf_counter())
-
-    def since(self, began: float, index: int, names: tuple[str, ...], programs: Iterable[BucketStats]) -> BucketTimes:
-        """The same counted from `began`."""
-        spans = [span for program in programs for span in program.record.spans]
-        done = min(self.done, max((end for _, _, end in spans), default=math.inf))
-        return BucketTimes(
-            index,
-            names,
-            self.ready - began,
-            self.launched - began,
-            done - began,
-            tuple((kind, begin - began, end - began) for kind, begin, end in spans),
-        )
-
-
 class Timeline:
-    """The clock of a model's steps. It takes a mark a bucket, not a parameter, so it is always on.
-
-    A step that fails leaves no trace; `last` is then the one before.
-    """
+    """The clock of a model's steps. A step that fails leaves no trace; `last` is then the one before."""
 
     def __init__(self) -> None:
         self._last: StepTimes | None = None
-        self._ended: Callable[[], StepTimes] | None = None  # tells of the last step, where nobody has asked yet
+        self._ended: tuple[Step, Sequence[tuple[str, ...]]] | None = None  # the last step, where nobody has asked yet
         self._names: Sequence[tuple[str, ...]] = ()
-        self._place: dict[str, int] = {}
         self._recordings: dict[int, list[StepTimes]] = {}
-        self._forward = self._step_forward = (0.0, 0.0)
-        self._marks: dict[int, Marks] = {}
-        self._last_gradient = self._last_launch = self._computed = 0.0
+        self.forward = (0.0, 0.0)
 
     def name_buckets(self, names: Sequence[tuple[str, ...]]) -> None:
         """The buckets' parameters, from the next step on."""
         self._names = names
-        self._place = {name: index for index, members in enumerate(names) for name in members}
 
     def forward_begins(self) -> None:
         """The module's forward is about to run."""
-        self._forward = time.perf_counter(), self._forward[1]
+        self.forward = time.perf_counter(), self.forward[1]
 
     def forward_ends(self) -> None:
         """It has run."""
-        self._forward = self._forward[0], time.perf_counter()
+        self.forward = self.forward[0], time.perf_counter()
 
-    def step_begins(self) -> None:
-        """The backward of this forward is to be synchronized; others may run before it."""
-        self._step_forward, self._marks = self._forward, {}
-
-    def bucket_ready(self, index: int) -> None:
-        """A bucket has got its last gradient."""
-        self._last_gradient = time.perf_counter()
-        self._marks[index] = Marks(self._last_gradient)
-
-    def bucket_launched(self, index: int) -> None:
-        """A bucket is about to be averaged."""
-        if index in self._marks:  # not where this rank has no inputs, and stands in with zeros
-            self._marks[index].launched = time.perf_counter()
-
-    def watch(self, index: int, average: object) -> None:
-        """Note when the average of somebody's hook is there; those of programs tell by their spans.
-
-        A hook may return any object that can be waited for.
-        """
-        if index in self._marks and isinstance(average, torch.futures.Future):
-            average.add_done_callback(self._marks[index].end)
-
-    def bucket_done(self, index: int) -> None:
-        """Backward has waited for a bucket's average."""
-        if (mark := self._marks.get(index)) is not None and mark.done == math.inf:
-            mark.done = time.perf_counter()
-
-    def all_launched(self) -> None:
-        """The last bucket is on its way."""
-        self._last_launch = time.perf_counter()
-
-    def computation_ends(self) -> None:
-        """Backward has nothing left to compute."""
-        self._computed = time.perf_counter()
-
-    def step_ends(self, step: int, programs: Sequence[BucketStats]) -> None:
-        """All averages are there. `programs`: of the buckets, matched by their parameters."""
-        marks, self._marks = self._marks, {}
-        computed = self._last_gradient + self._computed - self._last_launch  # launching the last one is no computation
-        spans = (*self._step_forward, computed, time.perf_counter())
-        self._ended = partial(_times, step, spans, marks, programs, self._names, self._place)
+    def step_ends(self, step: Step) -> None:
+        """All averages are there."""
+        self._ended = step, self._names
         for steps in tuple(self._recordings.values()):
             assert self.last is not None
             steps.append(self.last)
@@ -168,7 +87,7 @@ class Timeline:
     def last(self) -> StepTimes | None:
         """The last step that came to its end."""
         if self._ended is not None:
-            self._last, self._ended = self._ended(), None
+            self._last, self._ended = times(*self._ended), None
         return self._last
 
     @contextmanager
@@ -182,86 +101,28 @@ class Timeline:
             del self._recordings[id(steps)]
 
 
-def _times(
-    step: int,
-    spans: tuple[float, float, float, float],
-    marks: Mapping[int, Marks],
-    programs: Iterable[BucketStats],
-    names: Sequence[tuple[str, ...]],
-    place: Mapping[str, int],
-) -> StepTimes:
-    """`spans`: when forward began, forward ended, the last gradient came and the step ended."""
-    began, forward_end, computed, end = spans
+def times(step: Step, names: Sequence[tuple[str, ...]]) -> StepTimes:
+    """What was noted of a step, counted from the beginning of its forward. `names`: of the parameters in each bucket."""
+    began, forward_end = step.forward
+    place = {name: index for index, members in enumerate(names) for name in members}
     ran: dict[int | None, list[BucketStats]] = {}
-    for program in programs:
+    for program in step.programs:
         ran.setdefault(place.get(program.parameters[0]), []).append(program)
     buckets = [
-        mark.since(began, index, names[index], ran.get(index, ()))
-        for index, mark in sorted(marks.items())
+        _bucket(index, names[index], mark, ran.get(index, ()), began)
+        for index, mark in sorted(step.marks.items())
         if mark.launched < math.inf  # else no rank used it
     ]
-    return StepTimes(step, began, forward_end - began, computed - forward_end, end - computed, tuple(buckets))
+    computed = step.last_gradient + step.computed - step.last_launch  # launching the last one is no computation
+    return StepTimes(
+        step.number, began, forward_end - began, computed - forward_end, step.ended - computed, tuple(buckets)
+    )
 
 
-@contextmanager
-def trace(model: torch.nn.Module, path: str | Path, *, rank: int | None = None) -> Iterator[list[StepTimes]]:
-    """Record the synchronized steps inside a `with`; at its end write them for ui.perfetto.dev or chrome://tracing.
-
-    One file a rank: `with gradwire.trace(model, f"trace-{rank}.json"): ...`. `model`: wrapped in
-    gradwire.DistributedDataParallel. `rank`: what the file calls this process, by default its rank in the model's process
-    group. Times are the host's monotonic clock, which all ranks of one machine share; on CUDA they tell when work was
-    queued. The `with` gives the list of steps.
-
-    Raises TypeError for another model, and OSError at once where `path` cannot be written.
-    """
-    timeline = getattr(model, "timeline", None)
-    if not isinstance(timeline, Timeline):
-        raise TypeError(
-            f"trace() takes a model wrapped in gradwire.DistributedDataParallel, which keeps a timeline; got "
-            f"{type(model).__name__}: wrap the module in gradwire's, or use torch.profiler"
-        )
-    rank = model.process_group.rank() if rank is None else rank  # type: ignore[operator, union-attr]
-    path = Path(path)
-    write(path, [], rank)
-    with timeline.recording() as steps:
-        try:
-            yield steps
-        finally:
-            write(path, steps, rank)
-
-
-def write(path: Path, steps: Sequence[StepTimes], rank: int) -> None:
-    """A file of the trace event format's JSON object form."""
-    events = [*_headings(steps, rank), *(event for step in steps for event in _events(step, rank))]
-    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
-
-
-def _headings(steps: Sequence[StepTimes], rank: int) -> Iterator[dict[str, Any]]:
-    """Names for the process and its rows, in their order."""
-    buckets = max((bucket.index + 1 for step in steps for bucket in step.buckets), default=0)
-    rows = ["computation", *(f"bucket {index}" for index in range(buckets))]
-    yield {"name": "process_name", "ph": "M", "pid": rank, "tid": COMPUTATION, "args": {"name": f"rank {rank}"}}
-    for row, name in enumerate(rows):
-        yield {"name": "thread_name", "ph": "M", "pid": rank, "tid": row, "args": {"name": name}}
-        yield {"name": "thread_sort_index", "ph": "M", "pid": rank, "tid": row, "args": {"sort_index": row}}
-
-
-def _events(step: StepTimes, rank: int) -> Iterator[dict[str, Any]]:
-    """A step as complete events: computation in one row, each bucket in its own."""
-
-    def event(row: int, name: str, begin: float, end: float, **details: Any) -> dict[str, Any]:
-        start, stop = (round((step.began + moment) / MICROSECOND, DIGITS) for moment in (begin, end))
-        arguments = {"step": step.step, **details}
-        duration = round(stop - start, DIGITS)
-        return {"name": name, "ph": "X", "ts": start, "dur": duration, "pid": rank, "tid": row, "args": arguments}
-
-    computed = step.forward + step.backward
-    yield event(COMPUTATION, "forward", 0.0, step.forward)
-    yield event(COMPUTATION, "backward", step.forward, computed)
-    yield event(COMPUTATION, "exposed communication", computed, step.total)
-    for bucket in step.buckets:
-        row, members = COMPUTATION + 1 + bucket.index, ", ".join(bucket.parameters)
-        yield event(row, "waits to leave", bucket.ready, bucket.launched, parameters=members)
-        yield event(row, "average", bucket.launched, bucket.done, parameters=members)
-        for kind, begin, end in bucket.spans:
-            yield event(row, kind, begin, end)
+def _bucket(
+    index: int, names: tuple[str, ...], mark: Marks, programs: Iterable[BucketStats], began: float
+) -> BucketTimes:
+    spans = [span for program in programs for span in program.record.spans]
+    done = min(mark.done, max((end for _, _, end in spans), default=math.inf))
+    since = tuple((kind, begin - began, end - began) for kind, begin, end in spans)
+    return BucketTimes(index, names, mark.ready - began, mark.launched - began, done - began, since)

@@ -16,6 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.nn.parallel.distributed import _BufferCommHookLocation
 
+from ..backward.weak_call import weakly
 from ..buckets.grad_bucket import GradBucket
 from ..measure.timeline import Timeline
 from ..replicas.module_buffers import BufferSync
@@ -27,6 +28,10 @@ BUILT_IN_HOOKS = {
     dist.BuiltinCommHookType.ALLREDUCE: default_hooks.allreduce_hook,
     dist.BuiltinCommHookType.FP16_COMPRESS: default_hooks.fp16_compress_hook,
 }
+DISTRIBUTED_AUTOGRAD = (
+    "gradwire's DistributedDataParallel does not average gradients of torch.distributed.autograd, which are not in `.grad`: "
+    "use torch.nn.parallel.DistributedDataParallel with gradwire.attach()"
+)
 MANUAL = "let backward end by itself: it waits for communication only after its last gradient"
 
 
@@ -49,7 +54,6 @@ class TorchFace(TorchDDP):
     output_device: Any
     _buffers_sync: BufferSync
     _buffer_hook: tuple[Any, Callable[..., Any], bool] | None = None  # state, function, whether after forward
-    _is_distributed = True  # whether there may be a torch.distributed.autograd
     _hook: tuple[object, Callable[..., Any]] | None = None
 
     def _take_attributes(self) -> None:
@@ -199,24 +203,18 @@ class TorchFace(TorchDDP):
         self._setup_in_backward_optimizers()
         self._lazy_init_ran = True
 
-    def _refuse_distributed_autograd(self, bucket: GradBucket | None = None) -> None:
-        """Raise RuntimeError in a context of torch.distributed.autograd, or for a bucket whose gradients went to one."""
+    def _refuse_distributed_autograd(self) -> None:
+        """Raise RuntimeError in a context of torch.distributed.autograd; a bucket whose gradients went to one will, too."""
         agent = dist.rpc.is_available() and dist.rpc.api._is_current_rpc_agent_set()
-        if agent != self._is_distributed:  # setting a module's attribute is dear
-            self._is_distributed = agent
-        if not agent:
-            return
-        if _in_a_distributed_context() if bucket is None else self._is_bypassed(bucket):
-            self._log_and_throw(
-                RuntimeError,
-                "gradwire's DistributedDataParallel does not average gradients of torch.distributed.autograd, which are not "
-                "in `.grad`: use torch.nn.parallel.DistributedDataParallel with gradwire.attach()",
-            )
+        self.reducer.before_sending = weakly(self._refuse_bypassed) if agent else None
+        if agent and _in_a_distributed_context():
+            self._log_and_throw(RuntimeError, DISTRIBUTED_AUTOGRAD)
 
-    def _is_bypassed(self, bucket: GradBucket) -> bool:
-        """Whether gradients came that are not in `.grad`."""
+    def _refuse_bypassed(self, bucket: GradBucket) -> None:
+        """Raise RuntimeError where gradients of a bucket came that are not in `.grad`."""
         parameters = self.reducer.parameters
-        return any(self.reducer.brought(index) and parameters[index].grad is None for index in bucket.members)
+        if any(self.reducer.brought(index) and parameters[index].grad is None for index in bucket.members):
+            self._log_and_throw(RuntimeError, DISTRIBUTED_AUTOGRAD)
 
     def _setup_in_backward_optimizers(self) -> None:
         """Let `torch.distributed.optim._apply_optimizer_in_backward` step once the averages are there, not before."""

@@ -27,8 +27,7 @@ class ShadowSteps(JoinHook):
         model.sync_buffers(candidate=False, after_forward=True)
         model.require_forward_param_sync = synced
         if synced:
-            model.reducer.shadow(model.wishes)
-            model.end_step()
+            model.reducer.shadow()
 
     def post_hook(self, is_last_joiner: bool) -> None:
         """After the last input of all: the model of the ranks that trained longest is everybody's."""

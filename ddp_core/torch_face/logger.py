@@ -7,16 +7,13 @@ import time
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from ..measure.timeline import StepTimes
-
-if TYPE_CHECKING:
-    from .attributes import TorchFace
 
 ENVIRONMENT = ("MASTER_PORT", "MASTER_ADDR", "TORCH_DISTRIBUTED_DEBUG", "CUDA_VISIBLE_DEVICES")
 OF_BACKEND = {
@@ -52,19 +49,19 @@ class LoggingData:
 
 
 class Logger:
-    """Collects what is known of `model` at construction, and now and then of its steps. Has the methods of torch's Logger.
+    """Collects what is known of `model`, our DistributedDataParallel, and now and then of its steps, as torch's Logger.
 
     Times are nanoseconds of the host. The backward of a step is counted from the end of its forward.
     """
 
-    def __init__(self, model: TorchFace) -> None:
+    def __init__(self, model: Any) -> None:
         self.sample_rate = SAMPLE_RATE
         self._model = weakref.proxy(model)  # whose logger this is
         self._data = LoggingData()
         self._samples = 0
         self._describe(model)
 
-    def _describe(self, model: TorchFace) -> None:
+    def _describe(self, model: Any) -> None:
         group, parameters = model.process_group, model.reducer.parameters
         backend = dist.get_backend(group)
         self._data.strs_map |= {
@@ -104,7 +101,6 @@ class Logger:
     def _sample(self, step: int) -> None:
         reducer = self._model.reducer
         numbers = {"iteration": step, "has_rebuilt_buckets": int(self._model._has_rebuilt_buckets)}
-        numbers["num_buckets_reduced"] = reducer.sent_before
         numbers["unused_parameter_size"] = self._unused_bytes()
         texts = {"prev_iteration_grad_ready_order_indices": _listed(reducer.traced)}
         if self._model._has_rebuilt_buckets:
@@ -114,6 +110,7 @@ class Logger:
         self._data.ints_map |= numbers
         self._data.strs_map |= texts
         if (times := self._model.timeline.last) is not None:
+            self._data.ints_map["num_buckets_reduced"] = len(times.buckets)
             self._samples += 1
             self._average_in(_durations(times))
             self._data.ints_map |= _moments(times)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import Tensor
 
-from ..backward.graph import accumulates
-from ..backward.progress import NONE, Backward, Wishes
+from ..averaging.protocol import Averager
+from ..backward.progress import Backward
 from ..backward.reducer import Reducer
 from ..backward.usage import Usage
+from ..measure.step import Step
 from .logger import Logger
 
 
@@ -21,11 +22,7 @@ class TorchReducer(Reducer):
 
     logger: Logger | None = None
     usage: Usage | None = None  # of the last step
-    prehooks: Sequence[Any] = ()  # at the outputs of the last forward that was overheard
     traced: Sequence[int] = ()  # the parameters that the last step reached, by index, in the order they got ready
-    sent = 0  # buckets of the step that is under way
-    sent_before = 0  # of the last step
-    wishes = NONE  # of the last forward whose backward was to be synchronized
     _changed = False  # whether two steps have reached different parameters
 
     @property
@@ -42,18 +39,13 @@ class TorchReducer(Reducer):
         """Whether this rank has got a gradient for a parameter since the last synchronization."""
         return bool(self._used[index])
 
-    def begin(self, wishes: Wishes = NONE) -> None:
-        """The end of a forward whose backward is to be synchronized, with gradients as `average` wants them."""
-        self.wishes = wishes
-        super().begin(wishes)
-
-    def wish(self, wishes: Wishes) -> None:
-        """Others average from now on, also in the backward of a forward that has run."""
-        self.wishes = wishes
+    def hand_over(self, averager: Averager) -> None:
+        """Another one averages from now on, also in the backward of a forward that has run."""
+        self.averager = averager
         if (backward := self._backward) is not None and not backward.under_way:
-            backward.fresh = wishes.fresh
+            backward.fresh = averager.wishes.fresh
             for bucket in self.plan.buckets:
-                bucket.scale = wishes.scale
+                bucket.scale = averager.wishes.scale
 
     def prepare_for_backward(self, outputs: list[Tensor]) -> None:
         """Synchronize the next backward, though its forward ran inside `no_sync`: pipeline stages do so.
@@ -65,16 +57,16 @@ class TorchReducer(Reducer):
                 "a backward whose forward ran inside no_sync cannot be synchronized with find_unused_parameters=True, nor "
                 "as the first one with static_graph=True: leave both out"
             )
-        self.begin(self.wishes)
+        self.begin()
 
-    def shadow(self, wishes: Wishes) -> None:
+    def shadow(self) -> None:
         """Take part in a step with zeros: this rank has no more inputs, others have."""
         self.require_finished()
-        self._backward = backward = self._opened(wishes)
+        self._backward = backward = self._opened(Step())
         backward.over = True
         with backward:
             self._send_nothing(backward)
-            for _ in self._averages():
+            for _ in self._averages(backward):
                 pass
         self._backward = None
         self._end_step(backward)
@@ -86,20 +78,9 @@ class TorchReducer(Reducer):
         for bucket in self.plan.buckets:
             if backward.needs(bucket):
                 bucket.clear()
-                bucket.average = self.average(bucket)
+                self._average(backward, bucket)
         if backward.usage is None and backward.asks:
             backward.usage = self._ask(nothing)
-
-    @property
-    def dozes(self) -> bool:
-        """Whether a backward could begin that no hook of a parameter tells of."""
-        return self._backward is not None and bool(self._backward.asleep)
-
-    def listen(self) -> None:
-        """A backward has begun at an output of the last forward, or a pass of `torch.autograd.grad`."""
-        backward = self._backward
-        if backward is not None and backward.asleep and not backward.listens and accumulates(self._nodes):
-            self._calm.listen(backward, self._used)
 
     def _failure(self, text: str) -> RuntimeError:
         if self.logger is not None:
@@ -108,13 +89,10 @@ class TorchReducer(Reducer):
         return super()._failure(text)
 
     def _end_step(self, backward: Backward) -> None:
-        if (
-            backward.order and not backward.asleep
-        ):  # not where this rank had no inputs, nor where only some told of them
+        if backward.order:  # not where this rank had no inputs
             self._changed = self._changed or self._differ(backward.order)
             self.traced = backward.order
         self.usage = backward.usage
-        self.sent_before, self.sent = self.sent, 0
         super()._end_step(backward)
 
     def _differ(self, order: list[int]) -> bool:

@@ -1,191 +1,67 @@
-"""Buckets in memory that all ranks have mapped, where these share a machine: sums over them need no sockets."""
+"""Where all ranks share a machine, buckets may lie in memory that they all have mapped: sums there need no sockets."""
 
 from __future__ import annotations
 
-import hashlib
-import logging
-import mmap
-import os
-import secrets
-import sys
-import weakref
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, TypeAlias
+from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from .collectives import exchange, is_paced
-from .host_sums import Processes, SharedBuffer, close_files, extension
+from ...compress.protocol import AllReduce, Request
+from .host_segment import Segment
+from .protocol import Decorated, Pending, Transport
+from .shared_buffer import SharedBuffer, SharedSum
 
-logger = logging.getLogger(__name__)
-SWITCH = "GRADWIRE_SHARED_MEMORY"  # 0 in the environment of any rank: over the process group after all
 ADDED = (torch.float32, torch.float64)  # what the extension can add up
-PAGE = mmap.PAGESIZE
-MARK_BYTES = 16
-BOOT, SPACES = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns")
-UNABLE = "not able: "
-Memory: TypeAlias = Callable[[Sequence[Sequence[Tensor]]], Sequence[SharedBuffer | None]]  # of buckets, by parameters
 
 
-def own_memory(buckets: Sequence[Sequence[Tensor]]) -> Sequence[None]:
-    """No bucket lies where other ranks could reach it."""
-    return [None] * len(buckets)
+class HostMemory(Decorated):
+    """Sums of the buckets that it has allocated go through shared memory, all else over the inner transport."""
 
+    def __init__(self, inner: Transport) -> None:
+        super().__init__(inner)
+        self._hopeful = self.group.size() > 1  # not known to be in vain
+        self._buffers: dict[int, SharedBuffer] = {}  # by the identity of the tensor that stands for it
 
-class OneHost:
-    """Memory for the buckets of ranks on one machine. `device`: of what ranks tell each other.
+    @property
+    def allocates(self) -> bool:
+        """Until it was in vain."""
+        return self._hopeful
 
-    Where several process groups are given, buckets are to go over these.
-    """
+    def allocate(self, buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
+        """Memory that all ranks have mapped, or none for any: a rank that cannot has the others do without.
 
-    def __init__(self, groups: Sequence[dist.ProcessGroup], device: torch.device) -> None:
-        self._group, self._device = groups[0], device
-        self.hopeful = len(groups) == 1 and self._group.size() > 1  # not known to be in vain; the same on all ranks
-        self._newest: weakref.WeakSet[SharedBuffer] = weakref.WeakSet()
-
-    def memory(self, *, summed: bool) -> Memory:
-        """For buckets that are only `summed`, as far as is known, that of all ranks."""
-        return self.buffers if summed and self.hopeful else own_memory
-
-    def buffers(self, buckets: Sequence[Sequence[Tensor]]) -> list[SharedBuffer | None]:
-        """Room for each bucket, of which the parameters are given; None where it is to have memory of its own.
-
-        A collective call. All ranks get alike: one that cannot has the others do without.
+        What was allocated before goes first, so that both never use memory.
         """
+        self._buffers = {}
         sizes = [sum(parameter.numel() for parameter in bucket) if _fits(bucket) else 0 for bucket in buckets]
         types = [bucket[0].dtype for bucket, size in zip(buckets, sizes, strict=True) if size]
-        segment = Segment([size for size in sizes if size], types, self._group) if types else None
-        try:
-            made = iter(segment.shared(self._device) if segment is not None else ())
-        finally:
-            if segment is not None:
-                segment.close()
-        buffers = [next(made, None) if size else None for size in sizes]
-        self.hopeful = any(buffers)
-        self._newest = weakref.WeakSet(filter(None, buffers))
-        return buffers
+        made = self._mapped([size for size in sizes if size], types) if types and self._hopeful else []
+        self._hopeful = bool(made)
+        self._buffers = {id(buffer.flat): buffer for buffer in made}
+        tensors = iter([buffer.flat for buffer in made])
+        return [next(tensors, None) if size else None for size in sizes]
 
-    def leave(self) -> None:
+    def _mapped(self, sizes: Sequence[int], types: Sequence[torch.dtype]) -> Sequence[SharedBuffer]:
+        segment = Segment(sizes, types, self.group)
+        try:
+            return segment.shared()
+        finally:
+            segment.close()
+
+    def start(self, request: Request, channel: int) -> Pending:
+        """Begin a sum in shared memory, each rank as soon as it likes; or what else it is, as the inner one does."""
+        buffer = self._buffers.get(id(request.tensor))
+        if buffer is not None and isinstance(request, AllReduce) and request.op == "sum":
+            return SharedSum(buffer)
+        return self.inner.start(request, channel)
+
+    def abort(self) -> None:
         """Have no rank wait for this one any more."""
-        for buffer in self._newest:
+        for buffer in self._buffers.values():
             buffer.sums.give_up()
+        self.inner.abort()
 
 
 def _fits(bucket: Sequence[Tensor]) -> bool:
     return bool(bucket) and bucket[0].device.type == "cpu" and bucket[0].dtype in ADDED
-
-
-class Segment:
-    """This rank's memory for buckets, on its way to being mapped by all: a file without a name, in memory."""
-
-    def __init__(self, sizes: Sequence[int], types: Sequence[torch.dtype], group: dist.ProcessGroup) -> None:
-        self._sizes, self._types, self._group = sizes, types, group
-        self._files: list[int] = []
-        self._spans: list[tuple[int, int, int]] = []  # of each bucket: offset in bytes, elements, bytes of one
-        self._bytes = 0
-        self._mark = secrets.token_bytes(MARK_BYTES)  # not to take another file for this one
-
-    def shared(self, device: torch.device) -> list[SharedBuffer]:
-        """All buckets, once all ranks have mapped them; none where any rank could not. A collective call."""
-        told = exchange(self._told(), self._group, device)
-        why = _separated(told)
-        buffers = [] if why else self._mapped([text.split()[2:] for text in told])
-        if not why and not all(exchange("mapped" if buffers else "", self._group, device)):
-            why = "a rank cannot map the memory of another"
-        if why:
-            logger.info("sums of gradients go over the process group, not through shared memory: %s", why)
-        return [] if why else buffers
-
-    def close(self) -> None:
-        """What is mapped stays; it is freed with the last who has mapped it, however that ends."""
-        close_files(self._files)
-        self._files = []
-
-    def _told(self) -> str:
-        """What the others have to know to map this rank's memory, or why they cannot."""
-        why = obstacle() or ("links are paced" if is_paced() else "")
-        try:
-            return f"{UNABLE}{why}" if why else f"{machine()} {self._made()}"
-        except OSError as error:
-            return f"{UNABLE}{error}"
-
-    def _made(self) -> str:
-        """The buckets' places, and the file, as this rank's process, its number there, and its mark."""
-        offset = _pages(extension().SharedSums.header_bytes(len(self._sizes), self._group.size()))
-        for size, kind in zip(self._sizes, self._types, strict=True):
-            self._spans.append((offset, size, kind.itemsize))
-            offset = _pages(offset + size * kind.itemsize)
-        self._bytes = offset + PAGE
-        file = extension().memory_file("gradwire")
-        self._files.append(file)
-        os.posix_fallocate(file, 0, self._bytes)  # here it may fail, later it would kill
-        os.pwrite(file, self._mark, offset)
-        places = hashlib.sha256(repr(self._spans).encode()).hexdigest()
-        return f"{places} {os.getpid()} {file} {self._mark.hex()}"
-
-    def _mapped(self, files: Sequence[Sequence[str]]) -> list[SharedBuffer]:
-        """The buckets in the memory of all ranks; none where one's is out of reach."""
-        rank = self._group.rank()
-        try:
-            others = Processes({other: int(file[0]) for other, file in enumerate(files) if other != rank})
-            memories = [self._map(*file) for file in files]
-            sums = extension().SharedSums(memories, rank, self._spans)
-            flats, rooms = (self._tensors(memories[rank]) for _ in range(2))
-        except (OSError, RuntimeError, MemoryError) as error:
-            logger.info("rank %d cannot map the memory of all ranks: %s", rank, error)
-            return []
-        pairs = zip(flats, rooms, strict=True)
-        return [SharedBuffer(flat, room, sums, others, place) for place, (flat, room) in enumerate(pairs)]
-
-    def _tensors(self, memory: Any) -> list[Tensor]:
-        spans = zip(self._types, self._spans, strict=True)
-        return [torch.frombuffer(memory, dtype=kind, count=numel, offset=offset) for kind, (offset, numel, _) in spans]
-
-    def _map(self, process: str, number: str, mark: str) -> Any:
-        """The memory of a rank; OSError where it is out of reach."""
-        file = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR)
-        self._files.append(file)
-        if os.fstat(file).st_size != self._bytes or os.pread(file, MARK_BYTES, self._bytes - PAGE).hex() != mark:
-            raise OSError(f"file {number} of process {process} is not what its rank has made")
-        return extension().Memory(file, self._bytes)
-
-
-def _pages(size: int) -> int:
-    return -(-size // PAGE) * PAGE
-
-
-def obstacle() -> str:
-    """Why this process cannot share memory with other ranks; empty where it can."""
-    if os.environ.get(SWITCH) == "0":
-        return f"{SWITCH}=0"
-    if sys.platform != "linux":
-        return "only Linux has what it takes"
-    try:
-        close_files([extension().process_file(os.getpid())])
-        machine()
-    except (ImportError, AttributeError) as error:  # not there, or of another version
-        return f"the extension is not built ({error}); reinstall gradwire where there is a C++17 compiler"
-    except OSError as error:
-        return f"the system does not let a process find others: {error}"
-    return ""
-
-
-def machine() -> str:
-    """The machine, its network and its processes as this one sees them, without spaces; OSError where that is not told."""
-    return ",".join([BOOT.read_text().strip(), *(os.readlink(SPACES / kind) for kind in ("net", "pid"))])
-
-
-def _separated(told: Sequence[str]) -> str:
-    """Why ranks that told this have no memory in common; empty where they may have."""
-    words = [text.split() for text in told]
-    for rank, text in enumerate(told):
-        if text.startswith(UNABLE):
-            return f"rank {rank}: {text.removeprefix(UNABLE)}"
-        if words[rank][0] != words[0][0]:
-            return f"ranks 0 and {rank} are on different machines, or in containers of their own"
-        if words[rank][1] != words[0][1]:
-            return f"ranks 0 and {rank} have different buckets"
-    return "ranks are threads of one process" if len({each[2] for each in words}) < len(told) else ""

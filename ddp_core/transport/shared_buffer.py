@@ -1,4 +1,4 @@
-"""The sum of a bucket that lies in memory of all ranks: whoever waits for it adds it up."""
+"""A bucket in memory that all ranks of a host have mapped: whoever waits for its sum adds it up."""
 
 from __future__ import annotations
 
@@ -72,13 +72,9 @@ class SharedBuffer:
     processes: Processes
     place: int
 
-    def sum(self) -> SharedSum:
-        """Begin to add it up over ranks, in place: all do so for the same buckets, each as soon as it likes."""
-        return SharedSum(self)
-
 
 class SharedSum:
-    """The sum of a bucket that has begun. It needs no rank's time but that of those who wait."""
+    """The sum of a bucket over ranks, in place, which has begun. It needs no rank's time but that of those who wait."""
 
     def __init__(self, buffer: SharedBuffer) -> None:
         self._buffer, self._sums, self._place = buffer, buffer.sums, buffer.place
@@ -86,12 +82,13 @@ class SharedSum:
             buffer.room.copy_(buffer.flat)
         self._sums.arrive(self._place)
 
-    def wait(self, timeout: timedelta) -> None:
-        """Return when it is there; RuntimeError where a rank has ended or gives up, or after the time limit."""
+    def wait(self, timeout: timedelta) -> Tensor:
+        """The bucket when it is there; RuntimeError where a rank has ended or gives up, or after the time limit."""
         if not self._sums.wait(self._place, LOOK_SECONDS):
             self._wait_and_look(timeout)
         if self._buffer.flat.data_ptr() != self._buffer.room.data_ptr():
             self._buffer.flat.copy_(self._buffer.room)
+        return self._buffer.flat
 
     def _wait_and_look(self, timeout: timedelta) -> None:
         deadline = time.monotonic() + timeout.total_seconds()
@@ -111,15 +108,10 @@ class SharedSum:
                 raise RuntimeError(f"timed out after {timeout}: {late}")
             ended = self._buffer.processes.ended()  # what they have left undone may be under way: one more look
 
-    def is_completed(self) -> bool:
-        """Whether it is there, or will not come."""
-        lost = self._sums.given_up() >= 0 or bool(self._buffer.processes.ended())
-        return lost or self._sums.is_there(self._place)
-
     def arrived_at(self) -> float:
         """When it was there, by time.perf_counter, which is the monotonic clock where memory can be shared."""
         return self._sums.since(self._place)
 
-    def drop(self) -> None:
+    def abandon(self) -> None:
         """Have all ranks give it up."""
         self._sums.give_up()

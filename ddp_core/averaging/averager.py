@@ -1,0 +1,263 @@
+"""Averages buckets by a compressor's programs: what our reducer calls, and torch's hook."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...compress import Compressor, most_rounds
+from ..buckets.assignment import Rooms, own_rooms
+from ..buckets.grad_bucket import GradBucket
+from ..buckets.layout import as_real, layout_of
+from ..buckets.sparse import SPARSE_ROUNDS, SparseBucket
+from ..engine.driver import FuturePending
+from ..engine.engine import Engine
+from ..engine.task import Task
+from ..measure.stats import Stats, Totals
+from ..measure.step import BucketStats, Step
+from ..memory.checkpoint import fingerprint
+from ..memory.model_memory import Buckets
+from ..transport.host_memory import HostMemory
+from ..transport.process_group import ProcessGroup
+from ..transport.protocol import Decorator, Pending, Transport
+from .bound import Bound, Part, all_done, labelled, names_by_index, places_in, plain_sum
+from .protocol import Wishes
+
+AT_EXIT = timedelta(seconds=5)
+AT_SAVING = timedelta(minutes=1)  # that buckets under way may take, after a backward that did not come to its end
+
+
+class CompressedAverager:
+    """The compression of a model's gradients on this rank.
+
+    `groups`: among which buckets go in turn; empty stands for the default group. `partial`: backwards may leave parameters
+    out. `decorate`: what to put around each transport.
+    """
+
+    def __init__(
+        self,
+        compressor: Compressor,
+        groups: Sequence[dist.ProcessGroup],
+        timeout: timedelta,
+        *,
+        partial: bool = False,
+        decorate: Decorator | None = None,
+    ) -> None:
+        self.memory = Buckets(compressor, partial=partial)
+        self.names: dict[Tensor, str] = {}
+        self.timeout = timeout
+        self.sparse = False  # whether any bucket of our own DDP is; then all buckets go beside backward, in one order
+        self._groups, self._decorate = list(groups), decorate
+        self._engines: dict[tuple[torch.device, int], Engine] = {}
+        self._bounds: dict[int, Bound] = {}
+        self._known = object()  # made anew when what is known of buckets is forgotten
+        self._step: Step | None = None
+        self._totals = Totals()
+        self._loaded_order: list[str] = []
+        self._last_index = -1  # of the bucket that a hook was given
+        self._expected = True  # the next one is the first of a step, whatever its index
+        self._any_last = False
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The first of the groups, whose ranks all others have too."""
+        if not self._groups:
+            if not dist.is_initialized():
+                raise RuntimeError("there is no process group yet: call torch.distributed.init_process_group() first")
+            assert dist.group.WORLD is not None
+            self._groups = [dist.group.WORLD]
+        return self._groups[0]
+
+    @property
+    def wishes(self) -> Wishes:
+        """Gradients may come divided where the compressor only averages, and old ones must not where it remembers."""
+        scale = 1 / self.group.size() if self.memory.averages else 1.0
+        return Wishes(scale, self.memory.remembers)
+
+    @property
+    def sums(self) -> bool:
+        """Whether gradients are only summed over several ranks; the same on all of them."""
+        return self.wishes.scale != 1.0
+
+    @property
+    def programs(self) -> Sequence[BucketStats]:
+        """What each bucket of the last step cost, or of the one under way so far, in the order sent."""
+        return () if self._step is None else self._step.programs
+
+    def stats(self) -> Stats:
+        """What buckets cost in the last step, and in all."""
+        return self._totals.stats(self._step)
+
+    def rooms(self, device: torch.device) -> Rooms:
+        """Where buckets of our own DDP may best lie."""
+        transport = self._engine(device, 0).transport
+        return transport.allocate if self.sums and transport.allocates else own_rooms
+
+    def expect_step(self, *, any_last: bool = False) -> None:
+        """The next bucket for a hook is the first of a step, whatever its index; `any_last`: it may be the last, too."""
+        self._expected, self._any_last = True, any_last
+
+    def begin_step(self, step: Step) -> None:
+        """The first bucket of a synchronized step comes next."""
+        self.memory.settle()
+        self._take(step)
+        self.memory.step += 1
+        step.number = self.memory.step
+        self._last_index, self._expected = -1, False
+
+    def _take(self, step: Step | None) -> None:
+        if self._step is not None:
+            self._totals.count(self._step)
+        self._step = step
+
+    def end_step(self) -> None:
+        """All averages of the step that `begin_step` began have been handed out."""
+        if self._step is not None:
+            self._step.finished = True
+
+    def start(self, bucket: GradBucket) -> Pending:
+        """Begin to average a bucket of our own DDP."""
+        bound = bucket.bound
+        if not isinstance(bound, Bound) or bound.known is not self._known:
+            bound = bucket.bound = self._bind(bucket, bucket.all_parameters)
+        if bucket.scale == 1.0:
+            return FuturePending(self._averages(bound, bucket))
+        buffer = bucket.buffer()
+        names, elements = bound.names, bound.elements
+        if bucket.sent_parameters is not None:
+            names = tuple(map(self._name, bucket.sent_parameters))
+            elements = as_real(buffer).numel()
+        task = Task(plain_sum(as_real(buffer), buffer), bound.label)
+        return self._run(bound, task, names, elements, on_wait=not self.sparse)
+
+    def average(self, bucket: dist.GradBucket | GradBucket) -> torch.futures.Future[Tensor]:
+        """Average a bucket that a hook is given. The future holds its buffer, averaged in place."""
+        if self._expected or bucket.index() <= self._last_index:
+            self.begin_step(Step())
+        assert self._step is not None
+        parameters, bound = bucket.parameters(), self._bounds.get(bucket.index())
+        if bound is None or list(map(id, bound.parameters)) != list(map(id, parameters)):
+            bound = self._bind(bucket, parameters)
+        future = self._averages(bound, bucket)
+        self._last_index, self._step.sent = bucket.index(), bucket.is_last() or self._any_last
+        return future
+
+    def _averages(self, bound: Bound, bucket: dist.GradBucket | GradBucket) -> torch.futures.Future[Tensor]:
+        """The average of a bucket, by a program for each of ours in it, beside backward."""
+        buffer, step, watched = bucket.buffer(), self.memory.step - 1, self.memory.watched
+        if isinstance(bucket, SparseBucket):
+            program = self.memory.reduce_sparse(buffer, self.group.size(), watched)
+            return self._beside(bound, Task(program, bound.label), bound.names, bound.elements)
+        flat = as_real(buffer)
+        futures = [
+            self._beside(bound, Task(part.reduce(flat, step, buffer, watched), part.label), layout.names, layout.numel)
+            for part, layout in ((part, part.memory.layout) for part in bound.parts)
+        ]
+        if len(futures) == 1 or flat.is_cuda:
+            return futures[-1]  # on the side stream the last part ends last, and its future knows the device
+        return all_done(futures, buffer)
+
+    def _beside(self, bound: Bound, task: Task, names: tuple[str, ...], elements: int) -> torch.futures.Future[Tensor]:
+        pending = self._run(bound, task, names, elements, on_wait=False)
+        assert isinstance(pending, FuturePending)
+        return pending.future
+
+    def _run(self, bound: Bound, task: Task, names: tuple[str, ...], elements: int, *, on_wait: bool) -> Pending:
+        assert self._step is not None
+        self._step.programs.append(BucketStats(names, elements, task.record))
+        return bound.engine.submit(task, on_wait=on_wait)
+
+    def _bind(self, bucket: dist.GradBucket | GradBucket, parameters: Sequence[Tensor]) -> Bound:
+        """Meet a bucket that was not there before. All ranks meet the same one at the same time."""
+        index, buffer = bucket.index(), bucket.buffer()
+        engine = self._engine(buffer.device, index)
+        named = {self._name(parameter): parameter for parameter in parameters}
+        names, label = tuple(named), labelled(index, tuple(named))
+        if isinstance(bucket, SparseBucket):
+            engine.prepare(SPARSE_ROUNDS)
+            elements = sum(parameter.numel() for parameter in parameters)
+            return Bound(self._known, parameters, engine, label, names, elements)
+        parts = self._parts(named, as_real(buffer), engine, index)
+        elements = sum(part.memory.layout.numel for part in parts)
+        self._bounds[index] = Bound(self._known, parameters, engine, label, names, elements, parts)
+        self.memory.arrange(names_by_index(self._bounds))
+        return self._bounds[index]
+
+    def _parts(self, named: Mapping[str, Tensor], flat: Tensor, engine: Engine, index: int) -> list[Part]:
+        group = engine.transport.group
+        layout = layout_of(named, flat.dtype, flat.device, group.size(), group.rank())
+        if not self._bounds:
+            engine.agree(
+                f"{fingerprint(self.memory.compressor)} at step {self.memory.step - 1} with a first bucket of "
+                f"{len(layout.names)} parameters, {layout.numel} x {layout.dtype}"
+            )
+        parts = []
+        for names in self.memory.split(layout.names):
+            mine = layout_of({name: named[name] for name in names}, flat.dtype, flat.device, group.size(), group.rank())
+            rounds = most_rounds(self.memory.compressor, [mine])
+            engine.prepare(rounds + self.memory.partial)  # which parameters were used may travel apart
+            places = None if mine == layout else places_in(layout, names)
+            parts.append(Part(self.memory.get(mine) or self.memory.add(mine), places, labelled(index, names)))
+        return parts
+
+    def _engine(self, device: torch.device, index: int) -> Engine:
+        """The engine of a bucket: one for each device and process group."""
+        place = index % len(self._groups or [self.group])
+        if (device, place) not in self._engines:
+            engine = Engine(self._transport(self._groups[place], device), device, self.timeout)
+            weakref.finalize(self, engine.close, AT_EXIT)  # a thread inside torch would abort the interpreter
+            self._engines[device, place] = engine
+        return self._engines[device, place]
+
+    def _transport(self, group: dist.ProcessGroup, device: torch.device) -> Transport:
+        transport: Transport = ProcessGroup(group, device, self.timeout)
+        if device.type == "cpu" and len(self._groups) == 1:
+            transport = HostMemory(transport)
+        return transport if self._decorate is None else self._decorate(transport)
+
+    def _name(self, parameter: Tensor) -> str:
+        return self.names.setdefault(parameter, str(len(self.names)))
+
+    def saved(self) -> dict[str, Any]:
+        """The state of the last step that came to its end. Raises RuntimeError where buckets stay under way."""
+        deadline = time.monotonic() + min(self.timeout, AT_SAVING).total_seconds()
+        for engine in self._engines.values():
+            engine.rest(deadline)
+        failed = any(engine.failed for engine in self._engines.values())
+        torn = self._step is not None and self._step.torn(failed=failed)
+        return self.memory.state_before() if torn else self.memory.state_dict()
+
+    def load(self, saved: Mapping[str, Any], *, follow: bool = True) -> None:
+        """Go on from a saved state; `follow`: with its order of buckets, if that is not the first step's."""
+        self.memory.load_state_dict(saved)
+        if follow and saved["step"] > 1:
+            self._loaded_order = [name for names in saved["buckets"] for name in names]
+        self._forget()
+
+    def loaded_order(self) -> Sequence[str]:
+        """The parameters in the order of a state that has just been loaded, if it is not the first step's; told once."""
+        order, self._loaded_order = self._loaded_order, []
+        return order
+
+    def replace(self, compressor: Compressor) -> None:
+        """Go on with another compressor; what is held back is not lost."""
+        self.memory.replace(compressor)
+        self._forget()
+
+    def _forget(self) -> None:
+        """What was known of buckets is so no more, and what a step under way did no longer matters."""
+        self._take(None)
+        self._bounds, self._known = {}, object()
+        self._expected = True
+
+    def close(self) -> None:
+        """End the threads and process groups that were made; training with it is over."""
+        for engine in self._engines.values():
+            engine.close()

@@ -1,0 +1,87 @@
+"""A bucket of DDP's as its averager knows it: which buckets of ours are in it, and what carries them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...compress import Layout, Program, all_reduce
+from ..engine.engine import Engine
+from ..memory.bucket_memory import Bucket
+
+
+@dataclass(frozen=True)
+class Part:
+    """A bucket of ours inside one of DDP's: all of it (`places` is None) or the listed pieces of its flat buffer."""
+
+    memory: Bucket
+    places: tuple[tuple[int, int], ...] | None
+    label: str
+
+    def reduce(self, flat: Tensor, step: int, buffer: Tensor, watched: bool) -> Program[Tensor]:
+        """Average this part of `flat`, which is `buffer` as real numbers, in place; returns `buffer`.
+
+        All of it is in the program, so that on CUDA it runs on the side stream, and the future's events cover it.
+        """
+        if self.places is None:
+            yield from self.memory.reduce(flat, step, watched)
+            return buffer
+        pieces = [flat[first:end] for first, end in self.places]
+        average = yield from self.memory.reduce(torch.cat(pieces), step, watched)
+        torch._foreach_copy_(pieces, list(average.split([piece.numel() for piece in pieces])))
+        return buffer
+
+
+@dataclass(frozen=True)
+class Bound:
+    """How a bucket of DDP's is averaged, step after step: all that is known once the bucket is.
+
+    `known`: it holds as long as the averager has this one. `names`: of its parameters, which are `elements` real numbers.
+    """
+
+    known: object
+    parameters: Sequence[Tensor]
+    engine: Engine
+    label: str
+    names: tuple[str, ...]
+    elements: int
+    parts: Sequence[Part] = field(default=())
+
+
+def plain_sum(flat: Tensor, buffer: Tensor) -> Program[Tensor]:
+    """The sum of `flat`, which is `buffer` as real numbers, in place; returns `buffer`."""
+    total = yield from all_reduce(flat, "sum")
+    return total if flat is buffer else buffer
+
+
+def all_done(futures: list[torch.futures.Future[Tensor]], buffer: Tensor) -> torch.futures.Future[Tensor]:
+    """A future that holds `buffer` once all parts have been averaged in it, or raises what one of them raised."""
+
+    def finished(done: torch.futures.Future[Any]) -> Tensor:
+        for future in done.value():
+            future.value()
+        return buffer
+
+    return torch.futures.collect_all(futures).then(finished)
+
+
+def places_in(layout: Layout, names: Sequence[str]) -> tuple[tuple[int, int], ...]:
+    """First and last element of the named parameters in the flat buffer."""
+    spans = {n: (o, o + s) for n, o, s in zip(layout.names, layout.offsets, layout.sizes, strict=True)}
+    return tuple(spans[name] for name in names)
+
+
+def labelled(index: int, names: Sequence[str]) -> str:
+    """What messages call a bucket."""
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return f"bucket {index} (parameters {shown})"
+
+
+def names_by_index(bounds: dict[int, Bound]) -> Iterator[tuple[str, ...]]:
+    """The names in our buckets, by the index of DDP's bucket that they are in."""
+    for index in sorted(bounds):
+        yield from (part.memory.layout.names for part in bounds[index].parts)

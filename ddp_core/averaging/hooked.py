@@ -1,0 +1,53 @@
+"""A user's communication hook as what averages buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+from ..buckets.grad_bucket import GradBucket
+from ..engine.driver import FuturePending
+from ..measure.step import Step
+from .averager import CompressedAverager
+from .protocol import Wishes
+
+
+@runtime_checkable
+class OwnState(Protocol):
+    """The state of a hook that is gradwire's."""
+
+    averager: CompressedAverager
+
+
+class HookAverager:
+    """Calls `hook(state, bucket)`, as torch's DDP does. `own`: the compression that it calls, where it is gradwire's."""
+
+    def __init__(self, state: object, hook: Callable[..., Any]) -> None:
+        self.state, self.hook = state, hook
+        self.own = state.averager if isinstance(state, OwnState) else None
+        self._step = Step()
+        self._number = 0
+
+    @property
+    def wishes(self) -> Wishes:
+        """A hook divides by itself; gradwire's may remember what it is given."""
+        return Wishes(fresh=self.own is not None and self.own.wishes.fresh)
+
+    def begin_step(self, step: Step) -> None:
+        """Whatever its index, the next bucket is the first of a step."""
+        self._step, self._number = step, self._number + 1
+        if self.own is None:
+            step.number = self._number
+        else:
+            self.own.begin_step(step)
+
+    def start(self, bucket: GradBucket) -> FuturePending:
+        """What the hook returns: a future, or anything else that can be waited for."""
+        future = self.hook(self.state, bucket)
+        self._step.watch(bucket.number, future)
+        return FuturePending(future)
+
+    def end_step(self) -> None:
+        """Nothing, where the hook is not gradwire's."""
+        if self.own is not None:
+            self.own.end_step()

@@ -1,0 +1,48 @@
+"""What a driver of tasks is to the engine, and what it hands out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..transport.protocol import Pending
+from .task import Task
+
+OnEnd: TypeAlias = Callable[[Task, BaseException | None], BaseException | None]  # told once of each task; what to raise
+
+
+class Driver(Protocol):
+    """Carries tasks from round to round, in the order in which they are submitted."""
+
+    def ensure(self, rounds: int) -> None:
+        """Make ready for tasks of so many rounds."""
+
+    def submit(self, task: Task) -> Pending:
+        """Take a task behind those before; returns at once."""
+
+    def rest(self, deadline: float) -> bool:
+        """Wait until all that is queued is done, or `deadline`, by time.monotonic; whether it is."""
+
+    def close(self, deadline: float) -> None:
+        """End what runs between calls, once what is queued is done."""
+
+
+class FuturePending:
+    """What a future will hold. Whoever fills it keeps the time limit."""
+
+    def __init__(self, future: torch.futures.Future[Tensor]) -> None:
+        self.future = future
+
+    def wait(self, timeout: timedelta) -> Tensor:
+        """Its value, when it is there."""
+        return self.future.wait()
+
+    def arrived_at(self) -> None:
+        """Not known."""
+
+    def abandon(self) -> None:
+        """It ends by itself."""

@@ -1,0 +1,140 @@
+"""Memory for buckets that all ranks of a machine have mapped, and what keeps a machine from it."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import mmap
+import os
+import secrets
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .collectives import exchange
+from .shared_buffer import Processes, SharedBuffer, close_files, extension
+
+logger = logging.getLogger(__name__)
+SWITCH = "GRADWIRE_SHARED_MEMORY"  # 0 in the environment of any rank: over the process group after all
+PAGE = mmap.PAGESIZE
+MARK_BYTES = 16
+BOOT, SPACES = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns")
+UNABLE = "not able: "
+
+
+class Segment:
+    """This rank's memory for buckets, on its way to being mapped by all: a file without a name, in memory."""
+
+    def __init__(self, sizes: Sequence[int], types: Sequence[torch.dtype], group: dist.ProcessGroup) -> None:
+        self._sizes, self._types, self._group = sizes, types, group
+        self._files: list[int] = []
+        self._spans: list[tuple[int, int, int]] = []  # of each bucket: offset in bytes, elements, bytes of one
+        self._bytes = 0
+        self._mark = secrets.token_bytes(MARK_BYTES)  # not to take another file for this one
+
+    def shared(self) -> list[SharedBuffer]:
+        """All buckets, once all ranks have mapped them; none where any rank could not. A collective call."""
+        told = exchange(self._told(), self._group)
+        why = _separated(told)
+        buffers = [] if why else self._mapped([text.split()[2:] for text in told])
+        if not why and not all(exchange("mapped" if buffers else "", self._group)):
+            why = "a rank cannot map the memory of another"
+        if why:
+            logger.info("sums of gradients go over the process group, not through shared memory: %s", why)
+        return [] if why else buffers
+
+    def close(self) -> None:
+        """What is mapped stays; it is freed with the last who has mapped it, however that ends."""
+        close_files(self._files)
+        self._files = []
+
+    def _told(self) -> str:
+        """What the others have to know to map this rank's memory, or why they cannot."""
+        why = obstacle()
+        try:
+            return f"{UNABLE}{why}" if why else f"{machine()} {self._made()}"
+        except OSError as error:
+            return f"{UNABLE}{error}"
+
+    def _made(self) -> str:
+        """The buckets' places, and the file, as this rank's process, its number there, and its mark."""
+        offset = _pages(extension().SharedSums.header_bytes(len(self._sizes), self._group.size()))
+        for size, kind in zip(self._sizes, self._types, strict=True):
+            self._spans.append((offset, size, kind.itemsize))
+            offset = _pages(offset + size * kind.itemsize)
+        self._bytes = offset + PAGE
+        file = extension().memory_file("gradwire")
+        self._files.append(file)
+        os.posix_fallocate(file, 0, self._bytes)  # here it may fail, later it would kill
+        os.pwrite(file, self._mark, offset)
+        places = hashlib.sha256(repr(self._spans).encode()).hexdigest()
+        return f"{places} {os.getpid()} {file} {self._mark.hex()}"
+
+    def _mapped(self, files: Sequence[Sequence[str]]) -> list[SharedBuffer]:
+        """The buckets in the memory of all ranks; none where one's is out of reach."""
+        rank = self._group.rank()
+        try:
+            others = Processes({other: int(file[0]) for other, file in enumerate(files) if other != rank})
+            memories = [self._map(*file) for file in files]
+            sums = extension().SharedSums(memories, rank, self._spans)
+            flats, rooms = (self._tensors(memories[rank]) for _ in range(2))
+        except (OSError, RuntimeError, MemoryError) as error:
+            logger.info("rank %d cannot map the memory of all ranks: %s", rank, error)
+            return []
+        pairs = zip(flats, rooms, strict=True)
+        return [SharedBuffer(flat, room, sums, others, place) for place, (flat, room) in enumerate(pairs)]
+
+    def _tensors(self, memory: Any) -> list[Tensor]:
+        spans = zip(self._types, self._spans, strict=True)
+        return [torch.frombuffer(memory, dtype=kind, count=numel, offset=offset) for kind, (offset, numel, _) in spans]
+
+    def _map(self, process: str, number: str, mark: str) -> Any:
+        """The memory of a rank; OSError where it is out of reach."""
+        file = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR)
+        self._files.append(file)
+        if os.fstat(file).st_size != self._bytes or os.pread(file, MARK_BYTES, self._bytes - PAGE).hex() != mark:
+            raise OSError(f"file {number} of process {process} is not what its rank has made")
+        return extension().Memory(file, self._bytes)
+
+
+def _pages(size: int) -> int:
+    return -(-size // PAGE) * PAGE
+
+
+def obstacle() -> str:
+    """Why this process cannot share memory with other ranks; empty where it can."""
+    if os.environ.get(SWITCH) == "0":
+        return f"{SWITCH}=0"
+    if sys.platform != "linux":
+        return "only Linux has what it takes"
+    try:
+        close_files([extension().process_file(os.getpid())])
+        machine()
+    except (ImportError, AttributeError) as error:  # not there, or of another version
+        return f"the extension is not built ({error}); reinstall gradwire where there is a C++17 compiler"
+    except OSError as error:
+        return f"the system does not let a process find others: {error}"
+    return ""
+
+
+def machine() -> str:
+    """The machine, its network and its processes as this one sees them, without spaces; OSError where that is not told."""
+    return ",".join([BOOT.read_text().strip(), *(os.readlink(SPACES / kind) for kind in ("net", "pid"))])
+
+
+def _separated(told: Sequence[str]) -> str:
+    """Why ranks that told this have no memory in common; empty where they may have."""
+    words = [text.split() for text in told]
+    for rank, text in enumerate(told):
+        if text.startswith(UNABLE):
+            return f"rank {rank}: {text.removeprefix(UNABLE)}"
+        if words[rank][0] != words[0][0]:
+            return f"ranks 0 and {rank} are on different machines, or in containers of their own"
+        if words[rank][1] != words[0][1]:
+            return f"ranks 0 and {rank} have different buckets"
+    return "ranks are threads of one process" if len({each[2] for each in words}) < len(told) else ""

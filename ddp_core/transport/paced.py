@@ -1,0 +1,75 @@
+"""An emulated link: what arrives is held back until a slower link would have carried it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+
+from torch import Tensor
+
+from ...compress.protocol import Request
+from .protocol import Decorated, Pending, Transport
+
+
+class Link:
+    """A link that carries one thing after the other at `rate` bytes a second. Threads may share it."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+        self._free_at = 0.0
+        self._lock = threading.Lock()
+
+    def due(self, sent_bytes: float) -> float:
+        """When it will have carried what is sent now, behind all that was sent before (time.monotonic)."""
+        with self._lock:
+            self._free_at = max(self._free_at, time.monotonic()) + sent_bytes / self._rate
+            return self._free_at
+
+
+class Paced(Decorated):
+    """A transport whose requests take at least what `link`, this rank's own, would need for the bytes that it sends.
+
+    For transports whose wait blocks the host. Nothing lies in memory of the inner one: it would carry without a link.
+    """
+
+    def __init__(self, inner: Transport, link: Link) -> None:
+        super().__init__(inner)
+        self._link = link
+
+    @property
+    def allocates(self) -> bool:
+        """Never."""
+        return False
+
+    def allocate(self, buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
+        """Any memory will do."""
+        return [None] * len(buckets)
+
+    def start(self, request: Request, channel: int) -> Pending:
+        """Begin now, both on the inner transport and on the link."""
+        pending = self.inner.start(request, channel)
+        return PacedPending(pending, self._link.due(request.sent_bytes(self.group.size())))
+
+
+class PacedPending:
+    """A request that is over when it really is, and not before `due` (time.monotonic)."""
+
+    def __init__(self, real: Pending, due: float) -> None:
+        self._real, self.due = real, due
+
+    def wait(self, timeout: timedelta) -> Tensor:
+        """Wait for both; the time limit is that of the real one."""
+        reply = self._real.wait(timeout)
+        time.sleep(max(0.0, self.due - time.monotonic()))
+        return reply
+
+    def arrived_at(self) -> float | None:
+        """Not before `due`: time.perf_counter is the monotonic clock on Linux."""
+        real = self._real.arrived_at()
+        return None if real is None else max(real, self.due)
+
+    def abandon(self) -> None:
+        """Give the real one up."""
+        self._real.abandon()

@@ -1,0 +1,109 @@
+"""Requests over a torch process group: on the CPU a private Gloo group for each channel, on CUDA the group itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...compress.protocol import AllGather, AllReduce, AllToAll, Request
+from .private_group import private_group
+
+
+class GroupPending:
+    """A collective of a process group, and the tensor that will hold its result."""
+
+    def __init__(self, work: dist.Work | None, reply: Tensor) -> None:
+        if work is None:
+            raise RuntimeError("this rank is not a member of the process group that it reduces on")
+        self._work: dist.Work | None = work
+        self._reply = reply
+        self._arrived: float | None = None
+        if not reply.is_cuda:
+            work.get_future().add_done_callback(self._arrives)
+
+    def _arrives(self, _: torch.futures.Future[list[Tensor]]) -> None:
+        """On a thread of the process group, which must not wait: note when."""
+        self._arrived = time.perf_counter()
+
+    def wait(self, timeout: timedelta) -> Tensor:
+        """The result; on CUDA the current stream waits for it, and the group's watchdog keeps the time limit."""
+        if self._work is None:
+            raise RuntimeError("it was given up")
+        if self._reply.is_cuda:
+            self._work.wait()
+        else:
+            self._work.wait(timeout)
+        return self._reply
+
+    def arrived_at(self) -> float | None:
+        """When it was there; on CUDA that is not known."""
+        return self._arrived
+
+    def abandon(self) -> None:
+        """Let go of the work, and so of its connection."""
+        self._work = None
+
+
+class ProcessGroup:
+    """Carries requests over `group`. `timeout`: for making the channels, and of what travels on the CPU."""
+
+    allocates = False
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, timeout: timedelta) -> None:
+        self.group = group
+        self._device, self._timeout = device, timeout
+        self._channels: list[dist.ProcessGroup] = []
+
+    def open(self, channels: int) -> None:
+        """Have so many channels. A collective call: every rank makes it at the same bucket."""
+        while len(self._channels) < channels:
+            self._channels.append(self.group if self._device.type == "cuda" else self._private(len(self._channels)))
+
+    def _private(self, channel: int) -> dist.ProcessGroup:
+        try:
+            return private_group(self.group, self._timeout)
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"ranks {dist.get_process_group_ranks(self.group)} did not all make a process group for round "
+                f"{channel + 1} within {self._timeout}; see what the others raised. {error}"
+            ) from error
+
+    def allocate(self, buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
+        """Any memory will do."""
+        return [None] * len(buckets)
+
+    def start(self, request: Request, channel: int) -> GroupPending:
+        """Give a request to the group of a channel. Raises RuntimeError where there are not so many."""
+        if channel >= len(self._channels):
+            raise RuntimeError(
+                f"the program asks for round {channel + 1}, but its dry run had only {len(self._channels)}: "
+                "the number of rounds must not depend on the gradient's values"
+            )
+        return started(request, self._channels[channel])
+
+    def abort(self) -> None:
+        """Let go of the channels: Gloo's own abort does nothing, connections close with the last reference."""
+        self._channels = []
+
+
+def started(request: Request, group: dist.ProcessGroup) -> GroupPending:
+    """A request as a collective of a process group."""
+    tensor = request.tensor
+    match request:
+        case AllReduce(op=op):
+            if op == "mean" and group.size() > 1:
+                tensor.mul_(1 / group.size())  # as torch: bit for bit what its DDP gives
+            return GroupPending(group.allreduce([tensor]), tensor)
+        case AllGather():
+            reply = tensor.new_empty(group.size(), *tensor.shape)
+            work = dist.all_gather_into_tensor(reply.view(-1), tensor.reshape(-1), group=group, async_op=True)
+            return GroupPending(work, reply)
+        case AllToAll():
+            reply = torch.empty_like(tensor)
+            return GroupPending(dist.all_to_all_single(reply, tensor, group=group, async_op=True), reply)
+    raise TypeError(f"a program may yield AllReduce, AllGather or AllToAll; it yielded {request!r}")

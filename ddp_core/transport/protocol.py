@@ -1,0 +1,78 @@
+"""What carries requests over ranks: memory and wire belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Protocol, TypeAlias
+
+import torch.distributed as dist
+from torch import Tensor
+
+from ...compress.protocol import Request
+
+
+class Pending(Protocol):
+    """What is in flight."""
+
+    def wait(self, timeout: timedelta, /) -> Tensor:
+        """The reply when it is there; raises RuntimeError where it does not come within the time limit."""
+
+    def arrived_at(self) -> float | None:
+        """When it was there, by time.perf_counter, if that is known already."""
+
+    def abandon(self) -> None:
+        """Give it up: a connection would stay open with it."""
+
+
+class Transport(Protocol):
+    """Carries requests among the ranks of `group`. All ranks make the same calls in the same order, but for `abort`."""
+
+    group: dist.ProcessGroup
+
+    @property
+    def allocates(self) -> bool:
+        """Whether `allocate` may give memory, as far as is known; the same on all ranks."""
+
+    def open(self, channels: int) -> None:
+        """Have so many channels, on each of which requests keep their order. A collective call."""
+
+    def allocate(self, buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
+        """Memory that it carries best for buckets of these parameters; None: any will do. A collective call."""
+
+    def start(self, request: Request, channel: int) -> Pending:
+        """Give a request to a channel; returns at once."""
+
+    def abort(self) -> None:
+        """Break what connects, so that no rank waits for this one."""
+
+
+class Decorated:
+    """A transport around another one, which does what is not overridden."""
+
+    def __init__(self, inner: Transport) -> None:
+        self.inner, self.group = inner, inner.group
+
+    @property
+    def allocates(self) -> bool:
+        """As the inner one."""
+        return self.inner.allocates
+
+    def open(self, channels: int) -> None:
+        """As the inner one."""
+        self.inner.open(channels)
+
+    def allocate(self, buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
+        """As the inner one."""
+        return self.inner.allocate(buckets)
+
+    def start(self, request: Request, channel: int) -> Pending:
+        """As the inner one."""
+        return self.inner.start(request, channel)
+
+    def abort(self) -> None:
+        """As the inner one."""
+        self.inner.abort()
+
+
+Decorator: TypeAlias = Callable[[Transport], Transport]
