@@ -18,9 +18,6 @@ OnEnd: TypeAlias = Callable[[Task, BaseException | None], BaseException | None] 
 class Driver(Protocol):
     """Carries tasks from round to round, in the order in which they are submitted."""
 
-    def ensure(self, rounds: int) -> None:
-        """Make ready for tasks of so many rounds."""
-
     def submit(self, task: Task) -> Pending:
         """Take a task behind those before; returns at once."""
 

@@ -7,6 +7,7 @@ Completion times differ between ranks, so nothing is ever started because someth
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from datetime import timedelta
@@ -24,6 +25,7 @@ from .task import ProgramError, Task
 logger = logging.getLogger(__name__)
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 DEVICES = ("cpu", "cuda")
+_inherited: list[Engine] = []
 
 
 class Engine:
@@ -44,17 +46,17 @@ class Engine:
         self._live: dict[Task, None] = {}
         self._failure: str | None = None  # why it reduces no more gradients
         self._closed = False
+        self._process = os.getpid()
         on_cuda = device.type == "cuda"
         self._beside: Driver = (
             SideStream(transport, device, self._ended) if on_cuda else Lanes(transport, timeout, self._ended)
         )
         self._on_wait: Driver = self._beside if on_cuda else OnWait(transport, timeout, self._ended)
 
-    def prepare(self, rounds: int, *, on_wait: bool = False) -> None:
+    def prepare(self, rounds: int) -> None:
         """Make ready for tasks of `rounds` rounds. A collective call, made by all ranks at the same bucket."""
         self._refuse_if_failed()
         self.transport.open(rounds)
-        (self._on_wait if on_wait else self._beside).ensure(rounds)
 
     def agree(self, text: str) -> None:
         """Raise ValueError on every rank unless all ranks pass the same text. A collective call."""
@@ -93,6 +95,9 @@ class Engine:
 
     def close(self, limit: timedelta | None = None) -> None:
         """End the engine's threads; what is under way comes to its end first, if it does within `limit`."""
+        if os.getpid() != self._process:
+            _inherited.append(self)  # in a fork: threads and connections are the parent's, and cannot be ended here
+            return
         deadline = time.monotonic() + (limit or self._timeout).total_seconds()
         self._on_wait.close(deadline)
         self._beside.close(deadline)

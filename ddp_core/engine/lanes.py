@@ -8,10 +8,11 @@ already in flight.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from queue import SimpleQueue
 
 import torch
@@ -29,69 +30,74 @@ class Lanes:
     """Threads that carry tasks from round to round. `on_end` is called on a lane's thread."""
 
     def __init__(self, transport: Transport, timeout: timedelta, on_end: OnEnd) -> None:
-        self._process = os.getpid()
         self._transport, self._timeout, self._on_end = transport, timeout, on_end
-        self._queues: list[SimpleQueue[Task | threading.Event | None]] = []
-        self._threads: list[threading.Thread] = []
-
-    def ensure(self, rounds: int) -> None:
-        """Have a lane for each of `rounds` rounds, and one that ends tasks."""
-        switch_interval.shorten(self)
-        while len(self._queues) <= rounds:
-            lane = len(self._queues)
-            self._queues.append(SimpleQueue())
-            thread = threading.Thread(target=self._serve, args=(lane,), name=f"gradwire-lane-{lane}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        self._lanes: list[Lane] = []
 
     def submit(self, task: Task) -> FuturePending:
         """Queue a task behind those submitted before."""
         task.future = future = torch.futures.Future[Tensor]()
-        self._queues[0].put(task)
+        self._put(task, 0)
         return FuturePending(future)
+
+    def _put(self, task: Task, number: int) -> None:
+        """Queue a task for a lane; the first one makes it, on the only thread that feeds it."""
+        if number == len(self._lanes):
+            switch_interval.shorten(self)
+            self._lanes.append(Lane(number, partial(self._advance, lane=number)))
+        self._lanes[number].queue.put(task)
 
     def rest(self, deadline: float) -> bool:
         """Wait until all that is queued is done, or `deadline`, by time.monotonic; whether it is."""
-        for queue, thread in zip(self._queues, self._threads, strict=True):
+        for lane in self._lanes:
             done = threading.Event()
-            queue.put(done)
-            while thread.is_alive() and not done.wait(max(0.0, min(deadline - time.monotonic(), POLL_SECONDS))):
+            lane.queue.put(done)
+            while lane.thread.is_alive() and not done.wait(max(0.0, min(deadline - time.monotonic(), POLL_SECONDS))):
                 if time.monotonic() > deadline:
                     return False
         return True
 
     def close(self, deadline: float) -> None:
         """End the threads once they have done what is queued; wait until `deadline` at most."""
-        if os.getpid() != self._process:
-            return  # a fork: the threads are its parent's
         switch_interval.restore(self)
-        for queue, thread in zip(self._queues, self._threads, strict=True):
-            queue.put(None)
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, deadline - time.monotonic()))
-
-    def _serve(self, lane: int) -> None:
-        """Lane j ends round j - 1 of each task, in order, and starts its round j."""
-        torch.get_num_threads()  # makes torch's number of threads hold for BLAS here; it decides how products are rounded
-        while (task := self._queues[lane].get()) is not None:
-            if isinstance(task, threading.Event):
-                task.set()
-                continue
-            try:
-                self._advance(task, lane)
-            except BaseException as error:  # every error, whatever it is, must reach the waiting backward
-                self._on_end(task, error)
+        for lane in self._lanes:
+            lane.queue.put(None)
+            if lane.thread is not threading.current_thread():
+                lane.thread.join(max(0.0, deadline - time.monotonic()))
 
     def _advance(self, task: Task, lane: int) -> None:
-        if task.closed:
-            task.close()
-            return
-        if task.begun:
-            task.receive(self._timeout)
+        """Lane j ends round j - 1 of a task, and starts its round j."""
+        try:
+            if task.closed:
+                task.close()
+                return
+            if task.begun:
+                task.receive(self._timeout)
+            else:
+                task.begin()
+            if task.request is None:
+                self._on_end(task, None)
+            else:
+                task.send(self._transport, lane)
+                self._put(task, lane + 1)
+        except BaseException as error:  # every error, whatever it is, must reach the waiting backward
+            self._on_end(task, error)
+
+
+class Lane:
+    """A thread that takes tasks from a queue, and whoever waits for the queue to be empty."""
+
+    def __init__(self, number: int, advance: Callable[[Task], None]) -> None:
+        self.queue: SimpleQueue[Task | threading.Event | None] = SimpleQueue()
+        name = f"gradwire-lane-{number}"
+        self.thread = threading.Thread(target=_serve, args=(self.queue, advance), name=name, daemon=True)
+        self.thread.start()
+
+
+def _serve(queue: SimpleQueue[Task | threading.Event | None], advance: Callable[[Task], None]) -> None:
+    torch.get_num_threads()  # makes torch's number of threads hold for BLAS here; it decides how products are rounded
+    while (task := queue.get()) is not None:
+        if isinstance(task, threading.Event):
+            task.set()
         else:
-            task.begin()
-        if task.request is None:
-            self._on_end(task, None)
-        else:
-            task.send(self._transport, lane)
-            self._queues[lane + 1].put(task)
+            advance(task)
+        del task  # or its tensors would live until the next one comes

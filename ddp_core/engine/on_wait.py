@@ -23,9 +23,6 @@ class OnWait:
         self._transport, self._timeout, self._on_end = transport, timeout, on_end
         self._waited: list[WaitedTask] = []
 
-    def ensure(self, rounds: int) -> None:
-        """There is nothing to prepare."""
-
     def submit(self, task: Task) -> WaitedTask:
         """Begin a task; an error is told where it is waited for."""
         self._waited = [other for other in self._waited if not other.over]

@@ -29,9 +29,6 @@ class SideStream:
         self._on_end = on_end
         transport.open(1)
 
-    def ensure(self, rounds: int) -> None:
-        """Nothing to prepare: one channel serves all rounds, bucket after bucket."""
-
     def submit(self, task: Task) -> FuturePending:
         """Queue the whole program behind the gradient's kernels and earlier buckets."""
         task.future = future = torch.futures.Future[Tensor](devices=[self._device])

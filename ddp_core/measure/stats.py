@@ -43,13 +43,13 @@ class Totals:
     def stats(self, step: Step | None) -> Stats:
         """All that there is; `step`: the last one, which has not been counted."""
         programs = () if step is None else tuple(step.programs)
-        whole = total((*self._earlier, *programs), total((), self._total))
+        whole = total((*self._earlier, *programs), self._total)
         return Stats(self._steps + (step is not None), programs, whole)
 
 
-def total(buckets: Iterable[BucketStats], start: Record | None = None) -> Record:
-    """The sum of what buckets cost, and of `start`, which it is written to."""
-    whole = Record() if start is None else start
-    for bucket in buckets:
-        whole.add(bucket.record)
+def total(buckets: Iterable[BucketStats], before: Record | None = None) -> Record:
+    """The sum of what buckets cost, and of what was counted before."""
+    whole = Record()
+    for record in (*([] if before is None else [before]), *(bucket.record for bucket in buckets)):
+        whole.add(record)
     return whole

@@ -37,8 +37,8 @@ class Marks:
 class Step:
     """A synchronized step. It takes a mark a bucket, not a parameter, so it is always kept.
 
-    `number`: from 1, steps before a checkpoint counted; 0 until its first bucket is sent. `forward`: when the last one before
-    it began and ended. `programs`: what ran, in the order sent. `sent`: all buckets were, as far as a hook can tell.
+    `number`: from 1, steps before a checkpoint counted; 0 until its first bucket is sent. `forward`: when the last one
+    before it began and ended. `programs`: what ran, in the order sent. `sent`: all buckets were, as far as a hook can tell.
     `finished`: their averages were handed out.
     """
 

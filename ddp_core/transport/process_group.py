@@ -38,6 +38,7 @@ class GroupPending:
             self._work.wait()
         else:
             self._work.wait(timeout)
+        self._work = None  # whoever keeps this, as a traceback may, keeps no connection open
         return self._reply
 
     def arrived_at(self) -> float | None:

@@ -11,12 +11,25 @@ import torch
 import torch.distributed as dist
 
 from gradwire.compress import AllReduce
-from gradwire.ddp_core import Engine
-from gradwire.ddp_core.engine import switch_interval as handover
+from gradwire.ddp_core import Engine, ProcessGroup
+from gradwire.ddp_core.engine import switch_interval
+from gradwire.ddp_core.engine.task import Task
 from gradwire.ddp_core.transport import private_group
-from gradwire.ddp_core.transport.collectives import pacing
+from gradwire.ddp_core.transport.protocol import Decorated
 
 LIMIT = timedelta(seconds=20)
+CPU = torch.device("cpu")
+
+
+def engine_of(rounds=2, group=None, around=lambda transport: transport):
+    group = group or dist.group.WORLD
+    engine = Engine(around(ProcessGroup(group, CPU, LIMIT)), CPU, LIMIT)
+    engine.prepare(rounds)
+    return engine
+
+
+def submitted(engine, program, label="bucket 0"):
+    return engine.submit(Task(program, label))
 
 
 def stubborn(tensor):
@@ -50,13 +63,12 @@ PROGRAMS = {"stubborn": stubborn, "objects": objects, "well": well}
 
 
 def run_beside_a_failure(rank, world_size, other):
-    engine = Engine(dist.group.WORLD, torch.device("cpu"), LIMIT)
-    engine.prepare(2)
+    engine = engine_of()
     programs = [fails(torch.ones(8)), *(PROGRAMS[other](torch.ones(200_000)) for _ in range(3))]
     futures = []
     for index, program in enumerate(programs):
         try:
-            futures.append(engine.submit(program, f"bucket {index}")[0])
+            futures.append(submitted(engine, program, f"bucket {index}"))
         except RuntimeError as error:
             return [str(error)] * (index + 1)
     return [message_of(future) for future in futures]
@@ -64,7 +76,7 @@ def run_beside_a_failure(rank, world_size, other):
 
 def message_of(future):
     try:
-        future.wait()
+        future.wait(LIMIT)
     except Exception as error:
         return str(error)
     return ""
@@ -77,30 +89,38 @@ def test_a_failure_reaches_the_futures_of_all_programs_that_are_live(ranks, othe
         assert all(message == "" or "on purpose" in message for message in messages)
 
 
-class Broken:
-    """Work that does not arrive."""
+class Broken(Decorated):
+    """A transport whose replies do not arrive."""
 
-    def __init__(self, work, sent_bytes):
+    def start(self, request, channel):
+        return BrokenPending(self.inner.start(request, channel))
+
+
+class BrokenPending:
+    def __init__(self, real):
+        self.real = real
         alive.add(self)
 
-    @staticmethod
-    def wait(timeout=None):
+    def wait(self, timeout):
         raise RuntimeError("on purpose")
 
+    def arrived_at(self):
+        return None
 
-alive = weakref.WeakSet()  # those of Broken that someone still holds
+    def abandon(self):
+        self.real.abandon()
+
+
+alive = weakref.WeakSet()  # those of BrokenPending that someone still holds
 
 
 def work_after_a_failure(rank, world_size):
-    engine = Engine(dist.group.WORLD, torch.device("cpu"), LIMIT)
-    engine.prepare(2)
-    with pacing(Broken):
-        futures = [engine.submit(well(torch.ones(4)), "bucket 0")[0]]
-        message = message_of(futures[0])
+    engine = engine_of(around=Broken)
+    message = message_of(submitted(engine, well(torch.ones(4))))
     deadline = time.monotonic() + LIMIT.total_seconds()
-    while alive and time.monotonic() < deadline:  # its future has the error a moment before it lets go
-        time.sleep(0.01)
-    return message, len(alive)
+    while any(each.real._work is not None for each in alive) and time.monotonic() < deadline:
+        time.sleep(0.01)  # its future has the error a moment before it lets go
+    return message, sum(each.real._work is not None for each in alive)
 
 
 def test_an_engine_that_failed_holds_no_work_and_so_no_connection_for_which_others_would_wait(ranks):
@@ -121,15 +141,14 @@ def test_a_group_whose_ranks_have_not_met_in_a_store_is_refused(monkeypatch):
 
 
 def run_and_fork(rank, world_size):
-    engine = Engine(dist.group.WORLD, torch.device("cpu"), LIMIT)
-    engine.prepare(2)
-    assert torch.equal(engine.submit(well(torch.full((4,), rank + 1.0)), "bucket 0")[0].wait(), torch.full((4,), 1.5))
+    engine = engine_of()
+    assert torch.equal(submitted(engine, well(torch.full((4,), rank + 1.0))).wait(LIMIT), torch.full((4,), 1.5))
     child = os.fork()
     if not child:
         engine.close()
         os._exit(7)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    again = engine.submit(well(torch.ones(4)), "bucket 0")[0].wait()
+    again = submitted(engine, well(torch.ones(4))).wait(LIMIT)
     engine.close()
     return status, again
 
@@ -141,11 +160,10 @@ def test_a_fork_leaves_the_lanes_to_its_parent(ranks):
 
 
 def submit_after_close(rank, world_size):
-    engine = Engine(dist.group.WORLD, torch.device("cpu"), LIMIT)
-    engine.prepare(1)
+    engine = engine_of(1)
     dist.barrier()  # closed any sooner, it would end the connections that the other rank is still making
     engine.close()
-    engine.submit(well(torch.ones(1)), "bucket 0")
+    submitted(engine, well(torch.ones(1)))
 
 
 def test_a_closed_engine_says_so(ranks):
@@ -155,9 +173,8 @@ def test_a_closed_engine_says_so(ranks):
 
 def make_groups_again(rank, world_size):
     for _ in range(3):
-        engine = Engine(dist.group.WORLD, torch.device("cpu"), LIMIT)
-        engine.prepare(2)
-        engine.submit(well(torch.ones(4)), "bucket 0")[0].wait()
+        engine = engine_of()
+        submitted(engine, well(torch.ones(4))).wait(LIMIT)
         engine.close()
     return True
 
@@ -169,9 +186,8 @@ def test_engines_can_follow_one_another(ranks):
 def group_of_all_after_training_on_some(rank, world_size):
     some = dist.new_group([0, 1])
     if rank < 2:
-        engine = Engine(some, torch.device("cpu"), LIMIT)
-        engine.prepare(2)
-        engine.submit(well(torch.ones(4)), "bucket 0")[0].wait()
+        engine = engine_of(group=some)
+        submitted(engine, well(torch.ones(4))).wait(LIMIT)
         engine.close()
     everyone = dist.new_group(timeout=LIMIT)
     total = torch.ones(1)
@@ -184,29 +200,15 @@ def test_groups_of_lanes_do_not_disturb_those_that_the_user_makes_later(ranks):
     assert ranks.run(group_of_all_after_training_on_some, 3) == [3.0] * 3
 
 
-def mixed_in_order(rank, world_size):
-    engine = Engine(dist.group.WORLD, torch.device("cpu"), LIMIT)
-    engine.prepare(2)
-    grads = [torch.full((1000,), float(index)) for index in range(30)]
-    futures = [engine.submit(well(grad), str(index), at_once=index % 3 > 0)[0] for index, grad in enumerate(grads)]
-    means = [future.wait()[0].item() for future in futures]
-    engine.close()
-    return means
-
-
-def test_programs_that_leave_at_once_keep_the_order_of_the_others(ranks):
-    assert ranks.run(mixed_in_order, 2) == [[float(index) for index in range(30)]] * 2
-
-
 def test_threads_hand_over_the_interpreter_sooner_while_anyone_compresses():
     mine = sys.getswitchinterval()
-    handover.hasten(first := Owner())
-    handover.hasten(second := Owner())
-    assert sys.getswitchinterval() == pytest.approx(min(handover.SECONDS, mine))
-    handover.relax(first)
-    handover.relax(first)
-    assert sys.getswitchinterval() == pytest.approx(min(handover.SECONDS, mine))
-    handover.relax(second)
+    switch_interval.shorten(first := Owner())
+    switch_interval.shorten(second := Owner())
+    assert sys.getswitchinterval() == pytest.approx(min(switch_interval.SECONDS, mine))
+    switch_interval.restore(first)
+    switch_interval.restore(first)
+    assert sys.getswitchinterval() == pytest.approx(min(switch_interval.SECONDS, mine))
+    switch_interval.restore(second)
     assert sys.getswitchinterval() == pytest.approx(mine)
 
 

@@ -75,7 +75,7 @@ def one_rank_stays_away(rank, world_size):
         backward(model, rank, step)
     message = ""
     if rank == 0:
-        handle._timeout = timedelta(seconds=0.2)
+        handle.averager.timeout = timedelta(seconds=0.2)
         model.module[1].weight.register_hook(fail)
         with pytest.raises(KeyboardInterrupt):
             backward(model, rank, 2)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import gradwire
-from gradwire.ddp_core.transport.collectives import pacing
+from gradwire.ddp_core import Fault, faulty
 
 from .layers import CAP, DYNAMIC, LAYER, Layers, gradients_of, inputs_of
 
@@ -62,18 +62,17 @@ def test_a_handle_that_is_a_hook_counts_steps_though_each_sends_another_bucket(r
 
 def labelled(rank, world_size):
     """The error of a step that sends bucket 2 alone."""
+    fails = faulty(
+        *(Fault("raise", each, turn=4) for each in range(world_size))
+    )  # in the second step, after four buckets
     model = gradwire.DistributedDataParallel(
-        Layers(), compressor="topk:ratio=0.5", **DYNAMIC, skip_all_reduce_unused_params=True
+        Layers(), compressor="topk:ratio=0.5", transport=fails, **DYNAMIC, skip_all_reduce_unused_params=True
     )
     model(inputs_of(rank), (0, 1, 2, 3)).square().sum().backward()
-    with pytest.raises(RuntimeError) as raised, pacing(never):
+    with pytest.raises(RuntimeError) as raised:
         model(inputs_of(rank), (1,)).square().sum().backward()
     model.compression.close()
     return [str(raised.value)]
-
-
-def never(work, sent_bytes):
-    raise TimeoutError("on purpose")
 
 
 def test_an_error_names_the_bucket_by_its_place_among_all(ranks):

@@ -11,9 +11,8 @@ import torch.distributed as dist
 from torch.distributed.algorithms.join import Join
 
 import gradwire
-from gradwire.ddp_core import pacing
-from gradwire.ddp_core.transport import host_memory as one_host
-from gradwire.ddp_core.transport.host_memory import obstacle
+from gradwire.ddp_core import Link, Paced, obstacle
+from gradwire.ddp_core.transport import host_segment
 
 from .nets import ALWAYS, Batch, Net, descend, loss_of
 
@@ -39,7 +38,7 @@ def with_and_without(rank, world_size, options):
     with_memory, shared = trained(rank, **options)
     with pytest.MonkeyPatch.context() as patch:
         if rank == world_size - 1:
-            patch.setenv(one_host.SWITCH, "0")
+            patch.setenv(host_segment.SWITCH, "0")
         without, used = trained(rank, **options)
     return shared, used, all(map(torch.equal, with_memory, without))
 
@@ -88,11 +87,11 @@ def refused(rank, world_size, how):
 
 
 def is_elsewhere(patch):
-    patch.setattr(one_host, "machine", lambda: "another")
+    patch.setattr(host_segment, "machine", lambda: "another")
 
 
 def is_not_built(patch):
-    patch.setattr(one_host, "extension", lambda: import_module("gradwire.no_such_extension"))
+    patch.setattr(host_segment, "extension", lambda: import_module("gradwire.no_such_extension"))
 
 
 def fails(*_):
@@ -100,23 +99,23 @@ def fails(*_):
 
 
 def has_no_memory(patch):
-    patch.setattr(one_host.os, "posix_fallocate", fails)
+    patch.setattr(host_segment.os, "posix_fallocate", fails)
 
 
 def may_not_look(patch):
-    patch.setattr(one_host.os, "open", fails)
+    patch.setattr(host_segment.os, "open", fails)
 
 
 def finds_another_file(patch):
-    patch.setattr(one_host.os, "pread", lambda *_: b"something else  ")
+    patch.setattr(host_segment.os, "pread", lambda *_: b"something else  ")
 
 
 def cannot_watch(patch):
-    patch.setattr(one_host, "Processes", fails)
+    patch.setattr(host_segment, "Processes", fails)
 
 
 def has_other_buckets(patch):
-    patch.setattr(one_host, "PAGE", 2 * one_host.PAGE)
+    patch.setattr(host_segment, "PAGE", 2 * host_segment.PAGE)
 
 
 @pytest.mark.parametrize(
@@ -132,8 +131,7 @@ def with_compression(rank, world_size):
     found = [trained(rank, compressor="powersgd:rank=1")[1]]
     groups = [dist.new_group(), dist.new_group()]
     found.append(trained(rank, process_group=groups)[1])
-    with pacing(lambda work, _: work):
-        found.append(trained(rank)[1])
+    found.append(trained(rank, transport=lambda inner: Paced(inner, Link(1e9)))[1])
     model = gradwire.DistributedDataParallel(torch.nn.Linear(4, 4, dtype=torch.bfloat16))
     for _ in range(2):
         model(torch.ones(1, 4, dtype=torch.bfloat16)).sum().backward()
@@ -175,7 +173,7 @@ def with_moved_gradients(rank, world_size, move):
     gradients = []
     for shared in ("1", "0"):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv(one_host.SWITCH, shared)
+            patch.setenv(host_segment.SWITCH, shared)
             model = gradwire.DistributedDataParallel(Net(ALWAYS[:3]), gradient_as_bucket_view=True)
         for step in range(4):
             loss_of(model(Batch.drawn(rank, step))).backward()
@@ -198,7 +196,7 @@ def several_ways(rank, world_size):
     found, shared = [], []
     for switch in ("1", "0"):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv(one_host.SWITCH, switch)
+            patch.setenv(host_segment.SWITCH, switch)
             models = [gradwire.DistributedDataParallel(Net(ALWAYS[:3]))]
             if rank < 2:
                 models.append(gradwire.DistributedDataParallel(Net(ALWAYS[:2]), process_group=pair))

@@ -11,8 +11,8 @@ import pytest
 import torch.distributed as dist
 
 import gradwire
-from gradwire.compress.simulate import Traffic
-from gradwire.ddp_core.transport.host_memory import obstacle
+from gradwire.ddp_core import obstacle
+from gradwire.ddp_core.measure.step import Step
 
 from ..ranks import LostRank, RankFailure
 from .nets import ALWAYS, Batch, Net, loss_of
@@ -116,8 +116,8 @@ def beside_one_that_closes(rank, world_size, rebuilt):
     """
     model = model_of(rank, timeout=timedelta(seconds=60))
     if rebuilt:
-        plan, host = model.reducer.plan, model._order._host
-        plan.build(plan.order[::-1], host.buffers)
+        plan = model.reducer.plan
+        plan.build(plan.order[::-1], model.compression.averager.rooms(model.device))
     if rank == 1:
         model.compression.close()
     message, seconds = error_of_the_next_step(rank, model) if rank == 0 else ("", 0.0)
@@ -138,9 +138,10 @@ def closed_after_a_loss(rank, world_size):
     dist.barrier()
     if rank == 1:
         os._exit(3)
-    engine = next(iter(model.compression._engines.values()))
-    buffer = model.reducer.plan.buckets[0].shared
-    engine.sum(buffer.flat, buffer.flat, Traffic(), str, buffer)
+    model.compression.averager.begin_step(Step())
+    bucket = model.reducer.plan.buckets[0]
+    bucket.open(0.5)
+    model.compression.averager.start(bucket)
     began = time.monotonic()
     model.compression.close()
     raise RuntimeError(f"{time.monotonic() - began:.1f}")

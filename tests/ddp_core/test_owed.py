@@ -48,8 +48,8 @@ def test_what_is_held_back_has_the_same_names_on_all_ranks_though_they_serve_oth
 
 
 def wishes_of(model):
-    """Of the last step: the scale of gradients on their way into buckets, and whether ranks asked for usage before."""
-    return model.reducer.wishes.scale, model.reducer.wishes.fresh
+    """Of the next step: the scale of gradients on their way into buckets, and whether ranks ask for usage before."""
+    return model.reducer.averager.wishes.scale, model.reducer.averager.wishes.fresh
 
 
 def wishes_after_swap(rank, world_size, case, skip, saving):
@@ -59,8 +59,8 @@ def wishes_after_swap(rank, world_size, case, skip, saving):
         model = swapped(rank, spec, skip_all_reduce_unused_params=skip)
         results[spec] = []
         for step, used in enumerate(CASES[case][0], 2):
-            backward(model, rank, step, used[rank])
             results[spec].append(wishes_of(model))
+            backward(model, rank, step, used[rank])
             if rank in saving:
                 model.compression.state_dict()
         model.compression.close()
@@ -109,8 +109,8 @@ def overflow_after_swap(rank, world_size):
     for first in (2, 3):
         model, wishes, gradients = swapped(rank, "topk:ratio=0.1"), [], []
         for step in range(first, 6):
-            backward(model, rank, step, ALL, float("inf") if step == 2 and rank else 1.0)
             wishes.append(wishes_of(model))
+            backward(model, rank, step, ALL, float("inf") if step == 2 and rank else 1.0)
             gradients += gradients_of(model) if step > 2 else []
         model.compression.close()
         results.append((wishes, gradients))
@@ -155,8 +155,9 @@ def resumed(rank, world_size, options):
     for stop in range(1, len(usage) + 1):
         model, history = swapped(rank, "topk:ratio=0.1", **options), []
         for step, used in enumerate(usage, 1):
+            wishes = wishes_of(model)
             backward(model, rank, step, used)
-            history.append((wishes_of(model), gradients_of(model)))
+            history.append((wishes, gradients_of(model)))
             if step == stop:
                 saved = copy.deepcopy(model.compression.state_dict())
                 model.compression.close()

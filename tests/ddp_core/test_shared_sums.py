@@ -12,7 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gradwire.ddp_core.transport.host_memory import OneHost, obstacle
+from gradwire.compress import AllReduce
+from gradwire.ddp_core import ProcessGroup, obstacle
+from gradwire.ddp_core.transport.host_memory import HostMemory
 
 pytestmark = pytest.mark.skipif(bool(obstacle()), reason=obstacle())
 NUMELS = [1, 2, 3, 7, 64, 1000, 65536, 65537, 262145, 1_500_007]
@@ -146,18 +148,19 @@ def numbers(rank, step, numel, dtype):
 def sums_of_both_kinds(rank, world_size, dtype):
     """Of some sizes and steps: whether a shared sum has the bits of Gloo's."""
     parameters = [[torch.empty(numel, dtype=dtype)] for numel in NUMELS]
-    shared = OneHost([dist.group.WORLD], torch.device("cpu")).buffers(parameters)
+    limit = timedelta(seconds=20)
+    transport = HostMemory(ProcessGroup(dist.group.WORLD, torch.device("cpu"), limit))
+    shared = transport.allocate(parameters)
     same = []
     for step in range(2):
         started = []
-        for buffer in shared:
-            buffer.flat.copy_(numbers(rank, step, buffer.flat.numel(), dtype))
-            started.append(buffer.sum())
-        for buffer, work in zip(shared, started, strict=True):
-            work.wait(timedelta(seconds=20))
-            expected = numbers(rank, step, buffer.flat.numel(), dtype)
+        for flat in shared:
+            flat.copy_(numbers(rank, step, flat.numel(), dtype))
+            started.append(transport.start(AllReduce(flat, "sum"), 0))
+        for flat, pending in zip(shared, started, strict=True):
+            expected = numbers(rank, step, flat.numel(), dtype)
             dist.all_reduce(expected)
-            same.append(torch.equal(buffer.flat, expected))
+            same.append(pending.wait(limit) is flat and torch.equal(flat, expected))
     return same
 
 

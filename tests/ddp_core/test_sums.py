@@ -1,23 +1,21 @@
-"""Plain sums, which take no program: what they give, what they cost, and how they fail."""
+"""Tasks that whoever waits for them runs, as plain sums are: what they give, what they cost, and how they fail."""
 
 import time
-from contextlib import nullcontext
+from contextlib import suppress
 from datetime import timedelta
-from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
 
 import gradwire
-from gradwire.compress import AllReduce
-from gradwire.compress.simulate import Traffic
-from gradwire.ddp_core import Engine, pacing
-from gradwire.ddp_core.engine.sums import Sum
+from gradwire.compress import AllReduce, Traffic
+from gradwire.ddp_core import Engine, Link, Paced, ProcessGroup
+from gradwire.ddp_core.engine.task import Task
 
 from .nets import ALWAYS, Batch, Net, loss_of
 
-LIMIT = timedelta(seconds=20)
+CPU, LIMIT = torch.device("cpu"), timedelta(seconds=20)
 NUMEL = 1000
 COST = Traffic(rounds=1, payload_bytes=4 * NUMEL, sent_bytes=4.0 * NUMEL)
 
@@ -26,8 +24,8 @@ def ranks_numbers(rank, seed):
     return torch.randn(NUMEL, generator=torch.Generator().manual_seed(10 * seed + rank))
 
 
-def engine_of(rounds=1):
-    engine = Engine(dist.group.WORLD, torch.device("cpu"), LIMIT)
+def engine_of(rounds=1, limit=LIMIT):
+    engine = Engine(ProcessGroup(dist.group.WORLD, CPU, limit), CPU, limit)
     engine.prepare(rounds)
     return engine
 
@@ -42,66 +40,60 @@ def twice(tensor):
     return (yield AllReduce(tensor.clone(), "sum"))
 
 
-def sums_among_programs(rank, world_size):
-    """What is added up when what needs no program comes after what does; the last one comes alone."""
-    engine, results = engine_of(2), []
+def run_by_those_who_wait(rank, world_size):
+    """What is added up by tasks of one round and of two; then by one beside backward."""
+    engine, pendings = engine_of(2), []
     for seed in range(7):
-        tensor = ranks_numbers(rank, seed)
-        if seed == 6:
-            engine.rest(time.monotonic() + LIMIT.total_seconds())
-        plain = engine.sum(tensor, tensor, COST, lambda: "a sum") if seed % 2 or seed == 6 else None
-        results.append(plain or engine.submit(once(tensor) if seed % 2 else twice(tensor), "a program")[0])
-    answers = [each.wait() for each in results]
+        program = twice if seed % 2 else once
+        pendings.append(engine.submit(Task(program(ranks_numbers(rank, seed)), "a sum"), on_wait=True))
+    answers = [pending.wait(LIMIT) for pending in pendings]
+    answers.append(engine.submit(Task(twice(ranks_numbers(rank, 7)), "a program")).wait(LIMIT))
     engine.close()
-    return answers, isinstance(results[-1], Sum)
+    return answers
 
 
-def test_sums_keep_their_order_among_programs_whether_they_can_leave_at_once_or_not(ranks):
+def test_tasks_run_by_those_who_wait_give_what_others_give(ranks):
     world_size = 3
-    for results, alone in ranks.run(sums_among_programs, world_size):
-        assert alone
+    for results in ranks.run(run_by_those_who_wait, world_size):
         for seed, result in enumerate(results):
             expected = sum(ranks_numbers(rank, seed).double() for rank in range(world_size))
-            times = 1 if seed % 2 or seed == 6 else world_size
-            torch.testing.assert_close(result.double(), expected * times, rtol=0, atol=1e-5)
+            torch.testing.assert_close(result.double(), expected * (world_size if seed % 2 else 1), rtol=0, atol=1e-5)
 
 
 def record_of_a_sum(rank, world_size):
-    engine = engine_of()
-    tensor, begin = torch.ones(NUMEL), time.perf_counter()
-    started = engine.sum(tensor, tensor, COST, lambda: "a sum")
-    started.wait()
+    engine, tasks, begin = engine_of(), [Task(once(torch.ones(NUMEL)), "a sum") for _ in range(2)], time.perf_counter()
+    engine.submit(tasks[0], on_wait=True).wait(LIMIT)
     between = time.perf_counter() - begin
     time.sleep(0.3)  # nobody waits for this
-    late = engine.sum(tensor, tensor, COST, lambda: "a sum")
+    late = engine.submit(tasks[1], on_wait=True)
     time.sleep(0.5)
-    late.wait()
+    late.wait(LIMIT)
     engine.close()
-    return started.record, between, late.record
+    return tasks[0].record, between, tasks[1].record
 
 
 def test_a_sum_is_timed_until_it_is_there_and_not_until_somebody_asks(ranks):
     for record, between, late in ranks.run(record_of_a_sum, 2):
         assert record.traffic == COST
-        ((kind, begin, end),) = record.spans
+        _, (kind, begin, end) = record.spans
         assert kind == "wait"
-        assert end - begin == record.wait <= between
+        assert end - begin == pytest.approx(record.wait)
+        assert record.wait <= between
         assert late.wait < 0.5
 
 
 def without_an_answer(rank, world_size):
     """Rank 0 waits for a sum that rank 1 never begins; what it raises, and what the engine says then."""
-    engine = Engine(dist.group.WORLD, torch.device("cpu"), timedelta(seconds=2))
-    engine.prepare(1)
-    said = []
+    engine, said = engine_of(limit=timedelta(seconds=2)), []
     if rank == 0:
-        tensor = torch.ones(NUMEL)
-        first, second = (engine.sum(tensor, tensor, COST, partial("bucket {}".format, index)) for index in range(2))
-        for call in (first.wait, second.wait, partial(engine.sum, tensor, tensor, COST, str)):
-            try:
-                call()
-            except RuntimeError as error:
-                said.append(str(error))
+        pendings = [engine.submit(Task(once(torch.ones(NUMEL)), f"bucket {index}"), on_wait=True) for index in range(2)]
+        for pending in pendings:
+            with pytest.raises(RuntimeError) as caught:
+                pending.wait(timedelta(seconds=2))
+            said.append(str(caught.value))
+        with pytest.raises(RuntimeError) as caught:
+            engine.submit(Task(once(torch.ones(NUMEL)), "bucket 2"), on_wait=True)
+        said.append(str(caught.value))
     dist.barrier()
     engine.close()
     return said, engine.failed
@@ -118,53 +110,37 @@ def test_a_sum_that_nobody_answers_fails_with_its_label_and_ends_the_engine(rank
 
 def dropped_at_close(rank, world_size):
     engine = engine_of()
-    tensor = torch.ones(NUMEL)
-    started = engine.sum(tensor, tensor, COST, lambda: "a sum")
+    pending = engine.submit(Task(once(torch.ones(NUMEL)), "a sum"), on_wait=True)
     dist.barrier()
     engine.close()
-    try:
-        started.wait()
-    except RuntimeError as error:
-        return str(error)
+    with suppress(AssertionError):
+        with pytest.raises(RuntimeError) as caught:
+            pending.wait(LIMIT)
+        return str(caught.value)
 
 
 def test_a_sum_that_nobody_waited_for_is_given_up_when_the_engine_closes(ranks):
     assert all("a sum: RuntimeError: it was given up" in said for said in ranks.run(dropped_at_close, 2))
 
 
-def kinds_of_spans(rank, world_size, paced):
-    """The kinds of spans of a step without compression."""
-    model = gradwire.DistributedDataParallel(Net(ALWAYS[:1]))
-    with pacing(lambda work, _: work) if paced else gradwire.trace(model, "/dev/null", rank=rank):
-        for step in range(2):
-            loss_of(model(Batch.drawn(rank, step))).backward()
+def spans_and_traffic(rank, world_size, paced):
+    """The kinds of spans of a step without compression, what it cost, and the bytes of all gradients."""
+    transport = (lambda inner: Paced(inner, Link(1e9))) if paced else None
+    model = gradwire.DistributedDataParallel(Net(ALWAYS[:3]), bucket_cap_mb=0.001, transport=transport)
+    for step in range(2):
+        loss_of(model(Batch.drawn(rank, step))).backward()
     kinds = {kind for bucket in model.last_step().buckets for kind, _, _ in bucket.spans}
+    cost, size = model.compression.stats().last.traffic, sum(parameter.nbytes for parameter in model.parameters())
     model.compression.close()
-    return kinds
+    return kinds, cost, size
 
 
-def test_buckets_without_compression_are_plain_sums_unless_links_are_paced(ranks):
-    assert ranks.run(kinds_of_spans, 2, False) == [{"wait"}] * 2
-    assert ranks.run(kinds_of_spans, 2, True) == [{"encode", "wait", "decode"}] * 2
-
-
-def traffic_of_a_step(rank, world_size):
-    """Of a model without compression: by plain sums, and by programs."""
-    found = []
-    for paced in (False, True):
-        model = gradwire.DistributedDataParallel(Net(ALWAYS[:3]), bucket_cap_mb=0.001)
-        with pacing(lambda work, _: work) if paced else nullcontext():
-            loss_of(model(Batch.drawn(rank, 0))).backward()
-        found.append(model.compression.stats().last.traffic)
-        model.compression.close()
-    return found, sum(parameter.nbytes for parameter in model.parameters())
-
-
-def test_plain_sums_cost_what_the_programs_cost_that_they_stand_for(ranks):
-    for (plain, program), size in ranks.run(traffic_of_a_step, 3):
-        assert plain == program
-        assert plain.payload_bytes == size
-        assert plain.sent_bytes == pytest.approx(size * 2 * 2 / 3)  # of a ring of three
+@pytest.mark.parametrize("paced", [False, True])
+def test_buckets_without_compression_have_nothing_to_decode_and_cost_a_ring(ranks, paced):
+    for kinds, cost, size in ranks.run(spans_and_traffic, 3, paced):
+        assert kinds == {"encode", "wait"}
+        assert cost.payload_bytes == size
+        assert cost.sent_bytes == pytest.approx(size * 2 * 2 / 3)  # of a ring of three
 
 
 def gradient_kept_in_a_graph(rank, world_size):

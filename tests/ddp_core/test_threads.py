@@ -3,13 +3,16 @@
 import sys
 import threading
 import time
+from datetime import timedelta
 
 import torch
 from torch import nn
 
+from gradwire.ddp_core.averaging.protocol import Wishes
 from gradwire.ddp_core.backward.progress import Rules
 from gradwire.ddp_core.backward.reducer import Reducer
 from gradwire.ddp_core.buckets.assignment import BucketPlan
+from gradwire.ddp_core.engine.driver import FuturePending
 
 COUNT = 60
 
@@ -20,16 +23,25 @@ def launched_by_two_threads():
     parameters = [parameter for pair in zip(cpu, meta, strict=True) for parameter in pair]
     sent = []
 
-    def average(bucket):
-        time.sleep(1e-4)  # lets the other thread run
-        sent.append(bucket.index())
-        future = torch.futures.Future()
-        future.set_result(bucket.buffer())
-        return future
+    class Averager:
+        wishes = Wishes()
+
+        def begin_step(self, step):
+            step.number += 1
+
+        def start(self, bucket):
+            time.sleep(1e-4)  # lets the other thread run
+            sent.append(bucket.index())
+            future = torch.futures.Future()
+            future.set_result(bucket.buffer())
+            return FuturePending(future)
+
+        def end_step(self):
+            pass
 
     names = [str(index) for index in range(2 * COUNT)]
     plan = BucketPlan(parameters, [False] * 2 * COUNT, [16], alias=False)
-    reducer = Reducer(parameters, names, plan, Rules([16]), None, average)
+    reducer = Reducer(parameters, names, plan, Rules([16]), None, Averager(), timedelta(seconds=20))
     reducer.begin()
     losses = [torch.stack([parameter.sum() for parameter in each]).sum() for each in (cpu, meta)]
     threads = [threading.Thread(target=loss.backward) for loss in losses]

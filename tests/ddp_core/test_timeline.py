@@ -7,6 +7,7 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import gradwire
+from gradwire.ddp_core.measure.step import Step
 from gradwire.ddp_core.measure.timeline import Timeline
 
 from .layers import CAP, DYNAMIC, Layers, inputs_of
@@ -256,11 +257,10 @@ def test_the_logging_data_of_torch_tell_of_the_same_moments(ranks):
 
 
 def test_a_timeline_counts_no_bucket_that_never_was_ready():
-    timeline = Timeline()
+    timeline, step = Timeline(), Step(number=1)
     timeline.name_buckets([("weight",)])
-    timeline.step_begins()
-    timeline.bucket_launched(0)
-    timeline.watch(0, object())
-    timeline.bucket_done(0)
-    timeline.step_ends(1, ())
+    step.bucket_launched(0)
+    step.watch(0, object())
+    step.bucket_done(0)
+    timeline.step_ends(step)
     assert timeline.last.buckets == ()

@@ -140,7 +140,7 @@ def test_totals_go_on_through_a_swap(ranks):
 
 def test_a_hook_without_a_model_can_be_told_of_unused_parameters():
     handle, _ = gradwire.comm_hook("topk", partial=True)
-    assert handle._buckets.partial
+    assert handle.averager.memory.partial
 
 
 def test_a_model_without_trainable_parameters_has_no_plan():
