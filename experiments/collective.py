@@ -20,10 +20,10 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from ..ddp_core import start_sum
-from .launch import chosen_backend, joined, sigterm_interrupts, supervised
-from .launchers import adopt_launcher
 from .netlab import NetlabConfig, again, backend_here, check_lab, labels
 from .progress import progress
+from .ranks.launch import chosen_backend, joined, sigterm_interrupts, supervised
+from .ranks.launchers import adopt_launcher
 from .results import percentiles
 from .writing import check_file, write_figures
 

@@ -17,11 +17,11 @@ from rich.progress import Progress
 
 from ...compress import compressor, warm_up_steps
 from ..info import interfaces
-from ..launch import chosen_backend, device_here, supervised, under_launcher, unused_gpus
-from ..launchers import adopt_launcher, threads_here
 from ..link import paced
 from ..netlab import again, backend_here, here
 from ..progress import progress
+from ..ranks.launch import chosen_backend, device_here, supervised, under_launcher, unused_gpus
+from ..ranks.launchers import adopt_launcher, threads_here
 from ..results import command_line, environment
 from .config import BenchConfig
 from .models import Task

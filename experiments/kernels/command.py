@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ...kernels import Backend, backends
 from ..installing import made
-from ..launch import INTERRUPTED, sigterm_interrupts
+from ..ranks.launch import INTERRUPTED, sigterm_interrupts
 from ..writing import check_file, check_folder, prepared_folder
 from .bench import Bench, Group
 from .cases import Case, chosen_cases

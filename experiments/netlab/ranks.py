@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import IO
 
-from ..dying import dying_with
-from ..launch import sigterm_interrupts, under_launcher
+from ..ranks.launch import sigterm_interrupts, under_launcher
+from ..ranks.stopping import dying_with
 from ..writing import check_file
 from .config import VARIABLE, NetlabConfig, here
 from .lab import WIRE, Lab, made

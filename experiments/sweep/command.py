@@ -11,8 +11,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ..launch import INTERRUPTED, sigterm_interrupts
 from ..loggers import check_loggers, open_loggers
+from ..ranks.launch import INTERRUPTED, sigterm_interrupts
 from ..writing import prepared_folder
 from .cache import append_point, read_points
 from .columns import check_columns

@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..dying import dying_with
 from ..netlab.utilization import Utilization
+from ..ranks.stopping import dying_with
 from .cache import Finished
 from .points import Point
 from .rows import USE, link_use, rows_of

@@ -21,9 +21,9 @@ import pytest
 from gradwire.experiments import compare as driver
 from gradwire.experiments import training
 from gradwire.experiments.cli import main
-from gradwire.experiments.launch import joined, run_ranks
+from gradwire.experiments.ranks.launch import joined, run_ranks
 
-from .given import results_of, run_of
+from ..given import results_of, run_of
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes by Linux's /proc")
 COMPRESSORS = ("none", *(f"powersgd:rank={rank}" for rank in range(1, 9)))

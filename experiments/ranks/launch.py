@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
-from .dying import dying_with
+from .stopping import dying_with
 
 POLL_SECONDS = 0.5
 RENDEZVOUS, FIRST_FAILURE = "rendezvous", "failure"

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 import torch
 
-from gradwire.experiments.launch import device_of, joined, rendezvous_in, sigterm_interrupts, unused_gpus
+from gradwire.experiments.ranks.launch import device_of, joined, rendezvous_in, sigterm_interrupts, unused_gpus
 
 
 @pytest.mark.parametrize("name", ["plain", "with a space", "per%20cent", "what?#;"])
