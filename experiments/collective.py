@@ -20,7 +20,7 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from ..ddp_core import start_sum
-from .netlab import NetlabConfig, again, backend_here, check_lab, labels
+from .network.lab import NetlabConfig, again, backend_here, check_lab, labels
 from .progress import progress
 from .ranks.launch import chosen_backend, joined, sigterm_interrupts, supervised
 from .ranks.launchers import adopt_launcher

@@ -21,10 +21,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ..compress import compressor, warm_up_steps
 from .data import DataConfig, Dataset, load_dataset
 from .finish import finish
-from .link import check_link, paced
 from .loggers import check_loggers, open_loggers
 from .models import ModelConfig, build_model
-from .netlab import NetlabConfig, again, backend_here, check_lab, here, labels
+from .network.lab import NetlabConfig, again, backend_here, check_lab, here, labels
+from .network.link import check_link, paced
 from .ranks.launch import chosen_backend, device_here, device_of, joined, supervised, unused_gpus
 from .ranks.launchers import adopt_launcher, threads_here
 from .results import Results, RunResult, command_line, environment, ranks_on

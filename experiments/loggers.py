@@ -14,7 +14,7 @@ from netrc import NetrcParseError, netrc
 from pathlib import Path
 from typing import Any, ClassVar
 
-from .netlab import here
+from .network.lab import here
 from .results import RunResult
 
 logger = logging.getLogger(__name__)

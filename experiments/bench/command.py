@@ -17,8 +17,8 @@ from rich.progress import Progress
 
 from ...compress import compressor, warm_up_steps
 from ..info import interfaces
-from ..link import paced
-from ..netlab import again, backend_here, here
+from ..network.lab import again, backend_here, here
+from ..network.link import paced
 from ..progress import progress
 from ..ranks.launch import chosen_backend, device_here, supervised, under_launcher, unused_gpus
 from ..ranks.launchers import adopt_launcher, threads_here

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ...ddp_core import exchange
-from ..netlab import here
+from ..network.lab import here
 from .config import BenchConfig
 from .rows import PHASES, Case, Measured, Traffic
 from .trial import Setup, Trial

@@ -102,8 +102,8 @@ COMMANDS: dict[str, Command] = {
     ),
     "netlab": Command(
         "run a command on hosts of one machine that are joined by links of a set rate (Linux, root)",
-        config=".netlab.command:NetlabCommandConfig",
-        function=".netlab.command:netlab_command",
+        config=".network.lab.command:NetlabCommandConfig",
+        function=".network.lab.command:netlab_command",
         positional=("command",),
     ),
     "info": Command(

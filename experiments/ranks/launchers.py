@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 
-from ..netlab import here
+from ..network.lab import here
 
 TORCHRUN = "torchrun"
 ADDRESS = ("MASTER_ADDR", "MASTER_PORT")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..netlab import NetlabConfig
+from ..network.lab import NetlabConfig
 from .derive import derivations
 from .figure import Figure, figures_of
 from .rows import READERS, USE, USED_BY

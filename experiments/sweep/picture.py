@@ -15,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogFormatter
 
-from ..link import BITS_PER_BYTE, parse_rate
+from ..network.link import BITS_PER_BYTE, parse_rate
 from ..plots import DPI
 from ..results import smoothed
 from .figure import Figure

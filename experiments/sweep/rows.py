@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ..netlab.utilization import Utilization
+from ..network.lab.utilization import Utilization
 
 Row = dict[str, Any]
 WRAPPER = "measurements."  # dropped from the names of columns

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..netlab.utilization import Utilization
+from ..network.lab.utilization import Utilization
 from ..ranks.stopping import dying_with
 from .cache import Finished
 from .points import Point

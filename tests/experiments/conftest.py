@@ -6,9 +6,9 @@ from multiprocessing import forkserver
 import pytest
 import torch
 
-from gradwire.experiments import link
 from gradwire.experiments.emulation import model, recording
-from gradwire.experiments.netlab.config import VARIABLE
+from gradwire.experiments.network import link
+from gradwire.experiments.network.lab.config import VARIABLE
 from gradwire.experiments.ranks import launch
 
 IMPORTED = ["gradwire.experiments.bench.run", "gradwire.experiments.compare", "torch._dynamo", "torchvision"]

@@ -7,7 +7,7 @@ import pytest
 
 from gradwire.experiments.cli import main
 from gradwire.experiments.loggers import LOGGERS, RunLogger, WandbLogger, check_loggers, figures, open_loggers
-from gradwire.experiments.netlab.config import VARIABLE
+from gradwire.experiments.network.lab.config import VARIABLE
 
 from .given import run_of
 

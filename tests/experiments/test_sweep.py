@@ -15,8 +15,8 @@ import yaml
 from gradwire import __version__
 from gradwire.experiments.cli import COMMANDS, main
 from gradwire.experiments.cli.parsing import configuration
-from gradwire.experiments.netlab import NetlabConfig
-from gradwire.experiments.netlab.utilization import Utilization
+from gradwire.experiments.network.lab import NetlabConfig
+from gradwire.experiments.network.lab.utilization import Utilization
 from gradwire.experiments.sweep import command, picture, run
 from gradwire.experiments.sweep.cache import POINTS, Finished, append_point, read_points
 from gradwire.experiments.sweep.columns import check_columns

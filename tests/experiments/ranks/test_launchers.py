@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from gradwire.experiments.netlab.config import VARIABLE
+from gradwire.experiments.network.lab.config import VARIABLE
 from gradwire.experiments.ranks.launchers import adopt_launcher, slurm_tasks_here, threads_here
 
 ADDRESS = {"MASTER_ADDR": "host0", "MASTER_PORT": "1"}

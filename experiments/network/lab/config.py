@@ -67,7 +67,7 @@ def backend_here(wanted: str, link: str | None = None, hosts: int = 0) -> str:
 def labels(link: str | None = None) -> list[str]:
     """What every result must say of the network it was measured on; nothing for a real one.
 
-    `link` is the rate of an emulated link (`gradwire.experiments.link`).
+    `link` is the rate of an emulated link (`gradwire.experiments.network.link`).
     """
     lab, emulated = here(), f"emulated link {link}"
     return [*([f"netlab: {lab}"] if lab else []), *([emulated] if link else [])]

@@ -7,8 +7,8 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from ...plots import DPI
 from ..link import BITS_PER_BYTE, parse_rate
-from ..plots import DPI
 from .utilization import BITS_PER_MBIT, Utilization
 
 DIRECTIONS = {"sent_bytes": "up, Mbit/s", "received_bytes": "down, Mbit/s"}

@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..installing import made
+from ...installing import made
 from ..link import BITS_PER_BYTE
 from .config import NetlabConfig
-from .lab import INTERFACES, Lab
+from .hosts import INTERFACES, Lab
 
 INTERVAL = 0.01  # seconds between two looks
 SHORT = 0.0005  # seconds that a look may take for its counts to be of one moment

@@ -11,13 +11,22 @@ import time
 import pytest
 
 from gradwire.experiments.cli import main
-from gradwire.experiments.netlab import NetlabConfig, again, check_lab, here, labels, ranks, run_inside, system
-from gradwire.experiments.netlab.check import told
-from gradwire.experiments.netlab.config import VARIABLE
-from gradwire.experiments.netlab.lab import OWNERS, clean, interfaces_of, left_by, made
-from gradwire.experiments.netlab.picture import draw
-from gradwire.experiments.netlab.system import NetlabError
-from gradwire.experiments.netlab.utilization import Utilization, keep, recorded
+from gradwire.experiments.network.lab import (
+    NetlabConfig,
+    again,
+    check_lab,
+    here,
+    iproute,
+    labels,
+    launcher,
+    run_inside,
+)
+from gradwire.experiments.network.lab.check import told
+from gradwire.experiments.network.lab.config import VARIABLE
+from gradwire.experiments.network.lab.hosts import OWNERS, clean, interfaces_of, left_by, made
+from gradwire.experiments.network.lab.iproute import NetlabError
+from gradwire.experiments.network.lab.picture import draw
+from gradwire.experiments.network.lab.utilization import Utilization, keep, recorded
 from gradwire.experiments.sweep import SweepConfig
 
 PATIENCE = 30
@@ -144,7 +153,7 @@ def test_the_first_rank_that_fails_ends_the_others_and_shows_what_it_said(possib
 
 
 def test_every_rank_that_fails_by_itself_is_shown_the_first_first(possible, capfd, monkeypatch):
-    monkeypatch.setattr(ranks, "VICTIM_SECONDS", PATIENCE)
+    monkeypatch.setattr(launcher, "VICTIM_SECONDS", PATIENCE)
     command = '[ $RANK = 0 ] && exit; [ $RANK = 1 ] || sleep 0.5; echo "words of $RANK"; exit $RANK'
     assert run_inside(NetlabConfig(3), shell(command)) == 1
     told = [f"host {rank}: words of {rank}\nnetlab: host {rank} ended with exit code {rank}\n" for rank in (1, 2)]
@@ -152,10 +161,10 @@ def test_every_rank_that_fails_by_itself_is_shown_the_first_first(possible, capf
 
 
 def test_the_exit_codes_of_ranks_that_fail_by_themselves_are_known_a_moment_after_the_first_failure(monkeypatch):
-    monkeypatch.setattr(ranks, "VICTIM_SECONDS", 1.0)
+    monkeypatch.setattr(launcher, "VICTIM_SECONDS", 1.0)
     commands = ["exec sleep 600", "exit 0", "sleep 0.3; kill -9 $$", "exit 7"]
     processes = [subprocess.Popen(shell(command)) for command in commands]
-    failures = ranks._failures(processes)
+    failures = launcher._failures(processes)
     processes[0].kill()
     assert list(failures.items()) == [(3, 7), (2, 128 + signal.SIGKILL)]
     assert processes[0].wait() == -signal.SIGKILL
@@ -302,7 +311,7 @@ def test_labels_tell_of_labs_and_emulated_links(monkeypatch):
 
 REFUSALS = {
     "platform": (lambda patch: patch.setattr(sys, "platform", "darwin"), "only Linux has"),
-    "tools": (lambda patch: patch.setattr(system.shutil, "which", lambda tool: None), "install iproute2"),
+    "tools": (lambda patch: patch.setattr(iproute.shutil, "which", lambda tool: None), "install iproute2"),
     "root": (lambda patch: patch.setattr(os, "geteuid", lambda: 1000), "sudo -E"),
 }
 
@@ -314,16 +323,16 @@ def test_a_machine_that_can_have_no_lab_is_told_what_to_do_instead(missing, monk
         if missing != "platform":
             patch.setattr(sys, "platform", "linux")
         if missing == "root":
-            patch.setattr(system.shutil, "which", lambda tool: f"/sbin/{tool}")
+            patch.setattr(iproute.shutil, "which", lambda tool: f"/sbin/{tool}")
         change(patch)
         with pytest.raises(NetlabError, match=reason) as refused:
-            system.require()
+            iproute.require()
     assert "--link 100mbit" in str(refused.value)
 
 
 def test_what_iproute2_refuses_is_told_with_its_words(possible):
     with pytest.raises(NetlabError, match=r"ip link show nothing.*does not exist.*NET_ADMIN.*--link 100mbit"):
-        system.run("ip", "link", "show", "nothing")
+        iproute.run("ip", "link", "show", "nothing")
 
 
 @pytest.mark.parametrize(
@@ -411,7 +420,7 @@ def test_an_empty_name_is_no_file_for_the_use_of_links():
 
 
 def test_without_matplotlib_the_use_of_links_is_written_and_not_drawn(tmp_path, monkeypatch, capsys):
-    monkeypatch.delitem(sys.modules, "gradwire.experiments.netlab.picture")
+    monkeypatch.delitem(sys.modules, "gradwire.experiments.network.lab.picture")
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
     keep(USE, tmp_path / "use.json")
     missing = "none: matplotlib is not installed; pip install 'gradwire[experiments]'"

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from ..link import parse_rate
 from .check import check
 from .config import NetlabConfig, here
-from .lab import clean
-from .ranks import run_inside
+from .hosts import clean
+from .launcher import run_inside
 
 FEWEST_TO_CHECK = 2
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ..link import parse_rate
 from .config import NetlabConfig
-from .system import NetlabError, require, run
+from .iproute import NetlabError, require, run
 
 OWNERS = Path("/run/gradwire-netlab")
 NAMESPACES = Path("/var/run/netns")  # where `ip netns` keeps them

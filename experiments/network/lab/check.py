@@ -8,10 +8,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from ...compress.protocol import AllReduce
-from ...ddp_core.collectives import start_sum
+from ....compress.protocol import AllReduce
+from ....ddp_core.collectives import start_sum
+from ...ranks.launch import joined
 from ..link import BITS_PER_BYTE, parse_rate
-from ..ranks.launch import joined
 from .config import NetlabConfig
 
 SECONDS = 1.0  # that an all-reduce is to take

@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import IO
 
-from ..ranks.launch import sigterm_interrupts, under_launcher
-from ..ranks.stopping import dying_with
-from ..writing import check_file
+from ...ranks.launch import sigterm_interrupts, under_launcher
+from ...ranks.stopping import dying_with
+from ...writing import check_file
 from .config import VARIABLE, NetlabConfig, here
-from .lab import WIRE, Lab, made
-from .system import NetlabError
+from .hosts import WIRE, Lab, made
+from .iproute import NetlabError
 from .utilization import recorded
 
 PORT = 29400

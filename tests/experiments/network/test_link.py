@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 import gradwire
 from gradwire.ddp_core import collectives
 from gradwire.experiments.cli import main
-from gradwire.experiments.link import Link, paced, parse_rate
+from gradwire.experiments.network.link import Link, paced, parse_rate
 
 ELEMENTS = 10_000
 WIDTHS = (40, 250)  # two layers of 10,000 parameters

@@ -12,7 +12,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from ..ddp_core import pacing
+from ...ddp_core import pacing
 
 BITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 RATE = re.compile(r"(?P<number>\d+(\.\d*)?|\.\d+)(?P<prefix>[kmgt]i?)?(?P<unit>bit|bps)?", re.IGNORECASE)
