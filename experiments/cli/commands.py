@@ -96,8 +96,8 @@ COMMANDS: dict[str, Command] = {
     ),
     "trace": Command(
         "show how long each layer of a model takes, or measure it here, for an emulated accelerator",
-        config=".emulation:TraceConfig",
-        function=".emulation:trace_command",
+        config=".workloads.emulation:TraceConfig",
+        function=".workloads.emulation:trace_command",
         positional=("trace",),
     ),
     "netlab": Command(

@@ -6,10 +6,10 @@ from multiprocessing import forkserver
 import pytest
 import torch
 
-from gradwire.experiments.emulation import model, recording
 from gradwire.experiments.network import link
 from gradwire.experiments.network.lab.config import VARIABLE
 from gradwire.experiments.ranks import launch
+from gradwire.experiments.workloads.emulation import model, recording
 
 IMPORTED = ["gradwire.experiments.bench.run", "gradwire.experiments.compare", "torch._dynamo", "torchvision"]
 

@@ -19,9 +19,9 @@ from threading import Thread
 import pytest
 
 from gradwire.experiments import compare as driver
-from gradwire.experiments import training
 from gradwire.experiments.cli import main
 from gradwire.experiments.ranks.launch import joined, run_ranks
+from gradwire.experiments.workloads import training
 
 from ..given import results_of, run_of
 

@@ -18,16 +18,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from ..compress import compressor, warm_up_steps
-from ..ddp_core import DistributedDataParallel, Record, averaged, exchange
-from ..hooks import Handle, attach
-from ..hooks.plan import ratio
+from ...compress import compressor, warm_up_steps
+from ...ddp_core import DistributedDataParallel, Record, averaged, exchange
+from ...hooks import Handle, attach
+from ...hooks.plan import ratio
+from ..results import Evaluation, RunResult, Seconds, percentiles
 from .data import Dataset
 from .models import build_model
-from .results import Evaluation, RunResult, Seconds, percentiles
 
 if TYPE_CHECKING:
-    from .compare import CompareConfig
+    from ..compare import CompareConfig
 
 REPORT_EVERY = 10  # steps between two looks at the loss of all ranks
 Replica: TypeAlias = TorchDDP | DistributedDataParallel

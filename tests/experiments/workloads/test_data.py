@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from gradwire.experiments.data import DataConfig, load_dataset
-from gradwire.experiments.models import ModelConfig
+from gradwire.experiments.workloads.data import DataConfig, load_dataset
+from gradwire.experiments.workloads.models import ModelConfig
 
 CONTEXT = 16
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..kernels.heavy_tail import HeavyTail
+from ...kernels.heavy_tail import HeavyTail
 from .trace import Layer, Trace
 
 POOL = 2**20  # numbers that a gradient takes in one piece: the pool is twice that, 8 MiB

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
 from gradwire.experiments.cli import main
-from gradwire.experiments.emulation import (
+from gradwire.experiments.workloads.emulation import (
     Layer,
     Trace,
     chosen_trace,
@@ -24,10 +24,10 @@ from gradwire.experiments.emulation import (
     measured,
     trace_names,
 )
-from gradwire.experiments.emulation.choice import check_dilation
-from gradwire.experiments.models import ModelConfig, build_model
+from gradwire.experiments.workloads.emulation.choice import check_dilation
+from gradwire.experiments.workloads.models import ModelConfig, build_model
 
-from .given import VISION_PARAMETERS
+from ..given import VISION_PARAMETERS
 
 INPUTS = torch.zeros(4, 3)
 LAYERS = (

@@ -12,10 +12,10 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from ...results import environment
+from ...writing import check_file
 from ..data import data_shape
 from ..models import ModelConfig, build_model
-from ..results import environment
-from ..writing import check_file
 from .recording import from_flops, measured
 from .shipped import load_trace
 from .trace import BY_OPERATIONS, Trace

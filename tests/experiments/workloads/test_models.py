@@ -6,8 +6,8 @@ from torch import nn
 
 import gradwire
 from gradwire.experiments.cli import main
-from gradwire.experiments.data import DataConfig, load_dataset
-from gradwire.experiments.models import MODELS, ModelConfig, build_model, model_names
+from gradwire.experiments.workloads.data import DataConfig, load_dataset
+from gradwire.experiments.workloads.models import MODELS, ModelConfig, build_model, model_names
 
 SMALL = {"gpt": {"width": 32, "layers": 2, "heads": 4, "context": 16}, "lstm": {"vocabulary": 50, "width": 8}}
 
