@@ -21,11 +21,11 @@ from rich.table import Table
 
 from ..ddp_core import start_sum
 from .network.lab import NetlabConfig, again, backend_here, check_lab, labels
-from .progress import progress
 from .ranks.launch import chosen_backend, joined, sigterm_interrupts, supervised
 from .ranks.launchers import adopt_launcher
-from .results import percentiles
-from .writing import check_file, write_figures
+from .results.comparison import percentiles
+from .results.files import check_file, write_figures
+from .results.progress_bar import progress
 
 UNITS = {"k": 10**3, "M": 10**6, "G": 10**9}
 BYTES = 4  # of a float32

@@ -20,16 +20,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ..compress import compressor, warm_up_steps
 from .finish import finish
-from .loggers import check_loggers, open_loggers
 from .network.lab import NetlabConfig, again, backend_here, check_lab, here, labels
 from .network.link import check_link, paced
 from .ranks.launch import chosen_backend, device_here, device_of, joined, supervised, unused_gpus
 from .ranks.launchers import adopt_launcher, threads_here
-from .results import Results, RunResult, command_line, environment, ranks_on
+from .results.comparison import Results, RunResult, command_line, environment, ranks_on
+from .results.files import prepared_folder
+from .results.loggers import check_loggers, open_loggers
 from .workloads.data import DataConfig, Dataset, load_dataset
 from .workloads.models import ModelConfig, build_model
 from .workloads.training import Steps, train
-from .writing import prepared_folder
 
 logger = logging.getLogger(__name__)
 RESULTS = "results.json"

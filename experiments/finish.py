@@ -8,9 +8,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from .installing import made
-from .results import Results
-from .table import table, verdict
+from .results.comparison import Results
+from .results.optional import made
+from .results.table import table, verdict
 
 
 def finish(results: Results, out: Path) -> None:
@@ -30,7 +30,7 @@ def finish(results: Results, out: Path) -> None:
 
 
 def _drawn(results: Results, out: Path) -> Sequence[Path]:
-    from .plots import draw  # here, since matplotlib is optional
+    from .results.picture import draw  # here, since matplotlib is optional
 
     return draw(results, out)
 

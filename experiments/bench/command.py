@@ -19,10 +19,10 @@ from ...compress import compressor, warm_up_steps
 from ..info import interfaces
 from ..network.lab import again, backend_here, here
 from ..network.link import paced
-from ..progress import progress
 from ..ranks.launch import chosen_backend, device_here, supervised, under_launcher, unused_gpus
 from ..ranks.launchers import adopt_launcher, threads_here
-from ..results import command_line, environment
+from ..results.comparison import command_line, environment
+from ..results.progress_bar import progress
 from .config import BenchConfig
 from .models import Task
 from .rows import KIND, Placement, row, stretched, write

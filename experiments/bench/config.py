@@ -11,9 +11,9 @@ from ...compress import compressor
 from ..network import lab as netlab
 from ..network.lab import NetlabConfig, backend_here, check_lab
 from ..network.link import check_link
+from ..results.files import check_file
 from ..workloads import emulation
 from ..workloads.emulation import check_dilation, chosen_trace, dilated
-from ..writing import check_file
 from .models import RESNETS, Task, emulated_task, task
 from .rows import NO_DDP, Case
 

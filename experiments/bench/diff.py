@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ..writing import check_file
+from ..results.files import check_file
 from .files import Pairs, differing, paired, read
 from .rows import NO_DDP
 from .show import PLAIN, place, rate, value

@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ...kernels import Backend, backends
-from ..installing import made
 from ..ranks.launch import INTERRUPTED, sigterm_interrupts
-from ..writing import check_file, check_folder, prepared_folder
+from ..results.files import check_file, check_folder, prepared_folder
+from ..results.optional import made
 from .bench import Bench, Group
 from .cases import Case, chosen_cases
 from .low_rank import SMALLEST

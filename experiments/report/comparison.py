@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from .. import table
-from ..results import Results, RunResult
+from ..results import table
+from ..results.comparison import Results, RunResult
 from .section import Cell, Picture, Section, text_of, write_page
 
 REMARKS = (

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ..results import Results
+from ..results.comparison import Results
 from ..sweep.rows import Row, flat
 from .comparison import comparison_section
 from .section import Picture, Section, cell, text_of

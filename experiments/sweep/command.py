@@ -11,9 +11,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ..loggers import check_loggers, open_loggers
 from ..ranks.launch import INTERRUPTED, sigterm_interrupts
-from ..writing import prepared_folder
+from ..results.files import prepared_folder
+from ..results.loggers import check_loggers, open_loggers
 from .cache import append_point, read_points
 from .columns import check_columns
 from .config import SweepConfig

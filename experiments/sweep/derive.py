@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ..results import smoothed
+from ..results.comparison import smoothed
 from .rows import Row
 
 

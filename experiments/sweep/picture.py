@@ -16,8 +16,8 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogFormatter
 
 from ..network.link import BITS_PER_BYTE, parse_rate
-from ..plots import DPI
-from ..results import smoothed
+from ..results.comparison import smoothed
+from ..results.picture import DPI
 from .figure import Figure
 from .rows import Row, named
 

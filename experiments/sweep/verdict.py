@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ..table import UNCOMPRESSED, WORTHWHILE
+from ..results.table import UNCOMPRESSED, WORTHWHILE
 from .rows import Row
 
 COMPRESSOR = "compressor"

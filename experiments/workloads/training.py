@@ -22,7 +22,7 @@ from ...compress import compressor, warm_up_steps
 from ...ddp_core import DistributedDataParallel, Record, averaged, exchange
 from ...hooks import Handle, attach
 from ...hooks.plan import ratio
-from ..results import Evaluation, RunResult, Seconds, percentiles
+from ..results.comparison import Evaluation, RunResult, Seconds, percentiles
 from .data import Dataset
 from .models import build_model
 

@@ -2,8 +2,8 @@ import sys
 
 import pytest
 
-from gradwire.experiments import plots
 from gradwire.experiments.finish import finish
+from gradwire.experiments.results import picture
 
 from .given import results_of, run_of
 
@@ -24,7 +24,7 @@ def test_it_shows_all_and_says_where_it_is(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("library", "module", "what", "left"),
-    [("matplotlib", "plots", "pictures", REPORT), ("jinja2", "report", "report", PICTURES)],
+    [("matplotlib", "results.picture", "pictures", REPORT), ("jinja2", "report", "report", PICTURES)],
 )
 def test_without_a_library_a_line_tells_how_to_get_it_below_table_and_verdict(
     library, module, what, left, tmp_path, capsys, monkeypatch
@@ -43,7 +43,7 @@ def test_the_table_is_there_before_anything_is_drawn(tmp_path, capsys, monkeypat
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(plots, "draw", full)
+    monkeypatch.setattr(picture, "draw", full)
     with pytest.raises(OSError, match="No space left"):
         finish(results_of(run_of()), tmp_path)
     assert "step p50" in capsys.readouterr().out

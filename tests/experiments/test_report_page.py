@@ -8,8 +8,8 @@ from html.parser import HTMLParser
 import pytest
 
 from gradwire.experiments.cli import main
-from gradwire.experiments.plots import draw
 from gradwire.experiments.report.reading import kind_of
+from gradwire.experiments.results.picture import draw
 
 from .given import results_of, run_of
 

@@ -16,7 +16,7 @@ from typing import IO
 
 from ...ranks.launch import sigterm_interrupts, under_launcher
 from ...ranks.stopping import dying_with
-from ...writing import check_file
+from ...results.files import check_file
 from .config import VARIABLE, NetlabConfig, here
 from .hosts import WIRE, Lab, made
 from .iproute import NetlabError

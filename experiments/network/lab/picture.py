@@ -7,7 +7,7 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from ...plots import DPI
+from ...results.picture import DPI
 from ..link import BITS_PER_BYTE, parse_rate
 from .utilization import BITS_PER_MBIT, Utilization
 

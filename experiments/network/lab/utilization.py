@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...installing import made
+from ...results.optional import made
 from ..link import BITS_PER_BYTE
 from .config import NetlabConfig
 from .hosts import INTERFACES, Lab

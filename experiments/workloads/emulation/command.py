@@ -12,8 +12,8 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from ...results import environment
-from ...writing import check_file
+from ...results.comparison import environment
+from ...results.files import check_file
 from ..data import data_shape
 from ..models import ModelConfig, build_model
 from .recording import from_flops, measured

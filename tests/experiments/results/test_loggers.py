@@ -6,17 +6,17 @@ from types import SimpleNamespace
 import pytest
 
 from gradwire.experiments.cli import main
-from gradwire.experiments.loggers import LOGGERS, RunLogger, WandbLogger, check_loggers, figures, open_loggers
 from gradwire.experiments.network.lab.config import VARIABLE
+from gradwire.experiments.results.loggers import LOGGERS, RunLogger, WandbLogger, check_loggers, figures, open_loggers
 
-from .given import run_of
+from ..given import run_of
 
 SPECS = ("onebit", "topk:ratio=0.1")
 LOG = """
 import sys
 from pathlib import Path
 import wandb
-from gradwire.experiments.loggers import PATIENCE, open_loggers
+from gradwire.experiments.results.loggers import PATIENCE, open_loggers
 from tests.experiments.given import run_of
 
 for spec in sys.stdin.read().split():

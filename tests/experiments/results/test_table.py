@@ -2,9 +2,9 @@ import math
 
 import pytest
 
-from gradwire.experiments.table import HEADINGS, final_loss, milliseconds, rows, table, verdict
+from gradwire.experiments.results.table import HEADINGS, final_loss, milliseconds, rows, table, verdict
 
-from .given import results_of, run_of
+from ..given import results_of, run_of
 
 NO_VERDICT = "No verdict"
 NOT_HERE = "Do not compress further here"

@@ -10,11 +10,11 @@ from matplotlib.text import Text
 
 from gradwire import __version__
 from gradwire.experiments.finish import finish
-from gradwire.experiments.plots import draw
 from gradwire.experiments.report import write_report
-from gradwire.experiments.results import Results, environment, percentiles, smoothed
+from gradwire.experiments.results.comparison import Results, environment, percentiles, smoothed
+from gradwire.experiments.results.picture import draw
 
-from .given import results_of, run_of
+from ..given import results_of, run_of
 
 RUN_KEYS = {
     "compressor",

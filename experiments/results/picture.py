@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from .results import Results, RunResult, smoothed
+from .comparison import Results, RunResult, smoothed
 
 LARGEST_BUBBLE = 2500.0  # points squared
 DPI = 130

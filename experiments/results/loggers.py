@@ -14,8 +14,8 @@ from netrc import NetrcParseError, netrc
 from pathlib import Path
 from typing import Any, ClassVar
 
-from .network.lab import here
-from .results import RunResult
+from ..network.lab import here
+from .comparison import RunResult
 
 logger = logging.getLogger(__name__)
 WANDB_HOST = "api.wandb.ai"

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.experiments.writing import check_file, check_folder, prepared_folder, write_json
+from gradwire.experiments.results.files import check_file, check_folder, prepared_folder, write_json
 
 FULL = Path("/dev/full")  # a disk without space left
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rich.filesize import decimal
 from rich.table import Table
 
-from .results import Results, RunResult
+from .comparison import Results, RunResult
 
 UNCOMPRESSED = ("none", "bf16", "fp16")  # what a user gets without giving anything up
 WORTHWHILE = 1.1  # a speed-up below this is not worth a lossy method
