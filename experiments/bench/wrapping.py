@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from ...ddp_core import DistributedDataParallel, Handle
 from ...hooks import attach
 from ...hooks.plan import ratio
-from .held import communicate_after_backward
+from .no_overlap import communicate_after_backward
 from .rows import Case, Traffic
 
 FLOAT_BYTES = 4

@@ -9,8 +9,8 @@ from typing import Any
 from ..network.lab import NetlabConfig
 from .derive import derivations
 from .figure import Figure, figures_of
+from .recommendation import Verdict, verdict_of
 from .rows import READERS, USE, USED_BY
-from .verdict import Verdict, verdict_of
 
 SHORTENED = ("base", "grid")
 

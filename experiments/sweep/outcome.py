@@ -18,8 +18,8 @@ from .config import SweepConfig
 from .derive import derived
 from .points import Point
 from .provenance import command_of, provenance
+from .recommendation import sentences
 from .rows import Row, column_of, named
-from .verdict import sentences
 
 STUDY = "study.json"
 PAGE = "README.md"

@@ -27,7 +27,7 @@ from .data import Dataset
 from .models import build_model
 
 if TYPE_CHECKING:
-    from ..compare import CompareConfig
+    from ..compare.command import CompareConfig
 
 REPORT_EVERY = 10  # steps between two looks at the loss of all ranks
 Replica: TypeAlias = TorchDDP | DistributedDataParallel

@@ -11,7 +11,7 @@ from gradwire.experiments.network.lab.config import VARIABLE
 from gradwire.experiments.ranks import launch
 from gradwire.experiments.workloads.emulation import model, recording
 
-IMPORTED = ["gradwire.experiments.bench.run", "gradwire.experiments.compare", "torch._dynamo", "torchvision"]
+IMPORTED = ["gradwire.experiments.bench.run", "gradwire.experiments.compare.command", "torch._dynamo", "torchvision"]
 
 
 @pytest.fixture(autouse=True, scope="module")

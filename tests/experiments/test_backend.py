@@ -8,12 +8,12 @@ from gradwire.experiments.cli import main
 DIGITS = ("--model=mlp", "--data=digits")
 COMMANDS = {  # its flags, and the function that begins a rank
     "bench": (("--models=tiny",), "gradwire.experiments.bench.command.run_rank"),
-    "compare": (DIGITS, "gradwire.experiments.compare.run_rank"),
+    "compare": (DIGITS, "gradwire.experiments.compare.command.run_rank"),
     "collective": ((), "gradwire.experiments.collective._rank"),
 }
 SUPERVISORS = {
     "bench": "gradwire.experiments.bench.command.supervised",
-    "compare": "gradwire.experiments.compare.supervised",
+    "compare": "gradwire.experiments.compare.command.supervised",
     "collective": "gradwire.experiments.collective.supervised",
 }
 LAB = "2 hosts at 1gbit"

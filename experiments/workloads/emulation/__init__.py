@@ -1,8 +1,8 @@
 """An emulated accelerator: layers take the time of a trace, and gradients are real bytes."""
 
-from .choice import check_dilation, chosen_trace, dilated, labels
 from .command import TraceConfig, trace_command
 from .model import EmulatedModel, emulated
+from .options import check_dilation, chosen_trace, dilated, labels
 from .recording import from_flops, measured
 from .shipped import load_trace, trace_names
 from .trace import Layer, Trace

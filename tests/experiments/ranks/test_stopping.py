@@ -18,8 +18,8 @@ from threading import Thread
 
 import pytest
 
-from gradwire.experiments import compare as driver
 from gradwire.experiments.cli import main
+from gradwire.experiments.compare import command as driver
 from gradwire.experiments.ranks.launch import joined, run_ranks
 from gradwire.experiments.workloads import training
 

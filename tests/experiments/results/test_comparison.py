@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from gradwire import __version__
-from gradwire.experiments.finish import finish
+from gradwire.experiments.compare.output import finish
 from gradwire.experiments.report import write_report
 from gradwire.experiments.results.comparison import Results, environment, percentiles, smoothed
 from gradwire.experiments.results.picture import draw

@@ -24,7 +24,7 @@ from gradwire.experiments.workloads.emulation import (
     measured,
     trace_names,
 )
-from gradwire.experiments.workloads.emulation.choice import check_dilation
+from gradwire.experiments.workloads.emulation.options import check_dilation
 from gradwire.experiments.workloads.models import ModelConfig, build_model
 
 from ..given import VISION_PARAMETERS

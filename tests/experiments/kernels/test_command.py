@@ -461,6 +461,6 @@ def test_the_last_level_cache_is_counted_once_for_the_processors_that_share_it(t
 
 
 def test_every_operation_and_every_key_of_a_row_is_described():
-    page = (Path(__file__).parents[2] / "docs" / "kernels.md").read_text("utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "kernels.md").read_text("utf-8")
     names = [*(field.name for field in fields(Row)), *kernels.operations()]
     assert [name for name in names if f"`{name}`" not in page] == []

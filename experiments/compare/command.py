@@ -18,18 +18,18 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..compress import compressor, warm_up_steps
-from .finish import finish
-from .network.lab import NetlabConfig, again, backend_here, check_lab, here, labels
-from .network.link import check_link, paced
-from .ranks.launch import chosen_backend, device_here, device_of, joined, supervised, unused_gpus
-from .ranks.launchers import adopt_launcher, threads_here
-from .results.comparison import Results, RunResult, command_line, environment, ranks_on
-from .results.files import prepared_folder
-from .results.loggers import check_loggers, open_loggers
-from .workloads.data import DataConfig, Dataset, load_dataset
-from .workloads.models import ModelConfig, build_model
-from .workloads.training import Steps, train
+from ...compress import compressor, warm_up_steps
+from ..network.lab import NetlabConfig, again, backend_here, check_lab, here, labels
+from ..network.link import check_link, paced
+from ..ranks.launch import chosen_backend, device_here, device_of, joined, supervised, unused_gpus
+from ..ranks.launchers import adopt_launcher, threads_here
+from ..results.comparison import Results, RunResult, command_line, environment, ranks_on
+from ..results.files import prepared_folder
+from ..results.loggers import check_loggers, open_loggers
+from ..workloads.data import DataConfig, Dataset, load_dataset
+from ..workloads.models import ModelConfig, build_model
+from ..workloads.training import Steps, train
+from .output import finish
 
 logger = logging.getLogger(__name__)
 RESULTS = "results.json"

@@ -20,7 +20,7 @@ from gradwire.experiments.sweep.provenance import command_of
 
 from .test_sweep import descendants, state
 
-DOCUMENTATION = Path(__file__).parents[2] / "docs" / "sweep.md"
+DOCUMENTATION = Path(__file__).parents[3] / "docs" / "sweep.md"
 STUDIES = sorted(file.stem for file in (CONFIGS / "studies").glob("*.yaml"))
 TRACES = {"/var/run/netns": "gradwire-*", "/sys/class/net": "gwl*", tempfile.gettempdir(): "gradwire-sweep-*"}
 PATIENCE = 10.0  # seconds, for what was killed to go

@@ -12,11 +12,11 @@ import sys
 import pytest
 import torch
 
-from gradwire.experiments import compare as driver
 from gradwire.experiments.cli import main
-from gradwire.experiments.compare import CompareConfig
+from gradwire.experiments.compare import command as driver
+from gradwire.experiments.compare.command import CompareConfig
 
-from .given import results_of, run_of
+from ..given import results_of, run_of
 
 COMPRESSORS = (
     "none",
@@ -283,7 +283,7 @@ def test_ranks_of_slurm_are_one_run_and_share_the_cores_of_their_node(compared, 
     ids=lambda value: "=".join(value) if isinstance(value, list) else "",
 )
 def test_what_cannot_run_is_refused_before_anything_starts(wrong, message, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("gradwire.experiments.compare.supervised", None)
+    monkeypatch.setattr("gradwire.experiments.compare.command.supervised", None)
     out = tmp_path / "out"
     assert main(["compare", "--model=mlp", "--data=digits", f"--out={out}", *wrong]) == 2
     assert message in capsys.readouterr().err
@@ -300,7 +300,7 @@ def test_nccl_without_a_gpu_for_every_rank_is_refused(tmp_path, capsys):
 
 @pytest.mark.parametrize("out", ["file", "file/below"])
 def test_an_output_folder_that_cannot_be_written_is_refused(out, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("gradwire.experiments.compare.supervised", None)
+    monkeypatch.setattr("gradwire.experiments.compare.command.supervised", None)
     (tmp_path / "file").write_text("kept")
     assert main(["compare", "--model=mlp", "--data=digits", f"--out={tmp_path / out}"]) == 2
     assert f"out: {tmp_path / 'file'} is a file; name a folder" in capsys.readouterr().err

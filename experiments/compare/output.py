@@ -8,9 +8,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from .results.comparison import Results
-from .results.optional import made
-from .results.table import table, verdict
+from ..results.comparison import Results
+from ..results.optional import made
+from ..results.table import table, verdict
 
 
 def finish(results: Results, out: Path) -> None:
@@ -30,13 +30,13 @@ def finish(results: Results, out: Path) -> None:
 
 
 def _drawn(results: Results, out: Path) -> Sequence[Path]:
-    from .results.picture import draw  # here, since matplotlib is optional
+    from ..results.picture import draw  # here, since matplotlib is optional
 
     return draw(results, out)
 
 
 def _reported(results: Results, pictures: Sequence[Path], path: Path) -> Sequence[Path]:
-    from .report import write_report  # here, since jinja2 is optional
+    from ..report import write_report  # here, since jinja2 is optional
 
     write_report(results, pictures, path)
     return [path]

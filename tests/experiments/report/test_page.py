@@ -11,7 +11,7 @@ from gradwire.experiments.cli import main
 from gradwire.experiments.report.reading import kind_of
 from gradwire.experiments.results.picture import draw
 
-from .given import results_of, run_of
+from ..given import results_of, run_of
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 VOID = {"meta", "img", "link", "br"}

@@ -5,7 +5,7 @@ import torch
 
 from gradwire.experiments.bench.models import OTHERS, PICTURES, task, task_names
 
-from .given import VISION_PARAMETERS
+from ..given import VISION_PARAMETERS
 
 BATCH = 2
 PARAMETERS = VISION_PARAMETERS | {"bert": 109_514_298, "tiny": 600 * 272}  # bert with the head of a language model

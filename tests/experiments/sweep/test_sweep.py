@@ -26,9 +26,9 @@ from gradwire.experiments.sweep.figure import Figure
 from gradwire.experiments.sweep.outcome import Outcome
 from gradwire.experiments.sweep.points import points_of
 from gradwire.experiments.sweep.provenance import command_of, provenance
+from gradwire.experiments.sweep.recommendation import Verdict, sentences
 from gradwire.experiments.sweep.rows import link_use, rows_of
 from gradwire.experiments.sweep.run import PointFailure, run_point
-from gradwire.experiments.sweep.verdict import Verdict, sentences
 
 STUDY = """
 title: Pieces

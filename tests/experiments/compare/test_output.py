@@ -2,10 +2,10 @@ import sys
 
 import pytest
 
-from gradwire.experiments.finish import finish
+from gradwire.experiments.compare.output import finish
 from gradwire.experiments.results import picture
 
-from .given import results_of, run_of
+from ..given import results_of, run_of
 
 PICTURES, REPORT = {"loss.png", "tradeoff.png"}, {"report.html"}
 

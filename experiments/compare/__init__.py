@@ -1,0 +1,5 @@
+"""The same training with each compressor, side by side."""
+
+from .command import CompareConfig, compare
+
+__all__ = ["CompareConfig", "compare"]
