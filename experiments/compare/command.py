@@ -7,11 +7,10 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,90 +18,22 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ...compress import compressor, warm_up_steps
-from ..network.lab import NetlabConfig, again, backend_here, check_lab, here, labels
-from ..network.link import check_link, paced
+from ..network.lab import again, backend_here, here, labels
+from ..network.link import paced
 from ..ranks.launch import chosen_backend, device_here, device_of, joined, supervised, unused_gpus
 from ..ranks.launchers import adopt_launcher, threads_here
 from ..results.comparison import Results, RunResult, command_line, environment, ranks_on
 from ..results.files import prepared_folder
 from ..results.loggers import check_loggers, open_loggers
-from ..workloads.data import DataConfig, Dataset, load_dataset
-from ..workloads.models import ModelConfig, build_model
+from ..workloads.data import Dataset, load_dataset
+from ..workloads.models import build_model
 from ..workloads.training import Steps, train
+from .config import CompareConfig
 from .output import finish
 
 logger = logging.getLogger(__name__)
 RESULTS = "results.json"
 WRITTEN = (RESULTS, "loss.png", "tradeoff.png", "report.html")  # in the output folder, at the end or on the way
-
-
-@dataclass(frozen=True)
-class CompareConfig:
-    """Train one model once with each compressor, and compare loss, speed and bytes."""
-
-    nproc: int = 2
-    """ranks on this machine (the launcher's own number where one starts the ranks)"""
-    backend: Literal["auto", "gloo", "nccl"] = "auto"
-    """process group; auto is nccl with a GPU for every rank and neither lab nor emulated link, else gloo"""
-    model: ModelConfig = field(default_factory=ModelConfig)
-    """gpt, resnet18-cifar, lstm, mlp or torchvision:NAME, and its sizes"""
-    data: DataConfig = field(default_factory=DataConfig)
-    """text, digits, mnist or cifar10, and where it lies"""
-    compressors: list[str] = field(default_factory=lambda: ["none", "bf16", "powersgd:rank=4"])
-    """specifications, separated by commas: none,powersgd:rank=1,topk:ratio=0.01"""
-    steps: int = 100
-    """batches of a rank for each compressor"""
-    sync_every: int = 1
-    """batches whose mean gradient makes an optimizer step; only the last of them communicates"""
-    batch_size: int = 8
-    """samples a rank and step"""
-    optimizer: Literal["adamw", "sgd"] = "sgd"
-    """the same for all compressors"""
-    lr: float = 0.1
-    """learning rate"""
-    momentum: float = 0.5
-    """of sgd"""
-    seed: int = 0
-    """of the initial model and the order of samples"""
-    bucket_mb: float | None = None
-    """DDP's bucket size, MiB; null is 1 for the first and 25 for the others"""
-    ddp: Literal["gradwire", "torch"] = "gradwire"
-    """whose DistributedDataParallel; torch's has gradwire's hook"""
-    eval_batches: int = 40
-    """held-out batches at the end"""
-    threads: int = 0
-    """torch threads a rank; 0 divides the cores among local ranks"""
-    timeout: float = 300.0
-    """seconds that any wait for other ranks may take"""
-    netlab: NetlabConfig = field(default_factory=NetlabConfig)
-    """hosts on this machine, joined by links of a set rate, in place of nproc ranks"""
-    link: str | None = None
-    """rate of an emulated link, such as 100mbit: what gradwire sends is held back as if by it; needs no root"""
-    out: str | None = None
-    """folder for results.json, pictures and report; runs/<time> if not given"""
-    logger: list[str] = field(default_factory=list)
-    """wandb, tensorboard"""
-
-    def __post_init__(self) -> None:
-        for name in ("nproc", "steps", "batch_size", "eval_batches"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is at least 1, got {getattr(self, name)}")
-        if self.threads < 0:
-            raise ValueError(f"threads is at least 0, got {self.threads}")
-        for name in ("lr", "bucket_mb", "timeout"):
-            if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise ValueError(f"{name} is above 0, got {getattr(self, name)}")
-        if not 1 <= self.sync_every <= self.steps:
-            raise ValueError(f"sync_every is from 1 to steps, {self.steps}, got {self.sync_every}")
-        check_link(self.link)
-        check_lab(self.netlab)
-        backend_here(self.backend, self.link, self.netlab.hosts)
-        if not self.compressors:
-            raise ValueError("compressors is empty: name at least one, such as none,bf16,powersgd:rank=4")
-        if twice := sorted({spec for spec in self.compressors if self.compressors.count(spec) > 1}):
-            raise ValueError(f"compressors names the same one twice: {', '.join(twice)}")
-        for spec in self.compressors:
-            compressor(spec)
 
 
 def compare(config: CompareConfig) -> int:
@@ -216,7 +147,7 @@ def _one(
         for each, figures in product(loggers, recent):
             each.step(*figures)
 
-    run = train(spec, config, dataset, group, device, report)
+    run = train(spec, config.training, dataset, group, device, report)
     for each in loggers:
         each.finish(run)
     return run

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -23,11 +21,9 @@ from ...ddp_core import DistributedDataParallel, Record, averaged, exchange
 from ...hooks import Handle, attach
 from ...hooks.plan import ratio
 from ..results.comparison import Evaluation, RunResult, Seconds, percentiles
-from .data import Dataset
-from .models import build_model
-
-if TYPE_CHECKING:
-    from ..compare.command import CompareConfig
+from .data import DataConfig, Dataset
+from .memory import peak_memory, reset_peak_memory
+from .models import ModelConfig, build_model
 
 REPORT_EVERY = 10  # steps between two looks at the loss of all ranks
 Replica: TypeAlias = TorchDDP | DistributedDataParallel
@@ -35,8 +31,46 @@ Steps: TypeAlias = Sequence[tuple[int, float, float]]  # number, mean loss over 
 Report: TypeAlias = Callable[[Steps], None]
 
 
+@dataclass(frozen=True)
+class TrainingConfig:
+    """Model, data, optimizer and DistributedDataParallel of a training, whichever compressor it has."""
+
+    model: ModelConfig
+    data: DataConfig
+    steps: int
+    """batches of a rank"""
+    sync_every: int
+    """batches whose mean gradient makes an optimizer step; only the last of them communicates"""
+    batch_size: int
+    """samples a rank and step"""
+    optimizer: Literal["adamw", "sgd"]
+    lr: float
+    momentum: float
+    """of sgd"""
+    seed: int
+    """of the initial model and the order of samples"""
+    bucket_mb: float | None
+    """DDP's bucket size, MiB; None is 1 for the first and 25 for the others"""
+    ddp: Literal["gradwire", "torch"]
+    """whose DistributedDataParallel; torch's has gradwire's hook"""
+    eval_batches: int
+    """held-out batches at the end"""
+    timeout: float
+    """seconds that any wait for other ranks may take"""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "eval_batches"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is at least 1, got {getattr(self, name)}")
+        for name in ("lr", "bucket_mb", "timeout"):
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
+                raise ValueError(f"{name} is above 0, got {getattr(self, name)}")
+        if not 1 <= self.sync_every <= self.steps:
+            raise ValueError(f"sync_every is from 1 to steps, {self.steps}, got {self.sync_every}")
+
+
 @dataclass
-class Progress:
+class History:
     """What a run has measured so far: this rank's `losses`, and `mean_losses` over ranks up to the last look."""
 
     losses: list[float] = field(default_factory=list)
@@ -59,24 +93,24 @@ class Progress:
 
 
 def train(
-    spec: str, config: CompareConfig, dataset: Dataset, group: dist.ProcessGroup, device: torch.device, report: Report
+    spec: str, config: TrainingConfig, dataset: Dataset, group: dist.ProcessGroup, device: torch.device, report: Report
 ) -> RunResult:
     """Train the configured model with one compressor; every rank calls it and gets the same result.
 
     `report` is called every few steps with those since its last call, on every rank. Raises RuntimeError where ranks
     end with different parameters.
     """
-    _reset_peak_memory(device)
+    reset_peak_memory(device)
     model = _model(config, dataset, device)
     wrapped, handle = _wrapped(model, spec, config)
-    progress = _steps(wrapped, config, dataset, group, device, report)
+    history = _steps(wrapped, config, dataset, group, device, report)
     evaluation = _evaluate(model, config, dataset, group, device)
-    result = _result(spec, model, handle, progress, evaluation, group, device)
+    result = _result(spec, model, handle, history, evaluation, group, device)
     handle.close()  # not where this rank fails: its peers would fail, too, before it has told why
     return result
 
 
-def _wrapped(model: nn.Module, spec: str, config: CompareConfig) -> tuple[Replica, Handle]:
+def _wrapped(model: nn.Module, spec: str, config: TrainingConfig) -> tuple[Replica, Handle]:
     """The model as the configured DDP trains it, and the handle of its compression."""
     timeout = timedelta(seconds=config.timeout)
     if config.ddp == "torch":
@@ -88,14 +122,14 @@ def _wrapped(model: nn.Module, spec: str, config: CompareConfig) -> tuple[Replic
     return ours, ours.compression
 
 
-def _model(config: CompareConfig, dataset: Dataset, device: torch.device) -> nn.Module:
+def _model(config: TrainingConfig, dataset: Dataset, device: torch.device) -> nn.Module:
     """The same initial model for every rank and compressor; the caller's random state stays as it was."""
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)
         return build_model(config.model, dataset).to(device)
 
 
-def optimizer_for(model: nn.Module, config: CompareConfig) -> torch.optim.Optimizer:
+def optimizer_for(model: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:
     """The configured optimizer."""
     if config.optimizer == "sgd":
         return torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum)
@@ -109,15 +143,15 @@ def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
 
 def _steps(
     model: Replica,
-    config: CompareConfig,
+    config: TrainingConfig,
     dataset: Dataset,
     group: dist.ProcessGroup,
     device: torch.device,
     report: Report,
-) -> Progress:
+) -> History:
     optimizer = optimizer_for(model, config)
     batches = dataset.train_batches(config.batch_size, seed=config.seed, rank=group.rank(), world_size=group.size())
-    progress = Progress()
+    history = History()
     for step in range(config.steps):
         inputs, targets = (tensor.to(device) for tensor in next(batches))
         synced = (step + 1) % config.sync_every == 0
@@ -128,15 +162,15 @@ def _steps(
         if synced:
             optimizer.step()
             optimizer.zero_grad()
-        progress.add(loss.item(), time.perf_counter() - start)
+        history.add(loss.item(), time.perf_counter() - start)
         if (step + 1) % REPORT_EVERY == 0 or step + 1 == config.steps:
-            report(progress.look(group, device))
-    return progress
+            report(history.look(group, device))
+    return history
 
 
 @torch.no_grad()
 def _evaluate(
-    model: nn.Module, config: CompareConfig, dataset: Dataset, group: dist.ProcessGroup, device: torch.device
+    model: nn.Module, config: TrainingConfig, dataset: Dataset, group: dist.ProcessGroup, device: torch.device
 ) -> Evaluation:
     """Loss and accuracy on held-out data; the ranks share the batches."""
     model.eval()
@@ -162,28 +196,28 @@ def _result(
     spec: str,
     model: nn.Module,
     handle: Handle,
-    progress: Progress,
+    history: History,
     evaluation: Evaluation,
     group: dist.ProcessGroup,
     device: torch.device,
 ) -> RunResult:
-    losses = progress.mean_losses
+    losses = history.mean_losses
     stats = handle.stats()
     last = stats.last.traffic
     elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    settled = progress.step_seconds[min(len(progress.step_seconds) // 5, 10) :]  # first steps build buckets and groups
+    timed = history.step_seconds[min(len(history.step_seconds) // 5, 10) :]  # first steps build buckets and groups
     return RunResult(
         compressor=spec,
         steps=len(losses),
         loss=tuple(losses),
         eval=evaluation,
-        step_seconds=percentiles(settled),
+        step_seconds=percentiles(timed),
         seconds=_mean_seconds(stats.total, stats.steps),
         payload_bytes_per_step=last.payload_bytes,
         sent_bytes_per_step=last.sent_bytes,
         compression_ratio=ratio(elements, last, group.size()),
-        peak_memory_bytes=max(int(size) for size in exchange(str(_peak_memory(device)), group)),
-        train_seconds=tuple(progress.train_seconds),
+        peak_memory_bytes=max(int(size) for size in exchange(str(peak_memory(device)), group)),
+        train_seconds=tuple(history.train_seconds),
         parameters_digest=_same_digest(model, group),
         warmed_up=warm_up_steps(compressor(spec)) < stats.steps,
     )
@@ -202,28 +236,3 @@ def _same_digest(model: nn.Module, group: dist.ProcessGroup) -> str:
     if len(set(digests)) > 1:
         raise RuntimeError(f"the ranks ended with different parameters: {digests}")
     return digests[0]
-
-
-def _reset_peak_memory(device: torch.device) -> None:
-    """Begin to measure anew where the system can (CUDA, Linux); elsewhere the peak is the process's own."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    elif (counters := Path("/proc/self/clear_refs")).exists():
-        counters.write_text("5")
-
-
-def _peak_memory(device: torch.device) -> int:
-    """Peak bytes: on the GPU, or resident in the process. What ranks share is divided among them."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    status, shares = _sizes(Path("/proc/self/status")), _sizes(Path("/proc/self/smaps_rollup"))
-    if "VmHWM" in status:
-        return status["VmHWM"] - (status["RssShmem"] - shares["Pss_Shmem"] if "Pss_Shmem" in shares else 0)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def _sizes(listing: Path) -> dict[str, int]:
-    """Bytes by name, of a listing of the kernel's; empty where there is none."""
-    lines = listing.read_text().splitlines() if listing.exists() else []
-    words = [line.split() for line in lines if line.endswith(" kB")]
-    return {name.rstrip(":"): int(number) * 1024 for name, number, _ in words}

@@ -14,7 +14,7 @@ import torch
 
 from gradwire.experiments.cli import main
 from gradwire.experiments.compare import command as driver
-from gradwire.experiments.compare.command import CompareConfig
+from gradwire.experiments.compare.config import CompareConfig
 
 from ..given import results_of, run_of
 
