@@ -21,8 +21,11 @@ from rich.table import Table
 
 from ..ddp_core import start_sum
 from .network.lab import NetlabConfig, again, backend_here, check_lab, labels
-from .ranks.launch import chosen_backend, joined, sigterm_interrupts, supervised
+from .ranks.device import chosen_backend
+from .ranks.group import joined
 from .ranks.launchers import adopt_launcher
+from .ranks.processes import supervised
+from .ranks.stopping import sigterm_interrupts
 from .results.comparison import percentiles
 from .results.files import check_file, write_figures
 from .results.progress_bar import progress

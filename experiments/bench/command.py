@@ -17,10 +17,11 @@ from rich.progress import Progress
 
 from ...compress import compressor, warm_up_steps
 from ..info import interfaces
-from ..network.lab import again, backend_here, here
+from ..network.lab import again, backend_here
 from ..network.link import paced
-from ..ranks.launch import chosen_backend, device_here, supervised, under_launcher, unused_gpus
-from ..ranks.launchers import adopt_launcher, threads_here
+from ..ranks.device import chosen_backend, device_here, unused_gpus
+from ..ranks.launchers import adopt_launcher, lab_here, threads_here, under_launcher
+from ..ranks.processes import supervised
 from ..results.comparison import command_line, environment
 from ..results.progress_bar import progress
 from .config import BenchConfig
@@ -49,7 +50,7 @@ def bench_command(config: BenchConfig) -> int:
     backend = chosen_backend(wanted, int(os.environ.get("LOCAL_WORLD_SIZE", config.nproc)))
     if under_launcher():
         torch.set_num_threads(threads_here(config.threads, config.nproc))
-        run_rank(config, backend, "netlab" if here() else launcher or "torchrun", None)
+        run_rank(config, backend, "netlab" if lab_here() else launcher or "torchrun", None)
         return 0
     return supervised(rank_main, config.nproc, config, backend)
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..ranks.launch import joined
+from ..ranks.group import joined
 from .rows import Placement
 
 POLL_SECONDS = 0.2

@@ -18,10 +18,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ...compress import compressor, warm_up_steps
-from ..network.lab import again, backend_here, here, labels
+from ..network.lab import again, backend_here, labels
 from ..network.link import paced
-from ..ranks.launch import chosen_backend, device_here, device_of, joined, supervised, unused_gpus
-from ..ranks.launchers import adopt_launcher, threads_here
+from ..ranks.device import chosen_backend, device_here, device_of, unused_gpus
+from ..ranks.group import joined
+from ..ranks.launchers import adopt_launcher, lab_here, threads_here
+from ..ranks.processes import supervised
 from ..results.comparison import Results, RunResult, command_line, environment, ranks_on
 from ..results.files import prepared_folder
 from ..results.loggers import check_loggers, open_loggers
@@ -93,7 +95,7 @@ def _inside_launcher(config: CompareConfig, dataset: Dataset, backend: str, laun
     """This process is a rank already."""
     torch.set_num_threads(threads_here(config.threads, config.nproc))
     out = _begun(config, backend, int(os.environ["WORLD_SIZE"])) if os.environ["RANK"] == "0" else None
-    run_rank(config, dataset, backend, "netlab" if here() else launcher, out, None)
+    run_rank(config, dataset, backend, "netlab" if lab_here() else launcher, out, None)
     if out is not None:
         finish(Results.read(out / RESULTS), out)
     return 0

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ...kernels import Backend, backends
-from ..ranks.launch import INTERRUPTED, sigterm_interrupts
+from ..ranks.stopping import INTERRUPTED, sigterm_interrupts
 from ..results.files import check_file, check_folder, prepared_folder
 from ..results.optional import made
 from .bench import Bench, Group

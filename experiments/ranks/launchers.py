@@ -1,4 +1,4 @@
-"""Ranks that mpirun, Slurm or another launcher has started: their variables become those of torchrun."""
+"""Ranks that torchrun, mpirun, Slurm or a network lab has started, told by variables; all get those of torchrun."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import re
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 
-from ..network.lab import here
-
 TORCHRUN = "torchrun"
+LAB_VARIABLE = "GRADWIRE_NETLAB"  # in the environment of every rank in a lab: what the lab is like
 ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
 HOW_TO_PASS = {
     "Open MPI": "mpirun -x MASTER_ADDR=FIRST_HOST -x MASTER_PORT=29500 ...",
@@ -91,11 +90,21 @@ def _adopt(launcher: Launcher, environment: MutableMapping[str, str]) -> None:
     environment.update(RANK=environment[launcher.rank], WORLD_SIZE=environment[launcher.size])
 
 
+def under_launcher() -> bool:
+    """Whether torchrun, or another launcher that sets its variables, has started this process as a rank."""
+    return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+
+
+def lab_here() -> str | None:
+    """The lab that this process runs in, such as `4 hosts at 100mbit`; None where it runs in none."""
+    return os.environ.get(LAB_VARIABLE) or None
+
+
 def threads_here(asked: int, nproc: int) -> int:
     """Torch's threads for a rank: `asked`, or for 0 an equal share of the cores among the ranks on this machine.
 
     These are all ranks in a lab, those that a launcher tells of, or else `nproc`.
     """
-    variable = "WORLD_SIZE" if here() else "LOCAL_WORLD_SIZE"
+    variable = "WORLD_SIZE" if lab_here() else "LOCAL_WORLD_SIZE"
     sharing = int(os.environ.get(variable, nproc))
     return asked or max(1, (os.cpu_count() or 1) // sharing)

@@ -14,7 +14,7 @@ from netrc import NetrcParseError, netrc
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..network.lab import here
+from ..ranks.launchers import lab_here
 from .comparison import RunResult
 
 logger = logging.getLogger(__name__)
@@ -165,7 +165,7 @@ def open_loggers(names: Sequence[str], spec: str, config: Mapping[str, Any], out
 def _wandb_mode() -> str:
     if not WandbLogger.reachable:
         return "offline"
-    return os.environ.get("WANDB_MODE") or ("online" if _has_key() and here() is None else "offline")
+    return os.environ.get("WANDB_MODE") or ("online" if _has_key() and lab_here() is None else "offline")
 
 
 def _in_one_line(error: Exception) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ..ranks.launch import INTERRUPTED, sigterm_interrupts
+from ..ranks.stopping import INTERRUPTED, sigterm_interrupts
 from ..results.files import prepared_folder
 from ..results.loggers import check_loggers, open_loggers
 from .cache import append_point, read_points

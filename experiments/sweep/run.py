@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..network.lab.utilization import Utilization
-from ..ranks.stopping import dying_with
+from ..ranks.stopping import killed_with
 from .cache import Finished
 from .points import Point
 from .rows import USE, link_use, rows_of
@@ -62,7 +62,7 @@ def _finish(command: Sequence[str], limit: float, folder: Path) -> None:
     written = folder / "written"
     with written.open("wb") as output:
         process = subprocess.Popen(
-            command, stdout=output, stderr=output, start_new_session=True, preexec_fn=dying_with(os.getpid())
+            command, stdout=output, stderr=output, start_new_session=True, preexec_fn=killed_with(os.getpid())
         )
         try:
             code = process.wait(limit)

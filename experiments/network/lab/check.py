@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from ....compress.protocol import AllReduce
 from ....ddp_core.collectives import start_sum
-from ...ranks.launch import joined
+from ...ranks.group import joined
 from ..link import BITS_PER_BYTE, parse_rate
 from .config import NetlabConfig
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 
+from ...ranks.launchers import lab_here
 from ..link import parse_rate
 from .check import check
-from .config import NetlabConfig, here
+from .config import NetlabConfig
 from .hosts import clean
 from .launcher import run_inside
 
@@ -38,7 +39,7 @@ def netlab_command(config: NetlabCommandConfig) -> int:
         return run_inside(config, config.command)
     if config.hosts < FEWEST_TO_CHECK or not parse_rate(config.rate):
         raise ValueError(f"--check needs two hosts and a rate, got {config.described}")
-    if here() is not None:
+    if lab_here() is not None:
         return check(config)
     arguments = ["netlab", "--check", f"--hosts={config.hosts}", f"--rate={config.rate}"]
     return run_inside(config, [sys.executable, "-m", "gradwire", *arguments])

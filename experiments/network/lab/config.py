@@ -1,13 +1,12 @@
-"""What a lab is like, and whether this process runs in one."""
+"""What a lab is like, and what it means for the process group and for results."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, fields
 
+from ...ranks.launchers import lab_here
 from ..link import parse_rate
 
-VARIABLE = "GRADWIRE_NETLAB"  # in the environment of every rank in a lab: what the lab is like
 MOST_HOSTS = 99
 
 
@@ -43,17 +42,12 @@ def check_lab(lab: NetlabConfig) -> None:
         raise ValueError(f"{names} without hosts, and so without a lab: add --netlab.hosts 4, or leave it out")
 
 
-def here() -> str | None:
-    """The lab that this process runs in, such as `4 hosts at 100mbit`; None where it runs in none."""
-    return os.environ.get(VARIABLE) or None
-
-
 def backend_here(wanted: str, link: str | None = None, hosts: int = 0) -> str:
     """The process group to ask for in place of `wanted`: Gloo on a host of a lab and behind an emulated link.
 
     `hosts` are those of a lab to come. Raises ValueError where NCCL is wanted and a lab or a link is there.
     """
-    lab = here() is not None or hosts > 0
+    lab = lab_here() is not None or hosts > 0
     if wanted == "nccl" and (lab or link):
         why = (
             "the hosts of a lab share this machine's GPUs, and NCCL goes past their links"
@@ -69,5 +63,5 @@ def labels(link: str | None = None) -> list[str]:
 
     `link` is the rate of an emulated link (`gradwire.experiments.network.link`).
     """
-    lab, emulated = here(), f"emulated link {link}"
+    lab, emulated = lab_here(), f"emulated link {link}"
     return [*([f"netlab: {lab}"] if lab else []), *([emulated] if link else [])]

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import IO
 
-from ...ranks.launch import sigterm_interrupts, under_launcher
-from ...ranks.stopping import dying_with
+from ...ranks.launchers import LAB_VARIABLE, lab_here, under_launcher
+from ...ranks.stopping import killed_with, sigterm_interrupts
 from ...results.files import check_file
-from .config import VARIABLE, NetlabConfig, here
+from .config import NetlabConfig
 from .hosts import WIRE, Lab, made
 from .iproute import NetlabError
 from .utilization import recorded
@@ -36,7 +36,7 @@ def again(config: NetlabConfig) -> int | None:
 
     None where there is nothing to do: no lab is asked for, or this process is on a host of it already.
     """
-    if config.hosts == 0 or here() is not None:
+    if config.hosts == 0 or lab_here() is not None:
         return None
     return run_inside(config, [sys.executable, "-m", "gradwire", *sys.argv[1:]])
 
@@ -63,8 +63,8 @@ def run_inside(config: NetlabConfig, command: Sequence[str]) -> int:
 def _check(config: NetlabConfig, command: Sequence[str]) -> None:
     if config.hosts < 1:
         raise NetlabError(f"hosts is at least 1, got {config.hosts}: --hosts 4")
-    if here() is not None:
-        raise NetlabError(f"this process is on a host of a lab already ({here()}), and labs do not nest")
+    if lab_here() is not None:
+        raise NetlabError(f"this process is on a host of a lab already ({lab_here()}), and labs do not nest")
     if under_launcher():
         raise NetlabError("a lab starts its ranks by itself: run this without torchrun, once")
     if not command or shutil.which(command[0]) is None:
@@ -88,7 +88,7 @@ def _started(
                     stdout=output,
                     stderr=output,
                     start_new_session=True,  # Ctrl-C is the parent's alone
-                    preexec_fn=dying_with(os.getpid()),
+                    preexec_fn=killed_with(os.getpid()),
                 )
             )
         yield processes
@@ -108,7 +108,7 @@ def _variables(lab: Lab, config: NetlabConfig, host: int) -> Mapping[str, str]:
         "GLOO_SOCKET_IFNAME": WIRE,
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
         "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),  # it warns that addresses have no names
-        VARIABLE: config.described,
+        LAB_VARIABLE: config.described,
     }
 
 

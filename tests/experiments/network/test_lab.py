@@ -11,22 +11,13 @@ import time
 import pytest
 
 from gradwire.experiments.cli import main
-from gradwire.experiments.network.lab import (
-    NetlabConfig,
-    again,
-    check_lab,
-    here,
-    iproute,
-    labels,
-    launcher,
-    run_inside,
-)
+from gradwire.experiments.network.lab import NetlabConfig, again, check_lab, iproute, labels, launcher, run_inside
 from gradwire.experiments.network.lab.check import told
-from gradwire.experiments.network.lab.config import VARIABLE
 from gradwire.experiments.network.lab.hosts import OWNERS, clean, interfaces_of, left_by, made
 from gradwire.experiments.network.lab.iproute import NetlabError
 from gradwire.experiments.network.lab.picture import draw
 from gradwire.experiments.network.lab.utilization import Utilization, keep, recorded
+from gradwire.experiments.ranks.launchers import LAB_VARIABLE, lab_here
 from gradwire.experiments.sweep import SweepConfig
 
 PATIENCE = 30
@@ -72,7 +63,7 @@ def possible():
 
 @pytest.fixture(autouse=True)
 def outside(monkeypatch):
-    for name in (VARIABLE, "RANK", "WORLD_SIZE"):
+    for name in (LAB_VARIABLE, "RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -98,7 +89,7 @@ def shell(text):
 
 
 def test_every_host_gets_the_variables_of_a_launcher(possible, capfd, tmp_path):
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GLOO_SOCKET_IFNAME", VARIABLE)
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GLOO_SOCKET_IFNAME", LAB_VARIABLE)
     line = " ".join(f"${name}" for name in names)
     assert run_inside(NetlabConfig(3, "100mbit"), shell(f'echo {line} > {tmp_path}/$RANK; echo "rank $RANK"')) == 0
     for rank in range(3):
@@ -298,15 +289,15 @@ def test_bench_dilates_the_links_of_its_lab(possible, tmp_path):
 
 def test_again_does_nothing_without_a_lab_or_inside_one(monkeypatch):
     assert again(NetlabConfig()) is None
-    monkeypatch.setenv(VARIABLE, "2 hosts at 1gbit")
+    monkeypatch.setenv(LAB_VARIABLE, "2 hosts at 1gbit")
     assert again(NetlabConfig(2, "1gbit")) is None
 
 
 def test_labels_tell_of_labs_and_emulated_links(monkeypatch):
-    assert (here(), labels()) == (None, [])
+    assert (lab_here(), labels()) == (None, [])
     assert labels("100mbit") == ["emulated link 100mbit"]
-    monkeypatch.setenv(VARIABLE, "4 hosts at 1gbit")
-    assert (here(), labels()) == ("4 hosts at 1gbit", ["netlab: 4 hosts at 1gbit"])
+    monkeypatch.setenv(LAB_VARIABLE, "4 hosts at 1gbit")
+    assert (lab_here(), labels()) == ("4 hosts at 1gbit", ["netlab: 4 hosts at 1gbit"])
 
 
 REFUSALS = {
@@ -372,10 +363,10 @@ def test_what_is_set_of_a_lab_without_hosts_is_refused_but_not_in_a_study_which_
 
 
 def test_labs_do_not_nest_and_are_not_made_by_ranks_of_another_launcher(monkeypatch):
-    monkeypatch.setenv(VARIABLE, "2 hosts at 1gbit")
+    monkeypatch.setenv(LAB_VARIABLE, "2 hosts at 1gbit")
     with pytest.raises(NetlabError, match="do not nest"):
         run_inside(NetlabConfig(2), ["ls"])
-    monkeypatch.delenv(VARIABLE)
+    monkeypatch.delenv(LAB_VARIABLE)
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "1")
     with pytest.raises(NetlabError, match="without torchrun"):

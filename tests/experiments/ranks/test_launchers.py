@@ -2,8 +2,7 @@ import os
 
 import pytest
 
-from gradwire.experiments.network.lab.config import VARIABLE
-from gradwire.experiments.ranks.launchers import adopt_launcher, slurm_tasks_here, threads_here
+from gradwire.experiments.ranks.launchers import LAB_VARIABLE, adopt_launcher, slurm_tasks_here, threads_here
 
 ADDRESS = {"MASTER_ADDR": "host0", "MASTER_PORT": "1"}
 OPEN_MPI = {
@@ -58,14 +57,14 @@ def test_slurms_tasks_of_a_node_are_read_from_its_short_form(node, tasks):
         ({}, 4),
         ({"LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "8"}, 2),
         ({"LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "8"}, 8),
-        ({"LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "8", VARIABLE: "8 hosts at 1gbit"}, 1),  # which share one machine
+        ({"LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "8", LAB_VARIABLE: "8 hosts at 1gbit"}, 1),  # which share one machine
         ({"LOCAL_WORLD_SIZE": "64", "WORLD_SIZE": "64"}, 1),
     ],
     ids=["our own ranks", "four a machine", "one a machine", "a lab", "more than cores"],
 )
 def test_ranks_on_one_machine_share_its_cores_unless_they_are_told_otherwise(variables, threads, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE", VARIABLE):
+    for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE", LAB_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

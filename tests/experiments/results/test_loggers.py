@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from gradwire.experiments.cli import main
-from gradwire.experiments.network.lab.config import VARIABLE
+from gradwire.experiments.ranks.launchers import LAB_VARIABLE
 from gradwire.experiments.results.loggers import LOGGERS, RunLogger, WandbLogger, check_loggers, figures, open_loggers
 
 from ..given import run_of
@@ -88,7 +88,7 @@ def wandb(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", library)
     monkeypatch.setattr(WandbLogger, "reachable", True)
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    for name in ("WANDB_MODE", "WANDB_INIT_TIMEOUT", VARIABLE):
+    for name in ("WANDB_MODE", "WANDB_INIT_TIMEOUT", LAB_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     return library
 
@@ -97,8 +97,8 @@ def wandb(monkeypatch):
     ("variables", "mode"),
     [
         ({}, "online"),
-        ({VARIABLE: "2 hosts"}, "offline"),
-        ({VARIABLE: "2 hosts", "WANDB_MODE": "online"}, "online"),
+        ({LAB_VARIABLE: "2 hosts"}, "offline"),
+        ({LAB_VARIABLE: "2 hosts", "WANDB_MODE": "online"}, "online"),
         ({"WANDB_MODE": "disabled"}, "disabled"),
     ],
 )
