@@ -26,9 +26,9 @@ from .ranks.group import joined
 from .ranks.launchers import adopt_launcher
 from .ranks.processes import supervised
 from .ranks.stopping import sigterm_interrupts
-from .results.comparison import percentiles
 from .results.files import check_file, write_figures
-from .results.progress_bar import progress
+from .results.progress_bar import progress_bar
+from .results.statistics import percentiles
 
 UNITS = {"k": 10**3, "M": 10**6, "G": 10**9}
 BYTES = 4  # of a float32
@@ -139,7 +139,7 @@ def _rank(
     if backend == "nccl":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)))
         torch.cuda.set_device(device)
-    bar = progress(Console(quiet=rank > 0))
+    bar = progress_bar(Console(quiet=rank > 0))
     with joined(backend, timedelta(seconds=config.timeout), rendezvous) as group, bar:
         for row in _rows(config, group, device, bar):
             if rank == 0:

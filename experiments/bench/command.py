@@ -16,14 +16,14 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ...compress import compressor, warm_up_steps
-from ..info import interfaces
+from ..network.interfaces import interfaces
 from ..network.lab import again, backend_here
 from ..network.link import paced
 from ..ranks.device import chosen_backend, device_here, unused_gpus
 from ..ranks.launchers import adopt_launcher, lab_here, threads_here, under_launcher
 from ..ranks.processes import supervised
-from ..results.comparison import command_line, environment
-from ..results.progress_bar import progress
+from ..results.environment import command_line, environment
+from ..results.progress_bar import progress_bar
 from .config import BenchConfig
 from .models import Task
 from .rows import KIND, Placement, row, stretched, write
@@ -137,7 +137,7 @@ def _models_rows(
     title = f"\nBenchmark: {task.name} with batch size {_batch_size(task, config)}, {common(cases)}"
     console.print(title, *config.labels(), "", lines.headings(), sep="\n", **PLAIN)
     shown: list[dict[str, Any]] = []
-    with progress(console) as bar:
+    with progress_bar(console) as bar:
         for count in sizes:
             rows = []
             for found in _rows(task, world.placement(count), config, world, bar):

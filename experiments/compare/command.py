@@ -24,14 +24,15 @@ from ..ranks.device import chosen_backend, device_here, device_of, unused_gpus
 from ..ranks.group import joined
 from ..ranks.launchers import adopt_launcher, lab_here, threads_here
 from ..ranks.processes import supervised
-from ..results.comparison import Results, RunResult, command_line, environment, ranks_on
+from ..results.comparison import Results, RunResult, ranks_on
+from ..results.environment import command_line, environment
 from ..results.files import prepared_folder
 from ..results.loggers import check_loggers, open_loggers
 from ..workloads.data import Dataset, load_dataset
 from ..workloads.models import build_model
 from ..workloads.training import Steps, train
 from .config import CompareConfig
-from .output import finish
+from .output import write_output
 
 logger = logging.getLogger(__name__)
 RESULTS = "results.json"
@@ -57,7 +58,7 @@ def compare(config: CompareConfig) -> int:
     code = supervised(rank_main, config.nproc, config, backend, str(out))
     results = Results.read(out / RESULTS) if (out / RESULTS).exists() else None
     if results is not None and results.runs:
-        finish(results, out)
+        write_output(results, out)
     return code
 
 
@@ -97,7 +98,7 @@ def _inside_launcher(config: CompareConfig, dataset: Dataset, backend: str, laun
     out = _begun(config, backend, int(os.environ["WORLD_SIZE"])) if os.environ["RANK"] == "0" else None
     run_rank(config, dataset, backend, "netlab" if lab_here() else launcher, out, None)
     if out is not None:
-        finish(Results.read(out / RESULTS), out)
+        write_output(Results.read(out / RESULTS), out)
     return 0
 
 

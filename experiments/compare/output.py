@@ -9,23 +9,24 @@ from pathlib import Path
 from rich.console import Console
 
 from ..results.comparison import Results
-from ..results.optional import made
-from ..results.table import table, verdict
+from ..results.optional import optional_files
+from ..results.recommendation import recommendation
+from ..results.table import table
 
 
-def finish(results: Results, out: Path) -> None:
+def write_output(results: Results, out: Path) -> None:
     """Print the table and the verdict, then draw the pictures and write the report, and say where everything is.
 
     Where matplotlib or jinja2 is not installed, a line says so in place of what it is for.
     """
     console = Console(width=max(Console().width, 120))
     console.print(table(results))
-    console.print(verdict(results), soft_wrap=True)
+    console.print(recommendation(results), soft_wrap=True)
     say = partial(console.print, sep="", highlight=False, markup=False, soft_wrap=True)
     say("\nresults    ", out / "results.json")
-    pictures, where = made(partial(_drawn, results, out))
+    pictures, where = optional_files(partial(_drawn, results, out))
     say("pictures   ", where)
-    _, where = made(partial(_reported, results, pictures, out / "report.html"))
+    _, where = optional_files(partial(_reported, results, pictures, out / "report.html"))
     say("report     ", where)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..results.comparison import environment
+from ..results.environment import environment
 from ..results.files import write_json
 
 

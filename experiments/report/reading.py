@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..results.comparison import Results
-from ..sweep.rows import Row, flat
+from ..results.rows import Row, flat
 from .comparison import comparison_section
 from .section import Picture, Section, cell, text_of
 

@@ -5,19 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
-import platform
-import shlex
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-
-SMOOTHING = 0.9  # weight of the past in a loss that is shown
 
 
 @dataclass(frozen=True)
@@ -129,51 +123,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    """The 50th, 75th, 90th and 95th percentile, interpolated.
-
-    >>> percentiles([1.0, 2.0, 3.0])["p50"]
-    2.0
-    """
-    values = torch.tensor(seconds, dtype=torch.float64)
-    return {f"p{each}": torch.quantile(values, each / 100).item() for each in (50, 75, 90, 95)}
-
-
-def smoothed(values: Sequence[float]) -> list[float]:
-    """An exponential moving average without its bias to the start.
-
-    >>> smoothed([2.0, 2.0])
-    [2.0, 2.0]
-    """
-    total, weight, averages = 0.0, 0.0, []
-    for value in values:
-        total, weight = SMOOTHING * total + value, SMOOTHING * weight + 1
-        averages.append(total / weight)
-    return averages
-
-
-def command_line() -> str:
-    """The command that is running, as typed behind the prompt."""
-    return shlex.join(["gradwire", *sys.argv[1:]])
-
-
-def environment() -> dict[str, Any]:
-    """The machine that the figures come from."""
-    return {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
-    }
-
-
-def _processor() -> str:
-    listing = Path("/proc/cpuinfo")
-    if listing.exists():
-        for line in listing.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .comparison import command_line, environment
+from .environment import command_line, environment
 
 
 def check_file(option: str, path: str | None) -> None:

@@ -26,10 +26,10 @@ def way_to_install(error: ModuleNotFoundError) -> str | None:
     return f"{library} is not installed; pip install '{INSTALL[library]}'" if library in INSTALL else None
 
 
-def made(make: Callable[[], Sequence[Path]]) -> tuple[Sequence[Path], str]:
-    """The files that `make` writes, and where they are in words; none, and why, where a library is missing for them."""
+def optional_files(write: Callable[[], Sequence[Path]]) -> tuple[Sequence[Path], str]:
+    """The files that `write` writes, and where they are in words; none, and why, where a library is missing for them."""
     try:
-        files = make()
+        files = write()
     except ModuleNotFoundError as error:
         if (way := way_to_install(error)) is None:
             raise

@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from .comparison import Results, RunResult, smoothed
+from .comparison import Results, RunResult
+from .statistics import smoothed
 
 LARGEST_BUBBLE = 2500.0  # points squared
 DPI = 130

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ..results.rows import Row
 from .config import SweepConfig
 from .derive import derivations
-from .rows import SOMETIMES, Row, column_of
+from .rows import SOMETIMES, column_of
 
 
 def check_columns(config: SweepConfig, rows: Sequence[Row]) -> None:

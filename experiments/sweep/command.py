@@ -14,13 +14,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ..ranks.stopping import INTERRUPTED, sigterm_interrupts
 from ..results.files import prepared_folder
 from ..results.loggers import check_loggers, open_loggers
+from ..results.rows import Row
 from .cache import append_point, read_points
 from .columns import check_columns
 from .config import SweepConfig
 from .figure import check_drawing
 from .outcome import PAGE, STUDY, Outcome
 from .points import Point, points_of
-from .rows import Row
 from .run import PointFailure, run_point
 
 WHOLE_SWEEP = 7 * 24 * 3600.0  # seconds that the speed for the time left is averaged over

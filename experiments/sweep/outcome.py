@@ -13,13 +13,14 @@ from typing import Any
 from rich.table import Table
 
 from ..bench.rows import FACTORS
+from ..results.rows import Row, shown
 from .cache import Finished
 from .config import SweepConfig
 from .derive import derived
 from .points import Point
 from .provenance import command_of, provenance
 from .recommendation import sentences
-from .rows import Row, column_of, named
+from .rows import column_of, named
 
 STUDY = "study.json"
 PAGE = "README.md"
@@ -161,16 +162,3 @@ def _line(cells: Sequence[str]) -> str:
 
 def _plain(value: Any) -> bool:
     return value is not None and not isinstance(value, list | dict)
-
-
-def shown(value: Any) -> str:
-    """A value as text, numbers to four digits.
-
-    >>> shown(0.123456), shown(60000000), shown(None), shown("none")
-    ('0.1235', '60,000,000', '', 'none')
-    """
-    if value is None:
-        return ""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 10000 else f"{value:.4g}"

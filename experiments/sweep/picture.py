@@ -16,10 +16,11 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogFormatter
 
 from ..network.link import BITS_PER_BYTE, parse_rate
-from ..results.comparison import smoothed
 from ..results.picture import DPI
+from ..results.rows import Row
+from ..results.statistics import smoothed
 from .figure import Figure
-from .rows import Row, named
+from .rows import named
 
 SIZE = (8.0, 4.8)  # inches
 HEADROOM = 1.05  # above what is drawn from zero

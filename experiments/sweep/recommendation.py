@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ..results.table import UNCOMPRESSED, WORTHWHILE
-from .rows import Row
+from ..results.recommendation import UNCOMPRESSED, WORTHWHILE
+from ..results.rows import Row
 
 COMPRESSOR = "compressor"
 

@@ -20,7 +20,8 @@ from ...compress import compressor, warm_up_steps
 from ...ddp_core import DistributedDataParallel, Record, averaged, exchange
 from ...hooks import Handle, attach
 from ...hooks.plan import ratio
-from ..results.comparison import Evaluation, RunResult, Seconds, percentiles
+from ..results.comparison import Evaluation, RunResult, Seconds
+from ..results.statistics import percentiles
 from .data import DataConfig, Dataset
 from .memory import peak_memory, reset_peak_memory
 from .models import ModelConfig, build_model

@@ -59,7 +59,7 @@ class Lab:
 
 
 @contextmanager
-def made(config: NetlabConfig) -> Iterator[Lab]:
+def temporary_lab(config: NetlabConfig) -> Iterator[Lab]:
     """A lab, for as long as the block lasts; first removes what dead owners have left. NetlabError where it cannot be."""
     require()
     with _owner() as owner:

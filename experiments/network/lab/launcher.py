@@ -18,9 +18,9 @@ from ...ranks.launchers import LAB_VARIABLE, lab_here, under_launcher
 from ...ranks.stopping import killed_with, sigterm_interrupts
 from ...results.files import check_file
 from .config import NetlabConfig
-from .hosts import WIRE, Lab, made
+from .hosts import WIRE, Lab, temporary_lab
 from .iproute import NetlabError
-from .utilization import recorded
+from .recorder import recorded
 
 PORT = 29400
 POLL_SECONDS = 0.02
@@ -49,7 +49,7 @@ def run_inside(config: NetlabConfig, command: Sequence[str]) -> int:
     and ValueError where `utilization` is no file that can be written.
     """
     _check(config, command)
-    with sigterm_interrupts(), made(config) as lab, ExitStack() as files:
+    with sigterm_interrupts(), temporary_lab(config) as lab, ExitStack() as files:
         outputs = [files.enter_context(tempfile.TemporaryFile()) for _ in range(1, lab.hosts)]
         with _started(lab, config, command, outputs) as processes, recorded(config, lab):
             failures = _failures(processes)

@@ -12,7 +12,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from ...results.comparison import environment
+from ...results.environment import environment
 from ...results.files import check_file
 from ..data import data_shape
 from ..models import ModelConfig, build_model

@@ -172,7 +172,7 @@ def test_on_a_host_of_a_lab_results_tell_of_the_lab_and_the_command(started, tmp
 
 
 def test_results_tell_which_warm_ups_ended(started, tmp_path, monkeypatch):
-    monkeypatch.setattr(driver, "finish", lambda results, out: None)
+    monkeypatch.setattr(driver, "write_output", lambda results, out: None)
     started()
     specs = ("none", "powersgd:rank=1,start_iter=1", "powersgd:rank=1,start_iter=2")
     short = ["--steps=4", "--sync-every=2", "--eval-batches=1", f"--compressors={','.join(specs)}"]
@@ -196,7 +196,7 @@ def compared(tmp_path, monkeypatch):
         assert main(["compare", "--model=mlp", "--data=digits", f"--out={tmp_path}", *options]) == 0
         return given
 
-    for name in ("run_rank", "supervised", "finish"):
+    for name in ("run_rank", "supervised", "write_output"):
         monkeypatch.setattr(driver, name, begin)
     return run
 

@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from gradwire.experiments.compare.output import finish
+from gradwire.experiments.compare.output import write_output
 from gradwire.experiments.results import picture
 
 from ..given import results_of, run_of
@@ -15,7 +15,7 @@ def written(folder):
 
 
 def test_it_shows_all_and_says_where_it_is(tmp_path, capsys):
-    finish(results_of(run_of(), run_of("onebit")), tmp_path)
+    write_output(results_of(run_of(), run_of("onebit")), tmp_path)
     shown = capsys.readouterr().out
     assert written(tmp_path) == PICTURES | REPORT
     assert f"pictures   {tmp_path / 'loss.png'}, {tmp_path / 'tradeoff.png'}" in shown
@@ -32,7 +32,7 @@ def test_without_a_library_a_line_tells_how_to_get_it_below_table_and_verdict(
     for name in [each for each in sys.modules if each.startswith(f"gradwire.experiments.{module}")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, library, None)
-    finish(results_of(run_of(), run_of("onebit")), tmp_path)
+    write_output(results_of(run_of(), run_of("onebit")), tmp_path)
     shown = capsys.readouterr().out
     line = f"{what:<11}none: {library} is not installed; pip install 'gradwire[experiments]'"
     assert shown.index("step p50") < shown.index("Do not compress further") < shown.index(line)
@@ -45,5 +45,5 @@ def test_the_table_is_there_before_anything_is_drawn(tmp_path, capsys, monkeypat
 
     monkeypatch.setattr(picture, "draw", full)
     with pytest.raises(OSError, match="No space left"):
-        finish(results_of(run_of()), tmp_path)
+        write_output(results_of(run_of()), tmp_path)
     assert "step p50" in capsys.readouterr().out

@@ -13,10 +13,11 @@ import pytest
 from gradwire.experiments.cli import main
 from gradwire.experiments.network.lab import NetlabConfig, again, check_lab, iproute, labels, launcher, run_inside
 from gradwire.experiments.network.lab.check import told
-from gradwire.experiments.network.lab.hosts import OWNERS, clean, interfaces_of, left_by, made
+from gradwire.experiments.network.lab.hosts import OWNERS, clean, interfaces_of, left_by, temporary_lab
 from gradwire.experiments.network.lab.iproute import NetlabError
 from gradwire.experiments.network.lab.picture import draw
-from gradwire.experiments.network.lab.utilization import Utilization, keep, recorded
+from gradwire.experiments.network.lab.recorder import recorded, write_and_draw
+from gradwire.experiments.network.lab.utilization import Utilization
 from gradwire.experiments.ranks.launchers import LAB_VARIABLE, lab_here
 from gradwire.experiments.sweep import SweepConfig
 
@@ -49,7 +50,7 @@ else:
 def why_not():
     """Why no lab can be made here; empty where one can."""
     try:
-        with made(NetlabConfig(hosts=1, rate="1mbit")):
+        with temporary_lab(NetlabConfig(hosts=1, rate="1mbit")):
             return ""
     except NetlabError as error:
         return str(error)
@@ -99,7 +100,7 @@ def test_every_host_gets_the_variables_of_a_launcher(possible, capfd, tmp_path):
 
 
 def test_both_ends_of_every_link_are_limited_and_share_no_subnet_with_this_machine(possible):
-    with made(NetlabConfig(2, "20mbit")) as lab:
+    with temporary_lab(NetlabConfig(2, "20mbit")) as lab:
         for where in (["dev", lab.port(0)], ["dev", lab.port(1)]):
             (limit,) = json.loads(subprocess.check_output(["tc", "-json", "qdisc", "show", *where]))
             assert (limit["kind"], limit["options"]["rate"]) == ("tbf", 20e6 / 8)
@@ -210,7 +211,7 @@ def test_what_a_killed_lab_leaves_is_removed_at_the_next_start_and_its_ranks_die
     owner.join()
     wait_for(lambda: not any(map(alive, hosts)))
     assert len(left_by(owner.pid)) == 5
-    with made(NetlabConfig(1)) as lab:
+    with temporary_lab(NetlabConfig(1)) as lab:
         assert left_by(owner.pid) == []
         assert len(left_by(lab.owner)) == 3
 
@@ -242,7 +243,7 @@ def test_clean_removes_what_dead_owners_left_and_nothing_else(running_lab, capsy
 def test_what_another_container_made_under_the_same_process_id_is_left_alone(possible, kind, name, details):
     subprocess.run(["ip", kind, "add", name, *details], check=True)
     try:
-        with pytest.raises(NetlabError, match=f"there is {name} already"), made(NetlabConfig(1)):
+        with pytest.raises(NetlabError, match=f"there is {name} already"), temporary_lab(NetlabConfig(1)):
             pass
         assert left_by(os.getpid()) == [name]
         assert not (OWNERS / str(os.getpid())).exists()
@@ -400,7 +401,7 @@ def test_what_is_written_is_read_again(tmp_path):
 
 
 def test_the_picture_is_put_beside_the_file(tmp_path, capsys):
-    keep(SILENT, tmp_path / "use.json")
+    write_and_draw(SILENT, tmp_path / "use.json")
     assert capsys.readouterr().out == f"utilization  {tmp_path}/use.json\npicture      {tmp_path}/use.png\n"
     assert {file.name for file in tmp_path.iterdir()} == {"use.json", "use.png"}
 
@@ -413,7 +414,7 @@ def test_an_empty_name_is_no_file_for_the_use_of_links():
 def test_without_matplotlib_the_use_of_links_is_written_and_not_drawn(tmp_path, monkeypatch, capsys):
     monkeypatch.delitem(sys.modules, "gradwire.experiments.network.lab.picture")
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
-    keep(USE, tmp_path / "use.json")
+    write_and_draw(USE, tmp_path / "use.json")
     missing = "none: matplotlib is not installed; pip install 'gradwire[experiments]'"
     assert capsys.readouterr().out == f"utilization  {tmp_path}/use.json\npicture      {missing}\n"
     assert Utilization.read(tmp_path / "use.json") == USE

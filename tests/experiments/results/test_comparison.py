@@ -9,10 +9,12 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from gradwire import __version__
-from gradwire.experiments.compare.output import finish
+from gradwire.experiments.compare.output import write_output
 from gradwire.experiments.report import write_report
-from gradwire.experiments.results.comparison import Results, environment, percentiles, smoothed
+from gradwire.experiments.results.comparison import Results
+from gradwire.experiments.results.environment import environment
 from gradwire.experiments.results.picture import draw
+from gradwire.experiments.results.statistics import percentiles, smoothed
 
 from ..given import results_of, run_of
 
@@ -206,7 +208,7 @@ def test_the_end_writes_pictures_and_report_and_shows_the_table(tmp_path, capsys
     out.mkdir()
     results = results_of(run_of(), run_of("topk:ratio=0.1", sent=400.0))
     results.write(out / "results.json")
-    finish(results, out)
+    write_output(results, out)
     assert {file.name for file in out.iterdir()} == {"results.json", "loss.png", "tradeoff.png", "report.html"}
     shown = capsys.readouterr().out.replace("\n", "")
     for told in ("mlp (1,000 parameters) on digits, 2 ranks, gloo", "topk:ratio=0.1", "10.00"):
