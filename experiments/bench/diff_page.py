@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from .diff import LEGEND, SHOWN, Section
+from .difference import LEGEND, SHOWN, ModelTable
 from .files import Benchmark
 
 TEMPLATE = "bench_diff.html.j2"
@@ -17,7 +17,7 @@ def write_page(
     path: Path,
     files: tuple[Benchmark, Benchmark],
     facts: Sequence[tuple[str, str, str]],
-    sections: Sequence[Section],
+    sections: Sequence[ModelTable],
     remarks: Sequence[str],
 ) -> None:
     """Write the page."""
