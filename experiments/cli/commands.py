@@ -76,7 +76,7 @@ COMMANDS: dict[str, Command] = {
     "sweep": Command(
         "run a study: a command on every point of a grid, with a table, pictures and a cache",
         config=".sweep:SweepConfig",
-        function=".sweep:sweep_command",
+        function=".cli.study:sweep_command",
     ),
     "report": Command(
         "put any results into one HTML page that needs nothing beside it",

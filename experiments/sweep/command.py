@@ -1,4 +1,4 @@
-"""The command: run what is missing, then draw and show all of it."""
+"""A study from begin to end: run what is missing, then draw and show all of it."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from .columns import check_columns
 from .config import SweepConfig
 from .figure import check_drawing
 from .outcome import PAGE, STUDY, Outcome
-from .points import Point, points_of
+from .points import OptionsOf, Point, points_of
 from .run import PointFailure, run_point
 
 WHOLE_SWEEP = 7 * 24 * 3600.0  # seconds that the speed for the time left is averaged over
 
 
-def sweep_command(config: SweepConfig) -> int:
+def run_study(config: SweepConfig, options_of: OptionsOf) -> int:
     """Run the study and show it; the exit code: 1 where a point failed.
 
-    All points are checked before one runs, and the columns that the study names once there are rows of one.
+    All points are checked before one runs, by `options_of` of the command line, and the columns that the study names once
+    there are rows of one.
     """
     check_loggers(config.logger)
     check_drawing(config.drawn)
-    points = points_of(config)
+    points = points_of(config, options_of)
     keys = [point.key() for point in points]
     out = prepared_folder(config.out or f"runs/{_file_name(config)}")
     cached = read_points(out)

@@ -15,6 +15,7 @@ import yaml
 from gradwire import __version__
 from gradwire.experiments.cli import COMMANDS, main
 from gradwire.experiments.cli.parsing import configuration
+from gradwire.experiments.cli.study import options_of
 from gradwire.experiments.network.lab import NetlabConfig
 from gradwire.experiments.network.lab.utilization import Utilization
 from gradwire.experiments.sweep import command, picture, run
@@ -191,7 +192,8 @@ def test_redraw_runs_nothing(study, ran, tmp_path, capsys):
 
 
 def test_the_page_tells_when_and_with_what_the_points_ran_whoever_draws_it(study, tmp_path):
-    keys = [point.key() for point in points_of(configuration(COMMANDS["sweep"], "", ["--config", str(study)]))]
+    config = configuration(COMMANDS["sweep"], "", ["--config", str(study)])
+    keys = [point.key() for point in points_of(config, options_of)]
     machines = [{"cores": 2, "gpus": []}, {"cores": 4, "torch": "2.8.0"}, {"cores": 2, "gradwire": "0.0.9"}]
     dates = [f"2026-01-0{day} 10:00:00 +0000" for day in (3, 1, 2)]
     told = [("0.1.0", "2.9.0"), ("0.0.9",), ("",)]  # files of before had no torch
@@ -358,11 +360,11 @@ def test_the_points_are_the_product_of_the_grid_in_order():
     config = SweepConfig(
         command="compare", base={"model": {"name": "mlp", "width": 16}}, grid={"lr": [1, 2], "seed": [3, 4]}
     )
-    points = points_of(config)
+    points = points_of(config, options_of)
     assert [tuple(point.chosen.values()) for point in points] == [(1, 3), (1, 4), (2, 3), (2, 4)]
     assert points[0].arguments == ["compare", "--model.name=mlp", "--model.width=16", "--lr=1", "--seed=3"]
     assert len({point.key() for point in points}) == 4
-    assert points[0].configured()["model"]["width"] == 16
+    assert points[0].options["model"]["width"] == 16
 
 
 def test_a_lab_may_be_given_for_all_points(study, ran, tmp_path, capsys):
@@ -432,7 +434,7 @@ def test_the_verdict_says_where_not_to_compress(lossy, expected):
 
 def test_a_point_is_a_process_and_its_failure_tells_what_it_wrote():
     config = SweepConfig(command="collective", base={"nproc": 1, "total": 10, "repeats": 1}, grid={"elements": [10]})
-    (point,) = points_of(config)
+    (point,) = points_of(config, options_of)
     finished = run_point(point, limit=100)
     assert finished.rows[0]["elements"] == finished.rows[0]["total_elements"] == 10
     assert finished.rows[0]["seconds.p50"] > 0
@@ -444,7 +446,7 @@ def test_a_point_is_a_process_and_its_failure_tells_what_it_wrote():
 
 def test_what_a_point_refuses_is_in_its_failure(monkeypatch):
     config = SweepConfig(command="compare", base={"model": "mlp", "data": "digits", "batch_size": 5000})
-    (point,) = points_of(config)
+    (point,) = points_of(config, options_of)
     with pytest.raises(PointFailure, match="ended with exit code 2") as failure:
         run_point(point, limit=100)
     assert "samples to train on" in str(failure.value)
