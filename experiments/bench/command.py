@@ -17,7 +17,7 @@ from rich.progress import Progress
 
 from ...compress import compressor, warm_up_steps
 from ..network.interfaces import interfaces
-from ..network.lab import again, backend_here
+from ..network.lab import backend_here, rerun_on_hosts
 from ..network.link import paced
 from ..ranks.device import chosen_backend, device_here, unused_gpus
 from ..ranks.launchers import adopt_launcher, lab_here, threads_here, under_launcher
@@ -30,14 +30,14 @@ from .rows import KIND, Placement, row, stretched, write
 from .run import measure, world_sizes
 from .show import PLAIN, Lines, common, header, late, phases, topology
 from .trial import Setup
-from .world import World, met
+from .world import World, join_world
 
 PHASES_WIDTH = 160  # columns, at least, for a table that is not to be cut
 
 
 def bench_command(config: BenchConfig) -> int:
     """Run the benchmark; the command's exit code. What can be refused is refused before any rank starts."""
-    if (code := again(config.slowed_netlab)) is not None:
+    if (code := rerun_on_hosts(config.slowed_netlab)) is not None:
         return code
     launcher = adopt_launcher()
     for task in config.tasks():
@@ -65,7 +65,7 @@ def rank_main(rank: int, rendezvous: dict[str, Any], config: BenchConfig, backen
 def run_rank(config: BenchConfig, backend: str, launcher: str, rendezvous: dict[str, Any] | None) -> None:
     """All models on this rank; rank 0 shows and writes."""
     about = (int(os.environ.get("LOCAL_RANK", 0)), socket.gethostname())
-    world = met(rendezvous, backend, device_here(backend), timedelta(seconds=config.timeout), about)
+    world = join_world(rendezvous, backend, device_here(backend), timedelta(seconds=config.timeout), about)
     document = _document(config, world, launcher)
     sizes = world_sizes(config, world)
     console = Console(quiet=world.rank > 0)
@@ -168,7 +168,7 @@ def _rows(
 
     def advance(turn: int) -> None:
         bar.advance(shown)
-        world.beat(name, turn)
+        world.heartbeat(name, turn)
 
     own_wire = config.link is not None
     setup = Setup(task, _batch_size(task, config), config.seed, world.device, world.timeout, own_wire)

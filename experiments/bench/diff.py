@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ..results.files import check_file
-from .difference import as_text, missing, regressions, model_tables, unmatched
+from .difference import as_text, missing, model_tables, regressions, unmatched
 from .files import differing, paired, read
 from .show import PLAIN
 

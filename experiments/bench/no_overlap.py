@@ -14,21 +14,21 @@ from ...compress import Spec
 from ...ddp_core import Handle
 
 
-class Held:
+class DelayedBuckets:
     """The buckets of a backward that wait for the last one, with the futures that were promised for them."""
 
     def __init__(self, handle: Handle) -> None:
         self.handle = handle
         self.waiting: list[tuple[dist.GradBucket, torch.futures.Future[torch.Tensor]]] = []
 
-    def release(self) -> None:
+    def start_all(self) -> None:
         """Start them all, in the order in which they got ready."""
         waiting, self.waiting = self.waiting, []
         for bucket, promised in waiting:
             self.handle.reduce(bucket).add_done_callback(partial(_pass_on, promised))
 
 
-def hold_bucket(state: Held, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def delay_bucket(state: DelayedBuckets, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """A communication hook that starts nothing before the last bucket is ready."""
     device = bucket.buffer().device
     promised: torch.futures.Future[torch.Tensor] = torch.futures.Future(
@@ -36,7 +36,7 @@ def hold_bucket(state: Held, bucket: dist.GradBucket) -> torch.futures.Future[to
     )
     state.waiting.append((bucket, promised))
     if bucket.is_last():
-        state.release()
+        state.start_all()
     return promised
 
 
@@ -53,5 +53,5 @@ def communicate_after_backward(
     """Register that hook on a DDP model of torch's or gradwire's, with a compressor of its own."""
     handle = Handle(spec, groups, timeout)
     handle.bind(model)
-    model.register_comm_hook(Held(handle), hold_bucket)
+    model.register_comm_hook(DelayedBuckets(handle), delay_bucket)
     return handle

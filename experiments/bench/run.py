@@ -66,7 +66,7 @@ def _take_turns(trials: Sequence[Trial], config: BenchConfig, control: dist.Proc
     for turn in range(config.warmup + config.steps):
         if turn == config.warmup:
             for trial in trials:
-                trial.settle()
+                trial.end_warmup()
         for place in range(len(trials)):
             dist.barrier(control)
             trials[(turn + place) % len(trials)].turn()

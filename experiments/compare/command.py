@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ...compress import compressor, warm_up_steps
-from ..network.lab import again, backend_here, labels
+from ..network.lab import backend_here, labels, rerun_on_hosts
 from ..network.link import paced
 from ..ranks.device import chosen_backend, device_here, device_of, unused_gpus
 from ..ranks.group import joined
@@ -42,7 +42,7 @@ WRITTEN = (RESULTS, "loss.png", "tradeoff.png", "report.html")  # in the output 
 def compare(config: CompareConfig) -> int:
     """Run the comparison and show it; the command's exit code. Everything that can be refused is refused first."""
     check_loggers(config.logger)
-    if (code := again(config.netlab)) is not None:
+    if (code := rerun_on_hosts(config.netlab)) is not None:
         return code
     launcher = adopt_launcher()
     dataset = load_dataset(config.data, config.model)

@@ -19,7 +19,7 @@ from .config import SweepConfig
 from .derive import derived
 from .points import Point
 from .provenance import command_of, provenance
-from .recommendation import sentences
+from .recommendation import recommendations
 from .rows import column_of, named
 
 STUDY = "study.json"
@@ -66,10 +66,10 @@ class Outcome:
         return [name for name in wanted if any(_plain(row.get(name)) for row in rows)]
 
     @property
-    def verdicts(self) -> list[str]:
+    def recommendations(self) -> list[str]:
         """A sentence for each setting, where the study asks for them."""
-        decided = self.config.decided
-        return list(sentences(decided, self.rows)) if decided and self.finished else []
+        criterion = self.config.criterion
+        return list(recommendations(criterion, self.rows)) if criterion and self.finished else []
 
     @property
     def labels(self) -> list[str]:
@@ -102,7 +102,7 @@ class Outcome:
             "config": {name: getattr(config, name) for name in DESCRIBED},
             "columns": self.columns,
             "rows": self.rows,
-            "verdicts": self.verdicts,
+            "verdicts": self.recommendations,
             "pictures": dict(self.pictures),
             "failures": dict(self.failures),
         }
@@ -117,7 +117,7 @@ class Outcome:
         lines = [f"# {config.title}", "", *filter(None, [config.source, _warning(config.short)]), ""]
         lines += [config.notes, ""] * bool(config.notes)
         lines += [f"Labels: {'; '.join(self.labels)}.", ""] * bool(self.labels)
-        lines += [f"- {sentence}" for sentence in self.verdicts] + [""] * bool(self.verdicts)
+        lines += [f"- {sentence}" for sentence in self.recommendations] + [""] * bool(self.recommendations)
         if columns:
             lines += [_line(columns), _line(["---"] * len(columns))]
             lines += [_line([shown(row.get(name)) for name in columns]) for row in self.rows]

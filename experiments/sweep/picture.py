@@ -48,14 +48,14 @@ def draw(figure: Figure, rows: Sequence[Row], title: str, out: Path) -> Path:
     canvas = Canvas(figsize=SIZE, layout="constrained")
     axes = canvas.subplots()
     DRAWERS[figure.kind](axes, figure, rows)
-    _finish(axes, figure, title)
+    _set_axes(axes, figure, title)
     _legend(canvas, axes)
     FigureCanvasAgg(canvas)
     canvas.savefig(out / f"{figure.name}.png", dpi=DPI)
     return out / f"{figure.name}.png"
 
 
-def _finish(axes: Axes, figure: Figure, title: str) -> None:
+def _set_axes(axes: Axes, figure: Figure, title: str) -> None:
     for label, height in figure.lines.items():
         axes.axhline(height, color="black", linewidth=1, linestyle="--", label=label)
     for axis in figure.log:

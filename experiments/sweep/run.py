@@ -44,7 +44,7 @@ def run_point(point: Point, limit: float) -> Finished:
         watched = [f"--{USE}={use}"] if point.given.get(USE) else []
         command = [sys.executable, "-m", "gradwire", *point.arguments, *watched, f"--{option}={place}"]
         began = time.monotonic()
-        _finish(command, limit, Path(folder))
+        _run_to_end(command, limit, Path(folder))
         document = _document(Path(folder) / name)
         return Finished(
             key=point.key(),
@@ -58,7 +58,7 @@ def run_point(point: Point, limit: float) -> Finished:
         )
 
 
-def _finish(command: Sequence[str], limit: float, folder: Path) -> None:
+def _run_to_end(command: Sequence[str], limit: float, folder: Path) -> None:
     written = folder / "written"
     with written.open("wb") as output:
         process = subprocess.Popen(

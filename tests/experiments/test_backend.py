@@ -71,7 +71,7 @@ def test_ranks_behind_an_emulated_link_take_gloo(command, link, expected, chosen
 )
 def test_nccl_is_refused_there_before_any_rank_starts(command, slowed, told, monkeypatch, capsys):
     monkeypatch.setattr(SUPERVISORS[command], None)
-    monkeypatch.setattr("gradwire.experiments.network.lab.launcher.run_inside", None)
+    monkeypatch.setattr("gradwire.experiments.network.lab.launcher.run_on_hosts", None)
     assert main([command, *COMMANDS[command][0], slowed, "--backend=nccl"]) == 2
     shown = capsys.readouterr().err
     assert told in shown

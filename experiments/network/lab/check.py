@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ....compress.protocol import AllReduce
-from ....ddp_core.collectives import start_sum
+from ....ddp_core import start_sum
 from ...ranks.group import joined
 from ..link import BITS_PER_BYTE, parse_rate
 from .config import NetlabConfig
@@ -33,7 +33,7 @@ def check(config: NetlabConfig) -> int:
         _seconds(buffer[: buffer.numel() // 10], group)  # opens connections and their windows
         seconds = min(_seconds(buffer, group) for _ in range(REPEATS))
         sent = AllReduce(buffer).sent_bytes(group.size())
-        return told(sent / seconds, rate, config) if group.rank() == 0 else 0
+        return report_rate(sent / seconds, rate, config) if group.rank() == 0 else 0
 
 
 def _seconds(buffer: torch.Tensor, group: dist.ProcessGroup) -> float:
@@ -42,7 +42,7 @@ def _seconds(buffer: torch.Tensor, group: dist.ProcessGroup) -> float:
     return time.perf_counter() - began
 
 
-def told(payload: float, rate: float, config: NetlabConfig) -> int:
+def report_rate(payload: float, rate: float, config: NetlabConfig) -> int:
     """Print what was reached of a rate, both in bytes a second; the exit code."""
     frames = payload / PAYLOAD_SHARE
     print(f"{config.described}, Gloo's ring all-reduce, fastest of {REPEATS}; Mbit/s that each host sends and receives")

@@ -10,7 +10,7 @@ from ..link import parse_rate
 from .check import check
 from .config import NetlabConfig
 from .hosts import clean
-from .launcher import run_inside
+from .launcher import run_on_hosts
 
 FEWEST_TO_CHECK = 2
 
@@ -36,10 +36,10 @@ def netlab_command(config: NetlabCommandConfig) -> int:
     if config.check == bool(config.command):
         raise ValueError("give a command behind --, or --check: gradwire netlab --hosts 4 --rate 100mbit -- COMMAND")
     if not config.check:
-        return run_inside(config, config.command)
+        return run_on_hosts(config, config.command)
     if config.hosts < FEWEST_TO_CHECK or not parse_rate(config.rate):
         raise ValueError(f"--check needs two hosts and a rate, got {config.described}")
     if lab_here() is not None:
         return check(config)
     arguments = ["netlab", "--check", f"--hosts={config.hosts}", f"--rate={config.rate}"]
-    return run_inside(config, [sys.executable, "-m", "gradwire", *arguments])
+    return run_on_hosts(config, [sys.executable, "-m", "gradwire", *arguments])

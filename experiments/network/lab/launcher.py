@@ -31,17 +31,17 @@ SIGNALLED = 128  # shells add it to a signal's number
 Process = subprocess.Popen[bytes]
 
 
-def again(config: NetlabConfig) -> int | None:
+def rerun_on_hosts(config: NetlabConfig) -> int | None:
     """Run this very command line on every host; its exit code.
 
     None where there is nothing to do: no lab is asked for, or this process is on a host of it already.
     """
     if config.hosts == 0 or lab_here() is not None:
         return None
-    return run_inside(config, [sys.executable, "-m", "gradwire", *sys.argv[1:]])
+    return run_on_hosts(config, [sys.executable, "-m", "gradwire", *sys.argv[1:]])
 
 
-def run_inside(config: NetlabConfig, command: Sequence[str]) -> int:
+def run_on_hosts(config: NetlabConfig, command: Sequence[str]) -> int:
     """Run a command once on every host, with torchrun's variables and Gloo bound to the limited link.
 
     Shows the output of rank 0, and of others that fail by themselves. The first rank that fails ends the others; its exit

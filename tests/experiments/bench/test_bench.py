@@ -193,7 +193,7 @@ def test_the_last_gradient_is_marked_by_the_parameter_that_came_last():
         before = watch.moment
         model(torch.zeros(1, 2)).sum().backward()
         assert watch.moment != before
-        watch.settle()
+        watch.watch_last_only()
     assert sum(len(p._post_accumulate_grad_hooks or ()) for p in model.parameters()) == 1
 
 

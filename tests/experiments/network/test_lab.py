@@ -11,8 +11,16 @@ import time
 import pytest
 
 from gradwire.experiments.cli import main
-from gradwire.experiments.network.lab import NetlabConfig, again, check_lab, iproute, labels, launcher, run_inside
-from gradwire.experiments.network.lab.check import told
+from gradwire.experiments.network.lab import (
+    NetlabConfig,
+    check_lab,
+    iproute,
+    labels,
+    launcher,
+    rerun_on_hosts,
+    run_on_hosts,
+)
+from gradwire.experiments.network.lab.check import report_rate
 from gradwire.experiments.network.lab.hosts import OWNERS, clean, interfaces_of, left_by, temporary_lab
 from gradwire.experiments.network.lab.iproute import NetlabError
 from gradwire.experiments.network.lab.picture import draw
@@ -92,7 +100,7 @@ def shell(text):
 def test_every_host_gets_the_variables_of_a_launcher(possible, capfd, tmp_path):
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GLOO_SOCKET_IFNAME", LAB_VARIABLE)
     line = " ".join(f"${name}" for name in names)
-    assert run_inside(NetlabConfig(3, "100mbit"), shell(f'echo {line} > {tmp_path}/$RANK; echo "rank $RANK"')) == 0
+    assert run_on_hosts(NetlabConfig(3, "100mbit"), shell(f'echo {line} > {tmp_path}/$RANK; echo "rank $RANK"')) == 0
     for rank in range(3):
         assert (tmp_path / str(rank)).read_text() == f"{rank} 3 0 1 wire 3 hosts at 100mbit\n"
     assert capfd.readouterr().out == "rank 0\n"
@@ -116,7 +124,7 @@ def test_both_ends_of_every_link_are_limited_and_share_no_subnet_with_this_machi
 
 def test_a_link_carries_its_rate_and_its_use_is_written_down(possible, capfd, tmp_path):
     file = tmp_path / "use.json"
-    assert run_inside(NetlabConfig(2, "50mbit", str(file)), [sys.executable, "-S", "-c", TRANSFER]) == 0
+    assert run_on_hosts(NetlabConfig(2, "50mbit", str(file)), [sys.executable, "-S", "-c", TRANSFER]) == 0
     shown = capfd.readouterr().out.splitlines()
     word, received, seconds = shown[0].split()
     assert (word, int(received)) == ("received", SENT)
@@ -137,7 +145,7 @@ def test_the_first_rank_that_fails_ends_the_others_and_shows_what_it_said(possib
     command = (
         f"[ $RANK = 1 ] || {{ echo $$ > {tmp_path}/$RANK; exec sleep 600; }}; sleep 1; echo said; echo so >&2; exit 7"
     )
-    assert run_inside(NetlabConfig(3), shell(command)) == 7
+    assert run_on_hosts(NetlabConfig(3), shell(command)) == 7
     assert time.monotonic() - began < PATIENCE
     assert capfd.readouterr().err == "host 1: said\nhost 1: so\nnetlab: host 1 ended with exit code 7\n"
     assert not any(alive(int((tmp_path / rank).read_text())) for rank in ("0", "2"))
@@ -147,7 +155,7 @@ def test_the_first_rank_that_fails_ends_the_others_and_shows_what_it_said(possib
 def test_every_rank_that_fails_by_itself_is_shown_the_first_first(possible, capfd, monkeypatch):
     monkeypatch.setattr(launcher, "VICTIM_SECONDS", PATIENCE)
     command = '[ $RANK = 0 ] && exit; [ $RANK = 1 ] || sleep 0.5; echo "words of $RANK"; exit $RANK'
-    assert run_inside(NetlabConfig(3), shell(command)) == 1
+    assert run_on_hosts(NetlabConfig(3), shell(command)) == 1
     told = [f"host {rank}: words of {rank}\nnetlab: host {rank} ended with exit code {rank}\n" for rank in (1, 2)]
     assert capfd.readouterr().err == "".join(told)
 
@@ -163,12 +171,12 @@ def test_the_exit_codes_of_ranks_that_fail_by_themselves_are_known_a_moment_afte
 
 
 def test_a_rank_ended_by_a_signal_has_the_exit_code_that_shells_give_it(possible):
-    assert run_inside(NetlabConfig(2), shell("[ $RANK = 0 ] && kill -9 $$; sleep 60")) == 128 + signal.SIGKILL
+    assert run_on_hosts(NetlabConfig(2), shell("[ $RANK = 0 ] && kill -9 $$; sleep 60")) == 128 + signal.SIGKILL
 
 
 def test_what_a_rank_leaves_running_on_its_host_is_ended(possible, tmp_path):
     command = f"setsid sleep 600 & echo $! > {tmp_path}/$RANK"
-    assert run_inside(NetlabConfig(2), shell(command)) == 0
+    assert run_on_hosts(NetlabConfig(2), shell(command)) == 0
     for rank in "01":
         wait_for(lambda rank=rank: not alive(int((tmp_path / rank).read_text())))
 
@@ -189,7 +197,7 @@ def running_lab(possible, tmp_path):
 def hold(command):
     """In a process of its own: a lab, until it is told to end."""
     try:
-        run_inside(NetlabConfig(2, "10mbit"), command)
+        run_on_hosts(NetlabConfig(2, "10mbit"), command)
     except KeyboardInterrupt:
         os._exit(130)
 
@@ -254,7 +262,7 @@ def test_what_another_container_made_under_the_same_process_id_is_left_alone(pos
 def test_again_runs_the_same_command_line_on_every_host(possible, capfd, monkeypatch):
     monkeypatch.setattr(sys, "executable", "echo")
     monkeypatch.setattr(sys, "argv", ["gradwire", "compare", "--netlab.hosts=2"])
-    assert again(NetlabConfig(2)) == 0
+    assert rerun_on_hosts(NetlabConfig(2)) == 0
     assert capfd.readouterr().out == "-m gradwire compare --netlab.hosts=2\n"
 
 
@@ -289,9 +297,9 @@ def test_bench_dilates_the_links_of_its_lab(possible, tmp_path):
 
 
 def test_again_does_nothing_without_a_lab_or_inside_one(monkeypatch):
-    assert again(NetlabConfig()) is None
+    assert rerun_on_hosts(NetlabConfig()) is None
     monkeypatch.setenv(LAB_VARIABLE, "2 hosts at 1gbit")
-    assert again(NetlabConfig(2, "1gbit")) is None
+    assert rerun_on_hosts(NetlabConfig(2, "1gbit")) is None
 
 
 def test_labels_tell_of_labs_and_emulated_links(monkeypatch):
@@ -366,12 +374,12 @@ def test_what_is_set_of_a_lab_without_hosts_is_refused_but_not_in_a_study_which_
 def test_labs_do_not_nest_and_are_not_made_by_ranks_of_another_launcher(monkeypatch):
     monkeypatch.setenv(LAB_VARIABLE, "2 hosts at 1gbit")
     with pytest.raises(NetlabError, match="do not nest"):
-        run_inside(NetlabConfig(2), ["ls"])
+        run_on_hosts(NetlabConfig(2), ["ls"])
     monkeypatch.delenv(LAB_VARIABLE)
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "1")
     with pytest.raises(NetlabError, match="without torchrun"):
-        run_inside(NetlabConfig(2), ["ls"])
+        run_on_hosts(NetlabConfig(2), ["ls"])
 
 
 USE = Utilization(
@@ -436,5 +444,5 @@ def test_the_check_measures_the_links_with_gloo(possible, capfd):
 
 def test_the_check_fails_where_the_payload_is_more_than_a_tenth_off(capsys):
     config = NetlabConfig(4, "100mbit")
-    assert [told(payload, 12.5e6, config) for payload in (11.9e6, 11.3e6, 11.2e6, 13.8e6)] == [0, 0, 1, 1]
+    assert [report_rate(payload, 12.5e6, config) for payload in (11.9e6, 11.3e6, 11.2e6, 13.8e6)] == [0, 0, 1, 1]
     assert "95.2%" in capsys.readouterr().out

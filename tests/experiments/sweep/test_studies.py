@@ -72,10 +72,10 @@ def test_the_study_in_the_documentation_is_one_that_is_accepted(tmp_path):
 def points_in_this_process(monkeypatch):
     """Starting Python and importing torch takes longer than a short study."""
 
-    def finish(command, limit, folder):
+    def run_here(command, limit, folder):
         assert main(command[command.index("gradwire") + 1 :]) == 0
 
-    monkeypatch.setattr(run, "_finish", finish)
+    monkeypatch.setattr(run, "_run_to_end", run_here)
 
 
 @pytest.mark.timeout(300)

@@ -27,7 +27,7 @@ from gradwire.experiments.sweep.figure import Figure
 from gradwire.experiments.sweep.outcome import Outcome
 from gradwire.experiments.sweep.points import points_of
 from gradwire.experiments.sweep.provenance import command_of, provenance
-from gradwire.experiments.sweep.recommendation import Verdict, sentences
+from gradwire.experiments.sweep.recommendation import Criterion, recommendations
 from gradwire.experiments.sweep.rows import link_use, rows_of
 from gradwire.experiments.sweep.run import PointFailure, run_point
 
@@ -429,7 +429,7 @@ def test_time_to_loss_is_when_the_smoothed_loss_gets_to_the_reference_s_last():
 def test_the_verdict_says_where_not_to_compress(lossy, expected):
     times = {"none": 3.0, "bf16": 2.0, "onebit": lossy}
     rows = [{"link": "a", "compressor": name, "seconds": seconds} for name, seconds in times.items()]
-    assert list(sentences(Verdict("seconds", ["link"]), rows)) == [f"link {expected}"]
+    assert list(recommendations(Criterion("seconds", ["link"]), rows)) == [f"link {expected}"]
 
 
 def test_a_point_is_a_process_and_its_failure_tells_what_it_wrote():
@@ -477,7 +477,7 @@ def test_a_real_interrupt_ends_the_point_and_its_ranks(tmp_path, study):
 def test_a_point_dies_with_a_sweep_that_is_killed(tmp_path):
     note = tmp_path / "point"
     command = ["sh", "-c", f"echo $$ > {note}.part; mv {note}.part {note}; exec sleep 600"]
-    owner = multiprocessing.get_context("fork").Process(target=run._finish, args=(command, 600, tmp_path))
+    owner = multiprocessing.get_context("fork").Process(target=run._run_to_end, args=(command, 600, tmp_path))
     owner.start()
     deadline = time.monotonic() + 30
     while not note.exists() and time.monotonic() < deadline:
