@@ -5,39 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count, islice
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 from torch.utils.data import Dataset as Samples
 
-Batch: TypeAlias = tuple[Tensor, Tensor]  # inputs and targets
+from ..sample import Batch, SampleShape
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What a sample looks like.
-
-    `kind` is `tokens` (int64 tokens and the tokens that follow, both (context,)) or `images` (float32 `input_shape` and
-    an int64 class).
-    """
-
-    name: str
-    kind: str
-    classes: int
-    input_shape: tuple[int, ...]
-
-    def example(self, samples: int) -> Batch:
-        """Samples of zeros, on torch's default device."""
-        if self.kind == "tokens":
-            inputs = torch.zeros(samples, *self.input_shape, dtype=torch.int64)
-            return inputs, inputs.clone()
-        return torch.zeros(samples, *self.input_shape), torch.zeros(samples, dtype=torch.int64)
-
-
-@dataclass(frozen=True)
-class Dataset(Shape):
+class Dataset(SampleShape):
     """Samples to train on and samples held out; `source` says where they lie."""
 
     train: Samples[Batch]

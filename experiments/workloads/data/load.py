@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..models import ModelConfig
-from .dataset import Dataset, Shape
+from ..sample import SampleShape
+from .dataset import Dataset
 from .images import cifar10, digits, mnist
 from .text import BYTES, text
 
@@ -43,13 +44,13 @@ def data_names() -> list[str]:
     return list(DATA)
 
 
-def data_shape(name: str, model: ModelConfig) -> Shape:
+def data_shape(name: str, model: ModelConfig) -> SampleShape:
     """What the samples of a data set look like, without loading it."""
     return {
-        "text": Shape("text", "tokens", BYTES, (model.context,)),
-        "digits": Shape("digits", "images", 10, (1, 8, 8)),
-        "mnist": Shape("mnist", "images", 10, (1, 28, 28)),
-        "cifar10": Shape("cifar10", "images", 10, (3, 32, 32)),
+        "text": SampleShape("text", "tokens", BYTES, (model.context,)),
+        "digits": SampleShape("digits", "images", 10, (1, 8, 8)),
+        "mnist": SampleShape("mnist", "images", 10, (1, 28, 28)),
+        "cifar10": SampleShape("cifar10", "images", 10, (3, 32, 32)),
     }[name]
 
 

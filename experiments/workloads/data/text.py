@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset as Samples
 
-from .dataset import Batch, Dataset
+from ..sample import Batch
+from .dataset import Dataset
 
 BYTES = 256
 HELD_OUT = 10  # one file in ten, or the last tenth of a single file

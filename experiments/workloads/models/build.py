@@ -5,17 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import nn
 
+from ..sample import SampleShape
 from .gpt import GPT
 from .lstm import LSTM
 from .mlp import MLP
 from .resnet import ResNet18
-
-if TYPE_CHECKING:
-    from ..data import Shape
 
 TORCHVISION = "torchvision:"
 CIFAR10 = ((3, 32, 32), 10)  # the shape of an image and the number of classes where no data set says otherwise
@@ -61,10 +58,10 @@ class Model:
     """What a model reads and how it is built for a data set (None: for the one of its paper)."""
 
     kind: str
-    build: Callable[[ModelConfig, Shape | None], nn.Module]
+    build: Callable[[ModelConfig, SampleShape | None], nn.Module]
 
 
-def _gpt(config: ModelConfig, dataset: Shape | None) -> nn.Module:
+def _gpt(config: ModelConfig, dataset: SampleShape | None) -> nn.Module:
     width = config.width or 128
     return GPT(
         vocabulary=config.vocabulary or (dataset.classes if dataset else 256),
@@ -75,21 +72,21 @@ def _gpt(config: ModelConfig, dataset: Shape | None) -> nn.Module:
     )
 
 
-def _lstm(config: ModelConfig, dataset: Shape | None) -> nn.Module:
+def _lstm(config: ModelConfig, dataset: SampleShape | None) -> nn.Module:
     return LSTM(config.vocabulary or 28869, config.width or 650, config.layers or 3)
 
 
-def _mlp(config: ModelConfig, dataset: Shape | None) -> nn.Module:
+def _mlp(config: ModelConfig, dataset: SampleShape | None) -> nn.Module:
     shape, classes = _pictures(dataset)
     return MLP(shape, classes, config.width or 256, config.layers or 2)
 
 
-def _resnet18(config: ModelConfig, dataset: Shape | None) -> nn.Module:
+def _resnet18(config: ModelConfig, dataset: SampleShape | None) -> nn.Module:
     (channels, _, _), classes = _pictures(dataset)
     return ResNet18(channels, classes)
 
 
-def _pictures(dataset: Shape | None) -> tuple[tuple[int, ...], int]:
+def _pictures(dataset: SampleShape | None) -> tuple[tuple[int, ...], int]:
     return (dataset.input_shape, dataset.classes) if dataset else CIFAR10
 
 
@@ -106,7 +103,7 @@ def model_names() -> list[str]:
     return [*MODELS, f"{TORCHVISION}NAME"]
 
 
-def build_model(config: ModelConfig, dataset: Shape | None = None) -> nn.Module:
+def build_model(config: ModelConfig, dataset: SampleShape | None = None) -> nn.Module:
     """A model with random weights from torch's global generator, on the current default device (meta costs nothing).
 
     Tokens (batch, context) give logits (batch, context, vocabulary); images (batch, channels, height, width) give logits
