@@ -1,9 +1,7 @@
 import json
-import math
 import signal
 import sys
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,37 +9,18 @@ import torch
 
 from gradwire import kernels
 from gradwire.experiments.cli import main
-from gradwire.experiments.kernels import clocks
 from gradwire.experiments.kernels.bench import Bench
-from gradwire.experiments.kernels.cases import CASES, DTYPES
-from gradwire.experiments.kernels.check import difference, kept, outcome
-from gradwire.experiments.kernels.clocks import last_level_cache
-from gradwire.experiments.kernels.heavy_tail import HeavyTail
-from gradwire.experiments.kernels.job import Output
-from gradwire.experiments.kernels.race import Racer, race
 from gradwire.experiments.kernels.report import HEADINGS
 from gradwire.experiments.kernels.rows import Row
 from gradwire.kernels import dispatch
 
-CPU = torch.device("cpu")
-SIZE = 40_000
+from .given import EVERY, SIZE, named
+
 QUICK = ["--sizes", str(SIZE), "--repeats", "3", "--seconds", "0", "--threads", "1", "--device", "cpu"]
 KEYS = {
     *("operation", "backend", "dtype", "elements", "threads", "correct"),
     *("seconds", "floor_bytes", "fraction_of_copy", "baseline", "baseline_seconds"),
 }
-EVERY = [(case, dtype) for case in CASES for dtype in case.dtypes]
-
-
-@pytest.fixture(autouse=True)
-def small_caches(monkeypatch):
-    """Nothing here depends on cold caches."""
-    monkeypatch.setattr(clocks, "last_level_cache", lambda: 2**16)
-
-
-@pytest.fixture(scope="module")
-def numbers():
-    return HeavyTail(SIZE, CPU)
 
 
 @pytest.fixture
@@ -66,14 +45,6 @@ def backend(monkeypatch):
             monkeypatch.setitem(kernels.operations()[operation].implementations, name, function)
 
     return add
-
-
-def made(case, dtype="fp32", size=SIZE):
-    return case.make(size, DTYPES[dtype], CPU)
-
-
-def named(name):
-    return next(case for case in CASES if case.name == name)
 
 
 def test_every_backend_that_works_here_is_measured_on_what_it_has_and_is_right(measured):
@@ -301,163 +272,6 @@ def test_without_a_device_it_cannot_be_asked_for(capsys):
 def test_every_backend_of_a_device_is_right(tmp_path):
     file = tmp_path / "figures.json"
     assert main(["kernels", "--device", "cuda", "--sizes", "1M", "--repeats", "3", "--json", str(file)]) == 0
-
-
-PER_ELEMENT = {  # bytes, by hand: read and written by the cheapest way there is, of float32 buckets
-    "cast_scaled:to=fp16": 4 + 2,
-    "cast_scaled:from=bf16": 2 + 4,
-    "gather_scaled": 4 + 4,
-    "sign_pack": 4 + 4 + 4 + 1 / 8 + 4 / 1024,
-    "sign_unpack_mean:voters=2": 2 / 8 + 4 + 2 * 4 / 1024,
-    "sign_unpack_mean:voters=4": 4 / 8 + 4 + 4 * 4 / 1024,
-    "sign_unpack_mean:voters=8": 8 / 8 + 4 + 8 * 4 / 1024,
-    "select_largest": 16,
-    "scatter_mean:voters=4": 4 + 4 * 0.01 * 8,
-    "powersgd:rank=1": 28,
-    "powersgd:rank=4": 28,
-    "powersgd:rank=32": 28,
-    "low_rank_left:rank=4": 12,
-    "low_rank_right:rank=4": 4,
-    "low_rank_finish:rank=4": 12,
-    "all_finite": 4,
-}
-NARROWER = {"sign_pack": 10.129, "select_largest": 14, "sign_unpack_mean:voters=8": 3.031, "all_finite": 2}
-
-
-@pytest.mark.parametrize("name", PER_ELEMENT)
-def test_floors_are_those_of_the_cheapest_way(name):
-    job = made(named(name), size=2**20)
-    assert job.floor_bytes / 2**20 == pytest.approx(PER_ELEMENT[name], rel=1e-4)
-
-
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-@pytest.mark.parametrize("name", NARROWER)
-def test_floors_of_16_bit_gradients_keep_a_residual_of_32_bits(name, dtype):
-    job = made(named(name), dtype, size=2**20)
-    assert job.floor_bytes / 2**20 == pytest.approx(NARROWER[name], rel=1e-4)
-
-
-def test_the_floors_of_factors_are_their_own_bytes():
-    rows, columns = 2 * (1536 + 512 + 2048 + 512) + 512, 2 * (512 + 512 + 512 + 2048) + 512
-    job = made(named("orthogonalize:rank=4"), size=6_553_600)
-    assert job.floor_bytes == 2 * 4 * 4 * rows
-    assert job.grad.numel() == 6_553_600
-    assert made(named("normalize:rank=4"), size=6_553_600).floor_bytes == 2 * 4 * 4 * columns
-
-
-@pytest.mark.parametrize(("case", "dtype"), EVERY, ids=lambda each: getattr(each, "name", each))
-def test_torch_s_operators_do_the_same_job(case, dtype, numbers):
-    job = made(case, dtype)
-    expected = kept(outcome(job, numbers, "reference"))
-    job.run = job.run_baseline
-    found = outcome(job, numbers, "reference")
-    if case.name == "select_largest":
-        order = job.indices[0].argsort()
-        found = [Output("indices", job.indices[:, order]), Output("values", job.values[:, order]), found[2]]
-    if hasattr(job, "torch_p"):
-        found = [by_rows(job, each) for each in found]
-    pairs = [pair for pair in zip(expected, found, strict=True) if pair[1] is not None]
-    assert pairs
-    for wanted, got in pairs:
-        exact = not got.values.is_floating_point()
-        assert not difference(wanted, Output(got.name, got.values, exact)), got.name
-
-
-def by_rows(job, output):
-    """What the baseline left in factors of its own, in the order of ours; None where it does not do so."""
-    factors = {"p": job.torch_p, "q": job.torch_q}
-    if output.name in factors:
-        return Output(output.name, torch.cat([each.T.reshape(-1) for each in factors[output.name]]))
-    if output.name in ("grad", "residual"):
-        return output
-    if output.name == "projection":
-        firsts = zip(job.torch_p, job.factors.left(job.first_p), strict=True)
-        return Output(output.name, torch.cat([(first @ p @ p.T).view(-1) for p, first in firsts]))
-    return None
-
-
-def test_what_is_filled_has_a_heavy_tail_no_zeros_and_is_always_different(numbers):
-    first, second = torch.zeros(2, SIZE)
-    numbers.fill(first)
-    numbers.fill(second)
-    assert not torch.equal(first, second)
-    assert (first != 0).all()
-    assert first.abs().max() > 30 * first.abs().median()
-    assert first.double().pow(4).mean() / first.double().square().mean() ** 2 > 10
-
-
-def test_a_restart_repeats_what_was_filled(numbers):
-    filled = []
-    for seed in (3, 4, 3):
-        numbers.restart(seed)
-        tensor = torch.zeros(1000, dtype=torch.uint8)
-        numbers.fill(tensor)
-        filled.append(tensor)
-    assert torch.equal(filled[0], filled[2])
-    assert not torch.equal(filled[0], filled[1])
-
-
-@pytest.mark.parametrize(("count", "length"), [(1, 1), (7, 7), (10, 1000), (400, 40_000)])
-def test_positions_are_ascending_and_all_different(numbers, count, length):
-    out = torch.zeros(3, 1, count, dtype=torch.int32)
-    numbers.positions(count, length, out)
-    assert (out >= 0).all()
-    assert (out < length).all()
-    assert (out.diff(dim=-1) > 0).all()
-
-
-def test_a_result_is_right_up_to_the_rounding_of_sums_and_never_where_it_is_not_a_number():
-    wanted = torch.linspace(-1, 1, 1001)
-    for value, right in ((1e-6, True), (1e-2, False), (math.nan, False), (math.inf, False)):
-        got = wanted.clone()
-        got[500] += value
-        assert (not difference(Output("x", wanted), Output("x", got))) == right
-    one_bit = torch.nextafter(wanted, torch.tensor(2.0))
-    assert not difference(Output("x", wanted), Output("x", one_bit))
-    assert difference(Output("x", wanted, exact=True), Output("x", one_bit, exact=True))
-
-
-class Steps:
-    """A clock that takes each work's word for its seconds, and writes down who ran."""
-
-    cache_bytes = 0
-
-    def __init__(self):
-        self.ran = []
-
-    def seconds(self, work):
-        name, seconds = work()
-        self.ran.append(name)
-        return seconds
-
-
-def test_racers_take_turns_and_the_slow_do_not_keep_the_fast_waiting(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr("gradwire.experiments.kernels.race.time.monotonic", lambda: now[0])
-
-    def work(name, seconds):
-        now[0] += seconds
-        return name, seconds
-
-    clock = Steps()
-    speeds = {"slow": 1.0, "fast": 0.1}
-    racers = {name: Racer(partial(work, name, each), ("reference",)) for name, each in speeds.items()}
-    timings = race(racers, clock, repeats=7, seconds=0.45)
-    assert {name: each.repeats for name, each in timings.items()} == {"slow": 3, "fast": 5}
-    assert clock.ran == ["slow", "fast", "fast", "slow", "slow", "fast", "fast", "fast"]
-    assert timings["slow"].median == 1.0
-
-
-def test_the_last_level_cache_is_counted_once_for_the_processors_that_share_it(tmp_path):
-    for cpu in range(4):
-        for level, size in ((1, 32), (2, 512), (3, 32768)):
-            folder = tmp_path / f"cpu{cpu}" / "cache" / f"index{level}"
-            folder.mkdir(parents=True)
-            shared = f"{cpu // 2 * 2}-{cpu // 2 * 2 + 1}" if level == 3 else str(cpu)
-            for name, text in (("level", level), ("size", f"{size}K"), ("shared_cpu_list", shared)):
-                (folder / name).write_text(f"{text}\n")
-    assert last_level_cache(tmp_path) == 2 * 32768 * 1024
-    assert last_level_cache(tmp_path / "none") == clocks.ASSUMED_CACHE
 
 
 def test_every_operation_and_every_key_of_a_row_is_described():

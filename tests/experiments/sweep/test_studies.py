@@ -19,7 +19,7 @@ from gradwire.experiments.sweep.cache import read_points
 from gradwire.experiments.sweep.points import points_of
 from gradwire.experiments.sweep.provenance import command_of
 
-from .test_sweep import descendants, state
+from .given import descendants, state
 
 DOCUMENTATION = Path(__file__).parents[3] / "docs" / "sweep.md"
 STUDIES = sorted(file.stem for file in (CONFIGS / "studies").glob("*.yaml"))
