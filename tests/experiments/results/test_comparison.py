@@ -3,7 +3,6 @@ import math
 import re
 from html import unescape
 
-import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -12,9 +11,7 @@ from gradwire import __version__
 from gradwire.experiments.compare.output import write_output
 from gradwire.experiments.report import write_report
 from gradwire.experiments.results.comparison import Results
-from gradwire.experiments.results.environment import environment
 from gradwire.experiments.results.picture import draw
-from gradwire.experiments.results.statistics import percentiles, smoothed
 
 from ..given import results_of, run_of
 
@@ -111,28 +108,6 @@ def test_a_write_leaves_no_other_file(tmp_path):
     results_of(run_of()).write(tmp_path / "results.json")
     results_of(run_of(), run_of("onebit")).write(tmp_path / "results.json")
     assert [file.name for file in tmp_path.iterdir()] == ["results.json"]
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 10, 101])
-def test_percentiles_are_numpy_s(count):
-    seconds = np.random.default_rng(0).exponential(size=count)
-    found = percentiles(seconds.tolist())
-    for name, share in (("p50", 50), ("p75", 75), ("p90", 90), ("p95", 95)):
-        assert found[name] == pytest.approx(np.percentile(seconds, share), rel=1e-12)
-
-
-def test_the_environment_is_this_machine_s():
-    found = environment()
-    assert found["cores"] >= 1
-    assert isinstance(found["processor"], str)
-    assert json.dumps(found)
-
-
-def test_smoothing_keeps_a_constant_and_follows_a_change():
-    assert smoothed((2.0,) * 5) == pytest.approx([2.0] * 5)
-    falling = smoothed((1.0, 0.0, 0.0, 0.0))
-    assert falling[0] == 1.0
-    assert falling == sorted(falling, reverse=True)
 
 
 @pytest.mark.parametrize(
