@@ -20,12 +20,15 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from ..ddp_core import start_sum
-from .launch import chosen_backend, joined, sigterm_interrupts, supervised
-from .launchers import adopt_launcher
-from .netlab import NetlabConfig, again, backend_here, check_lab, labels
-from .progress import progress
-from .results import percentiles
-from .writing import check_file, write_figures
+from .network.lab import NetlabConfig, backend_here, check_lab, labels, rerun_on_hosts
+from .ranks.device import chosen_backend
+from .ranks.group import joined
+from .ranks.launchers import adopt_launcher
+from .ranks.processes import supervised
+from .ranks.stopping import sigterm_interrupts
+from .results.files import check_file, write_figures
+from .results.progress_bar import progress_bar
+from .results.statistics import percentiles
 
 UNITS = {"k": 10**3, "M": 10**6, "G": 10**9}
 BYTES = 4  # of a float32
@@ -91,7 +94,7 @@ def elements_of(text: str) -> int:
 
 def collective(config: CollectiveConfig) -> int:
     """Measure, show and write, where it ends early what was measured until then; the command's exit code."""
-    if (code := again(config.netlab)) is not None:
+    if (code := rerun_on_hosts(config.netlab)) is not None:
         return code
     launcher = adopt_launcher()
     backend = chosen_backend(backend_here(config.backend), int(os.environ.get("LOCAL_WORLD_SIZE", config.nproc)))
@@ -103,7 +106,7 @@ def collective(config: CollectiveConfig) -> int:
         file.touch()
         code = supervised(_rank, config.nproc, config, backend, partial(_append, file))
         rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    _finish(config, rows)
+    _show_and_write(config, rows)
     return code
 
 
@@ -120,7 +123,7 @@ def _inside_launcher(config: CollectiveConfig, backend: str) -> None:
         with sigterm_interrupts():
             _rank(int(os.environ["RANK"]), None, config, backend, rows.append)
     finally:
-        _finish(config, rows)
+        _show_and_write(config, rows)
 
 
 def _rank(
@@ -136,7 +139,7 @@ def _rank(
     if backend == "nccl":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)))
         torch.cuda.set_device(device)
-    bar = progress(Console(quiet=rank > 0))
+    bar = progress_bar(Console(quiet=rank > 0))
     with joined(backend, timedelta(seconds=config.timeout), rendezvous) as group, bar:
         for row in _rows(config, group, device, bar):
             if rank == 0:
@@ -184,7 +187,7 @@ def seconds(pieces: tuple[torch.Tensor, ...], group: dist.ProcessGroup) -> float
     return time.perf_counter() - began
 
 
-def _finish(config: CollectiveConfig, rows: Sequence[Row]) -> None:
+def _show_and_write(config: CollectiveConfig, rows: Sequence[Row]) -> None:
     """Show and write what was measured, if anything."""
     if not rows:
         return

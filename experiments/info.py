@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
-import socket
-import struct
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
-from ipaddress import IPv6Address
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +16,12 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
-from ..ddp_core.transport.host_memory import obstacle
+from ..ddp_core import obstacle
 from ..kernels import backends
+from .network.interfaces import interfaces
 
 LIBRARIES = ("gradwire", "torch", "numpy", "triton", "cupy")
 PROCESS_GROUPS = ("gloo", "nccl", "mpi", "ucc", "xccl")
-NETWORK = Path("/sys/class/net")
-IPV6_TABLE = Path("/proc/net/if_inet6")
-GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux's netdevice(7)
 GIBIBYTE = 1024**3
 
 
@@ -119,50 +112,6 @@ def process_groups() -> dict[str, bool]:
     """Which backends of torch.distributed this build of torch has."""
     checks = {name: getattr(dist, f"is_{name}_available", None) for name in PROCESS_GROUPS}
     return {name: bool(dist.is_available() and check and check()) for name, check in checks.items()}
-
-
-def interfaces() -> list[dict[str, Any]]:
-    """Network interfaces: name, state, addresses, and link speed where the driver tells it."""
-    return [
-        {
-            "name": name,
-            "state": _attribute(name, "operstate"),
-            "addresses": _addresses(name),
-            "speed_mbit": _speed(name),
-        }
-        for _, name in socket.if_nameindex()
-    ]
-
-
-def _attribute(interface: str, attribute: str) -> str | None:
-    try:
-        return (NETWORK / interface / attribute).read_text().strip()
-    except OSError:  # the kernel refuses to read what a driver does not know
-        return None
-
-
-def _speed(interface: str) -> int | None:
-    text = _attribute(interface, "speed")
-    return int(text) if text and int(text) > 0 else None
-
-
-def _addresses(interface: str) -> list[str]:
-    """Its IPv4 address, then its IPv6 addresses."""
-    table = IPV6_TABLE.read_text().splitlines() if IPV6_TABLE.exists() else []
-    rows = [line.split() for line in table]
-    longer = [str(IPv6Address(bytes.fromhex(row[0]))) for row in rows if row[-1] == interface]
-    return [*filter(None, [_ipv4(interface)]), *longer]
-
-
-def _ipv4(interface: str) -> str | None:
-    if sys.platform != "linux":
-        return None
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            answer = fcntl.ioctl(probe.fileno(), GET_ADDRESS, struct.pack("256s", interface.encode()))
-        except OSError:  # the interface has no IPv4 address
-            return None
-    return socket.inet_ntoa(answer[20:24])
 
 
 def _tables(collected: Mapping[str, Any]) -> Iterator[Table]:

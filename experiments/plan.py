@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from ..compress import compressor
 from ..hooks.plan import Plan, plan, ready_order
-from .data import data_names, data_shape
-from .models import ModelConfig, build_model
-from .training import loss_of
+from .workloads.data import data_names, data_shape
+from .workloads.models import ModelConfig, build_model
+from .workloads.training import loss_of
 
 RUN_AT_MOST = 2**26  # parameters: one backward of a larger model is traced on the meta device, at no cost
 

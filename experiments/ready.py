@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from .data import data_shape
-from .models import ModelConfig, build_model
-from .training import loss_of
-from .writing import check_file, write_figures
+from .results.files import check_file, write_figures
+from .workloads.data import data_shape
+from .workloads.models import ModelConfig, build_model
+from .workloads.training import loss_of
 
 SHOWN = 12  # gradients in the table; the file has them all
 

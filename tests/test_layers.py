@@ -1,4 +1,4 @@
-"""Who may import whom: kernels <- compress <- ddp_core <- hooks <- experiments."""
+"""Who may import whom: kernels <- compress <- ddp_core <- hooks <- experiments, and inside a layer a floor those below."""
 
 import ast
 from pathlib import Path
@@ -9,6 +9,17 @@ ROOT = Path(__file__).parents[1]
 LAYERS = ["kernels", "compress", "ddp_core", "hooks", "experiments"]
 COLLECTIVES = ("all_reduce", "all_gather", "all_to_all", "reduce", "broadcast", "gather", "scatter", "send", "recv")
 DISTRIBUTED = "torch.distributed"
+FLOORS = {  # the rooms of a layer, folders and files, from the ground up; those of one floor do not import each other
+    "experiments": [
+        "ranks",
+        "results",
+        "network kernels",
+        "workloads",
+        "bench collective info plan ready report",
+        "compare sweep",
+        "cli",
+    ],
+}
 FILES = [file.relative_to(ROOT) for layer in LAYERS for file in sorted((ROOT / layer).rglob("*.py"))]
 
 
@@ -33,12 +44,27 @@ def complaints(source, file):
     names = imports(tree, file)
     above = LAYERS[LAYERS.index(layer) + 1 :]
     found = [name for name in names.values() for other in above if f"{name}.".startswith(f"gradwire.{other}.")]
+    if layer in FLOORS and file != Path(layer, "__init__.py"):
+        found += not_below(names.values(), file)
     if layer in ("kernels", "compress"):
         found += [name for name in names.values() if f"{name}.".startswith(f"{DISTRIBUTED}.")]
         found += [text for text in map(ast.unparse, ast.walk(tree)) if text.startswith(DISTRIBUTED)]
     if layer != "ddp_core":
         found += [name for name in called(tree, names) if is_collective(name)]
     return found
+
+
+def floors_of(layer):
+    """{room: its floor, 0 for the ground}."""
+    return {room: floor for floor, rooms in enumerate(FLOORS[layer]) for room in rooms.split()}
+
+
+def not_below(names, file):
+    """What a file of a layer with floors imports from other rooms, and not from a lower floor."""
+    layer, room = file.with_suffix("").parts[:2]
+    floors, prefix = floors_of(layer), f"gradwire.{layer}."
+    others = {name: name.removeprefix(prefix).partition(".")[0] for name in names if name.startswith(prefix)}
+    return [name for name, other in others.items() if other != room and floors.get(other, len(floors)) >= floors[room]]
 
 
 def called(tree, names):
@@ -58,6 +84,12 @@ def is_collective(name):
 @pytest.mark.parametrize("file", FILES, ids=str)
 def test_a_layer_imports_those_below_and_only_the_engine_communicates(file):
     assert complaints((ROOT / file).read_text(), file) == []
+
+
+@pytest.mark.parametrize("layer", FLOORS)
+def test_every_room_of_a_layer_with_floors_is_on_one(layer):
+    rooms = {file.relative_to(ROOT / layer).with_suffix("").parts[0] for file in (ROOT / layer).rglob("*.py")}
+    assert sorted(floors_of(layer)) == sorted(rooms - {"__init__"})
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "gradwire").glob("*.py")), ids=lambda file: file.name)
@@ -83,6 +115,10 @@ def test_the_public_face_only_imports(file):
         ("hooks/a.py", "import torch.distributed as dist\ndist.all_reduce(x)"),
         ("hooks/a.py", "import torch\ntorch.distributed.broadcast_object_list(x)"),
         ("hooks/a.py", "from torch.distributed import all_gather_into_tensor as gather\ngather(x, y)"),
+        ("experiments/ranks/a.py", "from ..results import Results"),
+        ("experiments/network/lab/a.py", "from ... import cli"),
+        ("experiments/bench/a.py", "def f():\n    from ..report.section import Section"),
+        ("experiments/info.py", "from . import plan"),
     ],
 )
 def test_an_arrow_that_runs_back_is_seen(file, source):
@@ -96,7 +132,8 @@ def test_an_arrow_that_runs_back_is_seen(file, source):
         ("hooks/a.py", "import torch.distributed as dist\ndist.get_rank()\ndist.init_process_group()"),
         ("hooks/a.py", "from ..ddp_core import averaged\naveraged(x)"),
         ("ddp_core/a.py", "import torch.distributed as dist\ndist.all_reduce(x)"),
-        ("experiments/cli/a.py", "from ...hooks import attach\nfrom ..models import x\nfrom . import b"),
+        ("experiments/network/lab/a.py", "from ...ranks import group\nfrom ..link import parse_rate"),
+        ("experiments/cli/a.py", "from ...hooks import attach\nfrom ..workloads import x\nfrom . import b"),
     ],
 )
 def test_what_is_allowed_is_not_complained_about(file, source):

@@ -32,7 +32,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.experiments.results import environment
+from gradwire.experiments.results.environment import environment
 
 VOCABULARY, WIDTH, LAYERS, BATCH, TOKENS = 256, 512, 6, 4, 32
 WARMUP_STEPS = 4  # DDP rebuilds its buckets, torch's PowerSGD starts

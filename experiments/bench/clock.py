@@ -20,7 +20,7 @@ class Clock(Protocol):
     def seconds(self, begin: Moment, end: Moment) -> float:
         """From one mark to another."""
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait until the device has done what it was given."""
 
 
@@ -37,7 +37,7 @@ class HostClock:
         assert isinstance(end, float)
         return end - begin
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """The host is always there."""
 
 
@@ -56,7 +56,7 @@ class GPUClock:
         assert isinstance(end, torch.cuda.Event)
         return float(begin.elapsed_time(end)) / 1000
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait for the GPU."""
         torch.cuda.synchronize()
 
@@ -69,7 +69,7 @@ def clock_for(device: torch.device) -> Clock:
 class LastGradient:
     """When the last gradient of a backward was there: made before a DDP wraps the model, so that its mark comes first.
 
-    At first it watches all parameters; after `settle` only the one that came last, which costs the step nothing.
+    At first it watches all parameters; after `watch_last_only` only the one that came last, which costs the step nothing.
     """
 
     def __init__(self, model: nn.Module, clock: Clock) -> None:
@@ -83,7 +83,7 @@ class LastGradient:
     def _ready(self, parameter: Tensor) -> None:
         self._last, self.moment = parameter, self._clock.mark()
 
-    def settle(self) -> None:
+    def watch_last_only(self) -> None:
         """Go on with the parameter that came last."""
         for parameter, hook in self._hooks.items():
             if parameter is not self._last:

@@ -16,27 +16,28 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ...compress import compressor, warm_up_steps
-from ..info import interfaces
-from ..launch import chosen_backend, device_here, supervised, under_launcher, unused_gpus
-from ..launchers import adopt_launcher, threads_here
-from ..link import paced
-from ..netlab import again, backend_here, here
-from ..progress import progress
-from ..results import command_line, environment
+from ..network.interfaces import interfaces
+from ..network.lab import backend_here, rerun_on_hosts
+from ..network.link import over_link
+from ..ranks.device import chosen_backend, device_here, unused_gpus
+from ..ranks.launchers import adopt_launcher, lab_here, threads_here, under_launcher
+from ..ranks.processes import supervised
+from ..results.environment import command_line, environment
+from ..results.progress_bar import progress_bar
 from .config import BenchConfig
 from .models import Task
 from .rows import KIND, Placement, row, stretched, write
 from .run import measure, world_sizes
 from .show import PLAIN, Lines, common, header, late, phases, topology
 from .trial import Setup
-from .world import World, met
+from .world import World, join_world
 
 PHASES_WIDTH = 160  # columns, at least, for a table that is not to be cut
 
 
 def bench_command(config: BenchConfig) -> int:
     """Run the benchmark; the command's exit code. What can be refused is refused before any rank starts."""
-    if (code := again(config.slowed_netlab)) is not None:
+    if (code := rerun_on_hosts(config.slowed_netlab)) is not None:
         return code
     launcher = adopt_launcher()
     for task in config.tasks():
@@ -49,7 +50,7 @@ def bench_command(config: BenchConfig) -> int:
     backend = chosen_backend(wanted, int(os.environ.get("LOCAL_WORLD_SIZE", config.nproc)))
     if under_launcher():
         torch.set_num_threads(threads_here(config.threads, config.nproc))
-        run_rank(config, backend, "netlab" if here() else launcher or "torchrun", None)
+        run_rank(config, backend, "netlab" if lab_here() else launcher or "torchrun", None)
         return 0
     return supervised(rank_main, config.nproc, config, backend)
 
@@ -64,7 +65,7 @@ def rank_main(rank: int, rendezvous: dict[str, Any], config: BenchConfig, backen
 def run_rank(config: BenchConfig, backend: str, launcher: str, rendezvous: dict[str, Any] | None) -> None:
     """All models on this rank; rank 0 shows and writes."""
     about = (int(os.environ.get("LOCAL_RANK", 0)), socket.gethostname())
-    world = met(rendezvous, backend, device_here(backend), timedelta(seconds=config.timeout), about)
+    world = join_world(rendezvous, backend, device_here(backend), timedelta(seconds=config.timeout), about)
     document = _document(config, world, launcher)
     sizes = world_sizes(config, world)
     console = Console(quiet=world.rank > 0)
@@ -136,7 +137,7 @@ def _models_rows(
     title = f"\nBenchmark: {task.name} with batch size {_batch_size(task, config)}, {common(cases)}"
     console.print(title, *config.labels(), "", lines.headings(), sep="\n", **PLAIN)
     shown: list[dict[str, Any]] = []
-    with progress(console) as bar:
+    with progress_bar(console) as bar:
         for count in sizes:
             rows = []
             for found in _rows(task, world.placement(count), config, world, bar):
@@ -167,11 +168,11 @@ def _rows(
 
     def advance(turn: int) -> None:
         bar.advance(shown)
-        world.beat(name, turn)
+        world.heartbeat(name, turn)
 
-    own_wire = config.link is not None
-    setup = Setup(task, _batch_size(task, config), config.seed, world.device, world.timeout, own_wire)
-    with world.joined(count, name), paced(config.slowed_link):
+    transport = over_link(config.slowed_link)
+    setup = Setup(task, _batch_size(task, config), config.seed, world.device, world.timeout, transport)
+    with world.joined(count, name):
         for case, measured in measure(chosen, setup, config, world, advance):
             found = row(task.name, setup.batch_size, case, placement, measured, config.labels())
             yield {**found, **stretched(found, config.emulated_seconds)}

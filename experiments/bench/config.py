@@ -8,11 +8,12 @@ from itertools import product
 from typing import Any, Literal
 
 from ...compress import compressor
-from .. import emulation, netlab
-from ..emulation import check_dilation, chosen_trace, dilated
-from ..link import check_link
-from ..netlab import NetlabConfig, backend_here, check_lab
-from ..writing import check_file
+from ..network import lab as netlab
+from ..network.lab import NetlabConfig, backend_here, check_lab
+from ..network.link import check_link
+from ..results.files import check_file
+from ..workloads import emulation
+from ..workloads.emulation import check_dilation, chosen_trace, dilated
 from .models import RESNETS, Task, emulated_task, task
 from .rows import NO_DDP, Case
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..results import percentiles
+from ..results.statistics import percentiles
 from .rows import FACTORS, KIND, NO_DDP
 
 RESULTS = "benchmark_results"

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from ..emulation import Trace, emulated
-from ..models import gpt, mlp
+from ..workloads.emulation import Trace, emulated
+from ..workloads.models import gpt, mlp
 
 RESNETS = ("resnet50", "resnet101", "resnext50_32x4d", "resnext101_32x8d")
 PICTURES = (*RESNETS, "vgg19")

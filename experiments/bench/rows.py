@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..results import percentiles
+from ..results.statistics import percentiles
 
 KIND = "bench"
 PHASES = ("forward", "backward", "exposed", "optimizer")

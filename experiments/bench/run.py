@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ...ddp_core import exchange
-from ..netlab import here
+from ..ranks.launchers import lab_here
 from .config import BenchConfig
 from .rows import PHASES, Case, Measured, Traffic
 from .trial import Setup, Trial
@@ -66,7 +66,7 @@ def _take_turns(trials: Sequence[Trial], config: BenchConfig, control: dist.Proc
     for turn in range(config.warmup + config.steps):
         if turn == config.warmup:
             for trial in trials:
-                trial.settle()
+                trial.end_warmup()
         for place in range(len(trials)):
             dist.barrier(control)
             trials[(turn + place) % len(trials)].turn()
@@ -90,7 +90,8 @@ def _free_memory(world: World) -> int:
     if not listing.exists():
         return 2**62
     fields = dict(line.split(":", 1) for line in listing.read_text().splitlines())
-    neighbours = world.size if here() else list(world.hosts).count(world.hosts[world.rank])  # a lab's hosts share it
+    own_host = list(world.hosts).count(world.hosts[world.rank])
+    neighbours = world.size if lab_here() else own_host  # all hosts of a lab are on one machine
     return int(fields["MemAvailable"].split()[0]) * 1024 // neighbours
 
 

@@ -11,7 +11,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from ...ddp_core import exchange
+from ...ddp_core import Decorator, exchange
 from .clock import LastGradient, Moment, clock_for
 from .models import Task
 from .rows import PHASES, Case, Measured
@@ -29,7 +29,7 @@ class Setup:
     seed: int
     device: torch.device
     timeout: timedelta
-    own_wire: bool
+    transport: Decorator | None = None
 
 
 class Trial:
@@ -44,7 +44,7 @@ class Trial:
             torch.manual_seed(setup.seed)
             model = setup.task.build().to(setup.device)
         self._last_gradient = LastGradient(model, self._clock)
-        self._model, self._handle = wrapped(model, case, groups, setup.timeout, own_wire=setup.own_wire)
+        self._model, self._handle = wrapped(model, case, groups, setup.timeout, setup.transport)
         self._optimizer = torch.optim.SGD(model.parameters(), LR, MOMENTUM, weight_decay=WEIGHT_DECAY)
         generator = torch.Generator().manual_seed(setup.seed + groups[0].rank())
         inputs, targets = setup.task.sample(setup.batch_size, generator)
@@ -55,10 +55,10 @@ class Trial:
     def turn(self) -> None:
         """`sync_every` iterations, of which the last averages gradients and steps the optimizer."""
         iterations = self.case.sync_every
-        self._clock.settle()
+        self._clock.synchronize()
         start = time.perf_counter()
         marks = [self._iteration(synced=index == iterations - 1) for index in range(iterations)]
-        self._clock.settle()
+        self._clock.synchronize()
         self._seconds.append((time.perf_counter() - start) / iterations)
         for name, begin in zip(PHASES, range(len(PHASES)), strict=True):
             spans = (self._clock.seconds(moments[begin], moments[begin + 1]) for moments in marks)
@@ -82,9 +82,9 @@ class Trial:
         no_sync = getattr(self._model, "no_sync", nullcontext)
         return nullcontext() if synced else no_sync()
 
-    def settle(self) -> None:
+    def end_warmup(self) -> None:
         """Warm-up is over: measure from here on."""
-        self._last_gradient.settle()
+        self._last_gradient.watch_last_only()
         self._seconds.clear()
         for phase in self._phases.values():
             phase.clear()

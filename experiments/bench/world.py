@@ -13,11 +13,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..launch import joined
+from ..ranks.group import joined
 from .rows import Placement
 
 POLL_SECONDS = 0.2
-BEAT, DONE = "beat", "done"
+HEARTBEAT, DONE = "beat", "done"
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class World:
     def joined(self, count: int, name: str) -> Iterator[None]:
         """The first `count` ranks, of which this is one, as torch's default process group, by a name not used before.
 
-        The other ranks are in `wait` meanwhile; rank 0 calls `beat` now and then.
+        The other ranks are in `wait` meanwhile; rank 0 calls `heartbeat` now and then.
         """
         place = {"store": dist.PrefixStore(name, self.store), "rank": self.rank, "world_size": count}
         with joined(self.backend, self.timeout, place):
@@ -52,16 +52,16 @@ class World:
         if self.rank == 0:
             self.store.set(f"{DONE}/{name}", "yes")
 
-    def beat(self, name: str, turn: int) -> None:
+    def heartbeat(self, name: str, turn: int) -> None:
         """Tell those who wait that the ranks that measure are alive."""
         if self.rank == 0:
-            self.store.set(BEAT, f"{name}/{turn}")
+            self.store.set(HEARTBEAT, f"{name}/{turn}")
 
     def wait(self, name: str) -> None:
         """Wait for the ranks that measure. Raises RuntimeError where they make no turn within the time limit."""
         last, since = b"", time.monotonic()
         while not self.store.check([f"{DONE}/{name}"]):
-            now = self.store.get(BEAT) if self.store.check([BEAT]) else b""
+            now = self.store.get(HEARTBEAT) if self.store.check([HEARTBEAT]) else b""
             if now != last:
                 last, since = now, time.monotonic()
             if time.monotonic() - since > self.timeout.total_seconds():
@@ -75,7 +75,7 @@ class World:
             self.store.wait([f"left/{rank}" for rank in range(self.size)], self.timeout)
 
 
-def met(
+def join_world(
     rendezvous: dict[str, Any] | None, backend: str, device: torch.device, timeout: timedelta, about: tuple[int, str]
 ) -> World:
     """This rank and all others, once each has told its local rank and host; by a launcher's variables without

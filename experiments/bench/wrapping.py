@@ -11,21 +11,22 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from ...ddp_core import DistributedDataParallel, Handle
+from ...ddp_core import Decorator, DistributedDataParallel, Handle
 from ...hooks import attach
 from ...hooks.plan import ratio
-from .held import communicate_after_backward
+from .no_overlap import communicate_after_backward
 from .rows import Case, Traffic
 
 FLOAT_BYTES = 4
 
 
 def wrapped(
-    model: nn.Module, case: Case, groups: Sequence[dist.ProcessGroup], timeout: timedelta, *, own_wire: bool
+    model: nn.Module, case: Case, groups: Sequence[dist.ProcessGroup], timeout: timedelta, transport: Decorator | None
 ) -> tuple[nn.Module, Handle | None]:
     """The model to train and, where gradwire moves the bytes, its handle.
 
-    `own_wire`: gradwire moves them in any case, as an emulated link holds back only what gradwire sends.
+    `transport`: what to put around transports. Then gradwire moves the bytes in any case: an emulated link holds back only
+    what gradwire sends.
     """
     if case.ddp == "none":
         return model, None
@@ -40,18 +41,18 @@ def wrapped(
     }
     if case.ddp == "gradwire" and case.overlap:
         ours = DistributedDataParallel(
-            model, process_group=chosen, compressor=case.compressor, timeout=timeout, **arguments
+            model, process_group=chosen, compressor=case.compressor, timeout=timeout, transport=transport, **arguments
         )
         return ours, ours.compression
     plain: TorchDDP = (
-        DistributedDataParallel(model, process_group=chosen, timeout=timeout, **arguments)
+        DistributedDataParallel(model, process_group=chosen, timeout=timeout, transport=transport, **arguments)
         if case.ddp == "gradwire"
         else TorchDDP(model, process_group=chosen[0], **arguments)
     )
     if not case.overlap:
-        return plain, communicate_after_backward(plain, case.compressor, chosen, timeout)
-    as_torch_does = case.compressor == "none" and not own_wire
-    return plain, None if as_torch_does else attach(plain, case.compressor, timeout=timeout)
+        return plain, communicate_after_backward(plain, case.compressor, chosen, timeout, transport)
+    as_torch_does = case.compressor == "none" and transport is None
+    return plain, None if as_torch_does else attach(plain, case.compressor, timeout=timeout, transport=transport)
 
 
 def no_buffer_sync() -> dict[str, bool]:

@@ -76,7 +76,7 @@ COMMANDS: dict[str, Command] = {
     "sweep": Command(
         "run a study: a command on every point of a grid, with a table, pictures and a cache",
         config=".sweep:SweepConfig",
-        function=".sweep:sweep_command",
+        function=".cli.study:sweep_command",
     ),
     "report": Command(
         "put any results into one HTML page that needs nothing beside it",
@@ -96,14 +96,14 @@ COMMANDS: dict[str, Command] = {
     ),
     "trace": Command(
         "show how long each layer of a model takes, or measure it here, for an emulated accelerator",
-        config=".emulation:TraceConfig",
-        function=".emulation:trace_command",
+        config=".workloads.emulation:TraceConfig",
+        function=".workloads.emulation:trace_command",
         positional=("trace",),
     ),
     "netlab": Command(
         "run a command on hosts of one machine that are joined by links of a set rate (Linux, root)",
-        config=".netlab.command:NetlabCommandConfig",
-        function=".netlab.command:netlab_command",
+        config=".network.lab.command:NetlabCommandConfig",
+        function=".network.lab.command:netlab_command",
         positional=("command",),
     ),
     "info": Command(

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from ... import __version__
-from ..installing import way_to_install
+from ..results.optional import way_to_install
 from .commands import COMMANDS, Command
 
 PROGRAM = "gradwire"

@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ...kernels import Backend, backends
-from ..installing import made
-from ..launch import INTERRUPTED, sigterm_interrupts
-from ..writing import check_file, check_folder, prepared_folder
+from ..ranks.stopping import INTERRUPTED, sigterm_interrupts
+from ..results.files import check_file, check_folder, prepared_folder
+from ..results.optional import optional_files
 from .bench import Bench, Group
 from .cases import Case, chosen_cases
 from .low_rank import SMALLEST
@@ -191,7 +191,7 @@ def keep(config: KernelsConfig, rows: Sequence[Row], bench: Bench, console: Cons
         write(rows, bench.machine, config.json)
         say("figures    ", Path(config.json).expanduser())
     if config.out:
-        _, where = made(partial(_drawn, rows, config.out))
+        _, where = optional_files(partial(_drawn, rows, config.out))
         say("picture    ", where)
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from ..results import environment
-from ..writing import write_json
+from ..results.environment import environment
+from ..results.files import write_json
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ..writing import check_file
+from ..results.files import check_file
 
 PAGE = "report.html"
 

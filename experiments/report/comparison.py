@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from .. import table
-from ..results import Results, RunResult
+from ..results import table
+from ..results.comparison import Results, RunResult
+from ..results.recommendation import recommendation
 from .section import Cell, Picture, Section, text_of, write_page
 
 REMARKS = (
@@ -34,7 +35,7 @@ def comparison_section(results: Results, pictures: Sequence[Path]) -> Section:
         about=about,
         headings=("compressor", *table.HEADINGS, *table.DETAILS),
         rows=[_cells(row, run) for row, run in zip(table.rows(results), results.runs, strict=True)],
-        emphasis=[table.verdict(results)] if results.runs else [],
+        emphasis=[recommendation(results)] if results.runs else [],
         remarks=REMARKS,
         pictures=[Picture(picture, picture.stem) for picture in pictures],
         details={

@@ -10,8 +10,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ..results import Results
-from ..sweep.rows import Row, flat
+from ..results.comparison import Results
+from ..results.rows import Row, flat
 from .comparison import comparison_section
 from .section import Picture, Section, cell, text_of
 

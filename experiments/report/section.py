@@ -11,6 +11,8 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from ..results.rows import shown
+
 TEMPLATE = "report.html.j2"
 
 
@@ -69,7 +71,5 @@ def text_of(value: Any) -> str:
 
 def cell(value: Any) -> Cell:
     """A value of a result's row, as `gradwire sweep` shows it."""
-    from ..sweep.outcome import shown
-
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return Cell(shown(value), float(value) if number else None)

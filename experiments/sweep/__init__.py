@@ -1,6 +1,6 @@
 """`gradwire sweep`: a study is a grid over a command's options, a table and its pictures."""
 
-from .command import sweep_command
+from .command import run_study
 from .config import SweepConfig
 
-__all__ = ["SweepConfig", "sweep_command"]
+__all__ = ["SweepConfig", "run_study"]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ..results.rows import Row
 from .config import SweepConfig
 from .derive import derivations
-from .rows import SOMETIMES, Row, column_of
+from .rows import SOMETIMES, column_of
 
 
 def check_columns(config: SweepConfig, rows: Sequence[Row]) -> None:
@@ -32,8 +33,8 @@ def _unknown(config: SweepConfig, known: set[str], row: Row) -> Iterator[str]:
     yield from _absent([column_of(name, row) for name in config.columns], known, "columns")
     for figure in config.drawn:
         yield from _absent(figure.named, known, f"figure {figure.name}")
-    if config.decided:
-        yield from _absent(config.decided.columns, known, "verdict")
+    if config.criterion:
+        yield from _absent(config.criterion.columns, known, "verdict")
 
 
 def _absent(columns: Sequence[str], known: set[str], where: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The command: run what is missing, then draw and show all of it."""
+"""A study from begin to end: run what is missing, then draw and show all of it."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ..launch import INTERRUPTED, sigterm_interrupts
-from ..loggers import check_loggers, open_loggers
-from ..writing import prepared_folder
+from ..ranks.stopping import INTERRUPTED, sigterm_interrupts
+from ..results.files import prepared_folder
+from ..results.loggers import check_loggers, open_loggers
+from ..results.rows import Row
 from .cache import append_point, read_points
 from .columns import check_columns
 from .config import SweepConfig
 from .figure import check_drawing
 from .outcome import PAGE, STUDY, Outcome
-from .points import Point, points_of
-from .rows import Row
+from .points import OptionsOf, Point, points_of
 from .run import PointFailure, run_point
 
 WHOLE_SWEEP = 7 * 24 * 3600.0  # seconds that the speed for the time left is averaged over
 
 
-def sweep_command(config: SweepConfig) -> int:
+def run_study(config: SweepConfig, options_of: OptionsOf) -> int:
     """Run the study and show it; the exit code: 1 where a point failed.
 
-    All points are checked before one runs, and the columns that the study names once there are rows of one.
+    All points are checked before one runs, by `options_of` of the command line, and the columns that the study names once
+    there are rows of one.
     """
     check_loggers(config.logger)
     check_drawing(config.drawn)
-    points = points_of(config)
+    points = points_of(config, options_of)
     keys = [point.key() for point in points]
     out = prepared_folder(config.out or f"runs/{_file_name(config)}")
     cached = read_points(out)
@@ -114,7 +115,7 @@ def _keep(outcome: Outcome, out: Path) -> None:
         console.print(outcome.table())
     for label, why in outcome.failures.items():
         console.print(f"failed: {label}: {why}", style="red", markup=False, highlight=False, soft_wrap=True)
-    console.print(*outcome.verdicts, sep="\n", markup=False, highlight=False, soft_wrap=True)
+    console.print(*outcome.recommendations, sep="\n", markup=False, highlight=False, soft_wrap=True)
     places = {"points": ["points.jsonl"], "study": [STUDY, PAGE], "pictures": list(outcome.pictures)}
     for name, files in places.items():
         there = ", ".join(str(out / file) for file in files if (out / file).exists())

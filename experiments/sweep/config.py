@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..netlab import NetlabConfig
+from ..network.lab import NetlabConfig
 from .derive import derivations
 from .figure import Figure, figures_of
+from .recommendation import Criterion, criterion_of
 from .rows import READERS, USE, USED_BY
-from .verdict import Verdict, verdict_of
 
 SHORTENED = ("base", "grid")
 
@@ -76,7 +76,7 @@ class SweepConfig:
             raise ValueError(f"limit is above 0 seconds, got {self.limit}")
         derivations(self.derive)
         figures_of(self.figures)
-        verdict_of(self.verdict)
+        criterion_of(self.verdict)
 
     @property
     def chosen_base(self) -> Mapping[str, Any]:
@@ -100,9 +100,9 @@ class SweepConfig:
         return figures_of(self.figures)
 
     @property
-    def decided(self) -> Verdict | None:
-        """What the verdict goes by."""
-        return verdict_of(self.verdict)
+    def criterion(self) -> Criterion | None:
+        """What the recommendations, `verdict` in the study file, go by."""
+        return criterion_of(self.verdict)
 
     @property
     def shown(self) -> list[str]:

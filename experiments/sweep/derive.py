@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ..results import smoothed
-from .rows import Row
+from ..results.rows import Row
+from ..results.statistics import smoothed
 
 
 class Derivation(ABC):

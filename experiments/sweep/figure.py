@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from importlib import import_module
 from typing import Any
 
-from .rows import Row
+from ..results.rows import Row
 
 KINDS = ("line", "bar", "box")
 

@@ -13,13 +13,14 @@ from typing import Any
 from rich.table import Table
 
 from ..bench.rows import FACTORS
+from ..results.rows import Row, shown
 from .cache import Finished
 from .config import SweepConfig
 from .derive import derived
 from .points import Point
 from .provenance import command_of, provenance
-from .rows import Row, column_of, named
-from .verdict import sentences
+from .recommendation import recommendations
+from .rows import column_of, named
 
 STUDY = "study.json"
 PAGE = "README.md"
@@ -65,10 +66,10 @@ class Outcome:
         return [name for name in wanted if any(_plain(row.get(name)) for row in rows)]
 
     @property
-    def verdicts(self) -> list[str]:
+    def recommendations(self) -> list[str]:
         """A sentence for each setting, where the study asks for them."""
-        decided = self.config.decided
-        return list(sentences(decided, self.rows)) if decided and self.finished else []
+        criterion = self.config.criterion
+        return list(recommendations(criterion, self.rows)) if criterion and self.finished else []
 
     @property
     def labels(self) -> list[str]:
@@ -101,7 +102,7 @@ class Outcome:
             "config": {name: getattr(config, name) for name in DESCRIBED},
             "columns": self.columns,
             "rows": self.rows,
-            "verdicts": self.verdicts,
+            "verdicts": self.recommendations,
             "pictures": dict(self.pictures),
             "failures": dict(self.failures),
         }
@@ -116,7 +117,7 @@ class Outcome:
         lines = [f"# {config.title}", "", *filter(None, [config.source, _warning(config.short)]), ""]
         lines += [config.notes, ""] * bool(config.notes)
         lines += [f"Labels: {'; '.join(self.labels)}.", ""] * bool(self.labels)
-        lines += [f"- {sentence}" for sentence in self.verdicts] + [""] * bool(self.verdicts)
+        lines += [f"- {sentence}" for sentence in self.recommendations] + [""] * bool(self.recommendations)
         if columns:
             lines += [_line(columns), _line(["---"] * len(columns))]
             lines += [_line([shown(row.get(name)) for name in columns]) for row in self.rows]
@@ -161,16 +162,3 @@ def _line(cells: Sequence[str]) -> str:
 
 def _plain(value: Any) -> bool:
     return value is not None and not isinstance(value, list | dict)
-
-
-def shown(value: Any) -> str:
-    """A value as text, numbers to four digits.
-
-    >>> shown(0.123456), shown(60000000), shown(None), shown("none")
-    ('0.1235', '60,000,000', '', 'none')
-    """
-    if value is None:
-        return ""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 10000 else f"{value:.4g}"

@@ -15,11 +15,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogFormatter
 
-from ..link import BITS_PER_BYTE, parse_rate
-from ..plots import DPI
-from ..results import smoothed
+from ..network.link import BITS_PER_BYTE, parse_rate
+from ..results.picture import DPI
+from ..results.rows import Row
+from ..results.statistics import smoothed
 from .figure import Figure
-from .rows import Row, named
+from .rows import named
 
 SIZE = (8.0, 4.8)  # inches
 HEADROOM = 1.05  # above what is drawn from zero
@@ -47,14 +48,14 @@ def draw(figure: Figure, rows: Sequence[Row], title: str, out: Path) -> Path:
     canvas = Canvas(figsize=SIZE, layout="constrained")
     axes = canvas.subplots()
     DRAWERS[figure.kind](axes, figure, rows)
-    _finish(axes, figure, title)
+    _set_axes(axes, figure, title)
     _legend(canvas, axes)
     FigureCanvasAgg(canvas)
     canvas.savefig(out / f"{figure.name}.png", dpi=DPI)
     return out / f"{figure.name}.png"
 
 
-def _finish(axes: Axes, figure: Figure, title: str) -> None:
+def _set_axes(axes: Axes, figure: Figure, title: str) -> None:
     for label, height in figure.lines.items():
         axes.axhline(height, color="black", linewidth=1, linestyle="--", label=label)
     for axis in figure.log:

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 import yaml
 
-from ..cli.commands import CONFIGS
 from .cache import Finished
 from .config import SweepConfig
 
+STUDIES = Path(__file__).parents[1] / "configs" / "studies"  # those that are shipped
 DAY = len("2026-01-31")  # of a point's date
 
 
@@ -72,7 +72,7 @@ def command_of(config: SweepConfig, folder: Path) -> str:
 
 def _shipped(config: SweepConfig) -> str | None:
     """The name of the shipped study that says the same."""
-    for file in sorted(CONFIGS.glob("studies/*.yaml")):
+    for file in sorted(STUDIES.glob("*.yaml")):
         said = yaml.safe_load(file.read_text(encoding="utf-8"))
         if all(getattr(config, key) == value for key, value in said.items()):
             return file.stem

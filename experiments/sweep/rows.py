@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..netlab.utilization import Utilization
+from ..network.lab.utilization import Utilization
+from ..results.rows import Row, flat
 
-Row = dict[str, Any]
-WRAPPER = "measurements."  # dropped from the names of columns
 USE = "netlab.utilization"  # a file of the point's, read into its rows
 USED_BY = "bench"  # the command whose points may have it
 STEPS_WATCHED = 2  # the last ones of a point whose links are watched
@@ -92,21 +91,3 @@ def link_use(rows: list[Row], use: Utilization) -> list[Row]:
     shown = [(when - begin, rate) for when, rate in zip(use.seconds[1:], sent, strict=True) if begin <= when <= end]
     seconds, rates = ([round(value, 3) for value in column] for column in zip(*shown, strict=True))
     return [{**row, LINK_SECONDS: seconds, LINK_SENT: rates}]
-
-
-def flat(entry: Mapping[str, Any]) -> Row:
-    """Nested mappings as one, names joined by dots; lists stay.
-
-    >>> flat({"measurements": {"sec_per_iter": {"p50": 0.5}}, "loss": [1.0]})
-    {'sec_per_iter.p50': 0.5, 'loss': [1.0]}
-    """
-    found = dict(_flattened(entry, ""))
-    return {name.removeprefix(WRAPPER): value for name, value in found.items()}
-
-
-def _flattened(entry: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for name, value in entry.items():
-        if isinstance(value, Mapping):
-            yield from _flattened(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..dying import dying_with
-from ..netlab.utilization import Utilization
+from ..network.lab.utilization import Utilization
+from ..ranks.stopping import killed_with
 from .cache import Finished
 from .points import Point
 from .rows import USE, link_use, rows_of
@@ -44,7 +44,7 @@ def run_point(point: Point, limit: float) -> Finished:
         watched = [f"--{USE}={use}"] if point.given.get(USE) else []
         command = [sys.executable, "-m", "gradwire", *point.arguments, *watched, f"--{option}={place}"]
         began = time.monotonic()
-        _finish(command, limit, Path(folder))
+        _run_to_end(command, limit, Path(folder))
         document = _document(Path(folder) / name)
         return Finished(
             key=point.key(),
@@ -58,11 +58,11 @@ def run_point(point: Point, limit: float) -> Finished:
         )
 
 
-def _finish(command: Sequence[str], limit: float, folder: Path) -> None:
+def _run_to_end(command: Sequence[str], limit: float, folder: Path) -> None:
     written = folder / "written"
     with written.open("wb") as output:
         process = subprocess.Popen(
-            command, stdout=output, stderr=output, start_new_session=True, preexec_fn=dying_with(os.getpid())
+            command, stdout=output, stderr=output, start_new_session=True, preexec_fn=killed_with(os.getpid())
         )
         try:
             code = process.wait(limit)

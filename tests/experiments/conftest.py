@@ -6,11 +6,12 @@ from multiprocessing import forkserver
 import pytest
 import torch
 
-from gradwire.experiments import launch, link
-from gradwire.experiments.emulation import model, recording
-from gradwire.experiments.netlab.config import VARIABLE
+from gradwire.experiments.network import link
+from gradwire.experiments.ranks import processes
+from gradwire.experiments.ranks.launchers import LAB_VARIABLE
+from gradwire.experiments.workloads.emulation import model, recording
 
-IMPORTED = ["gradwire.experiments.bench.run", "gradwire.experiments.compare", "torch._dynamo", "torchvision"]
+IMPORTED = ["gradwire.experiments.bench.run", "gradwire.experiments.compare.command", "torch._dynamo", "torchvision"]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -20,7 +21,7 @@ def quick_start():
     Those of commands that tests start as processes are spawned, as users' are.
     """
     multiprocessing.get_context("forkserver").set_forkserver_preload(IMPORTED)
-    start = launch.multiprocessing.start_processes
+    start = processes.multiprocessing.start_processes
 
     def forked(rank, args, **kwargs):
         forkserver.ensure_running()
@@ -29,7 +30,7 @@ def quick_start():
         return start(rank, placed, **{**kwargs, "start_method": "forkserver"})
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch.multiprocessing, "start_processes", forked)
+        patch.setattr(processes.multiprocessing, "start_processes", forked)
         yield
 
 
@@ -74,9 +75,9 @@ def started(monkeypatch, unused_port):
         place = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
         for name, value in {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": unused_port}.items():
             monkeypatch.setenv(name, str(value))
-        monkeypatch.delenv(VARIABLE, raising=False)
+        monkeypatch.delenv(LAB_VARIABLE, raising=False)
         if lab:
-            monkeypatch.setenv(VARIABLE, lab)
+            monkeypatch.setenv(LAB_VARIABLE, lab)
 
     threads = torch.get_num_threads()
     yield start

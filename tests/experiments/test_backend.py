@@ -8,12 +8,12 @@ from gradwire.experiments.cli import main
 DIGITS = ("--model=mlp", "--data=digits")
 COMMANDS = {  # its flags, and the function that begins a rank
     "bench": (("--models=tiny",), "gradwire.experiments.bench.command.run_rank"),
-    "compare": (DIGITS, "gradwire.experiments.compare.run_rank"),
+    "compare": (DIGITS, "gradwire.experiments.compare.command.run_rank"),
     "collective": ((), "gradwire.experiments.collective._rank"),
 }
 SUPERVISORS = {
     "bench": "gradwire.experiments.bench.command.supervised",
-    "compare": "gradwire.experiments.compare.supervised",
+    "compare": "gradwire.experiments.compare.command.supervised",
     "collective": "gradwire.experiments.collective.supervised",
 }
 LAB = "2 hosts at 1gbit"
@@ -71,7 +71,7 @@ def test_ranks_behind_an_emulated_link_take_gloo(command, link, expected, chosen
 )
 def test_nccl_is_refused_there_before_any_rank_starts(command, slowed, told, monkeypatch, capsys):
     monkeypatch.setattr(SUPERVISORS[command], None)
-    monkeypatch.setattr("gradwire.experiments.netlab.ranks.run_inside", None)
+    monkeypatch.setattr("gradwire.experiments.network.lab.launcher.run_on_hosts", None)
     assert main([command, *COMMANDS[command][0], slowed, "--backend=nccl"]) == 2
     shown = capsys.readouterr().err
     assert told in shown

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from gradwire.experiments import collective as driver
 from gradwire.experiments.cli import main
 from gradwire.experiments.collective import elements_of
-from gradwire.experiments.launchers import LAUNCHERS
+from gradwire.experiments.ranks.launchers import LAUNCHERS
 
 SMALL = ["collective", "--elements=100,1k", "--total=2500", "--repeats=1"]
 TITLE = "all-reduce of 2,500 float32, "

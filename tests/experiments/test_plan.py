@@ -6,7 +6,7 @@ import torch
 
 import gradwire
 from gradwire.experiments.cli import main
-from gradwire.experiments.models import MODELS, ModelConfig, build_model
+from gradwire.experiments.workloads.models import MODELS, ModelConfig, build_model
 
 COLUMNS = ["compressor", "payload_bytes_per_step", "sent_bytes_per_step", "compression_ratio"]
 

@@ -1,0 +1,190 @@
+"""`gradwire compare`: the same training with each compressor, side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ...compress import compressor, warm_up_steps
+from ..network.lab import backend_here, labels, rerun_on_hosts
+from ..network.link import over_link
+from ..ranks.device import chosen_backend, device_here, device_of, unused_gpus
+from ..ranks.group import joined
+from ..ranks.launchers import adopt_launcher, lab_here, threads_here
+from ..ranks.processes import supervised
+from ..results.comparison import Results, RunResult, ranks_on
+from ..results.environment import command_line, environment
+from ..results.files import prepared_folder
+from ..results.loggers import check_loggers, open_loggers
+from ..workloads.data import Dataset, load_dataset
+from ..workloads.models import build_model
+from ..workloads.training import Steps, train
+from .config import CompareConfig
+from .output import write_output
+
+logger = logging.getLogger(__name__)
+RESULTS = "results.json"
+WRITTEN = (RESULTS, "loss.png", "tradeoff.png", "report.html")  # in the output folder, at the end or on the way
+
+
+def compare(config: CompareConfig) -> int:
+    """Run the comparison and show it; the command's exit code. Everything that can be refused is refused first."""
+    check_loggers(config.logger)
+    if (code := rerun_on_hosts(config.netlab)) is not None:
+        return code
+    launcher = adopt_launcher()
+    dataset = load_dataset(config.data, config.model)
+    with torch.device("meta"):
+        build_model(config.model, dataset)
+    ranks = int(os.environ["WORLD_SIZE"]) if launcher else config.nproc
+    dataset.train_batches(config.batch_size, seed=config.seed, rank=0, world_size=ranks)  # refuses too few samples
+    wanted = backend_here(config.backend, config.link)
+    backend = chosen_backend(wanted, int(os.environ.get("LOCAL_WORLD_SIZE", config.nproc)))
+    if launcher:
+        return _inside_launcher(config, dataset, backend, launcher)
+    out = _begun(config, backend, ranks)
+    code = supervised(rank_main, config.nproc, config, backend, str(out))
+    results = Results.read(out / RESULTS) if (out / RESULTS).exists() else None
+    if results is not None and results.runs:
+        write_output(results, out)
+    return code
+
+
+def _begun(config: CompareConfig, backend: str, ranks: int) -> Path:
+    """The output folder, once nothing of an earlier run can be taken for this one's, and the user knows what starts."""
+    out = prepared_folder(config.out or time.strftime("runs/%Y-%m-%d-%H%M%S"))
+    for name in WRITTEN:
+        (out / name).unlink(missing_ok=True)
+    where = ranks_on(ranks, backend, device_of(backend), _network(config))
+    start = f"{where}, {len(config.compressors)} compressors, results in {out}"
+    Console().print(start, markup=False)
+    for warning in _warnings(config, backend):
+        logger.warning(warning)
+    return out
+
+
+def _warnings(config: CompareConfig, backend: str) -> Iterator[str]:
+    """What the user may not expect of the run."""
+    if (unused := unused_gpus(backend)) is not None:
+        yield unused
+    synced = config.steps // config.sync_every
+    for spec in config.compressors:
+        if (steps := warm_up_steps(compressor(spec))) >= synced:
+            yield (
+                f"{spec} warms up for {steps} optimizer steps, and the run has {synced}: its warm-up does not end, and "
+                "the verdict leaves it out"
+            )
+
+
+def _network(config: CompareConfig) -> str | None:
+    return ", ".join(labels(config.link)) or None
+
+
+def _inside_launcher(config: CompareConfig, dataset: Dataset, backend: str, launcher: str) -> int:
+    """This process is a rank already."""
+    torch.set_num_threads(threads_here(config.threads, config.nproc))
+    out = _begun(config, backend, int(os.environ["WORLD_SIZE"])) if os.environ["RANK"] == "0" else None
+    run_rank(config, dataset, backend, "netlab" if lab_here() else launcher, out, None)
+    if out is not None:
+        write_output(Results.read(out / RESULTS), out)
+    return 0
+
+
+def rank_main(rank: int, rendezvous: dict[str, Any], config: CompareConfig, backend: str, out: str) -> None:
+    """A rank that `compare` started."""
+    os.environ.setdefault("LOCAL_RANK", str(rank))
+    torch.set_num_threads(threads_here(config.threads, config.nproc))
+    dataset = load_dataset(config.data, config.model)
+    run_rank(config, dataset, backend, "gradwire", Path(out) if rank == 0 else None, rendezvous)
+
+
+def run_rank(
+    config: CompareConfig,
+    dataset: Dataset,
+    backend: str,
+    launcher: str,
+    out: Path | None,
+    rendezvous: dict[str, Any] | None,
+) -> None:
+    """All compressors, one after the other, on this rank; the rank with `out` writes and shows results."""
+    device = device_here(backend)
+    with joined(backend, timedelta(seconds=config.timeout), rendezvous) as group:
+        results = _empty_results(config, dataset, backend, launcher, group)
+        if out is not None:
+            results.write(out / RESULTS)
+        for index, spec in enumerate(config.compressors):
+            with _progress(index, config, show=out is not None) as bar:
+                run = _one(spec, config, dataset, group, device, bar, out)
+            results = dataclasses.replace(results, runs=(*results.runs, run))
+            if out is not None:
+                results.write(out / RESULTS)
+
+
+def _one(
+    spec: str,
+    config: CompareConfig,
+    dataset: Dataset,
+    group: dist.ProcessGroup,
+    device: torch.device,
+    bar: Progress,
+    out: Path | None,
+) -> RunResult:
+    task = bar.add_task(spec, total=config.steps, loss="")
+    loggers = open_loggers(config.logger, spec, dataclasses.asdict(config), out) if out is not None else []
+
+    def report(recent: Steps) -> None:
+        mean = sum(loss for _, loss, _ in recent) / len(recent)
+        bar.update(task, completed=recent[-1][0], loss=f"loss {mean:.3f}")
+        for each, figures in product(loggers, recent):
+            each.step(*figures)
+
+    run = train(spec, config.training, dataset, group, device, report, over_link(config.link))
+    for each in loggers:
+        each.finish(run)
+    return run
+
+
+def _progress(index: int, config: CompareConfig, *, show: bool) -> Progress:
+    width = max(map(len, config.compressors))
+    return Progress(
+        TextColumn(f"[{index + 1}/{len(config.compressors)}] {{task.description:<{width}}}"),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[loss]}"),
+        TimeElapsedColumn(),
+        disable=not show,
+    )
+
+
+def _empty_results(
+    config: CompareConfig, dataset: Dataset, backend: str, launcher: str, group: dist.ProcessGroup
+) -> Results:
+    with torch.device("meta"):
+        elements = sum(p.numel() for p in build_model(config.model, dataset).parameters())
+    return Results(
+        world_size=group.size(),
+        backend=backend,
+        model={"name": config.model.name, "parameters": elements},
+        data=dataset.summary(),
+        config=dataclasses.asdict(config),
+        runs=(),
+        command=command_line(),
+        environment={
+            **environment(),
+            "device": device_of(backend),
+            "launched_by": launcher,
+            "network": _network(config),
+        },
+    )

@@ -1,0 +1,82 @@
+"""What `gradwire compare` is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Literal
+
+from ...compress import compressor
+from ..network.lab import NetlabConfig, backend_here, check_lab
+from ..network.link import check_link
+from ..workloads.data import DataConfig
+from ..workloads.models import ModelConfig
+from ..workloads.training import TrainingConfig
+
+
+@dataclass(frozen=True)
+class CompareConfig:
+    """Train one model once with each compressor, and compare loss, speed and bytes."""
+
+    nproc: int = 2
+    """ranks on this machine (the launcher's own number where one starts the ranks)"""
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    """process group; auto is nccl with a GPU for every rank and neither lab nor emulated link, else gloo"""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """gpt, resnet18-cifar, lstm, mlp or torchvision:NAME, and its sizes"""
+    data: DataConfig = field(default_factory=DataConfig)
+    """text, digits, mnist or cifar10, and where it lies"""
+    compressors: list[str] = field(default_factory=lambda: ["none", "bf16", "powersgd:rank=4"])
+    """specifications, separated by commas: none,powersgd:rank=1,topk:ratio=0.01"""
+    steps: int = 100
+    """batches of a rank for each compressor"""
+    sync_every: int = 1
+    """batches whose mean gradient makes an optimizer step; only the last of them communicates"""
+    batch_size: int = 8
+    """samples a rank and step"""
+    optimizer: Literal["adamw", "sgd"] = "sgd"
+    """the same for all compressors"""
+    lr: float = 0.1
+    """learning rate"""
+    momentum: float = 0.5
+    """of sgd"""
+    seed: int = 0
+    """of the initial model and the order of samples"""
+    bucket_mb: float | None = None
+    """DDP's bucket size, MiB; null is 1 for the first and 25 for the others"""
+    ddp: Literal["gradwire", "torch"] = "gradwire"
+    """whose DistributedDataParallel; torch's has gradwire's hook"""
+    eval_batches: int = 40
+    """held-out batches at the end"""
+    threads: int = 0
+    """torch threads a rank; 0 divides the cores among local ranks"""
+    timeout: float = 300.0
+    """seconds that any wait for other ranks may take"""
+    netlab: NetlabConfig = field(default_factory=NetlabConfig)
+    """hosts on this machine, joined by links of a set rate, in place of nproc ranks"""
+    link: str | None = None
+    """rate of an emulated link, such as 100mbit: what gradwire sends is held back as if by it; needs no root"""
+    out: str | None = None
+    """folder for results.json, pictures and report; runs/<time> if not given"""
+    logger: list[str] = field(default_factory=list)
+    """wandb, tensorboard"""
+
+    def __post_init__(self) -> None:
+        if self.nproc < 1:
+            raise ValueError(f"nproc is at least 1, got {self.nproc}")
+        if self.threads < 0:
+            raise ValueError(f"threads is at least 0, got {self.threads}")
+        _ = self.training  # checked as it is made
+        check_link(self.link)
+        check_lab(self.netlab)
+        backend_here(self.backend, self.link, self.netlab.hosts)
+        if not self.compressors:
+            raise ValueError("compressors is empty: name at least one, such as none,bf16,powersgd:rank=4")
+        if twice := sorted({spec for spec in self.compressors if self.compressors.count(spec) > 1}):
+            raise ValueError(f"compressors names the same one twice: {', '.join(twice)}")
+        for spec in self.compressors:
+            compressor(spec)
+
+    @property
+    def training(self) -> TrainingConfig:
+        """What all compressors share: the options of one training."""
+        return TrainingConfig(**{each.name: getattr(self, each.name) for each in fields(TrainingConfig)})

@@ -1,0 +1,43 @@
+"""What a comparison leaves behind and shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from ..results.comparison import Results
+from ..results.optional import optional_files
+from ..results.recommendation import recommendation
+from ..results.table import table
+
+
+def write_output(results: Results, out: Path) -> None:
+    """Print the table and the verdict, then draw the pictures and write the report, and say where everything is.
+
+    Where matplotlib or jinja2 is not installed, a line says so in place of what it is for.
+    """
+    console = Console(width=max(Console().width, 120))
+    console.print(table(results))
+    console.print(recommendation(results), soft_wrap=True)
+    say = partial(console.print, sep="", highlight=False, markup=False, soft_wrap=True)
+    say("\nresults    ", out / "results.json")
+    pictures, where = optional_files(partial(_drawn, results, out))
+    say("pictures   ", where)
+    _, where = optional_files(partial(_reported, results, pictures, out / "report.html"))
+    say("report     ", where)
+
+
+def _drawn(results: Results, out: Path) -> Sequence[Path]:
+    from ..results.picture import draw  # here, since matplotlib is optional
+
+    return draw(results, out)
+
+
+def _reported(results: Results, pictures: Sequence[Path], path: Path) -> Sequence[Path]:
+    from ..report import write_report  # here, since jinja2 is optional
+
+    write_report(results, pictures, path)
+    return [path]

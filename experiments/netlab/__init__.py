@@ -1,6 +1,0 @@
-"""A network that can be set, on one machine: hosts as network namespaces on a bridge, behind limited links."""
-
-from .config import NetlabConfig, backend_here, check_lab, here, labels
-from .ranks import again, run_inside
-
-__all__ = ["NetlabConfig", "again", "backend_here", "check_lab", "here", "labels", "run_inside"]

@@ -1,0 +1,6 @@
+"""A network that can be set, on one machine: hosts as network namespaces on a bridge, behind limited links."""
+
+from .config import NetlabConfig, backend_here, check_lab, labels
+from .launcher import rerun_on_hosts, run_on_hosts
+
+__all__ = ["NetlabConfig", "backend_here", "check_lab", "labels", "rerun_on_hosts", "run_on_hosts"]

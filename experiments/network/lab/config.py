@@ -1,0 +1,67 @@
+"""What a lab is like, and what it means for the process group and for results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from ...ranks.launchers import lab_here
+from ..link import parse_rate
+
+MOST_HOSTS = 99
+
+
+@dataclass(frozen=True)
+class NetlabConfig:
+    """Hosts on this machine, one rank each, every one behind a link of its own."""
+
+    hosts: int = 0
+    """network namespaces on a bridge, a rank in each; 0 is no lab (Linux, root)"""
+    rate: str = "0"
+    """of each host's link, up and down, in tc's units: 100mbit, 1gbit; 0 is no limit"""
+    utilization: str | None = None
+    """JSON file for the bytes over each link every 10 ms; a picture is put beside it"""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.hosts <= MOST_HOSTS:
+            raise ValueError(f"hosts are 0 to {MOST_HOSTS}, got {self.hosts}")
+        parse_rate(self.rate)
+
+    @property
+    def described(self) -> str:
+        """In words: `4 hosts at 100mbit`."""
+        return f"{self.hosts} hosts " + (f"at {self.rate}" if parse_rate(self.rate) else "without limits")
+
+
+def check_lab(lab: NetlabConfig) -> None:
+    """Raise ValueError for what is set of a lab that has no hosts."""
+    if lab.hosts:
+        return
+    given = [field.name for field in fields(NetlabConfig) if getattr(lab, field.name) != field.default]
+    if given:
+        names = " and ".join(f"netlab.{name}" for name in given)
+        raise ValueError(f"{names} without hosts, and so without a lab: add --netlab.hosts 4, or leave it out")
+
+
+def backend_here(wanted: str, link: str | None = None, hosts: int = 0) -> str:
+    """The process group to ask for in place of `wanted`: Gloo on a host of a lab and behind an emulated link.
+
+    `hosts` are those of a lab to come. Raises ValueError where NCCL is wanted and a lab or a link is there.
+    """
+    lab = lab_here() is not None or hosts > 0
+    if wanted == "nccl" and (lab or link):
+        why = (
+            "the hosts of a lab share this machine's GPUs, and NCCL goes past their links"
+            if lab
+            else "an emulated link holds back Gloo's collectives, not NCCL's"
+        )
+        raise ValueError(f"{why}: use --backend gloo")
+    return "gloo" if lab or link else wanted
+
+
+def labels(link: str | None = None) -> list[str]:
+    """What every result must say of the network it was measured on; nothing for a real one.
+
+    `link` is the rate of an emulated link (`gradwire.experiments.network.link`).
+    """
+    lab, emulated = lab_here(), f"emulated link {link}"
+    return [*([f"netlab: {lab}"] if lab else []), *([emulated] if link else [])]

@@ -1,0 +1,153 @@
+"""One command on every host of a lab, as a launcher would start it."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import IO
+
+from ...ranks.launchers import LAB_VARIABLE, lab_here, under_launcher
+from ...ranks.stopping import killed_with, sigterm_interrupts
+from ...results.files import check_file
+from .config import NetlabConfig
+from .hosts import WIRE, Lab, temporary_lab
+from .iproute import NetlabError
+from .recorder import recorded
+
+PORT = 29400
+POLL_SECONDS = 0.02
+VICTIM_SECONDS = 0.5  # from the first failure until the others are asked to end: one of them may be the cause
+SURVIVOR_SECONDS = 5.0  # from the request to end until the kill
+SHOWN_LINES = 60  # of the output of a rank that fails
+SIGNALLED = 128  # shells add it to a signal's number
+Process = subprocess.Popen[bytes]
+
+
+def rerun_on_hosts(config: NetlabConfig) -> int | None:
+    """Run this very command line on every host; its exit code.
+
+    None where there is nothing to do: no lab is asked for, or this process is on a host of it already.
+    """
+    if config.hosts == 0 or lab_here() is not None:
+        return None
+    return run_on_hosts(config, [sys.executable, "-m", "gradwire", *sys.argv[1:]])
+
+
+def run_on_hosts(config: NetlabConfig, command: Sequence[str]) -> int:
+    """Run a command once on every host, with torchrun's variables and Gloo bound to the limited link.
+
+    Shows the output of rank 0, and of others that fail by themselves. The first rank that fails ends the others; its exit
+    code is returned, 128 + n for signal n. However this ends, nothing is left. Raises NetlabError where there can be no lab,
+    and ValueError where `utilization` is no file that can be written.
+    """
+    _check(config, command)
+    with sigterm_interrupts(), temporary_lab(config) as lab, ExitStack() as files:
+        outputs = [files.enter_context(tempfile.TemporaryFile()) for _ in range(1, lab.hosts)]
+        with _started(lab, config, command, outputs) as processes, recorded(config, lab):
+            failures = _failures(processes)
+        for host, code in failures.items():
+            if host:
+                _show(host, outputs[host - 1])
+            print(f"netlab: host {host} ended with exit code {code}", file=sys.stderr)
+        return next(iter(failures.values()), 0)
+
+
+def _check(config: NetlabConfig, command: Sequence[str]) -> None:
+    if config.hosts < 1:
+        raise NetlabError(f"hosts is at least 1, got {config.hosts}: --hosts 4")
+    if lab_here() is not None:
+        raise NetlabError(f"this process is on a host of a lab already ({lab_here()}), and labs do not nest")
+    if under_launcher():
+        raise NetlabError("a lab starts its ranks by itself: run this without torchrun, once")
+    if not command or shutil.which(command[0]) is None:
+        raise NetlabError(f"no such command: {command[0] if command else 'give one behind --'}")
+    check_file("utilization", config.utilization)
+
+
+@contextmanager
+def _started(
+    lab: Lab, config: NetlabConfig, command: Sequence[str], outputs: Sequence[IO[bytes]]
+) -> Iterator[list[Process]]:
+    """A process on every host; none is left at the end."""
+    processes: list[Process] = []
+    try:
+        for host, output in enumerate([None, *outputs]):
+            processes.append(
+                subprocess.Popen(
+                    ["ip", "netns", "exec", lab.namespace(host), *command],
+                    env={**os.environ, **_variables(lab, config, host)},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,  # Ctrl-C is the parent's alone
+                    preexec_fn=killed_with(os.getpid()),
+                )
+            )
+        yield processes
+    finally:
+        _end(processes)
+
+
+def _variables(lab: Lab, config: NetlabConfig, host: int) -> Mapping[str, str]:
+    threads = max(1, (os.cpu_count() or 1) // lab.hosts)
+    return {
+        "RANK": str(host),
+        "WORLD_SIZE": str(lab.hosts),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": str(lab.address(0)),
+        "MASTER_PORT": str(PORT),
+        "GLOO_SOCKET_IFNAME": WIRE,
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+        "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),  # it warns that addresses have no names
+        LAB_VARIABLE: config.described,
+    }
+
+
+def _failures(processes: Sequence[Process]) -> dict[int, int]:
+    """Wait for all ranks, and after a failure a moment only; by host the exit codes that are not 0, as they were seen."""
+    running, failures, deadline = dict(enumerate(processes)), dict[int, int](), math.inf
+    while running and time.monotonic() < deadline:
+        ended = {host: code for host, process in running.items() if (code := process.poll()) is not None}
+        running = {host: process for host, process in running.items() if host not in ended}
+        failures |= {host: code if code > 0 else SIGNALLED - code for host, code in ended.items() if code}
+        if failures:
+            deadline = min(deadline, time.monotonic() + VICTIM_SECONDS)
+        time.sleep(POLL_SECONDS)
+    return failures
+
+
+def _end(processes: Sequence[Process]) -> None:
+    """Ask what still runs to end, and kill what does not."""
+    running = [process for process in processes if process.poll() is None]
+    try:
+        for process in running:
+            _signal(process, signal.SIGTERM)
+        deadline = time.monotonic() + SURVIVOR_SECONDS
+        for process in running:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+    finally:
+        for process in running:
+            if process.poll() is None:
+                _signal(process, signal.SIGKILL)
+                process.wait()
+
+
+def _signal(process: Process, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):  # it has ended meanwhile
+        os.killpg(process.pid, number)
+
+
+def _show(host: int, output: IO[bytes]) -> None:
+    output.seek(0)
+    for line in output.read().decode(errors="replace").splitlines()[-SHOWN_LINES:]:
+        print(f"host {host}: {line}", file=sys.stderr)

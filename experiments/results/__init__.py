@@ -1,0 +1,5 @@
+"""What is measured and how it is kept, shown and drawn."""
+
+from .comparison import Evaluation, Results, RunResult, Seconds
+
+__all__ = ["Evaluation", "Results", "RunResult", "Seconds"]

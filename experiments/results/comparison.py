@@ -1,0 +1,125 @@
+"""What a comparison found, and the file that keeps it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Mean loss (nats) and share of right answers on held-out samples."""
+
+    loss: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Mean seconds a step that programs spent on this rank's host, all buckets together; they overlap with backward."""
+
+    encode: float
+    wait: float
+    decode: float
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """One training with one compressor.
+
+    `loss`: mean over ranks, step by step. `step_seconds`: percentiles of a step's wall-clock time on rank 0, the first
+    steps left out. Bytes are a rank's in a step that communicates; `compression_ratio` is what a dense float32 ring
+    all-reduce sends over `sent_bytes_per_step`. `train_seconds`: when each step ended. `parameters_digest`: SHA-256, the
+    same on all ranks. `warmed_up`: whether the compressor's warm-up, if it has one, ended before the last synced step.
+    """
+
+    compressor: str
+    steps: int
+    loss: tuple[float, ...]
+    eval: Evaluation
+    step_seconds: Mapping[str, float]
+    seconds: Seconds
+    payload_bytes_per_step: int
+    sent_bytes_per_step: float
+    compression_ratio: float
+    peak_memory_bytes: int
+    train_seconds: tuple[float, ...]
+    parameters_digest: str
+    warmed_up: bool = True
+
+
+@dataclass(frozen=True)
+class Results:
+    """All runs of a comparison and what they had in common. `command`: its command line, where it is known."""
+
+    world_size: int
+    backend: str
+    model: Mapping[str, Any]
+    data: Mapping[str, Any]
+    config: Mapping[str, Any]
+    runs: tuple[RunResult, ...]
+    environment: Mapping[str, Any]
+    command: str = ""
+    gradwire: str = field(default_factory=lambda: version("gradwire"))
+    torch: str = torch.__version__
+
+    @property
+    def ranks(self) -> str:
+        """How many there were, and on what: `2 ranks, gloo on cpu, emulated link 100mbit`."""
+        return ranks_on(self.world_size, self.backend, self.environment.get("device"), self.environment.get("network"))
+
+    def write(self, path: Path) -> None:
+        """Write JSON, whole or not at all; numbers that are not finite become null."""
+        document = dataclasses.asdict(self)
+        ordered = {key: document.pop(key) for key in ("gradwire", "torch", "command")} | document
+        unfinished = path.with_name(path.name + ".part")
+        unfinished.write_text(json.dumps(_finite(ordered), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        unfinished.replace(path)
+
+    @classmethod
+    def read(cls, path: Path) -> Results:
+        """What `write` wrote; null becomes NaN in losses and evaluations."""
+        document = json.loads(path.read_text(encoding="utf-8"))
+        runs = tuple(_run(each) for each in document.pop("runs"))
+        return cls(**document, runs=runs)
+
+
+def ranks_on(count: int, backend: str, device: str | None, network: str | None) -> str:
+    """So many ranks, and on what, as far as it is known.
+
+    >>> ranks_on(2, "gloo", "cpu", "emulated link 100mbit")
+    '2 ranks, gloo on cpu, emulated link 100mbit'
+    """
+    where = f"{backend} on {device}" if device else backend
+    return ", ".join([f"{count} ranks", where, *([network] if network else [])])
+
+
+def _run(entry: dict[str, Any]) -> RunResult:
+    known = {
+        "loss": tuple(map(_number, entry["loss"])),
+        "eval": Evaluation(**{key: _number(value) for key, value in entry["eval"].items()}),
+        "seconds": Seconds(**entry["seconds"]),
+        "train_seconds": tuple(entry["train_seconds"]),
+    }
+    return RunResult(**{**entry, **known})
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity."""
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,69 @@
+"""Files that a command is asked to write: refused before it measures, written after it has shown what it found."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .environment import command_line, environment
+
+
+def check_file(option: str, path: str | None) -> None:
+    """Raise ValueError where the path of an option is that of no file that this user may write; None is no file."""
+    if not path:
+        return
+    file = Path(path).expanduser()
+    if not file.parent.is_dir():
+        raise ValueError(f"{option}: there is no folder {file.parent}")
+    if file.is_dir():
+        raise ValueError(f"{option}: {file} is a folder; name a file, such as {file / 'figures.json'}")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise ValueError(f"{option}: {file} cannot be written by this user; name a file in another folder")
+
+
+def check_folder(option: str, path: str | None) -> None:
+    """Raise ValueError where the path of an option is that of no folder that this user may make or write to."""
+    if not path:
+        return
+    folder = Path(path).expanduser()
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    if not there.is_dir():
+        raise ValueError(f"{option}: {there} is a file; name a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ValueError(f"{option}: {there} cannot be written to by this user; name another folder")
+
+
+def prepared_folder(path: str) -> Path:
+    """Make the folder that `--out` names, or its default, if need be. Raises ValueError where nothing can be put there."""
+    check_folder("out", path)
+    folder = Path(path).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"cannot write to --out {folder}: {error.strerror}; name another folder") from error
+    return folder
+
+
+def write_json(document: Mapping[str, Any], path: str) -> None:
+    """Write what `--json` asks for, once it has been shown. Raises ValueError where the system does not write it."""
+    file = Path(path).expanduser()
+    try:
+        file.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ValueError(
+            f"cannot write --json {file}: {error.strerror}; the table above has what was measured"
+        ) from error
+
+
+def write_figures(kind: str, config: Any, rows: Sequence[Mapping[str, Any]], path: str) -> None:
+    """Write the rows of a command with its versions, its command line, the machine and its options, a dataclass."""
+    versions = {"kind": kind, "gradwire": version("gradwire"), "torch": torch.__version__}
+    about = {"command": command_line(), "environment": environment(), "config": asdict(config)}
+    write_json({**versions, **about, "rows": rows}, path)

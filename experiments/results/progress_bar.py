@@ -1,0 +1,12 @@
+"""A bar for what takes minutes."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+
+def progress_bar(console: Console) -> Progress:
+    """A bar that is gone at the end of its block; none where the console is quiet or no terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True, disable=console.quiet or not console.is_terminal)

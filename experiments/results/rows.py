@@ -1,0 +1,40 @@
+"""Rows of any command: column name to value, nested names joined by dots, and how a value is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Row = dict[str, Any]
+WRAPPER = "measurements."  # dropped from the names of columns
+
+
+def flat(entry: Mapping[str, Any]) -> Row:
+    """Nested mappings as one, names joined by dots; lists stay.
+
+    >>> flat({"measurements": {"sec_per_iter": {"p50": 0.5}}, "loss": [1.0]})
+    {'sec_per_iter.p50': 0.5, 'loss': [1.0]}
+    """
+    found = dict(_flattened(entry, ""))
+    return {name.removeprefix(WRAPPER): value for name, value in found.items()}
+
+
+def _flattened(entry: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in entry.items():
+        if isinstance(value, Mapping):
+            yield from _flattened(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def shown(value: Any) -> str:
+    """A value as text, numbers to four digits.
+
+    >>> shown(0.123456), shown(60000000), shown(None), shown("none")
+    ('0.1235', '60,000,000', '', 'none')
+    """
+    if value is None:
+        return ""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 10000 else f"{value:.4g}"

@@ -1,0 +1,74 @@
+"""Whether compression pays, in a sentence for each setting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from ..results.recommendation import UNCOMPRESSED, WORTHWHILE
+from ..results.rows import Row
+
+COMPRESSOR = "compressor"
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """What decides. `of`: a column, less is better; `each`: one sentence for every combination of these columns."""
+
+    of: str
+    each: list[str] = field(default_factory=list)
+    unit: str = "s"
+    what: str = "a step"
+    """what the column times, in words"""
+
+    @property
+    def columns(self) -> list[str]:
+        """What it takes of a row."""
+        return [self.of, *self.each, COMPRESSOR]
+
+
+def criterion_of(described: Mapping[str, Any]) -> Criterion | None:
+    """From a study file. Raises ValueError for unknown keys."""
+    try:
+        return Criterion(**described) if described else None
+    except TypeError as error:
+        raise ValueError(f"verdict: {error}; it has {', '.join(each.name for each in fields(Criterion))}") from error
+
+
+def recommendations(criterion: Criterion, rows: Sequence[Row]) -> Iterator[str]:
+    """One sentence for each setting, in the order of the rows."""
+    settings = list(dict.fromkeys(tuple(row.get(name) for name in criterion.each) for row in rows))
+    for setting in settings:
+        alike = [row for row in rows if tuple(row.get(name) for name in criterion.each) == setting]
+        where = ", ".join(f"{name} {_shown(value)}" for name, value in zip(criterion.each, setting, strict=True))
+        yield f"{where or 'Here'}: {_sentence(criterion, alike)}"
+
+
+def _sentence(criterion: Criterion, rows: Sequence[Row]) -> str:
+    timed = sorted((row for row in rows if row.get(criterion.of) is not None), key=lambda row: row[criterion.of])
+    plain = [row for row in timed if row[COMPRESSOR] in UNCOMPRESSED]
+    others = [row for row in timed if row[COMPRESSOR] not in UNCOMPRESSED]
+    if not plain or len(rows) == len(plain):
+        return f"no verdict, it takes {criterion.what} of none, bf16 or fp16 and of another compressor."
+    best = plain[0]
+    if not others:
+        return f"do not compress here beyond {best[COMPRESSOR]}: no other method gets there at all."
+    gain = best[criterion.of] / others[0][criterion.of]
+    if gain < WORTHWHILE:
+        return (
+            f"do not compress here beyond {best[COMPRESSOR]}: {criterion.what} takes it {_amount(criterion, best)}, and "
+            f"the best other method, {others[0][COMPRESSOR]}, {_amount(criterion, others[0])}."
+        )
+    return (
+        f"{others[0][COMPRESSOR]} is {gain:.1f}x as fast as {best[COMPRESSOR]}: {criterion.what} takes "
+        f"{_amount(criterion, others[0])}, not {_amount(criterion, best)}."
+    )
+
+
+def _amount(criterion: Criterion, row: Row) -> str:
+    return f"{row[criterion.of]:.3g} {criterion.unit}"
+
+
+def _shown(value: Any) -> str:
+    return "unlimited" if value in (None, "0") else str(value)

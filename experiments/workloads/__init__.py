@@ -1,0 +1,1 @@
+"""What is trained: models, data, the training itself, and an emulated accelerator that takes its time."""

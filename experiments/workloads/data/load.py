@@ -1,0 +1,62 @@
+"""From a data set's name to the data set."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..models import ModelConfig
+from ..sample import SampleShape
+from .dataset import Dataset
+from .images import cifar10, digits, mnist
+from .text import BYTES, text
+
+DATA: dict[str, Callable[[Path | None, int], Dataset]] = {
+    "text": text,
+    "digits": digits,
+    "mnist": mnist,
+    "cifar10": cifar10,
+}
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which data, and where they lie."""
+
+    name: str = "text"
+    """text, digits, mnist or cifar10"""
+    path: str | None = None
+    """file or folder of your own text; folder in which torchvision keeps mnist or cifar10"""
+
+    def __post_init__(self) -> None:
+        if self.name not in DATA:
+            near = difflib.get_close_matches(self.name, DATA, 1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            raise ValueError(f"unknown data {self.name!r}{hint}; there are: {', '.join(DATA)}")
+        if self.path is not None and not Path(self.path).exists():
+            raise ValueError(f"--data.path {self.path} does not exist: name a file or folder that does")
+
+
+def data_names() -> list[str]:
+    """What `DataConfig.name` may be."""
+    return list(DATA)
+
+
+def data_shape(name: str, model: ModelConfig) -> SampleShape:
+    """What the samples of a data set look like, without loading it."""
+    return {
+        "text": SampleShape("text", "tokens", BYTES, (model.context,)),
+        "digits": SampleShape("digits", "images", 10, (1, 8, 8)),
+        "mnist": SampleShape("mnist", "images", 10, (1, 28, 28)),
+        "cifar10": SampleShape("cifar10", "images", 10, (3, 32, 32)),
+    }[name]
+
+
+def load_dataset(config: DataConfig, model: ModelConfig) -> Dataset:
+    """The data for a model, which decides how many tokens a sample has.
+
+    Raises ValueError where the data are missing or too few.
+    """
+    return DATA[config.name](Path(config.path) if config.path else None, model.context)

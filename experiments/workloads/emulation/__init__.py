@@ -1,0 +1,25 @@
+"""An emulated accelerator: layers take the time of a trace, and gradients are real bytes."""
+
+from .command import TraceConfig, trace_command
+from .model import EmulatedModel, emulated
+from .options import check_dilation, chosen_trace, dilated, labels
+from .recording import from_flops, measured
+from .shipped import load_trace, trace_names
+from .trace import Layer, Trace
+
+__all__ = [
+    "EmulatedModel",
+    "Layer",
+    "Trace",
+    "TraceConfig",
+    "check_dilation",
+    "chosen_trace",
+    "dilated",
+    "emulated",
+    "from_flops",
+    "labels",
+    "load_trace",
+    "measured",
+    "trace_command",
+    "trace_names",
+]

@@ -1,0 +1,110 @@
+"""`gradwire trace`: show a trace, or make one of a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from ...results.environment import environment
+from ...results.files import check_file
+from ..data import data_shape
+from ..models import ModelConfig, build_model
+from .recording import from_flops, measured
+from .shipped import load_trace
+from .trace import BY_OPERATIONS, Trace
+
+MILLI = 1000
+
+
+@dataclass(frozen=True)
+class TraceConfig:
+    """Layers of a model and the time of each: of a trace that there is, or of a model measured here."""
+
+    trace: str | None = None
+    """trace to show: a name such as resnet50, or a file, and @SECONDS to scale it; none measures the model"""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """gpt, resnet18-cifar, lstm, mlp or torchvision:NAME, and its sizes"""
+    batch_size: int = 8
+    """samples a step"""
+    repeats: int = 5
+    """measured steps, of which the median counts"""
+    threads: int = 0
+    """torch threads; 0 is torch's own number"""
+    seconds: float | None = None
+    """computation a step: not measured, but shared out by floating-point operations"""
+    rows: int = 20
+    """layers in the table, those that take longest; the file has them all"""
+    json: str | None = None
+    """file to write the trace to, for --compute emulate:FILE"""
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "repeats", "rows"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is at least 1, got {getattr(self, name)}")
+        if self.threads < 0:
+            raise ValueError(f"threads is at least 0, got {self.threads}")
+        if self.seconds is not None and not self.seconds > 0:
+            raise ValueError(f"seconds is above 0, got {self.seconds}")
+        if self.trace is not None and self.seconds is not None:
+            raise ValueError(f"seconds is for a model; for a trace write {self.trace}@{self.seconds:g}")
+        check_file("json", self.json)
+
+
+def trace_command(config: TraceConfig) -> int:
+    """Show the trace, and write it where that is asked for; the exit code."""
+    trace = load_trace(config.trace) if config.trace else traced(config)
+    console = Console()
+    console.print(_table(trace, config.rows))
+    total = f"{trace.forward_seconds:.4g} s forward and {trace.backward_seconds:.4g} s backward"
+    console.print(
+        f"{trace.elements:,} parameters, {total}, {trace.batch_size} samples a step", highlight=False, soft_wrap=True
+    )
+    console.print(f"source: {trace.source}", highlight=False, markup=False, soft_wrap=True)
+    if config.json:
+        path = Path(config.json).expanduser()
+        trace.write(path)
+        console.print(f"trace      {path}", highlight=False, markup=False, soft_wrap=True)
+    return 0
+
+
+def traced(config: TraceConfig) -> Trace:
+    """The trace of the configured model, measured here or by its operations."""
+    name = config.model.name.replace(":", "-")
+    shape = data_shape("text" if config.model.kind == "tokens" else "cifar10", config.model)
+    with torch.random.fork_rng(), torch.device("cpu" if config.seconds is None else "meta"):
+        model = build_model(config.model)
+        inputs, targets = shape.example(config.batch_size)
+
+    def loss(logits: Tensor) -> Tensor:
+        return cross_entropy(logits.flatten(0, -2), targets.flatten())
+
+    if config.seconds is not None:
+        source = BY_OPERATIONS.format(seconds=config.seconds) + "given by the user"
+        rate = config.batch_size / config.seconds
+        return from_flops(model, inputs, name=name, source=source, samples_per_second=rate)
+    torch.set_num_threads(config.threads or torch.get_num_threads())
+    source = f"measured on {environment()['processor']}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    return measured(model, inputs, name=name, source=source, loss=loss, repeats=config.repeats)
+
+
+def _table(trace: Trace, rows: int) -> Table:
+    """The layers that take longest, in the order of forward."""
+    by_time = sorted(trace.layers, key=lambda layer: layer.forward_seconds + layer.backward_seconds, reverse=True)
+    shown = {layer.name for layer in by_time[:rows]}
+    table = Table(title=f"{trace.name}: {len(shown)} of {len(trace.layers)} layers", title_justify="left")
+    table.add_column("layer")
+    for heading in ("parameters", "forward", "backward"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for layer in trace.layers:
+        if layer.name in shown:
+            elements = sum(map(prod, layer.parameters.values()))
+            seconds = (layer.forward_seconds, layer.backward_seconds)
+            table.add_row(layer.name, f"{elements:,}", *(f"{each * MILLI:.3f} ms" for each in seconds))
+    return table

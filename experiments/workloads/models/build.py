@@ -1,0 +1,129 @@
+"""From a model's name and sizes to the model."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+
+from ..sample import SampleShape
+from .gpt import GPT
+from .lstm import LSTM
+from .mlp import MLP
+from .resnet import ResNet18
+
+TORCHVISION = "torchvision:"
+CIFAR10 = ((3, 32, 32), 10)  # the shape of an image and the number of classes where no data set says otherwise
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which model, and its sizes; a size that is null is the model's own."""
+
+    name: str = "gpt"
+    """gpt, resnet18-cifar, lstm, mlp or torchvision:NAME"""
+    width: int | None = None
+    """numbers a position (gpt: 128, lstm: 650) or hidden units a layer (mlp: 256)"""
+    layers: int | None = None
+    """gpt: 4, lstm: 3, mlp: 2"""
+    heads: int | None = None
+    """of gpt's attention: one for every 64 of width"""
+    vocabulary: int | None = None
+    """tokens that gpt (256) and lstm (28869) know"""
+    context: int = 128
+    """tokens a sample"""
+    image_size: int = 64
+    """pixels a side to which torchvision models get images enlarged"""
+
+    def __post_init__(self) -> None:
+        for size in ("width", "layers", "heads", "vocabulary", "context", "image_size"):
+            value = getattr(self, size)
+            if value is not None and value < 1:
+                raise ValueError(f"model.{size} is at least 1, got {value}")
+        if self.name not in MODELS and not self.name.startswith(TORCHVISION):
+            near = difflib.get_close_matches(self.name, MODELS, 1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            raise ValueError(f"unknown model {self.name!r}{hint}; there are: {', '.join(model_names())}")
+
+    @property
+    def kind(self) -> str:
+        """What the model reads: `tokens` or `images`."""
+        return MODELS[self.name].kind if self.name in MODELS else "images"
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a model reads and how it is built for a data set (None: for the one of its paper)."""
+
+    kind: str
+    build: Callable[[ModelConfig, SampleShape | None], nn.Module]
+
+
+def _gpt(config: ModelConfig, dataset: SampleShape | None) -> nn.Module:
+    width = config.width or 128
+    return GPT(
+        vocabulary=config.vocabulary or (dataset.classes if dataset else 256),
+        context=config.context,
+        width=width,
+        layers=config.layers or 4,
+        heads=config.heads or max(1, width // 64),
+    )
+
+
+def _lstm(config: ModelConfig, dataset: SampleShape | None) -> nn.Module:
+    return LSTM(config.vocabulary or 28869, config.width or 650, config.layers or 3)
+
+
+def _mlp(config: ModelConfig, dataset: SampleShape | None) -> nn.Module:
+    shape, classes = _pictures(dataset)
+    return MLP(shape, classes, config.width or 256, config.layers or 2)
+
+
+def _resnet18(config: ModelConfig, dataset: SampleShape | None) -> nn.Module:
+    (channels, _, _), classes = _pictures(dataset)
+    return ResNet18(channels, classes)
+
+
+def _pictures(dataset: SampleShape | None) -> tuple[tuple[int, ...], int]:
+    return (dataset.input_shape, dataset.classes) if dataset else CIFAR10
+
+
+MODELS = {
+    "gpt": Model("tokens", _gpt),
+    "lstm": Model("tokens", _lstm),
+    "mlp": Model("images", _mlp),
+    "resnet18-cifar": Model("images", _resnet18),
+}
+
+
+def model_names() -> list[str]:
+    """What `ModelConfig.name` may be."""
+    return [*MODELS, f"{TORCHVISION}NAME"]
+
+
+def build_model(config: ModelConfig, dataset: SampleShape | None = None) -> nn.Module:
+    """A model with random weights from torch's global generator, on the current default device (meta costs nothing).
+
+    Tokens (batch, context) give logits (batch, context, vocabulary); images (batch, channels, height, width) give logits
+    (batch, classes). Raises ValueError for a model that cannot read the data set.
+
+    >>> sum(parameter.numel() for parameter in build_model(ModelConfig("resnet18-cifar")).parameters())
+    11173962
+    """
+    if dataset is not None and dataset.kind != config.kind:
+        fitting = [name for name, model in MODELS.items() if model.kind == dataset.kind]
+        raise ValueError(
+            f"{config.name} reads {config.kind}, and the data {dataset.name!r} are {dataset.kind}; "
+            f"models for them: {', '.join(fitting)}"
+        )
+    if dataset is not None and config.kind == "tokens" and (config.vocabulary or dataset.classes) < dataset.classes:
+        raise ValueError(
+            f"model.vocabulary is at least {dataset.classes} for {dataset.name!r}, got {config.vocabulary}"
+        )
+    if config.name in MODELS:
+        return MODELS[config.name].build(config, dataset)
+    from .vision import torchvision_model  # here, since torchvision is optional
+
+    return torchvision_model(config.name.removeprefix(TORCHVISION), _pictures(dataset)[1], config.image_size)

@@ -1,0 +1,292 @@
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from gradwire.experiments.bench import BenchConfig, command, rows, run, show
+from gradwire.experiments.bench.clock import HostClock, LastGradient
+from gradwire.experiments.bench.models import task
+from gradwire.experiments.bench.run import world_sizes
+from gradwire.experiments.bench.world import World
+from gradwire.experiments.cli import main
+
+ROW = (
+    r" +(\d+) ranks? +-- +(no ddp|\dM/\dG):(.*)  "
+    r"p50: +\d+\.\d{3}s +[\d.]+/s  p75: +\d+\.\d{3}s +[\d.]+/s  p90: +\d+\.\d{3}s +[\d.]+/s  p95: +\d+\.\d{3}s +[\d.]+/s"
+)
+QUICK = ("--batch-size", "2", "--steps", "2", "--warmup", "1", "--threads", "1", "--timeout", "60")
+
+
+def bench(*arguments, **environment):
+    command = [sys.executable, "-m", "gradwire", "bench", *QUICK, *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=110, env={**os.environ, "COLUMNS": "80", **environment}
+    )
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """What two ranks showed and wrote."""
+    path = tmp_path_factory.mktemp("bench") / "a.json"
+    factors = ("--ddp", "torch,gradwire", "--compressors", "none,powersgd:rank=1", "--overlap", "true,false")
+    done = bench("--nproc", "2", "--models", "mlp", *factors, "--json", str(path))
+    assert done.returncode == 0, done.stderr
+    return done.stdout, json.loads(path.read_text())
+
+
+def test_the_table_has_pytorchs_columns_and_a_row_for_every_place_and_setting(measured):
+    shown, document = measured
+    lines = shown.splitlines()
+    heading = next(line for line in lines if "sec/iter" in line)
+    assert re.findall(r"\S+", heading) == ["ddp", "compressor", "overlap", *("sec/iter", "ex/sec") * 4]
+    rows = [found.groups() for line in lines if (found := re.fullmatch(ROW, line))]
+    settings = [
+        [ddp, compressor, overlap]
+        for ddp in ("torch", "gradwire")
+        for compressor in ("none", "powersgd:rank=1")
+        for overlap in ("overlap", "no overlap")
+    ]
+    expected = [["1", "no ddp"], *(["1", "1M/1G", *each] for each in settings), *(["2", "1M/2G", *e] for e in settings)]
+    assert [[count, place, *filter(None, re.split(r" {2,}", text))] for count, place, text in rows] == expected
+    assert len(document["benchmark_results"]) == len(expected)
+
+
+def test_the_header_tells_of_versions_backend_machine_and_network(measured):
+    for fact in (
+        "gradwire version",
+        "PyTorch version",
+        "CUDA version",
+        "distributed backend: gloo",
+        "ranks: 2 on cpu, started by gradwire",
+        "network interface",
+    ):
+        assert f"* {fact}" in measured[0]
+    assert "Benchmark: mlp with batch size 2, default buckets, 1 group, sync every 1" in measured[0]
+
+
+def test_the_file_has_all_that_was_measured(measured):
+    document = measured[1]
+    assert document["kind"] == "bench"
+    assert document["pytorch_version"] == torch.__version__
+    assert document["distributed_backend"] == "gloo"
+    assert document["environment"]["device"] == "cpu"
+    assert document["config"]["batch_size"] == 2
+    assert document["command"].startswith("gradwire bench --batch-size 2")
+    rows = {
+        (row["world_size"], row["ddp"], row["compressor"], row["overlap"]): row for row in document["benchmark_results"]
+    }
+    for (ranks, ddp, _, _), row in rows.items():
+        seconds, rates = row["measurements"]["sec_per_iter"], row["measurements"]["ex_per_sec"]
+        assert list(seconds) == list(rates) == ["p50", "p75", "p90", "p95"]
+        assert all(rates[name] == pytest.approx(2 / seconds[name]) for name in seconds)
+        assert len(row["seconds"]) == 2 * ranks
+        assert set(row["phases"]) == {"forward", "backward", "exposed", "optimizer"}
+        assert 0 < sum(row["phases"].values()) < 1.5 * max(row["seconds"])
+        assert row["machines"] == 1
+        assert (row["sent_bytes_per_step"] > 0) == (ranks == 2 and ddp != "none")
+    dense = 4 * sum(parameter.numel() for parameter in task("mlp", 0).build().parameters())
+    for overlap in (True, False):
+        for ddp in ("torch", "gradwire"):
+            assert rows[2, ddp, "none", overlap]["payload_bytes_per_step"] == dense
+            assert rows[2, ddp, "none", overlap]["compression_ratio"] == 1
+            assert rows[2, ddp, "powersgd:rank=1", overlap]["compression_ratio"] > 50
+
+
+def test_ranks_of_another_launcher_are_measured_and_what_is_emulated_is_labelled(tmp_path, unused_port):
+    path = tmp_path / "b.json"
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unused_port)}
+    sizes = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+    emulated = ("--compute", "emulate:resnet50@0.05", "--link", "10gbit", "--sync-every", "1,2")
+    command = [sys.executable, "-m", "gradwire", "bench", *QUICK, *emulated]
+    ranks = [
+        subprocess.Popen(
+            [*command, "--world-sizes", "1,2", "--json", str(path)],
+            env={**os.environ, **shared, **sizes, "OMPI_COMM_WORLD_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    outputs = [rank.communicate(timeout=110) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    assert "2M/1G" in outputs[0][0]
+    assert "started by Open MPI" in outputs[0][0]
+    assert not outputs[1][0].strip()
+    rows = json.loads(path.read_text())["benchmark_results"]
+    assert [(row["machines"], row["sync_every"]) for row in rows] == [(1, 1), (1, 1), (1, 2), (2, 1), (2, 2)]
+    for row in rows:
+        assert row["measurements"]["sec_per_iter"]["p50"] > 0.05
+        compute, link = row["labels"]
+        assert compute.startswith("emulated compute resnet50")
+        assert link == "emulated link 10gbit"
+        assert {f"* NOT REAL: {label}" for label in row["labels"]} <= set(outputs[0][0].splitlines())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--models", "resnet5"], "unknown model 'resnet5' (did you mean resnet50?); there are: resnet50,"),
+        (["--models", ""], "models is empty"),
+        (["--batch-size", "0"], "batch_size is at least 1, got 0"),
+        (["--warmup", "0"], "warmup is at least 1, got 0"),
+        (["--bucket-mb", "0"], "bucket_mb is above 0, got 0"),
+        (["--sync-every", "0"], "sync_every are at least 1, got 0"),
+        (["--ddp", "horovod"], "--ddp takes items separated by commas, each torch or gradwire, got 'horovod'"),
+        (["--ddp", "torch", "--process-groups", "3"], "torch's DistributedDataParallel takes one process group"),
+        (["--compressors", "powersg"], "powersg"),
+        (["--compute", "emulate:nothing"], "nothing"),
+        (["--link", "fast"], "fast"),
+        (["--dilate", "2"], "dilate 2 needs an emulated accelerator"),
+        (["--models", "tiny", "--world-sizes", "1,3"], "world_sizes has 3, and there are 2 ranks"),
+        (["--netlab.rate", "1gbit"], "netlab.rate without hosts"),
+        (["--threads", "-1"], "threads is at least 0, got -1"),
+        (["--json", "/nowhere/a.json"], "json: there is no folder /nowhere"),
+        (["--json", "."], "json: . is a folder; name a file, such as figures.json"),
+    ],
+    ids=lambda each: " ".join(each) if isinstance(each, list) else "",
+)
+def test_what_cannot_be_measured_is_refused(arguments, message, capsys):
+    assert main(["bench", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_missing_library_of_a_model_is_named(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert main(["bench", "--models", "bert"]) == 2
+    assert "transformers is not installed; pip install 'gradwire[transformers]'" in capsys.readouterr().err
+
+
+def world(local_ranks):
+    from datetime import timedelta
+
+    hosts = ["host"] * len(local_ranks)
+    return World(None, 0, len(local_ranks), "gloo", torch.device("cpu"), timedelta(seconds=1), local_ranks, hosts)
+
+
+@pytest.mark.parametrize(
+    ("local_ranks", "expected"),
+    [
+        ([0], ["1M/1G"]),
+        ([0, 1, 2], ["1M/1G", "1M/2G", "1M/3G"]),
+        ([*range(8), *range(8)], ["1M/1G", "1M/2G", "1M/4G", "1M/8G", "2M/8G"]),
+        ([0, 1, 0, 1, 0, 1], ["1M/1G", "1M/2G", "2M/2G", "3M/2G"]),
+        ([0, 0, 0, 0], ["1M/1G", "2M/1G", "4M/1G"]),
+        ([0, 0, 1, 1], ["1M/1G", "2M/1G", "2M/2G"]),  # ranks dealt out to machines in turn
+        ([0, 1, 2, 0, 1], ["1M/1G", "1M/2G", "1M/3G"]),  # five ranks do not divide evenly
+    ],
+)
+def test_world_sizes_double_within_a_machine_and_then_over_machines(local_ranks, expected):
+    there = world(local_ranks)
+    assert [str(there.placement(count)) for count in world_sizes(BenchConfig(), there)] == expected
+
+
+def test_the_last_gradient_is_marked_by_the_parameter_that_came_last():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    watch = LastGradient(model, HostClock())
+    for _ in range(2):
+        before = watch.moment
+        model(torch.zeros(1, 2)).sum().backward()
+        assert watch.moment != before
+        watch.watch_last_only()
+    assert sum(len(p._post_accumulate_grad_hooks or ()) for p in model.parameters()) == 1
+
+
+def test_a_heading_ends_where_its_figures_end(measured):
+    lines = measured[0].splitlines()
+    heading = next(line for line in lines if "sec/iter" in line)
+    row = next(line for line in lines if re.fullmatch(ROW, line))
+    ends = [found.end() for found in re.finditer(r"sec/iter|ex/sec", heading)]
+    assert ends == [found.end() for found in re.finditer(r"[\d.]+(s|/s)(?= |$)", row)]
+
+
+MACHINE = {
+    "gradwire": "0.1.0",
+    "torch": "2.15",
+    "cuda": "13.2",
+    "backend": "nccl",
+    "device": "cuda",
+    "world_size": 2,
+    "launched_by": "torchrun",
+    "hosts": ["host0"],
+    "processor": "a processor",
+    "cores": 2,
+    "threads": 1,
+    "gpus": ["a GPU"],
+    "interfaces": [],
+}
+
+
+def answered(stdout, stderr=""):
+    return lambda words, **options: subprocess.CompletedProcess(words, 0, stdout, stderr)
+
+
+def failing(error):
+    def fail(words, **options):
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("tool", "run", "told"),
+    [
+        (None, failing(AssertionError("there is no tool")), None),
+        ("/bin/nvidia-smi", answered(" GPU0 GPU1 NV18\n"), "GPU0 GPU1 NV18"),
+        ("/bin/nvidia-smi", answered("", "no driver\n"), "no driver"),
+        ("/bin/nvidia-smi", failing(subprocess.TimeoutExpired(show.TOPOLOGY, 30)), "timed out after 30 seconds"),
+        ("/bin/nvidia-smi", failing(PermissionError("not permitted")), "not known: not permitted"),
+    ],
+    ids=["no tool", "told", "no driver", "too slow", "not permitted"],
+)
+def test_the_header_shows_what_is_known_of_the_links_between_gpus(tool, run, told, monkeypatch):
+    monkeypatch.setattr(show.shutil, "which", lambda name: tool)
+    monkeypatch.setattr(show.subprocess, "run", run)
+    shown = show.header({**MACHINE, "topology": show.topology()}, ["emulated link 1gbit"])
+    assert "* ranks: 2 on cuda, started by torchrun" in shown
+    assert "* NOT REAL: emulated link 1gbit" in shown
+    assert ("--- nvidia-smi topo -m ---" in shown) == bool(told)
+    assert (told or "") in shown
+
+
+def test_gpus_that_are_not_used_are_told_of_in_one_line(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    (told,) = command._warnings(BenchConfig(), "gloo")
+    assert "8 GPUs here and not used: with gloo the ranks train on the CPU" in told
+    assert "\n" not in told
+    assert list(command._warnings(BenchConfig(), "nccl")) == []
+
+
+def test_a_machine_that_does_not_keep_up_with_the_emulated_accelerator_is_told_of():
+    config = BenchConfig(compute="emulate:resnet50@0.1", dilate=2, compressors=["none", "bf16"])
+    assert config.emulated_seconds == pytest.approx(0.2)
+    assert BenchConfig().emulated_seconds is None
+    phases = {"forward": 0.1, "backward": 0.2}
+    assert rows.stretched({"phases": phases}, 0.2) == {"stretch": pytest.approx(1.5)}
+    assert rows.stretched({"phases": phases}, None) == {}
+    found = [
+        {
+            "ddp": "gradwire",
+            "compressor": name,
+            "world_size": 2,
+            "machines": 2,
+            "ranks_per_machine": 1,
+            "stretch": stretch,
+        }
+        for name, stretch in (("none", 1.1), ("bf16", 1.5))
+    ]
+    (text,) = show.late(found, config.cases())
+    assert "bf16: forward and backward took 1.5x what they do" in text
+
+
+def test_the_hosts_of_a_lab_share_this_machine_s_memory(monkeypatch):
+    world = World(None, 0, 4, "gloo", torch.device("cpu"), None, [0] * 4, ["a", "b", "c", "d"])
+    monkeypatch.delenv("GRADWIRE_NETLAB", raising=False)
+    apart = run._free_memory(world)
+    monkeypatch.setenv("GRADWIRE_NETLAB", "4 hosts at 1gbit")
+    assert run._free_memory(world) == pytest.approx(apart / 4, rel=0.2)

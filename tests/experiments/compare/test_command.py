@@ -1,0 +1,161 @@
+import os
+import shlex
+import sys
+
+import pytest
+import torch
+
+from gradwire.experiments.cli import main
+from gradwire.experiments.compare import command as driver
+
+from ..given import results_of, run_of
+from .given import LEFT_BEHIND, results_in
+
+
+def test_on_a_host_of_a_lab_results_tell_of_the_lab_and_the_command(started, tmp_path, monkeypatch):
+    started(lab="1 hosts at 1gbit")
+    arguments = ["compare", "--model=mlp", "--data=digits", "--steps=2", "--eval-batches=1", "--compressors=none"]
+    monkeypatch.setattr(sys, "argv", ["/bin/gradwire", *arguments, f"--out={tmp_path}"])
+    assert main(sys.argv[1:]) == 0
+    document = results_in(tmp_path)
+    assert document["environment"]["launched_by"] == "netlab"
+    assert document["environment"]["network"] == "netlab: 1 hosts at 1gbit"
+    assert document["command"] == f"gradwire {shlex.join(sys.argv[1:])}"
+    assert document["command"] in (tmp_path / "report.html").read_text()
+
+
+def test_results_tell_which_warm_ups_ended(started, tmp_path, monkeypatch):
+    monkeypatch.setattr(driver, "write_output", lambda results, out: None)
+    started()
+    specs = ("none", "powersgd:rank=1,start_iter=1", "powersgd:rank=1,start_iter=2")
+    short = ["--steps=4", "--sync-every=2", "--eval-batches=1", f"--compressors={','.join(specs)}"]
+    assert main(["compare", "--model=mlp", "--data=digits", *short, f"--out={tmp_path}"]) == 0
+    warmed_up = {run["compressor"]: run["warmed_up"] for run in results_in(tmp_path)["runs"]}
+    assert warmed_up == dict(zip(specs, (True, True, False), strict=True))
+
+
+@pytest.fixture
+def compared(tmp_path, monkeypatch):
+    """`gradwire compare` up to where ranks begin: the arguments of a rank, or of what starts ranks."""
+    given = []
+
+    def begin(*arguments):
+        given.extend(arguments)
+        results_of().write(tmp_path / "results.json")
+        return 0
+
+    def run(*options):
+        given.clear()
+        assert main(["compare", "--model=mlp", "--data=digits", f"--out={tmp_path}", *options]) == 0
+        return given
+
+    for name in ("run_rank", "supervised", "write_output"):
+        monkeypatch.setattr(driver, name, begin)
+    return run
+
+
+PLACES = {"our own ranks": None, "rank 0 of a launcher": 0, "rank 1 of a launcher": 1}
+
+
+@pytest.fixture(params=PLACES.values(), ids=PLACES)
+def told(request, started):
+    """Where this process is started in three ways: whether it is the one that tells the user and writes."""
+    if request.param is not None:
+        started(rank=request.param, ranks=2)
+    return request.param != 1
+
+
+def test_a_warm_up_that_does_not_end_is_warned_of_once_in_synced_steps(told, compared, caplog):
+    specs = "none,powersgd:rank=1,start_iter=1,powersgd:rank=1,start_iter=2"
+    compared("--steps=5", "--sync-every=2", f"--compressors={specs}")
+    warning = "powersgd:rank=1,start_iter=2 warms up for 2 optimizer steps, and the run has 2: its warm-up does not end"
+    assert [warning in record.message for record in caplog.records] == [True] * told
+
+
+def test_ranks_on_the_cpu_of_a_machine_with_gpus_are_told_of_once(told, compared, caplog, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    compared("--backend=gloo")
+    assert ["8 GPUs here and not used" in record.message for record in caplog.records] == [True] * told
+    assert ("2 ranks, gloo on cpu, 7 compressors" in capsys.readouterr().out) == told
+    caplog.clear()
+    compared()
+    assert not caplog.records
+    assert ("2 ranks, nccl on cuda, 7 compressors" in capsys.readouterr().out) == told
+
+
+def test_what_an_earlier_run_left_is_gone_before_ranks_begin_and_nothing_else(told, compared, tmp_path, monkeypatch):
+    for name in (*LEFT_BEHIND, "notes.txt"):
+        (tmp_path / name).write_text("of an earlier run")
+    left = set()
+    monkeypatch.setattr(driver.Results, "write", lambda results, path: left.update(tmp_path.iterdir()))
+    monkeypatch.setattr(driver.Results, "read", lambda path: results_of(run_of()))
+    compared()
+    assert {file.name for file in left} == ({"notes.txt"} if told else {*LEFT_BEHIND, "notes.txt"})
+
+
+def test_ranks_of_slurm_are_one_run_and_share_the_cores_of_their_node(compared, monkeypatch):
+    mine = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    slurm = {"SLURM_PROCID": 5, "SLURM_STEP_NUM_TASKS": 8, "SLURM_LOCALID": 1, "SLURM_NODEID": 1}
+    place = {"SLURM_STEP_TASKS_PER_NODE": "4(x2)", "MASTER_ADDR": "host0", "MASTER_PORT": 29500}
+    for name, value in {**dict.fromkeys(mine, ""), **slurm, **place}.items():
+        monkeypatch.setenv(name, str(value))
+    for name in mine:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    threads = torch.get_num_threads()
+    try:
+        _, _, backend, launcher, out, rendezvous = compared()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    assert (backend, launcher, out, rendezvous) == ("gloo", "Slurm", None, None)
+    assert [os.environ[name] for name in mine] == ["5", "8", "1", "4"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (["--compressors", "none,powersdg"], "unknown compressor 'powersdg' (did you mean 'powersgd'?)"),
+        (["--compressors", "powersgd:rank=0"], "rank"),
+        (["--compressors", ""], "name at least one"),
+        (["--compressors", "none,bf16,none"], "names the same one twice: none"),
+        (["--model", "mpl"], "unknown model 'mpl' (did you mean mlp?)"),
+        (["--model", "gpt"], "gpt reads tokens"),
+        (["--data", "digit"], "unknown data 'digit' (did you mean digits?)"),
+        (["--data", "mnist"], "nothing is downloaded"),
+        (["--data.path", "/nowhere"], "/nowhere does not exist"),
+        (["--threads", "-1"], "threads is at least 0, got -1"),
+        (["--netlab.rate", "1gbit"], "netlab.rate without hosts"),
+        (["--nproc", "0"], "nproc is at least 1, got 0"),
+        (["--steps", "0"], "steps is at least 1, got 0"),
+        (["--lr", "nan"], "--lr takes a number, got 'nan'"),
+        (["--backend", "mpi"], "--backend takes auto or gloo or nccl, got 'mpi'"),
+        (["--batch-size", "719"], "1437 samples to train on, fewer than one batch of 719 for each of 2 ranks"),
+    ],
+    ids=lambda value: "=".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_run_is_refused_before_anything_starts(wrong, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("gradwire.experiments.compare.command.supervised", None)
+    out = tmp_path / "out"
+    assert main(["compare", "--model=mlp", "--data=digits", f"--out={out}", *wrong]) == 2
+    assert message in capsys.readouterr().err
+    assert not out.exists()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 1, reason="there are GPUs")
+def test_nccl_without_a_gpu_for_every_rank_is_refused(tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["compare", "--model=mlp", "--data=digits", "--backend=nccl", f"--out={out}"]) == 2
+    assert "nccl needs a GPU a rank: 2 ranks" in capsys.readouterr().err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("out", ["file", "file/below"])
+def test_an_output_folder_that_cannot_be_written_is_refused(out, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("gradwire.experiments.compare.command.supervised", None)
+    (tmp_path / "file").write_text("kept")
+    assert main(["compare", "--model=mlp", "--data=digits", f"--out={tmp_path / out}"]) == 2
+    assert f"out: {tmp_path / 'file'} is a file; name a folder" in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_text() == "kept"

@@ -1,0 +1,280 @@
+import json
+import signal
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+
+from gradwire import kernels
+from gradwire.experiments.cli import main
+from gradwire.experiments.kernels.bench import Bench
+from gradwire.experiments.kernels.report import HEADINGS
+from gradwire.experiments.kernels.rows import Row
+from gradwire.kernels import dispatch
+
+from .given import EVERY, SIZE, named
+
+QUICK = ["--sizes", str(SIZE), "--repeats", "3", "--seconds", "0", "--threads", "1", "--device", "cpu"]
+KEYS = {
+    *("operation", "backend", "dtype", "elements", "threads", "correct"),
+    *("seconds", "floor_bytes", "fraction_of_copy", "baseline", "baseline_seconds"),
+}
+
+
+@pytest.fixture
+def measured(tmp_path, capsys):
+    """Runs the command: its exit code, its document, what it printed."""
+
+    def run(*options):
+        file = tmp_path / "figures.json"
+        code = main(["kernels", *QUICK, "--json", str(file), *options])
+        return code, json.loads(file.read_text()), capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def backend(monkeypatch):
+    """Adds a backend for CPU tensors with implementations of some operations."""
+
+    def add(name, **implementations):
+        monkeypatch.setitem(dispatch._backends, name, dispatch.Backend(name, "cpu", lambda: ""))
+        for operation, function in implementations.items():
+            monkeypatch.setitem(kernels.operations()[operation].implementations, name, function)
+
+    return add
+
+
+def test_every_backend_that_works_here_is_measured_on_what_it_has_and_is_right(measured):
+    code, document, printed = measured("--dtypes", "fp32,bf16")
+    assert code == 0, printed
+    assert set(document) == {"machine", "copy_bytes_per_second", "rows"}
+    assert {"processor", "torch", "last_level_cache_bytes", "load"} <= set(document["machine"])
+    assert document["copy_bytes_per_second"] > 0
+    rows = document["rows"]
+    assert all(set(row) >= KEYS for row in rows)
+    assert all(row["correct"] and row["seconds"] > 0 and row["baseline_seconds"] > 0 for row in rows)
+    reference = [(row["operation"], row["dtype"]) for row in rows if row["backend"] == "reference"]
+    assert sorted(reference) == sorted((case.name, dtype) for case, dtype in EVERY if dtype != "fp16")
+    native = {each.name: each for each in kernels.backends()}["native"]
+    if native.available:
+        assert {"cast_scaled:to=fp16", "sign_pack", "select_largest", "powersgd:rank=4"} <= {
+            row["operation"] for row in rows if row["backend"] == "native"
+        }
+
+
+def test_the_fraction_is_floor_bytes_a_second_over_bytes_copied_a_second(measured):
+    _, document, _ = measured("--operations", "all_finite", "--backends", "reference")
+    (row,) = document["rows"]
+    assert row["floor_bytes"] == 4 * SIZE
+    assert row["fraction_of_copy"] == pytest.approx(4 * SIZE / row["seconds"] / row["copy_bytes_per_second"])
+    assert row["copy_bytes_per_second"] == document["copy_bytes_per_second"]
+    first, third = row["quartile_seconds"]
+    assert first <= row["seconds"] <= third
+    assert row["repeats"] == 3
+
+
+def test_all_thread_counts_are_measured_and_torch_s_own_comes_back(measured):
+    before = torch.get_num_threads()
+    _, document, printed = measured("--operations", "all_finite", "--backends", "reference", "--threads", "1,2")
+    assert [row["threads"] for row in document["rows"]] == [1, 2]
+    assert torch.get_num_threads() == before
+    assert f"{SIZE:,} elements, fp32, 1 thread" in map(str.strip, printed.splitlines())
+    assert "2 threads" in printed
+
+
+def test_the_user_s_random_state_is_left_alone(measured):
+    before = torch.get_rng_state()
+    measured("--operations", "scatter_mean,powersgd:rank=1", "--backends", "reference")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_table_has_a_column_for_each_figure_and_names_the_baselines(measured):
+    _, _, printed = measured("--operations", "select_largest,all_finite")
+    assert all(heading in printed for heading in ("operation", "backend", *HEADINGS))
+    assert "torch.topk" in printed
+    assert "not measured: triton" in printed or "triton" not in {each.name for each in kernels.backends()}
+
+
+def wrong_answer(tensor):
+    return torch.tensor(False)
+
+
+def silent(*arguments):
+    """Leaves its outputs as they are."""
+
+
+def one_off(source, out, scale):
+    kernels.cast_scaled.reference(source, out, scale)
+    out[1234] += out[1234].abs()
+
+
+def broken(*arguments):
+    raise RuntimeError("no such kernel image")
+
+
+@pytest.mark.parametrize(
+    ("case", "implementation", "reason"),
+    [
+        ("all_finite", wrong_answer, "answers: "),
+        ("sign_pack", silent, "scales: the first of 40 differences is at 0, nan for"),
+        ("select_largest", silent, "indices: "),
+        ("low_rank_right:rank=4", silent, "q: "),
+        ("low_rank_left:rank=4", broken, "RuntimeError: no such kernel image"),
+        ("cast_scaled:to=fp16", one_off, "out: the first of 1 differences is at 1,234, "),
+    ],
+)
+def test_a_backend_that_is_wrong_gets_a_red_row_without_figures_and_the_exit_code_1(
+    measured, backend, case, implementation, reason
+):
+    backend("bad", **{named(case).uses[0]: implementation})
+    code, document, printed = measured("--operations", case, "--backends", "bad,reference")
+    assert code == 1
+    bad, reference = document["rows"]
+    assert (bad["backend"], bad["correct"], reference["correct"]) == ("bad", False, True)
+    assert bad["seconds"] is bad["fraction_of_copy"] is bad["baseline_seconds"] is None
+    assert reason in bad["wrong"]
+    assert "wrong" in printed
+    assert f"WRONG: {case} on bad" in printed
+    assert reference["seconds"] > 0
+
+
+def test_where_all_are_wrong_nothing_is_timed(measured, backend):
+    backend("bad", all_finite=wrong_answer)
+    code, document, _ = measured("--operations", "all_finite", "--backends", "bad")
+    assert code == 1
+    assert document["copy_bytes_per_second"] is None
+
+
+def test_a_backend_that_leaves_all_to_others_has_no_row(measured, backend):
+    backend("lazy", sign_pack=lambda *arguments: kernels.sign_pack.reference(*arguments))
+    _, document, printed = measured("--operations", "sign_pack", "--backends", "lazy,reference")
+    assert [row["backend"] for row in document["rows"]] == ["reference"]
+    assert "not measured: sign_pack on lazy for fp32: reference would run" in printed
+
+
+def test_where_no_backend_does_anything_itself_that_is_said(backend, capsys):
+    backend("lazy", sign_pack=lambda *arguments: kernels.sign_pack.reference(*arguments))
+    assert main(["kernels", *QUICK, "--operations", "sign_pack", "--backends", "lazy"]) == 2
+    assert "nothing was measured: sign_pack on lazy for fp32: reference would run" in capsys.readouterr().err
+
+
+def test_what_a_backend_leaves_to_others_is_told_with_who_ran(measured, backend):
+    own = ("low_rank_left", "low_rank_right", "low_rank_finish", "orthogonalize")
+    backend("part", **{name: kernels.operations()[name].implementations["reference"] for name in own})
+    backend("more", normalize=kernels.normalize.reference)
+    _, document, printed = measured("--operations", "powersgd:rank=1", "--backends", "part")
+    (row,) = document["rows"]
+    other = kernels.normalize.chosen("cpu")
+    assert row["by_others"] == {"normalize": other}
+    assert f"part*: normalize by {other}" in printed
+
+
+def test_the_picture_is_written(measured, tmp_path):
+    measured("--operations", "all_finite,sign_pack", "--out", str(tmp_path / "new" / "folder"))
+    assert (tmp_path / "new" / "folder" / "kernels.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_a_line_in_place_of_the_picture_tells_how_to_get_it(measured, tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "gradwire.experiments.kernels.picture", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, document, printed = measured("--operations", "all_finite", "--out", str(tmp_path / "folder"))
+    assert code == 0
+    assert document["rows"]
+    assert "picture    none: matplotlib is not installed; pip install 'gradwire[experiments]'" in printed
+
+
+@pytest.fixture
+def stopped(monkeypatch):
+    """Ends the measurement, by Ctrl-C or a request to terminate, before the job of that name."""
+    measure = Bench.measure
+
+    def stop(name, number):
+        def stopping(bench, group):
+            if group.case.name == name:
+                signal.raise_signal(number)
+            return measure(bench, group)
+
+        monkeypatch.setattr(Bench, "measure", stopping)
+
+    def unhandled(number, frame):
+        raise AssertionError("kernels had no handler")
+
+    before = signal.signal(signal.SIGTERM, unhandled)
+    yield stop
+    assert signal.signal(signal.SIGTERM, before) is unhandled
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_was_measured_before_a_stop_is_shown_and_written(number, stopped, tmp_path, capsys):
+    stopped("all_finite", number)
+    file = tmp_path / "figures.json"
+    options = ["--operations", "sign_pack,all_finite", "--backends", "reference", "--json", str(file)]
+    assert main(["kernels", *QUICK, *options]) == 130
+    told = capsys.readouterr()
+    assert [row["operation"] for row in json.loads(file.read_text())["rows"]] == ["sign_pack"]
+    assert f"{SIZE:,} elements, fp32, 1 thread" in told.out
+    assert "stopped; what had finished is kept" in told.err
+
+
+def test_a_stop_before_the_first_job_shows_and_writes_nothing(stopped, tmp_path, capsys):
+    stopped("sign_pack", signal.SIGINT)
+    options = ["--operations", "sign_pack", "--json", str(tmp_path / "figures.json")]
+    assert main(["kernels", *QUICK, *options]) == 130
+    assert not capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_the_tables_are_shown_where_the_file_cannot_be_written(capsys):
+    assert main(["kernels", *QUICK, "--operations", "all_finite", "--json", "/dev/full"]) == 2
+    told = capsys.readouterr()
+    assert f"{SIZE:,} elements, fp32, 1 thread" in told.out
+    assert "cannot write --json /dev/full: No space left on device" in told.err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--operations", "topk"], "unknown operation 'topk'; there are: cast_scaled:to=fp16, "),
+        (["--operations", "powersgd:rank=3"], "unknown operation 'powersgd:rank=3'"),
+        (["--backends", "fortran"], "unknown kernel backend 'fortran'; there are: "),
+        (["--backends", "elsewhere"], "'elsewhere' cannot be measured here: it is for cuda tensors"),
+        (["--backends", "unbuilt"], "'unbuilt' cannot be measured here: no compiler"),
+        (["--sizes", "many"], "sizes are numbers of elements such as 100k, 6.5536M or 1G, got 'many'"),
+        (["--sizes", "1k"], "sizes are at least 32768 elements, got 1k"),
+        (["--threads", "0"], "threads are at least 1, got 0"),
+        (["--repeats", "1"], "repeats is at least 3, got 1"),
+        (["--seconds", "-1"], "seconds is at least 0, got -1"),
+        (["--dtypes", ""], "dtypes is empty"),
+        (["--json", "missing/figures.json"], "json: there is no folder missing"),
+        (["--json", "."], "json: . is a folder; name a file, such as figures.json"),
+        (["--out", __file__], f"out: {__file__} is a file; name a folder"),
+        (["--operations", "powersgd", "--dtypes", "bf16"], "nothing to measure: powersgd:rank=1 of bf16"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_one_line(options, message, capsys, monkeypatch):
+    for name, device, reason in (("elsewhere", "cuda", ""), ("unbuilt", "cpu", "no compiler")):
+        monkeypatch.setitem(dispatch._backends, name, dispatch.Backend(name, device, lambda reason=reason: reason))
+    assert main(["kernels", *QUICK, *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_device_it_cannot_be_asked_for(capsys):
+    assert main(["kernels", "--device", "cuda"]) == 2
+    assert "torch sees no CUDA device here" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+def test_every_backend_of_a_device_is_right(tmp_path):
+    file = tmp_path / "figures.json"
+    assert main(["kernels", "--device", "cuda", "--sizes", "1M", "--repeats", "3", "--json", str(file)]) == 0
+
+
+def test_every_operation_and_every_key_of_a_row_is_described():
+    page = (Path(__file__).parents[3] / "docs" / "kernels.md").read_text("utf-8")
+    names = [*(field.name for field in fields(Row)), *kernels.operations()]
+    assert [name for name in names if f"`{name}`" not in page] == []

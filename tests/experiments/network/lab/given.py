@@ -1,0 +1,34 @@
+import time
+
+from gradwire.experiments.network.lab.utilization import Utilization
+
+PATIENCE = 30
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + PATIENCE
+    while not (result := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return result
+
+
+def alive(process):
+    """Whether a process runs, and is no zombie."""
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def shell(text):
+    return ["sh", "-c", text]
+
+
+USE = Utilization(
+    "2 hosts at 8mbit", "8mbit", 0.0, [0.0, 0.01, 0.02, 0.04, 0.05], {"0": {"sent_bytes": [5, 5, 10005, 20005, 20005]}}
+)
+SILENT = Utilization(
+    "1 hosts without limits", "0", 0.0, [0.0, 0.01], {"0": {"sent_bytes": [0, 0], "received_bytes": [0, 0]}}
+)

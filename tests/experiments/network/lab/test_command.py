@@ -1,0 +1,23 @@
+import pytest
+
+from gradwire.experiments.cli import main
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told_of"),
+    [
+        ([], "--check"),
+        (["--hosts=4", "--check", "--", "ls"], "or --check"),
+        (["--", "ls"], "hosts is at least 1"),
+        (["--hosts=100", "--", "ls"], "0 to 99"),
+        (["--hosts=2", "--rate=fast", "--", "ls"], "such as 100mbit"),
+        (["--hosts=1", "--rate=1gbit", "--check"], "two hosts and a rate"),
+        (["--hosts=2", "--check"], "two hosts and a rate"),
+        (["--hosts=2", "--", "no-such-command"], "no such command"),
+        (["--hosts=2", "--utilization=/nowhere/file.json", "--", "ls"], "utilization: there is no folder /nowhere"),
+        (["--hosts=2", "--utilization=.", "--", "ls"], "utilization: . is a folder; name a file"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(arguments, told_of, capsys):
+    assert main(["netlab", *arguments]) == 2
+    assert told_of in capsys.readouterr().err

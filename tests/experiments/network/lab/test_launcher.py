@@ -1,0 +1,127 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from gradwire.experiments.cli import main
+from gradwire.experiments.network.lab import (
+    NetlabConfig,
+    launcher,
+    rerun_on_hosts,
+    run_on_hosts,
+)
+from gradwire.experiments.network.lab.hosts import left_by
+from gradwire.experiments.network.lab.iproute import NetlabError
+from gradwire.experiments.network.lab.utilization import Utilization
+from gradwire.experiments.ranks.launchers import LAB_VARIABLE
+
+from .given import PATIENCE, alive, shell, wait_for
+
+
+def test_every_host_gets_the_variables_of_a_launcher(possible, capfd, tmp_path):
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GLOO_SOCKET_IFNAME", LAB_VARIABLE)
+    line = " ".join(f"${name}" for name in names)
+    assert run_on_hosts(NetlabConfig(3, "100mbit"), shell(f'echo {line} > {tmp_path}/$RANK; echo "rank $RANK"')) == 0
+    for rank in range(3):
+        assert (tmp_path / str(rank)).read_text() == f"{rank} 3 0 1 wire 3 hosts at 100mbit\n"
+    assert capfd.readouterr().out == "rank 0\n"
+    assert left_by(os.getpid()) == []
+
+
+def test_the_first_rank_that_fails_ends_the_others_and_shows_what_it_said(possible, capfd, tmp_path):
+    began = time.monotonic()
+    command = (
+        f"[ $RANK = 1 ] || {{ echo $$ > {tmp_path}/$RANK; exec sleep 600; }}; sleep 1; echo said; echo so >&2; exit 7"
+    )
+    assert run_on_hosts(NetlabConfig(3), shell(command)) == 7
+    assert time.monotonic() - began < PATIENCE
+    assert capfd.readouterr().err == "host 1: said\nhost 1: so\nnetlab: host 1 ended with exit code 7\n"
+    assert not any(alive(int((tmp_path / rank).read_text())) for rank in ("0", "2"))
+    assert left_by(os.getpid()) == []
+
+
+def test_every_rank_that_fails_by_itself_is_shown_the_first_first(possible, capfd, monkeypatch):
+    monkeypatch.setattr(launcher, "VICTIM_SECONDS", PATIENCE)
+    command = '[ $RANK = 0 ] && exit; [ $RANK = 1 ] || sleep 0.5; echo "words of $RANK"; exit $RANK'
+    assert run_on_hosts(NetlabConfig(3), shell(command)) == 1
+    told = [f"host {rank}: words of {rank}\nnetlab: host {rank} ended with exit code {rank}\n" for rank in (1, 2)]
+    assert capfd.readouterr().err == "".join(told)
+
+
+def test_the_exit_codes_of_ranks_that_fail_by_themselves_are_known_a_moment_after_the_first_failure(monkeypatch):
+    monkeypatch.setattr(launcher, "VICTIM_SECONDS", 1.0)
+    commands = ["exec sleep 600", "exit 0", "sleep 0.3; kill -9 $$", "exit 7"]
+    processes = [subprocess.Popen(shell(command)) for command in commands]
+    failures = launcher._failures(processes)
+    processes[0].kill()
+    assert list(failures.items()) == [(3, 7), (2, 128 + signal.SIGKILL)]
+    assert processes[0].wait() == -signal.SIGKILL
+
+
+def test_a_rank_ended_by_a_signal_has_the_exit_code_that_shells_give_it(possible):
+    assert run_on_hosts(NetlabConfig(2), shell("[ $RANK = 0 ] && kill -9 $$; sleep 60")) == 128 + signal.SIGKILL
+
+
+def test_what_a_rank_leaves_running_on_its_host_is_ended(possible, tmp_path):
+    command = f"setsid sleep 600 & echo $! > {tmp_path}/$RANK"
+    assert run_on_hosts(NetlabConfig(2), shell(command)) == 0
+    for rank in "01":
+        wait_for(lambda rank=rank: not alive(int((tmp_path / rank).read_text())))
+
+
+def test_again_runs_the_same_command_line_on_every_host(possible, capfd, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "echo")
+    monkeypatch.setattr(sys, "argv", ["gradwire", "compare", "--netlab.hosts=2"])
+    assert rerun_on_hosts(NetlabConfig(2)) == 0
+    assert capfd.readouterr().out == "-m gradwire compare --netlab.hosts=2\n"
+
+
+def test_compare_runs_itself_on_every_host(possible, capfd, monkeypatch):
+    arguments = ["compare", "--netlab.hosts=2", "--netlab.rate=1gbit", "--compressors=none"]
+    monkeypatch.setattr(sys, "executable", "echo")
+    monkeypatch.setattr(sys, "argv", ["gradwire", *arguments])
+    assert main(arguments) == 0
+    assert capfd.readouterr().out == f"-m gradwire {' '.join(arguments)}\n"
+
+
+def test_bench_dilates_the_links_of_its_lab(possible, tmp_path):
+    file, use = tmp_path / "bench.json", tmp_path / "use.json"
+    lab = ["--netlab.hosts=2", "--netlab.rate=1000mbit", f"--netlab.utilization={use}"]
+    slowed = ["--compute=emulate:resnet18-cifar@0.02", "--dilate=2"]
+    short = ["--world-sizes=2", "--steps=2", "--warmup=1", f"--json={file}"]
+    command = [sys.executable, "-m", "gradwire", "bench", *lab, *slowed, *short]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(file.read_text())["benchmark_results"]
+    assert (row["model"], row["world_size"], row["machines"]) == ("resnet18-cifar", 2, 2)
+    assert row["labels"] == [
+        "emulated compute resnet18-cifar, 0.02 s a step",
+        "dilated 2",
+        "netlab: 2 hosts at 500mbit",
+    ]
+    assert all(f"* NOT REAL: {label}" in done.stdout for label in row["labels"])
+    assert "started by netlab" in done.stdout
+    assert Utilization.read(use).rate == "500mbit"
+    assert row["sent_bytes_per_step"] == 4 * 11_173_962
+    assert min(row["seconds"]) > 0.9 * 8 * row["sent_bytes_per_step"] / 500e6  # twice what the rate as given takes
+
+
+def test_again_does_nothing_without_a_lab_or_inside_one(monkeypatch):
+    assert rerun_on_hosts(NetlabConfig()) is None
+    monkeypatch.setenv(LAB_VARIABLE, "2 hosts at 1gbit")
+    assert rerun_on_hosts(NetlabConfig(2, "1gbit")) is None
+
+
+def test_labs_do_not_nest_and_are_not_made_by_ranks_of_another_launcher(monkeypatch):
+    monkeypatch.setenv(LAB_VARIABLE, "2 hosts at 1gbit")
+    with pytest.raises(NetlabError, match="do not nest"):
+        run_on_hosts(NetlabConfig(2), ["ls"])
+    monkeypatch.delenv(LAB_VARIABLE)
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "1")
+    with pytest.raises(NetlabError, match="without torchrun"):
+        run_on_hosts(NetlabConfig(2), ["ls"])

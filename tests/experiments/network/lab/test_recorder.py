@@ -1,0 +1,74 @@
+import sys
+
+import pytest
+
+from gradwire.experiments.network.lab import (
+    NetlabConfig,
+    run_on_hosts,
+)
+from gradwire.experiments.network.lab.recorder import recorded, write_and_draw
+from gradwire.experiments.network.lab.utilization import Utilization
+
+from .given import SILENT, USE
+
+MEGABYTE = 10**6
+SENT = 4 * MEGABYTE
+# Host 1 sends to host 0, which tells how long that took.
+TRANSFER = f"""
+import os, socket, time
+place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+if os.environ["RANK"] == "0":
+    with socket.create_server(place) as server:
+        peer, _ = server.accept()
+        began, received = time.perf_counter(), 0
+        while piece := peer.recv(65536):
+            received += len(piece)
+        print("received", received, time.perf_counter() - began)
+else:
+    for _ in range(200):
+        try:
+            peer = socket.create_connection(place)
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+    peer.sendall(bytes({SENT}))
+"""
+
+
+def test_a_link_carries_its_rate_and_its_use_is_written_down(possible, capfd, tmp_path):
+    file = tmp_path / "use.json"
+    assert run_on_hosts(NetlabConfig(2, "50mbit", str(file)), [sys.executable, "-S", "-c", TRANSFER]) == 0
+    shown = capfd.readouterr().out.splitlines()
+    word, received, seconds = shown[0].split()
+    assert (word, int(received)) == ("received", SENT)
+    assert 0.6 * 50e6 < 8 * SENT / float(seconds) < 1.2 * 50e6  # the clock may start late, and the machine be busy
+    assert shown[1].startswith("utilization")
+    assert (tmp_path / "use.png").exists()
+    use = Utilization.read(file)
+    assert (use.network, use.rate) == ("2 hosts at 50mbit", "50mbit")
+    frames = use.links["1"]["sent_bytes"][-1]
+    assert SENT < frames < 1.1 * SENT
+    assert use.links["0"]["received_bytes"][-1] == pytest.approx(frames, rel=0.05)
+    begin, end = use.busy(1)
+    assert begin < end <= use.seconds[-1]
+
+
+def test_the_picture_is_put_beside_the_file(tmp_path, capsys):
+    write_and_draw(SILENT, tmp_path / "use.json")
+    assert capsys.readouterr().out == f"utilization  {tmp_path}/use.json\npicture      {tmp_path}/use.png\n"
+    assert {file.name for file in tmp_path.iterdir()} == {"use.json", "use.png"}
+
+
+def test_an_empty_name_is_no_file_for_the_use_of_links():
+    with recorded(NetlabConfig(2, utilization=""), None):
+        pass
+
+
+def test_without_matplotlib_the_use_of_links_is_written_and_not_drawn(tmp_path, monkeypatch, capsys):
+    monkeypatch.delitem(sys.modules, "gradwire.experiments.network.lab.picture")
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    write_and_draw(USE, tmp_path / "use.json")
+    missing = "none: matplotlib is not installed; pip install 'gradwire[experiments]'"
+    assert capsys.readouterr().out == f"utilization  {tmp_path}/use.json\npicture      {missing}\n"
+    assert Utilization.read(tmp_path / "use.json") == USE
+    assert not (tmp_path / "use.png").exists()

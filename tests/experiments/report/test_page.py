@@ -1,0 +1,175 @@
+"""One page over results of all kinds: its structure, and how it looks in a browser where there is one."""
+
+import json
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+
+from gradwire.experiments.cli import main
+from gradwire.experiments.report.reading import kind_of
+from gradwire.experiments.results.picture import draw
+
+from ..given import results_of, run_of
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+VOID = {"meta", "img", "link", "br"}
+ENVIRONMENT = {"processor": "a processor", "cores": 2}
+VERSIONS = {"gradwire": "0.1.0", "torch": "2.15", "environment": ENVIRONMENT}
+
+
+class Page(HTMLParser):
+    """Whether tags are closed, and what tables, sources and identities there are."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tables, self.sources, self.ids, self.links, self.values = [], [], [], [], [], []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "table":
+            self.tables.append([])
+        if tag == "tr":
+            self.tables[-1].append(0)
+        if tag in ("td", "th"):
+            self.tables[-1][-1] += 1
+        self.sources += [found["src"]] if "src" in found else []
+        self.ids += [found["id"]] if "id" in found else []
+        self.links += [found["href"]] if "href" in found else []
+        self.values += [float(found["data-value"])] if "data-value" in found else []
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def write(folder, name, document):
+    (folder / name).write_text(json.dumps(document))
+
+
+@pytest.fixture
+def results(tmp_path):
+    """A folder with results of every kind, and files that are none."""
+    folder = tmp_path / "results"
+    for name in ("compare", "sweep", "others"):
+        (folder / name).mkdir(parents=True)
+    compared = results_of(run_of(), run_of("onebit", sent=130.0))
+    compared.write(folder / "compare" / "results.json")
+    (picture, _) = draw(compared, folder / "compare")
+    shutil.copy(picture, folder / "sweep" / "speed.png")
+    sweep = {
+        **VERSIONS,
+        "kind": "sweep",
+        "date": "2026-01-01",
+        "title": "A <study>",
+        "source": "Figure 1.",
+        "notes": "",
+        "short": False,
+        "labels": ["emulated link 100mbit"],
+        "commands": ["gradwire bench --models=mlp"],
+        "config": {"command": "bench"},
+        "columns": ["compressor", "speedup"],
+        "rows": [{"compressor": "none", "speedup": 1.0}, {"compressor": "onebit", "speedup": None}],
+        "verdicts": ["link 100mbit: do not compress here beyond none."],
+        "pictures": {"speed.png": "Speed."},
+        "failures": {"elements 10": "ended with exit code 1\nmore"},
+    }
+    write(folder / "sweep", "study.json", sweep)
+    row = {"model": "mlp", "world_size": 2, "compressor": "none", "measurements": {"sec_per_iter": {"p50": 0.5}}}
+    write(folder / "others", "bench.json", {**VERSIONS, "kind": "bench", "benchmark_results": [row]})
+    pieces = {"elements": 10, "pieces": 6, "seconds": {"p50": 0.1}, "labels": ["netlab: 3 hosts at 2gbit"]}
+    command = "gradwire collective --netlab.hosts=3"
+    document = {**VERSIONS, "kind": "collective", "command": command, "rows": [pieces]}
+    write(folder / "others", "collective.json", document)
+    kernels = {
+        "machine": ENVIRONMENT,
+        "copy_bytes_per_second": 1e9,
+        "rows": [{"operation": "sign_pack", "seconds": 0.1}],
+    }
+    write(folder / "others", "kernels.json", kernels)
+    write(folder / "others", "foreign.json", {"rows": []})
+    (folder / "others" / "broken.json").write_text("{")
+    return folder
+
+
+@pytest.fixture
+def page(results, tmp_path):
+    assert main(["report", str(results), f"--out={tmp_path / 'page.html'}"]) == 0
+    return tmp_path / "page.html"
+
+
+def test_the_page_has_a_section_and_a_full_table_for_each_set_of_results(page):
+    found = Page(page.read_text())
+    assert not found.open
+    assert [len(table) for table in found.tables] == [3, 2, 2, 2, 3]  # compare, bench, collective, kernels, sweep
+    assert all(len(set(table)) == 1 for table in found.tables)
+    assert found.links == [f"#{name}" for name in found.ids] == [f"#section-{index}" for index in range(1, 6)]
+
+
+def test_the_page_needs_nothing_beside_it(page):
+    found = Page(page.read_text())
+    assert len(found.sources) == 3
+    assert all(source.startswith("data:image/png;base64,iVBOR") for source in found.sources)
+    assert "http" not in page.read_text()
+
+
+def test_numbers_can_be_sorted_and_what_users_named_is_escaped(page):
+    text = page.read_text()
+    assert 0.5 in Page(text).values
+    assert "A &lt;study&gt;" in text
+    assert "A <study>" not in text
+
+
+def test_the_page_tells_verdicts_failures_labels_commands_and_the_machine(page):
+    text = page.read_text()
+    for told in (
+        "do not compress here beyond none",
+        "failed: elements 10: ended with exit code 1",
+        "emulated link 100mbit",
+        "netlab: 3 hosts at 2gbit",
+        "gradwire bench --models=mlp",
+        "gradwire collective --netlab.hosts=3",
+        "a processor",
+        "2026-01-01",
+    ):
+        assert told in text
+
+
+def test_a_single_file_and_several_places_are_fine(results, tmp_path, capsys):
+    out = tmp_path / "page.html"
+    assert main(["report", str(results / "others" / "bench.json"), str(results / "compare"), f"--out={out}"]) == 0
+    assert "2 sets of results" in capsys.readouterr().out
+    assert len(Page(out.read_text()).tables) == 2
+
+
+def test_what_cannot_be_reported_is_refused(tmp_path, capsys):
+    for arguments, message in [
+        ([], "name at least one folder"),
+        ([str(tmp_path / "nowhere")], "does not exist"),
+        ([str(tmp_path)], "has no results"),
+        ([str(tmp_path), "--out=/nowhere/page.html"], "out: there is no folder /nowhere"),
+        ([str(tmp_path), "--out=."], "out: . is a folder; name a file"),
+    ]:
+        assert main(["report", *arguments]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_what_is_not_gradwire_s_has_no_kind():
+    assert kind_of([]) is None
+    assert kind_of({"kind": "something"}) is None
+    assert kind_of({"kind": "bench"}) == "bench"
+
+
+@pytest.mark.skipif(not any(map(shutil.which, BROWSERS)), reason="no Chromium on the PATH")
+def test_a_browser_shows_the_page(page, tmp_path):
+    browser = next(filter(None, map(shutil.which, BROWSERS)))
+    picture = tmp_path / "page.png"
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,2000", f"--screenshot={picture}"]
+    done = subprocess.run([browser, *flags, page.as_uri()], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size > 20_000  # an empty page is smaller

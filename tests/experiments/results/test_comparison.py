@@ -1,0 +1,191 @@
+import json
+import math
+import re
+from html import unescape
+
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from gradwire import __version__
+from gradwire.experiments.compare.output import write_output
+from gradwire.experiments.report import write_report
+from gradwire.experiments.results.comparison import Results
+from gradwire.experiments.results.picture import draw
+
+from ..given import results_of, run_of
+
+RUN_KEYS = {
+    "compressor",
+    "steps",
+    "loss",
+    "eval",
+    "step_seconds",
+    "seconds",
+    "payload_bytes_per_step",
+    "sent_bytes_per_step",
+    "compression_ratio",
+    "peak_memory_bytes",
+}
+KEYS = {"gradwire", "torch", "command", "world_size", "backend", "model", "data", "config", "runs"}
+PNG = b"\x89PNG\r\n"
+
+
+def written(results, folder):
+    results.write(folder / "results.json")
+    return json.loads((folder / "results.json").read_text(encoding="utf-8"))
+
+
+def test_what_is_written_is_read_again(tmp_path):
+    results = results_of(run_of(), run_of("topk:ratio=0.1", sent=400.0))
+    results.write(tmp_path / "results.json")
+    assert Results.read(tmp_path / "results.json") == results
+
+
+def test_a_comparison_without_a_run_can_be_written_and_read(tmp_path):
+    results_of().write(tmp_path / "results.json")
+    assert Results.read(tmp_path / "results.json").runs == ()
+
+
+def test_the_file_has_the_documented_keys(tmp_path):
+    document = written(results_of(run_of()), tmp_path)
+    assert document.keys() == KEYS | {"environment"}
+    assert list(document)[:3] == ["gradwire", "torch", "command"]
+    assert document["gradwire"] == __version__
+    assert {"name", "parameters"} <= document["model"].keys()
+    (run,) = document["runs"]
+    assert run.keys() == RUN_KEYS | {"train_seconds", "parameters_digest", "warmed_up"}
+    assert run["eval"].keys() == {"loss", "accuracy"}
+    assert run["step_seconds"].keys() == {"p50", "p75", "p90", "p95"}
+    assert run["seconds"].keys() == {"encode", "wait", "decode"}
+
+
+def test_a_file_without_its_command_its_device_and_its_warm_ups_is_read_too(tmp_path, page):
+    document = written(results_of(run_of(), command="gradwire compare --steps 2"), tmp_path)
+    assert document.pop("command") == "gradwire compare --steps 2"
+    assert document["runs"][0].pop("warmed_up")
+    (tmp_path / "old.json").write_text(json.dumps(document))
+    old = Results.read(tmp_path / "old.json")
+    assert old == results_of(run_of())
+    assert old.ranks == "2 ranks, gloo"
+    assert "<summary>Command</summary>" not in page(old)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_report_tells_where_the_ranks_trained(device, page):
+    told = page(results_of(run_of(), environment={"device": device, "network": "emulated link 100mbit"}))
+    assert f"2 ranks, gloo on {device}, emulated link 100mbit" in told.replace("\n", " ")
+
+
+def test_a_number_that_is_not_finite_is_null_in_the_file_and_nan_when_read(tmp_path):
+    results = results_of(run_of(loss=(3.0, math.nan, math.inf), held_out=math.nan, accuracy=0.1))
+    (run,) = written(results, tmp_path)["runs"]
+    assert run["loss"] == [3.0, None, None]
+    assert run["eval"] == {"loss": None, "accuracy": 0.1}
+    (read,) = Results.read(tmp_path / "results.json").runs
+    assert read.loss[0] == 3.0
+    assert all(map(math.isnan, (*read.loss[1:], read.eval.loss)))
+
+
+def test_the_file_is_strict_json(tmp_path):
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    results_of(run_of(loss=(math.nan, -math.inf))).write(tmp_path / "results.json")
+    json.loads((tmp_path / "results.json").read_text(), parse_constant=refuse)
+
+
+def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path):
+    file = tmp_path / "results.json"
+    results_of(run_of()).write(file)
+    before = file.read_bytes()
+    with pytest.raises(TypeError):
+        results_of(run_of(), config={"steps": object()}).write(file)
+    assert file.read_bytes() == before
+
+
+def test_a_write_leaves_no_other_file(tmp_path):
+    results_of(run_of()).write(tmp_path / "results.json")
+    results_of(run_of(), run_of("onebit")).write(tmp_path / "results.json")
+    assert [file.name for file in tmp_path.iterdir()] == ["results.json"]
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        [run_of()],
+        [run_of(), run_of("topk:ratio=0.1", sent=400.0)],
+        [run_of(sent=0.0)],
+        [run_of(loss=(math.nan, math.nan), held_out=math.nan, accuracy=math.nan)],
+        [run_of(loss=(1.0,))],
+        [run_of(f"powersgd:rank={rank}", sent=4000 / rank) for rank in range(1, 13)],
+    ],
+    ids=["one", "two", "one rank", "diverged", "one step", "twelve"],
+)
+def test_pictures_are_drawn(runs, tmp_path):
+    pictures = draw(results_of(*runs), tmp_path)
+    assert [picture.name for picture in pictures] == ["loss.png", "tradeoff.png"]
+    assert all(picture.read_bytes().startswith(PNG) for picture in pictures)
+
+
+def test_every_picture_tells_what_was_trained_on_which_network(tmp_path, monkeypatch):
+    told = {}
+
+    def watched(figure, path, **options):
+        told[path.name] = " ".join(each.get_text() for each in figure.findobj(Text))
+
+    monkeypatch.setattr(Figure, "savefig", watched)
+    draw(results_of(run_of(), environment={"network": "emulated link 100mbit"}), tmp_path)
+    assert told.keys() == {"loss.png", "tradeoff.png"}
+    assert all("mlp on digits, 2 ranks, gloo, emulated link 100mbit" in each for each in told.values())
+
+
+@pytest.fixture
+def page(tmp_path):
+    """The report of some results, and what it says."""
+
+    def write(results):
+        picture = tmp_path / "loss.png"
+        picture.write_bytes(PNG)
+        write_report(results, [picture], tmp_path / "report.html")
+        return (tmp_path / "report.html").read_text(encoding="utf-8")
+
+    return write
+
+
+def test_the_report_needs_nothing_beside_it(page):
+    text = page(results_of(run_of(), run_of("onebit", sent=130.0)))
+    sources = re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?([^"'>)]+)""", text)
+    assert [source.partition(",")[0] for source in sources] == ["data:image/png;base64"]
+    assert not re.search(r"https?:|<script[^>]+src|<link|@import", text)
+
+
+def test_the_report_tells_table_verdict_configuration_and_environment(page):
+    runs = (run_of(), run_of("onebit", p50=0.02, sent=130.0))
+    text = unescape(page(results_of(*runs, command="gradwire compare --steps 2")))
+    for told in ("none", "onebit", "5.00x as fast as none", "100 ms", "20.0 ms", '"steps": 2', '"python": "3.12"'):
+        assert told in text
+    assert "gradwire compare --steps 2" in text
+    assert "1437 samples to train on" in text
+    assert "1,000 parameters, 2 ranks, gloo" in text.replace("\n", " ")
+
+
+def test_the_report_escapes_what_users_named(page):
+    name = "<script>alert('&')</script>"
+    results = results_of(run_of(name), model={"name": name, "parameters": 1}, config={"out": name})
+    text = page(results)
+    assert "<script>alert" not in text
+    assert unescape(text).count(name) >= 3
+
+
+def test_the_end_writes_pictures_and_report_and_shows_the_table(tmp_path, capsys):
+    out = tmp_path / "[red]runs"
+    out.mkdir()
+    results = results_of(run_of(), run_of("topk:ratio=0.1", sent=400.0))
+    results.write(out / "results.json")
+    write_output(results, out)
+    assert {file.name for file in out.iterdir()} == {"results.json", "loss.png", "tradeoff.png", "report.html"}
+    shown = capsys.readouterr().out.replace("\n", "")
+    for told in ("mlp (1,000 parameters) on digits, 2 ranks, gloo", "topk:ratio=0.1", "10.00"):
+        assert told in shown
+    assert all(str(file) in shown for file in out.iterdir())

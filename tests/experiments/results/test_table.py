@@ -1,0 +1,35 @@
+import math
+
+import pytest
+
+from gradwire.experiments.results.table import HEADINGS, final_loss, milliseconds, rows, table
+
+from ..given import results_of, run_of
+
+
+def test_speed_is_relative_to_the_first_run():
+    speeds = [row.figures[HEADINGS.index("speed")] for row in rows(results_of(run_of(), run_of("onebit", p50=0.04)))]
+    assert speeds == ["1.00x", "2.50x"]
+
+
+def test_the_final_loss_is_the_mean_of_the_last_tenth():
+    assert final_loss(run_of(loss=range(20))) == pytest.approx(18.5)
+    assert final_loss(run_of(loss=[5.0, 1.0])) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.0123, "12.3 ms"), (0.0999, "99.9 ms"), (0.1, "100 ms"), (2.5, "2500 ms")]
+)
+def test_long_times_are_shown_in_whole_milliseconds(seconds, text):
+    assert milliseconds(seconds) == text
+
+
+def test_a_run_that_diverged_is_shown_as_nan():
+    (row,) = rows(results_of(run_of(loss=(math.nan, math.nan), held_out=math.nan)))
+    assert row.figures[HEADINGS.index("eval loss")] == "nan"
+
+
+def test_the_table_has_a_row_for_each_run():
+    shown = table(results_of(run_of(), run_of("onebit")))
+    assert shown.row_count == 2
+    assert [column.header for column in shown.columns] == ["compressor", *HEADINGS]

@@ -1,0 +1,36 @@
+import pytest
+
+from gradwire.experiments.sweep import command
+from gradwire.experiments.sweep.cache import Finished
+from gradwire.experiments.sweep.run import PointFailure
+
+from .given import STUDY
+
+
+@pytest.fixture
+def study(tmp_path):
+    file = tmp_path / "study.yaml"
+    file.write_text(STUDY)
+    return file
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """The points that ran, each in no time; those in `fails` fail, those in `columns` have more columns."""
+
+    class Ran(list):
+        fails = ()
+
+    found = Ran()
+    found.columns = {}
+
+    def stand_in(point, limit):
+        found.append(point.chosen["elements"])
+        if point.chosen["elements"] in found.fails:
+            raise PointFailure("ended with exit code 3: gradwire collective\nthe last line")
+        row = {"elements": point.chosen["elements"], "backend": "gloo", "seconds.p50": 1 / point.chosen["elements"]}
+        row |= found.columns.get(point.chosen["elements"], {})
+        return Finished(point.key(), point.arguments, point.chosen, [row], 0.1, "2026", "0.1.0", {"cores": 2})
+
+    monkeypatch.setattr(command, "run_point", stand_in)
+    return found

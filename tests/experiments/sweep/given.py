@@ -1,0 +1,58 @@
+import json
+import os
+
+from gradwire.experiments.cli import main
+
+STUDY = """
+title: Pieces
+source: a test
+command: collective
+base: {nproc: 1, total: 1000, repeats: 1}
+grid: {elements: [10, 100, 1000]}
+shortened: {grid: {elements: [1000]}}
+derive: {slowdown: {kind: relative, of: seconds.p50, against: {elements: 1000}}}
+figures:
+  - {name: pieces, kind: line, x: elements, y: seconds.p50, series: backend, log: [x, y], caption: Smaller is slower.}
+"""
+
+
+def sweep(study, out, *flags):
+    return main(["sweep", "--config", str(study), f"--out={out}", *flags])
+
+
+def with_key(line):
+    """The study with a line in place of the key that it gives."""
+    key = line.partition(":")[0]
+    kept, skipping = [], False
+    for old in STUDY.strip().splitlines():
+        skipping = old.startswith(f"{key}:") or (skipping and old.startswith(" "))
+        kept += [] if skipping else [old]
+    return "\n".join([*kept, line])
+
+
+def document(out):
+    return json.loads((out / "study.json").read_text())
+
+
+def stat(pid):
+    """Of a process, its state and parent first; nothing where it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def state(pid):
+    return "".join(stat(pid)[:1])
+
+
+def descendants(pid):
+    """Processes below a process, of any generation."""
+    found = {int(name): stat(name) for name in filter(str.isdigit, os.listdir("/proc"))}
+    parents = {process: int(fields[1]) for process, fields in found.items() if fields}
+    below, found = {pid}, set()
+    while below:
+        below = {child for child, parent in parents.items() if parent in below}
+        found |= below
+    return found

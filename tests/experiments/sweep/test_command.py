@@ -1,0 +1,197 @@
+import os
+import signal
+import sys
+
+import pytest
+
+from gradwire.experiments.sweep import command, picture
+from gradwire.experiments.sweep.cache import POINTS, read_points
+
+from .given import STUDY, document, sweep, with_key
+
+
+def test_a_study_runs_every_point_of_the_grid_and_leaves_rows_page_and_pictures(study, ran, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert sweep(study, out) == 0
+    assert ran == [10, 100, 1000]
+    assert {file.name for file in out.iterdir()} == {POINTS, "study.json", "README.md", "pieces.png"}
+    assert [row["slowdown"] for row in document(out)["rows"]] == pytest.approx([100, 10, 1])
+    page = (out / "README.md").read_text()
+    assert "![Smaller is slower.](pieces.png)" in page
+    assert f"$ gradwire sweep --config FILE --out {out}\n" in page
+    assert "$ gradwire collective --nproc=1 --total=1000 --repeats=1 --elements=10" in page
+    assert "| 1,000 |" in page.replace("1000", "1,000")
+    shown = capsys.readouterr().out
+    assert "3 points of gradwire collective, 0 of them already" in shown
+    assert "slowdown" in shown
+
+
+def test_a_second_run_computes_only_what_is_missing(study, ran, tmp_path):
+    out = tmp_path / "out"
+    assert sweep(study, out, "--short") == 0
+    assert ran == [1000]
+    assert sweep(study, out) == 0
+    assert ran == [1000, 10, 100]
+    assert [row["elements"] for row in document(out)["rows"]] == [10, 100, 1000]
+
+
+def test_other_options_are_other_points(study, ran, tmp_path):
+    out = tmp_path / "out"
+    sweep(study, out, "--short")
+    sweep(study, out, "--short", '--base={"nproc": 1, "total": 2000}')
+    assert ran == [1000, 1000]
+
+
+def test_a_failed_point_is_told_and_runs_again_next_time_while_the_others_are_kept(study, ran, tmp_path, capsys):
+    out = tmp_path / "out"
+    ran.fails = (100,)
+    assert sweep(study, out) == 1
+    assert "failed: elements 100: ended with exit code 3" in capsys.readouterr().out
+    assert list(document(out)["failures"]) == ["elements 100"]
+    assert "- failed: elements 100" in (out / "README.md").read_text()
+    ran.fails = ()
+    assert sweep(study, out) == 0
+    assert ran == [10, 100, 1000, 100]
+    assert not document(out)["failures"]
+
+
+def test_ctrl_c_keeps_what_is_done(study, ran, tmp_path, monkeypatch, capsys):
+    out, stand_in = tmp_path / "out", command.run_point
+
+    def interrupted(point, limit):
+        if point.chosen["elements"] == 100:
+            raise KeyboardInterrupt
+        return stand_in(point, limit)
+
+    monkeypatch.setattr(command, "run_point", interrupted)
+    assert sweep(study, out) == 130
+    assert "the points that had finished are kept" in capsys.readouterr().err
+    assert len(read_points(out)) == 1
+    assert [row["elements"] for row in document(out)["rows"]] == [10]
+
+
+def test_a_terminal_that_goes_keeps_what_is_done(study, ran, tmp_path, monkeypatch):
+    out, stand_in = tmp_path / "out", command.run_point
+
+    def left_alone(point, limit):
+        if point.chosen["elements"] == 100:
+            os.kill(os.getpid(), signal.SIGHUP)
+        return stand_in(point, limit)
+
+    def unhandled(number, frame):
+        raise AssertionError("the sweep had no handler")
+
+    monkeypatch.setattr(command, "run_point", left_alone)
+    before = signal.signal(signal.SIGHUP, unhandled)
+    try:
+        assert sweep(study, out) == 130
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert [row["elements"] for row in document(out)["rows"]] == [10]
+
+
+def test_redraw_runs_nothing(study, ran, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert sweep(study, out, "--redraw") == 2
+    assert "there is nothing to draw" in capsys.readouterr().err
+    sweep(study, out)
+    (out / "pieces.png").unlink()
+    assert sweep(study, out, "--redraw") == 0
+    assert (out / "pieces.png").exists()
+    assert ran == [10, 100, 1000]
+
+
+def test_a_run_that_diverged_is_drawn_and_written_as_far_as_its_losses_go(study, ran, tmp_path):
+    curves = {10: [3.0, None, None], 100: [3.0, 2.0, 1.0], 1000: [None, None, None]}
+    ran.columns = {size: {"loss": loss, "step": [1, 2, 3]} for size, loss in curves.items()}
+    figures = [
+        f"  - {{name: loss-{smooth}, kind: line, x: step, y: loss, series: elements, smooth: {smooth}, log: [y]}}\n"
+        for smooth in ("true", "false")
+    ]
+    boxes = "  - {name: losses, kind: box, x: elements, y: loss, series: backend}\n"
+    study.write_text(STUDY + "".join([*figures, boxes]))
+    out = tmp_path / "out"
+    assert sweep(study, out) == 0
+    assert {"loss-true.png", "loss-false.png", "losses.png"} <= {file.name for file in out.iterdir()}
+    assert [row["loss"] for row in document(out)["rows"]] == list(curves.values())
+    assert "(losses.png)" in (out / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("grid: {elements: 10}", "grid.elements is a list of values, got 10"),
+        ("grid: {element: [10]}", "the point element 10: unknown option --element (did you mean --elements?)"),
+        ("grid: {elements: [2000]}", "a piece of 2000 is larger than the total of 1000"),
+        ("command: colective", "command is one of bench, collective, compare, ready, got 'colective'"),
+        ("derive: {speed: {of: seconds.p50}}", "derive.speed has the unknown kind 'speed'; there are: speedup"),
+        ("derive: {speedup: {off: seconds.p50}}", "speedup takes of, against"),
+        ("figures: [{name: a, kind: pie, x: b, y: c}]", "kind is one of line, bar, box, got 'pie'"),
+        ("figures: [{name: a, kind: bar, x: b}]", "missing 1 required"),
+        ("figures: [{name: a, kind: bar, x: b, y: c, log: [z]}]", "log has x and y, got z"),
+        ("shortened: {steps: 3}", "shortened has base and grid, got steps"),
+        ("base: {netlab.utilization: use.json}", "netlab.utilization is for points of bench"),
+        ("grid: {netlab.utilization: [null, use.json]}", "leave it out of collective"),
+        ("verdict: {by: seconds}", "it has of, each, unit, what"),
+        ("titel: Pieces", "unknown option titel"),
+    ],
+    ids=lambda value: value.partition(":")[0],
+)
+def test_what_a_study_says_wrong_is_refused_before_anything_runs(wrong, message, study, ran, tmp_path, capsys):
+    study.write_text(with_key(wrong))
+    assert sweep(study, tmp_path / "out") == 2
+    assert message in capsys.readouterr().err
+    assert not ran
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_was_measured_is_written_before_anything_is_drawn(study, ran, tmp_path, monkeypatch):
+    def broken(*arguments):
+        raise RuntimeError("no room for a picture")
+
+    monkeypatch.setattr(picture, "draw", broken)
+    with pytest.raises(RuntimeError, match="no room"):
+        sweep(study, tmp_path)
+    assert len(document(tmp_path)["rows"]) == 3
+    assert "| 1,000 |" in (tmp_path / "README.md").read_text()
+
+
+def test_without_matplotlib_a_study_with_figures_is_refused_before_anything_runs(
+    study, ran, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert sweep(study, tmp_path / "out") == 2
+    assert "matplotlib is not installed; pip install 'gradwire[experiments]'" in capsys.readouterr().err
+    assert not ran
+    study.write_text(with_key("figures: []"))
+    assert sweep(study, tmp_path / "out") == 0
+    assert len(document(tmp_path / "out")["rows"]) == 3
+
+
+def test_a_lab_may_be_given_for_all_points(study, ran, tmp_path, capsys):
+    assert sweep(study, tmp_path / "out", "--netlab.hosts=3", "--netlab.rate=50mbit") == 0
+    assert "--netlab.hosts=3 --netlab.rate=50mbit --elements=10" in (tmp_path / "out" / "README.md").read_text()
+    study.write_text(STUDY.replace("grid: {elements", "grid: {netlab.rate: [1gbit, 2gbit], elements"))
+    assert sweep(study, tmp_path / "other", "--netlab.rate=50mbit") == 2
+    assert "the study varies netlab.rate itself" in capsys.readouterr().err
+
+
+def test_trackers_get_the_rows(study, ran, tmp_path):
+    pytest.importorskip("tensorboard")
+    out = tmp_path / "out"
+    assert sweep(study, out, "--logger=tensorboard") == 0
+    folders = sorted(file.parent.name for file in (out / "tensorboard").rglob("events.*"))
+    assert folders == ["elements_10", "elements_100", "elements_1000"]
+
+
+def test_trackers_get_no_step_without_a_loss(study, ran, tmp_path, monkeypatch):
+    steps = []
+
+    class Tracker:
+        step, summary = (lambda self, *step: steps.append(step)), (lambda self, numbers, steps: None)
+
+    monkeypatch.setattr(command, "check_loggers", lambda names: None)
+    monkeypatch.setattr(command, "open_loggers", lambda names, label, config, out: [Tracker()])
+    ran.columns = {1000: {"loss": [3.0, None, 2.0], "train_seconds": [0.1, 0.2, 0.3]}}
+    assert sweep(study, tmp_path / "out", "--short", "--logger=wandb") == 0
+    assert steps == [(1, 3.0, 0.1), (3, 2.0, 0.3)]

@@ -1,0 +1,93 @@
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from gradwire import __version__
+from gradwire.experiments.cli.study import options_of
+from gradwire.experiments.sweep import run
+from gradwire.experiments.sweep.config import SweepConfig
+from gradwire.experiments.sweep.points import points_of
+from gradwire.experiments.sweep.run import PointFailure, run_point
+
+from .given import STUDY, descendants, state
+
+
+def test_a_point_is_a_process_and_its_failure_tells_what_it_wrote():
+    config = SweepConfig(command="collective", base={"nproc": 1, "total": 10, "repeats": 1}, grid={"elements": [10]})
+    (point,) = points_of(config, options_of)
+    finished = run_point(point, limit=100)
+    assert finished.rows[0]["elements"] == finished.rows[0]["total_elements"] == 10
+    assert finished.rows[0]["seconds.p50"] > 0
+    assert finished.environment["cores"] == os.cpu_count()
+    assert (finished.gradwire, finished.torch) == (__version__, torch.__version__)
+    with pytest.raises(PointFailure, match=r"took longer than 0.2 s: gradwire collective|took longer than 0.2 s"):
+        run_point(point, limit=0.2)
+
+
+def test_what_a_point_refuses_is_in_its_failure(monkeypatch):
+    config = SweepConfig(command="compare", base={"model": "mlp", "data": "digits", "batch_size": 5000})
+    (point,) = points_of(config, options_of)
+    with pytest.raises(PointFailure, match="ended with exit code 2") as failure:
+        run_point(point, limit=100)
+    assert "samples to train on" in str(failure.value)
+
+
+def test_a_real_interrupt_ends_the_point_and_its_ranks(tmp_path, study):
+    study.write_text(
+        STUDY.replace("total: 1000, repeats: 1", "total: 60M, repeats: 1000").replace("nproc: 1", "nproc: 2")
+    )
+    flags = ["sweep", f"--config={study}", f"--out={tmp_path / 'out'}"]
+    process = subprocess.Popen([sys.executable, "-m", "gradwire", *flags], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not descendants(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    time.sleep(2)
+    started = descendants(process.pid)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert started
+    deadline = time.monotonic() + 10  # one that was killed may take a moment to go
+    while (left := [pid for pid in started if state(pid) not in ("", "Z")]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's death")
+def test_a_point_dies_with_a_sweep_that_is_killed(tmp_path):
+    note = tmp_path / "point"
+    command = ["sh", "-c", f"echo $$ > {note}.part; mv {note}.part {note}; exec sleep 600"]
+    owner = multiprocessing.get_context("fork").Process(target=run._run_to_end, args=(command, 600, tmp_path))
+    owner.start()
+    deadline = time.monotonic() + 30
+    while not note.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    point = int(note.read_text())
+    owner.kill()
+    owner.join()
+    while state(point) not in ("", "Z") and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert state(point) in ("", "Z")
+
+
+def test_a_second_interrupt_kills_the_point_at_once(monkeypatch):
+    def interrupted(timeout=None):
+        if timeout is not None:
+            raise KeyboardInterrupt
+        return wait()
+
+    command = ["sh", "-c", "trap '' INT; echo; exec sleep 600"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    with process.stdout:
+        process.stdout.readline()  # the trap is set
+        wait = process.wait
+        monkeypatch.setattr(process, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run._end(process)
+    assert process.poll() == -signal.SIGKILL

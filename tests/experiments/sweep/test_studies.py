@@ -1,0 +1,114 @@
+"""Every study that is shipped runs in its short form, without root."""
+
+import json
+import multiprocessing.forkserver
+import os
+import re
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from gradwire.experiments.cli import COMMANDS, main
+from gradwire.experiments.cli.commands import CONFIGS
+from gradwire.experiments.cli.parsing import configuration
+from gradwire.experiments.cli.study import options_of
+from gradwire.experiments.sweep import run
+from gradwire.experiments.sweep.cache import read_points
+from gradwire.experiments.sweep.points import points_of
+from gradwire.experiments.sweep.provenance import command_of
+
+from .given import descendants, state
+
+DOCUMENTATION = Path(__file__).parents[3] / "docs" / "sweep.md"
+STUDIES = sorted(file.stem for file in (CONFIGS / "studies").glob("*.yaml"))
+TRACES = {"/var/run/netns": "gradwire-*", "/sys/class/net": "gwl*", tempfile.gettempdir(): "gradwire-sweep-*"}
+PATIENCE = 10.0  # seconds, for what was killed to go
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_left(quick_start):
+    """No process, network namespace, interface or folder outlives the studies."""
+    multiprocessing.forkserver.ensure_running()  # it stays, for other tests
+    before = traces()
+    yield
+    deadline = time.monotonic() + PATIENCE
+    while (left := traces() - before) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left
+
+
+def traces():
+    """What studies make on this machine and must take away."""
+    files = {str(file) for place, pattern in TRACES.items() for file in Path(place).glob(pattern)}
+    return files | {f"process {pid}" for pid in descendants(os.getpid()) if state(pid)}
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_point_of_the_full_study_is_one_that_its_command_accepts(name):
+    config = configuration(COMMANDS["sweep"], "gradwire sweep", ["--config", name])
+    points = points_of(config, options_of)
+    assert len({point.key() for point in points}) == len(points) > 1
+    assert config.title
+    assert config.source
+    assert config.figures
+    assert command_of(config, Path("out")) == f"gradwire sweep --config {name} --out out"
+
+
+def test_every_study_is_in_the_documentation():
+    text = DOCUMENTATION.read_text()
+    assert [name for name in STUDIES if f"`{name}`" not in text] == []
+
+
+def test_the_study_in_the_documentation_is_one_that_is_accepted(tmp_path):
+    (example,) = re.findall(r"```yaml\n(.*?)```", DOCUMENTATION.read_text(), flags=re.DOTALL)
+    (tmp_path / "study.yaml").write_text(example)
+    config = configuration(COMMANDS["sweep"], "gradwire sweep", ["--config", str(tmp_path / "study.yaml")])
+    assert len({point.key() for point in points_of(config, options_of)}) == 6
+
+
+@pytest.fixture
+def points_in_this_process(monkeypatch):
+    """Starting Python and importing torch takes longer than a short study."""
+
+    def run_here(command, limit, folder):
+        assert main(command[command.index("gradwire") + 1 :]) == 0
+
+    monkeypatch.setattr(run, "_run_to_end", run_here)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_short_form_runs_and_leaves_a_page(name, tmp_path, points_in_this_process):
+    pytest.importorskip("torchvision")
+    assert_short_form_runs(name, tmp_path)
+
+
+@pytest.mark.timeout(300)
+def test_the_short_form_runs_with_points_in_processes_of_their_own(tmp_path):
+    assert_short_form_runs("ddp-fig2-allreduce", tmp_path)
+
+
+def assert_short_form_runs(name, out):
+    assert main(["sweep", "--config", name, "--short", f"--out={out}"]) == 0
+    document = json.loads((out / "study.json").read_text())
+    assert document["rows"]
+    assert not document["failures"]
+    assert all(any(row.get(name) is not None for row in document["rows"]) for name in document["columns"])
+    assert list(document["pictures"]) == drawable(name, document["rows"])
+    assert all((out / picture).stat().st_size for picture in document["pictures"])
+    assert all(point.gradwire and point.torch for point in read_points(out).values())
+    page = (out / "README.md").read_text()
+    assert "its figures mean nothing" in page
+    assert f"$ gradwire sweep --config {name} --short --out {out}\n" in page
+
+
+def drawable(name, rows):
+    """The pictures of those figures of a study for which any row has all columns."""
+    figures = configuration(COMMANDS["sweep"], "gradwire sweep", ["--config", name]).drawn
+    return [
+        f"{figure.name}.png"
+        for figure in figures
+        if any(figure.where.items() <= row.items() and None not in map(row.get, figure.columns) for row in rows)
+    ]

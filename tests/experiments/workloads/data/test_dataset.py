@@ -1,0 +1,184 @@
+import numpy as np
+import pytest
+import torch
+
+from gradwire.experiments.workloads.data import DataConfig, load_dataset
+from gradwire.experiments.workloads.models import ModelConfig
+
+CONTEXT = 16
+
+
+def loaded(name="text", path=None, context=CONTEXT):
+    return load_dataset(DataConfig(name, None if path is None else str(path)), ModelConfig("gpt", context=context))
+
+
+def bytes_of(samples):
+    """All bytes that the samples hold, each once."""
+    inputs = b"".join(bytes(samples[index][0].tolist()) for index in range(len(samples)))
+    return inputs + bytes(samples[len(samples) - 1][1][-1:].tolist())
+
+
+def rows(batches, count):
+    """The inputs of some batches, hashable."""
+    return [
+        tuple(row.flatten().tolist()) for _, (inputs, _) in zip(range(count), batches, strict=False) for row in inputs
+    ]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Twenty files, each full of a byte of its own."""
+    root = tmp_path / "texts"
+    root.mkdir()
+    for index in range(20):
+        (root / f"{index:02}.txt").write_bytes(bytes([index]) * 100)
+    return root
+
+
+@pytest.fixture
+def numbered(tmp_path):
+    """A file in which no two stretches of a context are alike."""
+    file = tmp_path / "numbered.txt"
+    file.write_bytes(b"".join(f"{index:07}\n".encode() for index in range(400)))
+    return loaded(path=file)
+
+
+def test_text_is_split_by_file_one_in_ten(folder):
+    dataset = loaded(path=folder)
+    assert set(bytes_of(dataset.held_out)) == {9, 19}
+    assert set(bytes_of(dataset.train)) == set(range(20)) - {9, 19}
+
+
+def test_a_single_file_holds_out_its_last_tenth(tmp_path):
+    file = tmp_path / "one.txt"
+    file.write_bytes(bytes(range(250)) * 4)
+    dataset = loaded(path=file)
+    content = file.read_bytes()
+    assert content.startswith(bytes_of(dataset.train))
+    assert content[900:].startswith(bytes_of(dataset.held_out))
+    assert len(bytes_of(dataset.train)) <= 900
+
+
+def test_no_sample_to_train_on_is_held_out(numbered):
+    train = {tuple(sample[0].tolist()) for sample in numbered.train}
+    held_out = {tuple(sample[0].tolist()) for sample in numbered.held_out}
+    assert len(train) == len(numbered.train)
+    assert not train & held_out
+
+
+def test_a_sample_s_targets_are_the_tokens_that_follow(numbered):
+    inputs, targets = numbered.train[3]
+    assert inputs.dtype == targets.dtype == torch.int64
+    assert inputs.shape == targets.shape == (CONTEXT,)
+    assert torch.equal(inputs[1:], targets[:-1])
+    assert targets[-1] == numbered.train[4][0][0]
+
+
+def test_hidden_files_are_left_out(folder):
+    (folder / ".hidden").mkdir()
+    (folder / ".hidden" / "00.txt").write_bytes(b"\xff" * 100)
+    (folder / ".00").write_bytes(b"\xff" * 100)
+    dataset = loaded(path=folder)
+    assert 255 not in set(bytes_of(dataset.train)) | set(bytes_of(dataset.held_out))
+
+
+def test_the_default_text_is_the_standard_library_s_and_the_same_every_time():
+    first, second = loaded(), loaded()
+    assert first.classes == 256
+    assert first.input_shape == (CONTEXT,)
+    assert torch.equal(first.train.tokens, second.train.tokens)
+    assert torch.equal(first.held_out.tokens, second.held_out.tokens)
+    assert len(first.train) > 100_000
+    assert b"site-packages" not in first.source.encode()
+
+
+@pytest.mark.parametrize("name", ["text", "digits"])
+def test_the_order_of_samples_depends_on_the_seed_alone(name, numbered):
+    dataset = numbered if name == "text" else loaded("digits")
+
+    def order(seed):
+        return rows(dataset.train_batches(4, seed=seed, rank=0, world_size=2), 5)
+
+    assert order(0) == order(0)
+    assert order(0) != order(1)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_ranks_never_share_a_sample_within_an_epoch(numbered, world_size):
+    each = len(numbered.train) // world_size // 4
+    seen = [
+        rows(numbered.train_batches(4, seed=0, rank=rank, world_size=world_size), each) for rank in range(world_size)
+    ]
+    together = [row for rank in seen for row in rank]
+    assert len(together) == world_size * each * 4
+    assert len(set(together)) == len(together)
+
+
+def test_the_next_epoch_has_another_order(numbered):
+    each = len(numbered.train) // 4
+    batches = numbered.train_batches(4, seed=0, rank=0, world_size=1)
+    first, second = rows(batches, each), rows(batches, each)
+    assert first != second
+
+
+def test_held_out_batches_are_spread_evenly_and_the_same_at_every_call():
+    digits = loaded("digits")
+    first, second = (rows(digits.evaluation_batches(4, 5), 100) for _ in range(2))
+    assert first == second
+    assert len(first) == 20
+    labels = torch.cat([labels for _, labels in digits.evaluation_batches(4, 5)])
+    assert torch.equal(labels, torch.stack([digits.held_out[index * 360 // 20][1] for index in range(20)]))
+
+
+def test_more_held_out_batches_than_there_are_samples_give_each_once():
+    digits = loaded("digits")
+    sizes = [len(labels) for _, labels in digits.evaluation_batches(100, 1000)]
+    assert sizes == [100, 100, 100, 60]
+
+
+@pytest.mark.parametrize("name", ["text", "digits"])
+def test_the_user_s_random_state_is_not_touched(name, numbered):
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    dataset = numbered if name == "text" else loaded("digits")
+    rows(dataset.train_batches(4, seed=0, rank=0, world_size=1), 3)
+    rows(dataset.evaluation_batches(4, 3), 3)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (np.random.get_state()[1] == before[1]).all()
+
+
+def test_too_few_samples_for_a_batch_on_every_rank_are_refused(numbered):
+    size = len(numbered.train)
+    with pytest.raises(
+        ValueError, match=f"'text' has {size} samples to train on, fewer than .* 200 for each of 3 ranks"
+    ):
+        numbered.train_batches(200, seed=0, rank=0, world_size=3)
+    assert next(numbered.train_batches(size, seed=0, rank=0, world_size=1))
+
+
+def test_too_little_text_is_refused(tmp_path):
+    file = tmp_path / "short.txt"
+    file.write_bytes(b"x" * 100)
+    with pytest.raises(ValueError, match="90 bytes to train on and 10 held out, and a sample takes 17"):
+        loaded(path=file)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="0 bytes to train on"):
+        loaded(path=tmp_path / "empty")
+
+
+def test_a_path_that_does_not_exist_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"--data\.path .*nowhere does not exist"):
+        loaded(path=tmp_path / "nowhere")
+
+
+def test_unknown_data_are_refused_with_those_there_are():
+    with pytest.raises(ValueError, match=r"unknown data 'digit' \(did you mean digits\?\); there are: text, digits"):
+        DataConfig("digit")
+
+
+def test_what_results_say_of_the_data(numbered):
+    assert numbered.summary() == {
+        "name": "text",
+        "source": numbered.source,
+        "train_samples": len(numbered.train),
+        "held_out_samples": len(numbered.held_out),
+    }

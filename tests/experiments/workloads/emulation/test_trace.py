@@ -1,0 +1,90 @@
+import json
+
+import pytest
+
+from gradwire.experiments.workloads.emulation import (
+    load_trace,
+)
+
+from .given import TRACE
+
+
+def test_scaling_keeps_proportions_and_is_said_in_the_source():
+    trace = load_trace("resnet50@0.2")
+    ratios = [new.backward_seconds / old.backward_seconds for new, old in paired(trace) if old.backward_seconds]
+    assert trace.seconds == pytest.approx(0.2)
+    assert ratios == pytest.approx([0.2 / 0.097] * len(ratios))
+    assert trace.source.endswith("scaled to 0.2 s a step by the user")
+
+
+def paired(trace):
+    return zip(trace.layers, load_trace(trace.name).layers, strict=True)
+
+
+def test_a_trace_survives_its_file(tmp_path):
+    TRACE.write(tmp_path / "small.json")
+    assert load_trace(str(tmp_path / "small.json")) == TRACE
+    assert load_trace(f"{tmp_path / 'small.json'}@2").seconds == pytest.approx(2)
+    assert json.loads((tmp_path / "small.json").read_text())["layers"][1]["parameters"] == {
+        "weight": [30, 20],
+        "bias": [30],
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"batch_size": 0}, "batch_size .* at least 1, got 0"),
+        ({"batch_size": "4"}, "batch_size .* got '4'"),
+        ({"name": 3}, "name of the trace is text, got 3"),
+        ({"layers": {}}, "layers is a list, got dict"),
+        ({"layers": []}, "has no parameters"),
+        ({"colour": 1}, "the trace has the keys batch_size, layers, name, source; got the keys .*colour"),
+        ({"layers": [[]]}, "layer 0 has the keys .*; got list"),
+        ({"layers.0.forward_seconds": -1}, "forward_seconds of layer 'embedding' .* got -1"),
+        ({"layers.0.backward_seconds": float("nan")}, "backward_seconds .* got nan"),
+        ({"layers.0.backward_seconds": "1"}, "backward_seconds .* got '1'"),
+        ({"layers.0.parameters": []}, "parameters of layer 0 map names to lists"),
+        ({"layers.0.parameters": {"weight": 3}}, "parameters of layer 0 map names to lists"),
+        ({"layers.0.parameters": {"weight": [3, 0]}}, r"shape of 'embedding.weight' .* got \[3, 0\]"),
+        ({"layers.0.parameters": {"weight": [2.5]}}, r"shape of 'embedding.weight' .* got \[2.5\]"),
+        ({"layers.0.name": "blocks.0"}, "several layers called 'blocks.0'"),
+        (
+            {"layers.0.name": "blocks", "layers.0.parameters": {"0.bias": [3]}},
+            "several parameters called 'blocks.0.bias'",
+        ),
+        ({"layers.0.name": "blocks", "layers.0.parameters": {"1": [3]}}, "'blocks.1' is a parameter and a module"),
+    ],
+    ids=str,
+)
+def test_a_bad_trace_is_refused_with_what_is_wrong(change, words, tmp_path):
+    path = tmp_path / "bad.json"
+    TRACE.write(path)
+    document = json.loads(path.read_text())
+    for key, value in change.items():
+        *groups, last = [int(part) if part.isdigit() else part for part in key.split(".")]
+        place = document
+        for group in groups:
+            place = place[group]
+        place[last] = value
+    path.write_text(json.dumps(document))
+    with pytest.raises(ValueError, match=f"bad.json is no trace: .*{words}"):
+        load_trace(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "resnet5",
+            r"no trace 'resnet5' \(did you mean resnet50\?\); there are: resnet50, .* or the name of a JSON file",
+        ),
+        ("resnet50@fast", "seconds of computation a step, as in resnet50@0.1; got 'resnet50@fast'"),
+        ("resnet50@0", "above 0, got 0"),
+        ("resnet50@inf", "above 0, got inf"),
+        (__file__, "cannot read the trace .*test_trace.py"),
+    ],
+)
+def test_what_is_no_trace_is_refused(text, words):
+    with pytest.raises(ValueError, match=words):
+        load_trace(text)

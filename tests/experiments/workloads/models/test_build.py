@@ -1,0 +1,171 @@
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import gradwire
+from gradwire.experiments.cli import main
+from gradwire.experiments.workloads.data import DataConfig, load_dataset
+from gradwire.experiments.workloads.models import MODELS, ModelConfig, build_model, model_names
+
+SMALL = {"gpt": {"width": 32, "layers": 2, "heads": 4, "context": 16}, "lstm": {"vocabulary": 50, "width": 8}}
+
+
+def counted(model):
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def built(name, dataset=None, **sizes):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return build_model(ModelConfig(name, **{**SMALL.get(name, {}), **sizes}), dataset)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load_dataset(DataConfig("digits"), ModelConfig("mlp"))
+
+
+@pytest.fixture
+def text(tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_bytes(bytes(range(256)) * 10)
+    return load_dataset(DataConfig("text", str(file)), ModelConfig("gpt", context=16))
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("resnet18-cifar", 11_173_962), ("lstm", 28_949_319)])
+def test_the_paper_s_models_have_the_paper_s_number_of_parameters(name, parameters):
+    with torch.device("meta"):
+        assert counted(build_model(ModelConfig(name))) == parameters
+
+
+def test_gpt_has_as_many_parameters_as_its_sizes_say():
+    width, layers, context, vocabulary = 32, 3, 16, 100
+    block = 12 * width * width + 13 * width  # attention 4 w², perceptron 8 w²; their biases 9 w and two norms 4 w
+    expected = layers * block + (2 * vocabulary + context) * width + 2 * width
+    assert counted(built("gpt", width=width, layers=layers, context=context, vocabulary=vocabulary)) == expected
+
+
+def test_a_model_of_70_billion_parameters_is_built_and_planned_in_seconds():
+    began = time.monotonic()
+    with torch.device("meta"):
+        model = build_model(ModelConfig("gpt", width=8192, layers=87))
+    assert 69e9 < counted(model) < 72e9
+    planned = gradwire.plan(model, "powersgd:rank=4", world_size=64)
+    assert planned.parameters == counted(model)
+    assert planned.compression_ratio > 100
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize(("name", "vocabulary"), [("gpt", 256), ("lstm", 50)])
+def test_a_language_model_gives_logits_of_every_position(name, vocabulary):
+    assert built(name)(torch.zeros(2, 16, dtype=torch.long)).shape == (2, 16, vocabulary)
+
+
+@pytest.mark.parametrize("name", ["mlp", "resnet18-cifar", "torchvision:resnet18"])
+@pytest.mark.parametrize("shape", [(3, 32, 32), None], ids=["cifar", "digits"])
+def test_a_classifier_gives_logits_of_every_image(name, shape, digits):
+    if name.startswith("torchvision:"):
+        pytest.importorskip("torchvision")
+    images = torch.zeros(2, *(shape or digits.input_shape))
+    assert built(name, None if shape else digits)(images).shape == (2, 10)
+
+
+@pytest.mark.parametrize("name", ["gpt", "lstm"])
+def test_a_later_token_changes_no_earlier_logits(name):
+    model = built(name).eval()
+    tokens = torch.randint(50, (2, 16), generator=torch.Generator().manual_seed(0))
+    changed = tokens.clone()
+    changed[:, 9] = (changed[:, 9] + 1) % 50
+    before, after = model(tokens), model(changed)
+    torch.testing.assert_close(after[:, :9], before[:, :9])
+    assert not torch.isclose(after[:, 9], before[:, 9]).all()
+
+
+def test_gpt_tells_positions_apart():
+    logits = built("gpt").eval()(torch.zeros(1, 16, dtype=torch.long))
+    assert not torch.allclose(logits[0, 0], logits[0, 1])
+
+
+def test_layers_do_not_start_alike():
+    model = built("gpt", layers=3)
+    matrices = [[p for p in block.parameters() if p.dim() > 1] for block in model.blocks.layers]
+    assert all(len(each) == 4 for each in matrices)
+    for one, other in zip(matrices[0], matrices[1], strict=True):
+        assert not torch.equal(one, other)
+
+
+def test_gpt_starts_no_better_than_chance():
+    model = built("gpt")
+    tokens = torch.randint(256, (4, 17), generator=torch.Generator().manual_seed(0))
+    loss = nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+    assert loss.item() == pytest.approx(torch.log(torch.tensor(256.0)).item(), rel=0.05)
+
+
+def test_one_seed_gives_one_model():
+    for one, other in zip(built("gpt").parameters(), built("gpt").parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_lstm_s_output_layer_is_its_embedding():
+    model = built("lstm")
+    assert model.head.weight is model.tokens.weight
+
+
+def test_an_unknown_model_is_refused_with_those_there_are():
+    with pytest.raises(ValueError, match=r"unknown model 'gtp' \(did you mean gpt\?\)") as refused:
+        ModelConfig("gtp")
+    assert all(name in str(refused.value) for name in model_names())
+    with pytest.raises(ValueError, match="unknown model 'transformer'"):
+        ModelConfig("transformer")
+
+
+def test_an_unknown_torchvision_model_is_refused_with_those_near_it():
+    pytest.importorskip("torchvision")
+    with pytest.raises(ValueError, match=r"torchvision has no classifier 'resnet19'; near it: .*resnet18"):
+        build_model(ModelConfig("torchvision:resnet19"))
+    with pytest.raises(ValueError, match="torchvision has no classifier ''"):
+        build_model(ModelConfig("torchvision:"))
+
+
+@pytest.mark.parametrize("size", ["width", "layers", "heads", "vocabulary", "context", "image_size"])
+def test_a_size_below_one_is_refused(size):
+    with pytest.raises(ValueError, match=rf"model\.{size} is at least 1, got 0"):
+        ModelConfig("gpt", **{size: 0})
+
+
+def test_a_width_that_heads_do_not_divide_is_refused():
+    with pytest.raises(ValueError, match=r"model\.width is a multiple of model\.heads, got 32 and 3"):
+        build_model(ModelConfig("gpt", width=32, heads=3))
+
+
+@pytest.mark.parametrize("name", ["mlp", "resnet18-cifar", "torchvision:resnet18"])
+def test_a_model_of_images_is_refused_for_text(name, text):
+    with pytest.raises(ValueError, match=f"{name} reads images, and the data 'text' are tokens; .*: gpt, lstm"):
+        build_model(ModelConfig(name), text)
+
+
+@pytest.mark.parametrize("name", ["gpt", "lstm"])
+def test_a_language_model_is_refused_for_images(name, digits):
+    with pytest.raises(ValueError, match=f"{name} reads tokens, and the data 'digits' are images; .*: mlp, resnet18"):
+        build_model(ModelConfig(name), digits)
+
+
+def test_a_vocabulary_smaller_than_the_data_s_is_refused(text):
+    with pytest.raises(ValueError, match=r"model\.vocabulary is at least 256 for 'text', got 100"):
+        build_model(ModelConfig("gpt", vocabulary=100), text)
+
+
+def test_a_wrong_model_is_refused_on_the_command_line(capsys):
+    assert main(["plan", "--model", "gtp"]) == 2
+    assert "did you mean gpt?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_learns_its_own_shape_of_data(name, text, digits):
+    dataset = text if MODELS[name].kind == "tokens" else digits
+    sizes = {"vocabulary": 256} if name == "lstm" else {}
+    inputs, targets = next(dataset.train_batches(2, seed=0, rank=0, world_size=1))
+    logits = built(name, dataset, **sizes)(inputs)
+    assert logits.flatten(0, -2).shape == (targets.numel(), dataset.classes)
