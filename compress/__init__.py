@@ -1,5 +1,6 @@
 """What goes on the wire: compressors as programs, wrappers around them, and the registry of their names."""
 
+from ..kernels import Residual
 from .adapters import Gathered, TwoShot
 from .build import Spec, compressor, compressors
 from .dense import Dense
@@ -42,6 +43,7 @@ __all__ = [
     "Partition",
     "PowerSGD",
     "Program",
+    "Residual",
     "Simulation",
     "Spec",
     "Switch",

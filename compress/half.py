@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels
+from ..kernels import Residual
 from .dense import Dense
 from .protocol import AllReduce, Compressor, Layout, Program, Request, children
 from .registry import register
@@ -45,7 +46,7 @@ class Cast:
         """The inner state."""
         return CastState(layout.world_size, self.inner.init(layout))
 
-    def reduce(self, grad: Tensor, state: CastState, residual: Tensor | None = None) -> Program[Tensor]:
+    def reduce(self, grad: Tensor, state: CastState, residual: Residual | None = None) -> Program[Tensor]:
         """The inner average, its payloads rounded to 16 bits. Means are divided before they are rounded and summed."""
         program = self.inner.reduce(grad, state.inner, residual)
         return (yield from self._narrowed(program, state.world_size, grad.numel()))

@@ -18,6 +18,8 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
+from ..kernels import Residual
+
 T = TypeVar("T")
 
 
@@ -136,11 +138,12 @@ class Compressor(Protocol):
     def init(self, layout: Layout) -> Any:
         """What it will remember of a bucket: a dataclass of `gradwire.compress.state` leaves, or None."""
 
-    def reduce(self, grad: Tensor, state: Any, residual: Tensor | None = None) -> Program[Tensor]:
-        """The average over ranks of `grad` (+ `residual`), flat, in place of `grad` where it can.
+    def reduce(self, grad: Tensor, state: Any, residual: Residual | None = None) -> Program[Tensor]:
+        """The average over ranks of `grad` (+ `residual.before`), flat, in place of `grad` where it can.
 
-        `residual` is in-out: on entry what this rank held back before, on exit what it holds back now; None means
-        no error feedback. It may be wider than `grad`.
+        What this rank holds back now goes to `residual.after`, all of it, which may be the memory of `before`; where it is
+        not, `before` stays as it is, so that the step can be taken back. None means no error feedback. A residual may be
+        wider than `grad`. The state's own numbers change by `update()` of its leaves, for the same reason.
         """
 
 
@@ -158,8 +161,8 @@ class Codec(Protocol):
     def row_bytes(self, length: int) -> int:
         """Bytes of an encoded row of `length` elements."""
 
-    def encode(self, grad: Tensor, residual: Tensor | None, rows: Tensor, length: int) -> None:
-        """Write `grad` (+ `residual`) to `rows`, (rows, bytes) uint8; leave in `residual` what was not written.
+    def encode(self, grad: Tensor, residual: Residual | None, rows: Tensor, length: int) -> None:
+        """Write `grad` (+ `residual.before`) to `rows`, (rows, bytes) uint8, and to `residual.after` what `rows` lacks.
 
         `grad` may be overwritten.
         """
