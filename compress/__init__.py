@@ -15,9 +15,11 @@ from .protocol import (
     Compressor,
     Layout,
     Program,
+    ReduceScatter,
     all_gather,
     all_reduce,
     all_to_all,
+    reduce_scatter,
 )
 from .registry import register
 from .simulate import Simulation, Traffic, dry_run, most_rounds, simulate
@@ -43,6 +45,7 @@ __all__ = [
     "Partition",
     "PowerSGD",
     "Program",
+    "ReduceScatter",
     "Residual",
     "Simulation",
     "Spec",
@@ -58,6 +61,7 @@ __all__ = [
     "compressors",
     "dry_run",
     "most_rounds",
+    "reduce_scatter",
     "register",
     "simulate",
     "together",

@@ -12,6 +12,7 @@ from ..kernels import Residual
 from .protocol import Layout
 
 Entries = dict[str, dict[str, Tensor]]  # {parameter name: {field: tensor}}
+PART = "@"  # `residual@100`: the residual of a part of a parameter that begins with its element 100
 
 
 class Leaf:
@@ -110,19 +111,24 @@ class PerParameter(FlatLeaf):
 
     def save(self, field: str, *, before: bool = False) -> Entries:
         views = self.layout.views(self.before if before else self.flat)
-        return {name: {field: view.clone()} for name, view in views.items()}
+        return {name: {_key(field, self.layout.start(name)): view.clone()} for name, view in views.items()}
 
     def load(self, field: str, entries: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Take the numbers back: of whole parameters or of parts of them, whichever were saved and are needed here."""
         self._zeros = None
         for name, view in self.layout.views(self.flat).items():
-            saved = entries.get(name, {}).get(field)
-            if saved is not None and saved.shape == view.shape:
-                view.copy_(saved)
-            elif saved is not None and not self.optional:
-                raise ValueError(
-                    f"the saved {field!r} of parameter {name!r} has shape {tuple(saved.shape)}, but {tuple(view.shape)} "
-                    f"is needed here: load the state with the model and compressor that saved it"
-                )
+            start = self.layout.start(name)
+            for saved_start, saved in _saved(field, entries.get(name, {})):
+                if saved_start == start and saved.shape == view.shape:
+                    view.copy_(saved)
+                elif _fits(view.numel(), start, saved.numel(), saved_start) and not self.optional:
+                    _copy_overlap(view.view(-1), start or 0, saved.reshape(-1), saved_start or 0)
+                elif not self.optional:
+                    raise ValueError(
+                        f"the saved {field!r} of parameter {name!r} has shape {tuple(saved.shape)}{_from(saved_start)}, but "
+                        f"{tuple(view.shape)}{_from(start)} is needed here: load the state with the model and compressor "
+                        f"that saved it"
+                    )
         return {}
 
     @property
@@ -156,23 +162,28 @@ class Chunk(FlatLeaf):
                 yield name, first - offset, numbers[first - self.start : last - self.start]
 
     def save(self, field: str, *, before: bool = False) -> Entries:
-        return {
-            name: {field: piece.clone(), f"{field}.first": torch.tensor(first, device="cpu")}
-            for name, first, piece in self.pieces(self.before if before else self.flat)
-        }
+        entries: Entries = {}
+        for name, first, piece in self.pieces(self.before if before else self.flat):
+            key = _key(field, self.layout.start(name))
+            entries[name] = {key: piece.clone(), f"{key}.first": torch.tensor(first, device="cpu")}
+        return entries
 
     def load(self, field: str, entries: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
         self._zeros = None
         mine = {name: (first, piece) for name, first, piece in self.pieces()}
         homeless: dict[str, Tensor] = {}
-        for name, saved in entries.items():
-            if field not in saved:
-                continue
-            first, numbers = int(saved[f"{field}.first"]), saved[field].to(self.flat)
-            if name in mine and (first, numbers.numel()) == (mine[name][0], mine[name][1].numel()):
-                mine[name][1].copy_(numbers)
-            elif name in self.layout.names:
-                homeless[name] = self._owed(name, first, numbers)
+        for name in filter(entries.__contains__, self.layout.names):
+            for start, saved in _saved(field, entries[name]):
+                if start != (here := self.layout.start(name)):
+                    raise ValueError(
+                        f"the {field!r} of parameter {name!r} was saved{_from(start) or ' as a whole'}, and is needed "
+                        f"here{_from(here) or ' as a whole'}: load the state with the shards that saved it"
+                    )
+                first, numbers = int(entries[name][f"{_key(field, start)}.first"]), saved.to(self.flat)
+                if name in mine and (first, numbers.numel()) == (mine[name][0], mine[name][1].numel()):
+                    mine[name][1].copy_(numbers)
+                else:
+                    homeless[name] = self._owed(name, first, numbers)
         return homeless
 
     def held_back(self) -> dict[str, Tensor]:
@@ -182,3 +193,35 @@ class Chunk(FlatLeaf):
         owed = numbers.new_zeros(self.layout.sizes[self.layout.names.index(name)])
         owed[first : first + numbers.numel()] = numbers * self.layout.world_size
         return owed
+
+
+def _key(field: str, start: int | None) -> str:
+    """The field under which the numbers of a whole parameter (None), or of a part of it, are saved."""
+    return field if start is None else f"{field}{PART}{start}"
+
+
+def _saved(field: str, fields: Mapping[str, Tensor]) -> Iterator[tuple[int | None, Tensor]]:
+    """What was saved of a field: (first element of the part; None for a whole parameter, numbers)."""
+    for key, tensor in fields.items():
+        name, _, start = key.rpartition(PART)
+        if key == field:
+            yield None, tensor
+        elif name == field and start.isdigit():
+            yield int(start), tensor
+
+
+def _fits(size: int, start: int | None, saved_size: int, saved_start: int | None) -> bool:
+    """Whether two tensors that are not alike can be of one parameter: parts can, where they lie inside the whole."""
+    if start is None:
+        return saved_start is not None and saved_start + saved_size <= size
+    return saved_start is not None or start + size <= saved_size
+
+
+def _from(start: int | None) -> str:
+    return "" if start is None else f" from element {start} on"
+
+
+def _copy_overlap(flat: Tensor, start: int, saved: Tensor, saved_start: int) -> None:
+    first, last = max(start, saved_start), min(start + flat.numel(), saved_start + saved.numel())
+    if first < last:
+        flat[first - start : last - start].copy_(saved[first - saved_start : last - saved_start])

@@ -59,17 +59,17 @@ class PowerSGD:
         """Random Q for each matrix worth compressing."""
         if layout.dtype.itemsize < 4:
             raise TypeError(f"PowerSGD needs 32 bits or more for its arithmetic, not {layout.dtype}: wrap it in Widen")
-        matrices, whole, names = [], [], []
-        for name, shape, offset, size in zip(layout.names, layout.shapes, layout.offsets, layout.sizes, strict=True):
+        matrices: dict[int, Matrix] = {}
+        whole = []
+        for index, (shape, offset, size) in enumerate(zip(layout.shapes, layout.offsets, layout.sizes, strict=True)):
             if matrix := self.as_matrix(shape, offset):
-                matrices.append(matrix)
-                names.append(name)
+                matrices[index] = matrix
             elif size:
                 whole.append((offset, size))
-        shapes = tuple((m.rank, m.columns) for m in matrices)
-        q = PerParameter.zeros(dataclasses.replace(layout, names=tuple(names), shapes=shapes), optional=True)
+        shapes = tuple((m.rank, m.columns) for m in matrices.values())
+        q = PerParameter.zeros(dataclasses.replace(layout.select(matrices), shapes=shapes), optional=True)
         self._draw(q.layout, q.flat, step=0)
-        return PowerSGDState(Factors(tuple(matrices)), joined(whole), q, Counter())
+        return PowerSGDState(Factors(tuple(matrices.values())), joined(whole), q, Counter())
 
     def as_matrix(self, shape: tuple[int, ...], offset: int) -> Matrix | None:
         """The matrix that a parameter is compressed as; None where it is sent whole."""
@@ -149,7 +149,8 @@ class BatchedPowerSGD(PowerSGD):
         rows, columns = near_square(layout.numel, min(self.rank, math.isqrt(layout.numel) or 1))
         left_over = layout.numel - rows * columns
         names, shapes = (layout.names[0], "left over"), ((rows, columns), (left_over,))
-        return super().init(dataclasses.replace(layout, names=names, shapes=shapes))
+        starts = (layout.starts[0], 0) if layout.starts else ()
+        return super().init(dataclasses.replace(layout, names=names, shapes=shapes, starts=starts))
 
 
 def near_square(numel: int, rank: int) -> tuple[int, int]:

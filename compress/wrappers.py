@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -135,7 +134,7 @@ class Partition:
             members[self.group(name)].append(index)
         places = tuple(joined((layout.offsets[i], layout.sizes[i]) for i in inside) for inside in members)
         states = tuple(
-            compressor.init(_sublayout(layout, inside)) if inside else None
+            compressor.init(layout.select(inside)) if inside else None
             for compressor, inside in zip(self._compressors(), members, strict=True)
         )
         return PartitionState(places, states)
@@ -153,11 +152,6 @@ class Partition:
         groups = zip(self._compressors(), state.states, state.places, strict=True)
         yield from together(*(_grouped(*group, grad, residual) for group in groups if group[2]))
         return grad
-
-
-def _sublayout(layout: Layout, indices: list[int]) -> Layout:
-    names = tuple(layout.names[i] for i in indices)
-    return dataclasses.replace(layout, names=names, shapes=tuple(layout.shapes[i] for i in indices))
 
 
 def _grouped(

@@ -55,6 +55,8 @@ def start(request: Request, group: dist.ProcessGroup) -> Pending:
 
 def _given(request: Request, group: dist.ProcessGroup) -> tuple[dist.Work, Tensor]:
     tensor = request.tensor
+    if request.scope != "all":
+        raise ValueError(f"collectives run over all ranks here, not over the scope {request.scope!r}")
     match request:
         case AllReduce(op=op):
             if op == "mean" and group.size() > 1:
