@@ -77,7 +77,7 @@ class Cast:
             share = 1 / members if request.op == "mean" else 1.0
             shards = layout.ranks_per_host if request.scope == "across" else 1  # a host's ranks may each have one
             if wide.numel() * shards < layout.numel:
-                self._saturate(wide, torch.finfo(self.dtype).max / (members * share))
+                self._saturate(wide, largest_summand(self.dtype, members) / share)
             kernels.cast_scaled(wide, narrow, share)
             return dataclasses.replace(request, tensor=narrow, op="sum")
         kernels.cast_scaled(wide, narrow, 1.0)
@@ -96,6 +96,16 @@ class Cast:
         """Keep finite factors within reach of 16 bits: what they miss stays in the residual. A whole gradient overflows."""
         if self.dtype == torch.float16:
             wide.copy_(torch.where(wide.isfinite(), wide.clamp(-limit, limit), wide))
+
+
+def largest_summand(dtype: torch.dtype, count: int) -> float:
+    """The magnitude up to which so many numbers, rounded to `dtype`, have a finite sum, whatever the order of additions.
+
+    Each number grows by one rounding, and additions in any order enlarge the sum of magnitudes by at most (count - 1) units
+    of roundoff (Jeannerod and Rump, "Improved error bounds for inner products in floating-point arithmetic", 2013).
+    """
+    unit = torch.finfo(dtype).eps / 2
+    return torch.finfo(dtype).max / (count * (1 + unit) * (1 + (count - 1) * unit))
 
 
 def packing(compressor: Any) -> Any:
