@@ -1,5 +1,6 @@
 """What goes on the wire: compressors as programs, wrappers around them, and the registry of their names."""
 
+from ..kernels import Residual
 from .adapters import Gathered, TwoShot
 from .build import Spec, compressor, compressors
 from .dense import Dense
@@ -14,9 +15,11 @@ from .protocol import (
     Compressor,
     Layout,
     Program,
+    ReduceScatter,
     all_gather,
     all_reduce,
     all_to_all,
+    reduce_scatter,
 )
 from .registry import register
 from .simulate import Simulation, Traffic, dry_run, most_rounds, simulate
@@ -42,6 +45,8 @@ __all__ = [
     "Partition",
     "PowerSGD",
     "Program",
+    "ReduceScatter",
+    "Residual",
     "Simulation",
     "Spec",
     "Switch",
@@ -56,6 +61,7 @@ __all__ = [
     "compressors",
     "dry_run",
     "most_rounds",
+    "reduce_scatter",
     "register",
     "simulate",
     "together",

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ..kernels import Residual
+from .leaves import Chunk
 from .protocol import Codec, Layout, Program, all_gather, all_to_all
-from .state import Chunk
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Gathered:
     def init(self, layout: Layout) -> None:
         """Nothing to remember."""
 
-    def reduce(self, grad: Tensor, state: None, residual: Tensor | None = None) -> Program[Tensor]:
+    def reduce(self, grad: Tensor, state: None, residual: Residual | None = None) -> Program[Tensor]:
         """The mean of what the ranks' payloads say."""
         if not grad.numel():
             return grad
@@ -62,7 +63,7 @@ class TwoShot:
         chunk = Chunk(layout, start, torch.zeros(size, dtype=layout.widened().dtype, device=layout.device))
         return TwoShotState(chunk, length, layout.world_size)
 
-    def reduce(self, grad: Tensor, state: Any, residual: Tensor | None = None) -> Program[Tensor]:
+    def reduce(self, grad: Tensor, state: Any, residual: Residual | None = None) -> Program[Tensor]:
         """The mean, rounded twice. Without a worker residual the server keeps none either."""
         if not grad.numel():
             return grad
@@ -70,11 +71,10 @@ class TwoShot:
         rows = torch.empty(state.world_size, row_bytes, dtype=torch.uint8, device=grad.device)
         self.codec.encode(grad, residual, rows, state.length)
         votes = yield from all_to_all(rows)
-        held = state.server_residual.flat
-        served = torch.empty_like(held)
+        served = torch.empty_like(state.server_residual.flat)
         self.codec.decode(votes.unsqueeze(1), served, state.length)
         row = torch.empty(1, row_bytes, dtype=torch.uint8, device=grad.device)
-        self.codec.encode(served, None if residual is None else held, row, state.length)
+        self.codec.encode(served, None if residual is None else state.server_residual.update(), row, state.length)
         averages = yield from all_gather(row)
         self.codec.decode(averages.view(1, state.world_size, row_bytes), grad, state.length)
         return grad

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from ..kernels import Residual
 from .protocol import Layout, Program, all_reduce
 from .registry import register
 
@@ -21,9 +22,9 @@ class Dense:
     def init(self, layout: Layout) -> None:
         """Nothing to remember."""
 
-    def reduce(self, grad: Tensor, state: None, residual: Tensor | None = None) -> Program[Tensor]:
+    def reduce(self, grad: Tensor, state: None, residual: Residual | None = None) -> Program[Tensor]:
         """The exact mean; flushes the residual."""
         if residual is not None:
-            grad.add_(residual)
-            residual.zero_()
+            grad.add_(residual.before)
+            residual.after.zero_()
         return (yield from all_reduce(grad))

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from .. import kernels
+from ..kernels import Residual
 from .dense import Dense
-from .protocol import AllReduce, Compressor, Layout, Program, Request, children
+from .protocol import AllReduce, Compressor, Layout, Program, ReduceScatter, Request, children
 from .registry import register
 
 T = TypeVar("T")
@@ -19,9 +20,9 @@ T = TypeVar("T")
 
 @dataclass
 class CastState:
-    """The number of ranks, and the inner compressor's state."""
+    """Whose gradients they are, and the inner compressor's state."""
 
-    world_size: int
+    layout: Layout
     inner: Any
 
 
@@ -43,20 +44,20 @@ class Cast:
 
     def init(self, layout: Layout) -> CastState:
         """The inner state."""
-        return CastState(layout.world_size, self.inner.init(layout))
+        return CastState(layout, self.inner.init(layout))
 
-    def reduce(self, grad: Tensor, state: CastState, residual: Tensor | None = None) -> Program[Tensor]:
+    def reduce(self, grad: Tensor, state: CastState, residual: Residual | None = None) -> Program[Tensor]:
         """The inner average, its payloads rounded to 16 bits. Means are divided before they are rounded and summed."""
         program = self.inner.reduce(grad, state.inner, residual)
-        return (yield from self._narrowed(program, state.world_size, grad.numel()))
+        return (yield from self._narrowed(program, state.layout))
 
-    def _narrowed(self, program: Program[T], world_size: int, elements: int) -> Program[T]:
+    def _narrowed(self, program: Program[T], layout: Layout) -> Program[T]:
         """Drive `program`, with each of its requests cast on the way out and each reply on the way back."""
         reply: Tensor | None = None
         try:
             while True:
                 request = next(program) if reply is None else program.send(reply)
-                if narrow := self._narrow(request, world_size, elements):
+                if narrow := self._narrow(request, layout):
                     answer = yield narrow
                     reply = self._widen(answer, request)
                 else:
@@ -66,17 +67,19 @@ class Cast:
         finally:
             program.close()
 
-    def _narrow(self, request: Request, world_size: int, elements: int) -> Request | None:
+    def _narrow(self, request: Request, layout: Layout) -> Request | None:
         wide = request.tensor
         if not wide.is_floating_point() or wide.element_size() <= 2:
             return None
         narrow = torch.empty(wide.shape, dtype=self.dtype, device=wide.device)
-        if isinstance(request, AllReduce):
-            share = 1 / world_size if request.op == "mean" else 1.0
-            if wide.numel() < elements:
-                self._saturate(wide, torch.finfo(self.dtype).max / (world_size * share))
+        if isinstance(request, AllReduce | ReduceScatter):
+            members = len(layout.members(request.scope))
+            share = 1 / members if request.op == "mean" else 1.0
+            shards = layout.ranks_per_host if request.scope == "across" else 1  # a host's ranks may each have one
+            if wide.numel() * shards < layout.numel:
+                self._saturate(wide, largest_summand(self.dtype, members) / share)
             kernels.cast_scaled(wide, narrow, share)
-            return AllReduce(narrow, "sum")
+            return dataclasses.replace(request, tensor=narrow, op="sum")
         kernels.cast_scaled(wide, narrow, 1.0)
         return dataclasses.replace(request, tensor=narrow)
 
@@ -93,6 +96,16 @@ class Cast:
         """Keep finite factors within reach of 16 bits: what they miss stays in the residual. A whole gradient overflows."""
         if self.dtype == torch.float16:
             wide.copy_(torch.where(wide.isfinite(), wide.clamp(-limit, limit), wide))
+
+
+def largest_summand(dtype: torch.dtype, count: int) -> float:
+    """The magnitude up to which so many numbers, rounded to `dtype`, have a finite sum, whatever the order of additions.
+
+    Each number grows by one rounding, and additions in any order enlarge the sum of magnitudes by at most (count - 1) units
+    of roundoff (Jeannerod and Rump, "Improved error bounds for inner products in floating-point arithmetic", 2013).
+    """
+    unit = torch.finfo(dtype).eps / 2
+    return torch.finfo(dtype).max / (count * (1 + unit) * (1 + (count - 1) * unit))
 
 
 def packing(compressor: Any) -> Any:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels
+from ..kernels import Residual
 from .adapters import TwoShot
 from .registry import register
 
@@ -40,9 +41,10 @@ class OneBit:
         size = SCALE_BYTES * self._blocks(length) + length // 8
         return -(-size // SCALE_BYTES) * SCALE_BYTES
 
-    def encode(self, grad: Tensor, residual: Tensor | None, rows: Tensor, length: int) -> None:
+    def encode(self, grad: Tensor, residual: Residual | None, rows: Tensor, length: int) -> None:
         """Signs and scales of `grad` (+ `residual`); `residual` keeps the difference."""
-        kernels.sign_pack(grad, residual, *self._parts(rows, length), length)
+        scales, bits = self._parts(rows, length)
+        kernels.sign_pack(grad, None if residual is None else residual.in_place(), scales, bits, length)
 
     def decode(self, rows: Tensor, out: Tensor, length: int) -> None:
         """The mean over voters of `scale * sign`."""

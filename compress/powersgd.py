@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from ..kernels import Factors, Matrix
+from ..kernels import Factors, Matrix, Residual
+from .leaves import Counter, PerParameter
+from .pieces import Place, joined, pieces, put_back
 from .protocol import Layout, Program, all_reduce
 from .registry import register
-from .state import Counter, PerParameter
 from .together import together
-from .wrappers import put_back
 
 
 @dataclass
@@ -24,7 +24,7 @@ class PowerSGDState:
     """Which parameters are low-rank and which are sent whole; the factors Q (transposed); the steps seen."""
 
     factors: Factors
-    whole: tuple[tuple[int, int], ...]  # (first element, elements)
+    whole: tuple[Place, ...]
     q: PerParameter
     step: Counter
 
@@ -59,17 +59,17 @@ class PowerSGD:
         """Random Q for each matrix worth compressing."""
         if layout.dtype.itemsize < 4:
             raise TypeError(f"PowerSGD needs 32 bits or more for its arithmetic, not {layout.dtype}: wrap it in Widen")
-        matrices, whole, names = [], [], []
-        for name, shape, offset, size in zip(layout.names, layout.shapes, layout.offsets, layout.sizes, strict=True):
+        matrices: dict[int, Matrix] = {}
+        whole = []
+        for index, (shape, offset, size) in enumerate(zip(layout.shapes, layout.offsets, layout.sizes, strict=True)):
             if matrix := self.as_matrix(shape, offset):
-                matrices.append(matrix)
-                names.append(name)
+                matrices[index] = matrix
             elif size:
                 whole.append((offset, size))
-        shapes = tuple((m.rank, m.columns) for m in matrices)
-        q = PerParameter.zeros(dataclasses.replace(layout, names=tuple(names), shapes=shapes), optional=True)
-        self._draw(q, step=0)
-        return PowerSGDState(Factors(tuple(matrices)), tuple(whole), q, Counter())
+        shapes = tuple((m.rank, m.columns) for m in matrices.values())
+        q = PerParameter.zeros(dataclasses.replace(layout.select(matrices), shapes=shapes), optional=True)
+        self._draw(q.layout, q.flat, step=0)
+        return PowerSGDState(Factors(tuple(matrices.values())), joined(whole), q, Counter())
 
     def as_matrix(self, shape: tuple[int, ...], offset: int) -> Matrix | None:
         """The matrix that a parameter is compressed as; None where it is sent whole."""
@@ -80,52 +80,58 @@ class PowerSGD:
         smaller = rank * (rows + columns) * self.min_compression_rate < rows * columns
         return Matrix(offset, rows, columns, rank) if smaller else None
 
-    def reduce(self, grad: Tensor, state: PowerSGDState, residual: Tensor | None = None) -> Program[Tensor]:
+    def reduce(self, grad: Tensor, state: PowerSGDState, residual: Residual | None = None) -> Program[Tensor]:
         """The low-rank average; what does not compress rides in the same round as P."""
         yield from together(self._low_rank(grad, state, residual), _whole(grad, state.whole, residual))
         return grad
 
-    def _low_rank(self, grad: Tensor, state: PowerSGDState, residual: Tensor | None) -> Program[None]:
-        if not self.warm_start:
-            self._draw(state.q, state.step.value)
-        state.step.value += 1
-        factors, q = state.factors, state.q.flat.clone()
-        matrices = grad if residual is None else residual
+    def _low_rank(self, grad: Tensor, state: PowerSGDState, residual: Residual | None) -> Program[None]:
+        first, following = self._begin(state)
+        factors, q = state.factors, first.clone()
+        matrices = grad if residual is None else residual.after
         for iteration in range(self.power_iterations):
             p = q.new_empty(factors.left_offsets[-1])
             if iteration == 0:
-                kernels.low_rank_left(grad, residual, factors, q, p)
+                kernels.low_rank_left(grad, None if residual is None else residual.in_place(), factors, q, p)
             else:
-                kernels.normalize(q, factors, state.q.flat)
+                kernels.normalize(q, factors, first)
                 kernels.low_rank_left(matrices, None, factors, q, p)
             p = yield from all_reduce(p)
             kernels.orthogonalize(p, factors)
             kernels.low_rank_right(matrices, factors, p, q)
             q = yield from all_reduce(q)
-        kernels.low_rank_finish(grad, residual, factors, p, q)
-        kernels.normalize(q, factors, state.q.flat)  # a Q of zeros would find nothing ever again
-        state.q.flat.copy_(q)
+        kernels.low_rank_finish(grad, None if residual is None else residual.after, factors, p, q)
+        kernels.normalize(q, factors, first)  # a Q of zeros would find nothing ever again
+        following.copy_(q)
 
-    def _draw(self, q: PerParameter, step: int) -> None:
+    def _begin(self, state: PowerSGDState) -> Residual:
+        """The Q that this step begins with, and where the next one's goes; the step is counted."""
+        q = state.q.update()
+        if not self.warm_start:
+            self._draw(state.q.layout, q.after, state.step.value)
+            q = Residual(q.after, q.after)
+        state.step.value += 1
+        return q
+
+    def _draw(self, layout: Layout, flat: Tensor, step: int) -> None:
         """Standard normal Q for every parameter, from a generator of its own."""
-        if q.flat.device.type == "meta":
+        if flat.device.type == "meta":
             return
-        for name, view in q.layout.views(q.flat).items():
+        for name, view in layout.views(flat).items():
             digest = hashlib.sha256(f"{self.seed}/{step}/{name}".encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
             view.copy_(torch.randn(view.shape, generator=generator, dtype=view.dtype, device="cpu"))
 
 
-def _whole(grad: Tensor, places: tuple[tuple[int, int], ...], residual: Tensor | None) -> Program[None]:
+def _whole(grad: Tensor, places: tuple[Place, ...], residual: Residual | None) -> Program[None]:
     """The exact mean of scattered parts of a bucket."""
     if not places:
         return
-    parts = [grad[first : first + size] for first, size in places]
+    parts = pieces(grad, places)
     payload = torch.cat(parts)
     if residual is not None:
-        held = [residual[first : first + size] for first, size in places]
-        payload.add_(torch.cat(held))
-        torch._foreach_zero_(held)
+        payload.add_(torch.cat(pieces(residual.before, places)))
+        torch._foreach_zero_(pieces(residual.after, places))
     put_back((yield from all_reduce(payload)), parts)
 
 
@@ -143,7 +149,8 @@ class BatchedPowerSGD(PowerSGD):
         rows, columns = near_square(layout.numel, min(self.rank, math.isqrt(layout.numel) or 1))
         left_over = layout.numel - rows * columns
         names, shapes = (layout.names[0], "left over"), ((rows, columns), (left_over,))
-        return super().init(dataclasses.replace(layout, names=names, shapes=shapes))
+        starts = (layout.starts[0], 0) if layout.starts else ()
+        return super().init(dataclasses.replace(layout, names=names, shapes=shapes, starts=starts))
 
 
 def near_square(numel: int, rank: int) -> tuple[int, int]:

@@ -8,17 +8,21 @@ returns, so a method of several rounds reads from top to bottom like its paper. 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from math import prod
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from ..kernels import Residual
+
 T = TypeVar("T")
+Op: TypeAlias = Literal["mean", "sum"]
+Scope: TypeAlias = Literal["all", "host", "across"]  # all ranks; those of this host; those of one place on every host
 
 
 @dataclass(frozen=True)
@@ -29,63 +33,115 @@ class AllReduce:
     """
 
     tensor: Tensor
-    op: Literal["mean", "sum"] = "mean"
+    op: Op = "mean"
+    scope: Scope = "all"
 
     def __post_init__(self) -> None:
-        if self.op not in ("mean", "sum"):
-            raise ValueError(f"the op of an all-reduce is 'mean' or 'sum', got {self.op!r}")
+        _check("an all-reduce", self.scope, self.op)
 
-    def sent_bytes(self, world_size: int) -> float:
-        """Bytes that one rank sends in a ring all-reduce: a reduce-scatter, then an all-gather."""
-        return 2 * (world_size - 1) / world_size * self.tensor.nbytes
+    def sent_bytes(self, members: int) -> float:
+        """Bytes that one of so many ranks sends in a ring all-reduce: a reduce-scatter, then an all-gather."""
+        return 2 * (members - 1) / members * self.tensor.nbytes
+
+
+@dataclass(frozen=True)
+class ReduceScatter:
+    """Each rank gets the sum or mean of its row: `tensor` has shape (members, ...), the reply that of a row.
+
+    Rows are in the order of the ranks. A mean is divided before it is summed.
+    """
+
+    tensor: Tensor
+    op: Op = "mean"
+    scope: Scope = "all"
+
+    def __post_init__(self) -> None:
+        _check("a reduce-scatter", self.scope, self.op)
+
+    def sent_bytes(self, members: int) -> float:
+        """Bytes that one rank sends in a ring: every row but one's own."""
+        return (members - 1) / members * self.tensor.nbytes
 
 
 @dataclass(frozen=True)
 class AllGather:
-    """Every rank's `tensor`; the reply has shape (world size, *tensor.shape), in rank order."""
+    """Every rank's `tensor`; the reply has shape (members, *tensor.shape), in rank order."""
 
     tensor: Tensor
+    scope: Scope = "all"
 
-    def sent_bytes(self, world_size: int) -> float:
+    def __post_init__(self) -> None:
+        _check("an all-gather", self.scope)
+
+    def sent_bytes(self, members: int) -> float:
         """Bytes that one rank sends when each payload visits every other rank once."""
-        return (world_size - 1) * float(self.tensor.nbytes)
+        return (members - 1) * float(self.tensor.nbytes)
 
 
 @dataclass(frozen=True)
 class AllToAll:
-    """Row j of `tensor` goes to rank j; row i of the reply came from rank i. Shape (world size, ...), both ways."""
+    """Row j of `tensor` goes to member j; row i of the reply came from member i. Shape (members, ...), both ways."""
 
     tensor: Tensor
+    scope: Scope = "all"
 
-    def sent_bytes(self, world_size: int) -> float:
+    def __post_init__(self) -> None:
+        _check("an all-to-all", self.scope)
+
+    def sent_bytes(self, members: int) -> float:
         """Bytes that one rank sends: every row but its own."""
-        return (world_size - 1) / world_size * self.tensor.nbytes
+        return (members - 1) / members * self.tensor.nbytes
 
 
-Request: TypeAlias = AllReduce | AllGather | AllToAll
+Request: TypeAlias = AllReduce | ReduceScatter | AllGather | AllToAll
 Program: TypeAlias = Generator[Request, Tensor, T]
 
 
-def all_reduce(tensor: Tensor, op: Literal["mean", "sum"] = "mean") -> Program[Tensor]:
+def _check(kind: str, scope: str, op: str = "mean") -> None:
+    for name, value, allowed in (("op", op, get_args(Op)), ("scope", scope, get_args(Scope))):
+        if value not in allowed:
+            raise ValueError(f"the {name} of {kind} is {' or '.join(map(repr, allowed))}, got {value!r}")
+
+
+def all_reduce(tensor: Tensor, op: Op = "mean", scope: Scope = "all") -> Program[Tensor]:
     """One all-reduce round; nothing is sent for an empty tensor."""
-    return (yield AllReduce(tensor, op)) if tensor.numel() else tensor
+    return (yield AllReduce(tensor, op, scope)) if tensor.numel() else tensor
 
 
-def all_gather(tensor: Tensor) -> Program[Tensor]:
-    """One all-gather round: (world size, *tensor.shape)."""
-    return (yield AllGather(tensor))
+def reduce_scatter(tensor: Tensor, op: Op = "mean", scope: Scope = "all") -> Program[Tensor]:
+    """One reduce-scatter round over the rows of `tensor`: tensor.shape[1:]; nothing is sent for empty rows."""
+    return (yield ReduceScatter(tensor, op, scope)) if tensor.numel() else tensor.new_empty(tensor.shape[1:])
 
 
-def all_to_all(tensor: Tensor) -> Program[Tensor]:
+def all_gather(tensor: Tensor, scope: Scope = "all") -> Program[Tensor]:
+    """One all-gather round: (members, *tensor.shape)."""
+    return (yield AllGather(tensor, scope))
+
+
+def all_to_all(tensor: Tensor, scope: Scope = "all") -> Program[Tensor]:
     """One all-to-all round over the rows of `tensor`."""
-    return (yield AllToAll(tensor))
+    return (yield AllToAll(tensor, scope))
+
+
+def members(scope: Scope, rank: int, world_size: int, ranks_per_host: int = 1) -> range:
+    """The ranks that take part in a request of `rank`; hosts have consecutive ranks.
+
+    >>> [members(scope, 5, world_size=8, ranks_per_host=2) for scope in ("all", "host", "across")]
+    [range(0, 8), range(4, 6), range(1, 8, 2)]
+    """
+    if scope == "host":
+        first = rank - rank % ranks_per_host
+        return range(first, first + ranks_per_host)
+    return range(rank % ranks_per_host, world_size, ranks_per_host) if scope == "across" else range(world_size)
 
 
 @dataclass(frozen=True)
 class Layout:
     """How the gradients of some parameters lie, one behind the other, in a flat buffer; and whose buffer it is.
 
-    `shapes` are in memory order: a channels-last convolution of (out, in, k, k) lies as (out, k, k, in).
+    `shapes` are in memory order: a channels-last convolution of (out, in, k, k) lies as (out, k, k, in). `starts`, where
+    given, says that each entry is only a part of the parameter of that name: from this element of it on. Ranks 0 to
+    `ranks_per_host` - 1 share a host, and so on; with 1 every rank is a host of its own.
 
     >>> layout = Layout(("bias", "weight"), ((3,), (2, 3)), torch.float32, torch.device("cpu"))
     >>> layout.numel, layout.offsets
@@ -98,6 +154,36 @@ class Layout:
     device: torch.device
     world_size: int = 1
     rank: int = 0
+    ranks_per_host: int = 1
+    starts: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.ranks_per_host < 1 or self.world_size % self.ranks_per_host:
+            raise ValueError(
+                f"ranks_per_host divides the number of ranks, {self.world_size}; got {self.ranks_per_host}"
+            )
+        if self.starts and (len(self.starts) != len(self.names) or min(self.starts) < 0):
+            raise ValueError(
+                f"starts has an element, 0 or above, for each of {len(self.names)} names; got {self.starts}"
+            )
+        if self.starts and len(set(self.names)) < len(self.names):
+            raise ValueError(f"a layout has one part of a parameter at most, got {self.names}")
+
+    def members(self, scope: Scope) -> range:
+        """The ranks that take part in this rank's requests of a scope."""
+        return members(scope, self.rank, self.world_size, self.ranks_per_host)
+
+    def select(self, indices: Iterable[int]) -> Layout:
+        """The layout of some of the entries alone, one behind the other."""
+        places = tuple(indices)
+        names = tuple(self.names[i] for i in places)
+        shapes = tuple(self.shapes[i] for i in places)
+        starts = tuple(self.starts[i] for i in places) if self.starts else ()
+        return dataclasses.replace(self, names=names, shapes=shapes, starts=starts)
+
+    def start(self, name: str) -> int | None:
+        """The element of the parameter that its entry begins with; None where the entry is all of it."""
+        return self.starts[self.names.index(name)] if self.starts else None
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -136,11 +222,12 @@ class Compressor(Protocol):
     def init(self, layout: Layout) -> Any:
         """What it will remember of a bucket: a dataclass of `gradwire.compress.state` leaves, or None."""
 
-    def reduce(self, grad: Tensor, state: Any, residual: Tensor | None = None) -> Program[Tensor]:
-        """The average over ranks of `grad` (+ `residual`), flat, in place of `grad` where it can.
+    def reduce(self, grad: Tensor, state: Any, residual: Residual | None = None) -> Program[Tensor]:
+        """The average over ranks of `grad` (+ `residual.before`), flat, in place of `grad` where it can.
 
-        `residual` is in-out: on entry what this rank held back before, on exit what it holds back now; None means
-        no error feedback. It may be wider than `grad`.
+        What this rank holds back now goes to `residual.after`, all of it, which may be the memory of `before`; where it is
+        not, `before` stays as it is, so that the step can be taken back. None means no error feedback. A residual may be
+        wider than `grad`. The state's own numbers change by `update()` of its leaves, for the same reason.
         """
 
 
@@ -158,8 +245,8 @@ class Codec(Protocol):
     def row_bytes(self, length: int) -> int:
         """Bytes of an encoded row of `length` elements."""
 
-    def encode(self, grad: Tensor, residual: Tensor | None, rows: Tensor, length: int) -> None:
-        """Write `grad` (+ `residual`) to `rows`, (rows, bytes) uint8; leave in `residual` what was not written.
+    def encode(self, grad: Tensor, residual: Residual | None, rows: Tensor, length: int) -> None:
+        """Write `grad` (+ `residual.before`) to `rows`, (rows, bytes) uint8, and to `residual.after` what `rows` lacks.
 
         `grad` may be overwritten.
         """

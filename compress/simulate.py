@@ -11,7 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .protocol import AllGather, AllReduce, AllToAll, Compressor, Layout, Program, Request, children
+from .protocol import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Compressor,
+    Layout,
+    Program,
+    ReduceScatter,
+    Request,
+    children,
+    members,
+)
 from .state import set_step
 from .together import Running
 from .wrappers import Switch
@@ -21,26 +32,34 @@ STEADY = 1 << 62  # a step after any warm-up
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one rank gives to collectives in one step: rounds, payload bytes, and bytes it sends to other ranks."""
+    """What one rank gives to collectives in one step: rounds, payload bytes, and bytes it sends to other ranks.
+
+    What goes to ranks of the same host, by requests of the scope "host", is no traffic of the network: it is `host_bytes`,
+    not part of `sent_bytes`.
+    """
 
     rounds: int = 0
     payload_bytes: int = 0
     sent_bytes: float = 0.0
+    host_bytes: float = 0.0
 
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(
             self.rounds + other.rounds,
             self.payload_bytes + other.payload_bytes,
             self.sent_bytes + other.sent_bytes,
+            self.host_bytes + other.host_bytes,
         )
 
 
-def traffic(request: Request, world_size: int) -> Traffic:
+def traffic(request: Request, world_size: int, ranks_per_host: int = 1) -> Traffic:
     """The traffic of one request."""
-    return Traffic(1, request.tensor.nbytes, request.sent_bytes(world_size))
+    sent = request.sent_bytes(len(members(request.scope, 0, world_size, ranks_per_host)))
+    in_host = request.scope == "host"
+    return Traffic(1, request.tensor.nbytes, 0.0 if in_host else sent, sent if in_host else 0.0)
 
 
-def simulate(programs: Sequence[Program[Any]]) -> list[Any]:
+def simulate(programs: Sequence[Program[Any]], ranks_per_host: int = 1) -> list[Any]:
     """Run one program a rank to the end, in lock step; returns what each returned, in rank order.
 
     Raises RuntimeError where the ranks ask for different things, which on a real group would hang or send garbage.
@@ -48,38 +67,53 @@ def simulate(programs: Sequence[Program[Any]]) -> list[Any]:
     ranks = [Running(program) for program in programs]
     while any(rank.request is not None for rank in ranks):
         requests = [rank.request for rank in ranks]
-        for rank, reply in zip(ranks, _replies(requests), strict=True):
+        for rank, reply in zip(ranks, _replies(requests, ranks_per_host), strict=True):
             rank.advance(reply)
     return [rank.result for rank in ranks]
 
 
-def _replies(requests: Sequence[Request | None]) -> list[Tensor]:
-    asked = [(type(r), getattr(r, "op", None), r.tensor.shape, r.tensor.dtype) if r else None for r in requests]
+def _replies(requests: Sequence[Request | None], ranks_per_host: int) -> list[Tensor]:
+    asked = [
+        (type(r), getattr(r, "op", None), r.scope, r.tensor.shape, r.tensor.dtype) if r else None for r in requests
+    ]
     if any(other != asked[0] for other in asked):
         raise RuntimeError(f"the ranks ask for different collectives: {asked}")
-    tensors = [request.tensor for request in requests if request is not None]
-    if any(not tensor.numel() for tensor in tensors):
+    alike = [request for request in requests if request is not None]
+    if any(not request.tensor.numel() for request in alike):
         raise RuntimeError("a program asked for an empty collective")
-    match requests[0]:
+    replies: dict[int, Tensor] = {}
+    for rank, request in enumerate(alike):
+        group = members(request.scope, rank, len(alike), ranks_per_host)
+        if rank not in replies:
+            replies.update(zip(group, _answered(request, [alike[member].tensor for member in group]), strict=True))
+    return [replies[rank] for rank in range(len(alike))]
+
+
+def _answered(request: Request, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The members' replies to requests like `request` for their tensors."""
+    if isinstance(request, AllToAll | ReduceScatter) and len(request.tensor) != len(tensors):
+        shape = tuple(request.tensor.shape)
+        raise RuntimeError(f"{type(request).__name__} over {len(tensors)} ranks needs a row for each, got {shape}")
+    match request:
         case AllReduce(op=op):
-            return _reduced(tensors, op)
+            total = _reduced(tensors, op)
+            return [tensor.copy_(total) for tensor in tensors]
+        case ReduceScatter(op=op):
+            return list(_reduced(tensors, op))
         case AllGather():
-            return [torch.stack(tensors) for _ in tensors]
+            return [torch.stack(list(tensors)) for _ in tensors]
         case AllToAll():
-            if any(len(tensor) != len(tensors) for tensor in tensors):
-                raise RuntimeError(f"an all-to-all over {len(tensors)} ranks needs a row for each, got {asked[0]}")
-            return [torch.stack([tensor[rank] for tensor in tensors]) for rank in range(len(tensors))]
-    raise AssertionError(requests[0])
+            return [torch.stack([tensor[place] for tensor in tensors]) for place in range(len(tensors))]
 
 
-def _reduced(tensors: Sequence[Tensor], op: str) -> list[Tensor]:
+def _reduced(tensors: Sequence[Tensor], op: str) -> Tensor:
     if op == "mean":
         for tensor in tensors:
             tensor.mul_(1 / len(tensors))
     total = tensors[0].clone()
     for tensor in tensors[1:]:
         total.add_(tensor)
-    return [tensor.copy_(total) for tensor in tensors]
+    return total
 
 
 def dry_run(compressor: Compressor, layout: Layout, step: int = STEADY) -> Traffic:
@@ -94,10 +128,19 @@ def dry_run(compressor: Compressor, layout: Layout, step: int = STEADY) -> Traff
     running = Running(compressor.reduce(grad, state))
     total = Traffic()
     while (request := running.request) is not None:
-        total += traffic(request, meta.world_size)
-        gathered = isinstance(request, AllGather)
-        running.advance(torch.stack([request.tensor] * meta.world_size) if gathered else request.tensor)
+        total += traffic(request, meta.world_size, meta.ranks_per_host)
+        running.advance(_alike(request, len(meta.members(request.scope))))
     return total
+
+
+def _alike(request: Request, count: int) -> Tensor:
+    """The reply to a request where so many members ask for the same thing."""
+    match request:
+        case AllGather(tensor=tensor):
+            return torch.stack([tensor] * count)
+        case ReduceScatter(tensor=tensor):
+            return tensor[0]
+    return request.tensor
 
 
 def boundaries(compressor: Compressor) -> set[int]:
@@ -129,7 +172,7 @@ class Simulation:
 
     def step(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """The averages that each rank gets for the ranks' flat gradients, which are left as they are."""
-        return simulate(list(self._programs(gradients)))
+        return simulate(list(self._programs(gradients)), self.layouts[0].ranks_per_host)
 
     def _programs(self, gradients: Sequence[Tensor]) -> Iterator[Program[Tensor]]:
         for gradient, state in zip(gradients, self.states, strict=True):

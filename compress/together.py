@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .protocol import AllReduce, AllToAll, Program, Request
+from .protocol import AllToAll, Program, ReduceScatter, Request
+
+BY_ROW = (AllToAll, ReduceScatter)  # their tensors have a row for each member
 
 
 class Running:
@@ -31,7 +33,8 @@ class Running:
             return
         if not isinstance(asked, Request):
             raise TypeError(
-                f"a program yields AllReduce, AllGather or AllToAll, as `yield from all_reduce(tensor)` does; got {asked!r}"
+                "a program yields AllReduce, ReduceScatter, AllGather or AllToAll, as `yield from all_reduce(tensor)` "
+                f"does; got {asked!r}"
             )
         self.request = asked
 
@@ -39,7 +42,7 @@ class Running:
 def together(*programs: Program[Any]) -> Program[list[Any]]:
     """Run programs in lock step and return their results in order.
 
-    Requests of one round that are alike (kind, operation, dtype) travel as one collective, in the order in which the
+    Requests of one round that are alike (kind, operation, scope, dtype) travel as one collective, in the order in which the
     programs were given.
     """
     running: list[Running] = []
@@ -62,7 +65,7 @@ def _alike(running: Sequence[Running]) -> list[list[Running]]:
     groups: dict[object, list[Running]] = {}
     for member in running:
         if (request := member.request) is not None:
-            key = (type(request), getattr(request, "op", None), request.tensor.dtype)
+            key = (type(request), getattr(request, "op", None), request.scope, request.tensor.dtype)
             groups.setdefault(key, []).append(member)
     return list(groups.values())
 
@@ -70,8 +73,9 @@ def _alike(running: Sequence[Running]) -> list[list[Running]]:
 def _merged(requests: Sequence[Request]) -> Request:
     if len(requests) == 1:
         return requests[0]
-    if isinstance(requests[0], AllToAll):
-        return AllToAll(torch.cat([request.tensor.reshape(len(request.tensor), -1) for request in requests], dim=1))
+    if isinstance(requests[0], BY_ROW):
+        rows = [request.tensor.reshape(len(request.tensor), -1) for request in requests]
+        return dataclasses.replace(requests[0], tensor=torch.cat(rows, dim=1))
     return dataclasses.replace(requests[0], tensor=torch.cat([request.tensor.reshape(-1) for request in requests]))
 
 
@@ -79,9 +83,6 @@ def _parted(requests: Sequence[Request], reply: Tensor) -> list[Tensor]:
     """The reply to merged requests, cut into one reply a request."""
     if len(requests) == 1:
         return [reply]
-    shapes = [request.tensor.shape for request in requests]
-    if isinstance(requests[0], AllReduce):
-        return [part.view(shape) for part, shape in zip(reply.split([s.numel() for s in shapes]), shapes, strict=True)]
-    rows = [shape[1:] if isinstance(requests[0], AllToAll) else shape for shape in shapes]
-    parts = reply.split([prod(row) for row in rows], dim=1)
-    return [part.reshape(len(reply), *row) for part, row in zip(parts, rows, strict=True)]
+    shapes = [request.tensor.shape[isinstance(request, BY_ROW) :] for request in requests]
+    parts = reply.split([prod(shape) for shape in shapes], dim=-1)
+    return [part.reshape((*reply.shape[:-1], *shape)) for part, shape in zip(parts, shapes, strict=True)]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels
+from ..kernels import Residual
 from .adapters import Gathered
 from .registry import register
 
@@ -50,9 +51,10 @@ class TopK:
         size = self.selected(length) * (_index_dtype(length).itemsize + VALUE_DTYPES[self.value_dtype].itemsize)
         return -(-size // ALIGNMENT) * ALIGNMENT
 
-    def encode(self, grad: Tensor, residual: Tensor | None, rows: Tensor, length: int) -> None:
+    def encode(self, grad: Tensor, residual: Residual | None, rows: Tensor, length: int) -> None:
         """The largest elements of each row; `residual` keeps the rest."""
-        kernels.select_largest(grad, residual, *self._parts(rows, length), length)
+        indices, values = self._parts(rows, length)
+        kernels.select_largest(grad, None if residual is None else residual.in_place(), indices, values, length)
 
     def decode(self, rows: Tensor, out: Tensor, length: int) -> None:
         """The mean over voters, zero where no one sent."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,9 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..kernels import Residual
 from .dense import Dense
+from .leaves import Counter, PerParameter
+from .pieces import Place, joined, pieces, put_back
 from .protocol import Compressor, Layout, Program, children, working_dtype
-from .state import Counter, PerParameter, release
+from .state import Leaves
 from .together import together
 
 
@@ -35,12 +37,13 @@ class ErrorFeedback:
         """A zero residual, float32 or wider."""
         return ErrorFeedbackState(PerParameter.zeros(layout.widened(), residual=True), self.inner.init(layout))
 
-    def reduce(self, grad: Tensor, state: ErrorFeedbackState, residual: Tensor | None = None) -> Program[Tensor]:
+    def reduce(self, grad: Tensor, state: ErrorFeedbackState, residual: Residual | None = None) -> Program[Tensor]:
         """The inner average of `grad` plus what was held back; an outer residual moves into this one."""
-        held = state.residual.flat
+        held = state.residual.update()
         if residual is not None:
-            held.add_(residual)
-            residual.zero_()
+            torch.add(held.before, residual.before, out=held.after)
+            residual.after.zero_()
+            held = state.residual.update()
         return (yield from self.inner.reduce(grad, state.inner, held))
 
 
@@ -54,24 +57,25 @@ class Widen:
         """The inner state, for the wide layout."""
         return self.inner.init(layout.widened())
 
-    def reduce(self, grad: Tensor, state: Any, residual: Tensor | None = None) -> Program[Tensor]:
+    def reduce(self, grad: Tensor, state: Any, residual: Residual | None = None) -> Program[Tensor]:
         """The inner average, taken in float32 or wider."""
         if grad.dtype == working_dtype(grad.dtype):
             return (yield from self.inner.reduce(grad, state, residual))
         wide = yield from self.inner.reduce(grad.to(working_dtype(grad.dtype)), state, residual)
         grad.copy_(wide)
         if residual is not None:
-            residual.add_(wide.sub_(grad))
+            residual.after.add_(wide.sub_(grad))
         return grad
 
 
 @dataclass
 class SwitchState:
-    """Where the parameters lie, synced steps so far, and every stage's state."""
+    """Where the parameters lie, synced steps so far, and every stage's state with its leaves."""
 
     layout: Layout
     step: Counter
     stages: tuple[Any, ...]
+    leaves: tuple[Leaves, ...]
 
 
 @dataclass(frozen=True, init=False)
@@ -89,24 +93,28 @@ class Switch:
 
     def init(self, layout: Layout) -> SwitchState:
         """All stages' states, at step 0."""
-        return SwitchState(layout, Counter(), tuple(stage.init(layout) for stage in self.stages))
+        stages = tuple(stage.init(layout) for stage in self.stages)
+        return SwitchState(layout, Counter(), stages, tuple(map(Leaves, stages)))
 
-    def reduce(self, grad: Tensor, state: SwitchState, residual: Tensor | None = None) -> Program[Tensor]:
+    def reduce(self, grad: Tensor, state: SwitchState, residual: Residual | None = None) -> Program[Tensor]:
         """The average by the stage that this step falls in, of all that stages before it held back too."""
         now = max(index for index, start in enumerate(self.starts) if start <= state.step.value)
         state.step.value += 1
-        for ended in state.stages[:now]:  # at every step, for the first one may be undone
-            release(ended, state.layout, grad if residual is None else residual)
+        owing = [leaves for leaves in state.leaves[:now] if leaves.hold_back]  # once more after a step that was undone
+        if owing and residual is not None:
+            held = residual.in_place()
+            residual = Residual(held, held)
+        for leaves in owing:
+            leaves.release(state.layout, grad if residual is None else residual.after)
         return (yield from self.stages[now].reduce(grad, state.stages[now], residual))
 
 
 @dataclass
 class PartitionState:
-    """For each group of parameters: its layout, its members' places in the bucket, its state."""
+    """For each group of parameters: the places of its members in the bucket, and its state."""
 
-    places: tuple[tuple[int, ...], ...]
+    places: tuple[tuple[Place, ...], ...]
     states: tuple[Any, ...]
-    sizes: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -121,15 +129,15 @@ class Partition:
 
     def init(self, layout: Layout) -> PartitionState:
         """The groups that have members, each with a state of its own."""
-        members: dict[int, list[int]] = {}
+        members: list[list[int]] = [[] for _ in self._compressors()]
         for index, name in enumerate(layout.names):
-            members.setdefault(self.group(name), []).append(index)
-        places = tuple(tuple(members.get(group, ())) for group in range(len(self.rules) + 1))
+            members[self.group(name)].append(index)
+        places = tuple(joined((layout.offsets[i], layout.sizes[i]) for i in inside) for inside in members)
         states = tuple(
-            compressor.init(_sublayout(layout, inside)) if inside else None
-            for compressor, inside in zip(self._compressors(), places, strict=True)
+            compressor.init(layout.select(inside)) if inside else None
+            for compressor, inside in zip(self._compressors(), members, strict=True)
         )
-        return PartitionState(places, states, layout.sizes)
+        return PartitionState(places, states)
 
     def group(self, name: str) -> int:
         """The index of the rule for a parameter; the number of rules stands for `otherwise`."""
@@ -139,34 +147,23 @@ class Partition:
     def _compressors(self) -> tuple[Compressor, ...]:
         return (*(compressor for _, compressor in self.rules), self.otherwise)
 
-    def reduce(self, grad: Tensor, state: PartitionState, residual: Tensor | None = None) -> Program[Tensor]:
+    def reduce(self, grad: Tensor, state: PartitionState, residual: Residual | None = None) -> Program[Tensor]:
         """Each group's average by its own compressor."""
-        parts = grad.split(state.sizes)
-        held = None if residual is None else residual.split(state.sizes)
-        yield from together(
-            *(
-                _grouped(
-                    compressor, inner, [parts[i] for i in inside], None if held is None else [held[i] for i in inside]
-                )
-                for compressor, inner, inside in zip(self._compressors(), state.states, state.places, strict=True)
-                if inside
-            )
-        )
+        groups = zip(self._compressors(), state.states, state.places, strict=True)
+        yield from together(*(_grouped(*group, grad, residual) for group in groups if group[2]))
         return grad
 
 
-def _sublayout(layout: Layout, indices: tuple[int, ...]) -> Layout:
-    names = tuple(layout.names[i] for i in indices)
-    return dataclasses.replace(layout, names=names, shapes=tuple(layout.shapes[i] for i in indices))
-
-
-def _grouped(inner: Compressor, state: Any, parts: list[Tensor], held: list[Tensor] | None) -> Program[None]:
+def _grouped(
+    inner: Compressor, state: Any, places: tuple[Place, ...], grad: Tensor, residual: Residual | None
+) -> Program[None]:
     """Reduce scattered parts as one flat gradient, and put the average and the residual back in their places."""
-    residual = None if held is None else torch.cat(held)
-    average = yield from inner.reduce(torch.cat(parts), state, residual)
+    parts = pieces(grad, places)
+    held = None if residual is None else torch.cat(pieces(residual.before, places))
+    average = yield from inner.reduce(torch.cat(parts), state, None if held is None else Residual(held, held))
     put_back(average, parts)
-    if residual is not None and held is not None:
-        put_back(residual, held)
+    if held is not None and residual is not None:
+        put_back(held, pieces(residual.after, places))
 
 
 def warm_up_steps(compressor: Compressor) -> int:
@@ -177,8 +174,3 @@ def warm_up_steps(compressor: Compressor) -> int:
     """
     own = max(compressor.starts) if isinstance(compressor, Switch) else 0
     return max([own, *map(warm_up_steps, children(compressor))])
-
-
-def put_back(flat: Tensor, parts: list[Tensor]) -> None:
-    """Copy consecutive pieces of `flat` into `parts`."""
-    torch._foreach_copy_(parts, list(flat.split([part.numel() for part in parts])))

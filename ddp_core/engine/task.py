@@ -62,9 +62,10 @@ class Task:
         """Give the request to a transport."""
         assert self._running is not None
         assert self._running.request is not None
-        self.record.sent(self._running.request, transport.group.size())
+        request = self._running.request
+        self.record.sent(request, transport.members(request.scope))
         self._since = time.perf_counter()
-        self._pending = transport.start(self._running.request, channel)
+        self._pending = transport.start(request, channel)
 
     def receive(self, timeout: timedelta) -> None:
         """Wait for the reply, and run on with it to the next request or the end."""

@@ -20,6 +20,7 @@ class Record:
     rounds: int = 0
     payload_bytes: int = 0
     sent_bytes: float = 0.0
+    host_bytes: float = 0.0
     encode: float = 0.0
     wait: float = 0.0
     decode: float = 0.0
@@ -28,13 +29,16 @@ class Record:
     @property
     def traffic(self) -> Traffic:
         """What was given to collectives."""
-        return Traffic(self.rounds, self.payload_bytes, self.sent_bytes)
+        return Traffic(self.rounds, self.payload_bytes, self.sent_bytes, self.host_bytes)
 
-    def sent(self, request: Request, world_size: int) -> None:
-        """Count a request."""
+    def sent(self, request: Request, members: int) -> None:
+        """Count a request of so many ranks."""
         self.rounds += 1
         self.payload_bytes += request.tensor.nbytes
-        self.sent_bytes += request.sent_bytes(world_size)
+        if request.scope == "host":
+            self.host_bytes += request.sent_bytes(members)
+        else:
+            self.sent_bytes += request.sent_bytes(members)
 
     def spent(self, kind: str, begin: float, end: float | None = None) -> float:
         """Count the seconds from `begin` to `end`, by default until now; returns the end."""
@@ -45,5 +49,5 @@ class Record:
 
     def add(self, other: Record) -> None:
         """Count what another one counts, but for its spans."""
-        for kind in ("rounds", "payload_bytes", "sent_bytes", "encode", "wait", "decode"):
+        for kind in ("rounds", "payload_bytes", "sent_bytes", "host_bytes", "encode", "wait", "decode"):
             setattr(self, kind, getattr(self, kind) + getattr(other, kind))

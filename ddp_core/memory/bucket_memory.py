@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...compress import state as states
 from ...compress.protocol import Compressor, Layout, Program, all_reduce
-from ...compress.state import Entries
+from ...compress.state import Entries, Leaves, PerParameter
 from ...compress.together import together
 from ...kernels import all_finite
 from .device_flag import Verdict
@@ -32,29 +32,25 @@ class Bucket:
         self.owed: dict[str, Tensor] = {}
         self._compressor = compressor
         self.state = compressor.init(layout)
-        states.set_step(self.state, step)
-        self._tensors = [tensor for _, leaf in states.leaves(self.state) for tensor in leaf.tensors()]
-        self._owing, self._remembers = owing, bool(self._tensors)
-        self._kept: Tensor | None = None
+        self._leaves = Leaves(self.state, versioned=True)
+        self._leaves.set_step(step)
+        self._owing, self._remembers = owing, bool(self._leaves.flat)
+        self._kept: PerParameter | None = None
         if partial and (self._remembers or owing):
-            self._kept = torch.zeros(layout.numel, dtype=layout.dtype, device=layout.device)
-            self._tensors.append(self._kept)
+            self._kept = PerParameter.zeros(layout, residual=True)
+            self._kept.versioned = True
             self._sizes = torch.tensor(layout.sizes, device=layout.device)
-        self._before = [torch.empty_like(tensor) for tensor in self._tensors]
         self._verdict: Verdict | None = None
         self._left: Verdict | None = None  # whether anything is kept, asked while something is owed
-        self._begun = False  # `_before` is from the step that is under way
 
     @property
     def stateful(self) -> bool:
         """Whether a step changes anything that may have to be undone."""
-        return bool(self._tensors or self.owed or self._owing)
+        return bool(self._remembers or self._kept is not None or self.owed or self._owing)
 
     def reduce(self, flat: Tensor, step: int, watched: bool) -> Program[Tensor]:
         """Average the bucket over ranks, in place of `flat`. `watched`: it has a say in whether the step counts."""
-        _copy(self._tensors, self._before)
-        self._begun = True
-        states.set_step(self.state, step)
+        self._leaves.set_step(step)
         used = None if self._kept is None else self._used(flat)
         self._add_owed(flat)
         if used is None:
@@ -64,7 +60,7 @@ class Bucket:
         if average is not flat:
             flat.copy_(average)
         if watched:
-            self._left = Verdict(self._kept.any()) if self._owing and self._kept is not None else None
+            self._left = Verdict(self._kept.flat.any()) if self._owing and self._kept is not None else None
             self._verdict = Verdict(all_finite(flat))
         return flat
 
@@ -77,7 +73,7 @@ class Bucket:
         for name, numbers in self.owed.items():
             views[name].view(-1).add_(numbers)
         if self._kept is not None:
-            flat.add_(self._kept)
+            flat.add_(self._kept.flat)
 
     def _reduce_used(self, flat: Tensor, used: Tensor) -> Program[Tensor]:
         """The average of the parameters that any rank used; that of the others stays here."""
@@ -85,7 +81,7 @@ class Bucket:
         average, shares = results
         unused = (shares == 0).repeat_interleave(self._sizes, output_size=self.layout.numel)
         assert self._kept is not None
-        self._kept.copy_(torch.where(unused, average, 0))
+        self._kept.update().after.copy_(torch.where(unused, average, 0))
         return average.masked_fill_(unused, 0)
 
     def held_back(self) -> dict[str, Tensor]:
@@ -94,11 +90,13 @@ class Bucket:
             return {}
         zeros = torch.zeros(self.layout.numel, dtype=self.layout.dtype, device=self.layout.device)
         nothing = dict(zip(self.layout.names, zeros.split(self.layout.sizes), strict=True))
-        return states.summed([nothing, states.held_back(self.state), self._dropped()])
+        return states.summed([nothing, self._leaves.held_back(), self._dropped()])
 
-    def _dropped(self) -> dict[str, Tensor]:
+    def _dropped(self, *, before: bool = False) -> dict[str, Tensor]:
         """What is held back outside the compressor's state, by parameter name."""
-        views = {} if self._kept is None else self.layout.views(self._kept)
+        views = {}
+        if self._kept is not None:
+            views = self.layout.views(self._kept.before if before else self._kept.flat)
         kept = {name: view.reshape(-1) for name, view in views.items() if self._owing or view.any()}
         return states.summed([self.owed, kept])
 
@@ -113,39 +111,36 @@ class Bucket:
 
     def settle(self, keep: bool, owing: bool) -> None:
         """End the step: keep what it changed, or undo it. `owing`: whether any rank may still owe something."""
-        self._begun = False
-        if self._verdict is None:
-            return
+        ended = self._verdict is not None
         self._verdict = None
+        for leaves in (self._leaves, self._kept):
+            if leaves is not None:
+                leaves.keep() if ended and keep else leaves.undo()
+        if not ended:
+            return
         if keep:
             self.owed = {}
-        else:
-            _copy(self._before, self._tensors)
         self._owing = owing
         if not (owing or self._remembers):
-            self._kept, self._tensors, self._before = None, [], []
+            self._kept = None
 
     def save(self) -> Entries:
         """Copies of all numbers of the state, by parameter name and field."""
-        entries = states.save(self.state)
-        for name, numbers in self._dropped().items():
-            entries.setdefault(name, {})[OWED] = numbers
-        return entries
+        return self._saved(before=False)
 
     def save_before(self) -> Entries:
         """As `save`, but of the state before the step that is under way."""
-        if not self._begun:
-            return self.save()
-        now = [tensor.clone() for tensor in self._tensors]
-        _copy(self._before, self._tensors)
-        try:
-            return self.save()
-        finally:
-            _copy(now, self._tensors)
+        return self._saved(before=True)
+
+    def _saved(self, *, before: bool) -> Entries:
+        entries = self._leaves.save(before=before)
+        for name, numbers in self._dropped(before=before).items():
+            entries.setdefault(name, {})[OWED] = numbers
+        return entries
 
     def load(self, entries: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Take saved numbers; those that lost their place are owed to the next average."""
-        for name, numbers in states.load(self.state, entries).items():
+        for name, numbers in self._leaves.load(entries).items():
             self.owe(name, numbers)
         for name, fields in entries.items():
             if OWED in fields:
@@ -153,17 +148,12 @@ class Bucket:
 
     def rescale(self, factor: float) -> None:
         """Multiply what is held back."""
-        states.rescale(self.state, factor)
+        self._leaves.rescale(factor)
         self.owed = {name: numbers * factor for name, numbers in self.owed.items()}
         if self._kept is not None:
-            self._kept.mul_(factor)
+            self._kept.flat.mul_(factor)
 
     def owe(self, name: str, numbers: Tensor) -> None:
         """Add to the next gradient of a parameter."""
         mine = numbers.to(device=self.layout.device, dtype=self.layout.widened().dtype)
         self.owed[name] = self.owed[name] + mine if name in self.owed else mine
-
-
-def _copy(source: list[Tensor], target: list[Tensor]) -> None:
-    if source:
-        torch._foreach_copy_(target, source)

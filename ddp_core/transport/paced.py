@@ -50,7 +50,7 @@ class Paced(Decorated):
     def start(self, request: Request, channel: int) -> Pending:
         """Begin now, both on the inner transport and on the link."""
         pending = self.inner.start(request, channel)
-        return PacedPending(pending, self._link.due(request.sent_bytes(self.group.size())))
+        return PacedPending(pending, self._link.due(request.sent_bytes(self.members(request.scope))))
 
 
 class PacedPending:

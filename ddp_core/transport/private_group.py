@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from weakref import WeakKeyDictionary
 
@@ -12,12 +13,20 @@ from torch.distributed import distributed_c10d as c10d
 _made: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
 
 
-def private_group(parent: dist.ProcessGroup, timeout: timedelta) -> dist.ProcessGroup:
-    """A Gloo group of the ranks of `parent`, known to its owner alone. A collective call of these ranks.
+def new_name(parent: dist.ProcessGroup) -> str:
+    """A name for a private group: the same on all ranks that ask equally often."""
+    number = _made[parent] = _made.get(parent, 0) + 1
+    return str(number)
+
+
+def private_group(
+    parent: dist.ProcessGroup, timeout: timedelta, name: str, members: Sequence[int] = ()
+) -> dist.ProcessGroup:
+    """A Gloo group of the ranks of `parent`, or of its `members`, known to its owner alone. A collective call of these.
 
     `torch.distributed.new_group` numbers all groups; made by some ranks only, it would have the ranks differ about the
     number of the next one, and that hangs. This group ends with its last reference. `parent` may be of any backend whose
-    ranks meet in a store. Raises RuntimeError where they do not, or not all of them within `timeout`.
+    ranks meet in a store, under `name`. Raises RuntimeError where they do not, or not all of them within `timeout`.
     """
     store = _store_of(parent)
     if type(store) is dist.Store:  # MPI's placeholder
@@ -25,10 +34,11 @@ def private_group(parent: dist.ProcessGroup, timeout: timedelta) -> dist.Process
             "gradients on the CPU travel over Gloo, whose ranks meet in a store, and an MPI group has none: call "
             "init_process_group('gloo'); mpirun may start the ranks all the same"
         )
-    number = _made[parent] = _made.get(parent, 0) + 1
-    store = dist.PrefixStore(f"gradwire/{number}/", store)
-    group = dist.ProcessGroup(store, parent.rank(), parent.size())
-    backend = dist.ProcessGroupGloo(store, parent.rank(), parent.size(), timeout)
+    store = dist.PrefixStore(f"gradwire/{name}/", store)
+    ranks = members or range(parent.size())
+    rank, size = ranks.index(parent.rank()), len(ranks)
+    group = dist.ProcessGroup(store, rank, size)
+    backend = dist.ProcessGroupGloo(store, rank, size, timeout)
     group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
     return group
 

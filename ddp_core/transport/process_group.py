@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compress.protocol import AllGather, AllReduce, AllToAll, Request
-from .private_group import private_group
+from ...compress.protocol import AllGather, AllReduce, AllToAll, ReduceScatter, Request, Scope, members
+from .private_group import new_name, private_group
 
 
 class GroupPending:
@@ -51,27 +51,48 @@ class GroupPending:
 
 
 class ProcessGroup:
-    """Carries requests over `group`. `timeout`: for making the channels, and of what travels on the CPU."""
+    """Carries requests over `group`. `timeout`: for making the channels, and of what travels on the CPU.
+
+    `ranks_per_host`: consecutive ones, for requests within and across hosts. These have groups of their own, which the ranks
+    make at the first such request of a channel; on the CPU only.
+    """
 
     allocates = False
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device, timeout: timedelta) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, device: torch.device, timeout: timedelta, ranks_per_host: int = 1
+    ) -> None:
         self.group = group
-        self._device, self._timeout = device, timeout
-        self._channels: list[dist.ProcessGroup] = []
+        self._device, self._timeout, self._ranks_per_host = device, timeout, ranks_per_host
+        self._names: list[str] = []  # of the channels
+        self._groups: dict[tuple[int, Scope], dist.ProcessGroup] = {}
+
+    def members(self, scope: Scope) -> int:
+        """How many ranks take part in a request of a scope."""
+        return self.group.size() if scope == "all" else len(self._ranks(scope))
+
+    def _ranks(self, scope: Scope) -> range:
+        return members(scope, self.group.rank(), self.group.size(), self._ranks_per_host)
 
     def open(self, channels: int) -> None:
         """Have so many channels. A collective call: every rank makes it at the same bucket."""
-        while len(self._channels) < channels:
-            self._channels.append(self.group if self._device.type == "cuda" else self._private(len(self._channels)))
+        while len(self._names) < channels:
+            channel = len(self._names)
+            self._names.append(new_name(self.group))
+            self._groups[channel, "all"] = self.group if self._device.type == "cuda" else self._private(channel, "all")
 
-    def _private(self, channel: int) -> dist.ProcessGroup:
+    def _private(self, channel: int, scope: Scope) -> dist.ProcessGroup:
+        if self._device.type == "cuda":
+            raise RuntimeError(f"on CUDA collectives run over all ranks, not over the scope {scope!r}")
+        ranks = self._ranks(scope)
+        name = self._names[channel] if scope == "all" else f"{self._names[channel]}/{scope}-{ranks[0]}"
         try:
-            return private_group(self.group, self._timeout)
+            return private_group(self.group, self._timeout, name, ranks)
         except RuntimeError as error:
+            everyone = dist.get_process_group_ranks(self.group)
             raise RuntimeError(
-                f"ranks {dist.get_process_group_ranks(self.group)} did not all make a process group for round "
-                f"{channel + 1} within {self._timeout}; see what the others raised. {error}"
+                f"ranks {[everyone[rank] for rank in ranks]} did not all make a process group for round {channel + 1} "
+                f"within {self._timeout}; see what the others raised. {error}"
             ) from error
 
     def allocate(self, buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
@@ -80,26 +101,33 @@ class ProcessGroup:
 
     def start(self, request: Request, channel: int) -> GroupPending:
         """Give a request to the group of a channel. Raises RuntimeError where there are not so many."""
-        if channel >= len(self._channels):
-            raise RuntimeError(
-                f"the program asks for round {channel + 1}, but its dry run had only {len(self._channels)}: "
-                "the number of rounds must not depend on the gradient's values"
-            )
-        return started(request, self._channels[channel])
+        group = self._groups.get((channel, request.scope))
+        if group is None:
+            if channel >= len(self._names):
+                raise RuntimeError(
+                    f"the program asks for round {channel + 1}, but its dry run had only {len(self._names)}: "
+                    "the number of rounds must not depend on the gradient's values"
+                )
+            group = self._groups[channel, request.scope] = self._private(channel, request.scope)
+        return started(request, group)
 
     def abort(self) -> None:
         """Let go of the channels: Gloo's own abort does nothing, connections close with the last reference."""
-        self._channels = []
+        self._names, self._groups = [], {}
 
 
 def started(request: Request, group: dist.ProcessGroup) -> GroupPending:
     """A request as a collective of a process group."""
     tensor = request.tensor
+    if isinstance(request, AllReduce | ReduceScatter) and request.op == "mean" and group.size() > 1:
+        tensor.mul_(1 / group.size())  # as torch: bit for bit what its DDP gives
     match request:
-        case AllReduce(op=op):
-            if op == "mean" and group.size() > 1:
-                tensor.mul_(1 / group.size())  # as torch: bit for bit what its DDP gives
+        case AllReduce():
             return GroupPending(group.allreduce([tensor]), tensor)
+        case ReduceScatter():
+            reply = tensor.new_empty(tensor.shape[1:])
+            work = dist.reduce_scatter_tensor(reply.view(-1), tensor.reshape(-1), group=group, async_op=True)
+            return GroupPending(work, reply)
         case AllGather():
             reply = tensor.new_empty(group.size(), *tensor.shape)
             work = dist.all_gather_into_tensor(reply.view(-1), tensor.reshape(-1), group=group, async_op=True)
@@ -107,4 +135,4 @@ def started(request: Request, group: dist.ProcessGroup) -> GroupPending:
         case AllToAll():
             reply = torch.empty_like(tensor)
             return GroupPending(dist.all_to_all_single(reply, tensor, group=group, async_op=True), reply)
-    raise TypeError(f"a program may yield AllReduce, AllGather or AllToAll; it yielded {request!r}")
+    raise TypeError(f"a program may yield AllReduce, ReduceScatter, AllGather or AllToAll; it yielded {request!r}")

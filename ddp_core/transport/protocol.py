@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compress.protocol import Request
+from ...compress.protocol import Request, Scope
 
 
 class Pending(Protocol):
@@ -34,6 +34,9 @@ class Transport(Protocol):
     def allocates(self) -> bool:
         """Whether `allocate` may give memory, as far as is known; the same on all ranks."""
 
+    def members(self, scope: Scope) -> int:
+        """How many ranks take part in a request of a scope."""
+
     def open(self, channels: int) -> None:
         """Have so many channels, on each of which requests keep their order. A collective call."""
 
@@ -57,6 +60,10 @@ class Decorated:
     def allocates(self) -> bool:
         """As the inner one."""
         return self.inner.allocates
+
+    def members(self, scope: Scope) -> int:
+        """As the inner one."""
+        return self.inner.members(scope)
 
     def open(self, channels: int) -> None:
         """As the inner one."""

@@ -34,8 +34,8 @@ class Scaled:
         return None
 
     def reduce(self, grad, state, residual=None):
-        total = grad if residual is None else residual.add_(grad)
+        total = grad if residual is None else torch.add(residual.before, grad, out=residual.after)
         sent = total * self.part
         if residual is not None:
-            residual.sub_(sent)
+            residual.after.sub_(sent)
         return (yield from all_reduce(sent))

@@ -93,7 +93,7 @@ def test_an_empty_collective_is_refused(request_type):
 @pytest.mark.parametrize("thing", [torch.ones(2), None, 3, "all_reduce", (AllReduce(torch.ones(1)),)], ids=str)
 def test_a_program_that_yields_no_request_is_told_what_to_yield(thing):
     for run in (lambda: simulate([yielding(thing)] * 2), lambda: dry_run(Yielding(thing), layout((2,)))):
-        with pytest.raises(TypeError, match="yields AllReduce, AllGather or AllToAll") as error:
+        with pytest.raises(TypeError, match="yields AllReduce, ReduceScatter, AllGather or AllToAll") as error:
             run()
         assert repr(thing) in str(error.value)
 

@@ -7,7 +7,7 @@ import torch
 
 from gradwire.compress import ErrorFeedback, Gathered, Partition, Simulation, Switch, TopK, compressor, simulate
 from gradwire.compress import state as states
-from gradwire.compress.state import Chunk, Counter, PerParameter
+from gradwire.compress.state import Chunk, Counter, Leaves, PerParameter
 
 from .given import gradients, layout
 
@@ -200,28 +200,22 @@ def test_only_residuals_are_held_back():
     assert Counter(3).held_back() == {}
 
 
-def test_the_step_is_set_in_every_counter_and_read_from_the_furthest():
+def test_the_step_is_set_in_every_counter():
     state = compressor("powersgd:start_iter=5").init(layout((64, 32)))
-    assert len(list(states.counters(state))) == 2
     states.set_step(state, 7)
-    assert states.step_of(state) == 7
-    assert [counter.value for counter in states.counters(state)] == [7, 7]
-    assert states.step_of(None) == 0
+    assert [counter.value for counter in Leaves(state).counters] == [7, 7]
+    assert Leaves(None).counters == ()
 
 
-def test_all_that_a_step_changes_is_among_the_tensors_that_a_rolled_back_step_restores():
-    for spec in ("powersgd:rank=2", "batched-powersgd", "topk", "onebit:block=8", "powersgd:warm_start=false"):
-        within = layout(*SHAPES, names=NAMES)
-        simulation = Simulation(compressor(spec), within)
-        tensors = [[t for _, leaf in states.leaves(state) for t in leaf.tensors()] for state in simulation.states]
-        simulation.step(gradients(within, 0))
-        before = [[tensor.clone() for tensor in rank] for rank in tensors]
-        expected = simulation.copy().step(gradients(within, 1))[0]
-        simulation.step([gradient * 1e6 for gradient in gradients(within, 2)])
-        for rank, saved, state in zip(tensors, before, simulation.states, strict=True):
-            torch._foreach_copy_(rank, saved)
-            states.set_step(state, 1)
-        assert torch.equal(simulation.step(gradients(within, 1))[0], expected)
+def test_what_is_held_back_is_rescaled_and_nothing_else():
+    within = layout(*SHAPES, names=NAMES)
+    simulation = Simulation(compressor("powersgd:rank=2"), within)
+    simulation.step(gradients(within))
+    state, before = simulation.states[0], states.save(simulation.states[0])
+    Leaves(state).rescale(4.0)
+    after = states.save(state)
+    assert all(torch.equal(after[name]["residual"], 4 * before[name]["residual"]) for name in NAMES)
+    assert torch.equal(after["a"]["inner.q"], before["a"]["inner.q"])
 
 
 def test_a_program_that_is_closed_half_way_can_be_run_again():

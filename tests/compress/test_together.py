@@ -84,6 +84,13 @@ def test_nothing_to_do_yields_nothing():
     assert [result.shape for result in results] == [(0,), (0, 4)]
 
 
+@pytest.mark.parametrize("shapes", [[(2,), (3,)], [(2, 3), (), (4, 1)], [(), ()]], ids=str)
+def test_all_reduces_that_share_a_round_reply_as_if_alone(shapes):
+    given = [torch.randn(shape, generator=seeded(index)) for index, shape in enumerate(shapes)]
+    _, replies = driven(together(*(all_reduce(tensor.clone()) for tensor in given)))
+    assert all(map(torch.equal, replies, given))
+
+
 def test_together_nests():
     inner = together(reducing(torch.ones(1), 2), reducing(torch.ones(2), 1))
     requests, results = driven(together(inner, reducing(torch.ones(3), 1)))

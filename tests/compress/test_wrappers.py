@@ -109,7 +109,7 @@ class TestWiden:
         simulation = Simulation(compressor(spec), within)
         out = simulation.step(gradients(within))[0]
         assert out.dtype == dtype
-        assert {t.dtype for _, leaf in states.leaves(simulation.states[0]) for t in leaf.tensors()} == {torch.float32}
+        assert {leaf.flat.dtype for leaf in states.Leaves(simulation.states[0]).flat} == {torch.float32}
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
     def test_a_wide_gradient_stays_as_wide_as_it_is(self, dtype):

@@ -6,7 +6,7 @@ from multiprocessing import forkserver
 import pytest
 import torch
 
-from gradwire.experiments.network import link
+from gradwire.ddp_core.transport import paced
 from gradwire.experiments.ranks import processes
 from gradwire.experiments.ranks.launchers import LAB_VARIABLE
 from gradwire.experiments.workloads.emulation import model, recording
@@ -55,7 +55,7 @@ class Clock:
 def clock(monkeypatch):
     """The clock of what emulates and records, so that tests do not depend on what else the machine does."""
     clock = Clock()
-    for module in (link, model, recording):
+    for module in (paced, model, recording):
         monkeypatch.setattr(module, "time", clock)
     return clock
 

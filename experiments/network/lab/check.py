@@ -8,15 +8,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-<<<<<<< HEAD:experiments/netlab/check.py
-from ...compress.protocol import AllReduce
-from ...ddp_core.transport.collectives import start_sum
-from ..launch import joined
-=======
 from ....compress.protocol import AllReduce
 from ....ddp_core import start_sum
 from ...ranks.group import joined
->>>>>>> wt-experiments:experiments/network/lab/check.py
 from ..link import BITS_PER_BYTE, parse_rate
 from .config import NetlabConfig
 

@@ -1,0 +1,100 @@
+"""Sums in float16: what is cut so that they stay finite, and what is not."""
+
+import dataclasses
+import itertools
+import random
+
+import pytest
+import torch
+
+from gradwire.compress import Float16, Layout, Simulation, all_reduce, compressor, reduce_scatter
+
+RANKS = range(1, 17)
+LARGEST = torch.finfo(torch.float16).max
+
+
+@dataclasses.dataclass(frozen=True)
+class Factors:
+    """Sends less than the gradient, as factors are: their overflow is cut."""
+
+    request: object
+
+    def init(self, layout):
+        return None
+
+    def reduce(self, grad, state, residual=None):
+        return (yield from self.request(grad[:-1]))
+
+
+def sent(ranks, numbers, request):
+    """What the ranks' programs give to their collective, in float16, for factors of these numbers."""
+    layout = Layout(("w",), ((len(numbers) + 1,),), torch.float32, torch.device("cpu"), ranks)
+    built = Float16(Factors(request))
+    padded = torch.tensor([*numbers, 0.0])
+    given = [next(built.reduce(padded.clone(), built.init(layout))).tensor for _ in range(ranks)]
+    assert all(tensor.dtype == torch.float16 for tensor in given)
+    return given
+
+
+def one_by_one(tensors):
+    return list(itertools.accumulate(tensors))[-1]
+
+
+def by_halves(tensors):
+    if len(tensors) == 1:
+        return tensors[0]
+    middle = len(tensors) // 2
+    return by_halves(tensors[:middle]) + by_halves(tensors[middle:])
+
+
+def by_pairs(tensors):
+    while len(tensors) > 1:
+        tensors = [sum(tensors[first + 1 : first + 2], tensors[first]) for first in range(0, len(tensors), 2)]
+    return tensors[0]
+
+
+def in_a_random_tree(tensors):
+    tensors, dice = list(tensors), random.Random(len(tensors))
+    while len(tensors) > 1:
+        dice.shuffle(tensors)
+        tensors.append(tensors.pop() + tensors.pop())
+    return tensors[0]
+
+
+@pytest.mark.parametrize("order", [one_by_one, by_halves, by_pairs, in_a_random_tree])
+@pytest.mark.parametrize("op", ["mean", "sum"])
+@pytest.mark.parametrize("ranks", RANKS)
+def test_sums_of_what_was_cut_are_finite_in_any_order(ranks, op, order):
+    numbers = [6e4, -6e4, 65504.0, 65519.0, 65520.0, 1e6, -1e30, *(LARGEST / n for n in range(1, 17))]
+    given = sent(ranks, numbers, lambda tensor: all_reduce(tensor, op))
+    assert order(given).isfinite().all()
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_rows_that_are_summed_are_cut_likewise(ranks):
+    given = sent(ranks, [1e6] * 2 * ranks, lambda tensor: reduce_scatter(tensor.view(ranks, 2)))
+    assert one_by_one(given).isfinite().all()
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_hardly_more_is_cut_than_has_to_be(ranks):
+    total = one_by_one([tensor.double() for tensor in sent(ranks, [1e6], lambda tensor: all_reduce(tensor, "sum"))])
+    assert 0.98 * LARGEST < total.item() <= LARGEST
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_what_is_not_finite_is_not_cut(ranks):
+    given = sent(ranks, [torch.inf, -torch.inf, torch.nan], all_reduce)
+    assert given[0][:2].tolist() == [torch.inf, -torch.inf]
+    assert not one_by_one(given).isfinite().any()
+
+
+@pytest.mark.parametrize("scale", [6e4, 6.5e4, 1e6])
+@pytest.mark.parametrize("ranks", RANKS)
+def test_large_gradients_do_not_overflow_the_factors_of_powersgd(ranks, scale):
+    """Of one sign and alike on all ranks: every element of the sum is as large as it can be."""
+    layout = Layout(("w",), ((16, 12),), torch.float32, torch.device("cpu"), ranks)
+    simulation = Simulation(compressor("fp16+powersgd:rank=1,min_compression_rate=0"), layout)
+    for _ in range(2):
+        for average in simulation.step([torch.full((layout.numel,), scale) for _ in range(ranks)]):
+            assert average.isfinite().all()

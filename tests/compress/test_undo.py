@@ -1,0 +1,205 @@
+"""A step may be taken back without copies: new numbers are written beside the old ones."""
+
+import copy
+
+import pytest
+import torch
+
+from gradwire.compress import ErrorFeedback, Layout, PowerSGD, Simulation, Switch, Widen, compressor
+from gradwire.compress.state import Leaves, PerParameter
+
+from .given import Scaled, gradients, layout
+from .test_laws import OBJECTS, SPECS, build
+
+SHAPES = ((24, 16), (7,), (13, 3, 3, 3), (1,), (5, 1))
+MORE = [
+    "topk:ratio=0.2,start_iter=2,warmup=onebit",
+    "bf16:start_iter=2,warmup=topk",
+    "fp16+powersgd:rank=2,power_iterations=2",
+]
+CASES = pytest.mark.parametrize("spec", [*SPECS, *OBJECTS, *MORE])
+STEPS = 5
+
+
+class Versioned(Simulation):
+    """A simulation in which every step has to be kept or undone; the room for the next numbers is poisoned."""
+
+    def __init__(self, compressor, layout):
+        super().__init__(compressor, layout)
+        self.ranks = [Leaves(state, versioned=True) for state in self.states]
+        self.steps = 0
+
+    @property
+    def flat(self):
+        return [leaf for rank in self.ranks for leaf in rank.flat]
+
+    def begin(self, gradients):
+        for rank in self.ranks:
+            rank.set_step(self.steps)
+        return self.step(gradients)[0]
+
+    def keep(self):
+        rooms = [leaf.before for leaf in self.flat if leaf.before is not leaf.flat]
+        for rank in self.ranks:
+            rank.keep()
+        for room in rooms:
+            room.fill_(torch.nan)
+        self.steps += 1
+
+    def undo(self):
+        rooms = [leaf.flat for leaf in self.flat if leaf.before is not leaf.flat]
+        for rank in self.ranks:
+            rank.undo()
+        for room in rooms:
+            room.fill_(torch.nan)
+
+    def numbers(self):
+        return [leaf.flat.clone() for leaf in self.flat]
+
+
+def same(found, expected):
+    return len(found) == len(expected) and all(map(torch.equal, found, expected))
+
+
+@CASES
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_steps_that_are_kept_are_those_in_place_to_the_bit(spec, dtype):
+    within = layout(*SHAPES, dtype=dtype, world_size=3)
+    versioned, in_place = Versioned(build(spec), within), Simulation(build(spec), within)
+    for step in range(STEPS):
+        given = gradients(within, step)
+        assert torch.equal(versioned.begin(given), in_place.step(given)[0])
+        versioned.keep()
+        assert same(versioned.numbers(), [leaf.flat for state in in_place.states for leaf in Leaves(state).flat])
+
+
+@CASES
+def test_a_step_never_writes_to_the_numbers_before_it(spec):
+    within = layout(*SHAPES, world_size=3)
+    simulation = Versioned(build(spec), within)
+    for step in range(STEPS):
+        before = simulation.numbers()
+        simulation.begin(gradients(within, step))
+        assert same([leaf.before for leaf in simulation.flat], before)
+        simulation.keep()
+
+
+@CASES
+@pytest.mark.parametrize("bad", [1e6, torch.inf, torch.nan])
+def test_after_a_step_that_was_undone_training_goes_on_as_if_it_had_not_been(spec, bad):
+    within = layout(*SHAPES, world_size=2)
+    undone, untouched = Versioned(build(spec), within), Versioned(build(spec), within)
+    for step in range(STEPS):
+        given = gradients(within, step)
+        before = undone.numbers()
+        undone.begin([gradient * bad for gradient in gradients(within, 100 + step)])
+        undone.undo()
+        assert same(undone.numbers(), before)
+        assert torch.equal(undone.begin(given), untouched.begin(given))
+        for simulation in (undone, untouched):
+            simulation.keep()
+        assert same(undone.numbers(), untouched.numbers())
+
+
+@pytest.mark.parametrize("spec", ["powersgd:rank=2", "topk", "onebit:block=8"])
+def test_what_is_saved_within_a_step_can_be_what_was_before_it(spec):
+    within = layout(*SHAPES)
+    simulation = Versioned(build(spec), within)
+    for step in range(3):
+        settled = simulation.ranks[1].save()
+        simulation.begin(gradients(within, step))
+        now, before = simulation.ranks[1].save(), simulation.ranks[1].save(before=True)
+        assert before.keys() == settled.keys() == now.keys()
+        assert all(
+            torch.equal(before[name][field], settled[name][field]) for name in settled for field in settled[name]
+        )
+        assert any(not torch.equal(now[name][field], settled[name][field]) for name in now for field in now[name])
+        simulation.keep()
+
+
+def test_a_stage_that_a_step_does_not_use_is_not_touched():
+    built = ErrorFeedback(Widen(Switch({0: Scaled(0.5), 3: PowerSGD(2)})))
+    within = layout(*SHAPES)
+    simulation = Versioned(built, within)
+    (q,) = [leaf for leaf in simulation.ranks[0].flat if leaf.optional]
+    for step in range(5):
+        version = q.flat
+        simulation.begin(gradients(within, step))
+        assert (q.flat is version) == (step < 3)
+        simulation.keep()
+
+
+def test_what_a_warm_up_held_back_is_brought_out_once_and_again_after_an_undone_step():
+    within = layout(*SHAPES)
+    simulation = Versioned(compressor("bf16:start_iter=1,warmup=topk"), within)
+    simulation.begin(gradients(within))
+    simulation.keep()
+    held = [rank.held_back() for rank in simulation.ranks]
+    for _ in range(2):
+        simulation.begin(gradients(within))
+        assert not any(rank.hold_back for rank in map(Leaves, [state.stages[0] for state in simulation.states]))
+        simulation.undo()
+    for rank, owed in zip(simulation.ranks, held, strict=True):
+        assert same(list(rank.held_back().values()), list(owed.values()))
+    simulation.begin(gradients(within))
+    simulation.keep()
+    versions = [leaf.flat for leaf in simulation.flat]
+    simulation.begin(gradients(within))
+    assert all(leaf.flat is version for leaf, version in zip(simulation.flat, versions, strict=True))
+
+
+class TestLeaf:
+    WITHIN = Layout(("x",), ((3,),), torch.float32, torch.device("cpu"))
+
+    def leaf(self, versioned=True):
+        leaf = PerParameter(self.WITHIN, torch.ones(3), residual=True)
+        leaf.versioned = versioned
+        return leaf
+
+    def test_in_place_it_is_read_and_written_in_one_tensor(self):
+        leaf = self.leaf(versioned=False)
+        assert all(each is leaf.flat for each in leaf.update())
+        assert leaf.before is leaf.flat
+        leaf.undo()
+        assert leaf.flat.tolist() == [1, 1, 1]
+
+    def test_only_the_first_update_of_a_step_reads_the_old_numbers(self):
+        leaf = self.leaf()
+        old = leaf.flat
+        before, after = leaf.update()
+        assert before is old is leaf.before
+        assert after is leaf.flat is not old
+        assert all(each is after for each in leaf.update())
+
+    def test_two_tensors_take_turns(self):
+        leaf = self.leaf()
+        first, second = leaf.update()
+        leaf.keep()
+        assert leaf.before is leaf.flat is second
+        before, after = leaf.update()
+        assert (before is second, after is first) == (True, True)
+        leaf.undo()
+        assert leaf.before is leaf.flat is second
+        leaf.undo()
+        assert leaf.flat is second
+
+    def test_a_copy_has_versions_of_its_own(self):
+        leaf = self.leaf()
+        leaf.update().after.fill_(2)
+        other = copy.deepcopy(leaf)
+        other.undo()
+        assert other.flat.tolist() == [1, 1, 1]
+        assert leaf.flat.tolist() == [2, 2, 2]
+
+    def test_what_was_cleared_may_hold_something_again_once_it_is_written_to_or_loaded(self):
+        leaf = self.leaf()
+        leaf.clear()
+        assert leaf.cleared
+        assert leaf.flat.tolist() == [0, 0, 0]
+        leaf.undo()
+        assert not leaf.cleared
+        leaf.clear()
+        leaf.keep()
+        assert leaf.cleared
+        leaf.load("residual", {"x": {"residual": torch.ones(3)}})
+        assert not leaf.cleared
