@@ -117,7 +117,7 @@ class Engine:
             mine = task in self._live
             self._live.pop(task, None)
         if mine and task.future is not None:
-            task.future.set_result(task.result)  # type: ignore[arg-type]
+            task.future.set_result(task.result)
         return None
 
     def _fail(self, label: str, error: BaseException) -> ProgramError:
