@@ -15,6 +15,23 @@ from .protocol import AllToAll, Program, ReduceScatter, Request
 BY_ROW = (AllToAll, ReduceScatter)  # their tensors have a row for each member
 
 
+def next_request(program: Program[Any], reply: Tensor | None) -> tuple[Request | None, Any]:
+    """Run a program on to its next request, or to its end: then None, and what it returned.
+
+    `reply` answers its last request (None at the start).
+    """
+    try:
+        asked: Any = next(program) if reply is None else program.send(reply)
+    except StopIteration as stop:
+        return None, stop.value
+    if not isinstance(asked, Request):
+        raise TypeError(
+            "a program yields AllReduce, ReduceScatter, AllGather or AllToAll, as `yield from all_reduce(tensor)` does; got "
+            f"{asked!r}"
+        )
+    return asked, None
+
+
 class Running:
     """A program, what it asks for now, and in the end what it returned."""
 
@@ -26,17 +43,7 @@ class Running:
 
     def advance(self, reply: Tensor | None) -> None:
         """Run on to the next request; `reply` answers the last one (None at the start)."""
-        try:
-            asked: Any = next(self.program) if reply is None else self.program.send(reply)
-        except StopIteration as stop:
-            self.request, self.result = None, stop.value
-            return
-        if not isinstance(asked, Request):
-            raise TypeError(
-                "a program yields AllReduce, ReduceScatter, AllGather or AllToAll, as `yield from all_reduce(tensor)` "
-                f"does; got {asked!r}"
-            )
-        self.request = asked
+        self.request, self.result = next_request(self.program, reply)
 
 
 def together(*programs: Program[Any]) -> Program[list[Any]]:

@@ -9,7 +9,7 @@ from .measure.stats import Stats
 from .measure.step import BucketStats
 from .measure.timeline import BucketTimes, StepTimes
 from .measure.trace import trace
-from .memory.model_memory import OWED, Bucket, Buckets
+from .memory.model_memory import OWED, BucketMemory, ModelMemory
 from .module import DistributedDataParallel
 from .transport.collectives import averaged, exchange, start_sum
 from .transport.faulty import Fault, Faulty, InjectedError, faulty
@@ -22,9 +22,9 @@ __all__ = [
     "DEFAULT_TIMEOUT",
     "OWED",
     "Bucket",
+    "BucketMemory",
     "BucketStats",
     "BucketTimes",
-    "Buckets",
     "Decorator",
     "DistributedDataParallel",
     "Engine",
@@ -33,6 +33,7 @@ __all__ = [
     "Handle",
     "InjectedError",
     "Link",
+    "ModelMemory",
     "Paced",
     "ProcessGroup",
     "Record",

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compress import Compressor, most_rounds
+from ...compress import AllReduce, Compressor, most_rounds
 from ..buckets.assignment import Rooms, own_rooms
 from ..buckets.grad_bucket import GradBucket
 from ..buckets.layout import as_real, layout_of
@@ -23,11 +23,11 @@ from ..engine.task import Task
 from ..measure.stats import Stats, Totals
 from ..measure.step import BucketStats, Step
 from ..memory.checkpoint import fingerprint
-from ..memory.model_memory import Buckets
+from ..memory.model_memory import ModelMemory
 from ..transport.host_memory import HostMemory
 from ..transport.process_group import ProcessGroup
 from ..transport.protocol import Decorator, Pending, Transport
-from .bound import Bound, Part, all_done, labelled, names_by_index, places_in, plain_sum
+from .bound import Bound, OwnBound, Part, all_done, labelled, names_by_index, one_round, places_in
 from .protocol import Wishes
 
 AT_EXIT = timedelta(seconds=5)
@@ -50,7 +50,7 @@ class CompressedAverager:
         partial: bool = False,
         decorate: Decorator | None = None,
     ) -> None:
-        self.memory = Buckets(compressor, partial=partial)
+        self.memory = ModelMemory(compressor, partial=partial)
         self.names: dict[Tensor, str] = {}
         self.timeout = timeout
         self.sparse = False  # whether any bucket of our own DDP is; then all buckets go beside backward, in one order
@@ -124,18 +124,22 @@ class CompressedAverager:
 
     def start(self, bucket: GradBucket) -> Pending:
         """Begin to average a bucket of our own DDP."""
-        bound = bucket.bound
-        if not isinstance(bound, Bound) or bound.known is not self._known:
-            bound = bucket.bound = self._bind(bucket, bucket.all_parameters)
+        own = bucket.bound
+        if not isinstance(own, OwnBound) or own.bound.known is not self._known:
+            own = bucket.bound = self._bind_own(bucket)
+        bound, total, names = own.bound, own.total, own.bound.names
         if bucket.scale == 1.0:
             return FuturePending(self._averages(bound, bucket))
-        buffer = bucket.buffer()
-        names, elements = bound.names, bound.elements
-        if bucket.sent_parameters is not None:
-            names = tuple(map(self._name, bucket.sent_parameters))
-            elements = as_real(buffer).numel()
-        task = Task(plain_sum(as_real(buffer), buffer), bound.label)
-        return self._run(bound, task, names, elements, on_wait=not self.sparse)
+        if bucket.flat is not own.buffer:  # parts of it are not sent, or lie elsewhere
+            total, names = AllReduce(as_real(bucket.flat), "sum"), tuple(map(self._name, bucket.parameters()))
+        assert self._step is not None
+        task = Task(one_round(total), bound.label)
+        self._step.programs.append(BucketStats(names, total.tensor.numel(), task.record))
+        return bound.engine.submit(task, on_wait=not self.sparse)
+
+    def _bind_own(self, bucket: GradBucket) -> OwnBound:
+        bound, buffer = self._bind(bucket, bucket.all_parameters), bucket.buffer()
+        return OwnBound(bound, buffer, AllReduce(buffer if buffer.is_sparse else as_real(buffer), "sum"))
 
     def average(self, bucket: dist.GradBucket | GradBucket) -> torch.futures.Future[Tensor]:
         """Average a bucket that a hook is given. The future holds its buffer, averaged in place."""
@@ -165,14 +169,11 @@ class CompressedAverager:
         return all_done(futures, buffer)
 
     def _beside(self, bound: Bound, task: Task, names: tuple[str, ...], elements: int) -> torch.futures.Future[Tensor]:
-        pending = self._run(bound, task, names, elements, on_wait=False)
-        assert isinstance(pending, FuturePending)
-        return pending.future
-
-    def _run(self, bound: Bound, task: Task, names: tuple[str, ...], elements: int, *, on_wait: bool) -> Pending:
         assert self._step is not None
         self._step.programs.append(BucketStats(names, elements, task.record))
-        return bound.engine.submit(task, on_wait=on_wait)
+        pending = bound.engine.submit(task)
+        assert isinstance(pending, FuturePending)
+        return pending.future
 
     def _bind(self, bucket: dist.GradBucket | GradBucket, parameters: Sequence[Tensor]) -> Bound:
         """Meet a bucket that was not there before. All ranks meet the same one at the same time."""
@@ -184,9 +185,9 @@ class CompressedAverager:
             engine.prepare(SPARSE_ROUNDS)
             elements = sum(parameter.numel() for parameter in parameters)
             return Bound(self._known, parameters, engine, label, names, elements)
-        parts = self._parts(named, as_real(buffer), engine, index)
-        elements = sum(part.memory.layout.numel for part in parts)
-        self._bounds[index] = Bound(self._known, parameters, engine, label, names, elements, parts)
+        flat = as_real(buffer)
+        parts = self._parts(named, flat, engine, index)
+        self._bounds[index] = Bound(self._known, parameters, engine, label, names, flat.numel(), parts)
         self.memory.arrange(names_by_index(self._bounds))
         return self._bounds[index]
 

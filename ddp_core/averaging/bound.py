@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...compress import Layout, Program, all_reduce
+from ...compress import AllReduce, Layout, Program
+from ...compress.protocol import Request
 from ..engine.engine import Engine
-from ..memory.bucket_memory import Bucket
+from ..memory.bucket_memory import BucketMemory
 
 
 @dataclass(frozen=True)
 class Part:
     """A bucket of ours inside one of DDP's: all of it (`places` is None) or the listed pieces of its flat buffer."""
 
-    memory: Bucket
+    memory: BucketMemory
     places: tuple[tuple[int, int], ...] | None
     label: str
 
@@ -49,13 +50,21 @@ class Bound:
     label: str
     names: tuple[str, ...]
     elements: int
-    parts: Sequence[Part] = field(default=())
+    parts: Sequence[Part] = ()
 
 
-def plain_sum(flat: Tensor, buffer: Tensor) -> Program[Tensor]:
-    """The sum of `flat`, which is `buffer` as real numbers, in place; returns `buffer`."""
-    total = yield from all_reduce(flat, "sum")
-    return total if flat is buffer else buffer
+@dataclass(frozen=True)
+class OwnBound:
+    """The same of a bucket of our own DDP, which outlives it. `total`: the request for the sum of `buffer`."""
+
+    bound: Bound
+    buffer: Tensor
+    total: AllReduce
+
+
+def one_round(request: Request) -> Program[Tensor]:
+    """A program of one request, whose reply it returns."""
+    return (yield request)
 
 
 def all_done(futures: list[torch.futures.Future[Tensor]], buffer: Tensor) -> torch.futures.Future[Tensor]:

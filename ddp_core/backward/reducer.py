@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -177,7 +178,7 @@ class Reducer(messages.Complainer):
             bucket.skip()
         if bucket.waiting:
             return False
-        backward.step.bucket_ready(bucket.number)
+        backward.step.ready[bucket.number] = time.perf_counter()
         return True
 
     def _launch(self, backward: Backward) -> None:
@@ -190,18 +191,24 @@ class Reducer(messages.Complainer):
             if backward.launched == len(buckets):
                 if backward.usage is None and backward.asks:
                     backward.usage = self._ask(self._used)
-                backward.step.all_launched()
+                backward.step.last_launch = time.perf_counter()
                 if not backward.ending:
                     Variable._execution_engine.queue_callback(self._finish)
 
     def _send(self, backward: Backward, bucket: GradBucket) -> None:
         """Give a bucket to the averager."""
+        if (backward.skips or backward.fresh) and not backward.needs(bucket):
+            return
         if torch.is_grad_enabled():
             self._warn("create_graph", messages.CREATE_GRAPH)
-        if not backward.needs(bucket):
-            return
+        used: Sequence[int] = self._used
+        if backward.usage is not None or backward.static_usage is not None:
+            used = backward.used_by_any() or used
         try:
-            undifferentiated(bucket.fill, backward.used_by_any() or self._used)
+            if torch.is_grad_enabled():
+                undifferentiated(bucket.fill, used)
+            else:
+                bucket.fill(used)
         except RuntimeError as error:
             gradients = {self._names[index]: self._parameters[index].grad for index in bucket.members}
             if sparse := [name for name, grad in gradients.items() if grad is not None and grad.is_sparse]:
@@ -214,7 +221,7 @@ class Reducer(messages.Complainer):
             self.before_sending(bucket)
         if not backward.step.number:
             self.averager.begin_step(backward.step)
-        backward.step.bucket_launched(bucket.number)
+        backward.step.launched[bucket.number] = time.perf_counter()
         bucket.pending = self.averager.start(bucket)
 
     def _ask(self, used: Sequence[int]) -> Usage:
@@ -242,7 +249,7 @@ class Reducer(messages.Complainer):
         if backward is None or backward.over:
             return
         backward.over = True
-        backward.step.computation_ends()
+        backward.step.computed = time.perf_counter()
         with backward:
             undifferentiated(self._hand_out, backward)
         self._backward = None
@@ -266,7 +273,7 @@ class Reducer(messages.Complainer):
                     names = [self._names[index] for index in bucket.members]
                     raise self._failure(messages.failed(bucket.number, names, error)) from error
                 bucket.pending = None
-                backward.step.bucket_done(bucket.number)
+                backward.step.done.setdefault(bucket.number, time.perf_counter())
                 yield bucket, average
 
     def _end_step(self, backward: Backward) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, repeat
 from operator import attrgetter, is_, is_not
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version  # a graph that needs what was there before will notice
 
 from ...kernels import gather_scaled
 from ...kernels.casting import LARGE
@@ -30,10 +31,10 @@ def undifferentiated(function: Callable[..., None], *arguments: Any) -> None:
 class GradBucket:
     """A bucket of the reducer. A communication hook finds in it all that it knows of torch's `dist.GradBucket`.
 
-    `number`: its place in the order sent. `members`: the parameters' indices in the model. `waiting`: of how many the
-    gradient is still missing. `scale`: what gradients are multiplied by on their way in. `pending`: its average, where it is
-    on its way. `bound`: for whoever averages it to remember how, as long as it lives. `room`: memory for the buffer; None is
-    memory of its own. With `alias`, gradients become views of the buffer, so that nothing is copied back.
+    `number`: its place in the order sent. `members`: the parameters' indices in the model. `flat`: all gradients, one
+    behind the other. `waiting`: of how many one is still missing. `scale`: what they are multiplied by on their way in.
+    `pending`: its average, where it is on its way. `bound`: for whoever averages it to remember how. `room`: memory for the
+    buffer; None is memory of its own. With `alias`, gradients become views of the buffer: nothing is copied back.
     """
 
     def __init__(
@@ -50,9 +51,9 @@ class GradBucket:
         self.number, self._last, self._alias = index, last, alias
         self._parameters = list(parameters)
         self._sizes = [parameter.numel() for parameter in parameters]
-        self._flat: Tensor = _zeros(sum(self._sizes), parameters[0]) if room is None else room
-        self._buffer = self._flat
-        self._views = [view.data for view in _views(self._flat, self._parameters)]  # each counts its own changes
+        self._memory: Tensor = _zeros(sum(self._sizes), parameters[0]) if room is None else room
+        self.flat = self._memory
+        self._views = [view.data for view in _views(self._memory, self._parameters)]  # each counts its own changes
         self._places = {member: place for place, member in enumerate(self.members)}
         self._large = [not p.is_cuda and p.nbytes >= LARGE for p in self._parameters]
         self._starts = list(accumulate(self._sizes, initial=0))[:-1]
@@ -67,17 +68,17 @@ class GradBucket:
 
     def buffer(self) -> Tensor:
         """All gradients, flat."""
-        return self._buffer
+        return self.flat
 
     def set_buffer(self, tensor: Tensor) -> None:
         """Let a hook work on another tensor of as many elements."""
-        if tensor.numel() != self._buffer.numel():
-            raise ValueError(f"a bucket of {self._buffer.numel()} elements cannot hold {tensor.numel()}")
-        self._buffer = tensor
+        if tensor.numel() != self.flat.numel():
+            raise ValueError(f"a bucket of {self.flat.numel()} elements cannot hold {tensor.numel()}")
+        self.flat = tensor
 
     def gradients(self) -> list[Tensor]:
         """Each parameter's part of the buffer, in its shape."""
-        return _views(self._buffer, self.parameters())
+        return _views(self.flat, self.parameters())
 
     def parameters(self) -> list[Tensor]:
         """The parameters, in the order of the buffer."""
@@ -102,7 +103,7 @@ class GradBucket:
         self.scale = scale
         self.waiting = len(self.members)
         self.pending: Pending | None = None
-        self._buffer = self._flat
+        self.flat = self._memory
         self._filled = bytearray(len(self.members))
         self._sent: list[int] | None = None  # places of the members that are sent, where these are not all
 
@@ -163,17 +164,7 @@ class GradBucket:
         differentiated.
         """
         grads = list(map(GRADIENT, self._parameters))
-        if self._all_come(grads, used):
-            self._gather(grads, self._starts, self._views)
-            self._place(range(len(grads)))
-        else:
-            self._place([place for place in self._fill_each(grads, used) if used[self.members[place]]])
-        if self._sent is not None:
-            self._buffer = torch.cat(self._pieces(self._sent))
-
-    def _all_come(self, grads: Sequence[Tensor | None], used: Sequence[int]) -> bool:
-        """Whether all members have got a gradient, which lies outside of the buffer and fits into it as it is."""
-        return (
+        fit = (  # all members have got a gradient, which lies outside of the buffer and fits into it as it is
             self._all_dense
             and self._sent is None
             and 1 not in self._filled
@@ -181,10 +172,16 @@ class GradBucket:
             and not any(map(is_, grads, self._views))
             and all(map(used.__getitem__, self.members))
         )
-
-    def _gather(self, sources: Sequence[Tensor], starts: Sequence[int], targets: Sequence[Tensor]) -> None:
-        gather_scaled(self._flat, sources, starts, self.scale)
-        torch.autograd.graph.increment_version(targets)  # a graph that needs what was there before will notice
+        outside = range(len(grads)) if fit else self._fill_each(grads, used)
+        if fit:
+            gather_scaled(self._memory, grads, self._starts, self.scale)
+            increment_version(self._views)
+        if self._alias:
+            for place in outside:
+                if used[self.members[place]]:
+                    self._parameters[place].grad = self._views[place]
+        if self._sent is not None:
+            self.flat = torch.cat(self._pieces(self._sent))
 
     def _fill_each(self, grads: Sequence[Any], used: Sequence[int]) -> list[int]:
         """The same one by one; returns the places of the gradients that lay outside of the buffer."""
@@ -201,7 +198,7 @@ class GradBucket:
                 inside.append(view)
                 if not used[self.members[place]]:
                     self._release(place)
-        if self._flat.is_cuda and outside:  # then scaled together with those that are there
+        if self._memory.is_cuda and outside:  # then scaled together with those that are there
             targets = [self._views[place] for place in outside]
             torch._foreach_copy_(targets, [grads[place] for place in outside])
             inside += targets
@@ -211,8 +208,8 @@ class GradBucket:
             torch._foreach_zero_(empty)
         if inside and self.scale != 1.0:
             if len(inside) + len(empty) == len(self.members):
-                self._flat.mul_(self.scale)
-            elif self._flat.is_cuda:
+                self._memory.mul_(self.scale)
+            elif self._memory.is_cuda:
                 torch._foreach_mul_(inside, self.scale)
             else:  # in place it rounds the factor to 16 bits
                 torch._foreach_copy_(inside, torch._foreach_mul(inside, self.scale))
@@ -222,33 +219,28 @@ class GradBucket:
         dense = [place for place in places if self._dense[place]]
         if dense:
             sources, starts = [grads[place] for place in dense], [self._starts[place] for place in dense]
-            self._gather(sources, starts, [self._views[place] for place in dense])
+            gather_scaled(self._memory, sources, starts, self.scale)
+            increment_version([self._views[place] for place in dense])
         for place in places:
             if not self._dense[place]:
                 self._move(grads[place], self._views[place])
 
-    def _place(self, places: Iterable[int]) -> None:
-        """Make parts of the buffer the gradients, where they are to be views of it."""
-        if self._alias:
-            for place in places:
-                self._parameters[place].grad = self._views[place]
-
     def _pieces(self, places: Sequence[int]) -> list[Tensor]:
-        pieces = self._flat.split(self._sizes)
+        pieces = self._memory.split(self._sizes)
         return [pieces[place] for place in places]
 
     def clear(self) -> None:
         """Zeros, for a rank that has no gradients to give."""
-        self._flat.zero_()
-        self._buffer = self._flat if self._sent is None else torch.cat(self._pieces(self._sent))
+        self._memory.zero_()
+        self.flat = self._memory if self._sent is None else torch.cat(self._pieces(self._sent))
 
     def _take(self, average: Tensor) -> None:
         """Write an average that lies elsewhere into the buffer. Hooks may hand back complex numbers as pairs."""
-        if self._sent is None and average.data_ptr() == self._flat.data_ptr():
+        if self._sent is None and average.data_ptr() == self._memory.data_ptr():
             return
-        if self._flat.is_complex() and not average.is_complex():
+        if self._memory.is_complex() and not average.is_complex():
             average = torch.view_as_complex(average.view(-1, 2))
-        pieces = [self._flat] if self._sent is None else self._pieces(self._sent)
+        pieces = [self._memory] if self._sent is None else self._pieces(self._sent)
         torch._foreach_copy_(pieces, list(average.view(-1).split([piece.numel() for piece in pieces])))
 
     def deliver(self, average: Tensor, used: Sequence[int] | None) -> None:
@@ -256,7 +248,7 @@ class GradBucket:
 
         Not to be differentiated.
         """
-        if average is not self._flat:
+        if average is not self._memory:
             self._take(average)
         if self._alias and all(map(is_, map(GRADIENT, self._parameters), self._views)):
             return

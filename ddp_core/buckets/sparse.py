@@ -41,26 +41,26 @@ class SparseBucket(GradBucket):
                 "the weight of an embedding with sparse=True got a dense gradient, as it does where it is also used "
                 "elsewhere: build the embedding with sparse=False"
             )
-        self._buffer = no_rows(parameter) if grad is None else grad.detach()
+        self.flat = no_rows(parameter) if grad is None else grad.detach()
 
     def leave_out(self, members: Sequence[int]) -> None:
         """Nothing remembers the rows of a gradient."""
 
     def clear(self) -> None:
         """No rows."""
-        self._buffer = no_rows(self._parameters[0])
+        self.flat = no_rows(self._parameters[0])
 
     def gradients(self) -> list[Tensor]:
         """The gradient."""
-        return [self._buffer]
+        return [self.flat]
 
     def set_buffer(self, tensor: Tensor) -> None:
         """Let a hook work on another tensor."""
-        self._buffer = tensor
+        self.flat = tensor
 
     def deliver(self, average: Tensor, used: Sequence[int] | None) -> None:
         """Make the average the parameter's gradient, unless no rank used it."""
-        self._buffer = average
+        self.flat = average
         if used is None or used[self.members[0]]:
             self._parameters[0].grad = average
 

@@ -76,7 +76,8 @@ class Engine:
         far have ended, the next ones go the same way. Waiting gives the program's result, or raises RuntimeError with the
         task's label and the cause.
         """
-        self._refuse_if_failed()
+        if self._failure is not None or self._closed:
+            self._refuse_if_failed()
         with self._lock:
             self._live[task] = None
         return (self._on_wait if on_wait else self._beside).submit(task)
@@ -99,8 +100,9 @@ class Engine:
             _inherited.append(self)  # in a fork: threads and connections are the parent's, and cannot be ended here
             return
         deadline = time.monotonic() + (limit or self._timeout).total_seconds()
-        self._on_wait.close(deadline)
         self._beside.close(deadline)
+        for task in list(self._live):
+            task.drop(deadline)  # nobody has waited for it
         self.transport.abort()
         self._closed = True
 
@@ -117,6 +119,7 @@ class Engine:
             mine = task in self._live
             self._live.pop(task, None)
         if mine and task.future is not None:
+            assert task.result is not None
             task.future.set_result(task.result)
         return None
 

@@ -69,16 +69,10 @@ class Lanes:
         try:
             if task.closed:
                 task.close()
-                return
-            if task.begun:
-                task.receive(self._timeout)
-            else:
-                task.begin()
-            if task.request is None:
-                self._on_end(task, None)
-            else:
-                task.send(self._transport, lane)
+            elif task.advance(self._transport, lane, self._timeout):
                 self._put(task, lane + 1)
+            else:
+                self._on_end(task, None)
         except BaseException as error:  # every error, whatever it is, must reach the waiting backward
             self._on_end(task, error)
 

@@ -35,18 +35,13 @@ class SideStream:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream), torch.autocast("cuda", enabled=False):
             try:
-                self._run(task)
+                while task.advance(self._transport, 0, NO_LIMIT):
+                    pass
             except Exception as error:
                 self._on_end(task, error)
             else:
                 self._on_end(task, None)
         return FuturePending(future)
-
-    def _run(self, task: Task) -> None:
-        task.begin()
-        while task.request is not None:
-            task.send(self._transport, 0)
-            task.receive(NO_LIMIT)
 
     def rest(self, deadline: float) -> bool:
         """Wait until all that is queued is done, or `deadline`, by time.monotonic; whether it is."""

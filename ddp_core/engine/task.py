@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 import time
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
 from torch import Tensor
 
-from ...compress.protocol import Program, Request
-from ...compress.together import Running
+from ...compress.protocol import Program
+from ...compress.together import next_request
 from ..measure.record import Record
 from ..transport.protocol import Pending, Transport
 
@@ -19,66 +21,51 @@ class ProgramError(RuntimeError):
     """A program or its communication failed; the message begins with the label of its bucket."""
 
 
+@dataclass(eq=False)
 class Task:
-    """A program, what it asks for, and what is in flight for it.
+    """A program, what is in flight for it, and what it cost.
 
-    `label`: what messages call it. `future`: of the result, where somebody waits without running the task.
+    `label`: what messages call it. `result`: what the program returned. `future`: of it, where somebody waits without
+    running the task. `closed`: it was given up.
     """
 
-    def __init__(self, program: Program[Tensor], label: str) -> None:
-        self.label = label
-        self.record = Record()
-        self.closed = False
-        self.future: torch.futures.Future[Tensor] | None = None
-        self._program = program
-        self._running: Running | None = None
-        self._pending: Pending | None = None
-        self._since = 0.0
+    program: Program[Tensor]
+    label: str
+    result: Tensor | None = None
+    future: torch.futures.Future[Tensor] | None = None
+    closed: bool = False
+    record: Record = field(default_factory=Record)
+    _pending: Pending | None = None
+    _since: float = 0.0
 
-    @property
-    def begun(self) -> bool:
-        """Whether it has run to its first request, or to its end."""
-        return self._running is not None
+    def advance(self, transport: Transport, channel: int, timeout: timedelta) -> bool:
+        """Wait for the reply, if one is on its way, and run on to the next request, which goes to a channel.
 
-    @property
-    def request(self) -> Request | None:
-        """What it asks for now; None before it began and after its end."""
-        return None if self._running is None else self._running.request
-
-    @property
-    def result(self) -> Tensor:
-        """What the program returned."""
-        assert self._running is not None
-        result: Tensor = self._running.result
-        return result
-
-    def begin(self) -> None:
-        """Run to the first request."""
-        began = time.perf_counter()
-        self._running = Running(self._program)
-        self._since = self.record.spent("encode", began)
-
-    def send(self, transport: Transport, channel: int) -> None:
-        """Give the request to a transport."""
-        assert self._running is not None
-        assert self._running.request is not None
-        request = self._running.request
-        self.record.sent(request, transport.members(request.scope))
-        self._since = time.perf_counter()
-        self._pending = transport.start(request, channel)
-
-    def receive(self, timeout: timedelta) -> None:
-        """Wait for the reply, and run on with it to the next request or the end."""
-        pending, running = self._pending, self._running
-        if pending is None or running is None:
+        Whether there is a next one; if not, the result is there.
+        """
+        if self.closed:
             raise RuntimeError("it was given up")
-        reply = pending.wait(timeout)
-        self._pending = None
-        self.record.spent("wait", self._since, pending.arrived_at())
-        self._since = time.perf_counter()
-        running.advance(reply)
-        if running.result is not reply:  # else there was nothing to compute
-            self._since = self.record.spent("decode", self._since)
+        began, reply, record = time.perf_counter(), None, self.record
+        if (pending := self._pending) is not None:
+            reply = pending.wait(timeout)
+            self._pending = None
+            began = time.perf_counter()
+            record.spans.append(("wait", self._since, pending.arrived_at() or began))
+        request, self.result = next_request(self.program, reply)
+        if reply is None or self.result is not reply:  # else there was nothing to compute
+            record.spans.append(("encode" if reply is None else "decode", began, time.perf_counter()))
+        if request is not None:
+            record.sent(request, transport.world_size if request.scope == "all" else transport.members(request.scope))
+            self._since = time.perf_counter()
+            self._pending = transport.start(request, channel)
+        return request is not None
+
+    def drop(self, deadline: float) -> None:
+        """Let what is in flight arrive until `deadline`, by time.monotonic, then close."""
+        if self._pending is not None:
+            with suppress(Exception):  # nobody has asked for it
+                self._pending.wait(timedelta(seconds=max(0.0, deadline - time.monotonic())))
+        self.close()
 
     def close(self) -> None:
         """Drop the program and what it waits for, whose connection would stay open with it.
@@ -89,5 +76,5 @@ class Task:
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.abandon()
-        if inspect.getgeneratorstate(self._program) != inspect.GEN_RUNNING:
-            self._program.close()
+        if inspect.getgeneratorstate(self.program) != inspect.GEN_RUNNING:
+            self.program.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections import Counter
 from dataclasses import dataclass, field
 
 from ...compress.protocol import Request
@@ -13,23 +13,38 @@ from ...compress.simulate import Traffic
 class Record:
     """Traffic, and host seconds by what they went to.
 
-    `encode`: until the first request. `wait`: from giving a request to a transport until its reply was there. `decode`: all
-    arithmetic after the first reply. `spans`: (which of them, begin, end) of one run, by time.perf_counter.
+    `spans`: (encode, wait or decode; begin; end) of one run, by time.perf_counter. `added`: what was added from others.
     """
 
     rounds: int = 0
     payload_bytes: int = 0
     sent_bytes: float = 0.0
     host_bytes: float = 0.0
-    encode: float = 0.0
-    wait: float = 0.0
-    decode: float = 0.0
     spans: list[tuple[str, float, float]] = field(default_factory=list)
+    added: Counter[str] = field(default_factory=Counter)
 
     @property
     def traffic(self) -> Traffic:
         """What was given to collectives."""
         return Traffic(self.rounds, self.payload_bytes, self.sent_bytes, self.host_bytes)
+
+    @property
+    def encode(self) -> float:
+        """Seconds until the first request."""
+        return self._seconds("encode")
+
+    @property
+    def wait(self) -> float:
+        """Seconds from giving a request to a transport until its reply was there."""
+        return self._seconds("wait")
+
+    @property
+    def decode(self) -> float:
+        """Seconds of all arithmetic after the first reply."""
+        return self._seconds("decode")
+
+    def _seconds(self, kind: str) -> float:
+        return self.added[kind] + sum(end - begin for each, begin, end in self.spans if each == kind)
 
     def sent(self, request: Request, members: int) -> None:
         """Count a request of so many ranks."""
@@ -40,14 +55,9 @@ class Record:
         else:
             self.sent_bytes += request.sent_bytes(members)
 
-    def spent(self, kind: str, begin: float, end: float | None = None) -> float:
-        """Count the seconds from `begin` to `end`, by default until now; returns the end."""
-        end = time.perf_counter() if end is None else end
-        setattr(self, kind, getattr(self, kind) + end - begin)
-        self.spans.append((kind, begin, end))
-        return end
-
     def add(self, other: Record) -> None:
         """Count what another one counts, but for its spans."""
-        for kind in ("rounds", "payload_bytes", "sent_bytes", "host_bytes", "encode", "wait", "decode"):
-            setattr(self, kind, getattr(self, kind) + getattr(other, kind))
+        for count in ("rounds", "payload_bytes", "sent_bytes", "host_bytes"):
+            setattr(self, count, getattr(self, count) + getattr(other, count))
+        for kind in ("encode", "wait", "decode"):
+            self.added[kind] += getattr(other, kind)

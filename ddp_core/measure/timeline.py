@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from .step import BucketStats, Marks, Step
+from .step import BucketStats, Step
 
 
 @dataclass(frozen=True)
@@ -109,20 +109,20 @@ def times(step: Step, names: Sequence[tuple[str, ...]]) -> StepTimes:
     for program in step.programs:
         ran.setdefault(place.get(program.parameters[0]), []).append(program)
     buckets = [
-        _bucket(index, names[index], mark, ran.get(index, ()), began)
-        for index, mark in sorted(step.marks.items())
-        if mark.launched < math.inf  # else no rank used it
+        _bucket(step, index, names[index], ran.get(index, ()))
+        for index in sorted(step.ready)  # not where this rank had no inputs, and stood in with zeros
+        if index in step.launched  # else no rank used it
     ]
-    computed = step.last_gradient + step.computed - step.last_launch  # launching the last one is no computation
+    last_gradient = max(step.ready.values(), default=step.last_launch)
+    computed = last_gradient + step.computed - step.last_launch  # launching the last one is no computation
     return StepTimes(
         step.number, began, forward_end - began, computed - forward_end, step.ended - computed, tuple(buckets)
     )
 
 
-def _bucket(
-    index: int, names: tuple[str, ...], mark: Marks, programs: Iterable[BucketStats], began: float
-) -> BucketTimes:
+def _bucket(step: Step, index: int, names: tuple[str, ...], programs: Iterable[BucketStats]) -> BucketTimes:
+    began = step.forward[0]
     spans = [span for program in programs for span in program.record.spans]
-    done = min(mark.done, max((end for _, _, end in spans), default=math.inf))
+    done = min(step.done.get(index, math.inf), max((end for _, _, end in spans), default=math.inf))
     since = tuple((kind, begin - began, end - began) for kind, begin, end in spans)
-    return BucketTimes(index, names, mark.ready - began, mark.launched - began, done - began, since)
+    return BucketTimes(index, names, step.ready[index] - began, step.launched[index] - began, done - began, since)

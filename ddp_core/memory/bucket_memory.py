@@ -1,4 +1,4 @@
-"""A bucket: parameters that are reduced together, and what their compressor remembers of them, step after step."""
+"""What a compressor remembers of a bucket, step after step."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ...compress.protocol import Compressor, Layout, Program, all_reduce
 from ...compress.state import Entries, Leaves, PerParameter
 from ...compress.together import together
 from ...kernels import all_finite
-from .device_flag import Verdict
+from .device_flag import DeviceFlag
 
 OWED = "owed"  # the field under which a state dict keeps gradient that has lost its place
 
 
-class Bucket:
+class BucketMemory:
     """A bucket's compressor state, with every step a transaction.
 
     A step whose average is not finite on any bucket is one that GradScaler skips: its changes to the state are undone.
@@ -40,8 +40,8 @@ class Bucket:
             self._kept = PerParameter.zeros(layout, residual=True)
             self._kept.versioned = True
             self._sizes = torch.tensor(layout.sizes, device=layout.device)
-        self._verdict: Verdict | None = None
-        self._left: Verdict | None = None  # whether anything is kept, asked while something is owed
+        self._verdict: DeviceFlag | None = None
+        self._left: DeviceFlag | None = None  # whether anything is kept, asked while something is owed
 
     @property
     def stateful(self) -> bool:
@@ -60,8 +60,8 @@ class Bucket:
         if average is not flat:
             flat.copy_(average)
         if watched:
-            self._left = Verdict(self._kept.flat.any()) if self._owing and self._kept is not None else None
-            self._verdict = Verdict(all_finite(flat))
+            self._left = DeviceFlag(self._kept.flat.any()) if self._owing and self._kept is not None else None
+            self._verdict = DeviceFlag(all_finite(flat))
         return flat
 
     def _used(self, flat: Tensor) -> Tensor:

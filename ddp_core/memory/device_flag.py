@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-class Verdict:
+class DeviceFlag:
     """A flag on its way from the device to the host; only reading it waits, and by the next step it has arrived."""
 
     def __init__(self, flag: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Buckets: which parameters are reduced together. Their state follows parameters by name."""
+"""What a compressor remembers of a whole model: bucket by bucket, by parameter name."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from ...compress.state import Entries
 from ...kernels import all_finite
 from ..buckets.layout import as_real
 from ..buckets.sparse import sparse_mean
-from .bucket_memory import OWED, Bucket
-from .device_flag import Verdict
+from .bucket_memory import OWED, BucketMemory
+from .device_flag import DeviceFlag
 
 
-class Buckets:
-    """All buckets of a model. State follows parameters by name when buckets change."""
+class ModelMemory:
+    """The memory of all buckets of a model. It follows parameters by name when buckets change."""
 
     def __init__(self, compressor: Compressor, *, partial: bool = False) -> None:
         self._choose(compressor)
         self.partial = partial
         self.step = 0
         self.plan: list[tuple[str, ...]] = []  # buckets of a loaded state that have not been met yet
-        self._live: dict[tuple[str, ...], Bucket] = {}
+        self._live: dict[tuple[str, ...], BucketMemory] = {}
         self._owing = False  # whether any rank may owe something outside a compressor's state; the same on all ranks
         self._names_before: list[tuple[str, ...]] = []  # of the buckets when the step that is under way began
         self._stateful: bool | None = None  # whether any bucket is; None until a step has met them all
-        self._sparse_verdicts: list[Verdict] = []  # of the step that is under way
+        self._sparse_verdicts: list[DeviceFlag] = []  # of the step that is under way
         self._homeless: Entries = {}
         self._former: Compressor | None = None  # whose state `_foreign` is: loaded, then swapped before any step
         self._foreign: Entries = {}
@@ -58,17 +58,17 @@ class Buckets:
         """Whether the averages of the last step were."""
         return all(map(bool, self._sparse_verdicts)) and all(bucket.finite() for bucket in self._live.values())
 
-    def get(self, layout: Layout) -> Bucket | None:
+    def get(self, layout: Layout) -> BucketMemory | None:
         """The bucket of this layout, if it is known."""
         bucket = self._live.get(layout.names)
         return bucket if bucket is not None and bucket.layout == layout else None
 
-    def add(self, layout: Layout) -> Bucket:
+    def add(self, layout: Layout) -> BucketMemory:
         """A new bucket; the state of its parameters moves in from the buckets that held them."""
         members = set(layout.names)
         for names in [names for names in self._live if members.intersection(names)]:
             self._homeless.update(self._live.pop(names).save())
-        bucket = Bucket(self.compressor, layout, self.step, partial=self.partial, owing=self._owing)
+        bucket = BucketMemory(self.compressor, layout, self.step, partial=self.partial, owing=self._owing)
         bucket.load({name: self._homeless.pop(name) for name in layout.names if name in self._homeless})
         self._adopt(bucket)
         self._live[layout.names] = bucket
@@ -79,11 +79,11 @@ class Buckets:
         """Have the buckets in this order where they are listed; the first mention counts."""
         self._live = {names: self._live[names] for names in (*order, *self._live) if names in self._live}
 
-    def _adopt(self, bucket: Bucket) -> None:
+    def _adopt(self, bucket: BucketMemory) -> None:
         """Let a bucket owe what another compressor's state holds back for its parameters."""
         names = [name for name in bucket.layout.names if name in self._foreign]
         if names and self._former is not None:
-            former = Bucket(self._former, bucket.layout, self.step)
+            former = BucketMemory(self._former, bucket.layout, self.step)
             former.load({name: self._foreign.pop(name) for name in names})
             for name, numbers in former.held_back().items():
                 bucket.owe(name, numbers)
@@ -99,7 +99,7 @@ class Buckets:
         """The mean over ranks of a sparse gradient, which no compressor sees. `watched` as for a bucket."""
         average = yield from sparse_mean(gradient, world_size)
         if watched:
-            self._sparse_verdicts.append(Verdict(all_finite(as_real(average.values()))))
+            self._sparse_verdicts.append(DeviceFlag(all_finite(as_real(average.values()))))
         return average
 
     def split(self, names: Iterable[str]) -> list[tuple[str, ...]]:

@@ -62,14 +62,14 @@ class ProcessGroup:
     def __init__(
         self, group: dist.ProcessGroup, device: torch.device, timeout: timedelta, ranks_per_host: int = 1
     ) -> None:
-        self.group = group
+        self.group, self.world_size = group, group.size()
         self._device, self._timeout, self._ranks_per_host = device, timeout, ranks_per_host
         self._names: list[str] = []  # of the channels
         self._groups: dict[tuple[int, Scope], dist.ProcessGroup] = {}
 
     def members(self, scope: Scope) -> int:
         """How many ranks take part in a request of a scope."""
-        return self.group.size() if scope == "all" else len(self._ranks(scope))
+        return len(self._ranks(scope))
 
     def _ranks(self, scope: Scope) -> range:
         return members(scope, self.group.rank(), self.group.size(), self._ranks_per_host)

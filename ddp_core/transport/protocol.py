@@ -29,6 +29,7 @@ class Transport(Protocol):
     """Carries requests among the ranks of `group`. All ranks make the same calls in the same order, but for `abort`."""
 
     group: dist.ProcessGroup
+    world_size: int
 
     @property
     def allocates(self) -> bool:
@@ -54,7 +55,7 @@ class Decorated:
     """A transport around another one, which does what is not overridden."""
 
     def __init__(self, inner: Transport) -> None:
-        self.inner, self.group = inner, inner.group
+        self.inner, self.group, self.world_size = inner, inner.group, inner.world_size
 
     @property
     def allocates(self) -> bool:

@@ -73,45 +73,42 @@ class SharedBuffer:
     place: int
 
 
+@dataclass(frozen=True)
 class SharedSum:
     """The sum of a bucket over ranks, in place, which has begun. It needs no rank's time but that of those who wait."""
 
-    def __init__(self, buffer: SharedBuffer) -> None:
-        self._buffer, self._sums, self._place = buffer, buffer.sums, buffer.place
-        if buffer.flat.data_ptr() != buffer.room.data_ptr():
-            buffer.room.copy_(buffer.flat)
-        self._sums.arrive(self._place)
+    buffer: SharedBuffer
 
     def wait(self, timeout: timedelta) -> Tensor:
         """The bucket when it is there; RuntimeError where a rank has ended or gives up, or after the time limit."""
-        if not self._sums.wait(self._place, LOOK_SECONDS):
+        if not self.buffer.sums.wait(self.buffer.place, LOOK_SECONDS):
             self._wait_and_look(timeout)
-        if self._buffer.flat.data_ptr() != self._buffer.room.data_ptr():
-            self._buffer.flat.copy_(self._buffer.room)
-        return self._buffer.flat
+        if self.buffer.flat.data_ptr() != self.buffer.room.data_ptr():
+            self.buffer.flat.copy_(self.buffer.room)
+        return self.buffer.flat
 
     def _wait_and_look(self, timeout: timedelta) -> None:
         deadline = time.monotonic() + timeout.total_seconds()
         ended: list[int] = []
-        while not self._sums.wait(self._place, LOOK_SECONDS):
-            if (rank := self._sums.given_up()) >= 0:
+        while not self.buffer.sums.wait(self.buffer.place, LOOK_SECONDS):
+            if (rank := self.buffer.sums.given_up()) >= 0:
                 raise RuntimeError(f"rank {rank} has given up or was closed; see what it raised")
             if ended:
                 raise RuntimeError(f"rank {ended[0]} has ended before the sum was there")
             if time.monotonic() > deadline:
-                missing = self._sums.missing(self._place)
+                missing = self.buffer.sums.missing(self.buffer.place)
                 late = (
                     f"of ranks {missing} gradients are missing"
                     if missing
                     else "a rank has not done its part of the sum"
                 )
                 raise RuntimeError(f"timed out after {timeout}: {late}")
-            ended = self._buffer.processes.ended()  # what they have left undone may be under way: one more look
+            ended = self.buffer.processes.ended()  # what they have left undone may be under way: one more look
 
     def arrived_at(self) -> float:
         """When it was there, by time.perf_counter, which is the monotonic clock where memory can be shared."""
-        return self._sums.since(self._place)
+        return self.buffer.sums.since(self.buffer.place)
 
     def abandon(self) -> None:
         """Have all ranks give it up."""
-        self._sums.give_up()
+        self.buffer.sums.give_up()

@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
 from gradwire.compress import Layout
-from gradwire.ddp_core.memory.bucket_memory import Bucket
+from gradwire.ddp_core.memory.bucket_memory import BucketMemory
 
 from .layers import DYNAMIC, LAYER, Layers, expected_average, gradients_of, inputs_of
 from .nets import same
@@ -43,7 +43,7 @@ def swapped(rank, spec, **options):
 def test_what_is_held_back_has_the_same_names_on_all_ranks_though_they_serve_other_parts():
     for rank in range(4):
         layout = Layout(("first", "second"), ((10,), (2,)), torch.float32, torch.device("cpu"), world_size=4, rank=rank)
-        bucket = Bucket(gradwire.compressor(FORGETFUL), layout, step=0)
+        bucket = BucketMemory(gradwire.compressor(FORGETFUL), layout, step=0)
         assert {name: numbers.shape for name, numbers in bucket.held_back().items()} == {"first": (10,), "second": (2,)}
 
 

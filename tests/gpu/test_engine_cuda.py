@@ -9,7 +9,8 @@ import torch.distributed as dist
 
 import gradwire
 from gradwire.compress import AllReduce
-from gradwire.ddp_core import Engine
+from gradwire.ddp_core import Engine, ProcessGroup
+from gradwire.ddp_core.engine.task import Task
 
 from ..hooks.given import Given, average, gradients
 from ..hooks.test_simulator_agrees import SHAPES, STEPS, simulated
@@ -19,6 +20,17 @@ SPECS = ["none", "fp16", "bf16", "topk:ratio=0.1", "onebit:block=64", "powersgd:
 needs_nccl = pytest.mark.skipif(not dist.is_nccl_available(), reason="torch was built without NCCL")
 LIMIT = timedelta(seconds=60)
 SLEEP = 1 << 30  # cycles: half a second or so, in which the host gets far ahead
+
+
+def engine_of(rank):
+    device = torch.device("cuda", 0)
+    engine = Engine(ProcessGroup(nccl(rank), device, LIMIT), device, LIMIT)
+    engine.prepare(1)
+    return engine
+
+
+def submitted(engine, program, index=0):
+    return engine.submit(Task(program, f"bucket {index}"))
 
 
 def nccl(rank):
@@ -84,9 +96,8 @@ def failing(tensor):
 
 def submit_late_gradients(rank, world_size):
     """Gradients that are not there yet when they are submitted, and averages that are used before they are there."""
-    engine = Engine(nccl(rank), torch.device("cuda", 0), LIMIT)
-    engine.prepare(1)
-    engine.submit(doubled(torch.ones(8, device="cuda").fill_(1)), "bucket 0")[0].wait().add(1)  # loads what comes below
+    engine = engine_of(rank)
+    submitted(engine, doubled(torch.ones(8, device="cuda").fill_(1))).wait(LIMIT).add(1)  # loads what comes below
     torch.cuda.synchronize()
     grads = [torch.zeros(100_000, device="cuda") for _ in range(3)]
     torch.cuda.set_sync_debug_mode("error")
@@ -95,8 +106,8 @@ def submit_late_gradients(rank, world_size):
     for index, grad in enumerate(grads):
         torch.cuda._sleep(SLEEP)
         grad.fill_(index + 1)
-        futures.append(engine.submit(doubled(grad), f"bucket {index}")[0])
-    results = [future.wait() + 1 for future in futures]
+        futures.append(submitted(engine, doubled(grad), index))
+    results = [future.wait(LIMIT) + 1 for future in futures]
     host = time.monotonic() - began
     busy = not torch.cuda.current_stream().query()
     torch.cuda.set_sync_debug_mode("default")
@@ -113,13 +124,13 @@ def test_streams_wait_for_gradients_and_averages_and_the_host_does_not(ranks):
 
 
 def leave_the_backward_stream_free(rank, world_size):
-    engine = Engine(nccl(rank), torch.device("cuda", 0), LIMIT)
-    engine.submit(doubled(torch.ones(8, device="cuda")), "bucket 0")[0].wait()
+    engine = engine_of(rank)
+    submitted(engine, doubled(torch.ones(8, device="cuda"))).wait(LIMIT)
     torch.cuda.synchronize()
-    future, _ = engine.submit(doubled(torch.ones(8, device="cuda")), "bucket 1")
+    future = submitted(engine, doubled(torch.ones(8, device="cuda")), 1)
     torch.cuda.current_stream().synchronize()
-    busy = not engine._executor._stream.query()
-    return busy, future.wait().tolist()
+    busy = not engine._beside._stream.query()
+    return busy, future.wait(LIMIT).tolist()
 
 
 @needs_nccl
@@ -128,10 +139,10 @@ def test_the_backward_stream_is_not_held_up_by_a_program(ranks):
 
 
 def fail_on_the_side_stream(rank, world_size):
-    engine = Engine(nccl(rank), torch.device("cuda", 0), LIMIT)
-    future, _ = engine.submit(failing(torch.ones(8, device="cuda")), "bucket 0")
+    engine = engine_of(rank)
+    future = submitted(engine, failing(torch.ones(8, device="cuda")))
     messages = []
-    for call in (future.wait, lambda: engine.submit(doubled(torch.ones(8, device="cuda")), "bucket 1")):
+    for call in (lambda: future.wait(LIMIT), lambda: submitted(engine, doubled(torch.ones(8, device="cuda")), 1)):
         with pytest.raises(RuntimeError) as raised:
             call()
         messages.append(str(raised.value))
