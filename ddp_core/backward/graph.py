@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +22,29 @@ def gradient_node(parameter: Tensor) -> Any:
             return get_gradient_edge(parameter).node
         with torch.cuda.stream(torch.cuda.default_stream(parameter.device)):
             return get_gradient_edge(parameter).node
+
+
+def add_hooks(
+    nodes: Sequence[Any], fired: Callable[..., None], lock: AbstractContextManager[Any] | None
+) -> Sequence[Any]:
+    """Have `fired(index, inputs, outputs)` called after each node has run; the handles of these hooks.
+
+    `lock`: to hold meanwhile, where several threads run nodes.
+    """
+
+    def alone(*arguments: Any) -> None:
+        assert lock is not None
+        with lock:
+            fired(*arguments)
+
+    hook = fired if lock is None else alone
+    return [node.register_hook(partial(hook, index)) for index, node in enumerate(nodes)]
+
+
+def remove(handles: Sequence[Any]) -> None:
+    """Take hooks off."""
+    for handle in handles:
+        handle.remove()
 
 
 def arriving(nodes: Sequence[Any], anchor: Any) -> list[bool] | None:

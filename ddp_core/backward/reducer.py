@@ -20,9 +20,10 @@ from ..buckets.grad_bucket import GradBucket, undifferentiated
 from ..measure.step import Step
 from ..measure.timeline import Timeline
 from . import messages
-from .graph import arriving, gradient_node
+from .graph import add_hooks, arriving, gradient_node, remove
 from .progress import Backward, Rules
 from .usage import Usage
+from .weak_call import weakly
 
 
 class Reducer(messages.Complainer):
@@ -61,10 +62,8 @@ class Reducer(messages.Complainer):
         self._nodes = list(map(gradient_node, parameters))
         self._lock = threading.RLock()  # autograd has a thread for each GPU
         several = len({parameter.device for parameter in parameters}) > 1
-        me = weakref.ref(self)
-        hooks = [hook(me, index, self._lock if several else None) for index in range(len(parameters))]
-        handles = [node.register_hook(each) for node, each in zip(self._nodes, hooks, strict=True)]
-        self._detach = weakref.finalize(self, _remove, handles)
+        handles = add_hooks(self._nodes, weakly(self.fired), self._lock if several else None)
+        self._detach = weakref.finalize(self, remove, handles)
         self._detach.atexit = False
 
     def begin(self) -> None:
@@ -139,9 +138,9 @@ class Reducer(messages.Complainer):
         static, watched = self._firings is not None, self.rules.find_unused_parameters
         raise self._failure(messages.unfinished(absent, self.group.rank(), static=static, watched=watched))
 
-    def fired(self, index: int, defined: bool) -> None:
+    def fired(self, index: int, _: Any, gradients: tuple[Tensor | None, ...]) -> None:
         """A parameter's hook: its gradient is there, or undefined, where the loss did not depend on it."""
-        if defined:
+        if defined := gradients[0] is not None:
             self._used[index] = 1
         backward = self._backward
         if backward is None:
@@ -291,25 +290,3 @@ class Reducer(messages.Complainer):
     def _failure(self, text: str) -> RuntimeError:
         self.detach()  # it averages no more; another one may
         return super()._failure(text)
-
-
-def hook(
-    reducer: weakref.ref[Reducer], index: int, lock: threading.RLock | None
-) -> Callable[[Any, tuple[Tensor | None, ...]], None]:
-    """What a gradient node calls once it has run. `lock`: to hold meanwhile, where several threads run nodes."""
-
-    def fired(_: Any, gradients: tuple[Tensor | None, ...]) -> None:
-        if (me := reducer()) is not None:
-            me.fired(index, gradients[0] is not None)
-
-    def alone(_: Any, gradients: tuple[Tensor | None, ...]) -> None:
-        assert lock is not None
-        with lock:
-            fired(_, gradients)
-
-    return fired if lock is None else alone
-
-
-def _remove(handles: Sequence[Any]) -> None:
-    for handle in handles:
-        handle.remove()

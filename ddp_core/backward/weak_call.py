@@ -7,15 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 
-def weakly(method: Callable[..., Any], otherwise: str | None = None) -> Callable[..., Any]:
-    """A call of a bound method; once its object is gone, it does nothing, or raises RuntimeError with the text given."""
+def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A call of a bound method; once its object is gone, it does nothing."""
     me, function = weakref.ref(method.__self__), method.__func__  # type: ignore[attr-defined]
 
     def call(*arguments: Any) -> Any:
-        if (owner := me()) is not None:
-            return function(owner, *arguments)
-        if otherwise is not None:
-            raise RuntimeError(otherwise)
-        return None
+        return None if (owner := me()) is None else function(owner, *arguments)
 
     return call
