@@ -15,15 +15,15 @@ from .private_group import new_name, private_group
 
 
 class GroupPending:
-    """A collective of a process group, and the tensor that will hold its result."""
+    """A collective of a process group, and the tensor that will hold its result. `clocked`: it notes when that is."""
 
-    def __init__(self, work: dist.Work | None, reply: Tensor) -> None:
+    def __init__(self, work: dist.Work | None, reply: Tensor, *, clocked: bool = False) -> None:
         if work is None:
             raise RuntimeError("this rank is not a member of the process group that it reduces on")
         self._work: dist.Work | None = work
         self._reply = reply
         self._arrived: float | None = None
-        if not reply.is_cuda:
+        if clocked and not reply.is_cuda:
             work.get_future().add_done_callback(self._arrives)
 
     def _arrives(self, _: torch.futures.Future[list[Tensor]]) -> None:
@@ -42,7 +42,7 @@ class GroupPending:
         return self._reply
 
     def arrived_at(self) -> float | None:
-        """When it was there; on CUDA that is not known."""
+        """When it was there, where that is noted; not on CUDA."""
         return self._arrived
 
     def abandon(self) -> None:
@@ -123,7 +123,7 @@ def started(request: Request, group: dist.ProcessGroup) -> GroupPending:
         tensor.mul_(1 / group.size())  # as torch: bit for bit what its DDP gives
     match request:
         case AllReduce():
-            return GroupPending(group.allreduce([tensor]), tensor)
+            return GroupPending(group.allreduce([tensor]), tensor, clocked=True)  # who waits may come late
         case ReduceScatter():
             reply = tensor.new_empty(tensor.shape[1:])
             work = dist.reduce_scatter_tensor(reply.view(-1), tensor.reshape(-1), group=group, async_op=True)

@@ -1,0 +1,64 @@
+"""Requests over a process group: what each rank is sent back, in every scope, against float64 by hand."""
+
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from gradwire.compress import AllGather, AllReduce, AllToAll, ReduceScatter
+from gradwire.compress.protocol import members
+from gradwire.ddp_core import ProcessGroup
+
+LIMIT = timedelta(seconds=20)
+CPU = torch.device("cpu")
+SCOPES = ("all", "host", "across")
+
+
+def numbers(rank, rows):
+    return torch.randn(rows, 3, generator=torch.Generator().manual_seed(rank))
+
+
+def replies(rank, world_size, ranks_per_host):
+    """By scope and request, the reply to this rank."""
+    transport = ProcessGroup(dist.group.WORLD, CPU, LIMIT, ranks_per_host)
+    transport.open(2)
+    found = {}
+    for scope in SCOPES:
+        rows = transport.members(scope)
+        for channel, request in enumerate((AllReduce, ReduceScatter, AllGather, AllToAll)):
+            pending = transport.start(request(numbers(rank, rows), scope=scope), channel % 2)
+            found[scope, request.__name__] = pending.wait(LIMIT).clone()
+    dist.barrier()
+    transport.abort()
+    return found
+
+
+@pytest.mark.parametrize(("world_size", "ranks_per_host"), [(4, 2), (3, 1), (3, 3)])
+def test_ranks_of_a_scope_get_what_its_members_gave(ranks, world_size, ranks_per_host):
+    for rank, found in enumerate(ranks.run(replies, world_size, ranks_per_host)):
+        for scope in SCOPES:
+            group = members(scope, rank, world_size, ranks_per_host)
+            given = torch.stack([numbers(other, len(group)).double() for other in group])
+            mine = group.index(rank)
+            expected = {
+                "AllReduce": given.mean(0),
+                "ReduceScatter": given.mean(0)[mine],
+                "AllGather": given,
+                "AllToAll": given[:, mine],
+            }
+            for name, tensor in expected.items():
+                torch.testing.assert_close(
+                    found[scope, name].double(), tensor, rtol=0, atol=1e-6, msg=f"{scope} {name}"
+                )
+
+
+def one_request_too_many(rank, world_size):
+    transport = ProcessGroup(dist.group.WORLD, CPU, LIMIT)
+    transport.open(1)
+    transport.start(AllReduce(torch.ones(1)), 1)
+
+
+def test_a_round_that_the_dry_run_did_not_have_is_refused(ranks):
+    for failure in ranks.run(one_request_too_many, 1, expect_errors=True):
+        assert "asks for round 2, but its dry run had only 1" in failure.message
