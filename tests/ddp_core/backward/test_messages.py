@@ -9,8 +9,8 @@ from torch import nn
 import gradwire
 from gradwire.compress import Dense
 
-from .layers import CAP, Layers, expected_average, gradients_of, inputs_of
-from .nets import WIDTH, linear
+from ..layers import CAP, Layers, expected_average, gradients_of, inputs_of
+from ..nets import WIDTH, linear
 
 ALL = (0, 1, 2, 3)
 SMALL = {"bucket_cap_mb": CAP}

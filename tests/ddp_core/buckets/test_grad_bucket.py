@@ -13,9 +13,9 @@ import gradwire
 from gradwire.ddp_core.buckets.grad_bucket import LARGE, GradBucket
 from gradwire.kernels import backends, use_backend
 
-from .layers import DYNAMIC, Layers, gradients_of, inputs_of
-from .nets import ALWAYS, Batch, Net, Settings, SparseRows, loss_of, same
-from .test_equivalence import train
+from ..behaviour.test_equivalence import train
+from ..layers import DYNAMIC, Layers, gradients_of, inputs_of
+from ..nets import ALWAYS, Batch, Net, Settings, SparseRows, loss_of, same
 
 DENSE = tuple(part for part in ALWAYS if part is not SparseRows)
 

@@ -14,7 +14,7 @@ import gradwire
 from gradwire.ddp_core.buckets.assignment import BucketPlan, assigned, caps_in_bytes
 from gradwire.ddp_core.schedule import bucket_order
 
-from .nets import WIDTH
+from ..nets import WIDTH
 
 
 @contextmanager

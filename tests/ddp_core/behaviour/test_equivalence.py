@@ -8,8 +8,8 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
 
-from . import nets
-from .nets import Batch, Net, Settings, close, descend, loss_of, same
+from .. import nets
+from ..nets import Batch, Net, Settings, close, descend, loss_of, same
 
 CASES_A_CHUNK = 10
 

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 import gradwire
 from gradwire.compress import compressors
 
-from .nets import same
+from ..nets import same
 
 WIDTH = 12
 SMALL = {"bucket_cap_mb": 1.5 * 4 * WIDTH * WIDTH / 2**20}  # two layers a bucket

@@ -10,7 +10,7 @@ from torch import nn
 
 import gradwire
 
-from .nets import same
+from ..nets import same
 
 WIDTH = 8
 
