@@ -44,7 +44,7 @@ asan: $(STAMP)
 	@rm -rf build
 	@LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so.6)" \
 		ASAN_OPTIONS=detect_leaks=0 GRADWIRE_KERNELS=native,reference \
-		$(BIN)/pytest --override-ini pythonpath=$(SANITIZED) --import-mode=append tests/kernels tests/ddp_core/test_shared_sums.py $(ARGS)
+		$(BIN)/pytest --override-ini pythonpath=$(SANITIZED) --import-mode=append tests/kernels tests/ddp_core/transport/test_shared_buffer.py $(ARGS)
 
 # Without torch's cache of memory each tensor has bounds of its own; what needs the cache is left out.
 sanitize: $(STAMP)

@@ -10,7 +10,7 @@ import gradwire
 from gradwire.ddp_core.measure.step import Step
 from gradwire.ddp_core.measure.timeline import Timeline
 
-from .layers import CAP, DYNAMIC, Layers, inputs_of
+from ..layers import CAP, DYNAMIC, Layers, inputs_of
 
 ALL = (0, 1, 2, 3)
 NAMES = {name for name, _ in Layers().named_parameters()}

@@ -1,67 +1,24 @@
 """Compressors inside DistributedDataParallel: what attaching them to torch's gives, in every bit, and all of the handle."""
 
 import copy
-import itertools
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
 from gradwire.compress import compressors
 
-from .nets import same
+from ..chain import SMALL, WIDTH, Chain, inputs_of, train, wrapped
+from ..nets import same
 
-WIDTH = 12
-SMALL = {"bucket_cap_mb": 1.5 * 4 * WIDTH * WIDTH / 2**20}  # two layers a bucket
 MORE = [
     "fp16+powersgd:rank=1",
     "powersgd:rank=2,start_iter=2",
     "onebit:block=64",
     "topk:ratio=0.2,error_feedback=false",
 ]
-STEPS = 5
-
-
-class Chain(nn.Module):
-    """Five layers, registered in the order in which their gradients get ready: that of torch's first buckets, too."""
-
-    def __init__(self):
-        super().__init__()
-        with torch.random.fork_rng():
-            torch.manual_seed(8)
-            self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(5))
-
-    def forward(self, inputs):
-        for layer in reversed(self.layers):
-            inputs = layer(inputs).tanh()
-        return inputs
-
-
-def inputs_of(rank, step):
-    return torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(1000 * rank + step))
-
-
-def wrapped(compressor="none", **options):
-    model = gradwire.DistributedDataParallel(Chain(), compressor=compressor, **{**SMALL, **options})
-    model.reducer.plan.build(range(5))
-    return model
-
-
-def train(model, rank, steps=range(STEPS)):
-    """The gradients of every step."""
-    history = []
-    for step in steps:
-        model.zero_grad()
-        model(inputs_of(rank, step)).square().sum().backward()
-        history += [parameter.grad.clone() for parameter in model.parameters()]
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.sub_(parameter.grad, alpha=0.05)
-    return [*history, *(parameter.detach().clone() for parameter in model.parameters())]
 
 
 def compared(rank, world_size, specs, view):
@@ -217,92 +174,3 @@ def test_a_warm_up_counts_synced_steps_and_statistics_count_bytes(ranks):
         assert steps == 4
         assert total == sum(payloads)
         assert sum(elements) == 5 * WIDTH * WIDTH
-
-
-class SparseBesideDense(nn.Module):
-    def __init__(self):
-        super().__init__()
-        with torch.random.fork_rng():
-            torch.manual_seed(9)
-            self.rows, self.chain = nn.Embedding(50, WIDTH, sparse=True), Chain()
-
-    def forward(self, tokens):
-        return self.chain(self.rows(tokens))
-
-
-def sparse_beside(rank, world_size, spec):
-    """The mean gradient of the rows by hand, ours, and the bytes that the rows cost."""
-    model = gradwire.DistributedDataParallel(SparseBesideDense(), compressor=spec, **SMALL)
-    alone = SparseBesideDense()
-    for step in range(2):
-        model.zero_grad()
-        tokens = [torch.tensor([1, 3 * member, 7 + step]) for member in range(world_size)]
-        model(tokens[rank]).square().sum().backward()
-    records = [bucket for bucket in model.compression.stats().buckets if bucket.parameters == ("rows.weight",)]
-    for mine in tokens if spec == "none" else ():
-        (alone(mine).square().sum() / world_size).backward()
-    gradient, expected = model.module.rows.weight.grad, alone.rows.weight.grad
-    model.compression.close()
-    return gradient.is_sparse, gradient.to_dense(), expected.to_dense() if spec == "none" else None, records
-
-
-def sparse_overflow(rank, world_size, rows_first):
-    """Whether a step changed what is held back, for each step but the first; in one step a row's gradient is infinite."""
-    network = SparseBesideDense()
-    if rows_first:
-        network.rows = network._modules.pop("rows")  # registered last, and so reduced first
-    model = gradwire.DistributedDataParallel(network, compressor="topk:ratio=0.1", **SMALL)
-    held = []
-    for step, factor in enumerate([float("inf"), float("inf"), 1.0] if rows_first else [1.0, 1.0, float("inf"), 1.0]):
-        model.zero_grad()
-        rows = model.module.rows(torch.tensor([rank, step]))
-        loss = model(torch.tensor([1, step])).square().sum() + (rows * factor).sum()
-        loss.backward()
-        held.append([fields["residual"] for fields in model.compression.state_dict()["parameters"].values()])
-    model.compression.close()
-    return list(itertools.starmap(same, itertools.pairwise(held)))
-
-
-def test_a_row_that_overflows_leaves_what_is_held_back_as_it_was(ranks):
-    for alike in ranks.run(sparse_overflow, 2, False):
-        assert alike == [False, True, False]
-
-
-def test_so_does_one_in_the_first_step_though_rows_come_before_what_holds_anything_back(ranks):
-    for alike in ranks.run(sparse_overflow, 2, True):
-        assert alike == [True, False]
-
-
-@pytest.mark.parametrize("spec", ["none", "powersgd:rank=2", "onebit"])
-def test_sparse_gradients_travel_as_rows_beside_compressed_ones(ranks, spec):
-    answers = ranks.run(sparse_beside, 2, spec)
-    for sparse, gradient, expected, records in answers:
-        assert sparse
-        assert torch.equal(gradient, answers[0][1])
-        assert gradient.any(1).nonzero().view(-1).tolist() == [0, 1, 3, 8]
-        assert expected is None or torch.allclose(gradient, expected)
-        assert len(records) == 1
-        assert records[0].record.traffic.payload_bytes == 8 + 3 * (8 + 4 * WIDTH)
-
-
-def hooked_late(rank, world_size, ours, after_forward):
-    """Gradients with a hook that is registered after a step, and after a forward or before one that is not synchronized."""
-    model = gradwire.DistributedDataParallel(Chain(), **SMALL)
-    inputs = torch.full((2, WIDTH), 1.0 + rank)
-    model(inputs).sum().backward()
-    expected = [parameter.grad.clone() for parameter in model.parameters()]
-    model.zero_grad()
-    output = model(inputs) if after_forward else None
-    model.register_comm_hook(*(gradwire.comm_hook("none") if ours else (None, default_hooks.allreduce_hook)))
-    if not after_forward:
-        with model.no_sync():
-            output = model(inputs)
-        model.reducer.prepare_for_backward([output])
-    output.sum().backward()
-    return all(map(torch.equal, [parameter.grad for parameter in model.parameters()], expected))
-
-
-@pytest.mark.parametrize("ours", [True, False])
-@pytest.mark.parametrize("after_forward", [True, False])
-def test_a_hook_that_comes_late_gets_gradients_that_are_not_divided_yet(ranks, ours, after_forward):
-    assert all(ranks.run(hooked_late, 2, ours, after_forward))

@@ -14,7 +14,7 @@ import gradwire
 from gradwire.ddp_core import Link, Paced, obstacle
 from gradwire.ddp_core.transport import host_segment
 
-from .nets import ALWAYS, Batch, Net, descend, loss_of
+from ..nets import ALWAYS, Batch, Net, descend, loss_of
 
 pytestmark = pytest.mark.skipif(bool(obstacle()), reason=obstacle())
 

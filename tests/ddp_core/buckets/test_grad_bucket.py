@@ -1,21 +1,14 @@
-"""Buckets and memory: gradients as views, what a communication hook sees, what is left when a model is gone."""
-
-import gc
-import weakref
+"""A bucket of gradients: gradients as views of it, and what it refuses."""
 
 import pytest
 import torch
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
 from gradwire.ddp_core.buckets.grad_bucket import LARGE, GradBucket
 from gradwire.kernels import backends, use_backend
 
-from .layers import DYNAMIC, Layers, gradients_of, inputs_of
-from .nets import ALWAYS, Batch, Net, Settings, SparseRows, loss_of, same
-from .test_equivalence import train
+from ..nets import ALWAYS, Batch, Net, SparseRows, loss_of
 
 DENSE = tuple(part for part in ALWAYS if part is not SparseRows)
 
@@ -81,82 +74,6 @@ def copied_at_once(rank, world_size):
 def test_with_views_a_large_gradient_gives_its_own_memory_back_as_soon_as_it_is_there(ranks):
     for own in ranks.run(copied_at_once, 2):
         assert own == [1] * 6
-
-
-def all_gone(rank, world_size, options):
-    """Whether a model, its reducer and its compression are gone when the last name is."""
-    model = gradwire.DistributedDataParallel(Layers(), **options)
-    model(inputs_of(rank), (0, 1, 2, 3)).square().sum().backward()
-    left = [weakref.ref(each) for each in (model, model.reducer, model.compression, model.reducer.plan.buckets[0])]
-    del model
-    gc.collect()
-    return [reference() is None for reference in left]
-
-
-@pytest.mark.parametrize("options", [{}, DYNAMIC, {"static_graph": True}, {"compressor": "powersgd"}], ids=str)
-def test_nothing_outlives_a_model(ranks, options):
-    assert ranks.run(all_gone, 2, options) == [[True] * 4] * 2
-
-
-class Seen:
-    """A communication hook that notes what it is handed and averages in a tensor of its own."""
-
-    def __init__(self, model):
-        self.names = {parameter: name for name, parameter in model.named_parameters()}
-        self.notes = []
-
-    def __call__(self, state, bucket):
-        self.notes.append(
-            (bucket.index(), bucket.is_last(), [self.names[parameter] for parameter in bucket.parameters()])
-        )
-        parts = zip(bucket.parameters(), bucket.gradients(), strict=True)
-        assert all(part.shape == parameter.shape and same([part], [parameter.grad]) for parameter, part in parts)
-        assert sum(part.numel() for part in bucket.gradients()) == bucket.buffer().numel()
-        bucket.set_buffer(bucket.buffer().clone())
-        assert all(same([part], [p.grad]) for p, part in zip(bucket.parameters(), bucket.gradients(), strict=True))
-        return default_hooks.allreduce_hook(None, bucket)
-
-
-def hooked(rank, world_size, view):
-    """Parameters with a hook of the user's, and without one in torch's; what the hook was handed in the last step."""
-    settings = Settings(steps=3)
-    model = gradwire.DistributedDataParallel(Net(DENSE), bucket_cap_mb=0.002, gradient_as_bucket_view=view)
-    hook = Seen(model.module)
-    model.register_comm_hook(None, hook)
-    mine, gradients = train(model, rank, settings)
-    expected, torch_s = train(TorchDDP(Net(DENSE), bucket_cap_mb=0.002), rank, settings)
-    count = len(model.reducer.plan.buckets)
-    return same(mine, expected) and same(gradients, torch_s), hook.notes[-count:], len(hook.names)
-
-
-@pytest.mark.parametrize("view", [False, True])
-def test_a_communication_hook_sees_every_gradient_in_its_shape_in_buckets_in_order(ranks, view):
-    for equal, notes, parameters in ranks.run(hooked, 2, view):
-        assert equal
-        assert [index for index, _, _ in notes] == list(range(len(notes)))
-        assert [last for _, last, _ in notes] == [False] * (len(notes) - 1) + [True]
-        names = [name for _, _, names in notes for name in names]
-        assert len(set(names)) == len(names) == parameters - 1  # the frozen one
-
-
-def hooked_dropping(rank, world_size):
-    """The buckets that a user's hook is handed, when layers are dropped."""
-    model = gradwire.DistributedDataParallel(Layers(), **DYNAMIC, skip_all_reduce_unused_params=True)
-    seen = []
-
-    def hook(state, bucket):
-        seen.append(bucket.index())
-        return default_hooks.allreduce_hook(state, bucket)
-
-    model.register_comm_hook(None, hook)
-    model(inputs_of(rank), (3, 1)).square().sum().backward()
-    return seen, [gradient is None for gradient in gradients_of(model)]
-
-
-def test_a_communication_hook_is_not_called_for_a_bucket_that_no_rank_used(ranks):
-    for seen, missing in ranks.run(hooked_dropping, 2):
-        assert seen == [0, 2]
-        assert missing == [True, True, False, False, True, True, False, False]
 
 
 def test_a_bucket_refuses_another_number_of_elements():

@@ -10,7 +10,8 @@ from torch import nn
 
 import gradwire
 
-from .nets import same
+from .. import layers
+from ..nets import same
 
 WIDTH = 8
 
@@ -124,3 +125,18 @@ def outlived(rank, world_size):
 def test_a_reducer_averages_on_without_its_wrapper(ranks):
     for kept, outliving in ranks.run(outlived, 2):
         assert same(kept, outliving)
+
+
+def all_gone(rank, world_size, options):
+    """Whether a model, its reducer and its compression are gone when the last name is."""
+    model = gradwire.DistributedDataParallel(layers.Layers(), **options)
+    model(layers.inputs_of(rank), (0, 1, 2, 3)).square().sum().backward()
+    left = [weakref.ref(each) for each in (model, model.reducer, model.compression, model.reducer.plan.buckets[0])]
+    del model
+    gc.collect()
+    return [reference() is None for reference in left]
+
+
+@pytest.mark.parametrize("options", [{}, layers.DYNAMIC, {"static_graph": True}, {"compressor": "powersgd"}], ids=str)
+def test_nothing_outlives_a_model(ranks, options):
+    assert ranks.run(all_gone, 2, options) == [[True] * 4] * 2

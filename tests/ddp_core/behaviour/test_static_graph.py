@@ -7,9 +7,9 @@ from torch.utils.checkpoint import checkpoint
 
 import gradwire
 
-from .layers import CAP, Layers, expected_average, gradients_of, inputs_of
-from .nets import Net, Settings, close, linear, same
-from .test_equivalence import train, train_alone
+from ..layers import CAP, Layers, expected_average, gradients_of, inputs_of
+from ..nets import Net, Settings, close, linear, same
+from ..training import train, train_alone
 
 VARIANTS = [{"gradient_as_bucket_view": view, "bucket_cap_mb": CAP} for view in (False, True)]
 

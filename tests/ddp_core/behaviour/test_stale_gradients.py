@@ -9,7 +9,7 @@ from torch import nn
 
 import gradwire
 
-from .nets import same
+from ..nets import same
 
 WIDTH = 10
 SPECS = ["topk:ratio=0.1", "powersgd:rank=1", "onebit", "batched-powersgd:rank=1"]

@@ -10,8 +10,8 @@ from torch import nn
 
 import gradwire
 
-from .layers import DYNAMIC, Layers, expected_average, gradients_of, inputs_of
-from .nets import linear, same
+from ..layers import DYNAMIC, Layers, expected_average, gradients_of, inputs_of
+from ..nets import linear, same
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ import gradwire
 from gradwire.ddp_core import obstacle
 from gradwire.ddp_core.measure.step import Step
 
-from ..ranks import LostRank, RankFailure
-from .nets import ALWAYS, Batch, Net, loss_of
+from ...ranks import LostRank, RankFailure
+from ..nets import ALWAYS, Batch, Net, loss_of
 
 pytestmark = pytest.mark.skipif(bool(obstacle()), reason=obstacle())
 HALF_A_SECOND = 0.5

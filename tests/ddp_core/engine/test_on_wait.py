@@ -13,7 +13,7 @@ from gradwire.compress import AllReduce, Traffic
 from gradwire.ddp_core import Engine, Link, Paced, ProcessGroup
 from gradwire.ddp_core.engine.task import Task
 
-from .nets import ALWAYS, Batch, Net, loss_of
+from ..nets import ALWAYS, Batch, Net, loss_of
 
 CPU, LIMIT = torch.device("cpu"), timedelta(seconds=20)
 NUMEL = 1000

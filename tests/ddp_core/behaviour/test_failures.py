@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 import gradwire
 
-from ..ranks import LostRank
-from .layers import CAP, Layers, inputs_of
+from ...ranks import LostRank
+from ..layers import CAP, Layers, inputs_of
 
 SHORT, LONG = timedelta(seconds=2), timedelta(seconds=25)
 HANG = 3.0  # seconds

@@ -10,8 +10,8 @@ import gradwire
 from gradwire.compress import Layout
 from gradwire.ddp_core.memory.bucket_memory import BucketMemory
 
-from .layers import DYNAMIC, LAYER, Layers, expected_average, gradients_of, inputs_of
-from .nets import same
+from ..layers import DYNAMIC, LAYER, Layers, expected_average, gradients_of, inputs_of
+from ..nets import same
 
 FORGETFUL = "onebit:block=8,error_feedback=false"  # holds nothing back; what a rank saves is of its own part
 SPECS = ["topk:ratio=0.1", "powersgd:rank=1,min_compression_rate=0", "onebit"]

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
 
-from .nets import same
+from ..nets import same
 
 WIDTH = 64
 SPECS = ["topk:ratio=0.1", "onebit", "powersgd:rank=2,start_iter=1"]

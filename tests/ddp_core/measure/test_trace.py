@@ -7,7 +7,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
 
-from .layers import CAP, Layers
+from ..layers import CAP, Layers
 from .test_timeline import alone, closed, step
 
 

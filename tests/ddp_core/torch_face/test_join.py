@@ -6,8 +6,8 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
 
-from .layers import CAP, DYNAMIC, Layers, inputs_of
-from .nets import same
+from ..layers import CAP, DYNAMIC, Layers, inputs_of
+from ..nets import same
 
 OPTIONS = {
     "plain": {"bucket_cap_mb": CAP},

@@ -10,8 +10,8 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
 
-from .layers import CAP, DYNAMIC, Layers, expected_average, gradients_of, inputs_of
-from .nets import linear, same
+from ..layers import CAP, DYNAMIC, Layers, expected_average, gradients_of, inputs_of
+from ..nets import linear, same
 
 VARIANTS = [
     {"gradient_as_bucket_view": view, "skip_all_reduce_unused_params": skip}

@@ -1,15 +1,15 @@
 """Our DistributedDataParallel against torch's, bit for bit, and against one process that trains on all batches."""
 
 import random
-from contextlib import nullcontext
 
 import pytest
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
 
-from . import nets
-from .nets import Batch, Net, Settings, close, descend, loss_of, same
+from .. import nets
+from ..nets import Net, Settings, close, same
+from ..training import train, train_alone
 
 CASES_A_CHUNK = 10
 
@@ -38,30 +38,6 @@ def drawn_for_one_bucket(seed):
     parts = [part for part in nets.ALWAYS if part is not nets.SparseRows]
     options = {"gradient_as_bucket_view": source.random() < 0.5}
     return tuple(source.choices(parts, k=source.randint(1, 5))), Settings(options, False, source.choice([1, 1, 2, 3]))
-
-
-def train(model, rank, settings, zeros=0):
-    """Parameters and last gradients; `zeros`: so many steps first in which all gradients are zero, while buckets change."""
-    for step in range(-zeros, settings.steps):
-        model.zero_grad(set_to_none=settings.set_to_none)
-        for micro_batch in range(settings.micro_batches):
-            last = micro_batch == settings.micro_batches - 1
-            with nullcontext() if last else model.no_sync():
-                loss = loss_of(model(Batch.drawn(rank, step, micro_batch)))
-                (loss if step >= 0 else loss * 0).backward()
-        descend(model)
-    return [p.detach().clone() for p in model.parameters()], [p.grad for p in model.parameters()]
-
-
-def train_alone(net, world_size, settings):
-    """The same training in one process on the batches of all ranks."""
-    for step in range(settings.steps):
-        net.zero_grad()
-        for rank in range(world_size):
-            for micro_batch in range(settings.micro_batches):
-                (loss_of(net(Batch.drawn(rank, step, micro_batch))) / world_size).backward()
-        descend(net)
-    return [parameter.detach() for parameter in net.parameters()]
 
 
 def compare(rank, world_size, seeds, draw, zeros=0):

@@ -1,7 +1,6 @@
 """Buckets follow the order in which gradients get ready; what compressors hold back follows the parameters."""
 
 import copy
-import weakref
 from contextlib import contextmanager
 
 import pytest
@@ -11,10 +10,9 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import gradwire
-from gradwire.ddp_core.buckets.assignment import BucketPlan, assigned, caps_in_bytes
 from gradwire.ddp_core.schedule import bucket_order
 
-from .nets import WIDTH
+from ..nets import WIDTH
 
 
 @contextmanager
@@ -77,15 +75,6 @@ def test_a_hook_that_may_know_buckets_by_their_number_sees_them_change_as_often_
         assert seen == [[3, 2, 1, 0]] * 11
 
 
-def test_buckets_that_were_replaced_are_freed():
-    parameters = [nn.Parameter(torch.zeros(2)) for _ in range(3)]
-    plan = BucketPlan(parameters, [False] * 3, [1 << 20], alias=False)
-    plan.trace([2, 1, 0])
-    before = weakref.ref(plan.buckets[0])
-    plan.build([0, 1, 2])
-    assert before() is None
-
-
 FORTH, BACK, MIXED = (0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2)
 
 
@@ -111,52 +100,6 @@ def test_where_ranks_see_different_orders_rank_0_decides(ranks):
     called = [(MIXED, BACK, FORTH)] * 3
     for seen in ranks.run(orders, 3, called):
         assert seen[1:] == [ready(MIXED)] * 2
-
-
-def test_a_proposal_that_changes_nothing_is_the_order_of_the_buckets():
-    parameters = [nn.Parameter(torch.zeros(2)) for _ in range(6)]
-    plan = BucketPlan(parameters, [False] * 6, [16], alias=False)  # two parameters a bucket
-    assert [bucket.members for bucket in plan.buckets] == [(5, 4), (3, 2), (1, 0)]
-    assert plan.proposal() == plan.order
-    for step in range(3):
-        plan.trace([4, 5, 2, 3, 0, 1])  # inside buckets alone
-        assert step == 0 or plan.proposal() == plan.order
-    for step in range(3):
-        plan.trace([1, 5, 2, 3, 0, 4])
-        assert plan.proposal() == (plan.order if step == 0 else [1, 5, 2, 3, 0, 4])
-
-
-def test_parameters_that_were_not_seen_come_last_in_the_order_that_they_had():
-    plan = BucketPlan([nn.Parameter(torch.zeros(2)) for _ in range(5)], [False] * 5, [8], alias=False)
-    plan.trace([1, 3])
-    assert plan.proposal() == [1, 3, 4, 2, 0]
-
-
-def test_every_parameter_is_in_one_bucket_of_its_dtype_and_caps_hold():
-    dtypes = [torch.float32, torch.float64, torch.complex64, torch.bfloat16]
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(50):
-        count = int(torch.randint(1, 30, (), generator=generator))
-        sizes = torch.randint(0, 50, (count,), generator=generator).tolist()
-        parameters = [torch.zeros(size, dtype=dtypes[size % 4]) for size in sizes]
-        alone = (torch.rand(count, generator=generator) < 0.1).tolist()
-        buckets = assigned(parameters, [100, 400], alone)
-        assert sorted(index for members in buckets for index in members) == list(range(count))
-        assert [members[-1] for members in buckets] == sorted(members[-1] for members in buckets)
-        for members in buckets:
-            assert len({parameters[index].dtype for index in members}) == 1
-            assert len(members) == 1 or not any(alone[index] for index in members)
-            assert sum(parameters[index].nbytes for index in members[:-1]) < 400
-
-
-def test_sizes_of_buckets_that_make_no_sense_are_refused():
-    for wrong in (0, -1, float("nan"), [1], "1"):
-        with pytest.raises(ValueError, match="above 0"):
-            caps_in_bytes(wrong)
-    with pytest.raises(ValueError, match="above 0"):
-        caps_in_bytes(None, [])
-    with pytest.raises(ValueError, match="exclude each other"):
-        caps_in_bytes(1, [1])
 
 
 class Given(nn.Module):
