@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .. import kernels
 from .adapters import TwoShot
+from .in_place import in_place
 from .registry import register
 
 SCALE_BYTES = 4
@@ -42,7 +43,7 @@ class OneBit:
 
     def encode(self, grad: Tensor, residual: Tensor | None, rows: Tensor, length: int) -> None:
         """Signs and scales of `grad` (+ `residual`); `residual` keeps the difference."""
-        kernels.sign_pack(grad, residual, *self._parts(rows, length), length)
+        kernels.sign_pack(grad, in_place(residual), *self._parts(rows, length), length)
 
     def decode(self, rows: Tensor, out: Tensor, length: int) -> None:
         """The mean over voters of `scale * sign`."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .. import kernels
 from ..kernels import Factors, Matrix
+from .in_place import in_place
 from .protocol import Layout, Program, all_reduce
 from .registry import register
 from .state import Counter, PerParameter
@@ -94,7 +95,7 @@ class PowerSGD:
         for iteration in range(self.power_iterations):
             p = q.new_empty(factors.left_offsets[-1])
             if iteration == 0:
-                kernels.low_rank_left(grad, residual, factors, q, p)
+                kernels.low_rank_left(grad, in_place(residual), factors, q, p)
             else:
                 kernels.normalize(q, factors, state.q.flat)
                 kernels.low_rank_left(matrices, None, factors, q, p)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .. import kernels
 from .adapters import Gathered
+from .in_place import in_place
 from .registry import register
 
 VALUE_DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
@@ -52,7 +53,7 @@ class TopK:
 
     def encode(self, grad: Tensor, residual: Tensor | None, rows: Tensor, length: int) -> None:
         """The largest elements of each row; `residual` keeps the rest."""
-        kernels.select_largest(grad, residual, *self._parts(rows, length), length)
+        kernels.select_largest(grad, in_place(residual), *self._parts(rows, length), length)
 
     def decode(self, rows: Tensor, out: Tensor, length: int) -> None:
         """The mean over voters, zero where no one sent."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .dispatch import Operation
 from .low_rank import Factors
+from .residual import Residual
 
 logger = logging.getLogger(__name__)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -56,6 +57,21 @@ def flat(**tensors: Tensor | None) -> None:
         if tensor is not None and not tensor.is_contiguous():
             shape, strides = tuple(tensor.shape), tensor.stride()
             raise ValueError(f"{name} is not contiguous (shape {shape}, strides {strides}); pass {name}.contiguous()")
+
+
+def tensors_of(residual: Residual | None) -> tuple[Tensor, ...]:
+    """The tensors of a residual, each once."""
+    return tuple(named(residual).values())
+
+
+def named(residual: Residual | None) -> dict[str, Tensor]:
+    """The tensors of a residual by what messages call them; one name where they are the same memory."""
+    if residual is None:
+        return {}
+    before, after = residual
+    if before.dtype == after.dtype and before.is_set_to(after):
+        return {"residual": after}
+    return {"residual.before": before, "residual.after": after}
 
 
 def rows_of(dtype: torch.dtype, **tensors: Tensor) -> None:
@@ -102,7 +118,7 @@ def check_gather(out: Tensor, places: Sequence[int], sizes: Sequence[int]) -> No
         raise ValueError(f"out has {out.numel()} elements, the sources are to lie at {spans}: inside, and apart")
 
 
-def check_sign_pack(grad: Tensor, residual: Tensor | None, scales: Tensor, bits: Tensor, length: int) -> None:
+def check_sign_pack(grad: Tensor, residual: Residual | None, scales: Tensor, bits: Tensor, length: int) -> None:
     """The arguments of `sign_pack`."""
     _check_blocks(scales, length)
     rows_of(torch.uint8, bits=bits)
@@ -111,7 +127,7 @@ def check_sign_pack(grad: Tensor, residual: Tensor | None, scales: Tensor, bits:
     _check_encoding(grad, residual, scales, bits, length, "bits")
 
 
-def check_quantize_blocks(grad: Tensor, residual: Tensor | None, scales: Tensor, codes: Tensor, length: int) -> None:
+def check_quantize_blocks(grad: Tensor, residual: Residual | None, scales: Tensor, codes: Tensor, length: int) -> None:
     """The arguments of `quantize_blocks`."""
     _check_blocks(scales, length)
     rows_of(torch.int8, codes=codes)
@@ -132,17 +148,17 @@ def check_dequantize_mean(scales: Tensor, codes: Tensor, out: Tensor) -> None:
     _check_decoding(scales, codes, codes.shape[2], out, "codes")
 
 
-def check_select_largest(grad: Tensor, residual: Tensor | None, indices: Tensor, values: Tensor, length: int) -> None:
+def check_select_largest(grad: Tensor, residual: Residual | None, indices: Tensor, values: Tensor, length: int) -> None:
     """The arguments of `select_largest`."""
     require(length > 0, f"a row has at least one element, got {length}")
     _check_sparse(indices, values)
     require(length - 1 <= torch.iinfo(indices.dtype).max, f"{indices.dtype} has no index of element {length - 1}")
     _holds(values.shape[0], length, grad)
-    on_one_device(grad=grad, residual=residual, indices=indices, values=values)
-    flat(grad=grad, residual=residual)
+    on_one_device(grad=grad, **named(residual), indices=indices, values=values)
+    flat(grad=grad, **named(residual))
     _as_long(grad, residual)
-    separate(grad=grad, residual=residual, indices=indices)
-    separate(grad=grad, residual=residual, values=values)
+    separate(grad=grad, **named(residual), indices=indices)
+    separate(grad=grad, **named(residual), values=values)
 
 
 def check_scatter_mean(indices: Tensor, values: Tensor, out: Tensor) -> None:
@@ -154,16 +170,16 @@ def check_scatter_mean(indices: Tensor, values: Tensor, out: Tensor) -> None:
     separate(values=values, out=out)
 
 
-def check_products(grad: Tensor, residual: Tensor | None, factors: Factors, p: Tensor, q: Tensor) -> None:
+def check_products(grad: Tensor, residual: Residual | None, factors: Factors, p: Tensor, q: Tensor) -> None:
     """The arguments of the three products of PowerSGD."""
-    on_one_device(grad=grad, residual=residual, p=p, q=q)
-    flat(grad=grad, residual=residual, p=p, q=q)
+    on_one_device(grad=grad, **named(residual), p=p, q=q)
+    flat(grad=grad, **named(residual), p=p, q=q)
     _as_long(grad, residual)
     end = _end_apart(factors)
     require(end <= grad.numel(), f"the matrices end at element {end}, the gradient has {grad.numel()}")
     check_factor("p", p, factors.left_offsets[-1])
     check_factor("q", q, factors.right_offsets[-1])
-    separate(grad=grad, residual=residual, p=p, q=q)
+    separate(grad=grad, **named(residual), p=p, q=q)
 
 
 def check_factor(name: str, factor: Tensor, size: int) -> None:
@@ -199,14 +215,14 @@ def _check_blocks(scales: Tensor, length: int) -> None:
 
 
 def _check_encoding(
-    grad: Tensor, residual: Tensor | None, scales: Tensor, payload: Tensor, length: int, name: str
+    grad: Tensor, residual: Residual | None, scales: Tensor, payload: Tensor, length: int, name: str
 ) -> None:
     _holds(scales.shape[0], length, grad)
-    on_one_device(grad=grad, residual=residual, scales=scales, **{name: payload})
-    flat(grad=grad, residual=residual)
+    on_one_device(grad=grad, **named(residual), scales=scales, **{name: payload})
+    flat(grad=grad, **named(residual))
     _as_long(grad, residual)
-    separate(grad=grad, residual=residual, scales=scales)
-    separate(grad=grad, residual=residual, **{name: payload})
+    separate(grad=grad, **named(residual), scales=scales)
+    separate(grad=grad, **named(residual), **{name: payload})
 
 
 def _check_decoding(scales: Tensor, payload: Tensor, length: int, out: Tensor, name: str) -> None:
@@ -234,5 +250,9 @@ def _holds(rows: int, length: int, tensor: Tensor) -> None:
     require(rows * length >= tensor.numel(), f"{rows} rows of {length} do not hold {tensor.numel()} elements")
 
 
-def _as_long(grad: Tensor, residual: Tensor | None) -> None:
-    require(residual is None or residual.numel() == grad.numel(), "the residual is not as long as the gradient")
+def _as_long(grad: Tensor, residual: Residual | None) -> None:
+    for each in tensors_of(residual):
+        require(each.numel() == grad.numel(), "the residual is not as long as the gradient")
+    if residual is not None:
+        before, after = (each.dtype for each in residual)
+        require(before == after, f"residual.before is of {before}, residual.after of {after}", TypeError)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .dispatch import operation
+from .residual import Residual
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,17 @@ class Factors:
 
 
 @operation
-def low_rank_left(grad: Tensor, residual: Tensor | None, factors: Factors, q: Tensor, p: Tensor) -> None:
-    """`P = M Q`, where M is `grad` + `residual`, left in `residual`; without a residual M is `grad`."""
-    held = [None] * len(factors.matrices) if residual is None else factors.full(residual)
-    for g, r, right, left in zip(factors.full(grad), held, factors.right(q), factors.left(p), strict=True):
-        left.copy_(torch.mm(g if r is None else r.add_(g), right.T).T)
+def low_rank_left(grad: Tensor, residual: Residual | None, factors: Factors, q: Tensor, p: Tensor) -> None:
+    """`P = M Q`, where M is `grad` + `residual.before`, left in `residual.after`; without a residual M is `grad`.
+
+    Of `residual.after` the elements of the matrices are written, and no others.
+    """
+    sums = factors.full(grad)
+    if residual is not None:
+        parts = map(Residual, factors.full(residual.before), factors.full(residual.after))
+        sums = (part.plus(g) for part, g in zip(parts, factors.full(grad), strict=True))
+    for m, right, left in zip(sums, factors.right(q), factors.left(p), strict=True):
+        left.copy_(torch.mm(m, right.T).T)
 
 
 @operation
@@ -77,7 +84,7 @@ def low_rank_right(matrices: Tensor, factors: Factors, p: Tensor, q: Tensor) -> 
 
 @operation
 def low_rank_finish(grad: Tensor, residual: Tensor | None, factors: Factors, p: Tensor, q: Tensor) -> None:
-    """`P Q^T` into `grad`; `residual`, which holds M, keeps M - P Q^T."""
+    """`P Q^T` into `grad`; `residual`, which holds M as `low_rank_left` leaves it, keeps M - P Q^T."""
     held = [None] * len(factors.matrices) if residual is None else factors.full(residual)
     for g, r, left, right in zip(factors.full(grad), held, factors.left(p), factors.right(q), strict=True):
         torch.mm(left.T, right, out=g)

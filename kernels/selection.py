@@ -6,18 +6,19 @@ import torch
 from torch import Tensor
 
 from .dispatch import operation
+from .residual import Residual
 
 
 @operation
-def select_largest(grad: Tensor, residual: Tensor | None, indices: Tensor, values: Tensor, length: int) -> None:
-    """The largest elements by magnitude of `grad` (+ `residual`), row by row; `residual` keeps the rest.
+def select_largest(grad: Tensor, residual: Residual | None, indices: Tensor, values: Tensor, length: int) -> None:
+    """The largest elements by magnitude of `grad` (+ `residual`), row by row; `residual.after` keeps the rest.
 
     The flat vector is cut into rows of `length`, the last may be shorter. `indices`: int32 or int64 (rows, k), position
     within the row, ascending; `values`: (rows, k), rounded to their dtype and clamped to its finite range, what rounding
-    loses stays in `residual`. Exact: of equal magnitudes the lower index wins; NaN counts as largest. Where a row has
+    loses stays in `residual.after`. Exact: of equal magnitudes the lower index wins; NaN counts as largest. Where a row has
     fewer than k elements the rest is index 0, value 0.
     """
-    corrected = grad if residual is None else residual.add_(grad)
+    corrected = grad if residual is None else residual.plus(grad)
     for row, vector in enumerate(corrected.split(length)):
         chosen = largest_indices(vector, values.shape[1])
         picked = vector[chosen]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ... import kernels
-from ...kernels import Factors, Matrix
+from ...kernels import Factors, Matrix, Residual
 from .heavy_tail import HeavyTail
 from .job import Job, Output, bucket
 
@@ -101,7 +101,7 @@ class Left(LowRank):
 
     def run(self) -> None:
         """As powersgd before its first all-reduce."""
-        kernels.low_rank_left(self.grad, self.residual, self.factors, self.q, self.p)
+        kernels.low_rank_left(self.grad, Residual(self.residual, self.residual), self.factors, self.q, self.p)
 
     def run_baseline(self) -> None:
         """Two passes."""
@@ -230,7 +230,7 @@ class PowerSGDRound(LowRank):
 
     def run(self) -> None:
         """As powersgd, without its all-reduces."""
-        kernels.low_rank_left(self.grad, self.residual, self.factors, self.q, self.p)
+        kernels.low_rank_left(self.grad, Residual(self.residual, self.residual), self.factors, self.q, self.p)
         kernels.orthogonalize(self.p, self.factors)
         kernels.low_rank_right(self.residual, self.factors, self.p, self.q)
         kernels.low_rank_finish(self.grad, self.residual, self.factors, self.p, self.q)

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from ... import kernels
+from ...kernels import Residual
 from .heavy_tail import HeavyTail
 from .job import Job, Output, bucket
 
@@ -119,7 +120,7 @@ class SignPack(Job):
 
     def run(self) -> None:
         """As onebit encodes."""
-        kernels.sign_pack(self.grad, self.residual, self.scales, self.bits, self.length)
+        kernels.sign_pack(self.grad, Residual(self.residual, self.residual), self.scales, self.bits, self.length)
 
     def run_baseline(self) -> None:
         """The fastest of several ways with torch's operators."""

@@ -25,6 +25,8 @@ Format format(const Array& array) { return Format(std::get<1>(array)); }
 int64_t outer(const Array& array) { return std::get<2>(array); }
 int64_t inner(const Array& array) { return std::get<3>(array); }
 
+Residual residual(const Array& before, const Array& after) { return {at<const float>(before), at<float>(after)}; }
+
 bool are_long(const Array& indices) { return std::get<1>(indices) != 0; }
 
 // Gathers the usual sources; returns the numbers of the others, or of all, with nothing done, where the places are wrong.
@@ -70,9 +72,9 @@ void bind_streaming(py::module_& module) {
         released);
     module.def(
         "sign_pack",
-        [](Array grad, Array residual, Array scales, Array bits, int64_t numel, int64_t rows, int64_t blocks,
+        [](Array grad, Array before, Array after, Array scales, Array bits, int64_t numel, int64_t rows, int64_t blocks,
            int64_t block, int64_t threads) {
-            sign_pack({at<const void>(grad), format(grad), at<float>(residual), at<float>(scales), outer(scales),
+            sign_pack({at<const void>(grad), format(grad), residual(before, after), at<float>(scales), outer(scales),
                        at<uint8_t>(bits), outer(bits), numel, blocks, block},
                       rows, threads);
         },
@@ -93,10 +95,10 @@ void bind_selection(py::module_& module) {
     const py::call_guard<py::gil_scoped_release> released;
     module.def(
         "select_largest",
-        [](Array grad, Array residual, Array indices, Array values, int64_t numel, int64_t length, int64_t rows,
+        [](Array grad, Array before, Array after, Array indices, Array values, int64_t numel, int64_t length, int64_t rows,
            int64_t k, int64_t threads) {
             select_largest(
-                {at<const void>(grad), format(grad), at<float>(residual), at<void>(indices), are_long(indices),
+                {at<const void>(grad), format(grad), residual(before, after), at<void>(indices), are_long(indices),
                  outer(indices), at<void>(values), format(values), outer(values), numel, length, rows, k},
                 threads);
         },
@@ -118,8 +120,8 @@ void bind_low_rank(py::module_& module) {
     const auto bind_product = [&](const char* name, void (*product)(const LowRankBuffers&, int64_t)) {
         module.def(
             name,
-            [product](Array matrices, int64_t count, Array grad, Array residual, Array p, Array q, int64_t threads) {
-                product({at<const Matrix>(matrices), count, at<float>(grad), at<float>(residual), at<float>(p),
+            [product](Array matrices, int64_t count, Array grad, Array before, Array after, Array p, Array q, int64_t threads) {
+                product({at<const Matrix>(matrices), count, at<float>(grad), residual(before, after), at<float>(p),
                          at<float>(q)},
                         threads);
             },

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..residual import Residual
+
 NAME = "native"
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int32: 0, torch.int64: 1}  # as C++ numbers them
 NOTHING = (0, 0, 0, 0)
@@ -27,6 +29,11 @@ def probe() -> str:
 def library() -> Any:
     """The extension module; ImportError where it was not built."""
     return import_module("._native", __package__)
+
+
+def arrays(residual: Residual | None) -> tuple[tuple[int, int, int, int], ...]:
+    """Both tensors of a residual as C++ is told of them."""
+    return (NOTHING, NOTHING) if residual is None else (array(residual.before), array(residual.after))
 
 
 def array(tensor: Tensor | None) -> tuple[int, int, int, int]:

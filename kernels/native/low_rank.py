@@ -7,16 +7,27 @@ import functools
 import torch
 from torch import Tensor
 
-from ..checks import check_factor, check_products, end_of, known, log_unknown, on_one_device, require, separate
+from ..checks import (
+    check_factor,
+    check_products,
+    end_of,
+    known,
+    log_unknown,
+    on_one_device,
+    require,
+    separate,
+    tensors_of,
+)
 from ..dispatch import Operation
 from ..low_rank import Factors, low_rank_finish, low_rank_left, low_rank_right, normalize, orthogonalize
-from .library import NAME, array, library
+from ..residual import Residual
+from .library import NAME, array, arrays, library
 
 LARGEST_RANK = 32
 
 
 @low_rank_left.implement(NAME)
-def _low_rank_left(grad: Tensor, residual: Tensor | None, factors: Factors, q: Tensor, p: Tensor) -> None:
+def _low_rank_left(grad: Tensor, residual: Residual | None, factors: Factors, q: Tensor, p: Tensor) -> None:
     if not _product(low_rank_left, grad, residual, factors, p, q):
         low_rank_left.reference(grad, residual, factors, q, p)
 
@@ -29,18 +40,19 @@ def _low_rank_right(matrices: Tensor, factors: Factors, p: Tensor, q: Tensor) ->
 
 @low_rank_finish.implement(NAME)
 def _low_rank_finish(grad: Tensor, residual: Tensor | None, factors: Factors, p: Tensor, q: Tensor) -> None:
-    if not _product(low_rank_finish, grad, residual, factors, p, q):
+    held = None if residual is None else Residual(residual, residual)
+    if not _product(low_rank_finish, grad, held, factors, p, q):
         low_rank_finish.reference(grad, residual, factors, p, q)
 
 
 def _product(
-    operation: Operation[..., None], grad: Tensor, residual: Tensor | None, factors: Factors, p: Tensor, q: Tensor
+    operation: Operation[..., None], grad: Tensor, residual: Residual | None, factors: Factors, p: Tensor, q: Tensor
 ) -> bool:
     """Run one of the three products; False where the native code does not know the dtypes or the matrices."""
-    if (packed := _known(operation, factors, grad, residual, p, q)) is None:
+    if (packed := _known(operation, factors, grad, *tensors_of(residual), p, q)) is None:
         return False
     check_products(grad, residual, factors, p, q)
-    given = array(grad), array(residual), array(p), array(q)
+    given = array(grad), *arrays(residual), array(p), array(q)
     getattr(library(), operation.name)(array(packed), len(packed), *given, torch.get_num_threads())
     return True
 

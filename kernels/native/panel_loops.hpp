@@ -55,16 +55,16 @@ GRADWIRE_INLINE void over_groups(int64_t ranks, int64_t blocks, const Function& 
     if (ranks - rank == 1) over_blocks(rank, std::integral_constant<int, 1>{});
 }
 
-// Copies a place of the matrix; with a residual it is the sum with the gradient, which stays in the residual.
+// Copies a place of the matrix; with a residual it is the sum with the gradient, which stays in the residual after.
 inline void fill(const LowRankJob& job, const Place& place, Panel& panel) {
     const int64_t start = place.start(*job.matrix);
     const float* grad = job.grad + start;
-    float* residual = job.residual ? job.residual + start : nullptr;
+    const Residual residual = job.residual.from(start);
     over_place(place, job.matrix->columns, [&](int64_t row, int64_t from, int64_t at, auto lanes) GRADWIRE_LAMBDA {
         F8 value = load(grad + from, lanes);
         if (residual) {
-            value += load(residual + from, lanes);
-            store(residual + from, value, lanes);
+            value += load(residual.before + from, lanes);
+            store(residual.after + from, value, lanes);
         }
         store(panel.row(row) + at, value);
     });
@@ -76,11 +76,11 @@ inline void fill(const LowRankJob& job, const Place& place, Panel& panel) {
 inline void empty(const LowRankJob& job, const Place& place, Panel& panel) {
     const int64_t start = place.start(*job.matrix);
     float* grad = job.grad + start;
-    float* residual = job.residual ? job.residual + start : nullptr;
+    float* held = job.residual.from(start).after;
     over_place(place, job.matrix->columns, [&](int64_t row, int64_t to, int64_t at, auto lanes) GRADWIRE_LAMBDA {
         const F8 product = load(panel.row(row) + at);
         store(grad + to, product, lanes);
-        if (residual) store(residual + to, load(residual + to, lanes) - product, lanes);
+        if (held) store(held + to, load(held + to, lanes) - product, lanes);
     });
 }
 

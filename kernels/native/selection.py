@@ -5,18 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..checks import check_scatter_mean, check_select_largest, known, require
+from ..checks import check_scatter_mean, check_select_largest, known, require, tensors_of
+from ..residual import Residual
 from ..selection import scatter_mean, select_largest
-from .library import NAME, array, library
+from .library import NAME, array, arrays, library
 
 
 @select_largest.implement(NAME)
-def _select_largest(grad: Tensor, residual: Tensor | None, indices: Tensor, values: Tensor, length: int) -> None:
+def _select_largest(grad: Tensor, residual: Residual | None, indices: Tensor, values: Tensor, length: int) -> None:
     wide = (torch.float32,)
-    if not (known(NAME, select_largest, grad, values) and known(NAME, select_largest, residual, dtypes=wide)):
+    if not (
+        known(NAME, select_largest, grad, values) and known(NAME, select_largest, *tensors_of(residual), dtypes=wide)
+    ):
         return select_largest.reference(grad, residual, indices, values, length)
     check_select_largest(grad, residual, indices, values, length)
-    given = array(grad), array(residual), array(indices), array(values)
+    given = array(grad), *arrays(residual), array(indices), array(values)
     library().select_largest(*given, grad.numel(), length, *values.shape, torch.get_num_threads())
 
 

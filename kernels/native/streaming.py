@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from ..casting import cast_scaled, gather_scaled
-from ..checks import check_cast, check_gather, check_sign_pack, check_sign_unpack_mean, known
+from ..checks import check_cast, check_gather, check_sign_pack, check_sign_unpack_mean, known, tensors_of
 from ..finite import all_finite
+from ..residual import Residual
 from ..signs import sign_pack, sign_unpack_mean
-from .library import NAME, array, library
+from .library import NAME, array, arrays, library
 
 
 @cast_scaled.implement(NAME)
@@ -42,12 +43,12 @@ def _all_finite(tensor: Tensor) -> Tensor:
 
 
 @sign_pack.implement(NAME)
-def _sign_pack(grad: Tensor, residual: Tensor | None, scales: Tensor, bits: Tensor, length: int) -> None:
-    if not (known(NAME, sign_pack, grad) and known(NAME, sign_pack, residual, dtypes=(torch.float32,))):
+def _sign_pack(grad: Tensor, residual: Residual | None, scales: Tensor, bits: Tensor, length: int) -> None:
+    if not (known(NAME, sign_pack, grad) and known(NAME, sign_pack, *tensors_of(residual), dtypes=(torch.float32,))):
         return sign_pack.reference(grad, residual, scales, bits, length)
     check_sign_pack(grad, residual, scales, bits, length)
     rows, blocks = scales.shape
-    given = array(grad), array(residual), array(scales), array(bits)
+    given = array(grad), *arrays(residual), array(scales), array(bits)
     library().sign_pack(*given, grad.numel(), rows, blocks, length // blocks, torch.get_num_threads())
 
 

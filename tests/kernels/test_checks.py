@@ -3,19 +3,40 @@
 import pytest
 import torch
 
-from gradwire.kernels import Factors, Matrix, checks
+from gradwire.kernels import Factors, Matrix, Residual, checks
+
+from ..residuals import in_place
 
 X, BITS, PLACES = torch.ones(16), torch.zeros(1, 2, dtype=torch.uint8), torch.zeros(1, 2, dtype=torch.int32)
 ONE = Factors((Matrix(0, 4, 4, 1),))
 TWO = Factors((Matrix(7, 3, 3, 1), Matrix(0, 4, 2, 1)))
-HALF = X[:8].clone()
+HALF, LONG = X[:8].clone(), torch.ones(24)
 REFUSED = {
     "not contiguous": (checks.check_cast, (X[::2], HALF), "source is not contiguous"),
     "shapes": (checks.check_cast, (X, HALF), "differ in shape"),
     "overlap": (checks.check_cast, (X[:8], X[4:12]), "source and out overlap"),
     "other device": (checks.check_cast, (X, X.to("meta")), "out is on meta, source on cpu"),
-    "same residual": (checks.check_sign_pack, (X, X, torch.ones(1, 2), BITS, 16), "grad and residual overlap"),
-    "short residual": (checks.check_sign_pack, (X, HALF, torch.ones(1, 2), BITS, 16), "not as long"),
+    "same residual": (
+        checks.check_sign_pack,
+        (X, in_place(X), torch.ones(1, 2), BITS, 16),
+        "grad and residual overlap",
+    ),
+    "short residual": (checks.check_sign_pack, (X, in_place(HALF), torch.ones(1, 2), BITS, 16), "not as long"),
+    "residual apart": (
+        checks.check_sign_pack,
+        (X, Residual(LONG[:16], LONG[8:24]), torch.ones(1, 2), BITS, 16),
+        r"residual\.before and residual\.after overlap",
+    ),
+    "grad before": (
+        checks.check_sign_pack,
+        (X, Residual(X, LONG[:16]), torch.ones(1, 2), BITS, 16),
+        r"grad and residual\.before overlap",
+    ),
+    "short before": (
+        checks.check_sign_pack,
+        (X, Residual(LONG[:8], LONG[:16]), torch.ones(1, 2), BITS, 16),
+        "not as long",
+    ),
     "bits": (checks.check_sign_pack, (X, None, torch.ones(1, 2), BITS[:, :1], 16), "bits have the shape"),
     "few rows": (checks.check_sign_pack, (torch.ones(17), None, torch.ones(1, 2), BITS, 16), "do not hold 17"),
     "block": (checks.check_sign_pack, (X, None, torch.ones(1, 4), BITS, 16), "multiple of 8 elements, got 4"),
@@ -53,6 +74,16 @@ def test_wrong_dtypes_are_refused_in_words():
         checks.check_select_largest(X, None, PLACES.to(torch.uint8), torch.ones(1, 2), 16)
     with pytest.raises(TypeError, match=r"scales is of torch\.float32, got torch\.float64"):
         checks.check_sign_pack(X, None, torch.ones(1, 2, dtype=torch.float64), BITS, 16)
+
+
+def test_a_residual_has_one_dtype():
+    residual = Residual(torch.ones(16), torch.ones(16, dtype=torch.float64))
+    with pytest.raises(TypeError, match=r"residual\.before is of torch\.float32, residual\.after of torch\.float64"):
+        checks.check_sign_pack(X, residual, torch.ones(1, 2), BITS, 16)
+
+
+def test_two_views_of_the_same_memory_are_a_residual_in_place():
+    checks.check_sign_pack(X, Residual(LONG[:16], LONG[:16]), torch.ones(1, 2), BITS, 16)
 
 
 def test_rows_inside_larger_rows_are_accepted():

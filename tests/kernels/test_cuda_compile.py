@@ -13,6 +13,7 @@ from gradwire.kernels import cuda
 from gradwire.kernels.cuda import bases, module, selecting, sign_packing
 
 from ..gpu.cases import GRADS, factors_of
+from ..residuals import in_place
 from .cuda_emulator import argument_of, code_of
 
 ARCHITECTURES = ["sm_80", "sm_90"]
@@ -78,7 +79,9 @@ def asked_for(source, monkeypatch):
     for number in GRADS:
         for block in (8, 2048, 16384):
             bits, scales = torch.zeros(1, block // 8, dtype=torch.uint8), torch.zeros(1, 1)
-            sign_packing.encode_signs(torch.zeros(block, dtype=number), torch.zeros(block), scales, bits, block)
+            sign_packing.encode_signs(
+                torch.zeros(block, dtype=number), in_place(torch.zeros(block)), scales, bits, block
+            )
         selecting.select(torch.zeros(8, dtype=number), None, torch.zeros(1, 1, dtype=torch.int32), torch.zeros(1, 1), 8)
     for rank in bases.RANKS:
         bases.orthonormal(torch.zeros(32 * rank), factors_of([(32, rank)]))

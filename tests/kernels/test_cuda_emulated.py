@@ -15,7 +15,8 @@ from gradwire.kernels.cuda import module, selecting
 
 from ..gpu import cases
 from ..gpu.cases import GRADS, HARD, numbers
-from . import test_orthogonalize, test_selection, test_signs
+from ..residuals import in_place
+from . import test_orthogonalize, test_residual, test_selection, test_signs
 from .cuda_emulator import HERE, Emulator, build, kernels_of
 
 pytestmark = pytest.mark.usefixtures("emulator")
@@ -57,8 +58,8 @@ def backend(emulator):
     return "emulated"
 
 
-ELSEWHERE = ("over_voters", "each_row_is_selected")  # of other operations, or slow here
-for laws in (test_signs, test_selection, test_orthogonalize):  # which every backend keeps
+ELSEWHERE = ("over_voters", "each_row_is_selected", "matrices")  # of other operations, or slow here
+for laws in (test_signs, test_selection, test_orthogonalize, test_residual):  # which every backend keeps
     for name, law in vars(laws).items():
         if name.startswith("test_") and not any(part in name for part in ELSEWHERE):
             globals()[f"{name}_{laws.__name__.rpartition('_')[2]}"] = law
@@ -158,7 +159,7 @@ def test_results_are_the_same_every_time():
     grad, results = numbers(30_000), []
     for _ in range(2):
         residual, scales, bits = torch.zeros(30_000), torch.zeros(1, 1), torch.zeros(1, 3750, dtype=torch.uint8)
-        kernels.sign_pack(grad, residual, scales, bits, 30_000)
+        kernels.sign_pack(grad, in_place(residual), scales, bits, 30_000)
         results.append(torch.cat([residual, scales[0], bits[0]]))
     assert torch.equal(*results)
 

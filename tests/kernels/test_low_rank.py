@@ -7,6 +7,8 @@ import torch
 from gradwire import kernels
 from gradwire.kernels import Factors, Matrix
 
+from ..residuals import in_place
+
 pytestmark = pytest.mark.usefixtures("backend")
 SHAPES = {  # (rows, columns, rank)
     "one element": [(1, 1, 1)],
@@ -83,7 +85,7 @@ def test_left_is_m_q_and_the_residual_takes_up_the_gradient(shapes, dtype, with_
     grad, held, q = numbers(size, dtype), numbers(size, dtype, 1), numbers(factors.right_offsets[-1], dtype, 2)
     residual = held.clone() if with_residual else None
     p, before = poisoned(factors.left_offsets[-1], dtype), grad.clone()
-    kernels.low_rank_left(grad, residual, factors, q, p)
+    kernels.low_rank_left(grad, in_place(residual), factors, q, p)
     total = grad + held if with_residual else grad
     expected = [m @ f for m, f in zip(parts(total, shapes, "full"), parts(q, shapes, "right"), strict=True)]
     assert close(parts(p, shapes, "left"), expected, dtype, size)
@@ -126,7 +128,7 @@ def test_what_lies_between_the_matrices_is_left_as_it_is(shapes, dtype):
     grad, residual = numbers(size, dtype), numbers(size, dtype, 1)
     before = [grad[between].clone(), residual[between].clone()]
     p, q = numbers(factors.left_offsets[-1], dtype), numbers(factors.right_offsets[-1], dtype)
-    kernels.low_rank_left(grad, residual, factors, q, p)
+    kernels.low_rank_left(grad, in_place(residual), factors, q, p)
     kernels.low_rank_finish(grad, residual, factors, p, q)
     assert torch.equal(grad[between], before[0])
     assert torch.equal(residual[between], before[1])

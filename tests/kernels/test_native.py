@@ -10,7 +10,9 @@ from gradwire import kernels
 from gradwire.kernels import Factors, Matrix, native
 from gradwire.kernels.checks import log_unknown
 
+from ..residuals import in_place
 from .native_given import GRADS, INF, NAN, SIZES, native_of, needs_native, numbers, same, unaligned
+from .test_residual import ENCODERS, WIDE, beside_and_in_place
 
 pytestmark = needs_native
 LARGE = 2_200_003  # a result of so many float32 is written around the caches
@@ -106,7 +108,7 @@ def test_signs_are_those_of_the_reference_and_the_mean_is_to_the_bit(level, thre
     for pack in (kernels.sign_pack, kernels.sign_pack.reference):
         residual = unaligned(numbers(size, seed=1))
         scales, bits = torch.full((rows, length // block), NAN), torch.zeros(rows, length // 8, dtype=torch.uint8)
-        pack(grad, residual, scales, bits, length)
+        pack(grad, in_place(residual), scales, bits, length)
         votes.append((residual, scales, bits))
     (residual, scales, bits), expected = votes
     assert torch.equal(bits, expected[2])
@@ -176,6 +178,13 @@ def test_as_many_places_as_sources_are_given():
         native_of(kernels.gather_scaled)(X, [torch.ones(4)], [0, 4], 1.0)
 
 
+@pytest.mark.parametrize("encode", [*ENCODERS.values(), *WIDE.values()], ids=[*ENCODERS, *WIDE])
+def test_a_residual_written_beside_the_old_one_is_that_written_over_it(level, threads, encode):
+    with kernels.use_backend("native", "reference"):
+        found, expected = beside_and_in_place(encode, numbers(200_003))
+    assert all(map(torch.equal, found, expected))
+
+
 def test_rows_of_a_payload_that_holds_other_things_too_are_left_as_they_are(level):
     rows = torch.full((3, 4 + 8 + 4), 7, dtype=torch.uint8)
     kernels.sign_pack(numbers(150), None, rows[:, :4].view(torch.float32), rows[:, 4:12], 64)
@@ -203,7 +212,7 @@ REFUSED = {
         (X, [torch.ones(8), torch.ones(9)], [0, 8], 1.0),
         "16 elements, the sources are to lie at 0 to 8, 8 to 17",
     ),
-    "sign_pack": ((X, X, torch.ones(1, 2), SIGNS, 16), "grad and residual overlap"),
+    "sign_pack": ((X, in_place(X), torch.ones(1, 2), SIGNS, 16), "grad and residual overlap"),
     "sign_unpack_mean": ((torch.ones(1, 1, 1), SIGNS.unsqueeze(0), torch.ones(17)), "do not hold 17"),
     "select_largest": ((X, None, PLACES, torch.ones(1, 4)[:, ::2], 16), "rows of values"),
     "scatter_mean": ((PLACES[None], torch.ones(1, 1, 2), X, 0), "at least one element, got 0"),

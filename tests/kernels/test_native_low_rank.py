@@ -6,6 +6,7 @@ import torch
 from gradwire import kernels
 from gradwire.kernels import Factors, Matrix, native
 
+from ..residuals import in_place
 from .native_given import INF, NAN, native_of, needs_native, numbers
 
 pytestmark = needs_native
@@ -25,8 +26,8 @@ def test_products_of_all_ranks_are_those_of_float64(level, threads, rank):
     grad, residual, q = numbers(starts[-1]), numbers(starts[-1], seed=1), numbers(factors.right_offsets[-1], seed=2)
     wide, wide_grad, wide_q = residual.double(), grad.double(), q.double()
     p, wide_p = torch.full((factors.left_offsets[-1],), NAN), torch.empty(factors.left_offsets[-1]).double()
-    kernels.low_rank_left(grad, residual, factors, q, p)
-    kernels.low_rank_left.reference(wide_grad, wide, factors, wide_q, wide_p)
+    kernels.low_rank_left(grad, in_place(residual), factors, q, p)
+    kernels.low_rank_left.reference(wide_grad, in_place(wide), factors, wide_q, wide_p)
     kernels.low_rank_right(residual, factors, p, q)
     kernels.low_rank_right.reference(wide, factors, wide_p, wide_q)
     kernels.low_rank_finish(grad, residual, factors, p, q)
@@ -41,7 +42,7 @@ def products(threads, rank):
     size = 500 * 600 + 21 + 301 * 1003
     grad, residual, q = numbers(size), numbers(size, seed=1), numbers(factors.right_offsets[-1], seed=2)
     p = torch.empty(factors.left_offsets[-1])
-    native_of(kernels.low_rank_left)(grad, residual, factors, q, p)
+    native_of(kernels.low_rank_left)(grad, in_place(residual), factors, q, p)
     native_of(kernels.orthogonalize)(p, factors)
     native_of(kernels.low_rank_right)(residual, factors, p, q)
     native_of(kernels.low_rank_finish)(grad, residual, factors, p, q)
