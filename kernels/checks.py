@@ -1,40 +1,23 @@
-"""What a kernel cannot see from an address, for all backends: dtypes, layout, size, device and overlap of tensors."""
+"""What a kernel cannot see from an address, for all backends: dtypes, layout, size and device of tensors.
+
+The checks of an operation take its arguments and look at their structure alone: see `Contract`.
+"""
 
 from __future__ import annotations
 
-import functools
-import logging
-from collections.abc import Collection, Sequence
-from itertools import combinations, pairwise
+from collections.abc import Sequence
+from itertools import pairwise
 from operator import add
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from .dispatch import Operation
-from .low_rank import Factors
+from .factors import Factors
 from .residual import Residual
 
-logger = logging.getLogger(__name__)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+WIDE = (torch.float32,)
 INDICES = (torch.int32, torch.int64)
-
-
-@functools.cache
-def log_unknown(backend: str, operation: str, what: str) -> None:
-    """Log, once, that an operation of a backend runs on the reference, and for which tensors."""
-    logger.info("%s %s does not know %s, the reference runs", backend, operation, what)
-
-
-def known(
-    backend: str, operation: Operation[Any, Any], *tensors: Tensor | None, dtypes: Collection[torch.dtype] = FLOATS
-) -> bool:
-    """Whether all dtypes are among `dtypes`; where not, it is logged."""
-    unknown = {str(each.dtype) for each in tensors if each is not None and each.dtype not in dtypes}
-    if unknown:
-        log_unknown(backend, operation.name, ", ".join(sorted(unknown)))
-    return not unknown
 
 
 def require(condition: bool, message: str, error: type[Exception] = ValueError) -> None:
@@ -59,19 +42,15 @@ def flat(**tensors: Tensor | None) -> None:
             raise ValueError(f"{name} is not contiguous (shape {shape}, strides {strides}); pass {name}.contiguous()")
 
 
-def tensors_of(residual: Residual | None) -> tuple[Tensor, ...]:
-    """The tensors of a residual, each once."""
-    return tuple(named(residual).values())
-
-
 def named(residual: Residual | None) -> dict[str, Tensor]:
-    """The tensors of a residual by what messages call them; one name where they are the same memory."""
+    """The tensors of a residual by what messages call them; TypeError where it is none."""
     if residual is None:
         return {}
+    require(
+        isinstance(residual, Residual), f"a residual is a Residual, of two tensors, got {type(residual)}", TypeError
+    )
     before, after = residual
-    if before.dtype == after.dtype and before.is_set_to(after):
-        return {"residual": after}
-    return {"residual.before": before, "residual.after": after}
+    return {"residual": after} if before is after else {"residual.before": before, "residual.after": after}
 
 
 def rows_of(dtype: torch.dtype, **tensors: Tensor) -> None:
@@ -84,26 +63,11 @@ def rows_of(dtype: torch.dtype, **tensors: Tensor) -> None:
         )
 
 
-def separate(**tensors: Tensor | None) -> None:
-    """No two share memory, else ValueError."""
-    spans = [(name, *_span(tensor)) for name, tensor in tensors.items() if tensor is not None and tensor.numel()]
-    for (first, start, end), (second, other_start, other_end) in combinations(spans, 2):
-        require(end <= other_start or other_end <= start, f"{first} and {second} overlap in memory")
-
-
-def _span(tensor: Tensor) -> tuple[int, int]:
-    """The first byte and the one past the last."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    start = tensor.data_ptr()
-    return start, start + (last + 1) * tensor.element_size()
-
-
 def check_cast(source: Tensor, out: Tensor) -> None:
     """The arguments of `cast_scaled`."""
     require(source.shape == out.shape, f"source and out differ in shape: {tuple(source.shape)}, {tuple(out.shape)}")
     on_one_device(source=source, out=out)
     flat(source=source, out=out)
-    separate(source=source, out=out)
 
 
 def check_gather(out: Tensor, places: Sequence[int], sizes: Sequence[int]) -> None:
@@ -157,29 +121,48 @@ def check_select_largest(grad: Tensor, residual: Residual | None, indices: Tenso
     on_one_device(grad=grad, **named(residual), indices=indices, values=values)
     flat(grad=grad, **named(residual))
     _as_long(grad, residual)
-    separate(grad=grad, **named(residual), indices=indices)
-    separate(grad=grad, **named(residual), values=values)
 
 
-def check_scatter_mean(indices: Tensor, values: Tensor, out: Tensor) -> None:
+def check_scatter_mean(indices: Tensor, values: Tensor, out: Tensor, length: int) -> None:
     """The arguments of `scatter_mean`."""
+    require(length > 0, f"a row has at least one element, got {length}")
     _check_sparse(indices, values)
     on_one_device(indices=indices, values=values, out=out)
     flat(out=out)
-    separate(indices=indices, out=out)
-    separate(values=values, out=out)
 
 
-def check_products(grad: Tensor, residual: Residual | None, factors: Factors, p: Tensor, q: Tensor) -> None:
-    """The arguments of the three products of PowerSGD."""
-    on_one_device(grad=grad, **named(residual), p=p, q=q)
-    flat(grad=grad, **named(residual), p=p, q=q)
+def check_left(grad: Tensor, residual: Residual | None, factors: Factors, q: Tensor, p: Tensor) -> None:
+    """The arguments of `low_rank_left`."""
     _as_long(grad, residual)
-    end = _end_apart(factors)
-    require(end <= grad.numel(), f"the matrices end at element {end}, the gradient has {grad.numel()}")
+    _check_product(factors, p, q, grad=grad, **named(residual))
+
+
+def check_right(matrices: Tensor, factors: Factors, p: Tensor, q: Tensor) -> None:
+    """The arguments of `low_rank_right`."""
+    _check_product(factors, p, q, matrices=matrices)
+
+
+def check_finish(grad: Tensor, residual: Tensor | None, factors: Factors, p: Tensor, q: Tensor) -> None:
+    """The arguments of `low_rank_finish`."""
+    _as_long(grad, None if residual is None else Residual(residual, residual))
+    _check_product(factors, p, q, grad=grad, residual=residual)
+
+
+def check_orthogonalize(p: Tensor, factors: Factors) -> None:
+    """The arguments of `orthogonalize`."""
+    end_of(factors)
+    for m in factors.matrices:
+        require(m.rank <= m.rows, f"{m.rank} vectors of {m.rows} elements cannot be orthonormal: {m}")
     check_factor("p", p, factors.left_offsets[-1])
+
+
+def check_normalize(q: Tensor, factors: Factors, previous: Tensor | None = None) -> None:
+    """The arguments of `normalize`."""
+    end_of(factors)
+    on_one_device(q=q, previous=previous)
     check_factor("q", q, factors.right_offsets[-1])
-    separate(grad=grad, **named(residual), p=p, q=q)
+    if previous is not None:
+        check_factor("previous", previous, factors.right_offsets[-1])
 
 
 def check_factor(name: str, factor: Tensor, size: int) -> None:
@@ -188,7 +171,6 @@ def check_factor(name: str, factor: Tensor, size: int) -> None:
     require(factor.numel() >= size, f"{name} has {factor.numel()} elements, the factors need {size}")
 
 
-@functools.lru_cache(maxsize=1024)
 def end_of(factors: Factors) -> int:
     """One past the last element of the last matrix; ValueError for what is no matrix."""
     for m in factors.matrices:
@@ -196,7 +178,6 @@ def end_of(factors: Factors) -> int:
     return max((m.offset + m.rows * m.columns for m in factors.matrices), default=0)
 
 
-@functools.lru_cache(maxsize=1024)
 def _end_apart(factors: Factors) -> int:
     """As `end_of`; ValueError also for two matrices that share elements."""
     end = 0
@@ -204,6 +185,15 @@ def _end_apart(factors: Factors) -> int:
         require(m.offset >= end or not m.rows * m.columns, f"the matrix before it ends at element {end}: {m}")
         end = max(end, m.offset + m.rows * m.columns)
     return end_of(factors)
+
+
+def _check_product(factors: Factors, p: Tensor, q: Tensor, **tensors: Tensor | None) -> None:
+    on_one_device(**tensors, p=p, q=q)
+    flat(**tensors, p=p, q=q)
+    end, numel = _end_apart(factors), next(each.numel() for each in tensors.values() if each is not None)
+    require(end <= numel, f"the matrices end at element {end}, the gradient has {numel}")
+    check_factor("p", p, factors.left_offsets[-1])
+    check_factor("q", q, factors.right_offsets[-1])
 
 
 def _check_blocks(scales: Tensor, length: int) -> None:
@@ -221,8 +211,6 @@ def _check_encoding(
     on_one_device(grad=grad, **named(residual), scales=scales, **{name: payload})
     flat(grad=grad, **named(residual))
     _as_long(grad, residual)
-    separate(grad=grad, **named(residual), scales=scales)
-    separate(grad=grad, **named(residual), **{name: payload})
 
 
 def _check_decoding(scales: Tensor, payload: Tensor, length: int, out: Tensor, name: str) -> None:
@@ -235,8 +223,6 @@ def _check_decoding(scales: Tensor, payload: Tensor, length: int, out: Tensor, n
     _holds(scales.shape[1], length, out)
     on_one_device(scales=scales, out=out, **{name: payload})
     flat(out=out)
-    separate(scales=scales, out=out)
-    separate(out=out, **{name: payload})
 
 
 def _check_sparse(indices: Tensor, values: Tensor) -> None:
@@ -251,8 +237,8 @@ def _holds(rows: int, length: int, tensor: Tensor) -> None:
 
 
 def _as_long(grad: Tensor, residual: Residual | None) -> None:
-    for each in tensors_of(residual):
-        require(each.numel() == grad.numel(), "the residual is not as long as the gradient")
     if residual is not None:
+        for each in residual:
+            require(each.numel() == grad.numel(), "the residual is not as long as the gradient")
         before, after = (each.dtype for each in residual)
         require(before == after, f"residual.before is of {before}, residual.after of {after}", TypeError)

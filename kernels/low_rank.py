@@ -8,60 +8,17 @@ each product then reads memory in order (measured at rank 4: up to ten times fas
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import accumulate
 
 import torch
 from torch import Tensor
 
+from .checks import check_finish, check_left, check_normalize, check_orthogonalize, check_right
 from .dispatch import operation
+from .factors import Factors
 from .residual import Residual
 
 
-@dataclass(frozen=True)
-class Matrix:
-    """A matrix inside a flat buffer: its first element, its shape, and the rank of its factors."""
-
-    offset: int
-    rows: int
-    columns: int
-    rank: int
-
-
-@dataclass(frozen=True)
-class Factors:
-    """The matrices of a bucket and the places of their factors."""
-
-    matrices: tuple[Matrix, ...]
-
-    @cached_property
-    def left_offsets(self) -> tuple[int, ...]:
-        """First element of each P; the last entry is the number of elements of all."""
-        return tuple(accumulate((m.rows * m.rank for m in self.matrices), initial=0))
-
-    @cached_property
-    def right_offsets(self) -> tuple[int, ...]:
-        """First element of each Q; the last entry is the number of elements of all."""
-        return tuple(accumulate((m.columns * m.rank for m in self.matrices), initial=0))
-
-    def full(self, flat: Tensor) -> Iterator[Tensor]:
-        """Views of the matrices in the flat bucket."""
-        for m in self.matrices:
-            yield flat[m.offset : m.offset + m.rows * m.columns].view(m.rows, m.columns)
-
-    def left(self, flat: Tensor) -> Iterator[Tensor]:
-        """Views of the transposed P factors, (rank, rows)."""
-        for m, start in zip(self.matrices, self.left_offsets, strict=False):
-            yield flat[start : start + m.rows * m.rank].view(m.rank, m.rows)
-
-    def right(self, flat: Tensor) -> Iterator[Tensor]:
-        """Views of the transposed Q factors, (rank, columns)."""
-        for m, start in zip(self.matrices, self.right_offsets, strict=False):
-            yield flat[start : start + m.columns * m.rank].view(m.rank, m.columns)
-
-
-@operation
+@operation(check=check_left, apart=[("grad", "residual", "p", "q")])
 def low_rank_left(grad: Tensor, residual: Residual | None, factors: Factors, q: Tensor, p: Tensor) -> None:
     """`P = M Q`, where M is `grad` + `residual.before`, left in `residual.after`; without a residual M is `grad`.
 
@@ -75,14 +32,14 @@ def low_rank_left(grad: Tensor, residual: Residual | None, factors: Factors, q: 
         left.copy_(torch.mm(m, right.T).T)
 
 
-@operation
+@operation(check=check_right, apart=[("matrices", "p", "q")])
 def low_rank_right(matrices: Tensor, factors: Factors, p: Tensor, q: Tensor) -> None:
     """`Q = M^T P`."""
     for m, left, right in zip(factors.full(matrices), factors.left(p), factors.right(q), strict=True):
         torch.mm(left, m, out=right)
 
 
-@operation
+@operation(check=check_finish, apart=[("grad", "residual", "p", "q")])
 def low_rank_finish(grad: Tensor, residual: Tensor | None, factors: Factors, p: Tensor, q: Tensor) -> None:
     """`P Q^T` into `grad`; `residual`, which holds M as `low_rank_left` leaves it, keeps M - P Q^T."""
     held = [None] * len(factors.matrices) if residual is None else factors.full(residual)
@@ -92,7 +49,7 @@ def low_rank_finish(grad: Tensor, residual: Tensor | None, factors: Factors, p: 
             r.sub_(g)
 
 
-@operation
+@operation(check=check_orthogonalize)
 def orthogonalize(p: Tensor, factors: Factors) -> None:
     """Replace each P by a matrix with orthonormal columns that span its columns, in place.
 
@@ -104,7 +61,7 @@ def orthogonalize(p: Tensor, factors: Factors) -> None:
         torch._foreach_copy_(batch, list(bases.mT))
 
 
-@operation
+@operation(check=check_normalize, apart=[("q", "previous")])
 def normalize(q: Tensor, factors: Factors, previous: Tensor | None = None) -> None:
     """Scale each factor vector of Q to length 1, in place; a zero vector becomes that of `previous` (None: stays zero).
 

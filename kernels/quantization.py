@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from .checks import check_dequantize_mean, check_quantize_blocks
 from .dispatch import operation
 from .residual import Residual
 
@@ -19,7 +20,7 @@ KEY_STEPS = 0x9E3779B9, 0xBB67AE85
 WORD = 0xFFFFFFFF
 
 
-@operation
+@operation(check=check_quantize_blocks, apart=[("grad", "residual", "scales"), ("grad", "residual", "codes")])
 def quantize_blocks(
     grad: Tensor,
     residual: Residual | None,
@@ -54,7 +55,7 @@ def quantize_blocks(
         values.sub_(_decoded(scales, codes).view(-1)[: values.numel()])
 
 
-@operation
+@operation(check=check_dequantize_mean, apart=[("scales", "out"), ("codes", "out")])
 def dequantize_mean(scales: Tensor, codes: Tensor, out: Tensor) -> None:
     """The mean over voters of `scale * code`, into the flat `out`.
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .checks import check_scatter_mean, check_select_largest
 from .dispatch import operation
 from .residual import Residual
 
 
-@operation
+@operation(check=check_select_largest, apart=[("grad", "residual", "indices"), ("grad", "residual", "values")])
 def select_largest(grad: Tensor, residual: Residual | None, indices: Tensor, values: Tensor, length: int) -> None:
     """The largest elements by magnitude of `grad` (+ `residual`), row by row; `residual.after` keeps the rest.
 
@@ -32,7 +33,7 @@ def select_largest(grad: Tensor, residual: Residual | None, indices: Tensor, val
         values[row].zero_()
 
 
-@operation
+@operation(check=check_scatter_mean, apart=[("indices", "out"), ("values", "out")])
 def scatter_mean(indices: Tensor, values: Tensor, out: Tensor, length: int) -> None:
     """The mean over voters of sparse rows, dense, into the flat `out`.
 

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from .checks import check_sign_pack, check_sign_unpack_mean
 from .dispatch import operation
 from .residual import Residual
 
 
-@operation
+@operation(check=check_sign_pack, apart=[("grad", "residual", "scales"), ("grad", "residual", "bits")])
 def sign_pack(grad: Tensor, residual: Residual | None, scales: Tensor, bits: Tensor, length: int) -> None:
     """Encode `grad` (+ `residual`) as signs and block scales; `residual.after` keeps the rest.
 
@@ -38,7 +39,7 @@ def sign_pack(grad: Tensor, residual: Residual | None, scales: Tensor, bits: Ten
         values.sub_(sent.view(-1)[: values.numel()])
 
 
-@operation
+@operation(check=check_sign_unpack_mean, apart=[("scales", "out"), ("bits", "out")])
 def sign_unpack_mean(scales: Tensor, bits: Tensor, out: Tensor) -> None:
     """The mean over voters of `scale * sign`, into the flat `out`.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..checks import check_select_largest, known, log_unknown, tensors_of
+from ..checks import FLOATS, WIDE
 from ..residual import Residual
 from ..selection import select_largest
 from . import module
@@ -22,21 +22,16 @@ LONGEST = 1 << 32
 FORMAT_NUMBERS = {dtype: number for number, dtype in enumerate(FORMATS)}
 
 
+def _too_long(grad: Tensor, residual: Residual | None, indices: Tensor, values: Tensor, length: int) -> str:
+    return "rows of 2^32 elements or more" if length >= LONGEST else ""
+
+
+@select_largest.implement(module.NAME, {"grad": FLOATS, "residual": WIDE, "values": FLOATS}, unless=_too_long)
 def select(grad: Tensor, residual: Residual | None, indices: Tensor, values: Tensor, length: int) -> None:
     """`select_largest`: two passes over the vector, and three over the few elements that may be selected.
 
     Takes 2 bytes an element of memory while it runs.
     """
-    name = module.NAME
-    if not (
-        known(name, select_largest, grad, values)
-        and known(name, select_largest, *tensors_of(residual), dtypes=(torch.float32,))
-    ):
-        return select_largest.reference(grad, residual, indices, values, length)
-    if length >= LONGEST:
-        log_unknown(name, select_largest.name, "rows of 2^32 elements or more")
-        return select_largest.reference(grad, residual, indices, values, length)
-    check_select_largest(grad, residual, indices, values, length)
     rows, k = values.shape
     segment = segment_of(length)
     segments = -(-length // segment)

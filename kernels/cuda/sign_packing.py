@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..checks import check_sign_pack, known, tensors_of
+from ..checks import FLOATS, WIDE
 from ..residual import Residual
 from ..signs import sign_pack
 from . import module
@@ -16,12 +16,9 @@ PART = 1024  # elements that a warp holds in registers
 CHUNK = WARPS * PART  # a thread block
 
 
+@sign_pack.implement(module.NAME, {"grad": FLOATS, "residual": WIDE})
 def encode_signs(grad: Tensor, residual: Residual | None, scales: Tensor, bits: Tensor, length: int) -> None:
     """`sign_pack`: one pass for blocks of up to 8192 elements, two for longer ones."""
-    name = module.NAME
-    if not (known(name, sign_pack, grad) and known(name, sign_pack, *tensors_of(residual), dtypes=(torch.float32,))):
-        return sign_pack.reference(grad, residual, scales, bits, length)
-    check_sign_pack(grad, residual, scales, bits, length)
     rows, row_blocks = scales.shape
     block = length // row_blocks
     chunks = -(-block // CHUNK)

@@ -6,19 +6,12 @@ the sums for several factor vectors in registers. Products and sums are those of
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..checks import check_products, known, tensors_of
-from ..dispatch import Operation
-from ..low_rank import Factors
-from ..low_rank import low_rank_finish as finish_operation
-from ..low_rank import low_rank_left as left_operation
-from ..low_rank import low_rank_right as right_operation
+from ..factors import Factors
 from ..residual import Residual
-from . import NAME
 from .launching import on_device, options, power_of_two, tile
 from .tasks import SUMS, Cut, Tasks, tasks_of
 
@@ -29,8 +22,8 @@ FIELDS = tl.constexpr(11)
 
 def low_rank_left(grad: Tensor, residual: Residual | None, factors: Factors, q: Tensor, p: Tensor) -> None:
     """`P = M Q`, where M is `grad` + `residual.before`, left in `residual.after`."""
-    if not _known(left_operation, grad, residual, factors, p, q):
-        return left_operation.reference(grad, residual, factors, q, p)
+    if not factors.matrices:
+        return
     ranks = _ranks(factors, LEFT_RANKS)
     cut = _by_rows(ranks)
     held = residual or Residual(grad, grad)
@@ -46,8 +39,8 @@ def low_rank_left(grad: Tensor, residual: Residual | None, factors: Factors, q: 
 
 def low_rank_right(matrices: Tensor, factors: Factors, p: Tensor, q: Tensor) -> None:
     """`Q = M^T P`."""
-    if not _known(right_operation, matrices, None, factors, p, q):
-        return right_operation.reference(matrices, factors, p, q)
+    if not factors.matrices:
+        return
     ranks = _ranks(factors, RIGHT_RANKS)
     cut = _by_columns(ranks)
     sizes = {"RANKS": ranks, "ROWS": cut.step, "COLUMNS": COLUMNS}
@@ -60,25 +53,14 @@ def low_rank_right(matrices: Tensor, factors: Factors, p: Tensor, q: Tensor) -> 
 
 def low_rank_finish(grad: Tensor, residual: Tensor | None, factors: Factors, p: Tensor, q: Tensor) -> None:
     """`P Q^T` into `grad`; `residual`, which holds M, keeps M - P Q^T."""
-    both = None if residual is None else Residual(residual, residual)
-    if not _known(finish_operation, grad, both, factors, p, q):
-        return finish_operation.reference(grad, residual, factors, p, q)
+    if not factors.matrices:
+        return
     cut = _by_rows(_ranks(factors, LEFT_RANKS))
     held = grad if residual is None else residual
     sizes = {"HELD": residual is not None, "ROWS": cut.piece, "COLUMNS": COLUMNS}
     with on_device(grad):
         tasks = tasks_of(factors, cut, grad.device)
         _finish[(len(tasks.table),)](grad, held, p, q, tasks.table, **sizes, **options(1, fused=True))
-
-
-def _known(
-    operation: Operation[..., None], grad: Tensor, residual: Residual | None, factors: Factors, p: Tensor, q: Tensor
-) -> bool:
-    """Whether the product runs here; its arguments are then checked."""
-    if not factors.matrices or not known(NAME, operation, grad, *tensors_of(residual), p, q, dtypes=(torch.float32,)):
-        return False
-    check_products(grad, residual, factors, p, q)
-    return True
 
 
 def _ranks(factors: Factors, most: int) -> int:

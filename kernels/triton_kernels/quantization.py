@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..checks import check_dequantize_mean, check_quantize_blocks, known, log_unknown, tensors_of
-from ..quantization import dequantize_mean as dequantize_operation
-from ..quantization import quantize_blocks as quantize_operation
 from ..residual import Residual
-from . import NAME
 from .launching import on_device
 from .tiles import load_tile, store_tile
-from .units import LARGEST_UNIT, cut, is_whole, unit_places
+from .units import cut, is_whole, unit_places
 
 LARGEST_CODE = tl.constexpr(127.0)
 
@@ -29,11 +24,8 @@ def quantize_blocks(
     counter: int = 0,
 ) -> None:
     """int8 multiples of block scales; `residual` keeps the rest."""
-    check_quantize_blocks(grad, residual, scales, codes, length)
     rows, blocks = scales.shape
     units = cut(rows * blocks, length // blocks)
-    if not _known(grad, residual, units.block):
-        return quantize_operation.reference(grad, residual, scales, codes, length, seed, counter)
     if not units.count:
         return
     place = (blocks, units.block, units.count, grad.numel())
@@ -47,9 +39,6 @@ def quantize_blocks(
 
 def dequantize_mean(scales: Tensor, codes: Tensor, out: Tensor) -> None:
     """The mean over voters of `scale * code`."""
-    if not known(NAME, dequantize_operation, out):
-        return dequantize_operation.reference(scales, codes, out)
-    check_dequantize_mean(scales, codes, out)
     voters, rows, blocks = scales.shape
     units = cut(rows * blocks, codes.shape[2] // blocks)
     if not units.count:
@@ -58,15 +47,6 @@ def dequantize_mean(scales: Tensor, codes: Tensor, out: Tensor) -> None:
     strides = (*scales.stride()[:2], *codes.stride()[:2])
     with on_device(out):
         _dequantize[units.programs](scales, codes, out, *strides, voters, 1 / voters, *place, **units.sizes)
-
-
-def _known(grad: Tensor, residual: Residual | None, block: int) -> bool:
-    if block > LARGEST_UNIT:
-        log_unknown(NAME, quantize_operation.name, f"blocks above {LARGEST_UNIT} elements")
-        return False
-    return known(NAME, quantize_operation, grad) and known(
-        NAME, quantize_operation, *tensors_of(residual), dtypes=(torch.float32,)
-    )
 
 
 @triton.jit

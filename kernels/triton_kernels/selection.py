@@ -7,16 +7,11 @@ the sample was wrong (they do not suffice or do not fit) the same kernels read t
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..checks import check_scatter_mean, check_select_largest, known, tensors_of
 from ..residual import Residual
-from ..selection import scatter_mean as scatter_operation
-from ..selection import select_largest as select_operation
-from . import NAME
 from .launching import divided, on_device, options, power_of_two, tile
 from .long_rows import select_from_long_rows
 from .ranking import chosen_of, magnitude, narrowed
@@ -28,10 +23,6 @@ PAIRS = tile(1024, interpreted=4096)  # of indices and values that a program of 
 
 def select_largest(grad: Tensor, residual: Residual | None, indices: Tensor, values: Tensor, length: int) -> None:
     """The largest elements of each row, ascending; `residual` keeps the rest."""
-    held = known(NAME, select_operation, *tensors_of(residual), dtypes=(torch.float32,))
-    if not (held and known(NAME, select_operation, grad, values)):
-        return select_operation.reference(grad, residual, indices, values, length)
-    check_select_largest(grad, residual, indices, values, length)
     if not values.numel():
         if residual is not None:
             residual.plus(grad)
@@ -56,10 +47,6 @@ def _select_from_short_rows(
 
 def scatter_mean(indices: Tensor, values: Tensor, out: Tensor, length: int) -> None:
     """The mean over voters of sparse rows; voter after voter, so that no two add to one element at a time."""
-    dtypes = known(NAME, scatter_operation, values) and known(NAME, scatter_operation, out, dtypes=(torch.float32,))
-    if not dtypes:
-        return scatter_operation.reference(indices, values, out, length)
-    check_scatter_mean(indices, values, out)
     voters, rows, k = values.shape
     out.zero_()
     if not values.numel():

@@ -10,11 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..checks import check_sign_pack, check_sign_unpack_mean, known, tensors_of
 from ..residual import Residual
-from ..signs import sign_pack as pack_operation
-from ..signs import sign_unpack_mean as unpack_operation
-from . import NAME
 from .launching import on_device, options
 from .tiles import load_tile, store_tile
 from .units import cut, is_whole, unit_places
@@ -24,12 +20,6 @@ SUMS = 1024
 
 def sign_pack(grad: Tensor, residual: Residual | None, scales: Tensor, bits: Tensor, length: int) -> None:
     """Signs and block scales of `grad` (+ `residual`); `residual` keeps the rest."""
-    if not (
-        known(NAME, pack_operation, grad)
-        and known(NAME, pack_operation, *tensors_of(residual), dtypes=(torch.float32,))
-    ):
-        return pack_operation.reference(grad, residual, scales, bits, length)
-    check_sign_pack(grad, residual, scales, bits, length)
     rows, blocks = scales.shape
     units = cut(rows * blocks, length // blocks)
     if not units.count:
@@ -49,9 +39,6 @@ def sign_pack(grad: Tensor, residual: Residual | None, scales: Tensor, bits: Ten
 
 def sign_unpack_mean(scales: Tensor, bits: Tensor, out: Tensor) -> None:
     """The mean over voters of `scale * sign`."""
-    if not known(NAME, unpack_operation, out):
-        return unpack_operation.reference(scales, bits, out)
-    check_sign_unpack_mean(scales, bits, out)
     voters, rows, blocks = scales.shape
     units = cut(rows * blocks, bits.shape[2] * 8 // blocks)
     if not units.count:

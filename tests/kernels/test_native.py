@@ -8,9 +8,9 @@ import torch
 
 from gradwire import kernels
 from gradwire.kernels import Factors, Matrix, native
-from gradwire.kernels.checks import log_unknown
 
 from ..residuals import in_place
+from .forgetting import forget
 from .native_given import GRADS, INF, NAN, SIZES, native_of, needs_native, numbers, same, unaligned
 from .test_residual import ENCODERS, WIDE, beside_and_in_place
 
@@ -193,7 +193,7 @@ def test_rows_of_a_payload_that_holds_other_things_too_are_left_as_they_are(leve
 
 def test_what_is_not_known_goes_to_the_reference_and_is_logged_once(caplog):
     caplog.set_level(logging.INFO)
-    log_unknown.cache_clear()
+    forget()
     out = torch.empty(3)
     for _ in range(3):
         with kernels.use_backend("native"):

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from gradwire import kernels
-from gradwire.kernels import Factors, Matrix, checks, triton_kernels
+from gradwire.kernels import Factors, Matrix, triton_kernels
 
 from ..residuals import in_place
+from .forgetting import forget
 
 BACKEND = {backend.name: backend for backend in kernels.backends()}[triton_kernels.NAME]
 INF, NAN = torch.inf, torch.nan
@@ -159,7 +160,7 @@ def test_normalize_takes_zero_vectors_from_those_before():
 
 def test_what_is_not_known_goes_to_the_reference_and_is_logged_once(caplog):
     caplog.set_level(logging.INFO)
-    checks.log_unknown.cache_clear()
+    forget()
     out = torch.empty(3)
     for _ in range(3):
         kernels.cast_scaled(torch.ones(3, dtype=torch.float64), out, 0.5)
