@@ -9,9 +9,9 @@ though their vectors may differ in sign. The results are the same every time.
 from __future__ import annotations
 
 from ..dispatch import register_backend
-from . import bases, selecting, sign_packing
+from . import bases, selection, signs
 from .module import NAME, probe
 
 register_backend(NAME, "cuda", probe)
 
-__all__ = ["NAME", "bases", "selecting", "sign_packing"]
+__all__ = ["NAME", "bases", "selection", "signs"]

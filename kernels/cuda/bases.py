@@ -7,9 +7,9 @@ import functools
 import torch
 from torch import Tensor
 
+from ..bases import orthogonalize
 from ..checks import WIDE
 from ..factors import Factors
-from ..low_rank import orthogonalize
 from . import module
 from .module import packed
 
@@ -48,7 +48,7 @@ def orthonormal(p: Tensor, factors: Factors) -> None:
     )
     fitting = next(each for each in RANKS if rank <= each)
     kernels = ("basis_gram", f"basis_solve_{fitting}", f"basis_finish_{fitting}")
-    module.launch("orthogonalize", p.device, arguments, [(kernel, chunks) for kernel in kernels])
+    module.launch("bases", p.device, arguments, [(kernel, chunks) for kernel in kernels])
 
 
 @functools.lru_cache(maxsize=1024)

@@ -39,7 +39,7 @@ std::vector<size_t> gather_tensors(py::handle out, const std::vector<py::object>
     return others;
 }
 
-void bind_streaming(py::module_& module) {
+void bind_casting(py::module_& module) {
     const py::call_guard<py::gil_scoped_release> released;
     module.def(
         "cast_scaled",
@@ -50,12 +50,20 @@ void bind_streaming(py::module_& module) {
         },
         released);
     module.def("gather_scaled", &gather_tensors);
+}
+
+void bind_finite(py::module_& module) {
+    const py::call_guard<py::gil_scoped_release> released;
     module.def(
         "all_finite",
         [](Array source, int64_t numel, int64_t threads) {
             return all_finite(at<const void>(source), source.format, numel, threads);
         },
         released);
+}
+
+void bind_signs(py::module_& module) {
+    const py::call_guard<py::gil_scoped_release> released;
     module.def(
         "sign_pack",
         [](Array grad, Array before, Array after, Array scales, Array bits, int64_t numel, int64_t rows, int64_t blocks,
@@ -81,8 +89,8 @@ void bind_selection(py::module_& module) {
     const py::call_guard<py::gil_scoped_release> released;
     module.def(
         "select_largest",
-        [](Array grad, Array before, Array after, Array indices, Array values, int64_t numel, int64_t length, int64_t rows,
-           int64_t k, int64_t threads) {
+        [](Array grad, Array before, Array after, Array indices, Array values, int64_t numel, int64_t length,
+           int64_t rows, int64_t k, int64_t threads) {
             select_largest(
                 {at<const void>(grad), grad.format, residual(before, after), at<void>(indices), indices.is_long,
                  indices.outer, at<void>(values), values.format, values.outer, numel, length, rows, k},
@@ -106,7 +114,8 @@ void bind_low_rank(py::module_& module) {
     const auto bind_product = [&](const char* name, void (*product)(const LowRankBuffers&, int64_t)) {
         module.def(
             name,
-            [product](Array matrices, int64_t count, Array grad, Array before, Array after, Array p, Array q, int64_t threads) {
+            [product](Array matrices, int64_t count, Array grad, Array before, Array after, Array p, Array q,
+                      int64_t threads) {
                 product({at<const Matrix>(matrices), count, at<float>(grad), residual(before, after), at<float>(p),
                          at<float>(q)},
                         threads);
@@ -116,6 +125,10 @@ void bind_low_rank(py::module_& module) {
     bind_product("low_rank_left", low_rank_left);
     bind_product("low_rank_right", low_rank_right);
     bind_product("low_rank_finish", low_rank_finish);
+}
+
+void bind_bases(py::module_& module) {
+    const py::call_guard<py::gil_scoped_release> released;
     module.def(
         "orthogonalize",
         [](Array matrices, int64_t count, Array p, int64_t threads) {
@@ -144,7 +157,10 @@ PYBIND11_MODULE(_native, module) {
     });
     module.def("level", [] { return gradwire::level().name; });
     module.def("choose_level", &gradwire::choose_level);
-    gradwire::bind_streaming(module);
+    gradwire::bind_casting(module);
+    gradwire::bind_finite(module);
+    gradwire::bind_signs(module);
     gradwire::bind_selection(module);
     gradwire::bind_low_rank(module);
+    gradwire::bind_bases(module);
 }

@@ -14,8 +14,8 @@ struct Flat {
     Format format;
 };
 
-// Any tensor, of which the last dimension has no gaps: its address, the format of its numbers where they are floats, whether
-// they are integers of 64 bits, and the strides of its first two dimensions, but for the last. None is all zeros.
+// Any tensor whose last dimension has no gaps: its address, the format of its numbers where they are floats, whether they
+// are integers of 64 bits, and the strides of its first two dimensions, but for the last. None is all zeros.
 struct Array {
     uintptr_t address = 0;
     Format format = Format::float32;

@@ -11,12 +11,12 @@ import torch
 
 from gradwire import kernels
 from gradwire.kernels import Backend, Matrix, dispatch
-from gradwire.kernels.cuda import module, selecting
+from gradwire.kernels.cuda import module, selection
 
 from ..gpu import cases
 from ..gpu.cases import GRADS, HARD, numbers
 from ..residuals import in_place
-from . import test_orthogonalize, test_residual, test_selection, test_signs
+from . import test_bases, test_residual, test_selection, test_signs
 from .cuda_emulator import HERE, Emulator, build, kernels_of
 from .forgetting import forget
 
@@ -59,8 +59,14 @@ def backend(emulator):
     return "emulated"
 
 
-ELSEWHERE = ("over_voters", "each_row_is_selected", "matrices")  # of other operations, or slow here
-for laws in (test_signs, test_selection, test_orthogonalize, test_residual):  # which every backend keeps
+ELSEWHERE = (  # of other operations, or slow here
+    "over_voters",
+    "each_row_is_selected",
+    "the_matrices_of_a_residual",
+    "between_matrices",
+    "normalize",
+)
+for laws in (test_signs, test_selection, test_bases, test_residual):  # which every backend keeps
     for name, law in vars(laws).items():
         if name.startswith("test_") and not any(part in name for part in ELSEWHERE):
             globals()[f"{name}_{laws.__name__.rpartition('_')[2]}"] = law
@@ -106,17 +112,17 @@ def test_rows_that_are_short_or_past_the_end_are_filled_with_zeros():
 
 
 def test_many_segments_are_added_up_in_several_turns(monkeypatch):
-    monkeypatch.setattr(selecting, "SMALLEST_SEGMENT", 16)
+    monkeypatch.setattr(selection, "SMALLEST_SEGMENT", 16)
     for kind in ("few values", "mostly zero"):
         cases.check_selection("cpu", HARD[kind](70_000), None, 300, 70_000)
 
 
 @pytest.mark.parametrize("length", [1, 255, 256, 1 << 21, (1 << 21) + 1, 1 << 26, 1 << 28, 1 << 31])
 def test_a_segment_is_a_power_of_two_and_a_row_has_some_thousands(length):
-    segment = selecting.segment_of(length)
-    assert selecting.SMALLEST_SEGMENT <= segment <= selecting.LARGEST_SEGMENT
+    segment = selection.segment_of(length)
+    assert selection.SMALLEST_SEGMENT <= segment <= selection.LARGEST_SEGMENT
     assert segment & (segment - 1) == 0
-    assert length <= segment * selecting.SEGMENTS or segment == selecting.LARGEST_SEGMENT
+    assert length <= segment * selection.SEGMENTS or segment == selection.LARGEST_SEGMENT
 
 
 def test_bases_of_many_shapes_go_in_one_call_and_depend_on_their_own_matrix_alone():

@@ -8,7 +8,7 @@ from ... import kernels
 from ...kernels import Residual
 from .heavy_tail import HeavyTail
 from .job import Job, Output, bucket
-from .streaming import BLOCK, whole_blocks
+from .signs import BLOCK, whole_blocks
 
 LARGEST_CODE = 127
 
