@@ -92,7 +92,7 @@ struct Matrix {
     int64_t offset, rows, columns, rank, left_offset, right_offset;
 };
 
-// A part of a matrix: some of its rows or some of its columns.
+// Some of the rows of a matrix.
 struct LowRankJob {
     const Matrix* matrix;
     int64_t first, last;

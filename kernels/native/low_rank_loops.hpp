@@ -113,7 +113,7 @@ inline void right_by_rows(const LowRankJob& job) {
     const Matrix& m = *job.matrix;
     with_rank(m.rank, [&](auto rank) {
         constexpr int RANK = decltype(rank)::value;
-        over_rows(0, m.rows, job.first, job.last, FACTOR_ELEMENTS / RANK,
+        over_rows(job.first, job.last, 0, m.columns, FACTOR_ELEMENTS / RANK,
                   [&](auto count, const Rows& rows) { right_rows<RANK, decltype(count)::value>(job, rows); });
     });
 }

@@ -162,9 +162,9 @@ GRADWIRE_INLINE void right_block(const float* rows, const float* p, float* q, in
 inline void right_by_panels(const LowRankJob& job) {
     const Matrix& m = *job.matrix;
     Panel panel;
-    for (int64_t column = job.first; column < job.last; column += STRIP)
-        for (int64_t row = 0; row < m.rows; row += PANEL) {
-            const Place place{row, least(PANEL, m.rows - row), column, least(STRIP, job.last - column)};
+    for (int64_t column = 0; column < m.columns; column += STRIP)
+        for (int64_t row = job.first; row < job.last; row += PANEL) {
+            const Place place{row, least(PANEL, job.last - row), column, least(STRIP, m.columns - column)};
             const PanelFactors p(job, place);
             fill(job, place, panel);
             over_groups(m.rank, place.blocks(), [&](int64_t rank, auto width, int64_t block) GRADWIRE_LAMBDA {
@@ -226,12 +226,10 @@ inline void finish_by_panels(const LowRankJob& job) {
 // Rows [first, last) of P = M Q.
 inline void left(const LowRankJob& job) { job.matrix->rank <= LOW_RANK ? left_by_rows(job) : left_by_panels(job); }
 
-// Columns [first, last) of Q^T = P^T M.
+// What rows [first, last) add to Q^T = P^T M.
 inline void right(const LowRankJob& job) {
     const Matrix& m = *job.matrix;
-    for (int64_t rank = 0; rank < m.rank; ++rank)
-        std::memset(job.q + m.right_offset + rank * m.columns + job.first, 0,
-                    static_cast<size_t>(job.last - job.first) * sizeof(float));
+    std::memset(job.q + m.right_offset, 0, static_cast<size_t>(m.rank * m.columns) * sizeof(float));
     m.rank <= LOW_RANK ? right_by_rows(job) : right_by_panels(job);
 }
 

@@ -37,8 +37,8 @@ def test_products_of_all_ranks_are_those_of_float64(level, threads, rank):
 
 def products(threads, rank):
     torch.set_num_threads(threads)
-    factors = laid_out([(500, 600, rank), (3, 7, 3), (301, 1003, rank)])
-    size = 500 * 600 + 21 + 301 * 1003
+    factors = laid_out([(500, 600, rank), (3, 7, 3), (1201, 1003, rank)])  # the last is cut into sums of their own
+    size = 500 * 600 + 21 + 1201 * 1003
     grad, residual, q = numbers(size), numbers(size, seed=1), numbers(factors.right_offsets[-1], seed=2)
     p = torch.empty(factors.left_offsets[-1])
     native_of(kernels.low_rank_left)(grad, in_place(residual), factors, q, p)
@@ -56,6 +56,18 @@ def test_all_is_the_same_to_the_bit_for_any_number_of_threads(rank):
         assert all(torch.equal(products(threads, rank), alone) for threads in (2, 3, 2, 5))
     finally:
         torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("rank", [4, 9])
+def test_sums_over_many_rows_are_those_of_float64(level, threads, rank):
+    factors = laid_out([(2_000, 1_001, rank), (5, 3, 2), (30_000, 30, 1), (64, 9_001, rank)])
+    last = factors.matrices[-1]
+    matrices, p = numbers(last.offset + 64 * 9_001), numbers(factors.left_offsets[-1], seed=1)
+    q = torch.full((factors.right_offsets[-1],), NAN)
+    kernels.low_rank_right(matrices, factors, p, q)
+    parts = zip(factors.full(matrices.double()), factors.left(p.double()), factors.right(q.double()), strict=True)
+    for matrix, left, right in parts:
+        assert (right - left @ matrix).norm() <= 2e-5 * (left @ matrix).norm()
 
 
 @pytest.mark.parametrize("shapes", [[(9, 0, 1)], [(64, 64, 33)]])
