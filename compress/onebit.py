@@ -43,8 +43,7 @@ class OneBit:
 
     def encode(self, grad: Tensor, residual: Residual | None, rows: Tensor, length: int) -> None:
         """Signs and scales of `grad` (+ `residual`); `residual` keeps the difference."""
-        scales, bits = self._parts(rows, length)
-        kernels.sign_pack(grad, None if residual is None else residual.in_place(), scales, bits, length)
+        kernels.sign_pack(grad, residual, *self._parts(rows, length), length)
 
     def decode(self, rows: Tensor, out: Tensor, length: int) -> None:
         """The mean over voters of `scale * sign`."""

@@ -92,7 +92,7 @@ class PowerSGD:
         for iteration in range(self.power_iterations):
             p = q.new_empty(factors.left_offsets[-1])
             if iteration == 0:
-                kernels.low_rank_left(grad, None if residual is None else residual.in_place(), factors, q, p)
+                kernels.low_rank_left(grad, residual, factors, q, p)
             else:
                 kernels.normalize(q, factors, first)
                 kernels.low_rank_left(matrices, None, factors, q, p)

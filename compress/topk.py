@@ -53,8 +53,7 @@ class TopK:
 
     def encode(self, grad: Tensor, residual: Residual | None, rows: Tensor, length: int) -> None:
         """The largest elements of each row; `residual` keeps the rest."""
-        indices, values = self._parts(rows, length)
-        kernels.select_largest(grad, None if residual is None else residual.in_place(), indices, values, length)
+        kernels.select_largest(grad, residual, *self._parts(rows, length), length)
 
     def decode(self, rows: Tensor, out: Tensor, length: int) -> None:
         """The mean over voters, zero where no one sent."""

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .checks import check_cast
 from .dispatch import operation
 
 LARGE = 1 << 15  # bytes; copying smaller ones one by one costs more than it saves
 
 
-@operation
+@operation(check=check_cast, apart=[("source", "out")])
 def cast_scaled(source: Tensor, out: Tensor, scale: float) -> None:
     """`out = source * scale`, rounded to nearest in the dtype of `out`.
 

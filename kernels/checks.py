@@ -1,39 +1,23 @@
-"""What a kernel cannot see from an address, for all backends: dtypes, layout, size, device and overlap of tensors."""
+"""What a kernel cannot see from an address, for all backends: dtypes, layout, size and device of tensors.
+
+The checks of an operation take its arguments and look at their structure alone: see `Contract`.
+"""
 
 from __future__ import annotations
 
-import functools
-import logging
-from collections.abc import Collection, Sequence
-from itertools import combinations, pairwise
+from collections.abc import Sequence
+from itertools import pairwise
 from operator import add
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from .dispatch import Operation
-from .low_rank import Factors
+from .factors import Factors
+from .residual import Residual
 
-logger = logging.getLogger(__name__)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+WIDE = (torch.float32,)
 INDICES = (torch.int32, torch.int64)
-
-
-@functools.cache
-def log_unknown(backend: str, operation: str, what: str) -> None:
-    """Log, once, that an operation of a backend runs on the reference, and for which tensors."""
-    logger.info("%s %s does not know %s, the reference runs", backend, operation, what)
-
-
-def known(
-    backend: str, operation: Operation[Any, Any], *tensors: Tensor | None, dtypes: Collection[torch.dtype] = FLOATS
-) -> bool:
-    """Whether all dtypes are among `dtypes`; where not, it is logged."""
-    unknown = {str(each.dtype) for each in tensors if each is not None and each.dtype not in dtypes}
-    if unknown:
-        log_unknown(backend, operation.name, ", ".join(sorted(unknown)))
-    return not unknown
 
 
 def require(condition: bool, message: str, error: type[Exception] = ValueError) -> None:
@@ -58,6 +42,17 @@ def flat(**tensors: Tensor | None) -> None:
             raise ValueError(f"{name} is not contiguous (shape {shape}, strides {strides}); pass {name}.contiguous()")
 
 
+def named(residual: Residual | None) -> dict[str, Tensor]:
+    """The tensors of a residual by what messages call them; TypeError where it is none."""
+    if residual is None:
+        return {}
+    require(
+        isinstance(residual, Residual), f"a residual is a Residual, of two tensors, got {type(residual)}", TypeError
+    )
+    before, after = residual
+    return {"residual": after} if before is after else {"residual.before": before, "residual.after": after}
+
+
 def rows_of(dtype: torch.dtype, **tensors: Tensor) -> None:
     """All are of `dtype` (TypeError) and their last dimensions have no gaps (ValueError)."""
     for name, tensor in tensors.items():
@@ -68,26 +63,11 @@ def rows_of(dtype: torch.dtype, **tensors: Tensor) -> None:
         )
 
 
-def separate(**tensors: Tensor | None) -> None:
-    """No two share memory, else ValueError."""
-    spans = [(name, *_span(tensor)) for name, tensor in tensors.items() if tensor is not None and tensor.numel()]
-    for (first, start, end), (second, other_start, other_end) in combinations(spans, 2):
-        require(end <= other_start or other_end <= start, f"{first} and {second} overlap in memory")
-
-
-def _span(tensor: Tensor) -> tuple[int, int]:
-    """The first byte and the one past the last."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    start = tensor.data_ptr()
-    return start, start + (last + 1) * tensor.element_size()
-
-
 def check_cast(source: Tensor, out: Tensor) -> None:
     """The arguments of `cast_scaled`."""
     require(source.shape == out.shape, f"source and out differ in shape: {tuple(source.shape)}, {tuple(out.shape)}")
     on_one_device(source=source, out=out)
     flat(source=source, out=out)
-    separate(source=source, out=out)
 
 
 def check_gather(out: Tensor, places: Sequence[int], sizes: Sequence[int]) -> None:
@@ -102,7 +82,7 @@ def check_gather(out: Tensor, places: Sequence[int], sizes: Sequence[int]) -> No
         raise ValueError(f"out has {out.numel()} elements, the sources are to lie at {spans}: inside, and apart")
 
 
-def check_sign_pack(grad: Tensor, residual: Tensor | None, scales: Tensor, bits: Tensor, length: int) -> None:
+def check_sign_pack(grad: Tensor, residual: Residual | None, scales: Tensor, bits: Tensor, length: int) -> None:
     """The arguments of `sign_pack`."""
     _check_blocks(scales, length)
     rows_of(torch.uint8, bits=bits)
@@ -111,7 +91,7 @@ def check_sign_pack(grad: Tensor, residual: Tensor | None, scales: Tensor, bits:
     _check_encoding(grad, residual, scales, bits, length, "bits")
 
 
-def check_quantize_blocks(grad: Tensor, residual: Tensor | None, scales: Tensor, codes: Tensor, length: int) -> None:
+def check_quantize_blocks(grad: Tensor, residual: Residual | None, scales: Tensor, codes: Tensor, length: int) -> None:
     """The arguments of `quantize_blocks`."""
     _check_blocks(scales, length)
     rows_of(torch.int8, codes=codes)
@@ -132,38 +112,57 @@ def check_dequantize_mean(scales: Tensor, codes: Tensor, out: Tensor) -> None:
     _check_decoding(scales, codes, codes.shape[2], out, "codes")
 
 
-def check_select_largest(grad: Tensor, residual: Tensor | None, indices: Tensor, values: Tensor, length: int) -> None:
+def check_select_largest(grad: Tensor, residual: Residual | None, indices: Tensor, values: Tensor, length: int) -> None:
     """The arguments of `select_largest`."""
     require(length > 0, f"a row has at least one element, got {length}")
     _check_sparse(indices, values)
     require(length - 1 <= torch.iinfo(indices.dtype).max, f"{indices.dtype} has no index of element {length - 1}")
     _holds(values.shape[0], length, grad)
-    on_one_device(grad=grad, residual=residual, indices=indices, values=values)
-    flat(grad=grad, residual=residual)
+    on_one_device(grad=grad, **named(residual), indices=indices, values=values)
+    flat(grad=grad, **named(residual))
     _as_long(grad, residual)
-    separate(grad=grad, residual=residual, indices=indices)
-    separate(grad=grad, residual=residual, values=values)
 
 
-def check_scatter_mean(indices: Tensor, values: Tensor, out: Tensor) -> None:
+def check_scatter_mean(indices: Tensor, values: Tensor, out: Tensor, length: int) -> None:
     """The arguments of `scatter_mean`."""
+    require(length > 0, f"a row has at least one element, got {length}")
     _check_sparse(indices, values)
     on_one_device(indices=indices, values=values, out=out)
     flat(out=out)
-    separate(indices=indices, out=out)
-    separate(values=values, out=out)
 
 
-def check_products(grad: Tensor, residual: Tensor | None, factors: Factors, p: Tensor, q: Tensor) -> None:
-    """The arguments of the three products of PowerSGD."""
-    on_one_device(grad=grad, residual=residual, p=p, q=q)
-    flat(grad=grad, residual=residual, p=p, q=q)
+def check_left(grad: Tensor, residual: Residual | None, factors: Factors, q: Tensor, p: Tensor) -> None:
+    """The arguments of `low_rank_left`."""
     _as_long(grad, residual)
-    end = _end_apart(factors)
-    require(end <= grad.numel(), f"the matrices end at element {end}, the gradient has {grad.numel()}")
+    _check_product(factors, p, q, grad=grad, **named(residual))
+
+
+def check_right(matrices: Tensor, factors: Factors, p: Tensor, q: Tensor) -> None:
+    """The arguments of `low_rank_right`."""
+    _check_product(factors, p, q, matrices=matrices)
+
+
+def check_finish(grad: Tensor, residual: Tensor | None, factors: Factors, p: Tensor, q: Tensor) -> None:
+    """The arguments of `low_rank_finish`."""
+    _as_long(grad, None if residual is None else Residual(residual, residual))
+    _check_product(factors, p, q, grad=grad, residual=residual)
+
+
+def check_orthogonalize(p: Tensor, factors: Factors) -> None:
+    """The arguments of `orthogonalize`."""
+    end_of(factors)
+    for m in factors.matrices:
+        require(m.rank <= m.rows, f"{m.rank} vectors of {m.rows} elements cannot be orthonormal: {m}")
     check_factor("p", p, factors.left_offsets[-1])
+
+
+def check_normalize(q: Tensor, factors: Factors, previous: Tensor | None = None) -> None:
+    """The arguments of `normalize`."""
+    end_of(factors)
+    on_one_device(q=q, previous=previous)
     check_factor("q", q, factors.right_offsets[-1])
-    separate(grad=grad, residual=residual, p=p, q=q)
+    if previous is not None:
+        check_factor("previous", previous, factors.right_offsets[-1])
 
 
 def check_factor(name: str, factor: Tensor, size: int) -> None:
@@ -172,7 +171,6 @@ def check_factor(name: str, factor: Tensor, size: int) -> None:
     require(factor.numel() >= size, f"{name} has {factor.numel()} elements, the factors need {size}")
 
 
-@functools.lru_cache(maxsize=1024)
 def end_of(factors: Factors) -> int:
     """One past the last element of the last matrix; ValueError for what is no matrix."""
     for m in factors.matrices:
@@ -180,7 +178,6 @@ def end_of(factors: Factors) -> int:
     return max((m.offset + m.rows * m.columns for m in factors.matrices), default=0)
 
 
-@functools.lru_cache(maxsize=1024)
 def _end_apart(factors: Factors) -> int:
     """As `end_of`; ValueError also for two matrices that share elements."""
     end = 0
@@ -188,6 +185,15 @@ def _end_apart(factors: Factors) -> int:
         require(m.offset >= end or not m.rows * m.columns, f"the matrix before it ends at element {end}: {m}")
         end = max(end, m.offset + m.rows * m.columns)
     return end_of(factors)
+
+
+def _check_product(factors: Factors, p: Tensor, q: Tensor, **tensors: Tensor | None) -> None:
+    on_one_device(**tensors, p=p, q=q)
+    flat(**tensors, p=p, q=q)
+    end, numel = _end_apart(factors), next(each.numel() for each in tensors.values() if each is not None)
+    require(end <= numel, f"the matrices end at element {end}, the gradient has {numel}")
+    check_factor("p", p, factors.left_offsets[-1])
+    check_factor("q", q, factors.right_offsets[-1])
 
 
 def _check_blocks(scales: Tensor, length: int) -> None:
@@ -199,14 +205,12 @@ def _check_blocks(scales: Tensor, length: int) -> None:
 
 
 def _check_encoding(
-    grad: Tensor, residual: Tensor | None, scales: Tensor, payload: Tensor, length: int, name: str
+    grad: Tensor, residual: Residual | None, scales: Tensor, payload: Tensor, length: int, name: str
 ) -> None:
     _holds(scales.shape[0], length, grad)
-    on_one_device(grad=grad, residual=residual, scales=scales, **{name: payload})
-    flat(grad=grad, residual=residual)
+    on_one_device(grad=grad, **named(residual), scales=scales, **{name: payload})
+    flat(grad=grad, **named(residual))
     _as_long(grad, residual)
-    separate(grad=grad, residual=residual, scales=scales)
-    separate(grad=grad, residual=residual, **{name: payload})
 
 
 def _check_decoding(scales: Tensor, payload: Tensor, length: int, out: Tensor, name: str) -> None:
@@ -219,8 +223,6 @@ def _check_decoding(scales: Tensor, payload: Tensor, length: int, out: Tensor, n
     _holds(scales.shape[1], length, out)
     on_one_device(scales=scales, out=out, **{name: payload})
     flat(out=out)
-    separate(scales=scales, out=out)
-    separate(out=out, **{name: payload})
 
 
 def _check_sparse(indices: Tensor, values: Tensor) -> None:
@@ -234,5 +236,9 @@ def _holds(rows: int, length: int, tensor: Tensor) -> None:
     require(rows * length >= tensor.numel(), f"{rows} rows of {length} do not hold {tensor.numel()} elements")
 
 
-def _as_long(grad: Tensor, residual: Tensor | None) -> None:
-    require(residual is None or residual.numel() == grad.numel(), "the residual is not as long as the gradient")
+def _as_long(grad: Tensor, residual: Residual | None) -> None:
+    if residual is not None:
+        for each in residual:
+            require(each.numel() == grad.numel(), "the residual is not as long as the gradient")
+        before, after = (each.dtype for each in residual)
+        require(before == after, f"residual.before is of {before}, residual.after of {after}", TypeError)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+from .checked import Checked, Contract, Supports, Unless
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -127,23 +130,36 @@ class Operation(Generic[P, R]):
     says by `on_meta` which. What was chosen for a device holds until other backends are requested by `use_backend`.
     """
 
-    def __init__(self, reference: Callable[P, R]) -> None:
+    def __init__(
+        self, reference: Callable[P, R], check: Callable[..., None] | None = None, apart: Sequence[Sequence[str]] = ()
+    ) -> None:
         functools.update_wrapper(self, reference)
         self.name = reference.__name__
+        self.contract = Contract(self.name, tuple(inspect.signature(reference).parameters), check, apart)
         self.reference = reference
         self.implementations: dict[str, Callable[P, R]] = {REFERENCE: reference}
         self.shape_only: Callable[P, R] | None = None
         self.choices: dict[str, Callable[P, R]] = {}  # by type of device
 
-    def implement(self, backend: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-        """Decorator: the implementation of this operation in a backend."""
+    def implement(
+        self, backend: str, supports: Supports | None = None, unless: Unless | None = None
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """Decorator: the implementation of this operation in a backend, which runs when its arguments are right.
+
+        `supports`: the dtypes that it knows, by parameter, for those where not all are; `unless`: says in words what else
+        it does not know of the arguments that the operation checks, empty where it knows them. The reference does the rest.
+        """
 
         def add(function: Callable[P, R]) -> Callable[P, R]:
-            self.implementations[backend] = function
+            checked = Checked(self.contract, backend, function, self._run_reference, supports or {}, unless)
+            self.implementations[backend] = checked if checked.count else function
             self.choices = {}
             return function
 
         return add
+
+    def _run_reference(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.reference(*args, **kwargs)
 
     def on_meta(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorator: what the operation returns for tensors on the meta device."""
@@ -188,8 +204,28 @@ def _nothing(*_: Any, **__: Any) -> Any:
     """What most operations do on the meta device."""
 
 
-def operation(reference: Callable[P, R]) -> Operation[P, R]:
-    """Decorator: make a pure-torch function the reference of an operation of its name."""
-    made = Operation(reference)
+@overload
+def operation(reference: Callable[P, R]) -> Operation[P, R]: ...
+
+
+@overload
+def operation(
+    *, check: Callable[..., None], apart: Sequence[Sequence[str]] = ()
+) -> Callable[[Callable[P, R]], Operation[P, R]]: ...
+
+
+def operation(
+    reference: Callable[..., Any] | None = None,
+    *,
+    check: Callable[..., None] | None = None,
+    apart: Sequence[Sequence[str]] = (),
+) -> Any:
+    """Decorator: make a pure-torch function the reference of an operation of its name.
+
+    `check` and `apart` say what every backend but the reference, which leaves that to torch, refuses: see `Contract`.
+    """
+    if reference is None:
+        return functools.partial(operation, check=check, apart=apart)
+    made = Operation(reference, check, apart)
     _operations[made.name] = made
     return made

@@ -7,124 +7,41 @@ each product then reads memory in order (measured at rank 4: up to ten times fas
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import accumulate
-
 import torch
 from torch import Tensor
 
+from .checks import check_finish, check_left, check_right
 from .dispatch import operation
+from .factors import Factors
+from .residual import Residual
 
 
-@dataclass(frozen=True)
-class Matrix:
-    """A matrix inside a flat buffer: its first element, its shape, and the rank of its factors."""
+@operation(check=check_left, apart=[("grad", "residual", "p", "q")])
+def low_rank_left(grad: Tensor, residual: Residual | None, factors: Factors, q: Tensor, p: Tensor) -> None:
+    """`P = M Q`, where M is `grad` + `residual.before`, left in `residual.after`; without a residual M is `grad`.
 
-    offset: int
-    rows: int
-    columns: int
-    rank: int
-
-
-@dataclass(frozen=True)
-class Factors:
-    """The matrices of a bucket and the places of their factors."""
-
-    matrices: tuple[Matrix, ...]
-
-    @cached_property
-    def left_offsets(self) -> tuple[int, ...]:
-        """First element of each P; the last entry is the number of elements of all."""
-        return tuple(accumulate((m.rows * m.rank for m in self.matrices), initial=0))
-
-    @cached_property
-    def right_offsets(self) -> tuple[int, ...]:
-        """First element of each Q; the last entry is the number of elements of all."""
-        return tuple(accumulate((m.columns * m.rank for m in self.matrices), initial=0))
-
-    def full(self, flat: Tensor) -> Iterator[Tensor]:
-        """Views of the matrices in the flat bucket."""
-        for m in self.matrices:
-            yield flat[m.offset : m.offset + m.rows * m.columns].view(m.rows, m.columns)
-
-    def left(self, flat: Tensor) -> Iterator[Tensor]:
-        """Views of the transposed P factors, (rank, rows)."""
-        for m, start in zip(self.matrices, self.left_offsets, strict=False):
-            yield flat[start : start + m.rows * m.rank].view(m.rank, m.rows)
-
-    def right(self, flat: Tensor) -> Iterator[Tensor]:
-        """Views of the transposed Q factors, (rank, columns)."""
-        for m, start in zip(self.matrices, self.right_offsets, strict=False):
-            yield flat[start : start + m.columns * m.rank].view(m.rank, m.columns)
+    Of `residual.after` the elements of the matrices are written, and no others.
+    """
+    sums = factors.full(grad)
+    if residual is not None:
+        parts = map(Residual, factors.full(residual.before), factors.full(residual.after))
+        sums = (part.plus(g) for part, g in zip(parts, factors.full(grad), strict=True))
+    for m, right, left in zip(sums, factors.right(q), factors.left(p), strict=True):
+        left.copy_(torch.mm(m, right.T).T)
 
 
-@operation
-def low_rank_left(grad: Tensor, residual: Tensor | None, factors: Factors, q: Tensor, p: Tensor) -> None:
-    """`P = M Q`, where M is `grad` + `residual`, left in `residual`; without a residual M is `grad`."""
-    held = [None] * len(factors.matrices) if residual is None else factors.full(residual)
-    for g, r, right, left in zip(factors.full(grad), held, factors.right(q), factors.left(p), strict=True):
-        left.copy_(torch.mm(g if r is None else r.add_(g), right.T).T)
-
-
-@operation
+@operation(check=check_right, apart=[("matrices", "p", "q")])
 def low_rank_right(matrices: Tensor, factors: Factors, p: Tensor, q: Tensor) -> None:
     """`Q = M^T P`."""
     for m, left, right in zip(factors.full(matrices), factors.left(p), factors.right(q), strict=True):
         torch.mm(left, m, out=right)
 
 
-@operation
+@operation(check=check_finish, apart=[("grad", "residual", "p", "q")])
 def low_rank_finish(grad: Tensor, residual: Tensor | None, factors: Factors, p: Tensor, q: Tensor) -> None:
-    """`P Q^T` into `grad`; `residual`, which holds M, keeps M - P Q^T."""
+    """`P Q^T` into `grad`; `residual`, which holds M as `low_rank_left` leaves it, keeps M - P Q^T."""
     held = [None] * len(factors.matrices) if residual is None else factors.full(residual)
     for g, r, left, right in zip(factors.full(grad), held, factors.left(p), factors.right(q), strict=True):
         torch.mm(left.T, right, out=g)
         if r is not None:
             r.sub_(g)
-
-
-@operation
-def orthogonalize(p: Tensor, factors: Factors) -> None:
-    """Replace each P by a matrix with orthonormal columns that span its columns, in place.
-
-    Householder QR: zero and rank-deficient columns are completed to an orthonormal set, any finite scale survives, and a
-    P with a non-finite element becomes NaN. Factors of one shape go in one call.
-    """
-    for batch in _alike(factors.left(p)):
-        bases = orthonormal_columns(torch.stack(batch).mT)
-        torch._foreach_copy_(batch, list(bases.mT))
-
-
-@operation
-def normalize(q: Tensor, factors: Factors, previous: Tensor | None = None) -> None:
-    """Scale each factor vector of Q to length 1, in place; a zero vector becomes that of `previous` (None: stays zero).
-
-    The span is all that the next step needs of Q, and P = M Q then has the scale of M, not of its square: 16 bits hold it.
-    """
-    befores = _alike(factors.right(q if previous is None else previous))
-    for batch, before in zip(_alike(factors.right(q)), befores, strict=True):
-        vectors = torch.stack(batch)
-        largest = vectors.abs().amax(dim=2, keepdim=True)
-        scaled = vectors / torch.where(largest == 0, torch.ones_like(largest), largest)
-        length = scaled.norm(dim=2, keepdim=True)
-        unit = scaled / torch.where(length == 0, torch.ones_like(length), length)
-        torch._foreach_copy_(batch, list(torch.where(length == 0, torch.stack(before), unit)))
-
-
-def _alike(parts: Iterator[Tensor]) -> list[list[Tensor]]:
-    """Factors by shape, so that those of one shape go in one call."""
-    by_shape: dict[torch.Size, list[Tensor]] = {}
-    for part in parts:
-        by_shape.setdefault(part.shape, []).append(part)
-    return list(by_shape.values())
-
-
-def orthonormal_columns(matrices: Tensor) -> Tensor:
-    """Orthonormal bases of the columns of `matrices`, both (matrices, rows, rank) with rank <= rows."""
-    scale = matrices.abs().amax(dim=(1, 2), keepdim=True)
-    # At most 1 in magnitude: squares then neither overflow nor vanish.
-    scaled = matrices / torch.where(scale == 0, torch.ones_like(scale), scale)
-    basis = torch.linalg.qr(scaled).Q
-    return torch.where(scaled.isfinite().all(dim=(1, 2), keepdim=True), basis, torch.full_like(basis, torch.nan))

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from .checks import check_dequantize_mean, check_quantize_blocks
 from .dispatch import operation
+from .residual import Residual
 
 LARGEST_CODE = 127
 MULTIPLIERS = 0xD2511F53, 0xCD9E8D57  # of Philox4x32
@@ -18,11 +20,17 @@ KEY_STEPS = 0x9E3779B9, 0xBB67AE85
 WORD = 0xFFFFFFFF
 
 
-@operation
+@operation(check=check_quantize_blocks, apart=[("grad", "residual", "scales"), ("grad", "residual", "codes")])
 def quantize_blocks(
-    grad: Tensor, residual: Tensor | None, scales: Tensor, codes: Tensor, length: int, seed: int = -1, counter: int = 0
+    grad: Tensor,
+    residual: Residual | None,
+    scales: Tensor,
+    codes: Tensor,
+    length: int,
+    seed: int = -1,
+    counter: int = 0,
 ) -> None:
-    """Encode `grad` (+ `residual`) as int8 multiples of block scales; `residual` keeps the rest.
+    """Encode `grad` (+ `residual`) as int8 multiples of block scales; `residual.after` keeps the rest.
 
     A block's scale is a 127th of its largest magnitude (Dettmers 2016, symmetric). Rounded to nearest, ties to even; with
     a `seed` from 0 on up or down at random, so that the mean of many is exact (Alistarh et al. 2017): element i takes word
@@ -30,7 +38,7 @@ def quantize_blocks(
     `residual`: flat, float32 or float64; `scales`: float32 (rows, blocks); `codes`: int8 (rows, length). With a non-finite
     element, the scale of its block is not finite and its codes are zero.
     """
-    values = grad if residual is None else residual.add_(grad)
+    values = grad if residual is None else residual.plus(grad)
     rows, blocks = scales.shape
     wide = values.to(torch.promote_types(values.dtype, scales.dtype))
     padded = pad(wide, (0, rows * length - values.numel())).view(rows, blocks, -1)
@@ -44,10 +52,10 @@ def quantize_blocks(
     levels = torch.where(largest.isfinite(), levels.clamp(-LARGEST_CODE, LARGEST_CODE), 0)
     codes.copy_(levels.view(rows, length))
     if residual is not None:
-        residual.sub_(_decoded(scales, codes).view(-1)[: residual.numel()])
+        values.sub_(_decoded(scales, codes).view(-1)[: values.numel()])
 
 
-@operation
+@operation(check=check_dequantize_mean, apart=[("scales", "out"), ("codes", "out")])
 def dequantize_mean(scales: Tensor, codes: Tensor, out: Tensor) -> None:
     """The mean over voters of `scale * code`, into the flat `out`.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -16,6 +17,10 @@ class Residual(NamedTuple):
 
     before: Tensor
     after: Tensor
+
+    def plus(self, grad: Tensor) -> Tensor:
+        """`after`, with `before` + `grad` in it."""
+        return torch.add(self.before, grad, out=self.after)
 
     def in_place(self) -> Tensor:
         """`after`, with what was held before in it: for arithmetic that works in place, at the price of a copy."""

@@ -5,19 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .checks import check_scatter_mean, check_select_largest
 from .dispatch import operation
+from .residual import Residual
 
 
-@operation
-def select_largest(grad: Tensor, residual: Tensor | None, indices: Tensor, values: Tensor, length: int) -> None:
-    """The largest elements by magnitude of `grad` (+ `residual`), row by row; `residual` keeps the rest.
+@operation(check=check_select_largest, apart=[("grad", "residual", "indices"), ("grad", "residual", "values")])
+def select_largest(grad: Tensor, residual: Residual | None, indices: Tensor, values: Tensor, length: int) -> None:
+    """The largest elements by magnitude of `grad` (+ `residual`), row by row; `residual.after` keeps the rest.
 
     The flat vector is cut into rows of `length`, the last may be shorter. `indices`: int32 or int64 (rows, k), position
     within the row, ascending; `values`: (rows, k), rounded to their dtype and clamped to its finite range, what rounding
-    loses stays in `residual`. Exact: of equal magnitudes the lower index wins; NaN counts as largest. Where a row has
+    loses stays in `residual.after`. Exact: of equal magnitudes the lower index wins; NaN counts as largest. Where a row has
     fewer than k elements the rest is index 0, value 0.
     """
-    corrected = grad if residual is None else residual.add_(grad)
+    corrected = grad if residual is None else residual.plus(grad)
     for row, vector in enumerate(corrected.split(length)):
         chosen = largest_indices(vector, values.shape[1])
         picked = vector[chosen]
@@ -31,7 +33,7 @@ def select_largest(grad: Tensor, residual: Tensor | None, indices: Tensor, value
         values[row].zero_()
 
 
-@operation
+@operation(check=check_scatter_mean, apart=[("indices", "out"), ("values", "out")])
 def scatter_mean(indices: Tensor, values: Tensor, out: Tensor, length: int) -> None:
     """The mean over voters of sparse rows, dense, into the flat `out`.
 

@@ -11,18 +11,20 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from .checks import check_sign_pack, check_sign_unpack_mean
 from .dispatch import operation
+from .residual import Residual
 
 
-@operation
-def sign_pack(grad: Tensor, residual: Tensor | None, scales: Tensor, bits: Tensor, length: int) -> None:
-    """Encode `grad` (+ `residual`) as signs and block scales; `residual` keeps the rest.
+@operation(check=check_sign_pack, apart=[("grad", "residual", "scales"), ("grad", "residual", "bits")])
+def sign_pack(grad: Tensor, residual: Residual | None, scales: Tensor, bits: Tensor, length: int) -> None:
+    """Encode `grad` (+ `residual`) as signs and block scales; `residual.after` keeps the rest.
 
     A block's scale is the mean magnitude of its elements, the best in least squares (Seide et al. 2014; Karimireddy et
     al. 2019). `grad`: flat, any float dtype; `residual`: flat, float32 or float64; `scales`: float32 (rows, blocks);
     `bits`: uint8 (rows, length / 8). With a non-finite element, the scale of its block is not finite.
     """
-    values = grad if residual is None else residual.add_(grad)
+    values = grad if residual is None else residual.plus(grad)
     rows, blocks = scales.shape
     block = length // blocks
     padded = pad(values, (0, rows * length - values.numel()))
@@ -34,10 +36,10 @@ def sign_pack(grad: Tensor, residual: Tensor | None, scales: Tensor, bits: Tenso
     bits.copy_((positive << _bit_positions(values.device)).sum(2, dtype=torch.uint8))
     if residual is not None:
         sent = _signed(scales, bits)
-        residual.sub_(sent.view(-1)[: residual.numel()])
+        values.sub_(sent.view(-1)[: values.numel()])
 
 
-@operation
+@operation(check=check_sign_unpack_mean, apart=[("scales", "out"), ("bits", "out")])
 def sign_unpack_mean(scales: Tensor, bits: Tensor, out: Tensor) -> None:
     """The mean over voters of `scale * sign`, into the flat `out`.
 

@@ -11,11 +11,14 @@ import torch
 
 from ...kernels import operations
 from ...kernels.dispatch import Operation
+from .bases import Normalize, Orthogonalize
+from .casting import Gather, Narrow, Widen
+from .finite import AllFinite
 from .job import Job
-from .low_rank import Finish, Left, Normalize, Orthogonalize, PowerSGDRound, Right
-from .quantizing import DequantizeMean, QuantizeBlocks
-from .sparse import ScatterMean, SelectLargest
-from .streaming import AllFinite, Gather, Narrow, SignPack, SignUnpackMean, Widen
+from .low_rank import Finish, Left, PowerSGDRound, Right
+from .quantization import DequantizeMean, QuantizeBlocks
+from .selection import ScatterMean, SelectLargest
+from .signs import SignPack, SignUnpackMean
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 EVERY, WIDE = tuple(DTYPES), ("fp32",)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ... import kernels
-from ...kernels import Factors, Matrix
+from ...kernels import Factors, Matrix, Residual
 from .heavy_tail import HeavyTail
 from .job import Job, Output, bucket
 
@@ -101,7 +101,7 @@ class Left(LowRank):
 
     def run(self) -> None:
         """As powersgd before its first all-reduce."""
-        kernels.low_rank_left(self.grad, self.residual, self.factors, self.q, self.p)
+        kernels.low_rank_left(self.grad, Residual(self.residual, self.residual), self.factors, self.q, self.p)
 
     def run_baseline(self) -> None:
         """Two passes."""
@@ -164,58 +164,6 @@ class Finish(LowRank):
         return [Output("grad", self.grad), Output("residual", self.residual)]
 
 
-class Orthogonalize(LowRank):
-    """Orthonormal columns in place of P."""
-
-    baseline = "linalg.qr of each matrix"
-    reads = ("p",)
-
-    @property
-    def floor_bytes(self) -> float:
-        """P in and out."""
-        return 2 * self.p.nbytes
-
-    def run(self) -> None:
-        """As powersgd between its all-reduces."""
-        kernels.orthogonalize(self.p, self.factors)
-
-    def run_baseline(self) -> None:
-        """As torch's hook."""
-        self.torch_orthogonalize()
-
-    def results(self) -> list[Output]:
-        """Not the basis, which may differ in signs, but its lengths, its angles, and what it keeps of P."""
-        bases, given = list(self.factors.left(self.p)), list(self.factors.left(self.first_p))
-        products = torch.stack([basis @ basis.T for basis in bases])
-        kept = torch.cat([(g @ basis.T @ basis).view(-1) for basis, g in zip(bases, given, strict=True)])
-        return [Output("basis times its transpose", products), Output("projection", kept)]
-
-
-class Normalize(LowRank):
-    """Columns of Q to length 1."""
-
-    baseline = "norm, div_ of each matrix"
-    reads = ("q",)
-
-    @property
-    def floor_bytes(self) -> float:
-        """Q in and out."""
-        return 2 * self.q.nbytes
-
-    def run(self) -> None:
-        """As powersgd at the end of a step."""
-        kernels.normalize(self.q, self.factors, self.first_q)
-
-    def run_baseline(self) -> None:
-        """Without a thought for zeros."""
-        for q in self.torch_q:
-            q.div_(q.norm(dim=0))
-
-    def results(self) -> list[Output]:
-        """Q up to rounding."""
-        return [Output("q", self.q)]
-
-
 class PowerSGDRound(LowRank):
     """All arithmetic of a step with error feedback, as on one rank."""
 
@@ -230,7 +178,7 @@ class PowerSGDRound(LowRank):
 
     def run(self) -> None:
         """As powersgd, without its all-reduces."""
-        kernels.low_rank_left(self.grad, self.residual, self.factors, self.q, self.p)
+        kernels.low_rank_left(self.grad, Residual(self.residual, self.residual), self.factors, self.q, self.p)
         kernels.orthogonalize(self.p, self.factors)
         kernels.low_rank_right(self.residual, self.factors, self.p, self.q)
         kernels.low_rank_finish(self.grad, self.residual, self.factors, self.p, self.q)

@@ -9,17 +9,9 @@ though their vectors may differ in sign. The results are the same every time.
 from __future__ import annotations
 
 from ..dispatch import register_backend
-from ..low_rank import orthogonalize
-from ..selection import select_largest
-from ..signs import sign_pack
-from .bases import orthonormal
+from . import bases, selection, signs
 from .module import NAME, probe
-from .selecting import select
-from .sign_packing import encode_signs
 
-sign_pack.implement(NAME)(encode_signs)
-select_largest.implement(NAME)(select)
-orthogonalize.implement(NAME)(orthonormal)
 register_backend(NAME, "cuda", probe)
 
-__all__ = ["NAME"]
+__all__ = ["NAME", "bases", "selection", "signs"]

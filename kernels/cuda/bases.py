@@ -7,8 +7,9 @@ import functools
 import torch
 from torch import Tensor
 
-from ..checks import check_factor, known, log_unknown, require
-from ..low_rank import Factors, orthogonalize
+from ..bases import orthogonalize
+from ..checks import WIDE
+from ..factors import Factors
 from . import module
 from .module import packed
 
@@ -18,15 +19,18 @@ TILE = 4
 TRIANGLE_BYTES = 4488
 
 
+def _rank(factors: Factors) -> int:
+    return max((m.rank for m in factors.matrices), default=0)
+
+
+def _too_wide(p: Tensor, factors: Factors) -> str:
+    return f"ranks above {RANKS[-1]}" if _rank(factors) > RANKS[-1] else ""
+
+
+@orthogonalize.implement(module.NAME, {"p": WIDE}, unless=_too_wide)
 def orthonormal(p: Tensor, factors: Factors) -> None:
     """`orthogonalize`: three kernels, whatever the number of factors."""
-    if not known(module.NAME, orthogonalize, p, dtypes=(torch.float32,)):
-        return orthogonalize.reference(p, factors)
-    rank = max((m.rank for m in factors.matrices), default=0)
-    if rank > RANKS[-1]:
-        log_unknown(module.NAME, orthogonalize.name, f"ranks above {RANKS[-1]}")
-        return orthogonalize.reference(p, factors)
-    check_factor("p", p, factors.left_offsets[-1])
+    rank = _rank(factors)
     table, chunks = _table(factors, p.device)
     count, tiles = len(factors.matrices), -(-rank // TILE)
     products_size = tiles * (tiles + 1) // 2 * TILE * TILE
@@ -44,7 +48,7 @@ def orthonormal(p: Tensor, factors: Factors) -> None:
     )
     fitting = next(each for each in RANKS if rank <= each)
     kernels = ("basis_gram", f"basis_solve_{fitting}", f"basis_finish_{fitting}")
-    module.launch("orthogonalize", p.device, arguments, [(kernel, chunks) for kernel in kernels])
+    module.launch("bases", p.device, arguments, [(kernel, chunks) for kernel in kernels])
 
 
 @functools.lru_cache(maxsize=1024)
@@ -53,7 +57,6 @@ def _table(factors: Factors, device: torch.device) -> tuple[Tensor, int]:
     numbers: list[int] = []
     owners: list[int] = []
     for owner, (m, offset) in enumerate(zip(factors.matrices, factors.left_offsets, strict=False)):
-        require(0 < m.rank <= m.rows, f"the rank is at least 1 and at most the number of rows: {m}")
         rows = max(CHUNK_ROWS, -(-m.rows // MOST_CHUNKS))
         chunks = -(-m.rows // rows)
         numbers += [offset, m.rows, m.rank, len(owners), chunks, rows]

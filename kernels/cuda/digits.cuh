@@ -24,7 +24,8 @@ struct Segment {
 
 struct Selection {
     const void* grad;
-    float* residual;  // may be null
+    const float* before;  // what is held back before and after: both null, or the same memory, or apart
+    float* after;
     void* indices;
     Index wide_indices;    // 1: 64 bits, 0: 32
     Index indices_stride;  // elements from row to row
@@ -72,30 +73,30 @@ __device__ inline unsigned selected_of(const Selection& work, const Place& place
     return static_cast<unsigned>(min(work.k, place.length));
 }
 
-// Number `at` of `grad` + `residual` once select_add has run.
+// Number `at` of `grad` + `before` once select_add has run.
 template <typename Number>
 __device__ float corrected(const Selection& work, Index at) {
-    return work.residual != nullptr ? work.residual[at] : widen(static_cast<const Number*>(work.grad)[at]);
+    return work.after != nullptr ? work.after[at] : widen(static_cast<const Number*>(work.grad)[at]);
 }
 
 template <typename Number>
 __device__ void load_corrected(const Selection& work, Index at, Index end, float (&values)[BATCH]) {
-    if (work.residual != nullptr)
-        load_strip(work.residual + at, end - at, values);
+    if (work.after != nullptr)
+        load_strip(work.after + at, end - at, values);
     else
         load_strip(static_cast<const Number*>(work.grad) + at, end - at, values);
 }
 
-// `grad` + `residual`, which keeps the sum.
+// `grad` + `before`, which `after` keeps.
 template <typename Number>
 __device__ void add(const Selection& work, Index at, Index end, float (&values)[BATCH]) {
     load_strip(static_cast<const Number*>(work.grad) + at, end - at, values);
-    if (work.residual == nullptr) return;
+    if (work.after == nullptr) return;
     float held[BATCH];
-    load_strip(work.residual + at, end - at, held);
+    load_strip(work.before + at, end - at, held);
 #pragma unroll
     for (int item = 0; item < BATCH; item++) values[item] += held[item];
-    store_strip(work.residual + at, end - at, values);
+    store_strip(work.after + at, end - at, values);
 }
 
 template <int DIGIT>

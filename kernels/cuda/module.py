@@ -16,10 +16,13 @@ from typing import Any
 import numpy
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
+
+from ..residual import Residual
 
 NAME = "cuda"
 SOURCES = Path(__file__).parent
-THREADS = {"signs": 256, "selection": 512, "orthogonalize": 256}  # of a thread block, by source
+THREADS = {"signs": 256, "selection": 512, "bases": 256}  # of a thread block, by source
 OPTIONS = ("-std=c++17", f"-I{SOURCES}")
 FORMATS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
@@ -45,6 +48,12 @@ def probe() -> str:
 def packed(**fields: int) -> NDArray[Any]:
     """The argument that all kernels of a source take: a structure of 64-bit numbers and addresses, in this order."""
     return numpy.array([tuple(fields.values())], dtype=[(name, numpy.int64) for name in fields])
+
+
+def addresses(residual: Residual | None) -> dict[str, int]:
+    """The fields of a residual: zeros where there is none."""
+    before, after = (0, 0) if residual is None else map(Tensor.data_ptr, residual)
+    return {"before": before, "after": after}
 
 
 def launch(source: str, device: torch.device, arguments: NDArray[Any], kernels: Sequence[tuple[str, int]]) -> None:

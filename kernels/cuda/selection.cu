@@ -182,7 +182,7 @@ __device__ inline void write_index(const Selection& work, Index at, Index index)
 __device__ inline void write_selected(const Selection& work, Index row, Index slot, Index index, float value) {
     write_index(work, row * work.indices_stride + slot, index);
     const float sent = write_value(work, row * work.values_stride + slot, value);
-    if (work.residual != nullptr) work.residual[row * work.length + index] = value - sent;
+    if (work.after != nullptr) work.after[row * work.length + index] = value - sent;
 }
 
 template <typename Number>

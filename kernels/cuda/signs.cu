@@ -13,7 +13,8 @@ constexpr int CHUNK = WARPS * PART;   // elements of a thread block
 
 struct Signs {
     const void* grad;
-    float* residual;  // may be null
+    const float* before;  // what is held back before and after: both null, or the same memory, or apart
+    float* after;
     float* scales;
     Index scales_stride;  // elements from row to row
     unsigned char* bits;
@@ -49,9 +50,9 @@ __device__ inline Part part_of(const Signs& work, Index block, Index begin) {
 template <typename Number>
 __device__ void read(const Signs& work, const Part& part, float (&values)[ITEMS]) {
     load_strip(static_cast<const Number*>(work.grad) + part.first, part.inside, values);
-    if (work.residual == nullptr) return;
+    if (work.before == nullptr) return;
     float held[ITEMS];
-    load_strip(work.residual + part.first, part.inside, held);
+    load_strip(work.before + part.first, part.inside, held);
 #pragma unroll
     for (int item = 0; item < ITEMS; item++) values[item] += held[item];
 }
@@ -93,10 +94,10 @@ __device__ inline float mean(const Signs& work, Index block, float sum) {
 
 // What `scale` times the signs leaves; a scale of 0 leaves all.
 __device__ inline void write_rest(const Signs& work, const Part& part, float (&values)[ITEMS], float scale) {
-    if (work.residual == nullptr) return;
+    if (work.after == nullptr) return;
 #pragma unroll
     for (int item = 0; item < ITEMS; item++) values[item] -= values[item] >= 0.0f ? scale : -scale;
-    store_strip(work.residual + part.first, part.inside, values);
+    store_strip(work.after + part.first, part.inside, values);
 }
 
 // A block of up to PART elements for each warp.
@@ -160,6 +161,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) sign_pack_scale(const __gr
 extern "C" __global__ void __launch_bounds__(THREADS) sign_pack_rest(const __grid_constant__ Signs work) {
     const Part part = part_of_chunk(work);
     float values[ITEMS];
-    load_strip(work.residual + part.first, part.inside, values);
+    load_strip(work.after + part.first, part.inside, values);
     write_rest(work, part, values, scale_of(work, part.block));
 }

@@ -1,5 +1,4 @@
-// The operations for Python. A tensor comes in as its address, the number of its format, and the strides of its first
-// two dimensions; all is checked by the caller. Where there may be many, they come as they are. The GIL is released.
+// The operations for Python. Arguments are checked by the caller, but for those of `gather_scaled`. The GIL is released.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -14,18 +13,7 @@ namespace gradwire {
 
 namespace {
 
-using Array = std::tuple<uintptr_t, int, int64_t, int64_t>;
-
-template <class Element>
-Element* at(const Array& array) {
-    return reinterpret_cast<Element*>(std::get<0>(array));
-}
-
-Format format(const Array& array) { return Format(std::get<1>(array)); }
-int64_t outer(const Array& array) { return std::get<2>(array); }
-int64_t inner(const Array& array) { return std::get<3>(array); }
-
-bool are_long(const Array& indices) { return std::get<1>(indices) != 0; }
+Residual residual(const Array& before, const Array& after) { return {at<const float>(before), at<float>(after)}; }
 
 // Gathers the usual sources; returns the numbers of the others, or of all, with nothing done, where the places are wrong.
 std::vector<size_t> gather_tensors(py::handle out, const std::vector<py::object>& sources,
@@ -51,29 +39,37 @@ std::vector<size_t> gather_tensors(py::handle out, const std::vector<py::object>
     return others;
 }
 
-void bind_streaming(py::module_& module) {
+void bind_casting(py::module_& module) {
     const py::call_guard<py::gil_scoped_release> released;
     module.def(
         "cast_scaled",
         [](Array source, Array out, int64_t numel, double scale, int64_t threads) {
-            cast_scaled({at<const void>(source), format(source), at<void>(out), format(out), static_cast<float>(scale),
-                         streams(format(out), numel)},
+            cast_scaled({at<const void>(source), source.format, at<void>(out), out.format, static_cast<float>(scale),
+                         streams(out.format, numel)},
                         numel, threads);
         },
         released);
     module.def("gather_scaled", &gather_tensors);
+}
+
+void bind_finite(py::module_& module) {
+    const py::call_guard<py::gil_scoped_release> released;
     module.def(
         "all_finite",
         [](Array source, int64_t numel, int64_t threads) {
-            return all_finite(at<const void>(source), format(source), numel, threads);
+            return all_finite(at<const void>(source), source.format, numel, threads);
         },
         released);
+}
+
+void bind_signs(py::module_& module) {
+    const py::call_guard<py::gil_scoped_release> released;
     module.def(
         "sign_pack",
-        [](Array grad, Array residual, Array scales, Array bits, int64_t numel, int64_t rows, int64_t blocks,
+        [](Array grad, Array before, Array after, Array scales, Array bits, int64_t numel, int64_t rows, int64_t blocks,
            int64_t block, int64_t threads) {
-            sign_pack({at<const void>(grad), format(grad), at<float>(residual), at<float>(scales), outer(scales),
-                       at<uint8_t>(bits), outer(bits), numel, blocks, block},
+            sign_pack({at<const void>(grad), grad.format, residual(before, after), at<float>(scales), scales.outer,
+                       at<uint8_t>(bits), bits.outer, numel, blocks, block},
                       rows, threads);
         },
         released);
@@ -82,8 +78,8 @@ void bind_streaming(py::module_& module) {
         [](Array scales, Array bits, Array out, int64_t voters, int64_t numel, int64_t blocks, int64_t block,
            int64_t threads) {
             sign_unpack_mean(
-                {at<const float>(scales), outer(scales), inner(scales), at<const uint8_t>(bits), outer(bits),
-                 inner(bits), at<void>(out), format(out), voters, numel, blocks, block, streams(format(out), numel)},
+                {at<const float>(scales), scales.outer, scales.inner, at<const uint8_t>(bits), bits.outer,
+                 bits.inner, at<void>(out), out.format, voters, numel, blocks, block, streams(out.format, numel)},
                 threads);
         },
         released);
@@ -93,11 +89,11 @@ void bind_selection(py::module_& module) {
     const py::call_guard<py::gil_scoped_release> released;
     module.def(
         "select_largest",
-        [](Array grad, Array residual, Array indices, Array values, int64_t numel, int64_t length, int64_t rows,
-           int64_t k, int64_t threads) {
+        [](Array grad, Array before, Array after, Array indices, Array values, int64_t numel, int64_t length,
+           int64_t rows, int64_t k, int64_t threads) {
             select_largest(
-                {at<const void>(grad), format(grad), at<float>(residual), at<void>(indices), are_long(indices),
-                 outer(indices), at<void>(values), format(values), outer(values), numel, length, rows, k},
+                {at<const void>(grad), grad.format, residual(before, after), at<void>(indices), indices.is_long,
+                 indices.outer, at<void>(values), values.format, values.outer, numel, length, rows, k},
                 threads);
         },
         released);
@@ -106,8 +102,8 @@ void bind_selection(py::module_& module) {
         [](Array indices, Array values, Array out, int64_t voters, int64_t rows, int64_t k, int64_t numel,
            int64_t length, int64_t threads) {
             scatter_mean(
-                {at<const void>(indices), are_long(indices), outer(indices), inner(indices), at<const void>(values),
-                 format(values), outer(values), inner(values), at<float>(out), voters, rows, k, numel, length},
+                {at<const void>(indices), indices.is_long, indices.outer, indices.inner, at<const void>(values),
+                 values.format, values.outer, values.inner, at<float>(out), voters, rows, k, numel, length},
                 threads);
         },
         released);
@@ -118,8 +114,9 @@ void bind_low_rank(py::module_& module) {
     const auto bind_product = [&](const char* name, void (*product)(const LowRankBuffers&, int64_t)) {
         module.def(
             name,
-            [product](Array matrices, int64_t count, Array grad, Array residual, Array p, Array q, int64_t threads) {
-                product({at<const Matrix>(matrices), count, at<float>(grad), at<float>(residual), at<float>(p),
+            [product](Array matrices, int64_t count, Array grad, Array before, Array after, Array p, Array q,
+                      int64_t threads) {
+                product({at<const Matrix>(matrices), count, at<float>(grad), residual(before, after), at<float>(p),
                          at<float>(q)},
                         threads);
             },
@@ -128,6 +125,10 @@ void bind_low_rank(py::module_& module) {
     bind_product("low_rank_left", low_rank_left);
     bind_product("low_rank_right", low_rank_right);
     bind_product("low_rank_finish", low_rank_finish);
+}
+
+void bind_bases(py::module_& module) {
+    const py::call_guard<py::gil_scoped_release> released;
     module.def(
         "orthogonalize",
         [](Array matrices, int64_t count, Array p, int64_t threads) {
@@ -156,7 +157,10 @@ PYBIND11_MODULE(_native, module) {
     });
     module.def("level", [] { return gradwire::level().name; });
     module.def("choose_level", &gradwire::choose_level);
-    gradwire::bind_streaming(module);
+    gradwire::bind_casting(module);
+    gradwire::bind_finite(module);
+    gradwire::bind_signs(module);
     gradwire::bind_selection(module);
     gradwire::bind_low_rank(module);
+    gradwire::bind_bases(module);
 }

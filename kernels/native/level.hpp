@@ -25,6 +25,14 @@ auto with_element(Format format, Function function) {
     }
 }
 
+// What is held back before a step and after it: null where nothing is. Both may be the same memory.
+struct Residual {
+    const float* before;
+    float* after;
+    explicit operator bool() const { return after != nullptr; }
+    Residual from(int64_t place) const { return after ? Residual{before + place, after + place} : *this; }
+};
+
 struct CastJob {
     const void* source;
     Format from;
@@ -38,7 +46,7 @@ struct CastJob {
 struct PackJob {
     const void* grad;
     Format format;
-    float* residual;  // may be null
+    Residual residual;
     float* scales;
     int64_t scale_stride;
     uint8_t* bits;
@@ -57,11 +65,11 @@ struct UnpackJob {
     bool streams;
 };
 
-// A row to select from; `residual` may be null.
+// A row to select from.
 struct Row {
     const void* grad;
     Format format;
-    float* residual;
+    Residual residual;
     int64_t numel;
 };
 
@@ -84,12 +92,12 @@ struct Matrix {
     int64_t offset, rows, columns, rank, left_offset, right_offset;
 };
 
-// A part of a matrix: some of its rows or some of its columns.
+// Some of the rows of a matrix.
 struct LowRankJob {
     const Matrix* matrix;
     int64_t first, last;
     float* grad;
-    float* residual;  // may be null
+    Residual residual;
     float* p;
     float* q;
 };

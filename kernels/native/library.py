@@ -1,4 +1,4 @@
-"""The compiled extension, and how a tensor is handed to it."""
+"""The compiled extension."""
 
 from __future__ import annotations
 
@@ -6,12 +6,8 @@ import functools
 from importlib import import_module
 from typing import Any
 
-import torch
-from torch import Tensor
-
 NAME = "native"
-FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int32: 0, torch.int64: 1}  # as C++ numbers them
-NOTHING = (0, 0, 0, 0)
+NONE = (None, None)  # in place of a residual's tensors
 
 
 def probe() -> str:
@@ -27,11 +23,3 @@ def probe() -> str:
 def library() -> Any:
     """The extension module; ImportError where it was not built."""
     return import_module("._native", __package__)
-
-
-def array(tensor: Tensor | None) -> tuple[int, int, int, int]:
-    """What C++ is told: the address, the number of the format, the strides of the first two dimensions, but for the last."""
-    if tensor is None:
-        return NOTHING
-    outer, inner = (*tensor.stride()[:-1], 0, 0)[:2]
-    return tensor.data_ptr(), FORMATS.get(tensor.dtype, 0), outer, inner

@@ -3,9 +3,10 @@
 #include "vectors.hpp"
 
 #include "casting_loops.hpp"
+#include "finite_loops.hpp"
 #include "low_rank_loops.hpp"
-#include "panel_loops.hpp"
-#include "factors_loops.hpp"
+#include "low_rank_panel_loops.hpp"
+#include "bases_loops.hpp"
 #include "selection_loops.hpp"
 #include "signs_loops.hpp"
 

@@ -66,8 +66,8 @@ void left_rows(const LowRankJob& job, const Rows& rows) {
             const int64_t place = start + b * distance + at;
             F8 value = load(job.grad + place, lanes);
             if (ADD) {
-                value += load(job.residual + place, lanes);
-                store(job.residual + place, value, lanes);
+                value += load(job.residual.before + place, lanes);
+                store(job.residual.after + place, value, lanes);
             }
             for (int r = 0; r < RANK; ++r) sums[b][r] = multiply_add(value, factor[r], sums[b][r]);
         }
@@ -113,7 +113,7 @@ inline void right_by_rows(const LowRankJob& job) {
     const Matrix& m = *job.matrix;
     with_rank(m.rank, [&](auto rank) {
         constexpr int RANK = decltype(rank)::value;
-        over_rows(0, m.rows, job.first, job.last, FACTOR_ELEMENTS / RANK,
+        over_rows(job.first, job.last, 0, m.columns, FACTOR_ELEMENTS / RANK,
                   [&](auto count, const Rows& rows) { right_rows<RANK, decltype(count)::value>(job, rows); });
     });
 }
@@ -122,6 +122,7 @@ inline void right_by_rows(const LowRankJob& job) {
 template <int RANK, int COUNT>
 void finish_rows(const LowRankJob& job, const Rows& rows) {
     const Matrix& m = *job.matrix;
+    float* held = job.residual.after;
     const int64_t start = m.offset + rows.row * m.columns, distance = rows.distance * m.columns;
     const float* q = job.q + m.right_offset;
     F8 factor[COUNT][RANK];
@@ -134,7 +135,7 @@ void finish_rows(const LowRankJob& job, const Rows& rows) {
             for (int r = 1; r < RANK; ++r) product = multiply_add(factor[b][r], other[r], product);
             const int64_t place = start + b * distance + at;
             store(job.grad + place, product, lanes);
-            if (job.residual) store(job.residual + place, load(job.residual + place, lanes) - product, lanes);
+            if (held) store(held + place, load(held + place, lanes) - product, lanes);
         }
     });
 }

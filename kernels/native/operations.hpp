@@ -14,7 +14,7 @@ inline bool streams(Format format, int64_t numel) { return numel * size_of(forma
 struct SelectJob {
     const void* grad;
     Format format;
-    float* residual;  // may be null
+    Residual residual;
     void* indices;
     bool long_indices;
     int64_t index_stride;
@@ -46,7 +46,7 @@ struct LowRankBuffers {
     const Matrix* matrices;
     int64_t count;
     float* grad;
-    float* residual;  // may be null
+    Residual residual;
     float* p;
     float* q;
 };

@@ -107,7 +107,7 @@ Pool collected(const Row& row, bool add, uint32_t threshold, int64_t k, int64_t 
 // The pool that holds the chosen elements, k or all there are.
 Pool chosen(const Row& row, int64_t k, int64_t threads) {
     const uint32_t threshold = k == 0 ? NO_MAGNITUDE : k < row.numel ? estimated_threshold(row, k) : 0;
-    Pool pool = collected(row, row.residual != nullptr, threshold, k, threads);
+    Pool pool = collected(row, static_cast<bool>(row.residual), threshold, k, threads);
     if (pool.count() < std::min(k, row.numel)) pool = collected(row, false, 0, k, threads);
     if (pool.count() > k) pool.keep_largest(k);
     return pool;
@@ -123,7 +123,7 @@ void select_row(const SelectJob& job, int64_t row_index, int64_t threads) {
     const int64_t start = row_index * job.length, left = std::max<int64_t>(job.numel - start, 0);
     const int64_t numel = std::min(left, job.length), offset = numel ? start : 0;
     const Row row{static_cast<const char*>(job.grad) + offset * size_of(job.format), job.format,
-                  job.residual ? job.residual + offset : nullptr, numel};
+                  job.residual.from(offset), numel};
     const Pool pool = chosen(row, job.k, threads);
     const int64_t width = size_of(job.value_format);
     char* values = static_cast<char*>(job.values) + row_index * job.value_stride * width;

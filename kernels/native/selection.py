@@ -5,26 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..checks import check_scatter_mean, check_select_largest, known, require
+from ..checks import FLOATS, WIDE
+from ..residual import Residual
 from ..selection import scatter_mean, select_largest
-from .library import NAME, array, library
+from .library import NAME, NONE, library
 
 
-@select_largest.implement(NAME)
-def _select_largest(grad: Tensor, residual: Tensor | None, indices: Tensor, values: Tensor, length: int) -> None:
-    wide = (torch.float32,)
-    if not (known(NAME, select_largest, grad, values) and known(NAME, select_largest, residual, dtypes=wide)):
-        return select_largest.reference(grad, residual, indices, values, length)
-    check_select_largest(grad, residual, indices, values, length)
-    given = array(grad), array(residual), array(indices), array(values)
-    library().select_largest(*given, grad.numel(), length, *values.shape, torch.get_num_threads())
+@select_largest.implement(NAME, {"grad": FLOATS, "residual": WIDE, "values": FLOATS})
+def _select_largest(grad: Tensor, residual: Residual | None, indices: Tensor, values: Tensor, length: int) -> None:
+    places = grad.numel(), length, *values.shape
+    library().select_largest(grad, *(residual or NONE), indices, values, *places, torch.get_num_threads())
 
 
-@scatter_mean.implement(NAME)
+@scatter_mean.implement(NAME, {"values": FLOATS, "out": WIDE})
 def _scatter_mean(indices: Tensor, values: Tensor, out: Tensor, length: int) -> None:
-    if not (known(NAME, scatter_mean, values) and known(NAME, scatter_mean, out, dtypes=(torch.float32,))):
-        return scatter_mean.reference(indices, values, out, length)
-    check_scatter_mean(indices, values, out)
-    require(length > 0, f"a row has at least one element, got {length}")
-    given = array(indices), array(values), array(out)
-    library().scatter_mean(*given, *values.shape, out.numel(), length, torch.get_num_threads())
+    library().scatter_mean(indices, values, out, *values.shape, out.numel(), length, torch.get_num_threads())

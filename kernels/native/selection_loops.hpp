@@ -12,7 +12,7 @@ void sample_row(const Row& row, const int64_t* indices, int64_t count, uint32_t*
     const Element* grad = static_cast<const Element*>(row.grad);
     for (int64_t i = 0; i < count; ++i) {
         F8 value = load(grad + indices[i], Part{1});
-        if (row.residual) value += broadcast(row.residual[indices[i]]);
+        if (row.residual) value += broadcast(row.residual.before[indices[i]]);
         magnitudes[i] = static_cast<uint32_t>(ordered_magnitude(value)[0]);
     }
 }
@@ -23,10 +23,10 @@ inline void sample(const Row& row, const int64_t* indices, int64_t count, uint32
     });
 }
 
-// Writes those of TURNS vectors that reach the threshold, in order; returns their number. With a sum, the gradient goes
-// into the residual first.
+// Writes those of TURNS vectors that reach the threshold, in order; returns their number. With a sum, that of gradient
+// and residual goes into the residual after first.
 template <bool ADD, int TURNS, class Element, class Lanes>
-GRADWIRE_INLINE int64_t scan_lanes(const Element* grad, float* residual, int64_t at, Lanes lanes, I8 below,
+GRADWIRE_INLINE int64_t scan_lanes(const Element* grad, Residual residual, int64_t at, Lanes lanes, I8 below,
                                    Candidate* found) {
     I8 magnitudes[TURNS];
     uint32_t reached = 0;
@@ -34,8 +34,8 @@ GRADWIRE_INLINE int64_t scan_lanes(const Element* grad, float* residual, int64_t
         const int64_t place = at + turn * LANES;
         F8 value = load(grad + place, lanes);
         if (ADD) {
-            value += load(residual + place, lanes);
-            store(residual + place, value, lanes);
+            value += load(residual.before + place, lanes);
+            store(residual.after + place, value, lanes);
         }
         magnitudes[turn] = ordered_magnitude(value);
         reached |= (mask(magnitudes[turn] > below) & all_of(lanes)) << (LANES * turn);
@@ -53,7 +53,7 @@ GRADWIRE_INLINE int64_t scan_lanes(const Element* grad, float* residual, int64_t
 
 // Elements of [first, last) that reach the threshold; room for all of them. Returns their number.
 template <bool ADD, class Element>
-int64_t scan_row(const Element* grad, float* residual, int64_t first, int64_t last, uint32_t threshold,
+int64_t scan_row(const Element* grad, Residual residual, int64_t first, int64_t last, uint32_t threshold,
                  Candidate* found) {
     const I8 below = I8{} + static_cast<int32_t>(threshold) - 1;
     Candidate* next = found;
@@ -67,11 +67,11 @@ int64_t scan_row(const Element* grad, float* residual, int64_t first, int64_t la
 }
 
 inline int64_t scan(const Row& row, bool add, int64_t first, int64_t last, uint32_t threshold, Candidate* found) {
-    if (row.residual && !add) return scan_row<false>(row.residual, nullptr, first, last, threshold, found);
+    if (row.residual && !add) return scan_row<false>(row.residual.after, {}, first, last, threshold, found);
     return with_element(row.format, [&](auto* element) {
         const auto* grad = static_cast<const std::remove_pointer_t<decltype(element)>*>(row.grad);
         return add ? scan_row<true>(grad, row.residual, first, last, threshold, found)
-                   : scan_row<false>(grad, nullptr, first, last, threshold, found);
+                   : scan_row<false>(grad, {}, first, last, threshold, found);
     });
 }
 
@@ -89,27 +89,27 @@ GRADWIRE_INLINE F8 in_range(F8 value) {
     return bit_cast<F8>((bit_cast<U8>(beyond) & clamped) | (~bit_cast<U8>(beyond) & bit_cast<U8>(value)));
 }
 
-// Writes chosen elements as they are sent; the residual keeps what rounding loses.
+// Writes chosen elements as they are sent, of `held` where there is one, which keeps what rounding loses.
 template <class Element, class Value>
-void take_chosen(const Element* grad, float* residual, const Candidate* chosen, int64_t count, Value* values) {
+void take_chosen(const Element* grad, float* held, const Candidate* chosen, int64_t count, Value* values) {
     over_lanes<1>(0, count, [&](int64_t at, auto lanes, int) GRADWIRE_LAMBDA {
         F8 value = {};
         for (int64_t j = 0; j < size_of(lanes); ++j) {
             const int64_t index = chosen[at + j].index;
-            value[j] = residual ? residual[index] : load(grad + index, Part{1})[0];
+            value[j] = held ? held[index] : load(grad + index, Part{1})[0];
         }
         Value sent[LANES];
         store(sent, in_range<Value>(value));
         store(values + at, load(sent), lanes);
         const F8 rest = value - load(sent);
-        for (int64_t j = 0; residual && j < size_of(lanes); ++j) residual[chosen[at + j].index] = rest[j];
+        for (int64_t j = 0; held && j < size_of(lanes); ++j) held[chosen[at + j].index] = rest[j];
     });
 }
 
 inline void take(const Row& row, const Candidate* chosen, int64_t count, void* values, Format to) {
     with_element(row.format, [&](auto* from_element) {
         with_element(to, [&](auto* to_element) {
-            take_chosen(static_cast<const std::remove_pointer_t<decltype(from_element)>*>(row.grad), row.residual,
+            take_chosen(static_cast<const std::remove_pointer_t<decltype(from_element)>*>(row.grad), row.residual.after,
                         chosen, count, static_cast<decltype(to_element)>(values));
         });
     });

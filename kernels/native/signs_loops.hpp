@@ -18,9 +18,9 @@ constexpr Signs all_signs() {
 
 alignas(64) constexpr Signs SIGNS = all_signs();
 
-// Adds the gradient to the residual, writes sign bits, returns the mean magnitude.
+// Writes the sum of gradient and residual to the residual after, and sign bits; returns the mean magnitude.
 template <class Element, bool HAS_RESIDUAL>
-float pack_signs(const Element* grad, float* residual, uint8_t* bits, int64_t count) {
+float pack_signs(const Element* grad, Residual residual, uint8_t* bits, int64_t count) {
     double total = 0;
     for (int64_t start = 0; start < count; start += SUM_RUN) {
         F8 sums[4] = {};
@@ -28,8 +28,8 @@ float pack_signs(const Element* grad, float* residual, uint8_t* bits, int64_t co
                       [&](int64_t at, auto lanes, int turn) GRADWIRE_LAMBDA {
                           F8 value = load(grad + at, lanes);
                           if (HAS_RESIDUAL) {
-                              value += load(residual + at, lanes);
-                              store(residual + at, value, lanes);
+                              value += load(residual.before + at, lanes);
+                              store(residual.after + at, value, lanes);
                           }
                           bits[at / 8] = static_cast<uint8_t>(mask(value >= 0.0f));
                           sums[turn] += absolute(value);
@@ -55,14 +55,14 @@ void pack_blocks(const PackJob& job, int64_t first_block, int64_t last_block) {
         const int64_t left = job.numel - start;
         const int64_t count = left < 0 ? 0 : left < job.block ? left : job.block;
         const Element* grad = static_cast<const Element*>(job.grad) + (count ? start : 0);
-        float* residual = job.residual ? job.residual + (count ? start : 0) : nullptr;
+        const Residual residual = job.residual.from(count ? start : 0);
         uint8_t* bits = job.bits + row * job.bit_stride + column * (job.block / 8);
         const float scale = residual ? pack_signs<Element, true>(grad, residual, bits, count)
                                      : pack_signs<Element, false>(grad, residual, bits, count);
         const int64_t written = (count + 7) / 8;
         std::memset(bits + written, 0xff, static_cast<size_t>(job.block / 8 - written));
         job.scales[row * job.scale_stride + column] = scale;
-        if (residual) keep_rest(residual, scale, count);
+        if (residual) keep_rest(residual.after, scale, count);
     }
 }
 

@@ -32,6 +32,13 @@ struct Exchange {
     void* current_stream;
 };
 
+// Names and dtypes of torch, looked up once; never given back.
+struct Names {
+    PyObject *data_ptr, *dtype, *stride, *bfloat16, *float16, *int64;
+};
+
+Names names{};
+
 PyTypeObject* tensor_type = nullptr;
 int (*from_object)(void*, Tensor*) = nullptr;
 
@@ -48,7 +55,12 @@ bool is_dense(const Tensor& tensor, int64_t numel) {
 }  // namespace
 
 void learn_tensors() {
-    const py::object type = py::module_::import("torch").attr("Tensor");
+    const py::module_ torch = py::module_::import("torch");
+    const auto dtype = [&](const char* name) { return py::object(torch.attr(name)).release().ptr(); };
+    names = {PyUnicode_InternFromString("data_ptr"), PyUnicode_InternFromString("dtype"),
+             PyUnicode_InternFromString("stride"),   dtype("bfloat16"),
+             dtype("float16"),                       dtype("int64")};
+    const py::object type = torch.attr("Tensor");
     const py::object capsule = py::getattr(type, "__dlpack_c_exchange_api__", py::none());
     if (!PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return;
     auto* api = static_cast<Exchange*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
@@ -56,6 +68,25 @@ void learn_tensors() {
     if (api == nullptr) return;
     tensor_type = reinterpret_cast<PyTypeObject*>(py::object(type).release().ptr());
     from_object = api->from_object;
+}
+
+Array array_of(py::handle tensor) {
+    Array array;
+    if (tensor.is_none()) return array;
+    const auto call = [&](PyObject* name) {
+        PyObject* found = PyObject_CallMethodNoArgs(tensor.ptr(), name);
+        if (found == nullptr) throw py::error_already_set();
+        return py::reinterpret_steal<py::object>(found);
+    };
+    array.address = call(names.data_ptr).cast<uintptr_t>();
+    const py::object dtype = py::reinterpret_steal<py::object>(PyObject_GetAttr(tensor.ptr(), names.dtype));
+    array.is_long = dtype.ptr() == names.int64;
+    if (dtype.ptr() == names.bfloat16) array.format = Format::bfloat16;
+    if (dtype.ptr() == names.float16) array.format = Format::float16;
+    const py::tuple strides = call(names.stride);
+    if (strides.size() > 1) array.outer = strides[0].cast<int64_t>();
+    if (strides.size() > 2) array.inner = strides[1].cast<int64_t>();
+    return array;
 }
 
 bool look(py::handle object, Flat& found) {

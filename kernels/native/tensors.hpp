@@ -14,6 +14,22 @@ struct Flat {
     Format format;
 };
 
+// Any tensor whose last dimension has no gaps: its address, the format of its numbers where they are floats, whether they
+// are integers of 64 bits, and the strides of its first two dimensions, but for the last. None is all zeros.
+struct Array {
+    uintptr_t address = 0;
+    Format format = Format::float32;
+    bool is_long = false;
+    int64_t outer = 0, inner = 0;
+};
+
+template <class Element>
+Element* at(const Array& array) {
+    return reinterpret_cast<Element*>(array.address);
+}
+
+Array array_of(pybind11::handle tensor);
+
 // At load, once. Without DLPack's exchange API, which torch has since 2.10, nothing is recognized.
 void learn_tensors();
 
@@ -22,3 +38,16 @@ void learn_tensors();
 bool look(pybind11::handle tensor, Flat& found);
 
 }  // namespace gradwire
+
+namespace pybind11::detail {
+
+template <>
+struct type_caster<gradwire::Array> {
+    PYBIND11_TYPE_CASTER(gradwire::Array, const_name("torch.Tensor | None"));
+    bool load(handle tensor, bool) {
+        value = gradwire::array_of(tensor);
+        return true;
+    }
+};
+
+}  // namespace pybind11::detail

@@ -13,6 +13,8 @@ inline int64_t cut(int64_t total, int64_t parts, int64_t index, int64_t step = 1
     return std::min(total, (steps / parts * index + std::min(index, steps % parts)) * step);
 }
 
+constexpr int64_t LINE = 64;  // elements of whole cache lines in every format
+
 // How a job is shared. The parts outnumber the threads: one that comes late, or not at all, leaves its share to the
 // others.
 struct Shares {

@@ -18,25 +18,38 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from ..bases import normalize, orthogonalize
 from ..casting import cast_scaled, gather_scaled
+from ..checked import Supports, Unless
+from ..checks import FLOATS, WIDE
 from ..dispatch import Operation, register_backend
-from ..finite import all_finite
-from ..low_rank import low_rank_finish, low_rank_left, low_rank_right, normalize, orthogonalize
+from ..finite import all_finite, with_gaps
+from ..low_rank import low_rank_finish, low_rank_left, low_rank_right
 from ..quantization import dequantize_mean, quantize_blocks
+from ..residual import Residual
 from ..selection import scatter_mean, select_largest
 from ..signs import sign_pack, sign_unpack_mean
 
 NAME = "triton"
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
-MODULES: dict[str, tuple[Operation[Any, Any], ...]] = {
-    "casting": (cast_scaled,),
-    "finite": (all_finite,),
-    "signs": (sign_pack, sign_unpack_mean),
-    "quantization": (quantize_blocks, dequantize_mean),
-    "selection": (select_largest, scatter_mean),
-    "low_rank": (low_rank_left, low_rank_right, low_rank_finish),
-    "bases": (orthogonalize, normalize),
+LARGEST_BLOCK = 8192  # elements of a block that is quantized: those that a program holds
+MODULES: dict[str, dict[Operation[Any, Any], Supports]] = {  # the dtypes that the kernels of each operation know
+    "casting": {cast_scaled: {"source": FLOATS, "out": FLOATS}},
+    "finite": {all_finite: {"tensor": FLOATS}},
+    "signs": {sign_pack: {"grad": FLOATS, "residual": WIDE}, sign_unpack_mean: {"out": FLOATS}},
+    "quantization": {quantize_blocks: {"grad": FLOATS, "residual": WIDE}, dequantize_mean: {"out": FLOATS}},
+    "selection": {
+        select_largest: {"grad": FLOATS, "residual": WIDE, "values": FLOATS},
+        scatter_mean: {"values": FLOATS, "out": WIDE},
+    },
+    "low_rank": {
+        low_rank_left: {"grad": WIDE, "residual": WIDE, "q": WIDE, "p": WIDE},
+        low_rank_right: {"matrices": WIDE, "p": WIDE, "q": WIDE},
+        low_rank_finish: {"grad": WIDE, "residual": WIDE, "p": WIDE, "q": WIDE},
+    },
+    "bases": {orthogonalize: {"p": WIDE}, normalize: {"q": WIDE, "previous": WIDE}},
 }
 
 
@@ -52,7 +65,15 @@ def _probe() -> str:
     return ""
 
 
-def _implement(operation: Operation[Any, Any], module: str) -> None:
+def _large_block(grad: Tensor, residual: Residual | None, scales: Tensor, codes: Tensor, length: int) -> str:
+    blocks = scales.shape[-1]
+    return f"blocks above {LARGEST_BLOCK} elements" if length > LARGEST_BLOCK * max(1, blocks) else ""
+
+
+UNLESS: dict[Operation[Any, Any], Unless] = {all_finite: with_gaps, quantize_blocks: _large_block}
+
+
+def _implement(operation: Operation[Any, Any], module: str, supports: Supports) -> None:
     """Let the function of the operation's name in `module` implement it, imported on first use."""
 
     @functools.cache
@@ -63,11 +84,11 @@ def _implement(operation: Operation[Any, Any], module: str) -> None:
     def run(*args: Any, **kwargs: Any) -> Any:
         return function()(*args, **kwargs)
 
-    operation.implement(NAME)(run)
+    operation.implement(NAME, supports, UNLESS.get(operation))(run)
 
 
 for _module, _operations in MODULES.items():
-    for _operation in _operations:
-        _implement(_operation, _module)
+    for _operation, _supports in _operations.items():
+        _implement(_operation, _module, _supports)
 gather_scaled.implement(NAME)(gather_scaled.reference)  # two launches for all sources, of torch's own
 register_backend(NAME, "cpu" if INTERPRETED else "cuda", _probe, automatic=not INTERPRETED)

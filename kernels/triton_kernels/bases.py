@@ -13,11 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..checks import check_factor, known, on_one_device, require
-from ..low_rank import Factors
-from ..low_rank import normalize as normalize_operation
-from ..low_rank import orthogonalize as orthogonalize_operation
-from . import NAME
+from ..factors import Factors
 from .launching import on_device, options, power_of_two
 from .tasks import table_of, vectors
 
@@ -30,9 +26,8 @@ INDEPENDENT = tl.constexpr(0.25)
 
 def orthogonalize(p: Tensor, factors: Factors) -> None:
     """Orthonormal vectors that span those of each P, in place; NaN for a P that is not finite."""
-    if not factors.matrices or not known(NAME, orthogonalize_operation, p, dtypes=(torch.float32,)):
-        return orthogonalize_operation.reference(p, factors)
-    check_factor("p", p, factors.left_offsets[-1])
+    if not factors.matrices:
+        return
     with on_device(p):
         for ranks, table in _bases(factors, p.device).items():
             _orthogonalize[(len(table),)](p, table, RANKS=ranks, TILE=HELD // ranks, **options(16, fused=True))
@@ -40,12 +35,9 @@ def orthogonalize(p: Tensor, factors: Factors) -> None:
 
 def normalize(q: Tensor, factors: Factors, previous: Tensor | None = None) -> None:
     """Each vector of Q to length 1, in place; a zero vector becomes that of `previous`."""
-    if not factors.matrices or not known(NAME, normalize_operation, q, previous, dtypes=(torch.float32,)):
-        return normalize_operation.reference(q, factors, previous)
-    on_one_device(q=q, previous=previous)
-    check_factor("q", q, factors.right_offsets[-1])
+    if not factors.matrices:
+        return
     before = q if previous is None else previous
-    check_factor("previous", before, factors.right_offsets[-1])
     with on_device(q):
         table = _vectors(factors, q.device)
         _normalize[(len(table),)](q, before, table, TILE=TILE, **options(16, fused=True))
@@ -56,7 +48,6 @@ def _bases(factors: Factors, device: torch.device) -> dict[int, Tensor]:
     """First element, rows and rank of each P, by the power of two that holds the rank: a basis depends on its P alone."""
     rows: dict[int, list[tuple[int, ...]]] = {}
     for m, start in zip(factors.matrices, factors.left_offsets, strict=False):
-        require(m.rank <= m.rows, f"{m.rank} vectors of {m.rows} elements cannot be orthonormal; cap the rank")
         rows.setdefault(power_of_two(m.rank), []).append((start, m.rows, m.rank))
     return {ranks: table_of(table, device) for ranks, table in rows.items()}
 

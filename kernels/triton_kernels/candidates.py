@@ -43,7 +43,7 @@ def has_spilled(state: tl.tensor, count: tl.tensor, k: tl.tensor, capacity: tl.t
 
 @triton.jit(do_not_specialize=["length", "size", "k", "capacity"])
 def sample_rows(
-    grad: tl.tensor, vector: tl.tensor, state: tl.tensor,
+    grad: tl.tensor, before: tl.tensor, state: tl.tensor,
     length: tl.int64, size: tl.int64, k: tl.int64, capacity: tl.int64, HELD: tl.constexpr, SAMPLES: tl.constexpr,
 ) -> None:  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -55,7 +55,7 @@ def sample_rows(
     places = begin + (width * scattered) // 65536
     numbers = load_tile(grad + row * length, places, count, False)
     if HELD:
-        numbers += load_tile(vector + row * length, places, count, False)
+        numbers += load_tile(before + row * length, places, count, False)
     keys = magnitude(numbers)
     expected = SAMPLES * tl.minimum(count, k).to(tl.float32) / tl.maximum(count, 1).to(tl.float32)
     rank = (expected + 4 * tl.sqrt(expected) + 16).to(tl.int32)  # four standard deviations more than needed
@@ -69,7 +69,7 @@ def sample_rows(
 
 @triton.jit(do_not_specialize=["size", "k", "capacity", "tiles"])
 def gather_candidates(
-    grad: tl.tensor, vector: tl.tensor, state: tl.tensor, table: tl.tensor, candidates: tl.tensor,
+    grad: tl.tensor, before: tl.tensor, vector: tl.tensor, state: tl.tensor, table: tl.tensor, candidates: tl.tensor,
     length: tl.int64, size: tl.int64, k: tl.int64, capacity: tl.int64, tiles: tl.int64,
     HELD: tl.constexpr, ONE_ROW: tl.constexpr, TILE: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -85,20 +85,20 @@ def gather_candidates(
     candidates += row * capacity
     entry = table + program * FIELDS
     if first + TILE <= end:
-        _gather_tile(grad, vector, state, entry, candidates, first, end, capacity, HELD, TILE, True)
+        _gather_tile(grad, before, vector, state, entry, candidates, first, end, capacity, HELD, TILE, True)
     else:
-        _gather_tile(grad, vector, state, entry, candidates, first, end, capacity, HELD, TILE, False)
+        _gather_tile(grad, before, vector, state, entry, candidates, first, end, capacity, HELD, TILE, False)
 
 
 @triton.jit
 def _gather_tile(
-    grad: tl.tensor, vector: tl.tensor, state: tl.tensor, entry: tl.tensor, candidates: tl.tensor,
+    grad: tl.tensor, before: tl.tensor, vector: tl.tensor, state: tl.tensor, entry: tl.tensor, candidates: tl.tensor,
     first: tl.tensor, end: tl.tensor, capacity: tl.tensor, HELD: tl.constexpr, TILE: tl.constexpr, WHOLE: tl.constexpr,
 ) -> None:  # fmt: skip
     local = tl.arange(0, TILE)
     numbers = load_tile(grad, first + local, end, WHOLE)
     if HELD:
-        numbers += load_tile(vector, first + local, end, WHOLE)
+        numbers += load_tile(before, first + local, end, WHOLE)
         store_tile(vector, first + local, numbers, end, WHOLE)
     kept = magnitude(numbers) >= tl.load(state + FLOOR).to(tl.int32)
     if not WHOLE:

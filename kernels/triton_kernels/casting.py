@@ -6,9 +6,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..casting import cast_scaled as operation
-from ..checks import check_cast, known
-from . import NAME
 from .launching import divided, on_device, options
 from .tiles import load_tile, store_tile
 
@@ -17,9 +14,6 @@ TILE = 4096
 
 def cast_scaled(source: Tensor, out: Tensor, scale: float) -> None:
     """`out = source * scale`, the product in float32."""
-    if not known(NAME, operation, source, out):
-        return operation.reference(source, out, scale)
-    check_cast(source, out)
     if size := source.numel():
         with on_device(source):
             _cast[(divided(size, TILE),)](source, out, scale, size, TILE=TILE, **options(8))

@@ -7,9 +7,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..checks import known
-from ..finite import all_finite as operation
-from . import NAME
 from .launching import divided, on_device, options
 from .tiles import load_tile
 
@@ -18,8 +15,6 @@ TILE = 4096
 
 def all_finite(tensor: Tensor) -> Tensor:
     """A boolean scalar, true unless a program finds an element that is not finite."""
-    if not (known(NAME, operation, tensor) and tensor.is_contiguous()):
-        return operation.reference(tensor)
     verdict = torch.ones((), dtype=torch.bool, device=tensor.device)
     if size := tensor.numel():
         with on_device(tensor):

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..residual import Residual
 from .candidates import (
     BINS,
     DIGIT,
@@ -38,13 +39,15 @@ CHUNK = tile(256, interpreted=4096)  # of candidates of a tile, which are few
 SPARE = 16384  # candidates
 
 
-def select_from_long_rows(grad: Tensor, residual: Tensor | None, indices: Tensor, values: Tensor, length: int) -> None:
+def select_from_long_rows(
+    grad: Tensor, residual: Residual | None, indices: Tensor, values: Tensor, length: int
+) -> None:
     """Exactly the k largest elements of each row, the lower index first among equals."""
     rows, k = values.shape
     if rows > ROWS_AT_ONCE:
         for first in range(0, rows, ROWS_AT_ONCE):
             part, end = slice(first * length, (first + ROWS_AT_ONCE) * length), first + ROWS_AT_ONCE
-            held = None if residual is None else residual[part]
+            held = residual and Residual(residual.before[part], residual.after[part])
             select_from_long_rows(grad[part], held, indices[first:end], values[first:end], length)
         return
     short = max(0, grad.numel() - k + length) // length if k <= length else 0  # rows from here on have less than k
@@ -60,19 +63,19 @@ def _capacity(length: int, k: int) -> int:
     return min(length, math.ceil(2 * (expected + 4 * math.sqrt(expected) + 16) / SAMPLES * length) + SPARE)
 
 
-def _launch(grad: Tensor, residual: Tensor | None, indices: Tensor, values: Tensor, length: int) -> None:
+def _launch(grad: Tensor, residual: Residual | None, indices: Tensor, values: Tensor, length: int) -> None:
     rows, k = values.shape
     tiles, capacity, device = divided(length, TILE), _capacity(length, k), grad.device
     state = torch.zeros(rows, STATE.value, dtype=torch.int64, device=device)
     table = torch.empty(rows, tiles, FIELDS.value, dtype=torch.int64, device=device)
     candidates = torch.empty(rows, capacity, dtype=torch.int64, device=device)
     held, sizes = residual is not None, (length, grad.numel(), k, capacity)
-    vector = grad if residual is None else residual
+    before, vector = residual or (grad, grad)
     by_tile, by_row, one = (rows * tiles,), (rows,), rows == 1
     counters = min(tiles, divided(2 * multiprocessors(device), rows))
-    sample_rows[by_row](grad, vector, state, *sizes, HELD=held, SAMPLES=SAMPLES, **options(8))
+    sample_rows[by_row](grad, before, state, *sizes, HELD=held, SAMPLES=SAMPLES, **options(8))
     gather_candidates[by_tile](
-        grad, vector, state, table, candidates, *sizes, tiles, HELD=held, ONE_ROW=one, TILE=TILE, **options(8)
+        grad, before, vector, state, table, candidates, *sizes, tiles, HELD=held, ONE_ROW=one, TILE=TILE, **options(8)
     )
     for level in range(3):
         _count[(rows * counters,)](vector, state, candidates, *sizes, counters, LEVEL=level, CHUNK=TILE, **options(8))

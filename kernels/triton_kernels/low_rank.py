@@ -6,18 +6,12 @@ the sums for several factor vectors in registers. Products and sums are those of
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..checks import check_products, known
-from ..dispatch import Operation
-from ..low_rank import Factors
-from ..low_rank import low_rank_finish as finish_operation
-from ..low_rank import low_rank_left as left_operation
-from ..low_rank import low_rank_right as right_operation
-from . import NAME
+from ..factors import Factors
+from ..residual import Residual
 from .launching import on_device, options, power_of_two, tile
 from .tasks import SUMS, Cut, Tasks, tasks_of
 
@@ -26,27 +20,27 @@ LEFT_RANKS, RIGHT_RANKS = 8, 16  # factor vectors that a pass over a matrix serv
 FIELDS = tl.constexpr(11)
 
 
-def low_rank_left(grad: Tensor, residual: Tensor | None, factors: Factors, q: Tensor, p: Tensor) -> None:
-    """`P = M Q`, where M is `grad` + `residual`, left in `residual`."""
-    if not _known(left_operation, grad, residual, factors, p, q):
-        return left_operation.reference(grad, residual, factors, q, p)
+def low_rank_left(grad: Tensor, residual: Residual | None, factors: Factors, q: Tensor, p: Tensor) -> None:
+    """`P = M Q`, where M is `grad` + `residual.before`, left in `residual.after`."""
+    if not factors.matrices:
+        return
     ranks = _ranks(factors, LEFT_RANKS)
     cut = _by_rows(ranks)
-    held = grad if residual is None else residual
+    held = residual or Residual(grad, grad)
     sizes = {"HELD": residual is not None, "RANKS": ranks, "ROWS": cut.piece, "COLUMNS": COLUMNS}
     with on_device(grad):
         tasks = tasks_of(factors, cut, grad.device)
         work = _workspace(tasks, p)
         _left[(len(tasks.table),)](
-            grad, held, q, p, work, tasks.table, MANY=_many(factors, ranks), **sizes, **options(1, fused=True)
+            grad, *held, q, p, work, tasks.table, MANY=_many(factors, ranks), **sizes, **options(1, fused=True)
         )
         _add_partials(tasks, work, p)
 
 
 def low_rank_right(matrices: Tensor, factors: Factors, p: Tensor, q: Tensor) -> None:
     """`Q = M^T P`."""
-    if not _known(right_operation, matrices, None, factors, p, q):
-        return right_operation.reference(matrices, factors, p, q)
+    if not factors.matrices:
+        return
     ranks = _ranks(factors, RIGHT_RANKS)
     cut = _by_columns(ranks)
     sizes = {"RANKS": ranks, "ROWS": cut.step, "COLUMNS": COLUMNS}
@@ -59,24 +53,14 @@ def low_rank_right(matrices: Tensor, factors: Factors, p: Tensor, q: Tensor) -> 
 
 def low_rank_finish(grad: Tensor, residual: Tensor | None, factors: Factors, p: Tensor, q: Tensor) -> None:
     """`P Q^T` into `grad`; `residual`, which holds M, keeps M - P Q^T."""
-    if not _known(finish_operation, grad, residual, factors, p, q):
-        return finish_operation.reference(grad, residual, factors, p, q)
+    if not factors.matrices:
+        return
     cut = _by_rows(_ranks(factors, LEFT_RANKS))
     held = grad if residual is None else residual
     sizes = {"HELD": residual is not None, "ROWS": cut.piece, "COLUMNS": COLUMNS}
     with on_device(grad):
         tasks = tasks_of(factors, cut, grad.device)
         _finish[(len(tasks.table),)](grad, held, p, q, tasks.table, **sizes, **options(1, fused=True))
-
-
-def _known(
-    operation: Operation[..., None], grad: Tensor, residual: Tensor | None, factors: Factors, p: Tensor, q: Tensor
-) -> bool:
-    """Whether the product runs here; its arguments are then checked."""
-    if not factors.matrices or not known(NAME, operation, grad, residual, p, q, dtypes=(torch.float32,)):
-        return False
-    check_products(grad, residual, factors, p, q)
-    return True
 
 
 def _ranks(factors: Factors, most: int) -> int:
@@ -117,33 +101,34 @@ def _told(number: tl.tensor, ALIGNED: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def _left(
-    grad: tl.tensor, residual: tl.tensor, q: tl.tensor, p: tl.tensor, work: tl.tensor, table: tl.tensor,
+    grad: tl.tensor, before: tl.tensor, after: tl.tensor, q: tl.tensor, p: tl.tensor, work: tl.tensor, table: tl.tensor,
     MANY: tl.constexpr, HELD: tl.constexpr, RANKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ) -> None:  # fmt: skip
     task = table + tl.program_id(0).to(tl.int64) * FIELDS
     if tl.load(task + 10) != 0:
-        _left_groups(grad, residual, q, p, work, task, MANY, HELD, RANKS, ROWS, COLUMNS, True)
+        _left_groups(grad, before, after, q, p, work, task, MANY, HELD, RANKS, ROWS, COLUMNS, True)
     else:
-        _left_groups(grad, residual, q, p, work, task, MANY, HELD, RANKS, ROWS, COLUMNS, False)
+        _left_groups(grad, before, after, q, p, work, task, MANY, HELD, RANKS, ROWS, COLUMNS, False)
 
 
 @triton.jit
 def _left_groups(
-    grad: tl.tensor, residual: tl.tensor, q: tl.tensor, p: tl.tensor, work: tl.tensor, task: tl.tensor,
+    grad: tl.tensor, before: tl.tensor, after: tl.tensor, q: tl.tensor, p: tl.tensor, work: tl.tensor, task: tl.tensor,
     MANY: tl.constexpr, HELD: tl.constexpr, RANKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     ALIGNED: tl.constexpr,
 ) -> None:  # fmt: skip
-    """The first factor vectors take up the residual; further ones read what these have left there."""
-    _left_group(grad, residual, q, p, work, task, 0, HELD, HELD, RANKS, ROWS, COLUMNS, ALIGNED)
+    """The first factor vectors take up the residual; further ones read M, which these have left in `after`."""
+    _left_group(grad, before, after, q, p, work, task, 0, HELD, RANKS, ROWS, COLUMNS, ALIGNED)
     if MANY:
         for group in range(RANKS, tl.load(task + 3), RANKS):
-            _left_group(grad, residual, q, p, work, task, group, False, HELD, RANKS, ROWS, COLUMNS, ALIGNED)
+            _left_group(grad, before, after, q, p, work, task, group, False, RANKS, ROWS, COLUMNS, ALIGNED)
 
 
 @triton.jit
 def _left_group(
-    grad: tl.tensor, residual: tl.tensor, q: tl.tensor, p: tl.tensor, work: tl.tensor, task: tl.tensor, group: tl.tensor,
-    ADD: tl.constexpr, HELD: tl.constexpr, RANKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    grad: tl.tensor, before: tl.tensor, after: tl.tensor, q: tl.tensor, p: tl.tensor, work: tl.tensor,
+    task: tl.tensor, group: tl.tensor,
+    ADD: tl.constexpr, RANKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     ALIGNED: tl.constexpr,
 ) -> None:  # fmt: skip
     rows = tl.load(task + 1)
@@ -161,13 +146,12 @@ def _left_group(
     for start in range(begin, end, COLUMNS):
         column = start + tl.arange(0, COLUMNS)[None, None, :]
         inside = (row < rows) & (column < end)
-        if HELD:
-            numbers = tl.load(residual + start_of_row + column, mask=inside, other=0, eviction_policy="evict_first")
-            if ADD:
-                numbers += tl.load(grad + start_of_row + column, mask=inside, other=0, eviction_policy="evict_first")
-                tl.store(residual + start_of_row + column, numbers, mask=inside)
+        if ADD:
+            numbers = tl.load(before + start_of_row + column, mask=inside, other=0, eviction_policy="evict_first")
+            numbers += tl.load(grad + start_of_row + column, mask=inside, other=0, eviction_policy="evict_first")
+            tl.store(after + start_of_row + column, numbers, mask=inside)
         else:
-            numbers = tl.load(grad + start_of_row + column, mask=inside, other=0, eviction_policy="evict_first")
+            numbers = tl.load(after + start_of_row + column, mask=inside, other=0, eviction_policy="evict_first")
         sums += numbers * tl.load(q + start_of_vector + column, mask=(vector < rank) & (column < end), other=0)
     vector = group + tl.arange(0, RANKS)[:, None]
     row = first + tl.arange(0, ROWS)[None, :]

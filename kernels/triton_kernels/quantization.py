@@ -2,47 +2,43 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..checks import check_dequantize_mean, check_quantize_blocks, known, log_unknown
-from ..quantization import dequantize_mean as dequantize_operation
-from ..quantization import quantize_blocks as quantize_operation
-from . import NAME
+from ..residual import Residual
 from .launching import on_device
 from .tiles import load_tile, store_tile
-from .units import LARGEST_UNIT, cut, is_whole, unit_places
+from .units import cut, is_whole, unit_places
 
 LARGEST_CODE = tl.constexpr(127.0)
 
 
 def quantize_blocks(
-    grad: Tensor, residual: Tensor | None, scales: Tensor, codes: Tensor, length: int, seed: int = -1, counter: int = 0
+    grad: Tensor,
+    residual: Residual | None,
+    scales: Tensor,
+    codes: Tensor,
+    length: int,
+    seed: int = -1,
+    counter: int = 0,
 ) -> None:
     """int8 multiples of block scales; `residual` keeps the rest."""
-    check_quantize_blocks(grad, residual, scales, codes, length)
     rows, blocks = scales.shape
     units = cut(rows * blocks, length // blocks)
-    if not _known(grad, residual, units.block):
-        return quantize_operation.reference(grad, residual, scales, codes, length, seed, counter)
     if not units.count:
         return
     place = (blocks, units.block, units.count, grad.numel())
-    held, strides = grad if residual is None else residual, (scales.stride(0), codes.stride(0))
+    held, strides = residual or Residual(grad, grad), (scales.stride(0), codes.stride(0))
     with on_device(grad):
         _quantize[units.programs](
-            grad, held, scales, codes, *strides, max(seed, 0), counter, *place,
+            grad, *held, scales, codes, *strides, max(seed, 0), counter, *place,
             HELD=residual is not None, RANDOM=seed >= 0, **units.sizes,
         )  # fmt: skip
 
 
 def dequantize_mean(scales: Tensor, codes: Tensor, out: Tensor) -> None:
     """The mean over voters of `scale * code`."""
-    if not known(NAME, dequantize_operation, out):
-        return dequantize_operation.reference(scales, codes, out)
-    check_dequantize_mean(scales, codes, out)
     voters, rows, blocks = scales.shape
     units = cut(rows * blocks, codes.shape[2] // blocks)
     if not units.count:
@@ -51,13 +47,6 @@ def dequantize_mean(scales: Tensor, codes: Tensor, out: Tensor) -> None:
     strides = (*scales.stride()[:2], *codes.stride()[:2])
     with on_device(out):
         _dequantize[units.programs](scales, codes, out, *strides, voters, 1 / voters, *place, **units.sizes)
-
-
-def _known(grad: Tensor, residual: Tensor | None, block: int) -> bool:
-    if block > LARGEST_UNIT:
-        log_unknown(NAME, quantize_operation.name, f"blocks above {LARGEST_UNIT} elements")
-        return False
-    return known(NAME, quantize_operation, grad) and known(NAME, quantize_operation, residual, dtypes=(torch.float32,))
 
 
 @triton.jit
@@ -78,22 +67,22 @@ def _uniform(seed: tl.tensor, counter: tl.tensor, UNITS: tl.constexpr, UNIT: tl.
 
 @triton.jit(do_not_specialize=["scale_stride", "seed", "counter", "blocks", "block", "units", "size"])
 def _quantize(
-    grad: tl.tensor, residual: tl.tensor, scales: tl.tensor, codes: tl.tensor,
+    grad: tl.tensor, before: tl.tensor, after: tl.tensor, scales: tl.tensor, codes: tl.tensor,
     scale_stride: tl.int64, code_stride: tl.int64, seed: tl.int64, counter: tl.int64,
     blocks: tl.int64, block: tl.int64, units: tl.int64, size: tl.int64, HELD: tl.constexpr, RANDOM: tl.constexpr,
     EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr,
 ) -> None:  # fmt: skip
     if is_whole(units, size, UNITS, UNIT, EXACT):
-        _quantize_units(grad, residual, scales, codes, scale_stride, code_stride, seed, counter,
+        _quantize_units(grad, before, after, scales, codes, scale_stride, code_stride, seed, counter,
                         blocks, block, units, size, HELD, RANDOM, EACH, UNITS, UNIT, True)  # fmt: skip
     else:
-        _quantize_units(grad, residual, scales, codes, scale_stride, code_stride, seed, counter,
+        _quantize_units(grad, before, after, scales, codes, scale_stride, code_stride, seed, counter,
                         blocks, block, units, size, HELD, RANDOM, EACH, UNITS, UNIT, False)  # fmt: skip
 
 
 @triton.jit
 def _quantize_units(
-    grad: tl.tensor, residual: tl.tensor, scales: tl.tensor, codes: tl.tensor,
+    grad: tl.tensor, before: tl.tensor, after: tl.tensor, scales: tl.tensor, codes: tl.tensor,
     scale_stride: tl.tensor, code_stride: tl.tensor, seed: tl.tensor, counter: tl.tensor,
     blocks: tl.tensor, block: tl.tensor, units: tl.tensor, size: tl.tensor, HELD: tl.constexpr, RANDOM: tl.constexpr,
     EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr,
@@ -104,7 +93,7 @@ def _quantize_units(
     limit = tl.where(unit < units, tl.minimum(first + left, size), 0)[:, None, None]
     numbers = load_tile(grad, places, limit, WHOLE)
     if HELD:
-        numbers += load_tile(residual, places, limit, WHOLE)
+        numbers += load_tile(before, places, limit, WHOLE)
     sizes = tl.abs(numbers)
     largest = tl.max(tl.max(sizes, 2), 1)
     finite = tl.min(tl.min((sizes < float("inf")).to(tl.int32), 2), 1) == 1  # NaN is not less
@@ -123,7 +112,7 @@ def _quantize_units(
     inside = (unit < units)[:, None, None] & (lane < left[:, None, None])
     tl.store(codes + start + lane, levels.to(tl.int8), mask=inside)
     if HELD:
-        store_tile(residual, places, numbers - scale[:, None, None] * levels, limit, WHOLE)
+        store_tile(after, places, numbers - scale[:, None, None] * levels, limit, WHOLE)
 
 
 @triton.jit(do_not_specialize=["voter_scales", "scale_stride", "voters", "share", "blocks", "block", "units", "size"])

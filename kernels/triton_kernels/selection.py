@@ -7,15 +7,11 @@ the sample was wrong (they do not suffice or do not fit) the same kernels read t
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..checks import check_scatter_mean, check_select_largest, known
-from ..selection import scatter_mean as scatter_operation
-from ..selection import select_largest as select_operation
-from . import NAME
+from ..residual import Residual
 from .launching import divided, on_device, options, power_of_two, tile
 from .long_rows import select_from_long_rows
 from .ranking import chosen_of, magnitude, narrowed
@@ -25,15 +21,11 @@ SHORT = 4096  # elements of a row that a program holds
 PAIRS = tile(1024, interpreted=4096)  # of indices and values that a program of `scatter_mean` adds
 
 
-def select_largest(grad: Tensor, residual: Tensor | None, indices: Tensor, values: Tensor, length: int) -> None:
+def select_largest(grad: Tensor, residual: Residual | None, indices: Tensor, values: Tensor, length: int) -> None:
     """The largest elements of each row, ascending; `residual` keeps the rest."""
-    held = known(NAME, select_operation, residual, dtypes=(torch.float32,))
-    if not (held and known(NAME, select_operation, grad, values)):
-        return select_operation.reference(grad, residual, indices, values, length)
-    check_select_largest(grad, residual, indices, values, length)
     if not values.numel():
         if residual is not None:
-            residual.add_(grad)
+            residual.plus(grad)
         return
     with on_device(grad):
         select = _select_from_short_rows if length <= SHORT else select_from_long_rows
@@ -41,24 +33,20 @@ def select_largest(grad: Tensor, residual: Tensor | None, indices: Tensor, value
 
 
 def _select_from_short_rows(
-    grad: Tensor, residual: Tensor | None, indices: Tensor, values: Tensor, length: int
+    grad: Tensor, residual: Residual | None, indices: Tensor, values: Tensor, length: int
 ) -> None:
     rows, k = values.shape
     width = power_of_two(length)
     each = max(1, SHORT // width)
-    held = grad if residual is None else residual
+    held = residual or Residual(grad, grad)
     _select_rows[(divided(rows, each),)](
-        grad, held, indices, values, indices.stride(0), values.stride(0), rows, k, length, grad.numel(),
+        grad, *held, indices, values, indices.stride(0), values.stride(0), rows, k, length, grad.numel(),
         HELD=residual is not None, ROWS=each, WIDTH=width, **options(8),
     )  # fmt: skip
 
 
 def scatter_mean(indices: Tensor, values: Tensor, out: Tensor, length: int) -> None:
     """The mean over voters of sparse rows; voter after voter, so that no two add to one element at a time."""
-    dtypes = known(NAME, scatter_operation, values) and known(NAME, scatter_operation, out, dtypes=(torch.float32,))
-    if not dtypes:
-        return scatter_operation.reference(indices, values, out, length)
-    check_scatter_mean(indices, values, out)
     voters, rows, k = values.shape
     out.zero_()
     if not values.numel():
@@ -74,7 +62,7 @@ def scatter_mean(indices: Tensor, values: Tensor, out: Tensor, length: int) -> N
 
 @triton.jit(do_not_specialize=["index_stride", "value_stride", "rows", "k", "length", "size"])
 def _select_rows(
-    grad: tl.tensor, residual: tl.tensor, indices: tl.tensor, values: tl.tensor,
+    grad: tl.tensor, before: tl.tensor, after: tl.tensor, indices: tl.tensor, values: tl.tensor,
     index_stride: tl.int64, value_stride: tl.int64, rows: tl.int64, k: tl.int64, length: tl.int64, size: tl.int64,
     HELD: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -86,7 +74,7 @@ def _select_rows(
     inside = places < end[:, None]
     numbers = load_tile(grad, places, end[:, None], False)
     if HELD:
-        numbers += load_tile(residual, places, end[:, None], False)
+        numbers += load_tile(before, places, end[:, None], False)
     wanted = tl.minimum(tl.maximum(end - first, 0), k).to(tl.int32)
     keys = tl.where(inside, magnitude(numbers), -1)
     threshold = tl.zeros([ROWS], tl.int32)
@@ -102,12 +90,12 @@ def _select_rows(
     tl.store(values + row[:, None] * value_stride + position, sent, mask=chosen)
     if HELD:
         rest = tl.where(chosen, numbers - sent.to(tl.float32), numbers)
-        store_tile(residual, places, rest, end[:, None], False)
+        store_tile(after, places, rest, end[:, None], False)
     for start in range(0, k, WIDTH):  # what a row is too short for
-        after = start + column
-        empty = (after >= wanted[:, None]) & (after < k) & (row < rows)[:, None]
-        tl.store(indices + row[:, None] * index_stride + after, 0, mask=empty)
-        tl.store(values + row[:, None] * value_stride + after, 0, mask=empty)
+        slot = start + column
+        empty = (slot >= wanted[:, None]) & (slot < k) & (row < rows)[:, None]
+        tl.store(indices + row[:, None] * index_stride + slot, 0, mask=empty)
+        tl.store(values + row[:, None] * value_stride + slot, 0, mask=empty)
 
 
 @triton.jit(do_not_specialize=["index_stride", "value_stride", "pairs", "k", "length", "size", "share"])

@@ -10,10 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..checks import check_sign_pack, check_sign_unpack_mean, known
-from ..signs import sign_pack as pack_operation
-from ..signs import sign_unpack_mean as unpack_operation
-from . import NAME
+from ..residual import Residual
 from .launching import on_device, options
 from .tiles import load_tile, store_tile
 from .units import cut, is_whole, unit_places
@@ -21,33 +18,27 @@ from .units import cut, is_whole, unit_places
 SUMS = 1024
 
 
-def sign_pack(grad: Tensor, residual: Tensor | None, scales: Tensor, bits: Tensor, length: int) -> None:
+def sign_pack(grad: Tensor, residual: Residual | None, scales: Tensor, bits: Tensor, length: int) -> None:
     """Signs and block scales of `grad` (+ `residual`); `residual` keeps the rest."""
-    if not (known(NAME, pack_operation, grad) and known(NAME, pack_operation, residual, dtypes=(torch.float32,))):
-        return pack_operation.reference(grad, residual, scales, bits, length)
-    check_sign_pack(grad, residual, scales, bits, length)
     rows, blocks = scales.shape
     units = cut(rows * blocks, length // blocks)
     if not units.count:
         return
     place = (blocks, units.block, units.count, grad.numel())
-    held, strides = grad if residual is None else residual, (scales.stride(0), bits.stride(0))
+    held, strides = residual or Residual(grad, grad), (scales.stride(0), bits.stride(0))
     sums = scales if units.each == 1 else torch.empty(units.count, dtype=torch.float32, device=grad.device)
     with on_device(grad):
         _pack[units.programs](
-            grad, held, scales, bits, sums, *strides, *place, HELD=residual is not None, **units.sizes
+            grad, *held, scales, bits, sums, *strides, *place, HELD=residual is not None, **units.sizes
         )  # fmt: skip
         if units.each > 1:
             _scale[(rows * blocks,)](sums, scales, strides[0], *place, units.each, TILE=SUMS, **options(4))
         if units.each > 1 and residual is not None:
-            _settle[units.programs](residual, scales, strides[0], *place, **units.sizes)
+            _settle[units.programs](residual.after, scales, strides[0], *place, **units.sizes)
 
 
 def sign_unpack_mean(scales: Tensor, bits: Tensor, out: Tensor) -> None:
     """The mean over voters of `scale * sign`."""
-    if not known(NAME, unpack_operation, out):
-        return unpack_operation.reference(scales, bits, out)
-    check_sign_unpack_mean(scales, bits, out)
     voters, rows, blocks = scales.shape
     units = cut(rows * blocks, bits.shape[2] * 8 // blocks)
     if not units.count:
@@ -67,22 +58,22 @@ def _lanes(UNIT: tl.constexpr) -> tl.tensor:
 
 @triton.jit(do_not_specialize=["scale_stride", "blocks", "block", "units", "size"])
 def _pack(
-    grad: tl.tensor, residual: tl.tensor, scales: tl.tensor, bits: tl.tensor, sums: tl.tensor,
+    grad: tl.tensor, before: tl.tensor, after: tl.tensor, scales: tl.tensor, bits: tl.tensor, sums: tl.tensor,
     scale_stride: tl.int64, bit_stride: tl.int64,
     blocks: tl.int64, block: tl.int64, units: tl.int64, size: tl.int64,
     HELD: tl.constexpr, EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr,
 ) -> None:  # fmt: skip
     if is_whole(units, size, UNITS, UNIT, EXACT):
-        _pack_units(grad, residual, scales, bits, sums, scale_stride, bit_stride, blocks, block, units, size,
+        _pack_units(grad, before, after, scales, bits, sums, scale_stride, bit_stride, blocks, block, units, size,
                     HELD, EACH, UNITS, UNIT, True)  # fmt: skip
     else:
-        _pack_units(grad, residual, scales, bits, sums, scale_stride, bit_stride, blocks, block, units, size,
+        _pack_units(grad, before, after, scales, bits, sums, scale_stride, bit_stride, blocks, block, units, size,
                     HELD, EACH, UNITS, UNIT, False)  # fmt: skip
 
 
 @triton.jit
 def _pack_units(
-    grad: tl.tensor, residual: tl.tensor, scales: tl.tensor, bits: tl.tensor, sums: tl.tensor,
+    grad: tl.tensor, before: tl.tensor, after: tl.tensor, scales: tl.tensor, bits: tl.tensor, sums: tl.tensor,
     scale_stride: tl.tensor, bit_stride: tl.tensor,
     blocks: tl.tensor, block: tl.tensor, units: tl.tensor, size: tl.tensor,
     HELD: tl.constexpr, EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr,
@@ -93,7 +84,7 @@ def _pack_units(
     limit = tl.where(unit < units, tl.minimum(first + left, size), 0)[:, None, None]
     values = load_tile(grad, places, limit, WHOLE)
     if HELD:
-        values += load_tile(residual, places, limit, WHOLE)
+        values += load_tile(before, places, limit, WHOLE)
     positive = values >= 0
     packed = tl.sum(positive.to(tl.int32) << (lane & 7), 2)
     byte = tl.arange(0, UNIT // 8)[None, :]
@@ -109,7 +100,7 @@ def _pack_units(
     else:
         tl.store(sums + unit, total, mask=unit < units)
     if HELD:
-        store_tile(residual, places, values, limit, WHOLE)
+        store_tile(after, places, values, limit, WHOLE)
 
 
 @triton.jit(do_not_specialize=["scale_stride", "blocks", "block", "units", "size", "each"])

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 
+from . import LARGEST_BLOCK
 from .launching import divided, options, power_of_two, tile
 
 TILE = tile(1024, interpreted=4096)  # elements of a program, at least
-LARGEST_UNIT = 8192
+LARGEST_UNIT = LARGEST_BLOCK
 UNIT = 4096  # of larger blocks
 ELEMENTS_PER_WARP = 1024  # a program of one warp needs no barrier
 

@@ -7,7 +7,7 @@ import numpy
 import torch
 
 from gradwire import kernels
-from gradwire.kernels import Factors, Matrix
+from gradwire.kernels import Factors, Matrix, Residual
 
 GRADS = [torch.float32, torch.bfloat16, torch.float16]
 INDICES = [torch.int32, torch.int64]
@@ -55,9 +55,9 @@ def check_signs(device, grad, held, block, row_blocks, offset=0):
     found = []
     for place, pack in ((device, kernels.sign_pack), ("cpu", kernels.sign_pack.reference)):
         buffer, scales, bits = payload(rows, row_blocks, length, offset, place)
-        residual = None if held is None else unaligned(held, place)
+        residual = residual_on(place, held, beside=pack is kernels.sign_pack)
         pack(unaligned(grad, place), residual, scales, bits, length)
-        found.append((scales.cpu().clone(), bits.cpu().clone(), kept_in(residual)))
+        found.append((scales.cpu().clone(), bits.cpu().clone(), kept_in(residual, held)))
         scales.view(torch.uint8).fill_(7)
         bits.fill_(7)
         assert (buffer == 7).all()
@@ -67,12 +67,22 @@ def check_signs(device, grad, held, block, row_blocks, offset=0):
     assert torch.allclose(kept, expected[2], rtol=2e-6, atol=2e-6 * largest_finite(scales), equal_nan=True)
 
 
-def kept_in(residual):
-    """A residual on the CPU, where there is one; around it nothing has changed."""
+def residual_on(device, held, beside):
+    """A residual on a device, where there is one: what is left is to be written beside what was held back, or over it."""
+    if held is None:
+        return None
+    before = unaligned(held, device)
+    return Residual(before, unaligned(torch.full_like(held, NAN), device) if beside else before)
+
+
+def kept_in(residual, held):
+    """What is left, on the CPU, where there is a residual; around it, and where it was read from, nothing has changed."""
     if residual is None:
         return torch.zeros(0)
-    check_around(residual)
-    return residual.cpu()
+    check_around(residual.before)
+    check_around(residual.after)
+    assert residual.before is residual.after or same(residual.before.cpu(), held)
+    return residual.after.cpu()
 
 
 def largest_finite(tensor):
@@ -105,11 +115,11 @@ def check_selection(device, grad, held, k, length, dtype=torch.float32, index=to
     rows = rows or -(-len(grad) // length)
     found = []
     for place, select in ((device, kernels.select_largest), ("cpu", kernels.select_largest.reference)):
-        residual = None if held is None else unaligned(held, place)
+        residual = residual_on(place, held, beside=select is kernels.select_largest)
         indices = torch.full((rows, k + 1), -7, dtype=index, device=place)
         values = torch.full((rows, k + 1), 7, dtype=dtype, device=place)
         select(unaligned(grad, place), residual, indices[:, :k], values[:, :k], length)
-        found.append((indices.cpu(), values.cpu(), kept_in(residual)))
+        found.append((indices.cpu(), values.cpu(), kept_in(residual, held)))
     assert torch.equal(found[0][0], found[1][0])
     assert same(found[0][1], found[1][1])
     assert same(found[0][2], found[1][2])

@@ -6,6 +6,7 @@ import torch
 from gradwire import kernels
 from gradwire.kernels import cuda
 
+from ..residuals import in_place
 from . import cases
 from .cases import GRADS, HARD, numbers
 
@@ -86,14 +87,17 @@ def calls(size=100_000):
     p = numbers(size // 5 + 200, seed=2).cuda()
     long_scale = torch.zeros(1, 1, device="cuda")
     return {
-        "signs": ((grad, residual, scales, bits), lambda: kernels.sign_pack(grad, residual, scales, bits, size)),
+        "signs": (
+            (grad, residual, scales, bits),
+            lambda: kernels.sign_pack(grad, in_place(residual), scales, bits, size),
+        ),
         "long block": (
             (grad, residual, long_scale, bits),
-            lambda: kernels.sign_pack(grad, residual, long_scale, bits, size),
+            lambda: kernels.sign_pack(grad, in_place(residual), long_scale, bits, size),
         ),
         "selection": (
             (grad, residual, indices, values),
-            lambda: kernels.select_largest(grad, residual, indices, values, size),
+            lambda: kernels.select_largest(grad, in_place(residual), indices, values, size),
         ),
         "bases": ((p,), lambda: kernels.orthogonalize(p, factors)),
     }

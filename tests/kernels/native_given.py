@@ -11,6 +11,7 @@ BACKEND = {backend.name: backend for backend in kernels.backends()}[native.NAME]
 needs_native = pytest.mark.skipif(not BACKEND.available, reason=BACKEND.reason or "it is there")
 INF, NAN = torch.inf, torch.nan
 SIZES = [1, 9, 1009, 200_003]  # the last is enough work for three threads
+LARGE = 2_200_003  # a result of so many float32 is written around the caches
 GRADS = [torch.float32, torch.bfloat16, torch.float16]
 
 

@@ -3,58 +3,106 @@
 import pytest
 import torch
 
-from gradwire.kernels import Factors, Matrix, checks
+from gradwire import kernels
+from gradwire.kernels import Backend, Factors, Matrix, Residual, dispatch
+
+from ..residuals import in_place
 
 X, BITS, PLACES = torch.ones(16), torch.zeros(1, 2, dtype=torch.uint8), torch.zeros(1, 2, dtype=torch.int32)
 ONE = Factors((Matrix(0, 4, 4, 1),))
 TWO = Factors((Matrix(7, 3, 3, 1), Matrix(0, 4, 2, 1)))
-HALF = X[:8].clone()
+HALF, LONG = X[:8].clone(), torch.ones(24)
 REFUSED = {
-    "not contiguous": (checks.check_cast, (X[::2], HALF), "source is not contiguous"),
-    "shapes": (checks.check_cast, (X, HALF), "differ in shape"),
-    "overlap": (checks.check_cast, (X[:8], X[4:12]), "source and out overlap"),
-    "other device": (checks.check_cast, (X, X.to("meta")), "out is on meta, source on cpu"),
-    "same residual": (checks.check_sign_pack, (X, X, torch.ones(1, 2), BITS, 16), "grad and residual overlap"),
-    "short residual": (checks.check_sign_pack, (X, HALF, torch.ones(1, 2), BITS, 16), "not as long"),
-    "bits": (checks.check_sign_pack, (X, None, torch.ones(1, 2), BITS[:, :1], 16), "bits have the shape"),
-    "few rows": (checks.check_sign_pack, (torch.ones(17), None, torch.ones(1, 2), BITS, 16), "do not hold 17"),
-    "block": (checks.check_sign_pack, (X, None, torch.ones(1, 4), BITS, 16), "multiple of 8 elements, got 4"),
-    "no blocks": (checks.check_sign_unpack_mean, (torch.ones(1, 1, 3), BITS[None], X), "do not divide"),
-    "no voters": (checks.check_sign_unpack_mean, (torch.ones(0, 1, 1), BITS[None][:0], X), "no voters"),
-    "long out": (checks.check_sign_unpack_mean, (torch.ones(1, 1, 1), BITS[None], torch.ones(17)), "do not hold"),
+    "not contiguous": (kernels.cast_scaled, (X[::2], HALF, 1.0), "source is not contiguous"),
+    "shapes": (kernels.cast_scaled, (X, HALF, 1.0), "differ in shape"),
+    "overlap": (kernels.cast_scaled, (X[:8], X[4:12], 1.0), "source and out overlap"),
+    "other device": (kernels.cast_scaled, (X, X.to("meta"), 1.0), "out is on meta, source on cpu"),
+    "same residual": (
+        kernels.sign_pack,
+        (X, in_place(X), torch.ones(1, 2), BITS, 16),
+        "grad and residual overlap",
+    ),
+    "short residual": (kernels.sign_pack, (X, in_place(HALF), torch.ones(1, 2), BITS, 16), "not as long"),
+    "residual apart": (
+        kernels.sign_pack,
+        (X, Residual(LONG[:16], LONG[8:24]), torch.ones(1, 2), BITS, 16),
+        r"residual\.before and residual\.after overlap",
+    ),
+    "grad before": (
+        kernels.sign_pack,
+        (X, Residual(X, LONG[:16]), torch.ones(1, 2), BITS, 16),
+        r"grad and residual\.before overlap",
+    ),
+    "short before": (
+        kernels.sign_pack,
+        (X, Residual(LONG[:8], LONG[:16]), torch.ones(1, 2), BITS, 16),
+        "not as long",
+    ),
+    "bits": (kernels.sign_pack, (X, None, torch.ones(1, 2), BITS[:, :1], 16), "bits have the shape"),
+    "few rows": (kernels.sign_pack, (torch.ones(17), None, torch.ones(1, 2), BITS, 16), "do not hold 17"),
+    "block": (kernels.sign_pack, (X, None, torch.ones(1, 4), BITS, 16), "multiple of 8 elements, got 4"),
+    "no blocks": (kernels.sign_unpack_mean, (torch.ones(1, 1, 3), BITS[None], X), "do not divide"),
+    "no voters": (kernels.sign_unpack_mean, (torch.ones(0, 1, 1), BITS[None][:0], X), "no voters"),
+    "long out": (kernels.sign_unpack_mean, (torch.ones(1, 1, 1), BITS[None], torch.ones(17)), "do not hold"),
     "codes": (
-        checks.check_quantize_blocks,
+        kernels.quantize_blocks,
         (X, None, torch.ones(1, 2), BITS.view(torch.int8), 16),
         "codes have the shape",
     ),
-    "voters differ": (checks.check_sign_unpack_mean, (torch.ones(2, 1, 1), BITS[None], X), "bits of"),
-    "k differs": (checks.check_select_largest, (X, None, PLACES, torch.ones(1, 3), 16), "differ"),
-    "rows differ": (checks.check_select_largest, (X, None, PLACES, torch.ones(1, 2), 8), "do not hold 16"),
-    "empty rows": (checks.check_select_largest, (X, None, PLACES, torch.ones(1, 2), 0), "at least one element, got 0"),
-    "sparse rows": (checks.check_select_largest, (X, None, PLACES, torch.ones(1, 4)[:, ::2], 16), "rows of values"),
-    "aliased out": (checks.check_scatter_mean, (PLACES[None], X[None, None, :2], X), "values and out overlap"),
-    "past the end": (checks.check_products, (X[:15].clone(), None, ONE, HALF, X[:4].clone()), "end at element 16"),
-    "short factor": (checks.check_products, (X, None, ONE, torch.ones(4), torch.ones(3)), "q has 3 elements"),
-    "long rows": (checks.check_select_largest, (X, None, PLACES, torch.ones(1, 2), 2**31 + 1), "no index of element"),
-    "matrices overlap": (checks.check_products, (X, None, TWO, HALF, HALF), "the matrix before it ends at element 8"),
-    "no matrix": (checks.check_products, (X, None, Factors((Matrix(0, 4, 4, 0),)), HALF, HALF), "not a matrix"),
+    "voters differ": (kernels.sign_unpack_mean, (torch.ones(2, 1, 1), BITS[None], X), "bits of"),
+    "k differs": (kernels.select_largest, (X, None, PLACES, torch.ones(1, 3), 16), "differ"),
+    "rows differ": (kernels.select_largest, (X, None, PLACES, torch.ones(1, 2), 8), "do not hold 16"),
+    "empty rows": (kernels.select_largest, (X, None, PLACES, torch.ones(1, 2), 0), "at least one element, got 0"),
+    "sparse rows": (kernels.select_largest, (X, None, PLACES, torch.ones(1, 4)[:, ::2], 16), "rows of values"),
+    "aliased out": (kernels.scatter_mean, (PLACES[None], X[None, None, :2], X, 16), "values and out overlap"),
+    "past the end": (kernels.low_rank_left, (X[:15].clone(), None, ONE, X[:4].clone(), HALF), "end at element 16"),
+    "short factor": (kernels.low_rank_left, (X, None, ONE, torch.ones(3), torch.ones(4)), "q has 3 elements"),
+    "long rows": (kernels.select_largest, (X, None, PLACES, torch.ones(1, 2), 2**31 + 1), "no index of element"),
+    "matrices overlap": (kernels.low_rank_left, (X, None, TWO, HALF, HALF), "the matrix before it ends at element 8"),
+    "no matrix": (kernels.low_rank_left, (X, None, Factors((Matrix(0, 4, 4, 0),)), HALF, HALF), "not a matrix"),
 }
+
+
+@pytest.fixture(autouse=True)
+def idle(monkeypatch):
+    """A backend that does nothing with arguments that are right."""
+    monkeypatch.setitem(dispatch._backends, "idle", Backend("idle", "cpu", lambda: ""))
+    for operation in kernels.operations().values():
+        monkeypatch.setattr(operation, "implementations", dict(operation.implementations))
+        operation.implement("idle")(lambda *arguments: None)
+    with kernels.use_backend("idle"):
+        yield
 
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_arguments_that_do_not_fit_are_refused_in_words(kind):
-    check, arguments, words = REFUSED[kind]
+    operation, arguments, words = REFUSED[kind]
     with pytest.raises(ValueError, match=words):
-        check(*arguments)
+        operation(*arguments)
 
 
 def test_wrong_dtypes_are_refused_in_words():
     with pytest.raises(TypeError, match=r"indices are int32 or int64, got torch\.uint8"):
-        checks.check_select_largest(X, None, PLACES.to(torch.uint8), torch.ones(1, 2), 16)
+        kernels.select_largest(X, None, PLACES.to(torch.uint8), torch.ones(1, 2), 16)
     with pytest.raises(TypeError, match=r"scales is of torch\.float32, got torch\.float64"):
-        checks.check_sign_pack(X, None, torch.ones(1, 2, dtype=torch.float64), BITS, 16)
+        kernels.sign_pack(X, None, torch.ones(1, 2, dtype=torch.float64), BITS, 16)
+
+
+def test_a_residual_is_two_tensors():
+    with pytest.raises(TypeError, match=r"a residual is a Residual, of two tensors, got <class 'torch\.Tensor'>"):
+        kernels.sign_pack(X, LONG[:16], torch.ones(1, 2), BITS, 16)
+
+
+def test_a_residual_has_one_dtype():
+    residual = Residual(torch.ones(16), torch.ones(16, dtype=torch.float64))
+    with pytest.raises(TypeError, match=r"residual\.before is of torch\.float32, residual\.after of torch\.float64"):
+        kernels.sign_pack(X, residual, torch.ones(1, 2), BITS, 16)
+
+
+def test_two_views_of_the_same_memory_are_a_residual_in_place():
+    kernels.sign_pack(X, Residual(LONG[:16], LONG[:16]), torch.ones(1, 2), BITS, 16)
 
 
 def test_rows_inside_larger_rows_are_accepted():
     rows = torch.zeros(3, 16, dtype=torch.uint8)
-    checks.check_sign_pack(torch.ones(150), None, rows[:, :4].view(torch.float32), rows[:, 4:12], 64)
+    kernels.sign_pack(torch.ones(150), None, rows[:, :4].view(torch.float32), rows[:, 4:12], 64)

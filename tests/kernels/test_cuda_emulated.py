@@ -10,13 +10,15 @@ import pytest
 import torch
 
 from gradwire import kernels
-from gradwire.kernels import Backend, Matrix, checks, dispatch
-from gradwire.kernels.cuda import module, selecting
+from gradwire.kernels import Backend, Matrix, dispatch
+from gradwire.kernels.cuda import module, selection
 
 from ..gpu import cases
 from ..gpu.cases import GRADS, HARD, numbers
-from . import test_orthogonalize, test_selection, test_signs
+from ..residuals import in_place
+from . import test_bases, test_residual, test_selection, test_signs
 from .cuda_emulator import HERE, Emulator, build, kernels_of
+from .forgetting import forget
 
 pytestmark = pytest.mark.usefixtures("emulator")
 OPERATIONS = (kernels.sign_pack, kernels.select_largest, kernels.orthogonalize)
@@ -57,8 +59,14 @@ def backend(emulator):
     return "emulated"
 
 
-ELSEWHERE = ("over_voters", "each_row_is_selected")  # of other operations, or slow here
-for laws in (test_signs, test_selection, test_orthogonalize):  # which every backend keeps
+ELSEWHERE = (  # of other operations, or slow here
+    "over_voters",
+    "each_row_is_selected",
+    "the_matrices_of_a_residual",
+    "between_matrices",
+    "normalize",
+)
+for laws in (test_signs, test_selection, test_bases, test_residual):  # which every backend keeps
     for name, law in vars(laws).items():
         if name.startswith("test_") and not any(part in name for part in ELSEWHERE):
             globals()[f"{name}_{laws.__name__.rpartition('_')[2]}"] = law
@@ -104,17 +112,17 @@ def test_rows_that_are_short_or_past_the_end_are_filled_with_zeros():
 
 
 def test_many_segments_are_added_up_in_several_turns(monkeypatch):
-    monkeypatch.setattr(selecting, "SMALLEST_SEGMENT", 16)
+    monkeypatch.setattr(selection, "SMALLEST_SEGMENT", 16)
     for kind in ("few values", "mostly zero"):
         cases.check_selection("cpu", HARD[kind](70_000), None, 300, 70_000)
 
 
 @pytest.mark.parametrize("length", [1, 255, 256, 1 << 21, (1 << 21) + 1, 1 << 26, 1 << 28, 1 << 31])
 def test_a_segment_is_a_power_of_two_and_a_row_has_some_thousands(length):
-    segment = selecting.segment_of(length)
-    assert selecting.SMALLEST_SEGMENT <= segment <= selecting.LARGEST_SEGMENT
+    segment = selection.segment_of(length)
+    assert selection.SMALLEST_SEGMENT <= segment <= selection.LARGEST_SEGMENT
     assert segment & (segment - 1) == 0
-    assert length <= segment * selecting.SEGMENTS or segment == selecting.LARGEST_SEGMENT
+    assert length <= segment * selection.SEGMENTS or segment == selection.LARGEST_SEGMENT
 
 
 def test_bases_of_many_shapes_go_in_one_call_and_depend_on_their_own_matrix_alone():
@@ -158,14 +166,14 @@ def test_results_are_the_same_every_time():
     grad, results = numbers(30_000), []
     for _ in range(2):
         residual, scales, bits = torch.zeros(30_000), torch.zeros(1, 1), torch.zeros(1, 3750, dtype=torch.uint8)
-        kernels.sign_pack(grad, residual, scales, bits, 30_000)
+        kernels.sign_pack(grad, in_place(residual), scales, bits, 30_000)
         results.append(torch.cat([residual, scales[0], bits[0]]))
     assert torch.equal(*results)
 
 
 def test_what_the_kernels_do_not_know_goes_to_the_reference_and_is_logged_once(caplog, emulator):
     caplog.set_level(logging.INFO)
-    checks.log_unknown.cache_clear()
+    forget()
     for _ in range(2):
         indices, values = torch.zeros(1, 1, dtype=torch.int32), torch.zeros(1, 1)
         kernels.select_largest(torch.tensor([1.0, -3.0], dtype=torch.float64), None, indices, values, 2)
@@ -181,7 +189,7 @@ def test_what_the_kernels_do_not_know_goes_to_the_reference_and_is_logged_once(c
 def test_arguments_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="not contiguous"):
         kernels.sign_pack(torch.ones(32)[::2], None, torch.ones(1, 1), torch.zeros(1, 2, dtype=torch.uint8), 16)
-    with pytest.raises(ValueError, match="rank is at least 1 and at most the number of rows"):
+    with pytest.raises(ValueError, match="3 vectors of 2 elements cannot be orthonormal"):
         kernels.orthogonalize(torch.ones(6), kernels.Factors((Matrix(0, 2, 9, 3),)))
     with pytest.raises(ValueError, match="the factors need 8"):
         kernels.orthogonalize(torch.ones(7), kernels.Factors((Matrix(0, 4, 9, 2),)))

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from gradwire import kernels
+from gradwire.kernels import Residual
 
+from ..residuals import in_place
 from .native_given import GRADS, INF, NAN, SIZES, native_of, needs_native, numbers, same, unaligned
 
 pytestmark = needs_native
@@ -33,7 +35,7 @@ def test_the_selection_is_that_of_the_reference_whatever_the_sample_said(threads
     for select in (native_of(kernels.select_largest), kernels.select_largest.reference):
         indices, values = torch.full((1, k), -1, dtype=torch.int32), torch.full((1, k), NAN)
         residual = torch.zeros(len(grad))
-        select(grad, residual, indices, values, len(grad))
+        select(grad, in_place(residual), indices, values, len(grad))
         found.append((indices, values, residual))
     assert all(map(same, *found))
 
@@ -43,7 +45,7 @@ def test_threads_together_never_collect_more_than_there_is_room_for(threads, fil
     grad, k = torch.full((1_000_000,), fill), 100_000
     for _ in range(30):  # who collects how much is another each time
         indices, values = torch.full((1, k), -1, dtype=torch.int32), torch.full((1, k), NAN)
-        native_of(kernels.select_largest)(grad, torch.zeros_like(grad), indices, values, len(grad))
+        native_of(kernels.select_largest)(grad, in_place(torch.zeros_like(grad)), indices, values, len(grad))
         assert torch.equal(indices[0], torch.arange(k, dtype=torch.int32))
 
 
@@ -57,7 +59,7 @@ def test_selections_and_means_are_those_of_the_reference(level, size, value_dtyp
         indices = torch.full((2, k), -1, dtype=torch.int64)
         values, out = torch.full((2, k), NAN, dtype=value_dtype), torch.full((size,), NAN)
         with kernels.use_backend(backend):
-            kernels.select_largest(grad, residual, indices, values, length)
+            kernels.select_largest(grad, in_place(residual), indices, values, length)
             kernels.scatter_mean(indices.unsqueeze(0), values.unsqueeze(0), out, length)
         found.append((indices, values, residual, out))
     assert all(map(same, *found))
@@ -70,15 +72,16 @@ def test_rows_are_selected_from_on_any_number_of_threads(threads, length):
     for select in (native_of(kernels.select_largest), kernels.select_largest.reference):
         indices, values = torch.full((rows, k), -1), torch.full((rows, k), NAN)
         residual = numbers(len(grad), seed=1)
-        select(grad, residual, indices, values, length)
+        select(grad, in_place(residual), indices, values, length)
         found.append((indices, values, residual))
     assert all(map(same, *found))
 
 
 def test_nothing_selected_leaves_all_in_the_residual():
-    residual = torch.ones(9)
-    native_of(kernels.select_largest)(numbers(9), residual, torch.zeros(1, 0, dtype=torch.int32), torch.zeros(1, 0), 9)
-    assert torch.equal(residual, numbers(9) + 1)
+    residual = Residual(torch.ones(9), torch.full((9,), NAN))
+    indices, values = torch.zeros(1, 0, dtype=torch.int32), torch.zeros(1, 0)
+    native_of(kernels.select_largest)(numbers(9), residual, indices, values, 9)
+    assert torch.equal(residual.after, numbers(9) + 1)
 
 
 def sparse(kind, length):

@@ -7,6 +7,8 @@ import torch
 from gradwire.kernels import dequantize_mean, quantize_blocks
 from gradwire.kernels.quantization import philox, uniform
 
+from ..residuals import in_place
+
 pytestmark = pytest.mark.usefixtures("backend")
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 SIZES = [1, 8, 9, 1009]
@@ -23,7 +25,7 @@ def encode(grad, length, block, residual=None, **random):
     rows = -(-grad.numel() // length)
     scales = torch.full((rows, length // block), torch.nan)
     codes = torch.full((rows, length), -99, dtype=torch.int8)
-    quantize_blocks(grad, residual, scales, codes, length, **random)
+    quantize_blocks(grad, in_place(residual), scales, codes, length, **random)
     return scales, codes
 
 
@@ -139,7 +141,7 @@ def test_the_mean_over_voters_is_that_of_scale_times_code(length, block, voters,
 
 def test_an_empty_vector_is_encoded_as_zeros_and_decoded_to_nothing():
     scales, codes = torch.full((1, 1), torch.nan), torch.full((1, 8), 9, dtype=torch.int8)
-    quantize_blocks(torch.empty(0), torch.empty(0), scales, codes, 8)
+    quantize_blocks(torch.empty(0), in_place(torch.empty(0)), scales, codes, 8)
     assert scales.tolist() == [[0.0]]
     assert not codes.any()
     dequantize_mean(scales.unsqueeze(0), codes.unsqueeze(0), torch.empty(0))

@@ -6,6 +6,8 @@ import torch
 
 from gradwire.kernels import scatter_mean, select_largest
 
+from ..residuals import in_place
+
 pytestmark = pytest.mark.usefixtures("backend")
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 SIZES = [1, 7, 8, 9, 1009]
@@ -23,7 +25,7 @@ def select(grad, k, length=None, residual=None, dtype=torch.float32, index=torch
     rows = -(-grad.numel() // length)
     indices = torch.full((rows, k), -7, dtype=index)
     values = torch.full((rows, k), NAN, dtype=dtype)
-    select_largest(grad, residual, indices, values, length)
+    select_largest(grad, in_place(residual), indices, values, length)
     return indices, values
 
 

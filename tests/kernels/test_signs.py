@@ -6,6 +6,8 @@ import torch
 
 from gradwire.kernels import sign_pack, sign_unpack_mean
 
+from ..residuals import in_place
+
 pytestmark = pytest.mark.usefixtures("backend")
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 SIZES = [1, 7, 8, 9, 1009]
@@ -22,7 +24,7 @@ def pack(grad, length, block, residual=None):
     rows = -(-grad.numel() // length)
     scales = torch.full((rows, length // block), torch.nan)
     bits = torch.full((rows, length // 8), 0xA5, dtype=torch.uint8)
-    sign_pack(grad, residual, scales, bits, length)
+    sign_pack(grad, in_place(residual), scales, bits, length)
     return scales, bits
 
 
@@ -143,7 +145,7 @@ def test_a_bad_scale_of_one_voter_reaches_the_mean_of_its_block_alone():
 
 def test_an_empty_vector_is_encoded_as_zeros_and_decoded_to_nothing():
     scales, bits = torch.full((1, 1), torch.nan), torch.zeros(1, 1, dtype=torch.uint8)
-    sign_pack(torch.empty(0), torch.empty(0), scales, bits, 8)
+    sign_pack(torch.empty(0), in_place(torch.empty(0)), scales, bits, 8)
     assert scales.tolist() == [[0.0]]
     assert bits.tolist() == [[255]]
     sign_unpack_mean(scales.unsqueeze(0), bits.unsqueeze(0), torch.empty(0))

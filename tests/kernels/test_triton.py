@@ -8,7 +8,10 @@ import pytest
 import torch
 
 from gradwire import kernels
-from gradwire.kernels import Factors, Matrix, checks, triton_kernels
+from gradwire.kernels import Factors, Matrix, triton_kernels
+
+from ..residuals import in_place
+from .forgetting import forget
 
 BACKEND = {backend.name: backend for backend in kernels.backends()}[triton_kernels.NAME]
 INF, NAN = torch.inf, torch.nan
@@ -73,7 +76,7 @@ def test_the_selection_from_a_long_row_is_that_of_the_reference_whatever_the_sam
     for select in (kernels.select_largest, kernels.select_largest.reference):
         indices, values = torch.full((1, k), -1, dtype=torch.int32), torch.full((1, k), NAN)
         residual = torch.zeros(SIZE)
-        select(HARD_TO_SELECT_FROM[kind], residual, indices, values, SIZE)
+        select(HARD_TO_SELECT_FROM[kind], in_place(residual), indices, values, SIZE)
         found.append((indices, values, residual))
     assert all(map(same, *found))
 
@@ -98,7 +101,7 @@ def test_blocks_of_any_size_are_encoded_as_by_the_reference(size, length, block,
     for pack in (kernels.sign_pack, kernels.sign_pack.reference):
         residual, rows = numbers(size, seed=1), -(-size // length)
         scales, bits = torch.full((rows, length // block), NAN), torch.zeros(rows, length // 8, dtype=torch.uint8)
-        pack(numbers(size, dtype), residual, scales, bits, length)
+        pack(numbers(size, dtype), in_place(residual), scales, bits, length)
         votes.append((residual, scales, bits))
     (residual, scales, bits), expected = votes
     assert torch.equal(bits, expected[2])
@@ -125,8 +128,8 @@ def test_products_of_all_ranks_are_those_of_float64_also_where_a_matrix_is_split
     grad, residual, q = numbers(starts[-1]), numbers(starts[-1], seed=1), numbers(factors.right_offsets[-1], seed=2)
     wide, wide_grad, wide_q = residual.double(), grad.double(), q.double()
     p, wide_p = torch.full((factors.left_offsets[-1],), NAN), torch.empty(factors.left_offsets[-1]).double()
-    kernels.low_rank_left(grad, residual, factors, q, p)
-    kernels.low_rank_left.reference(wide_grad, wide, factors, wide_q, wide_p)
+    kernels.low_rank_left(grad, in_place(residual), factors, q, p)
+    kernels.low_rank_left.reference(wide_grad, in_place(wide), factors, wide_q, wide_p)
     kernels.low_rank_right(residual, factors, p, q)
     kernels.low_rank_right.reference(wide, factors, wide_p, wide_q)
     kernels.low_rank_finish(grad, residual, factors, p, q)
@@ -157,7 +160,7 @@ def test_normalize_takes_zero_vectors_from_those_before():
 
 def test_what_is_not_known_goes_to_the_reference_and_is_logged_once(caplog):
     caplog.set_level(logging.INFO)
-    checks.log_unknown.cache_clear()
+    forget()
     out = torch.empty(3)
     for _ in range(3):
         kernels.cast_scaled(torch.ones(3, dtype=torch.float64), out, 0.5)

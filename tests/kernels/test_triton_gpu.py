@@ -8,6 +8,9 @@ import torch
 from gradwire import kernels
 from gradwire.kernels import Factors, Matrix
 
+from ..residuals import in_place
+from .test_residual import ENCODERS, WIDE, beside_and_in_place
+
 pytestmark = pytest.mark.gpu
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]
 NAN = torch.nan
@@ -59,7 +62,7 @@ def signs(device, dtype, block=1024):
     out = torch.full((SIZE,), NAN, device=device)
 
     def run():
-        kernels.sign_pack(grad, residual, scales, bits, length)
+        kernels.sign_pack(grad, in_place(residual), scales, bits, length)
         kernels.sign_unpack_mean(torch.stack([scales, scales * 2]), torch.stack([bits, bits]), out)
 
     return run, [bits, scales, residual, out]
@@ -73,7 +76,7 @@ def quantization(device, dtype, seed=-1):
     out = torch.full((SIZE,), NAN, device=device)
 
     def run():
-        kernels.quantize_blocks(grad, residual, scales, codes, length, seed, 1 << 32)
+        kernels.quantize_blocks(grad, in_place(residual), scales, codes, length, seed, 1 << 32)
         kernels.dequantize_mean(torch.stack([scales, scales * 2]), torch.stack([codes, codes]), out)
 
     return run, [codes, scales, residual, out]
@@ -89,7 +92,7 @@ def selection(device, dtype, length=SIZE, k=10_000, ties=False):
     values, out = torch.full((rows, k), NAN, dtype=dtype, device=device), torch.full((SIZE,), NAN, device=device)
 
     def run():
-        kernels.select_largest(grad, residual, indices, values, length)
+        kernels.select_largest(grad, in_place(residual), indices, values, length)
         kernels.scatter_mean(indices[None], values[None], out, length)
 
     return run, [indices, values, residual, out]
@@ -108,7 +111,7 @@ def products(device, dtype, rank=4):
 
     def run():
         grad.copy_(given)
-        kernels.low_rank_left(grad, residual, factors, q, p)
+        kernels.low_rank_left(grad, in_place(residual), factors, q, p)
         kernels.orthogonalize(p, factors)
         kernels.low_rank_right(residual, factors, p, q)
         kernels.low_rank_finish(grad, residual, factors, p, q)
@@ -181,6 +184,13 @@ def test_results_are_the_same_to_the_bit_every_time(name):
     for run, _ in (first, second):
         run(), run()
     assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(first[1], second[1], strict=True))
+
+
+@pytest.mark.parametrize("encode", [*ENCODERS.values(), *WIDE.values()], ids=[*ENCODERS, *WIDE])
+def test_a_residual_written_beside_the_old_one_is_that_written_over_it(encode):
+    with torch.device("cuda"):
+        found, expected = beside_and_in_place(encode, numbers(9_001).cuda())
+    assert all(map(torch.equal, found, expected))
 
 
 @pytest.mark.skipif(

@@ -20,6 +20,7 @@ from triton.runtime.jit import JITFunction
 
 from gradwire import kernels
 from gradwire.kernels import Factors, Matrix
+from tests.residuals import in_place
 
 POINTERS = {
     torch.float32: "*fp32",
@@ -63,12 +64,12 @@ def launch_streams():
     for block, grad, residual in ((8, wide, wide), (1024, wide, wide), (1000, narrow, None), (20_000, wide, wide)):
         rows = -(-size // block)
         scales, bits = torch.ones(rows, 1), torch.zeros(rows, block // 8, dtype=torch.uint8)
-        kernels.sign_pack(grad, None if residual is None else residual.clone(), scales, bits, block)
+        kernels.sign_pack(grad, in_place(None if residual is None else residual.clone()), scales, bits, block)
         if block < 8192:
             kernels.sign_unpack_mean(scales[None], bits[None], grad)
     scales, codes = torch.ones(1, 40), torch.zeros(1, 40_960, dtype=torch.int8)
     kernels.quantize_blocks(wide, None, scales, codes, 40_960)
-    kernels.quantize_blocks(narrow, torch.ones(size), scales, codes, 40_960, seed=1)
+    kernels.quantize_blocks(narrow, in_place(torch.ones(size)), scales, codes, 40_960, seed=1)
     kernels.dequantize_mean(scales[None], codes[None], wide)
 
 
@@ -83,7 +84,9 @@ def launch_selection():
         rows = 10_000 // length
         grad, total = torch.ones(length * rows, dtype=dtype), torch.ones(length * rows)
         values, indices = torch.ones(rows, 10, dtype=dtype), torch.ones(rows, 10, dtype=index)
-        kernels.select_largest(grad, total.clone() if dtype == torch.float32 else None, indices, values, length)
+        kernels.select_largest(
+            grad, in_place(total.clone() if dtype == torch.float32 else None), indices, values, length
+        )
         kernels.scatter_mean(indices[None], values[None], total, length)
 
 
@@ -94,7 +97,7 @@ def launch_products():
         p, q = torch.ones(factors.left_offsets[-1]), torch.ones(factors.right_offsets[-1])
         grad = torch.ones(2 * 262_144)
         residual = None if rank == 8 else torch.ones_like(grad)
-        kernels.low_rank_left(grad, residual, factors, q, p)
+        kernels.low_rank_left(grad, in_place(residual), factors, q, p)
         kernels.low_rank_finish(grad, residual, factors, p, q)
         kernels.low_rank_right(grad, factors, p, q)
         kernels.orthogonalize(p, factors)

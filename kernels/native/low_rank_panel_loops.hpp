@@ -55,16 +55,16 @@ GRADWIRE_INLINE void over_groups(int64_t ranks, int64_t blocks, const Function& 
     if (ranks - rank == 1) over_blocks(rank, std::integral_constant<int, 1>{});
 }
 
-// Copies a place of the matrix; with a residual it is the sum with the gradient, which stays in the residual.
+// Copies a place of the matrix; with a residual it is the sum with the gradient, which stays in the residual after.
 inline void fill(const LowRankJob& job, const Place& place, Panel& panel) {
     const int64_t start = place.start(*job.matrix);
     const float* grad = job.grad + start;
-    float* residual = job.residual ? job.residual + start : nullptr;
+    const Residual residual = job.residual.from(start);
     over_place(place, job.matrix->columns, [&](int64_t row, int64_t from, int64_t at, auto lanes) GRADWIRE_LAMBDA {
         F8 value = load(grad + from, lanes);
         if (residual) {
-            value += load(residual + from, lanes);
-            store(residual + from, value, lanes);
+            value += load(residual.before + from, lanes);
+            store(residual.after + from, value, lanes);
         }
         store(panel.row(row) + at, value);
     });
@@ -76,11 +76,11 @@ inline void fill(const LowRankJob& job, const Place& place, Panel& panel) {
 inline void empty(const LowRankJob& job, const Place& place, Panel& panel) {
     const int64_t start = place.start(*job.matrix);
     float* grad = job.grad + start;
-    float* residual = job.residual ? job.residual + start : nullptr;
+    float* held = job.residual.from(start).after;
     over_place(place, job.matrix->columns, [&](int64_t row, int64_t to, int64_t at, auto lanes) GRADWIRE_LAMBDA {
         const F8 product = load(panel.row(row) + at);
         store(grad + to, product, lanes);
-        if (residual) store(residual + to, load(residual + to, lanes) - product, lanes);
+        if (held) store(held + to, load(held + to, lanes) - product, lanes);
     });
 }
 
@@ -162,9 +162,9 @@ GRADWIRE_INLINE void right_block(const float* rows, const float* p, float* q, in
 inline void right_by_panels(const LowRankJob& job) {
     const Matrix& m = *job.matrix;
     Panel panel;
-    for (int64_t column = job.first; column < job.last; column += STRIP)
-        for (int64_t row = 0; row < m.rows; row += PANEL) {
-            const Place place{row, least(PANEL, m.rows - row), column, least(STRIP, job.last - column)};
+    for (int64_t column = 0; column < m.columns; column += STRIP)
+        for (int64_t row = job.first; row < job.last; row += PANEL) {
+            const Place place{row, least(PANEL, job.last - row), column, least(STRIP, m.columns - column)};
             const PanelFactors p(job, place);
             fill(job, place, panel);
             over_groups(m.rank, place.blocks(), [&](int64_t rank, auto width, int64_t block) GRADWIRE_LAMBDA {
@@ -226,12 +226,10 @@ inline void finish_by_panels(const LowRankJob& job) {
 // Rows [first, last) of P = M Q.
 inline void left(const LowRankJob& job) { job.matrix->rank <= LOW_RANK ? left_by_rows(job) : left_by_panels(job); }
 
-// Columns [first, last) of Q^T = P^T M.
+// What rows [first, last) add to Q^T = P^T M.
 inline void right(const LowRankJob& job) {
     const Matrix& m = *job.matrix;
-    for (int64_t rank = 0; rank < m.rank; ++rank)
-        std::memset(job.q + m.right_offset + rank * m.columns + job.first, 0,
-                    static_cast<size_t>(job.last - job.first) * sizeof(float));
+    std::memset(job.q + m.right_offset, 0, static_cast<size_t>(m.rank * m.columns) * sizeof(float));
     m.rank <= LOW_RANK ? right_by_rows(job) : right_by_panels(job);
 }
 

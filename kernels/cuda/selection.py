@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..checks import check_select_largest, known, log_unknown
+from ..checks import FLOATS, WIDE
+from ..residual import Residual
 from ..selection import select_largest
 from . import module
-from .module import FORMATS, packed
+from .module import FORMATS, addresses, packed
 
 WARPS = 16  # of a thread block
 SEGMENTS = 8192  # of a row, about: enough warps for any GPU
@@ -21,20 +22,16 @@ LONGEST = 1 << 32
 FORMAT_NUMBERS = {dtype: number for number, dtype in enumerate(FORMATS)}
 
 
-def select(grad: Tensor, residual: Tensor | None, indices: Tensor, values: Tensor, length: int) -> None:
+def _too_long(grad: Tensor, residual: Residual | None, indices: Tensor, values: Tensor, length: int) -> str:
+    return "rows of 2^32 elements or more" if length >= LONGEST else ""
+
+
+@select_largest.implement(module.NAME, {"grad": FLOATS, "residual": WIDE, "values": FLOATS}, unless=_too_long)
+def select(grad: Tensor, residual: Residual | None, indices: Tensor, values: Tensor, length: int) -> None:
     """`select_largest`: two passes over the vector, and three over the few elements that may be selected.
 
     Takes 2 bytes an element of memory while it runs.
     """
-    name = module.NAME
-    if not (
-        known(name, select_largest, grad, values) and known(name, select_largest, residual, dtypes=(torch.float32,))
-    ):
-        return select_largest.reference(grad, residual, indices, values, length)
-    if length >= LONGEST:
-        log_unknown(name, select_largest.name, "rows of 2^32 elements or more")
-        return select_largest.reference(grad, residual, indices, values, length)
-    check_select_largest(grad, residual, indices, values, length)
     rows, k = values.shape
     segment = segment_of(length)
     segments = -(-length // segment)
@@ -44,7 +41,7 @@ def select(grad: Tensor, residual: Tensor | None, indices: Tensor, values: Tenso
     survivors = torch.empty(grad.numel(), dtype=torch.int16, device=grad.device)
     arguments = packed(
         grad=grad.data_ptr(),
-        residual=0 if residual is None else residual.data_ptr(),
+        **addresses(residual),
         indices=indices.data_ptr(),
         wide_indices=indices.dtype == torch.int64,
         indices_stride=indices.stride(0),

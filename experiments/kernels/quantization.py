@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from ... import kernels
+from ...kernels import Residual
 from .heavy_tail import HeavyTail
 from .job import Job, Output, bucket
-from .streaming import BLOCK, whole_blocks
+from .signs import BLOCK, whole_blocks
 
 LARGEST_CODE = 127
 
@@ -38,7 +39,7 @@ class QuantizeBlocks(Job):
 
     def run(self) -> None:
         """Rounded to nearest."""
-        kernels.quantize_blocks(self.grad, self.residual, self.scales, self.codes, self.length)
+        kernels.quantize_blocks(self.grad, Residual(self.residual, self.residual), self.scales, self.codes, self.length)
 
     def run_baseline(self) -> None:
         """Every operator a pass."""

@@ -1,4 +1,4 @@
-"""Orthonormal bases, of whatever finite matrices training comes up with."""
+"""Orthonormal bases, of whatever finite matrices training comes up with, and unit vectors."""
 
 import numpy
 import pytest
@@ -6,6 +6,9 @@ import torch
 
 from gradwire import kernels
 from gradwire.kernels import Factors, Matrix
+
+from .test_low_rank import DTYPES, SHAPES, laid_out, parts
+from .test_low_rank import numbers as normal
 
 pytestmark = pytest.mark.usefixtures("backend")
 EPSILON = {torch.float32: 1.2e-7, torch.float64: 2.3e-16}
@@ -126,3 +129,33 @@ def test_a_basis_of_orthonormal_columns_spans_the_same():
     matrix = numpy.linalg.qr(numbers(103, 4)).Q
     (basis,) = orthogonalized(matrix)
     assert numpy.abs(basis @ basis.T - matrix @ matrix.T).max() <= 1e-6
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("scale", [1e-45, 1e-40, 1e-38, 1e-20, 1.0, 1e20, 1e38])
+def test_normalize_gives_length_one_at_any_scale_and_keeps_the_direction(kind, dtype, scale):
+    shapes = SHAPES[kind]
+    factors, _ = laid_out(shapes)
+    q = (normal(factors.right_offsets[-1], torch.float64).clamp(-3, 3) * scale).to(dtype)
+    given = parts(q, shapes, "right")
+    kernels.normalize(q, factors)
+    for before, after in zip(given, parts(q, shapes, "right"), strict=True):
+        largest = numpy.abs(before).max(0, keepdims=True)
+        scaled = before / numpy.where(largest == 0, 1, largest)
+        length = numpy.linalg.norm(scaled, axis=0)
+        assert numpy.abs(after - scaled / numpy.where(length == 0, 1, length)).max() <= 1e-6
+
+
+def test_normalize_leaves_a_zero_vector_zero_beside_others():
+    q = torch.tensor([0.0, 0.0, 3.0, 4.0])
+    kernels.normalize(q, Factors((Matrix(0, 2, 2, 2),)))
+    assert numpy.allclose(q.numpy(), [0.0, 0.0, 0.6, 0.8])
+
+
+@pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
+def test_normalize_does_not_hide_an_element_that_is_not_finite(bad):
+    q = torch.tensor([1.0, bad, 3.0, 4.0])
+    kernels.normalize(q, Factors((Matrix(0, 2, 2, 2),)))
+    assert not q[:2].isfinite().all()
+    assert q[2:].isfinite().all()

@@ -7,6 +7,7 @@ import math
 import torch
 
 from ... import kernels
+from ...kernels import Residual
 from .heavy_tail import HeavyTail
 from .job import Job, Output, bucket
 
@@ -33,7 +34,9 @@ class SelectLargest(Job):
 
     def run(self) -> None:
         """As topk encodes."""
-        kernels.select_largest(self.grad, self.residual, self.indices, self.values, self.grad.numel())
+        kernels.select_largest(
+            self.grad, Residual(self.residual, self.residual), self.indices, self.values, self.grad.numel()
+        )
 
     def run_baseline(self) -> None:
         """Not sorted, and ties as they come."""

@@ -5,29 +5,27 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..checks import check_sign_pack, known
+from ..checks import FLOATS, WIDE
+from ..residual import Residual
 from ..signs import sign_pack
 from . import module
-from .module import FORMATS, packed
+from .module import FORMATS, addresses, packed
 
 WARPS = 8  # of a thread block
 PART = 1024  # elements that a warp holds in registers
 CHUNK = WARPS * PART  # a thread block
 
 
-def encode_signs(grad: Tensor, residual: Tensor | None, scales: Tensor, bits: Tensor, length: int) -> None:
+@sign_pack.implement(module.NAME, {"grad": FLOATS, "residual": WIDE})
+def encode_signs(grad: Tensor, residual: Residual | None, scales: Tensor, bits: Tensor, length: int) -> None:
     """`sign_pack`: one pass for blocks of up to 8192 elements, two for longer ones."""
-    name = module.NAME
-    if not (known(name, sign_pack, grad) and known(name, sign_pack, residual, dtypes=(torch.float32,))):
-        return sign_pack.reference(grad, residual, scales, bits, length)
-    check_sign_pack(grad, residual, scales, bits, length)
     rows, row_blocks = scales.shape
     block = length // row_blocks
     chunks = -(-block // CHUNK)
     sums = torch.empty(rows * row_blocks * chunks if chunks > 1 else 0, device=grad.device)
     arguments = packed(
         grad=grad.data_ptr(),
-        residual=0 if residual is None else residual.data_ptr(),
+        **addresses(residual),
         scales=scales.data_ptr(),
         scales_stride=scales.stride(0),
         bits=bits.data_ptr(),

@@ -1,0 +1,169 @@
+"""An implementation of an operation behind what its operation checks and what its backend knows."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from .residual import Residual
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Supports = Mapping[str, Collection[torch.dtype]]  # by parameter
+Unless = Callable[..., str]
+
+logger = logging.getLogger(__name__)
+MOST_STRUCTURES = 1024  # remembered for each implementation
+NEW: Any = object()
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What an operation asks of its arguments, whatever its backend.
+
+    `check` takes the first parameters of the operation, raises for what does not fit, and may look at dtypes, shapes,
+    strides, devices and whatever is no tensor, but not at addresses or numbers. `apart`: groups of parameters, of which no
+    two share memory; the two tensors of a residual may be the same memory.
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    check: Callable[..., None] | None = None
+    apart: Sequence[Sequence[str]] = ()
+
+    @property
+    def checked(self) -> int:
+        """How many parameters the check takes."""
+        return 0 if self.check is None else len(inspect.signature(self.check).parameters)
+
+
+class Pair(NamedTuple):
+    """Two tensors of a call that share no memory: their numbers, their sizes in bytes, whether they may be the same."""
+
+    first: int
+    first_bytes: int
+    second: int
+    second_bytes: int
+    may_be_same: bool
+
+
+class Checked(Generic[P, R]):
+    """A backend's implementation of an operation: called, it checks its arguments, or leaves them to the reference.
+
+    `supports`: the dtypes that it knows; `unless` takes what the check takes and says what else it does not know, in words.
+    Both, and the check, depend on the structure of the arguments alone, so their verdict on a structure is remembered.
+    Where tensors lie changes from step to step, so whether they overlap is looked at in each call.
+    """
+
+    def __init__(
+        self,
+        contract: Contract,
+        backend: str,
+        function: Callable[P, R],
+        reference: Callable[P, R],
+        supports: Supports,
+        unless: Unless | None,
+    ) -> None:
+        functools.update_wrapper(self, function)
+        self.contract, self.backend, self.function, self.reference = contract, backend, function, reference
+        self.supports, self.unless = supports, unless
+        self.count = max([contract.checked, *(contract.parameters.index(name) + 1 for name in supports)])
+        self.verdicts: dict[tuple[Any, ...], tuple[Pair, ...] | None] = {}  # None: the reference is to run
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        given: tuple[Any, ...] = args[: self.count]
+        if kwargs and len(given) < self.count:
+            given = self._by_position(args, kwargs)
+        structure: list[Any] = []
+        tensors: list[Tensor] = []
+        for each in given:
+            for part in each if isinstance(each, Residual) else (each,):
+                if isinstance(part, Tensor):
+                    tensors.append(part)
+                    structure += (part.dtype, part.shape, part.stride(), part.device)
+                else:
+                    structure.append(part)
+        key = tuple(structure)
+        pairs = self.verdicts.get(key, NEW)
+        if pairs is NEW:
+            pairs = self._judge(key, given)
+        if pairs is None:
+            return self.reference(*args, **kwargs)
+        places = [*map(Tensor.data_ptr, tensors)]
+        for first, first_bytes, second, second_bytes, may_be_same in pairs:
+            start, other = places[first], places[second]
+            if start < other + second_bytes and other < start + first_bytes and not (may_be_same and start == other):
+                self._refuse(given, first, second)
+        return self.function(*args, **kwargs)
+
+    def _by_position(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The arguments that count, where some of them are given by name."""
+        bound = inspect.signature(self.function).bind(*args, **kwargs)
+        return bound.args[: self.count]
+
+    def _judge(self, key: tuple[Any, ...], given: tuple[Any, ...]) -> tuple[Pair, ...] | None:
+        """What all arguments of this structure have in common; raises where they do not fit, which is not remembered."""
+        if len(self.verdicts) >= MOST_STRUCTURES:
+            self.verdicts.clear()
+        if unknown := self._unknown(given):
+            log_unknown(self.backend, self.contract.name, unknown)
+            self.verdicts[key] = None
+        else:
+            if self.contract.check:
+                self.contract.check(*given[: self.contract.checked])
+            self.verdicts[key] = tuple(self._pairs(given))
+        return self.verdicts[key]
+
+    def _unknown(self, given: tuple[Any, ...]) -> str:
+        """What the backend does not know, in words; empty where it knows all."""
+        tensors = [(name, tensor) for name, _, tensor in self._tensors(given) if name in self.supports]
+        if unknown := {str(tensor.dtype) for name, tensor in tensors if tensor.dtype not in self.supports[name]}:
+            return ", ".join(sorted(unknown))
+        return self.unless(*given) if self.unless else ""
+
+    def _pairs(self, given: tuple[Any, ...]) -> Iterator[Pair]:
+        """The tensors that are to lie apart, each two once, but for those without elements."""
+        numbered = [(number, *each) for number, each in enumerate(self._tensors(given)) if each[2].numel()]
+        for (first, name, _, one), (second, other_name, _, other) in combinations(numbered, 2):
+            same = name == other_name
+            if same or any(name in group and other_name in group for group in self.contract.apart):
+                yield Pair(first, span(one), second, span(other), same)
+
+    def _tensors(self, given: tuple[Any, ...]) -> Iterator[tuple[str, str, Tensor]]:
+        """The parameter, what messages call it, and the tensor, for all tensors among the arguments."""
+        for name, argument in zip(self.contract.parameters, given, strict=False):
+            yield from ((name, called, part) for called, part in _parts(name, argument) if isinstance(part, Tensor))
+
+    def _refuse(self, given: tuple[Any, ...], first: int, second: int) -> None:
+        names = [called for _, called, _ in self._tensors(given)]
+        raise ValueError(f"{names[first]} and {names[second]} overlap in memory")
+
+
+def _parts(name: str, argument: Any) -> tuple[tuple[str, Any], ...]:
+    """An argument, or both tensors of a residual, and what messages call them."""
+    if not isinstance(argument, Residual):
+        return ((name, argument),)
+    before, after = argument
+    return (
+        ((name, before), (name, after)) if before is after else ((f"{name}.before", before), (f"{name}.after", after))
+    )
+
+
+def span(tensor: Tensor) -> int:
+    """Bytes from its first element to the end of its last."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
+
+
+@functools.cache
+def log_unknown(backend: str, operation: str, what: str) -> None:
+    """Log, once, that an operation of a backend runs on the reference, and for which tensors."""
+    logger.info("%s %s does not know %s, the reference runs", backend, operation, what)

@@ -1,0 +1,23 @@
+// 1-bit payloads, on several threads.
+#include "operations.hpp"
+#include "threads.hpp"
+
+namespace gradwire {
+
+void sign_pack(const PackJob& job, int64_t rows, int64_t threads) {
+    const int64_t blocks = rows * job.blocks;
+    const Shares shares(threads, job.numel, blocks);
+    share(shares, [&](int64_t part, int64_t) {
+        level().pack(job, cut(blocks, shares.parts, part), cut(blocks, shares.parts, part + 1));
+    });
+}
+
+void sign_unpack_mean(const UnpackJob& job, int64_t threads) {
+    const int64_t blocks = (job.numel + job.block - 1) / job.block;
+    const Shares shares(threads, job.numel, blocks);
+    share(shares, [&](int64_t part, int64_t) {
+        level().unpack(job, cut(blocks, shares.parts, part), cut(blocks, shares.parts, part + 1));
+    });
+}
+
+}  // namespace gradwire

@@ -1,0 +1,25 @@
+"""1-bit payloads."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..checks import FLOATS, WIDE
+from ..residual import Residual
+from ..signs import sign_pack, sign_unpack_mean
+from .library import NAME, NONE, library
+
+
+@sign_pack.implement(NAME, {"grad": FLOATS, "residual": WIDE})
+def _sign_pack(grad: Tensor, residual: Residual | None, scales: Tensor, bits: Tensor, length: int) -> None:
+    rows, blocks = scales.shape
+    places = grad.numel(), rows, blocks, length // blocks
+    library().sign_pack(grad, *(residual or NONE), scales, bits, *places, torch.get_num_threads())
+
+
+@sign_unpack_mean.implement(NAME, {"out": FLOATS})
+def _sign_unpack_mean(scales: Tensor, bits: Tensor, out: Tensor) -> None:
+    voters, _, blocks = scales.shape
+    block = bits.shape[2] * 8 // blocks
+    library().sign_unpack_mean(scales, bits, out, voters, out.numel(), blocks, block, torch.get_num_threads())

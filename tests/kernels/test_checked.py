@@ -1,0 +1,163 @@
+"""When the arguments of an operation are looked at, and how much of Python a call runs."""
+
+import logging
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from gradwire import kernels
+from gradwire.kernels import Backend, Factors, Matrix, Residual, checked, dispatch
+
+from .native_given import native_of, needs_native
+
+ROOT = Path(kernels.__file__).parents[1]
+MOST_CALLS = 4  # of our functions in a call of an operation
+
+
+@pytest.fixture
+def asked():
+    return []
+
+
+@pytest.fixture
+def sum_into(asked, monkeypatch):
+    """An operation with a backend for float32 that notes what is asked and what runs."""
+    monkeypatch.setattr(dispatch, "_operations", {})
+    monkeypatch.setitem(dispatch._backends, "strict", Backend("strict", "cpu", lambda: ""))
+    checked.log_unknown.cache_clear()
+
+    def check(first, residual, size):
+        asked.append("check")
+        if size < 0:
+            raise ValueError("the size is negative")
+
+    @kernels.operation(check=check, apart=[("first", "residual")])
+    def sum_into(first, residual, size, scale=1.0):
+        asked.append("reference")
+
+    @sum_into.implement(
+        "strict", {"first": (torch.float32,)}, unless=lambda first, residual, size: "nines" * (size == 9)
+    )
+    def run(first, residual, size, scale=1.0):
+        asked.append(scale)
+
+    with kernels.use_backend("strict"):
+        yield sum_into
+
+
+def test_arguments_of_one_structure_are_checked_once(sum_into, asked):
+    for _ in range(2):
+        sum_into(torch.ones(3), Residual(torch.ones(3), torch.ones(3)), 3)
+    sum_into(torch.ones(4), Residual(torch.ones(3), torch.ones(3)), 3)
+    sum_into(torch.ones(4), None, 3)
+    sum_into(torch.ones(4), None, 3, 2.0)
+    sum_into(torch.ones(8)[::2], None, 3)
+    sum_into(torch.ones(8)[::2], None, 4)
+    assert asked == ["check", 1.0, 1.0, "check", 1.0, "check", 1.0, 2.0, "check", 1.0, "check", 1.0]
+
+
+def test_what_is_refused_is_refused_every_time(sum_into, asked):
+    for _ in range(2):
+        with pytest.raises(ValueError, match="the size is negative"):
+            sum_into(torch.ones(3), None, -1)
+    assert asked == ["check", "check"]
+
+
+def test_arguments_may_be_given_by_name(sum_into, asked):
+    sum_into(torch.ones(3), size=3, residual=None, scale=3.0)
+    sum_into(torch.ones(3), None, 3, scale=2.0)
+    with pytest.raises(ValueError, match="the size is negative"):
+        sum_into(torch.ones(3), None, size=-1)
+    assert asked == ["check", 3.0, 2.0, "check"]
+
+
+def test_what_a_backend_does_not_know_is_not_checked_and_runs_on_the_reference_which_is_logged_once(
+    sum_into, asked, caplog
+):
+    caplog.set_level(logging.INFO)
+    for _ in range(2):
+        sum_into(torch.ones(3, dtype=torch.float64), None, -1)
+        sum_into(torch.ones(3), None, 9)
+    assert asked == ["reference"] * 4
+    assert [record.getMessage() for record in caplog.records] == [
+        "strict sum_into does not know torch.float64, the reference runs",
+        "strict sum_into does not know nines, the reference runs",
+    ]
+
+
+def test_whether_memory_overlaps_is_looked_at_every_time(sum_into):
+    memory = torch.ones(12)
+    sum_into(memory[:3], Residual(memory[3:6], memory[6:9]), 3)
+    sum_into(memory[:3], Residual(memory[3:6], memory[3:6]), 3)
+    for first, before, after, words in (
+        (0, 2, 6, r"first and residual\.before overlap"),
+        (4, 0, 6, r"first and residual\.after overlap"),
+        (9, 3, 5, r"residual\.before and residual\.after overlap"),
+    ):
+        parts = [memory[start : start + 3] for start in (first, before, after)]
+        with pytest.raises(ValueError, match=words):
+            sum_into(parts[0], Residual(*parts[1:]), 3)
+
+
+def test_the_number_of_structures_that_are_remembered_is_bounded(sum_into, asked, monkeypatch):
+    monkeypatch.setattr(checked, "MOST_STRUCTURES", 3)
+    for size in range(8):
+        sum_into(torch.ones(3), None, size)
+    assert len(sum_into.implementations["strict"].verdicts) <= 3
+
+
+def steady_calls():
+    """{operation: its arguments}, as compressors give them."""
+    grad, residual, factors = torch.ones(64), Residual(torch.ones(64), torch.ones(64)), Factors((Matrix(0, 8, 8, 2),))
+    scales, bits = torch.ones(1, 2), torch.zeros(1, 8, dtype=torch.uint8)
+    indices, values, p, q = torch.zeros(1, 4, dtype=torch.int32), torch.zeros(1, 4), torch.randn(16), torch.randn(16)
+    return {
+        kernels.cast_scaled: (grad, torch.empty(64, dtype=torch.float16), 0.5),
+        kernels.gather_scaled: (grad, [torch.ones(4)], [0], 0.5),
+        kernels.all_finite: (grad,),
+        kernels.sign_pack: (grad, residual, scales, bits, 64),
+        kernels.sign_unpack_mean: (scales[None], bits[None], grad),
+        kernels.select_largest: (grad, residual, indices, values, 64),
+        kernels.scatter_mean: (indices[None], values[None], grad, 64),
+        kernels.low_rank_left: (grad, residual, factors, q, p),
+        kernels.orthogonalize: (p, factors),
+        kernels.low_rank_right: (grad, factors, p, q),
+        kernels.low_rank_finish: (grad, residual.after, factors, p, q),
+        kernels.normalize: (q, factors, torch.ones(16)),
+    }
+
+
+def our_calls(operation, arguments):
+    """The functions of ours that a call of an operation runs, after calls like it."""
+    ran = Counter()
+
+    def note(frame, event, _):
+        if event == "call" and Path(frame.f_code.co_filename).is_relative_to(ROOT):
+            ran[frame.f_code.co_name] += 1
+
+    for _ in range(2):
+        operation(*arguments)
+    sys.setprofile(note)
+    try:
+        operation(*arguments)
+    finally:
+        sys.setprofile(None)
+    return ran
+
+
+@needs_native
+@pytest.mark.parametrize("operation", steady_calls(), ids=lambda operation: operation.name)
+def test_a_steady_call_runs_few_functions_of_python_before_the_native_code(operation):
+    with kernels.use_backend("native"):
+        ran = our_calls(operation, steady_calls()[operation])
+    assert 2 <= ran.total() <= MOST_CALLS, ran
+
+
+@needs_native
+def test_every_native_operation_is_counted():
+    native = {each for each in kernels.operations().values() if "native" in each.implementations}
+    assert native == set(steady_calls())
+    assert all(map(callable, map(native_of, native)))

@@ -1,0 +1,51 @@
+"""The native 1-bit payloads on every instruction set, against the reference."""
+
+import pytest
+import torch
+
+from gradwire import kernels
+
+from ..residuals import in_place
+from .native_given import GRADS, LARGE, NAN, SIZES, needs_native, numbers, same, unaligned
+
+pytestmark = needs_native
+
+
+@pytest.mark.parametrize("grad_dtype", GRADS, ids=str)
+@pytest.mark.parametrize("block", [24, 1024])
+@pytest.mark.parametrize("size", SIZES)
+def test_signs_are_those_of_the_reference_and_the_mean_is_to_the_bit(level, threads, size, block, grad_dtype):
+    length = -(-size // block // 2) * block or block
+    grad, votes = unaligned(numbers(size, grad_dtype)), []
+    rows = -(-size // length)
+    for pack in (kernels.sign_pack, kernels.sign_pack.reference):
+        residual = unaligned(numbers(size, seed=1))
+        scales, bits = torch.full((rows, length // block), NAN), torch.zeros(rows, length // 8, dtype=torch.uint8)
+        pack(grad, in_place(residual), scales, bits, length)
+        votes.append((residual, scales, bits))
+    (residual, scales, bits), expected = votes
+    assert torch.equal(bits, expected[2])
+    assert torch.allclose(scales, expected[1], rtol=2e-6, atol=0)
+    assert torch.allclose(residual, expected[0], rtol=2e-6, atol=1e-5)
+    for voters in (1, 2, 3, 8):
+        out, mean = unaligned(torch.full((size,), NAN)), torch.empty(size)
+        payload = torch.stack([scales * (v + 1) for v in range(voters)]), torch.stack([bits ^ v for v in range(voters)])
+        kernels.sign_unpack_mean(*payload, out)
+        kernels.sign_unpack_mean.reference(*payload, mean)
+        assert same(out, mean)
+
+
+def test_large_means_are_as_those_of_the_reference(level, threads):
+    bits = torch.randint(0, 256, (3, 2, LARGE // 16 + 13), dtype=torch.uint8)[:, :, : (LARGE // 16 + 12) // 8 * 8]
+    scales = numbers(3 * 2 * bits.shape[2] // 8).view(3, 2, -1)
+    for start in (0, 1, 3):
+        out, expected = torch.full((LARGE + start,), NAN)[start:], torch.empty(LARGE)
+        kernels.sign_unpack_mean(scales, bits, out)
+        kernels.sign_unpack_mean.reference(scales, bits, expected)
+        assert same(out, expected)
+
+
+def test_rows_of_a_payload_that_holds_other_things_too_are_left_as_they_are(level):
+    rows = torch.full((3, 4 + 8 + 4), 7, dtype=torch.uint8)
+    kernels.sign_pack(numbers(150), None, rows[:, :4].view(torch.float32), rows[:, 4:12], 64)
+    assert (rows[:, 12:] == 7).all()
