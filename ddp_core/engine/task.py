@@ -55,7 +55,8 @@ class Task:
         if reply is None or self.result is not reply:  # else there was nothing to compute
             record.spans.append(("encode" if reply is None else "decode", began, time.perf_counter()))
         if request is not None:
-            record.sent(request, transport.world_size if request.scope == "all" else transport.members(request.scope))
+            members = transport.world_size if request.scope == "all" else transport.members(request.scope)
+            record.requests.append((request.scope, request.tensor.nbytes, request.sent_bytes(members)))
             self._since = time.perf_counter()
             self._pending = transport.start(request, channel)
         return request is not None

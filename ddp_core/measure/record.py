@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
+from types import MappingProxyType
 
-from ...compress.protocol import Request
 from ...compress.simulate import Traffic
+
+NOTHING: tuple[Traffic, Mapping[str, float]] = (Traffic(), MappingProxyType({}))
 
 
 @dataclass
 class Record:
     """Traffic, and host seconds by what they went to.
 
-    `spans`: (encode, wait or decode; begin; end) of one run, by time.perf_counter. `added`: what was added from others.
+    `requests`: (scope, payload bytes, sent bytes) of each request of a run. `spans`: (encode, wait or decode; begin; end),
+    by time.perf_counter. `earlier`: the traffic and the seconds of runs that were added.
     """
 
-    rounds: int = 0
-    payload_bytes: int = 0
-    sent_bytes: float = 0.0
-    host_bytes: float = 0.0
+    requests: list[tuple[str, int, float]] = field(default_factory=list)
     spans: list[tuple[str, float, float]] = field(default_factory=list)
-    added: Counter[str] = field(default_factory=Counter)
+    earlier: tuple[Traffic, Mapping[str, float]] = NOTHING
 
     @property
     def traffic(self) -> Traffic:
         """What was given to collectives."""
-        return Traffic(self.rounds, self.payload_bytes, self.sent_bytes, self.host_bytes)
+        now = [
+            Traffic(1, payload, *((0.0, sent) if scope == "host" else (sent, 0.0)))
+            for scope, payload, sent in self.requests
+        ]
+        return reduce(add, now, self.earlier[0])
 
     @property
     def encode(self) -> float:
@@ -44,20 +50,8 @@ class Record:
         return self._seconds("decode")
 
     def _seconds(self, kind: str) -> float:
-        return self.added[kind] + sum(end - begin for each, begin, end in self.spans if each == kind)
+        return self.earlier[1].get(kind, 0.0) + sum(end - begin for each, begin, end in self.spans if each == kind)
 
-    def sent(self, request: Request, members: int) -> None:
-        """Count a request of so many ranks."""
-        self.rounds += 1
-        self.payload_bytes += request.tensor.nbytes
-        if request.scope == "host":
-            self.host_bytes += request.sent_bytes(members)
-        else:
-            self.sent_bytes += request.sent_bytes(members)
-
-    def add(self, other: Record) -> None:
-        """Count what another one counts, but for its spans."""
-        for count in ("rounds", "payload_bytes", "sent_bytes", "host_bytes"):
-            setattr(self, count, getattr(self, count) + getattr(other, count))
-        for kind in ("encode", "wait", "decode"):
-            self.added[kind] += getattr(other, kind)
+    def __add__(self, other: Record) -> Record:
+        seconds = {kind: self._seconds(kind) + other._seconds(kind) for kind in ("encode", "wait", "decode")}
+        return Record(earlier=(self.traffic + other.traffic, seconds))

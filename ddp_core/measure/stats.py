@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
 from .record import Record
 from .step import BucketStats, Step
@@ -49,7 +51,4 @@ class Totals:
 
 def total(buckets: Iterable[BucketStats], before: Record | None = None) -> Record:
     """The sum of what buckets cost, and of what was counted before."""
-    whole = Record()
-    for record in (*([] if before is None else [before]), *(bucket.record for bucket in buckets)):
-        whole.add(record)
-    return whole
+    return reduce(add, (bucket.record for bucket in buckets), before or Record())
