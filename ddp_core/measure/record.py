@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
-from types import MappingProxyType
 
 from ...compress.simulate import Traffic
 
-NOTHING: tuple[Traffic, Mapping[str, float]] = (Traffic(), MappingProxyType({}))
+KINDS = ("encode", "wait", "decode")
+NOTHING = (Traffic(), (0.0, 0.0, 0.0))
 
 
 @dataclass
@@ -18,12 +17,12 @@ class Record:
     """Traffic, and host seconds by what they went to.
 
     `requests`: (scope, payload bytes, sent bytes) of each request of a run. `spans`: (encode, wait or decode; begin; end),
-    by time.perf_counter. `earlier`: the traffic and the seconds of runs that were added.
+    by time.perf_counter. `earlier`: the traffic of runs that were added, and their seconds, by kind.
     """
 
     requests: list[tuple[str, int, float]] = field(default_factory=list)
     spans: list[tuple[str, float, float]] = field(default_factory=list)
-    earlier: tuple[Traffic, Mapping[str, float]] = NOTHING
+    earlier: tuple[Traffic, tuple[float, ...]] = NOTHING
 
     @property
     def traffic(self) -> Traffic:
@@ -50,8 +49,9 @@ class Record:
         return self._seconds("decode")
 
     def _seconds(self, kind: str) -> float:
-        return self.earlier[1].get(kind, 0.0) + sum(end - begin for each, begin, end in self.spans if each == kind)
+        earlier = self.earlier[1][KINDS.index(kind)]
+        return earlier + sum(end - begin for each, begin, end in self.spans if each == kind)
 
     def __add__(self, other: Record) -> Record:
-        seconds = {kind: self._seconds(kind) + other._seconds(kind) for kind in ("encode", "wait", "decode")}
+        seconds = tuple(self._seconds(kind) + other._seconds(kind) for kind in KINDS)
         return Record(earlier=(self.traffic + other.traffic, seconds))
