@@ -19,7 +19,7 @@ from ..compress import compressor as compressor_of
 from .averaging.averager import CompressedAverager
 from .averaging.hooked import HookAverager
 from .averaging.protocol import Averager
-from .backward.sink import watched
+from .backward.output_nodes import watched
 from .buckets.assignment import BucketPlan, own_rooms
 from .engine.engine import DEFAULT_TIMEOUT
 from .handle import Handle

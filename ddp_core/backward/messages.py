@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 
 import torch.distributed as dist
@@ -104,20 +103,3 @@ def sparse(names: Sequence[str]) -> str:
         f"sparse gradients of {shown(names)}, which no nn.Embedding or nn.EmbeddingBag with sparse=True has announced: use "
         "these modules, or let the gradients be dense"
     )
-
-
-class Complainer:
-    """Says such things; subclasses may want to know of the errors."""
-
-    def __init__(self) -> None:
-        self._warned: set[str] = set()
-
-    def _failure(self, text: str) -> RuntimeError:
-        """The error to raise."""
-        return RuntimeError(text)
-
-    def _warn(self, reason: str, text: str) -> None:
-        """Once for each object and reason."""
-        if reason not in self._warned:
-            self._warned.add(reason)
-            warnings.warn(text, stacklevel=3)

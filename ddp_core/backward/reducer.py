@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -23,10 +24,10 @@ from . import messages
 from .graph import add_hooks, arriving, gradient_node, remove
 from .progress import Backward, Rules
 from .usage import Usage
-from .weak_call import weakly
+from .weak_call import weak_call
 
 
-class Reducer(messages.Complainer):
+class Reducer:
     """Averages the gradients of `parameters` during backward, by `averager`, bucket by bucket.
 
     `names`: of the parameters, for messages. `plan`: their buckets. `timeout`: of waits on the CPU.
@@ -42,7 +43,6 @@ class Reducer(messages.Complainer):
         averager: Averager,
         timeout: timedelta,
     ) -> None:
-        super().__init__()
         self.averager, self.group = averager, group
         self.rules, self._timeout = rules, timeout
         self._parameters, self._names = list(parameters), list(names)
@@ -50,6 +50,7 @@ class Reducer(messages.Complainer):
         self._static_usage: Sequence[int] | None = None  # by index, not 0 for parameters that any rank uses in it
         self._backward: Backward | None = None
         self._used = bytearray(len(parameters))  # on this rank, since the last synchronization
+        self._warned: set[str] = set()
         self._over = False  # the averages are there, and no forward has begun since
         self.finished = 0
         self.share = 1.0  # of the ranks that have inputs, where the average is to be over these
@@ -62,7 +63,7 @@ class Reducer(messages.Complainer):
         self._nodes = list(map(gradient_node, parameters))
         self._lock = threading.RLock()  # autograd has a thread for each GPU
         several = len({parameter.device for parameter in parameters}) > 1
-        handles = add_hooks(self._nodes, weakly(self.fired), self._lock if several else None)
+        handles = add_hooks(self._nodes, weak_call(self.fired), self._lock if several else None)
         self._detach = weakref.finalize(self, remove, handles)
         self._detach.atexit = False
 
@@ -73,7 +74,7 @@ class Reducer(messages.Complainer):
         self._backward = self._opened(Step(forward=self.timeline.forward))
         for index, firings in enumerate(self._firings or ()):
             if not firings:
-                self._settle(self._backward, index, brought=False)
+                self._mark_ready(self._backward, index, brought=False)
 
     def _opened(self, step: Step) -> Backward:
         wishes = self.averager.wishes
@@ -121,7 +122,7 @@ class Reducer(messages.Complainer):
                 return
             for index in range(len(comes)):
                 if not comes[index]:
-                    self._settle(backward, index, brought=False)
+                    self._mark_ready(backward, index, brought=False)
             if backward.skips or backward.fresh:
                 backward.usage = self._ask([a or b for a, b in zip(comes, self._used, strict=True)])
             else:
@@ -154,7 +155,7 @@ class Reducer(messages.Complainer):
             self._await_others(backward, index)
             return
         backward.order.append(index)
-        if self._settle(backward, index, brought=defined):
+        if self._mark_ready(backward, index, brought=defined):
             self._launch(backward)
 
     def _await_others(self, backward: Backward, index: int) -> None:
@@ -167,7 +168,7 @@ class Reducer(messages.Complainer):
             backward.order.append(index)  # it is under way, and will not come to its end
             raise self._failure(messages.twice(self._names[index], static=static, passed_over=passed_over))
 
-    def _settle(self, backward: Backward, index: int, *, brought: bool) -> bool:
+    def _mark_ready(self, backward: Backward, index: int, *, brought: bool) -> bool:
         """Count a parameter as ready: its gradient is there, or none will come. Whether its bucket is now complete."""
         backward.missing[index] = 0
         bucket = self.plan.bucket_of[index]
@@ -236,7 +237,7 @@ class Reducer(messages.Complainer):
         backward.ending = True
         for index in range(len(backward.missing)):
             if backward.missing[index] > 0:
-                self._settle(backward, index, brought=bool(self._used[index]))
+                self._mark_ready(backward, index, brought=bool(self._used[index]))
         self._launch(backward)
         backward.ending = False
         if backward.launched == len(self.plan.buckets):
@@ -288,5 +289,12 @@ class Reducer(messages.Complainer):
         self._detach()
 
     def _failure(self, text: str) -> RuntimeError:
-        self.detach()  # it averages no more; another one may
-        return super()._failure(text)
+        """The error to raise; it averages no more, another one may."""
+        self.detach()
+        return RuntimeError(text)
+
+    def _warn(self, reason: str, text: str) -> None:
+        """Once for each reason."""
+        if reason not in self._warned:
+            self._warned.add(reason)
+            warnings.warn(text, stacklevel=3)

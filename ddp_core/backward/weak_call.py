@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+def weak_call(method: Callable[..., Any]) -> Callable[..., Any]:
     """A call of a bound method; once its object is gone, it does nothing."""
     me, function = weakref.ref(method.__self__), method.__func__  # type: ignore[attr-defined]
 

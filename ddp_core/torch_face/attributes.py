@@ -16,7 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.nn.parallel.distributed import _BufferCommHookLocation
 
-from ..backward.weak_call import weakly
+from ..backward.weak_call import weak_call
 from ..buckets.grad_bucket import GradBucket
 from ..measure.timeline import Timeline
 from ..replicas.module_buffers import BufferSync
@@ -206,7 +206,7 @@ class TorchFace(TorchDDP):
     def _refuse_distributed_autograd(self) -> None:
         """Raise RuntimeError in a context of torch.distributed.autograd; a bucket whose gradients went to one will, too."""
         agent = dist.rpc.is_available() and dist.rpc.api._is_current_rpc_agent_set()
-        self.reducer.before_sending = weakly(self._refuse_bypassed) if agent else None
+        self.reducer.before_sending = weak_call(self._refuse_bypassed) if agent else None
         if agent and _in_a_distributed_context():
             self._log_and_throw(RuntimeError, DISTRIBUTED_AUTOGRAD)
 
