@@ -13,7 +13,7 @@ namespace gradwire {
 
 namespace {
 
-Residual residual(const Array& before, const Array& after) { return {at<const float>(before), at<float>(after)}; }
+Residual residual(const Array& before, const Array& after) { return {at<const float>(before), at<float>(after), false}; }
 
 // Gathers the usual sources; returns the numbers of the others, or of all, with nothing done, where the places are wrong.
 std::vector<size_t> gather_tensors(py::handle out, const std::vector<py::object>& sources,
@@ -111,7 +111,7 @@ void bind_selection(py::module_& module) {
 
 void bind_low_rank(py::module_& module) {
     const py::call_guard<py::gil_scoped_release> released;
-    const auto bind_product = [&](const char* name, void (*product)(const LowRankBuffers&, int64_t)) {
+    const auto bind_product = [&](const char* name, void (*product)(LowRankBuffers, int64_t)) {
         module.def(
             name,
             [product](Array matrices, int64_t count, Array grad, Array before, Array after, Array p, Array q,

@@ -29,8 +29,15 @@ auto with_element(Format format, Function function) {
 struct Residual {
     const float* before;
     float* after;
+    bool streams;  // `after` is written around the caches, and begins where vectors do
+
     explicit operator bool() const { return after != nullptr; }
-    Residual from(int64_t place) const { return after ? Residual{before + place, after + place} : *this; }
+    Residual from(int64_t place) const {
+        if (!after) return *this;
+        constexpr uintptr_t VECTOR = 32;  // bytes
+        const bool aligned = reinterpret_cast<uintptr_t>(after + place) % VECTOR == 0;
+        return {before + place, after + place, streams && aligned};
+    }
 };
 
 struct CastJob {

@@ -97,14 +97,17 @@ class Sums {
 
 }  // namespace
 
-void low_rank_left(const LowRankBuffers& buffers, int64_t threads) { run_by_rows(buffers, threads, level().left); }
+void low_rank_left(LowRankBuffers buffers, int64_t threads) {
+    buffers.residual = around_caches(buffers.residual, elements_of(buffers));
+    run_by_rows(buffers, threads, level().left);
+}
 
-void low_rank_right(const LowRankBuffers& buffers, int64_t threads) {
+void low_rank_right(LowRankBuffers buffers, int64_t threads) {
     const Sums sums(buffers);
     run(buffers, sums.pieces(), threads, level().right);
     sums.add_up();
 }
 
-void low_rank_finish(const LowRankBuffers& buffers, int64_t threads) { run_by_rows(buffers, threads, level().finish); }
+void low_rank_finish(LowRankBuffers buffers, int64_t threads) { run_by_rows(buffers, threads, level().finish); }
 
 }  // namespace gradwire

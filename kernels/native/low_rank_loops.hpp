@@ -58,6 +58,7 @@ void left_rows(const LowRankJob& job, const Rows& rows) {
     const Matrix& m = *job.matrix;
     const int64_t start = m.offset + rows.row * m.columns, distance = rows.distance * m.columns;
     const float* q = job.q + m.right_offset;
+    const bool streams = job.residual.from(start + rows.first).streams && distance % LANES == 0;
     F8 sums[COUNT][RANK] = {};
     over_lanes<1>(rows.first, rows.last, [&](int64_t at, auto lanes, int) GRADWIRE_LAMBDA {
         F8 factor[RANK];
@@ -67,7 +68,7 @@ void left_rows(const LowRankJob& job, const Rows& rows) {
             F8 value = load(job.grad + place, lanes);
             if (ADD) {
                 value += load(job.residual.before + place, lanes);
-                store(job.residual.after + place, value, lanes);
+                write(job.residual.after + place, value, lanes, streams);
             }
             for (int r = 0; r < RANK; ++r) sums[b][r] = multiply_add(value, factor[r], sums[b][r]);
         }

@@ -60,11 +60,12 @@ inline void fill(const LowRankJob& job, const Place& place, Panel& panel) {
     const int64_t start = place.start(*job.matrix);
     const float* grad = job.grad + start;
     const Residual residual = job.residual.from(start);
+    const bool streams = residual.streams && job.matrix->columns % LANES == 0;
     over_place(place, job.matrix->columns, [&](int64_t row, int64_t from, int64_t at, auto lanes) GRADWIRE_LAMBDA {
         F8 value = load(grad + from, lanes);
         if (residual) {
             value += load(residual.before + from, lanes);
-            store(residual.after + from, value, lanes);
+            write(residual.after + from, value, lanes, streams);
         }
         store(panel.row(row) + at, value);
     });
@@ -224,7 +225,10 @@ inline void finish_by_panels(const LowRankJob& job) {
 }
 
 // Rows [first, last) of P = M Q.
-inline void left(const LowRankJob& job) { job.matrix->rank <= LOW_RANK ? left_by_rows(job) : left_by_panels(job); }
+inline void left(const LowRankJob& job) {
+    job.matrix->rank <= LOW_RANK ? left_by_rows(job) : left_by_panels(job);
+    if (job.residual.streams) end_stream();
+}
 
 // What rows [first, last) add to Q^T = P^T M.
 inline void right(const LowRankJob& job) {

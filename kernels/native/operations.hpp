@@ -10,6 +10,13 @@ inline int64_t size_of(Format format) { return format == Format::float32 ? 4 : 2
 // Whether a result is too large to be still in the caches when it is used: it is then written around them.
 inline bool streams(Format format, int64_t numel) { return numel * size_of(format) >= int64_t{8} << 20; }
 
+// The same residual. What is written over has been read, so that it is in the caches; what is written beside it may go
+// around them.
+inline Residual around_caches(Residual residual, int64_t numel) {
+    residual.streams = residual.before != residual.after && streams(Format::float32, numel);
+    return residual.from(0);
+}
+
 // Rows of `length` elements of a flat vector, k of each selected into rows of indices and values.
 struct SelectJob {
     const void* grad;
@@ -54,16 +61,16 @@ struct LowRankBuffers {
 void cast_scaled(const CastJob& job, int64_t numel, int64_t threads);
 void gather_scaled(const std::vector<Piece>& pieces, Format format, float scale, int64_t threads);
 bool all_finite(const void* source, Format format, int64_t numel, int64_t threads);
-void sign_pack(const PackJob& job, int64_t rows, int64_t threads);
+void sign_pack(PackJob job, int64_t rows, int64_t threads);
 void sign_unpack_mean(const UnpackJob& job, int64_t threads);
-void select_largest(const SelectJob& job, int64_t threads);
+void select_largest(SelectJob job, int64_t threads);
 
 // Throws std::out_of_range where an index is negative.
 void scatter_mean(const ScatterJob& job, int64_t threads);
 
-void low_rank_left(const LowRankBuffers& buffers, int64_t threads);
-void low_rank_right(const LowRankBuffers& buffers, int64_t threads);
-void low_rank_finish(const LowRankBuffers& buffers, int64_t threads);
+void low_rank_left(LowRankBuffers buffers, int64_t threads);
+void low_rank_right(LowRankBuffers buffers, int64_t threads);
+void low_rank_finish(LowRankBuffers buffers, int64_t threads);
 void orthogonalize(const Matrix* matrices, int64_t count, float* p, int64_t threads);
 
 // `previous` may be null.

@@ -97,8 +97,8 @@ Pool collected(const Row& row, bool add, uint32_t threshold, int64_t k, int64_t 
     for (int64_t worker = 0; worker < shares.threads; ++worker)
         pools.emplace_back(room, worker ? room : shares.threads * room);
     share(shares, [&](int64_t part, int64_t worker) {
-        pools[worker].collect(row, add, cut(row.numel, shares.parts, part), cut(row.numel, shares.parts, part + 1),
-                              threshold, k);
+        pools[worker].collect(row, add, cut(row.numel, shares.parts, part, LINE),
+                              cut(row.numel, shares.parts, part + 1, LINE), threshold, k);
     });
     for (int64_t worker = 1; worker < shares.threads; ++worker) pools[0].merge(pools[worker]);
     return std::move(pools[0]);
@@ -135,7 +135,8 @@ void select_row(const SelectJob& job, int64_t row_index, int64_t threads) {
 
 }  // namespace
 
-void select_largest(const SelectJob& job, int64_t threads) {
+void select_largest(SelectJob job, int64_t threads) {
+    job.residual = around_caches(job.residual, job.numel);
     const bool long_rows = Shares(threads, job.length).threads > 1;
     const Shares shares(long_rows ? 1 : threads, job.numel, job.rows);
     share(shares, [&](int64_t part, int64_t) {

@@ -35,7 +35,7 @@ GRADWIRE_INLINE int64_t scan_lanes(const Element* grad, Residual residual, int64
         F8 value = load(grad + place, lanes);
         if (ADD) {
             value += load(residual.before + place, lanes);
-            store(residual.after + place, value, lanes);
+            write(residual.after + place, value, lanes, residual.streams);
         }
         magnitudes[turn] = ordered_magnitude(value);
         reached |= (mask(magnitudes[turn] > below) & all_of(lanes)) << (LANES * turn);
@@ -56,6 +56,7 @@ template <bool ADD, class Element>
 int64_t scan_row(const Element* grad, Residual residual, int64_t first, int64_t last, uint32_t threshold,
                  Candidate* found) {
     const I8 below = I8{} + static_cast<int32_t>(threshold) - 1;
+    residual.streams = residual.from(first).streams;
     Candidate* next = found;
     int64_t at = first;
     for (; at + 4 * LANES <= last; at += 4 * LANES)
@@ -63,6 +64,7 @@ int64_t scan_row(const Element* grad, Residual residual, int64_t first, int64_t 
     over_lanes<1>(at, last, [&](int64_t place, auto lanes, int) GRADWIRE_LAMBDA {
         next += scan_lanes<ADD, 1>(grad, residual, place, lanes, below, next);
     });
+    if (residual.streams) end_stream();
     return next - found;
 }
 

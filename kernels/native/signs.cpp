@@ -4,7 +4,8 @@
 
 namespace gradwire {
 
-void sign_pack(const PackJob& job, int64_t rows, int64_t threads) {
+void sign_pack(PackJob job, int64_t rows, int64_t threads) {
+    job.residual = around_caches(job.residual, job.numel);
     const int64_t blocks = rows * job.blocks;
     const Shares shares(threads, job.numel, blocks);
     share(shares, [&](int64_t part, int64_t) {

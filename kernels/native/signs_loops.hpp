@@ -18,7 +18,8 @@ constexpr Signs all_signs() {
 
 alignas(64) constexpr Signs SIGNS = all_signs();
 
-// Writes the sum of gradient and residual to the residual after, and sign bits; returns the mean magnitude.
+// Writes sign bits, and the sum of gradient and residual to the residual after, unless that is to be written around the
+// caches; returns the mean magnitude.
 template <class Element, bool HAS_RESIDUAL>
 float pack_signs(const Element* grad, Residual residual, uint8_t* bits, int64_t count) {
     double total = 0;
@@ -29,7 +30,7 @@ float pack_signs(const Element* grad, Residual residual, uint8_t* bits, int64_t 
                           F8 value = load(grad + at, lanes);
                           if (HAS_RESIDUAL) {
                               value += load(residual.before + at, lanes);
-                              store(residual.after + at, value, lanes);
+                              if (!residual.streams) store(residual.after + at, value, lanes);
                           }
                           bits[at / 8] = static_cast<uint8_t>(mask(value >= 0.0f));
                           sums[turn] += absolute(value);
@@ -48,6 +49,16 @@ inline void keep_rest(float* residual, float scale, int64_t count) {
     });
 }
 
+// The same from the gradient and the residual before, which the nearest cache holds, around the caches.
+template <class Element>
+void stream_rest(const Element* grad, Residual residual, float scale, int64_t count) {
+    const F8 positive = broadcast(scale), negative = -positive;
+    over_lanes<1>(0, count, [&](int64_t at, auto lanes, int) GRADWIRE_LAMBDA {
+        const F8 value = load(grad + at, lanes) + load(residual.before + at, lanes);
+        write(residual.after + at, value - (value >= 0.0f ? positive : negative), lanes, true);
+    });
+}
+
 template <class Element>
 void pack_blocks(const PackJob& job, int64_t first_block, int64_t last_block) {
     for (int64_t index = first_block; index < last_block; ++index) {
@@ -62,8 +73,10 @@ void pack_blocks(const PackJob& job, int64_t first_block, int64_t last_block) {
         const int64_t written = (count + 7) / 8;
         std::memset(bits + written, 0xff, static_cast<size_t>(job.block / 8 - written));
         job.scales[row * job.scale_stride + column] = scale;
-        if (residual) keep_rest(residual.after, scale, count);
+        if (residual.streams) stream_rest(grad, residual, scale, count);
+        else if (residual) keep_rest(residual.after, scale, count);
     }
+    if (job.residual.streams) end_stream();
 }
 
 inline void pack(const PackJob& job, int64_t first_block, int64_t last_block) {

@@ -181,6 +181,14 @@ GRADWIRE_INLINE void stream(Element* to, F8 value) {
 #endif
 }
 
+// Writes around the caches where `streams`, which wants `to` aligned to its vector; parts of vectors never.
+GRADWIRE_INLINE void write(float* to, F8 value, Whole, bool streams) {
+    if (streams) stream(to, value);
+    else store(to, value);
+}
+
+GRADWIRE_INLINE void write(float* to, F8 value, Part part, bool) { store(to, value, part); }
+
 // Once after the last `stream` of a thread.
 GRADWIRE_INLINE void end_stream() {
 #if GRADWIRE_AVX2

@@ -10,7 +10,7 @@ from gradwire.kernels import Factors, Matrix, native
 
 from ..residuals import in_place
 from .forgetting import forget
-from .native_given import native_of, needs_native, numbers
+from .native_given import LARGE, native_of, needs_native, numbers
 from .test_residual import ENCODERS, WIDE, beside_and_in_place
 
 pytestmark = needs_native
@@ -21,10 +21,14 @@ def test_the_best_level_comes_first_and_an_unknown_one_is_not_chosen():
     assert not native.library().choose_level("mmx")
 
 
-@pytest.mark.parametrize("encode", [*ENCODERS.values(), *WIDE.values()], ids=[*ENCODERS, *WIDE])
-def test_a_residual_written_beside_the_old_one_is_that_written_over_it(level, threads, encode):
+NATIVE = {name: encode for name, encode in (ENCODERS | WIDE).items() if not name.startswith("quantization")}
+
+
+@pytest.mark.parametrize(("size", "offset"), [(200_003, 1), (LARGE, 0), (LARGE, 1)])
+@pytest.mark.parametrize("encode", NATIVE.values(), ids=NATIVE)
+def test_a_residual_written_beside_the_old_one_is_that_written_over_it(level, threads, encode, offset, size):
     with kernels.use_backend("native", "reference"):
-        found, expected = beside_and_in_place(encode, numbers(200_003))
+        found, expected = beside_and_in_place(encode, numbers(size), offset)
     assert all(map(torch.equal, found, expected))
 
 

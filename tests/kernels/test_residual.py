@@ -65,10 +65,14 @@ ENCODERS = {
 WIDE = {f"products of rank {rank}": partial(low_rank, rank=rank) for rank in (1, 4, 7, 33)}
 
 
-def beside_and_in_place(encode, grad):
-    """Results of both, as lists of tensors, the residual last; of that beside, what it read is as it was."""
+def beside_and_in_place(encode, grad, offset=0):
+    """Results of both, as lists of tensors, the residual last; of that beside, what it read is as it was.
+
+    `offset`: elements between the start of an allocation and the residual after.
+    """
     held = numbers(len(grad), seed=1)
-    before, after, same = held.clone(), torch.full_like(held, torch.nan), held.clone()
+    before, same = held.clone(), held.clone()
+    after = held.new_full((offset + len(held),), torch.nan)[offset:]
     found = [*encode(grad.clone(), Residual(before, after)), after]
     expected = [*encode(grad.clone(), in_place(same)), same]
     assert torch.equal(before, held)
