@@ -6,7 +6,8 @@ Start it once on every host, by torchrun or by gradwire netlab:
 
 A case is WHAT@MEGABYTES, the latter the size of the buckets. WHAT is a gradwire specification, hooked on torch's DDP;
 gradwire:SPECIFICATION, with gradwire's own DDP; or torch:none, torch:fp16, torch:bf16, torch:powersgd (rank 1; on Gloo it
-needs one bucket). The model is a transformer of 19.2 M parameters, or with --model tiny 600 layers of 272.
+needs one bucket). The model is a transformer of 19.2 M parameters; with --model tiny 600 layers of 272; with --model
+matrices 75 of 128 x 128.
 
 Where memory comes to lie is worth a few percent of a step, and stays as long as the models do. To tell smaller differences,
 --rounds N builds all cases N times, every other time in reverse order; the interval is then over rounds.
@@ -32,7 +33,6 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.experiments.results.environment import environment
 
 VOCABULARY, WIDTH, LAYERS, BATCH, TOKENS = 256, 512, 6, 4, 32
 WARMUP_STEPS = 4  # DDP rebuilds its buckets, torch's PowerSGD starts
@@ -69,12 +69,28 @@ def tiny_layers() -> nn.Module:
     return nn.Sequential(*(nn.Linear(16, 16) for _ in range(600)))
 
 
+def matrices() -> nn.Module:
+    """Many matrices to compress, small enough to be one bucket."""
+    return nn.Sequential(*(nn.Linear(128, 128, bias=False) for _ in range(75)))
+
+
 def sum_loss(model: nn.Module, tokens: Tensor) -> Tensor:
     """Any loss will do."""
-    return model(tokens[:, :16].float()).sum()
+    width = next(model.parameters()).shape[-1]
+    return model(tokens[:, :width].float().repeat(1, -(-width // tokens.shape[1]))[:, :width]).sum()
 
 
-MODELS = {"transformer": (Transformer, next_byte_loss), "tiny": (tiny_layers, sum_loss)}
+MODELS = {
+    "transformer": (Transformer, next_byte_loss),
+    "tiny": (tiny_layers, sum_loss),
+    "matrices": (matrices, sum_loss),
+}
+
+
+def processor() -> str:
+    """The machine's, as Linux calls it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
 class Case:
@@ -193,7 +209,7 @@ def main() -> None:
             versions = {
                 "torch": torch.__version__,
                 "gradwire": gradwire.__version__,
-                "machine": environment()["processor"],
+                "machine": processor(),
             }
             arguments.json.write_text(
                 json.dumps({**versions, "rounds": arguments.rounds, "steps": arguments.steps, "cases": rows}, indent=1)
