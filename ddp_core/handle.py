@@ -62,9 +62,9 @@ class Handle:
         """Average a bucket over ranks; DDP's hook. The future holds the bucket's buffer, averaged in place."""
         return self.averager.average(bucket)
 
-    def expect_step(self, *, any_last: bool = False) -> None:
-        """The next bucket for `reduce` is the first of a step, whatever its index; `any_last`: it may be the last, too."""
-        self.averager.expect_step(any_last=any_last)
+    def expect_step(self) -> None:
+        """The next bucket for `reduce` is the first of a step, and any may be the last: indices of buckets do not tell."""
+        self.averager.expect_step()
 
     @property
     def compressor(self) -> Compressor:

@@ -71,10 +71,10 @@ def comm_hook(
     handle = Handle(spec, process_group, timeout, partial=partial, transport=transport)
     if model is not None:
         handle.bind(model)
-    if ddp is not None and getattr(ddp, "skip_all_reduce_unused_params", False):
-        ddp.register_forward_pre_hook(partially(_forward_begins, handle))  # any bucket may be the first of a step
+    if ddp is not None and (ddp.static_graph or getattr(ddp, "skip_all_reduce_unused_params", False)):
+        ddp.register_forward_pre_hook(partially(_forward_begins, handle))  # indices of buckets do not tell
     return handle, compress_bucket
 
 
 def _forward_begins(handle: Handle, *_: Any) -> None:
-    handle.expect_step(any_last=True)
+    handle.expect_step()

@@ -63,7 +63,7 @@ class CompressedAverager:
         self._loaded_order: list[str] = []
         self._last_index = -1  # of the bucket that a hook was given
         self._expected = True  # the next one is the first of a step, whatever its index
-        self._any_last = False
+        self._told = False  # when a step begins; else the indices of buckets alone tell
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -100,9 +100,9 @@ class CompressedAverager:
         transport = self._engine(device, 0).transport
         return transport.allocate if self.sums and transport.allocates else own_rooms
 
-    def expect_step(self, *, any_last: bool = False) -> None:
-        """The next bucket for a hook is the first of a step, whatever its index; `any_last`: it may be the last, too."""
-        self._expected, self._any_last = True, any_last
+    def expect_step(self) -> None:
+        """The next bucket for a hook is the first of a step, and any may be the last: indices of buckets do not tell."""
+        self._expected = self._told = True
 
     def begin_step(self, step: Step) -> None:
         """The first bucket of a synchronized step comes next."""
@@ -143,14 +143,15 @@ class CompressedAverager:
 
     def average(self, bucket: dist.GradBucket | GradBucket) -> torch.futures.Future[Tensor]:
         """Average a bucket that a hook is given. The future holds its buffer, averaged in place."""
-        if self._expected or bucket.index() <= self._last_index:
+        static = self._told and not self._totals.steps  # a static graph's first step has all its buckets at index 0
+        if self._expected or (bucket.index() <= self._last_index and not static):
             self.begin_step(Step())
         assert self._step is not None
         parameters, bound = bucket.parameters(), self._bounds.get(bucket.index())
         if bound is None or list(map(id, bound.parameters)) != list(map(id, parameters)):
             bound = self._bind(bucket, parameters)
         future = self._averages(bound, bucket)
-        self._last_index, self._step.sent = bucket.index(), bucket.is_last() or self._any_last
+        self._last_index, self._step.sent = bucket.index(), bucket.is_last() or self._told
         return future
 
     def _averages(self, bound: Bound, bucket: dist.GradBucket | GradBucket) -> torch.futures.Future[Tensor]:

@@ -31,13 +31,13 @@ class Totals:
     """What the steps so far have cost."""
 
     def __init__(self) -> None:
-        self._steps = 0
+        self.steps = 0
         self._earlier: list[BucketStats] = []  # and not in the total yet
         self._total = Record()
 
     def count(self, step: Step) -> None:
         """A step that has begun before counts; what it has cost is what it has until another one is counted."""
-        self._steps += 1
+        self.steps += 1
         self._earlier += step.programs
         if len(self._earlier) > MANY:
             self._total, self._earlier = total(self._earlier, self._total), []
@@ -46,7 +46,7 @@ class Totals:
         """All that there is; `step`: the last one, which has not been counted."""
         programs = () if step is None else tuple(step.programs)
         whole = total((*self._earlier, *programs), self._total)
-        return Stats(self._steps + (step is not None), programs, whole)
+        return Stats(self.steps + (step is not None), programs, whole)
 
 
 def total(buckets: Iterable[BucketStats], before: Record | None = None) -> Record:

@@ -88,3 +88,30 @@ def overflow(rank, world_size):
 
 def test_a_non_finite_step_leaves_all_state_as_it_was(ranks):
     assert all(ranks.run(overflow, 2))
+
+
+class TwoTypes(nn.Module):
+    """Buckets of two dtypes, all of which torch hands over in the first step of a static graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide = nn.Linear(6, 6)
+        self.narrow = nn.Linear(6, 6, dtype=torch.bfloat16)
+
+    def forward(self, inputs):
+        return self.narrow(self.wide(inputs).bfloat16()).float()
+
+
+def steps_of_a_static_graph(rank, world_size):
+    model = DistributedDataParallel(TwoTypes(), static_graph=True)
+    handle = gradwire.attach(model, "topk:ratio=0.1")
+    counted = []
+    for _ in range(3):
+        model(torch.full((3, 6), rank + 1.0)).square().sum().backward()
+        counted.append((handle.stats().steps, handle.state_dict()["step"]))
+    handle.close()
+    return counted
+
+
+def test_the_first_step_of_a_static_graph_is_one_step_however_many_buckets_it_has(ranks):
+    assert ranks.run(steps_of_a_static_graph, 2) == [[(1, 1), (2, 2), (3, 3)]] * 2
