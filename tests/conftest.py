@@ -1,4 +1,6 @@
+import gc
 import importlib.util
+import multiprocessing
 import os
 import signal
 from random import Random
@@ -15,6 +17,7 @@ from .ranks import RankPool
 
 BACKENDS = {each.name: each for each in kernels.backends() if each.device in ("cpu", "any")}
 COMPILED = [name for name in BACKENDS if name != "triton"]
+multiprocessing.set_forkserver_preload(["torch.distributed", "torch._dynamo"])  # what takes seconds
 INTERPRETED_VARIANTS = 5  # of a test; all with --every-variant
 
 if (
@@ -35,6 +38,10 @@ def pytest_collection_modifyitems(config, items):
         left_out = too_many_interpreted(items)
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_collection_finish():
+    gc.freeze()  # or each collection goes through all of torch
 
 
 def too_many_interpreted(items):
