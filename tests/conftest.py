@@ -13,6 +13,7 @@ if importlib.util.find_spec("triton") and not torch.cuda.is_available():
 
 from gradwire import kernels
 
+from .progress import Progress
 from .ranks import RankPool
 
 BACKENDS = {each.name: each for each in kernels.backends() if each.device in ("cpu", "any")}
@@ -28,6 +29,13 @@ if (
 
 def pytest_addoption(parser):
     parser.addoption("--every-variant", action="store_true", help="run all variants of tests in Triton's interpreter")
+    parser.addoption("--progress", action="store_true", help="tell in one line how far the run is")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config):
+    if config.getoption("--progress", default=False):
+        config.pluginmanager.register(Progress(config.pluginmanager.getplugin("terminalreporter")))
 
 
 def pytest_collection_modifyitems(config, items):
