@@ -3,15 +3,17 @@ VENV ?= .venv
 ARGS ?=
 BIN := $(abspath $(VENV))/bin
 STAMP := $(VENV)/.installed
+PYTEST := $(BIN)/python -m pytest --progress --override-ini console_output_style=classic
 INSTALLED := $(abspath $(VENV))/installed
 SANITIZED := $(abspath $(VENV))/sanitized
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all
 
-.PHONY: help compare test conformance asan sanitize lint format types clean
+.PHONY: help compare test test-all test-rest conformance asan sanitize lint format types clean
 
 help:
 	@echo 'make compare  train a small GPT with each compressor        (ARGS="--steps 50")'
-	@echo 'make test     run the tests                                 (ARGS="-k powersgd")'
+	@echo 'make test     every test, of its variants some: minutes     (ARGS="-k powersgd")'
+	@echo 'make test-all all variants of every test, too; make test-rest those that make test leaves out'
 	@echo "make conformance  torch's own tests of DistributedDataParallel, on torch's class and ours"
 	@echo 'make asan     the native code and its tests under AddressSanitizer and UBSan (GCC)'
 	@echo 'make sanitize the CUDA kernels on a GPU under compute-sanitizer: memcheck, then racecheck'
@@ -31,7 +33,13 @@ compare: $(STAMP)
 	@$(BIN)/gradwire compare $(ARGS)
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(PYTEST) --part quick $(ARGS)
+
+test-all: $(STAMP)
+	@$(PYTEST) -m '' $(ARGS)
+
+test-rest: $(STAMP)
+	@$(PYTEST) -m '' --part rest $(ARGS)
 
 conformance: $(STAMP)
 	@$(BIN)/python -m pytest tests/conformance -m '' $(ARGS)

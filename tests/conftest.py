@@ -1,7 +1,8 @@
+import gc
 import importlib.util
+import multiprocessing
 import os
 import signal
-from random import Random
 
 import pytest
 import torch
@@ -11,11 +12,13 @@ if importlib.util.find_spec("triton") and not torch.cuda.is_available():
 
 from gradwire import kernels
 
+from .progress import Progress
 from .ranks import RankPool
+from .variants import left_to_the_rest, too_many_interpreted
 
 BACKENDS = {each.name: each for each in kernels.backends() if each.device in ("cpu", "any")}
 COMPILED = [name for name in BACKENDS if name != "triton"]
-INTERPRETED_VARIANTS = 5  # of a test; all with --every-variant
+multiprocessing.set_forkserver_preload(["torch.distributed", "torch._dynamo"])  # what takes seconds
 
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
@@ -25,6 +28,14 @@ if (
 
 def pytest_addoption(parser):
     parser.addoption("--every-variant", action="store_true", help="run all variants of tests in Triton's interpreter")
+    parser.addoption("--part", choices=("quick", "rest"), help="what `make test` runs, or what that leaves out")
+    parser.addoption("--progress", action="store_true", help="tell in one line how far the run is")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config):
+    if config.getoption("--progress", default=False):
+        config.pluginmanager.register(Progress(config.pluginmanager.getplugin("terminalreporter")))
 
 
 def pytest_collection_modifyitems(config, items):
@@ -32,22 +43,19 @@ def pytest_collection_modifyitems(config, items):
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
     if not config.getoption("--every-variant", default=False):
-        left_out = too_many_interpreted(items)
-        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
-        items[:] = [item for item in items if item not in left_out]
+        keep(config, items, set(items) - too_many_interpreted(items))
+    if part := config.getoption("--part", default=None):
+        rest = left_to_the_rest(items)
+        keep(config, items, rest if part == "rest" else set(items) - rest)
 
 
-def too_many_interpreted(items):
-    """All but a few variants of each test in Triton's interpreter, which is slow; always the same few."""
-    variants = {}
-    for item in items:
-        params = item.callspec.params if hasattr(item, "callspec") else {}
-        if params.get("backend") == "triton" and not item.get_closest_marker("every_variant"):
-            variants.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    left_out = set()
-    for name, group in variants.items():
-        left_out.update(Random(name).sample(group, max(0, len(group) - INTERPRETED_VARIANTS)))
-    return left_out
+def keep(config, items, kept):
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
+
+
+def pytest_collection_finish():
+    gc.freeze()  # or each collection goes through all of torch
 
 
 @pytest.fixture(scope="session", autouse=True)

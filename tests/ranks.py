@@ -1,21 +1,22 @@
-"""One pool of rank processes for a whole test session: torch is imported once a process, not once a test."""
+"""One pool of rank processes for a whole test session; torch is imported once, in the process that they are forked from."""
 
 import gc
 import io
 import itertools
 import multiprocessing
 import os
-import tempfile
 import time
 import traceback
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+import gradwire  # noqa: F401  before the workers' memory is frozen
+
 GROUP_TIMEOUT = timedelta(seconds=30)
+START = "spawn" if torch.cuda.is_available() else "forkserver"  # CUDA may not be forked
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class RankPool:
 
     def __init__(self):
         self._workers = []
-        self._folder = tempfile.TemporaryDirectory(prefix="gradwire-ranks-")
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._runs = itertools.count()
 
     def run(self, function, world_size, *args, timeout=60, expect_errors=False, **kwargs):
@@ -55,10 +56,10 @@ class RankPool:
         With `expect_errors` a rank that raised is answered by its RankFailure, one without an answer by a LostRank.
         """
         self._start(world_size)
-        store = str(Path(self._folder.name) / f"run-{next(self._runs)}")
+        run = str(next(self._runs))
         workers = self._workers[:world_size]
         for rank, (_, pipe) in enumerate(workers):
-            pipe.send((function, rank, world_size, store, args, kwargs))
+            pipe.send((run, function, rank, world_size, args, kwargs))
         deadline = time.monotonic() + timeout
         answers = [self._answer(rank, worker, deadline) for rank, worker in enumerate(workers)]
         lost = [answer for answer in answers if isinstance(answer, LostRank)]
@@ -78,14 +79,13 @@ class RankPool:
             process.join(20)
         codes = [process.exitcode for process, _ in self._workers]
         self._replace(len(self._workers))
-        self._folder.cleanup()
         return codes
 
     def _start(self, count):
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context(START)
         while len(self._workers) < count:
             mine, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs,), daemon=True)
+            process = context.Process(target=_serve, args=(theirs, self._store.port), daemon=True)
             process.start()
             theirs.close()
             self._workers.append((process, mine))
@@ -108,23 +108,24 @@ class RankPool:
         del self._workers[:count]
 
 
-def _serve(pipe):
+def _serve(pipe, port):
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    gc.freeze()  # or each collection goes through all of torch
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
     while (job := pipe.recv()) is not None:
+        run, *job = job
         buffer = io.BytesIO()
-        torch.save(_run(*job), buffer)
+        torch.save(_run(dist.PrefixStore(run, store), *job), buffer)
         pipe.send(buffer.getvalue())
         gc.collect()
 
 
-def _run(function, rank, world_size, store, args, kwargs):
+def _run(store, function, rank, world_size, args, kwargs):
     torch.manual_seed(0)
     began = time.monotonic()
     try:
-        dist.init_process_group(
-            "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=GROUP_TIMEOUT
-        )
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=GROUP_TIMEOUT)
         began = time.monotonic()
         result = function(rank, world_size, *args, **kwargs)
         dist.barrier()

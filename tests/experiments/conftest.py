@@ -11,7 +11,9 @@ from gradwire.experiments.ranks import processes
 from gradwire.experiments.ranks.launchers import LAB_VARIABLE
 from gradwire.experiments.workloads.emulation import model, recording
 
-IMPORTED = ["gradwire.experiments.bench.run", "gradwire.experiments.compare.command", "torch._dynamo", "torchvision"]
+multiprocessing.set_forkserver_preload(
+    ["torch._dynamo", "torchvision", "gradwire.experiments.bench.run", "gradwire.experiments.compare.command"]
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -20,7 +22,6 @@ def quick_start():
 
     Those of commands that tests start as processes are spawned, as users' are.
     """
-    multiprocessing.get_context("forkserver").set_forkserver_preload(IMPORTED)
     start = processes.multiprocessing.start_processes
 
     def forked(rank, args, **kwargs):

@@ -13,8 +13,8 @@ import gradwire
 from ...ranks import LostRank
 from ..layers import CAP, Layers, inputs_of
 
-SHORT, LONG = timedelta(seconds=2), timedelta(seconds=25)
-HANG = 3.0  # seconds
+SHORT, LONG = timedelta(seconds=1), timedelta(seconds=25)
+HANG = 1.5  # seconds
 ALL = (0, 1, 2, 3)
 OPTIONS = {
     "plain": {"gradient_as_bucket_view": True},

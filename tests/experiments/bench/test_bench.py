@@ -1,8 +1,10 @@
+import contextlib
 import json
 import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import nn
 
 from gradwire.experiments.bench import BenchConfig, command, rows, run, show
 from gradwire.experiments.bench.clock import HostClock, LastGradient
+from gradwire.experiments.bench.command import rank_main
 from gradwire.experiments.bench.models import task
 from gradwire.experiments.bench.run import world_sizes
 from gradwire.experiments.bench.world import World
@@ -22,21 +25,25 @@ ROW = (
 QUICK = ("--batch-size", "2", "--steps", "2", "--warmup", "1", "--threads", "1", "--timeout", "60")
 
 
-def bench(*arguments, **environment):
-    command = [sys.executable, "-m", "gradwire", "bench", *QUICK, *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=110, env={**os.environ, "COLUMNS": "80", **environment}
-    )
+def shown_rank(rank, rendezvous, config, backend):
+    """A rank of `bench` whose words go to a file beside its results."""
+    os.environ["COLUMNS"] = "80"
+    with Path(config.json).with_suffix(f".{rank}").open("w") as file, contextlib.redirect_stdout(file):
+        rank_main(rank, rendezvous, config, backend)
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory):
+def measured(tmp_path_factory, quick_start):
     """What two ranks showed and wrote."""
     path = tmp_path_factory.mktemp("bench") / "a.json"
     factors = ("--ddp", "torch,gradwire", "--compressors", "none,powersgd:rank=1", "--overlap", "true,false")
-    done = bench("--nproc", "2", "--models", "mlp", *factors, "--json", str(path))
-    assert done.returncode == 0, done.stderr
-    return done.stdout, json.loads(path.read_text())
+    arguments = ["bench", *QUICK, "--nproc", "2", "--models", "mlp", *factors, "--json", str(path)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "rank_main", shown_rank)
+        patch.setattr(sys, "argv", ["gradwire", *arguments])
+        assert main(arguments) == 0
+    assert path.with_suffix(".1").read_text() == ""
+    return path.with_suffix(".0").read_text(), json.loads(path.read_text())
 
 
 def test_the_table_has_pytorchs_columns_and_a_row_for_every_place_and_setting(measured):
@@ -101,7 +108,7 @@ def test_ranks_of_another_launcher_are_measured_and_what_is_emulated_is_labelled
     path = tmp_path / "b.json"
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unused_port)}
     sizes = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
-    emulated = ("--compute", "emulate:resnet50@0.05", "--link", "10gbit", "--sync-every", "1,2")
+    emulated = ("--compute", "emulate:resnet18-cifar@0.05", "--link", "10gbit", "--sync-every", "1,2")
     command = [sys.executable, "-m", "gradwire", "bench", *QUICK, *emulated]
     ranks = [
         subprocess.Popen(
@@ -123,7 +130,7 @@ def test_ranks_of_another_launcher_are_measured_and_what_is_emulated_is_labelled
     for row in rows:
         assert row["measurements"]["sec_per_iter"]["p50"] > 0.05
         compute, link = row["labels"]
-        assert compute.startswith("emulated compute resnet50")
+        assert compute.startswith("emulated compute resnet18-cifar")
         assert link == "emulated link 10gbit"
         assert {f"* NOT REAL: {label}" for label in row["labels"]} <= set(outputs[0][0].splitlines())
 

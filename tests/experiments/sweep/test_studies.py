@@ -78,6 +78,7 @@ def points_in_this_process(monkeypatch):
     monkeypatch.setattr(run, "_run_to_end", run_here)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", STUDIES)
 def test_the_short_form_runs_and_leaves_a_page(name, tmp_path, points_in_this_process):

@@ -1,0 +1,67 @@
+"""What `make test` leaves to `make test-rest`: variants that show nothing new, and nothing else."""
+
+import itertools
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+from .variants import INTERPRETED, left_to_the_rest, too_many_interpreted
+
+BACKENDS, SPECS, SIZES = ("native", "reference"), ("topk", "onebit", "none"), (1, 70, 30_000)
+
+
+@dataclass(eq=False)
+class Item:
+    """As much of pytest's items as is looked at."""
+
+    nodeid: str
+    params: dict = field(default_factory=dict)
+    markers: tuple = ()
+
+    @property
+    def callspec(self):
+        return SimpleNamespace(params=self.params)
+
+    def get_closest_marker(self, name):
+        return name if name in self.markers else None
+
+
+def variants(*markers):
+    choices = itertools.product(BACKENDS, SPECS, SIZES, (True, False))
+    names = ("backend", "spec", "size", "view")
+    return [
+        Item(f"test_a[{place}]", dict(zip(names, each, strict=True)), markers) for place, each in enumerate(choices)
+    ]
+
+
+def kept(items):
+    left = left_to_the_rest(items)
+    return [item for item in items if item not in left]
+
+
+def test_every_combination_of_names_and_every_other_value_occurs_and_few_more():
+    chosen = [item.params for item in kept(variants())]
+    assert {(each["backend"], each["spec"]) for each in chosen} == set(itertools.product(BACKENDS, SPECS))
+    assert {each["size"] for each in chosen} == set(SIZES)
+    assert {each["view"] for each in chosen} == {True, False}
+    assert len(chosen) <= len(BACKENDS) * len(SPECS) + len(SIZES) + 2
+
+
+def test_the_choice_is_the_same_each_time():
+    first, second = kept(variants()), kept(variants())
+    assert [item.nodeid for item in first] == [item.nodeid for item in second]
+
+
+def test_a_test_of_one_variant_stays():
+    items = [Item("test_a"), Item("test_b"), *variants()[:1]]
+    assert kept(items) == items
+
+
+def test_markers_leave_a_test_out_or_keep_all_of_it():
+    assert kept(variants("slow")) == kept(variants("conformance")) == []
+    assert len(kept(variants("every_variant"))) == len(variants())
+
+
+def test_of_each_test_a_few_variants_run_in_the_interpreter():
+    items = [Item(f"test_{name}[{size}]", {"backend": "triton", "size": size}) for name in "ab" for size in range(9)]
+    assert len(too_many_interpreted(items)) == 2 * (9 - INTERPRETED)
+    assert not too_many_interpreted([Item("test_c[1]", {"backend": "native"}, ()) for _ in range(9)])

@@ -1,0 +1,47 @@
+"""Which variants of a test run: `make test` leaves out those that show nothing new, and `make test-rest` runs them."""
+
+from random import Random
+
+INTERPRETED = 5  # variants of a test in Triton's interpreter, which is slow; all with --every-variant
+
+
+def params_of(item):
+    return item.callspec.params if hasattr(item, "callspec") else {}
+
+
+def by_test(items):
+    """{a test: its variants}, always in the same order that says nothing."""
+    tests = {}
+    for item in items:
+        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    return {name: Random(name).sample(variants, len(variants)) for name, variants in tests.items()}
+
+
+def too_many_interpreted(items):
+    """All but a few variants of each test in Triton's interpreter."""
+    interpreted = [item for item in items if params_of(item).get("backend") == "triton" and not all_wanted(item)]
+    return {item for variants in by_test(interpreted).values() for item in variants[INTERPRETED:]}
+
+
+def left_to_the_rest(items):
+    """Slow tests, and of others the variants that show nothing new: each choice of names, each other value has been seen."""
+    left = {item for item in items if item.get_closest_marker("slow") or item.get_closest_marker("conformance")}
+    for variants in by_test(item for item in items if item not in left and not all_wanted(item)).values():
+        seen = set()
+        for item in variants:
+            if shown(item) <= seen:
+                left.add(item)
+            seen |= shown(item)
+    return left
+
+
+def shown(item):
+    """What a variant shows: its names (of backend, compressor, case) all together, and every other value by itself."""
+    params = params_of(item)
+    names = {name for name, value in params.items() if isinstance(value, str)}
+    others = {(name, id(params[name])) for name in params.keys() - names}  # variants share them
+    return others | {tuple(params[name] for name in sorted(names))}
+
+
+def all_wanted(item):
+    return item.get_closest_marker("every_variant") is not None
