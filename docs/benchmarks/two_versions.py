@@ -3,9 +3,9 @@
     python two_versions.py --old OLD/bin/python --new NEW/bin/python --runs 6 --json result.json -- \\
         -m torch.distributed.run --nproc-per-node 2 step_time.py torch:none@25 gradwire:none@25 --steps 12
 
-Each interpreter has one version installed. What follows `--` is given to both. It tells the median seconds of each case, and
-over pairs of runs the median of how many times as fast the new version is, with its extremes. Machines wander: seconds are
-compared within a pair only.
+Each interpreter has one version installed. What follows `--` is given to both, with the interpreter for {python}. It tells the
+median seconds of each case, and over pairs of runs the median of how many times as fast the new version is, with its extremes.
+Machines wander: seconds are compared within a pair only.
 """
 
 import argparse
@@ -23,7 +23,8 @@ def medians(python: str, command: list[str]) -> dict[str, float]:
     """The median seconds of each case in one run."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
-        subprocess.run([python, *command, "--json", str(result)], check=True, stdout=subprocess.DEVNULL)
+        mine = [python if word == "{python}" else word for word in command]
+        subprocess.run([python, *mine, "--json", str(result)], check=True, stdout=subprocess.DEVNULL)
         return {case["case"]: case["median_s"] for case in json.loads(result.read_text())["cases"]}
 
 
