@@ -3,9 +3,9 @@
     python two_versions.py --old OLD/bin/python --new NEW/bin/python --runs 6 --json result.json -- \\
         -m torch.distributed.run --nproc-per-node 2 step_time.py torch:none@25 gradwire:none@25 --steps 12
 
-Each interpreter has one version installed. What follows `--` is given to both, with the interpreter for {python}. It tells the
-median seconds of each case, and over pairs of runs the median of how many times as fast the new version is, with its extremes.
-Machines wander: seconds are compared within a pair only.
+Each interpreter has one version installed. What follows `--` is given to both, with the interpreter for {python}. It tells
+the median seconds of each case, and over pairs of runs the median of how many times as fast the new version is, with its
+extremes. Machines wander: seconds are compared within a pair only.
 """
 
 import argparse
