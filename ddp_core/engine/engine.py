@@ -83,16 +83,9 @@ class Engine:
         return (self._on_wait if on_wait else self._beside).submit(task)
 
     @property
-    def failed(self) -> bool:
-        """Whether a task did not come to its end."""
-        return self._failure is not None
-
-    def rest(self, deadline: float) -> None:
-        """Wait until no program runs; raise RuntimeError where one still does at `deadline`, by time.monotonic."""
-        if not self._beside.rest(deadline):
-            raise RuntimeError(
-                "buckets of a backward that did not come to its end are still under way: other ranks do not answer"
-            )
+    def idle(self) -> bool:
+        """Whether all tasks so far came to their end."""
+        return self._failure is None and not self._live
 
     def close(self, limit: timedelta | None = None) -> None:
         """End the engine's threads; what is under way comes to its end first, if it does within `limit`."""

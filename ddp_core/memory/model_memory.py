@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +15,24 @@ from ..buckets.layout import as_real
 from ..buckets.sparse import sparse_mean
 from .bucket_memory import OWED, BucketMemory
 from .device_flag import DeviceFlag
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The memory of a model after `step` steps; later ones do not change it. `loaded`: what no bucket has taken up yet."""
+
+    compressor: Compressor
+    step: int
+    buckets: Sequence[tuple[str, ...]]
+    loaded: Entries
+    live: Sequence[BucketMemory]
+
+    def state_dict(self) -> dict[str, Any]:
+        """{"step", "buckets": names of each bucket in order, "parameters": {name: {field: tensor}}}; copies."""
+        entries = dict(self.loaded)
+        for bucket in self.live:
+            entries.update(bucket.save())
+        return {"step": self.step, "buckets": list(map(list, self.buckets)), "parameters": entries}
 
 
 class ModelMemory:
@@ -145,25 +164,25 @@ class ModelMemory:
         for bucket in self._live.values():
             bucket.rescale(factor)
 
-    def state_dict(self) -> dict[str, Any]:
-        """{"step", "buckets": names of each bucket in order, "parameters": {name: {field: tensor}}}."""
-        self.settle()
-        return self._saved(self.step, [*self._live, *self.plan], [bucket.save() for bucket in self._live.values()])
+    def taken(self, *, under_way: bool = False) -> Snapshot:
+        """The memory after the last step, or before the one that is `under_way`; copies pointers only.
 
-    def state_before(self) -> dict[str, Any]:
-        """The state dict as it was before the step that is under way."""
-        before = [bucket.save_before() for bucket in self._live.values()]
-        return self._saved(self.step - 1, self._names_before, before)
-
-    def _saved(self, step: int, buckets: list[tuple[str, ...]], live: Iterable[Entries]) -> dict[str, Any]:
+        Raises RuntimeError for a state that was loaded, then swapped, and that no step has taken up.
+        """
         if self._foreign:
             raise RuntimeError(
                 "a state that was loaded, then swapped, can be saved after the next backward, not before it"
             )
-        entries = dict(self._homeless)
-        for each in live:
-            entries.update(each)
-        return {"step": step, "buckets": list(map(list, buckets)), "parameters": entries}
+        if not under_way:
+            self.settle()
+        buckets = self._names_before if under_way else [*self._live, *self.plan]
+        loaded = {name: dict(fields) for name, fields in self._homeless.items()}
+        live = [bucket.taken() for bucket in self._live.values()]
+        return Snapshot(self.compressor, self.step - under_way, buckets, loaded, live)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state after the last step: see `Snapshot`."""
+        return self.taken().state_dict()
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Take a saved state; buckets claim their parts when they are met."""
