@@ -207,12 +207,23 @@ class Chunk(FlatLeaf):
                         f"the {field!r} of parameter {name!r} was saved{_from(start) or ' as a whole'}, and is needed "
                         f"here{_from(here) or ' as a whole'}: load the state with the shards that saved it"
                     )
-                first, numbers = int(entries[name][f"{_key(field, start)}.first"]), saved.to(self.flat)
+                first, numbers = self._first(name, _key(field, start), entries[name]), saved.to(self.flat)
                 if name in mine and (first, numbers.numel()) == (mine[name][0], mine[name][1].numel()):
                     mine[name][1].copy_(numbers)
                 else:
                     homeless[name] = self._owed(name, first, numbers)
         return homeless
+
+    def _first(self, name: str, key: str, fields: Mapping[str, Tensor]) -> int:
+        """The element of the parameter that the saved numbers begin with; ValueError where they do not lie inside of it."""
+        first = fields.get(f"{key}.first")
+        size = self.layout.sizes[self.layout.names.index(name)]
+        if first is None or fields[key].dim() != 1 or not 0 <= int(first) <= size - fields[key].numel():
+            raise ValueError(
+                f"the saved {key!r} of parameter {name!r} has shape {tuple(fields[key].shape)} and begins at "
+                f"{None if first is None else int(first)}: it is no part of a parameter of {size} elements"
+            )
+        return int(first)
 
     def held_back(self) -> dict[str, Tensor]:
         return {name: self._owed(name, first, piece) for name, first, piece in self.pieces()}

@@ -96,13 +96,16 @@ class Handle:
         """What a checkpoint of this rank needs; safe with `torch.load(weights_only=True)`. Residuals differ by rank.
 
         {"gradwire": format, "compressor", "world_size", "rank", "step": synced backwards, "buckets": [[name]],
-        "parameters": {name: {field: tensor}}}
+        "parameters": {name: {field: tensor}}, "orders": {name: axes in memory, if not row by row}, "tensors": how many}
 
         It is the state after the last step that came to its end, also while the next one is under way on another thread,
         which is not held up, or after a backward that broke off.
         """
-        taken = self.averager.taken()
-        return {**self._header(taken.compressor), **taken.state_dict()}
+        taken, names = self.averager.taken(), self.averager.names
+        header, state = self._header(taken.compressor), taken.state_dict()
+        if self._bound and not taken.begun:
+            state["parameters"] = checkpoint.blank(taken.compressor, names, header["world_size"], header["rank"])
+        return {**header, **checkpoint.sealed(state, names)}
 
     def _header(self, compressor: Compressor) -> dict[str, Any]:
         group = self.averager.group
@@ -119,6 +122,7 @@ class Handle:
         if self._bound:
             names, world_size, rank = self.averager.names, header["world_size"], header["rank"]
             checkpoint.check_parameters(saved, self.compressor, names, world_size, rank)
+        checkpoint.check_whole(saved)
         self.averager.load(saved)
 
     def __getstate__(self) -> dict[str, Any]:

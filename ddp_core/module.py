@@ -250,5 +250,6 @@ class DistributedDataParallel(TorchFace):
         compression = state.pop("compression")
         nn.Module.__setstate__(self, state)
         self._connect(self.arguments.groups())
-        mine = {} if compression["parameters"] else self._place()  # without residuals it is any rank's
+        alike = not (compression["step"] and compression["parameters"])  # without residuals it is any rank's
+        mine = self._place() if alike else {}
         self.compression.load_state_dict({**compression, **mine})

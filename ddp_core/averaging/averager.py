@@ -221,6 +221,7 @@ class CompressedAverager:
         group = engine.transport.group
         layout = layout_of(named, flat.dtype, flat.device, group.size(), group.rank())
         if not self._bounds:
+            self.memory.expect(self.names.values())
             engine.agree(
                 f"{fingerprint(self.memory.compressor)} at step {self.memory.step - 1} with a first bucket of "
                 f"{len(layout.names)} parameters, {layout.numel} x {layout.dtype}"

@@ -26,6 +26,12 @@ def memory_order(parameter: Tensor) -> list[int]:
     return sorted(range(parameter.dim()), key=parameter.stride, reverse=True)
 
 
+def axis_order(parameter: Tensor) -> list[int]:
+    """The axes with more than one element, in the order in which a bucket lays them out."""
+    axes = memory_order(parameter) if is_packed(parameter) else range(parameter.dim())
+    return [axis for axis in axes if parameter.size(axis) > 1]
+
+
 def memory_shape(parameter: Tensor) -> tuple[int, ...]:
     """The sizes of a parameter in memory order, as DDP lays its gradient out; complex numbers add an axis of 2.
 

@@ -27,6 +27,11 @@ class Snapshot:
     loaded: Entries
     live: Sequence[BucketMemory]
 
+    @property
+    def begun(self) -> bool:
+        """Whether there may be anything to save."""
+        return bool(self.step or self.loaded or self.live)
+
     def state_dict(self) -> dict[str, Any]:
         """{"step", "buckets": names of each bucket in order, "parameters": {name: {field: tensor}}}; copies."""
         entries = dict(self.loaded)
@@ -81,6 +86,15 @@ class ModelMemory:
         """The bucket of this layout, if it is known."""
         bucket = self._live.get(layout.names)
         return bucket if bucket is not None and bucket.layout == layout else None
+
+    def expect(self, names: Iterable[str]) -> None:
+        """Raise ValueError where a state was loaded, and none of its parameters has one of these names."""
+        loaded = {*self._homeless, *self._foreign, *(name for bucket in self.plan for name in bucket)}
+        if loaded and loaded.isdisjoint(names):
+            raise ValueError(
+                f"the loaded state is of parameters such as {min(loaded)!r}, the model has others, such as {min(names)!r}: "
+                f"call handle.bind(model), then load the state again"
+            )
 
     def add(self, layout: Layout) -> BucketMemory:
         """A new bucket; the state of its parameters moves in from the buckets that held them."""
@@ -152,6 +166,7 @@ class ModelMemory:
                 self._homeless[name] = {OWED: numbers}
         self._choose(compressor)
         self._live, self._stateful = {}, None
+        self.plan = self.plan if self._foreign else []
         self._owing = bool(self._homeless or self._foreign)
 
     def rescale(self, factor: float) -> None:
@@ -189,6 +204,9 @@ class ModelMemory:
         self.step = int(saved["step"])
         self.plan = [tuple(names) for names in saved["buckets"] if names]
         self._live, self._stateful = {}, None
-        self._homeless = {name: dict(fields) for name, fields in saved["parameters"].items()}
+        self._homeless = {
+            name: {field: numbers.detach() for field, numbers in fields.items()}
+            for name, fields in saved["parameters"].items()
+        }
         self._owing = any(OWED in fields for fields in self._homeless.values())
         self._former, self._foreign = None, {}
