@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compress import AllReduce, Compressor, most_rounds
+from ...compress import AllReduce, Compressor, most_rounds, specification
 from ..buckets.assignment import Rooms, own_rooms
+from ..buckets.checksum import checksum
 from ..buckets.grad_bucket import GradBucket
 from ..buckets.layout import as_real, layout_of
 from ..buckets.sparse import SPARSE_ROUNDS, SparseBucket
@@ -22,7 +23,6 @@ from ..engine.engine import Engine
 from ..engine.task import Task
 from ..measure.stats import Stats, Totals
 from ..measure.step import BucketStats, Step
-from ..memory.checkpoint import fingerprint
 from ..memory.model_memory import ModelMemory, Snapshot
 from ..transport.host_memory import HostMemory
 from ..transport.process_group import ProcessGroup
@@ -63,6 +63,7 @@ class CompressedAverager:
         self._last_index = -1  # of the bucket that a hook was given
         self._expected = True  # the next one is the first of a step, whatever its index
         self._any_last = False
+        self._compares = True  # the values of parameters: at the first step, and after a load
         self._lock = threading.RLock()  # held while a step begins, and while somebody takes or changes the memory
         self._thread = 0  # that the step which began last runs on
         self._waiting: list[Callable[[], None]] = []  # changes that another thread wants, for the end of the step
@@ -95,7 +96,7 @@ class CompressedAverager:
 
     def stats(self) -> Stats:
         """What buckets cost in the last step, and in all."""
-        return self._totals.stats(self._step)
+        return self._totals.stats(self._step, self.memory.step)
 
     def rooms(self, device: torch.device) -> Rooms:
         """Where buckets of our own DDP may best lie."""
@@ -222,10 +223,12 @@ class CompressedAverager:
         layout = layout_of(named, flat.dtype, flat.device, group.size(), group.rank())
         if not self._bounds:
             self.memory.expect(self.names.values())
+            values = f", their values {checksum(list(named.values()))}" if self._compares else ""
             engine.agree(
-                f"{fingerprint(self.memory.compressor)} at step {self.memory.step - 1} with a first bucket of "
-                f"{len(layout.names)} parameters, {layout.numel} x {layout.dtype}"
+                f"{specification(self.memory.compressor)} at step {self.memory.step - 1} with a first bucket of "
+                f"{len(layout.names)} parameters, {layout.numel} x {layout.dtype}{values}"
             )
+            self._compares = False
         parts = []
         for names in self.memory.split(layout.names):
             mine = layout_of({name: named[name] for name in names}, flat.dtype, flat.device, group.size(), group.rank())
@@ -266,6 +269,7 @@ class CompressedAverager:
 
     def _load(self, saved: Mapping[str, Any], follow: bool) -> None:
         self.memory.load_state_dict(saved)
+        self._compares = True
         if follow and saved["step"] > 1:
             self._loaded_order = [name for names in saved["buckets"] for name in names]
         self._forget()

@@ -12,6 +12,15 @@ from torch import Tensor
 from ...compress import Layout
 
 
+def plain(name: str) -> str:
+    """A parameter's name without what torch.compile puts into it.
+
+    >>> plain("_orig_mod.encoder._orig_mod.weight")
+    'encoder.weight'
+    """
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
 def is_packed(parameter: Tensor) -> bool:
     """Whether its elements lie one behind the other in some order of its axes, without gaps or overlaps."""
     order = memory_order(parameter)

@@ -66,7 +66,9 @@ class Engine:
         if differing:
             raise ValueError(
                 f"the ranks were set up differently: rank 0 has {texts[0]}, "
-                f"rank {differing[0]} has {texts[differing[0]]}; use the same compressor and model on all ranks"
+                f"rank {differing[0]} has {texts[differing[0]]}"
+                + (f" (in all, ranks {differing} differ from rank 0)" if len(differing) > 1 else "")
+                + "; use the same compressor and model on all ranks, and load the same checkpoint of it on all of them"
             )
 
     def submit(self, task: Task, *, on_wait: bool = False) -> Pending:

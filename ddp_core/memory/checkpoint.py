@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...compress import Compressor, Layout
+from ...compress import Compressor, Layout, specification
 from ...compress import state as states
 from ...compress.leaves import PART
 from ...compress.state import Entries
-from ..buckets.layout import axis_order, layout_of
+from ..buckets.layout import axis_order, layout_of, plain
 from .model_memory import OWED
 
 FORMAT = 1
@@ -41,12 +41,16 @@ def header(compressor: Compressor, world_size: int, rank: int) -> dict[str, Any]
     return {"gradwire": FORMAT, "compressor": fingerprint(compressor), "world_size": world_size, "rank": rank}
 
 
-def sealed(state: Mapping[str, Any], names: Mapping[Tensor, str]) -> dict[str, Any]:
-    """The state with what tells later whether it is whole, and fits: the number of its tensors, and the memory order of the
-    parameters that do not lie row by row."""
+def sealed(state: Mapping[str, Any], compressor: Compressor, names: Mapping[Tensor, str]) -> dict[str, Any]:
+    """The state with what tells later whether it is whole and fits.
+
+    `spec`: of the compressor, for messages. `orders`: memory orders of parameters that do not lie row by row. `tensors`: how
+    many there are.
+    """
     orders = {name: axis_order(parameter) for parameter, name in names.items()}
     unusual = {name: order for name, order in orders.items() if order != sorted(order)}
-    return {**state, "orders": unusual, "tensors": sum(map(len, state["parameters"].values()))}
+    held = sum(map(len, state["parameters"].values()))
+    return {**state, "spec": specification(compressor), "orders": unusual, "tensors": held}
 
 
 def blank(compressor: Compressor, names: Mapping[Tensor, str], world_size: int, rank: int) -> Entries:
@@ -60,17 +64,25 @@ def blank(compressor: Compressor, names: Mapping[Tensor, str], world_size: int, 
     return {name: fields for name, fields in entries.items() if fields}
 
 
-def check(saved: Any, expected: Mapping[str, Any]) -> None:
-    """Raise ValueError, saying what differs and what to do, unless this rank and compressor can take the state."""
+def checked(saved: Any, compressor: Compressor, world_size: int, rank: int) -> dict[str, Any]:
+    """The state, its parameters by their plain names.
+
+    Raises ValueError, saying what differs and what to do, unless this rank and compressor can take it.
+    """
     if not isinstance(saved, Mapping):
         raise ValueError(f"a state is the mapping that state_dict() of a handle returns, got {type(saved).__name__}")
+    expected = header(compressor, world_size, rank)
     missing = [key for key in (*expected, *FIELDS) if key not in saved]
     if missing:
         raise ValueError(f"this is no state of a gradwire hook: it lacks {', '.join(missing)}")
     for key, here in expected.items():
         if type(saved[key]) is not type(here) or saved[key] != here:
-            raise ValueError(f"the state was saved with {key} = {saved[key]}, here it is {here}: {ADVICE[key]}")
+            there = saved.get("spec", saved[key]) if key == "compressor" else saved[key]
+            here = specification(compressor) if key == "compressor" else here
+            raise ValueError(f"the state was saved with {key} = {there}, here it is {here}: {ADVICE[key]}")
     check_form(saved)
+    listed = {name for names in saved["buckets"] for name in names}
+    return {**saved, **renamed(saved, {name: plain(name) for name in (*listed, *saved["parameters"])})}
 
 
 def check_form(saved: Mapping[str, Any]) -> None:
@@ -172,8 +184,11 @@ def _check_complete(name: str, needed: Mapping[str, Tensor], fields: Mapping[str
 
 def renamed(saved: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """The state with its parameters under other names."""
-    return {
+    state = {
         "step": saved["step"],
         "buckets": [[names[name] for name in bucket if name in names] for bucket in saved["buckets"]],
         "parameters": {names[name]: fields for name, fields in saved["parameters"].items() if name in names},
     }
+    if isinstance(saved.get("orders"), Mapping):
+        state["orders"] = {names.get(name, name): order for name, order in saved["orders"].items()}
+    return state
