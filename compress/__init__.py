@@ -2,7 +2,7 @@
 
 from ..kernels import Residual
 from .adapters import Gathered, TwoShot
-from .build import Spec, compressor, compressors
+from .build import Spec, compressor, compressors, specification
 from .dense import Dense
 from .half import BFloat16, Cast, Float16
 from .onebit import OneBit
@@ -64,6 +64,7 @@ __all__ = [
     "reduce_scatter",
     "register",
     "simulate",
+    "specification",
     "together",
     "warm_up_steps",
 ]

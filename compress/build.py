@@ -6,6 +6,7 @@ Grammar: `name`, `name:key=value,key=value`, `outer+inner:...`. A mapping says t
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import logging
 import re
@@ -58,6 +59,45 @@ def compressor(spec: Spec) -> Compressor:
     if isinstance(spec, Compressor) and not isinstance(spec, type):
         return spec
     raise TypeError(f"a compressor is given as a string, a mapping or an object with init and reduce, got {spec!r}")
+
+
+def specification(built: Compressor) -> str:
+    """The shortest string that builds a compressor; its repr where none does.
+
+    >>> specification(compressor({"name": "fp16", "inner": "powersgd:rank=4,start_iter=9"}))
+    'fp16+powersgd:start_iter=9'
+    """
+    text = _written(built)
+    try:
+        return text if text and compressor(text) == built else repr(built)
+    except ValueError:
+        return repr(built)
+
+
+def _written(built: Any) -> str | None:
+    """The string of a compressor as `_build` makes them."""
+    feedback = isinstance(built, ErrorFeedback)
+    core = built.inner if feedback else built
+    core = core.inner if isinstance(core, Widen) else core
+    stages: dict[str, Any] = {}
+    if isinstance(core, Switch) and len(core.stages) == 2:
+        stages = {"start_iter": core.starts[1]}
+        stages |= {} if core.stages[0] == Dense() else {"warmup": specification(core.stages[0])}
+        core = core.stages[1]
+    core = getattr(core, "codec", core)
+    method = next((each for each in registered.values() if each.factory is type(core)), None)
+    if method is None:
+        return None
+    options = {f.name: getattr(core, f.name) for f in dataclasses.fields(core) if getattr(core, f.name) != f.default}
+    inner = options.pop("inner", None)
+    options |= {"error_feedback": False} if method.lossy and not feedback else {}
+    listed = ",".join(f"{key}={_plainly(value)}" for key, value in {**options, **stages}.items())
+    text = f"{method.name}:{listed}" if listed else method.name
+    return text if inner is None else f"{text}+{_written(inner)}"
+
+
+def _plainly(value: Any) -> str:
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def _parsed(text: str) -> Mapping[str, Any]:

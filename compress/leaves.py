@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -12,15 +14,21 @@ from ..kernels import Residual
 from .protocol import Layout
 
 Entries = dict[str, dict[str, Tensor]]  # {parameter name: {field: tensor}}
+Self = TypeVar("Self", bound="Leaf")
+Numbers = TypeVar("Numbers", bound="FlatLeaf")
 PART = "@"  # `residual@100`: the residual of a part of a parameter that begins with its element 100
 
 
 class Leaf:
     """A piece of state that knows which parameter each of its numbers belongs to."""
 
-    def save(self, field: str, *, before: bool = False) -> Entries:
-        """Copies of the numbers, by parameter name; with `before` those from before the step that is under way."""
+    def save(self, field: str) -> Entries:
+        """Copies of the numbers, by parameter name."""
         return {}
+
+    def taken(self: Self) -> Self:
+        """The leaf as it was before the step that is under way, to be saved by and by: nobody writes to it any more."""
+        return copy.copy(self)
 
     def load(self, field: str, entries: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Take the numbers back; what has no place here but must not be lost is returned, flat, by parameter."""
@@ -42,38 +50,59 @@ class FlatLeaf(Leaf):
     """Numbers in a flat tensor: `flat` holds the newest, `before` those from before the step that is under way.
 
     A step asks `update` where to read and where to write. These are one tensor, unless the leaf is `versioned`: then the new
-    numbers are written beside the old ones, and the step can be taken back (`undo`) or let stand (`keep`) at no cost.
+    numbers are written beside the old ones, and the step can be taken back (`undo`) or let stand (`keep`) at no cost, and
+    another thread can take the old ones while the step goes on.
     """
 
     flat: Tensor
     versioned = False
     _other: Tensor | None = None  # the old numbers while a step is under way, else room for the next ones
     _changed = False  # by the step that is under way
+    _shared = False  # whether somebody has taken `before`: nobody may write to it again
     _zeros: Tensor | None = None  # the version that `clear` wrote, as long as nobody writes to it again
 
     def update(self) -> Residual:
         """Where this step reads, and where it writes all the numbers anew; once it has, both are what it wrote."""
         self._zeros = None
         if self.versioned and not self._changed:
-            before = self.flat
-            self.flat = torch.empty_like(before) if self._other is None else self._other
-            self._other, self._changed = before, True
-            return Residual(before, self.flat)
+            before, after = self.flat, self._other
+            after = torch.empty_like(before) if after is None else after
+            self._other = before
+            self._changed = True
+            self.flat = after  # last: whoever reads `before` meanwhile finds the old numbers
+            return Residual(before, after)
         return Residual(self.flat, self.flat)
 
     @property
     def before(self) -> Tensor:
         """The numbers from before the step that is under way; the newest where it has not changed them."""
-        return self._other if self._changed and self._other is not None else self.flat
+        newest = self.flat  # first: see `update`
+        return self._other if self._changed and self._other is not None else newest
 
     def keep(self) -> None:
         """Let the step stand."""
+        if self._changed and self._shared:
+            self._other, self._shared = None, False
         self._changed = False
 
     def undo(self) -> None:
         """Take the step back."""
         self.flat, self._other = self.before, self.flat if self._changed else self._other
         self._changed = False
+
+    def taken(self: Numbers) -> Numbers:
+        self._shared = True
+        taken = copy.copy(self)
+        taken.flat, taken._other, taken._changed = self.before, None, False
+        if taken.flat.is_cuda:  # its memory serves nobody else until this thread's stream has read it
+            taken.flat.record_stream(torch.cuda.current_stream(taken.flat.device))
+        return taken
+
+    def multiply(self, factor: float) -> None:
+        """Multiply all numbers, between two steps."""
+        cleared = self.cleared
+        self.flat, self._shared = self.flat * factor, False
+        self._zeros = self.flat if cleared else None
 
     def clear(self) -> None:
         """Set all numbers to zero, as a part of the step."""
@@ -109,8 +138,8 @@ class PerParameter(FlatLeaf):
         """Zeros in the layout's dtype, on its device."""
         return cls(layout, torch.zeros(layout.numel, dtype=layout.dtype, device=layout.device), **flags)
 
-    def save(self, field: str, *, before: bool = False) -> Entries:
-        views = self.layout.views(self.before if before else self.flat)
+    def save(self, field: str) -> Entries:
+        views = self.layout.views(self.flat)
         return {name: {_key(field, self.layout.start(name)): view.clone()} for name, view in views.items()}
 
     def load(self, field: str, entries: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -152,18 +181,17 @@ class Chunk(FlatLeaf):
     start: int
     flat: Tensor
 
-    def pieces(self, flat: Tensor | None = None) -> Iterator[tuple[str, int, Tensor]]:
+    def pieces(self) -> Iterator[tuple[str, int, Tensor]]:
         """(parameter, first element within it, numbers) of every parameter that this chunk touches."""
-        numbers = self.flat if flat is None else flat
-        end = self.start + numbers.numel()
+        end = self.start + self.flat.numel()
         for name, offset, size in zip(self.layout.names, self.layout.offsets, self.layout.sizes, strict=True):
             first, last = max(self.start, offset), min(end, offset + size)
             if first < last:
-                yield name, first - offset, numbers[first - self.start : last - self.start]
+                yield name, first - offset, self.flat[first - self.start : last - self.start]
 
-    def save(self, field: str, *, before: bool = False) -> Entries:
+    def save(self, field: str) -> Entries:
         entries: Entries = {}
-        for name, first, piece in self.pieces(self.before if before else self.flat):
+        for name, first, piece in self.pieces():
             key = _key(field, self.layout.start(name))
             entries[name] = {key: piece.clone(), f"{key}.first": torch.tensor(first, device="cpu")}
         return entries
@@ -179,12 +207,23 @@ class Chunk(FlatLeaf):
                         f"the {field!r} of parameter {name!r} was saved{_from(start) or ' as a whole'}, and is needed "
                         f"here{_from(here) or ' as a whole'}: load the state with the shards that saved it"
                     )
-                first, numbers = int(entries[name][f"{_key(field, start)}.first"]), saved.to(self.flat)
+                first, numbers = self._first(name, _key(field, start), entries[name]), saved.to(self.flat)
                 if name in mine and (first, numbers.numel()) == (mine[name][0], mine[name][1].numel()):
                     mine[name][1].copy_(numbers)
                 else:
                     homeless[name] = self._owed(name, first, numbers)
         return homeless
+
+    def _first(self, name: str, key: str, fields: Mapping[str, Tensor]) -> int:
+        """The element of the parameter that the saved numbers begin with; ValueError where they do not lie inside of it."""
+        first = fields.get(f"{key}.first")
+        size = self.layout.sizes[self.layout.names.index(name)]
+        if first is None or fields[key].dim() != 1 or not 0 <= int(first) <= size - fields[key].numel():
+            raise ValueError(
+                f"the saved {key!r} of parameter {name!r} has shape {tuple(fields[key].shape)} and begins at "
+                f"{None if first is None else int(first)}: it is no part of a parameter of {size} elements"
+            )
+        return int(first)
 
     def held_back(self) -> dict[str, Tensor]:
         return {name: self._owed(name, first, piece) for name, first, piece in self.pieces()}

@@ -7,6 +7,7 @@ for taking back a step.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -78,11 +79,17 @@ class Leaves:
         for leaf in self.flat:
             leaf.undo()
 
-    def save(self, *, before: bool = False) -> Entries:
-        """Copies of all numbers, by parameter name and field; with `before` those from before the step under way."""
+    def taken(self) -> Leaves:
+        """The leaves as they were before the step that is under way, to be saved by and by."""
+        taken = copy.copy(self)
+        taken._by_path = {path: leaf.taken() for path, leaf in self._by_path.items()}
+        return taken
+
+    def save(self) -> Entries:
+        """Copies of all numbers, by parameter name and field."""
         entries: Entries = {}
         for path, leaf in self._by_path.items():
-            for name, fields in leaf.save(path, before=before).items():
+            for name, fields in leaf.save(path).items():
                 entries.setdefault(name, {}).update(fields)
         return entries
 
@@ -97,7 +104,7 @@ class Leaves:
     def rescale(self, factor: float) -> None:
         """Multiply what is held back, between two steps."""
         for leaf in self._residuals:
-            leaf.flat.mul_(factor)
+            leaf.multiply(factor)
 
     @property
     def hold_back(self) -> bool:

@@ -14,9 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..compress import Compressor, Spec, compressor
 from .averaging.averager import CompressedAverager
+from .buckets.layout import plain
 from .engine.engine import DEFAULT_TIMEOUT
 from .measure.stats import Stats
 from .memory import checkpoint
+from .memory.resize import merged
 from .transport.protocol import Decorator
 
 
@@ -48,9 +50,9 @@ class Handle:
         """
         model = model.module if isinstance(model, DistributedDataParallel) else model
         names: dict[Tensor, str] = {
-            parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad
+            parameter: plain(name) for name, parameter in model.named_parameters() if parameter.requires_grad
         }
-        saved, before = self.averager.memory.state_dict(), self.averager.names
+        saved, before = self.averager.taken().state_dict(), self.averager.names
         renamed = {name: name for name in names.values()} if not before else {}
         renamed |= {old: names[parameter] for parameter, old in before.items() if parameter in names}
         if lost := sorted(set(saved["parameters"]) - set(renamed)):
@@ -72,7 +74,10 @@ class Handle:
         return self.averager.memory.compressor
 
     def swap(self, spec: Spec) -> None:
-        """Go on with another compressor from the next step; nothing held back is lost. All ranks swap at one step."""
+        """Go on with another compressor from the next step; nothing held back is lost. All ranks swap at one step.
+
+        On another thread than training's, a step that is under way comes to its end first.
+        """
         self.averager.replace(compressor(spec))
 
     def rescale(self, factor: float) -> None:
@@ -83,7 +88,7 @@ class Handle:
         """
         if not 0 < factor < math.inf:
             raise ValueError(f"the factor is the new loss scale over the old one, above 0 and finite; got {factor}")
-        self.averager.memory.rescale(factor)
+        self.averager.rescale(factor)
 
     def stats(self) -> Stats:
         """Rounds, bytes and seconds of the last synced step and in total."""
@@ -93,34 +98,44 @@ class Handle:
         """What a checkpoint of this rank needs; safe with `torch.load(weights_only=True)`. Residuals differ by rank.
 
         {"gradwire": format, "compressor", "world_size", "rank", "step": synced backwards, "buckets": [[name]],
-        "parameters": {name: {field: tensor}}}
+        "parameters": {name: {field: tensor}}, "orders": {name: axes in memory, if not row by row}, "tensors": how many,
+        "spec": of the compressor}
 
-        After a backward that did not come to its end it is the state before it, which the model's parameters belong to.
-        Raises RuntimeError where buckets of such a backward are still under way after a minute.
+        It is the state after the last step that came to its end, also while the next one is under way on another thread,
+        which is not held up, or after a backward that broke off.
         """
-        return {**self._header(), **self.averager.saved()}
+        taken, names, group = self.averager.taken(), self.averager.names, self.averager.group
+        state = taken.state_dict()
+        if self._bound and not taken.begun:
+            state["parameters"] = checkpoint.blank(taken.compressor, names, group.size(), group.rank())
+        header = checkpoint.header(taken.compressor, group.size(), group.rank())
+        return {**header, **checkpoint.sealed(state, taken.compressor, names)}
 
-    def _header(self) -> dict[str, Any]:
-        group = self.averager.group
-        return checkpoint.header(self.compressor, group.size(), group.rank())
-
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+    def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, resize: bool = False) -> None:
         """Go on from this rank's `state_dict()`; training then is bit-identical to not having stopped.
 
-        Raises ValueError, changing nothing, where it was saved with another compressor, rank or model.
+        `resize`: `saved` has the states of all ranks, on every rank, and there may be another number of ranks now: the mean
+        of what they held back is owed to the next average. On another thread than training's, a step that is under way
+        comes to its end first. Raises ValueError, changing nothing, where it was saved with another compressor, rank or
+        model.
         """
-        header = self._header()
-        checkpoint.check(saved, header)
+        if resize:
+            if not self._bound:
+                raise ValueError("resize=True needs the model's parameters: call handle.bind(model) first")
+            return self.averager.load(merged(saved, self.compressor, self.averager.names))
+        world_size, rank = self.averager.group.size(), self.averager.group.rank()
+        state = checkpoint.checked(saved, self.compressor, world_size, rank)
         if self._bound:
-            names, world_size, rank = self.averager.names, header["world_size"], header["rank"]
-            checkpoint.check_parameters(saved, self.compressor, names, world_size, rank)
-        self.averager.load(saved)
+            checkpoint.check_parameters(state, self.compressor, self.averager.names, world_size, rank)
+        checkpoint.check_whole(state)
+        self.averager.load(state)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without threads and process groups; a copy reduces on the default group."""
         averager = self.averager
-        settings = {"compressor": self.compressor, "timeout": averager.timeout, "partial": averager.memory.partial}
-        return {**settings, "names": averager.names, "bound": self._bound, "state": averager.saved()}
+        taken, partial = averager.taken(), averager.memory.partial
+        settings = {"compressor": taken.compressor, "timeout": averager.timeout, "partial": partial}
+        return {**settings, "names": averager.names, "bound": self._bound, "state": taken.state_dict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         Handle.__init__(self, state["compressor"], None, state["timeout"], partial=state["partial"])

@@ -35,6 +35,7 @@ from .torch_face.torch_reducer import TorchReducer
 from .transport.collectives import largest
 from .transport.protocol import Decorator
 
+OWN_ARGUMENTS = ("module", "compressor", "timeout", "transport")
 LEFT_OUT = (  # of pickles
     "process_group",
     "device_mesh",
@@ -70,7 +71,7 @@ class DistributedDataParallel(TorchFace):
         nn.Module.__init__(self)
         Joinable.__init__(self)
         self.logger = None
-        self.arguments = Arguments(*arguments, **named_arguments)
+        self.arguments = Arguments.given(arguments, named_arguments, OWN_ARGUMENTS)
         self.arguments.warn()
         self._setup = (compressor, timeout, transport)
         if self.arguments.device_mesh is not None:
@@ -250,5 +251,6 @@ class DistributedDataParallel(TorchFace):
         compression = state.pop("compression")
         nn.Module.__setstate__(self, state)
         self._connect(self.arguments.groups())
-        mine = {} if compression["parameters"] else self._place()  # without residuals it is any rank's
+        alike = not (compression["step"] and compression["parameters"])  # without residuals it is any rank's
+        mine = self._place() if alike else {}
         self.compression.load_state_dict({**compression, **mine})

@@ -15,6 +15,13 @@ from torch.nn.parallel import DistributedDataParallel
 from ..compress import Spec
 from ..ddp_core import DEFAULT_TIMEOUT, Decorator, Handle
 
+AROUND = ("_orig_mod", "_forward_module")  # where torch.compile, and Fabric, keep what they wrap
+NOT_DDP = {  # class: what to do there
+    "FullyShardedDataParallel": "FSDP shards gradients by itself, and has nothing to compress here; use DDP",
+    "FSDPModule": "FSDP shards gradients by itself, and has nothing to compress here; use DDP",
+    "PreTrainedModel": "transformers' Trainer wraps it when training begins: attach to trainer.model_wrapped in the "
+    "on_train_begin of a TrainerCallback; without Trainer, wrap it first, then attach",
+}
 HookFunction: TypeAlias = Callable[[Handle, dist.GradBucket], torch.futures.Future[torch.Tensor]]
 
 
@@ -23,8 +30,15 @@ def compress_bucket(state: Handle, bucket: dist.GradBucket) -> torch.futures.Fut
     return state.reduce(bucket)
 
 
+def ddp_inside(model: nn.Module | None) -> DistributedDataParallel | None:
+    """The DDP model that `model` is, or that torch.compile, Fabric or Accelerate have put something around; else None."""
+    while model is not None and not isinstance(model, DistributedDataParallel):
+        model = next((model._modules[name] for name in AROUND if name in model._modules), None)
+    return model
+
+
 def attach(
-    model: DistributedDataParallel,
+    model: nn.Module,
     spec: Spec,
     *,
     process_group: dist.ProcessGroup | None = None,
@@ -35,16 +49,28 @@ def attach(
 
     `process_group`: where to reduce, by default the model's own. `timeout`: of waits for averages on the CPU. `transport`:
     what to put around each transport, such as an emulated link. All ranks call it before the first backward. Raises
-    TypeError for a model that is not DDP and ValueError for a wrong specification.
+    TypeError for a model that is not DDP and ValueError for a wrong specification. DDP may be inside of what torch.compile,
+    Lightning Fabric or Accelerate have made of it.
     """
-    if not isinstance(model, DistributedDataParallel):
+    ddp = ddp_inside(model) if isinstance(model, nn.Module) else None
+    if ddp is None:
         raise TypeError(
             f"attach needs a model wrapped in torch.nn.parallel.DistributedDataParallel, got {type(model).__name__}: "
-            f"wrap it first, then attach"
+            f"{_way_out(model)}"
         )
-    state, hook = comm_hook(spec, model, process_group=process_group, timeout=timeout, transport=transport)
-    model.register_comm_hook(state, hook)
+    state, hook = comm_hook(spec, ddp, process_group=process_group, timeout=timeout, transport=transport)
+    ddp.register_comm_hook(state, hook)
     return state
+
+
+def _way_out(model: object) -> str:
+    """What to do where a model is not DDP."""
+    for kind in type(model).__mro__:
+        if kind.__name__ in NOT_DDP:
+            return NOT_DDP[kind.__name__]
+    inside = model.named_modules() if isinstance(model, nn.Module) else ()
+    found = next((name for name, module in inside if isinstance(module, DistributedDataParallel)), None)
+    return "wrap it first, then attach" if found is None else f"its {found} is one: attach to that"
 
 
 def comm_hook(
@@ -63,14 +89,14 @@ def comm_hook(
     `handle.bind(model)` is called. `partial`: whether backwards may leave parameters out; DDP's find_unused_parameters where
     `model` is DDP.
     """
-    ddp = model if isinstance(model, DistributedDataParallel) else None
+    ddp = ddp_inside(model)
     if process_group is None and ddp is not None:
         process_group = ddp.process_group
     if partial is None:
         partial = ddp is not None and ddp.find_unused_parameters and not ddp.static_graph
     handle = Handle(spec, process_group, timeout, partial=partial, transport=transport)
     if model is not None:
-        handle.bind(model)
+        handle.bind(ddp or model)
     if ddp is not None and (ddp.static_graph or getattr(ddp, "skip_all_reduce_unused_params", False)):
         ddp.register_forward_pre_hook(partially(_forward_begins, handle))  # indices of buckets do not tell
     return handle, compress_bucket

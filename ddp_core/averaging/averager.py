@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
+import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compress import AllReduce, Compressor, most_rounds
+from ...compress import AllReduce, Compressor, most_rounds, specification
 from ..buckets.assignment import Rooms, own_rooms
+from ..buckets.checksum import checksum
 from ..buckets.grad_bucket import GradBucket
 from ..buckets.layout import as_real, layout_of
 from ..buckets.sparse import SPARSE_ROUNDS, SparseBucket
@@ -22,8 +23,7 @@ from ..engine.engine import Engine
 from ..engine.task import Task
 from ..measure.stats import Stats, Totals
 from ..measure.step import BucketStats, Step
-from ..memory.checkpoint import fingerprint
-from ..memory.model_memory import ModelMemory
+from ..memory.model_memory import ModelMemory, Snapshot
 from ..transport.host_memory import HostMemory
 from ..transport.process_group import ProcessGroup
 from ..transport.protocol import Decorator, Pending, Transport
@@ -31,7 +31,6 @@ from .bound import Bound, OwnBound, Part, all_done, labelled, names_by_index, on
 from .protocol import Wishes
 
 AT_EXIT = timedelta(seconds=5)
-AT_SAVING = timedelta(minutes=1)  # that buckets under way may take, after a backward that did not come to its end
 
 
 class CompressedAverager:
@@ -63,7 +62,12 @@ class CompressedAverager:
         self._loaded_order: list[str] = []
         self._last_index = -1  # of the bucket that a hook was given
         self._expected = True  # the next one is the first of a step, whatever its index
+        self._begun = 0  # steps since construction
         self._told = False  # when a step begins; else the indices of buckets alone tell
+        self._compares = True  # the values of parameters: at the first step, and after a load
+        self._lock = threading.RLock()  # held while a step begins, and while somebody takes or changes the memory
+        self._thread = 0  # that the step which began last runs on
+        self._waiting: list[Callable[[], None]] = []  # changes that another thread wants, for the end of the step
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -93,7 +97,7 @@ class CompressedAverager:
 
     def stats(self) -> Stats:
         """What buckets cost in the last step, and in all."""
-        return self._totals.stats(self._step)
+        return self._totals.stats(self._step, self.memory.step)
 
     def rooms(self, device: torch.device) -> Rooms:
         """Where buckets of our own DDP may best lie."""
@@ -106,10 +110,14 @@ class CompressedAverager:
 
     def begin_step(self, step: Step) -> None:
         """The first bucket of a synchronized step comes next."""
-        self.memory.settle()
-        self._take(step)
-        self.memory.step += 1
-        step.number = self.memory.step
+        with self._lock:
+            self._change()
+            self.memory.settle()
+            self._take(step)
+            self.memory.step += 1
+            step.number = self.memory.step
+            self._begun += 1
+            self._thread = threading.get_ident()
         self._last_index, self._expected = -1, False
 
     def _take(self, step: Step | None) -> None:
@@ -119,8 +127,28 @@ class CompressedAverager:
 
     def end_step(self) -> None:
         """All averages of the step that `begin_step` began have been handed out."""
-        if self._step is not None:
-            self._step.finished = True
+        with self._lock:
+            if self._step is not None:
+                self._step.finished = True
+            self._change()
+
+    def _change(self) -> None:
+        """Make the changes that other threads wanted in the middle of a step."""
+        while self._waiting:
+            self._waiting.pop(0)()
+
+    def _under_way(self) -> bool:
+        """Whether a step has begun and not come to its end, as far as its buckets tell."""
+        idle = all(engine.idle for engine in self._engines.values())
+        return self._step is not None and self._step.under_way(idle=idle)
+
+    def between_steps(self, change: Callable[[], None]) -> None:
+        """Change the memory now, or when the step is over that runs on another thread."""
+        with self._lock:
+            if self._under_way() and self._thread != threading.get_ident():  # on this one it broke off
+                self._waiting.append(change)
+            else:
+                change()
 
     def start(self, bucket: GradBucket) -> Pending:
         """Begin to average a bucket of our own DDP."""
@@ -143,7 +171,7 @@ class CompressedAverager:
 
     def average(self, bucket: dist.GradBucket | GradBucket) -> torch.futures.Future[Tensor]:
         """Average a bucket that a hook is given. The future holds its buffer, averaged in place."""
-        static = self._told and not self._totals.steps  # a static graph's first step has all its buckets at index 0
+        static = self._told and self._begun == 1  # a static graph's first step has all its buckets at index 0
         if self._expected or (bucket.index() <= self._last_index and not static):
             self.begin_step(Step())
         assert self._step is not None
@@ -189,24 +217,30 @@ class CompressedAverager:
         flat = as_real(buffer)
         parts = self._parts(named, flat, engine, index)
         self._bounds[index] = Bound(self._known, parameters, engine, label, names, flat.numel(), parts)
-        self.memory.arrange(names_by_index(self._bounds))
+        with self._lock:
+            self.memory.arrange(names_by_index(self._bounds))
         return self._bounds[index]
 
     def _parts(self, named: Mapping[str, Tensor], flat: Tensor, engine: Engine, index: int) -> list[Part]:
         group = engine.transport.group
         layout = layout_of(named, flat.dtype, flat.device, group.size(), group.rank())
         if not self._bounds:
+            self.memory.expect(self.names.values())
+            values = f", their values {checksum(list(named.values()))}" if self._compares else ""
             engine.agree(
-                f"{fingerprint(self.memory.compressor)} at step {self.memory.step - 1} with a first bucket of "
-                f"{len(layout.names)} parameters, {layout.numel} x {layout.dtype}"
+                f"{specification(self.memory.compressor)} at step {self.memory.step - 1} with a first bucket of "
+                f"{len(layout.names)} parameters, {layout.numel} x {layout.dtype}{values}"
             )
+            self._compares = False
         parts = []
         for names in self.memory.split(layout.names):
             mine = layout_of({name: named[name] for name in names}, flat.dtype, flat.device, group.size(), group.rank())
             rounds = most_rounds(self.memory.compressor, [mine])
             engine.prepare(rounds + self.memory.partial)  # which parameters were used may travel apart
             places = None if mine == layout else places_in(layout, names)
-            parts.append(Part(self.memory.get(mine) or self.memory.add(mine), places, labelled(index, names)))
+            with self._lock:
+                memory = self.memory.get(mine) or self.memory.add(mine)
+            parts.append(Part(memory, places, labelled(index, names)))
         return parts
 
     def _engine(self, device: torch.device, index: int) -> Engine:
@@ -227,18 +261,18 @@ class CompressedAverager:
     def _name(self, parameter: Tensor) -> str:
         return self.names.setdefault(parameter, str(len(self.names)))
 
-    def saved(self) -> dict[str, Any]:
-        """The state of the last step that came to its end. Raises RuntimeError where buckets stay under way."""
-        deadline = time.monotonic() + min(self.timeout, AT_SAVING).total_seconds()
-        for engine in self._engines.values():
-            engine.rest(deadline)
-        failed = any(engine.failed for engine in self._engines.values())
-        torn = self._step is not None and self._step.torn(failed=failed)
-        return self.memory.state_before() if torn else self.memory.state_dict()
+    def taken(self) -> Snapshot:
+        """The memory after the last step that came to its end; on any thread, at any time."""
+        with self._lock:
+            return self.memory.taken(under_way=self._under_way())
 
     def load(self, saved: Mapping[str, Any], *, follow: bool = True) -> None:
         """Go on from a saved state; `follow`: with its order of buckets, if that is not the first step's."""
+        self.between_steps(lambda: self._load(saved, follow))
+
+    def _load(self, saved: Mapping[str, Any], follow: bool) -> None:
         self.memory.load_state_dict(saved)
+        self._compares = True
         if follow and saved["step"] > 1:
             self._loaded_order = [name for names in saved["buckets"] for name in names]
         self._forget()
@@ -250,8 +284,15 @@ class CompressedAverager:
 
     def replace(self, compressor: Compressor) -> None:
         """Go on with another compressor; what is held back is not lost."""
+        self.between_steps(lambda: self._replace(compressor))
+
+    def _replace(self, compressor: Compressor) -> None:
         self.memory.replace(compressor)
         self._forget()
+
+    def rescale(self, factor: float) -> None:
+        """Multiply what is held back. Raises RuntimeError for a loaded state that no step has taken up yet."""
+        self.between_steps(lambda: self.memory.rescale(factor))
 
     def _forget(self) -> None:
         """What was known of buckets is so no more, and what a step under way did no longer matters."""

@@ -12,6 +12,15 @@ from torch import Tensor
 from ...compress import Layout
 
 
+def plain(name: str) -> str:
+    """A parameter's name without what torch.compile puts into it.
+
+    >>> plain("_orig_mod.encoder._orig_mod.weight")
+    'encoder.weight'
+    """
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
 def is_packed(parameter: Tensor) -> bool:
     """Whether its elements lie one behind the other in some order of its axes, without gaps or overlaps."""
     order = memory_order(parameter)
@@ -24,6 +33,12 @@ def is_packed(parameter: Tensor) -> bool:
 def memory_order(parameter: Tensor) -> list[int]:
     """The axes of a parameter, that of the largest stride first."""
     return sorted(range(parameter.dim()), key=parameter.stride, reverse=True)
+
+
+def axis_order(parameter: Tensor) -> list[int]:
+    """The axes with more than one element, in the order in which a bucket lays them out."""
+    axes = memory_order(parameter) if is_packed(parameter) else range(parameter.dim())
+    return [axis for axis in axes if parameter.size(axis) > 1]
 
 
 def memory_shape(parameter: Tensor) -> tuple[int, ...]:

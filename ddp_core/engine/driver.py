@@ -21,9 +21,6 @@ class Driver(Protocol):
     def submit(self, task: Task) -> Pending:
         """Take a task behind those before; returns at once."""
 
-    def rest(self, deadline: float) -> bool:
-        """Wait until all that is queued is done, or `deadline`, by time.monotonic; whether it is."""
-
     def close(self, deadline: float) -> None:
         """End what runs between calls, once what is queued is done."""
 

@@ -66,7 +66,9 @@ class Engine:
         if differing:
             raise ValueError(
                 f"the ranks were set up differently: rank 0 has {texts[0]}, "
-                f"rank {differing[0]} has {texts[differing[0]]}; use the same compressor and model on all ranks"
+                f"rank {differing[0]} has {texts[differing[0]]}"
+                + (f" (in all, ranks {differing} differ from rank 0)" if len(differing) > 1 else "")
+                + "; use the same compressor and model on all ranks, and load the same checkpoint of it on all of them"
             )
 
     def submit(self, task: Task, *, on_wait: bool = False) -> Pending:
@@ -83,16 +85,9 @@ class Engine:
         return (self._on_wait if on_wait else self._beside).submit(task)
 
     @property
-    def failed(self) -> bool:
-        """Whether a task did not come to its end."""
-        return self._failure is not None
-
-    def rest(self, deadline: float) -> None:
-        """Wait until no program runs; raise RuntimeError where one still does at `deadline`, by time.monotonic."""
-        if not self._beside.rest(deadline):
-            raise RuntimeError(
-                "buckets of a backward that did not come to its end are still under way: other ranks do not answer"
-            )
+    def idle(self) -> bool:
+        """Whether all tasks so far came to their end."""
+        return self._failure is None and not self._live
 
     def close(self, limit: timedelta | None = None) -> None:
         """End the engine's threads; what is under way comes to its end first, if it does within `limit`."""

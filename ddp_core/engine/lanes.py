@@ -23,8 +23,6 @@ from . import switch_interval
 from .driver import FuturePending, OnEnd
 from .task import Task
 
-POLL_SECONDS = 0.1  # between two looks whether a thread still lives
-
 
 class Lanes:
     """Threads that carry tasks from round to round. `on_end` is called on a lane's thread."""
@@ -45,16 +43,6 @@ class Lanes:
             switch_interval.shorten(self)
             self._lanes.append(Lane(number, partial(self._advance, lane=number)))
         self._lanes[number].queue.put(task)
-
-    def rest(self, deadline: float) -> bool:
-        """Wait until all that is queued is done, or `deadline`, by time.monotonic; whether it is."""
-        for lane in self._lanes:
-            done = threading.Event()
-            lane.queue.put(done)
-            while lane.thread.is_alive() and not done.wait(max(0.0, min(deadline - time.monotonic(), POLL_SECONDS))):
-                if time.monotonic() > deadline:
-                    return False
-        return True
 
     def close(self, deadline: float) -> None:
         """End the threads once they have done what is queued; wait until `deadline` at most."""
@@ -78,20 +66,17 @@ class Lanes:
 
 
 class Lane:
-    """A thread that takes tasks from a queue, and whoever waits for the queue to be empty."""
+    """A thread that takes tasks from a queue."""
 
     def __init__(self, number: int, advance: Callable[[Task], None]) -> None:
-        self.queue: SimpleQueue[Task | threading.Event | None] = SimpleQueue()
+        self.queue: SimpleQueue[Task | None] = SimpleQueue()
         name = f"gradwire-lane-{number}"
         self.thread = threading.Thread(target=_serve, args=(self.queue, advance), name=name, daemon=True)
         self.thread.start()
 
 
-def _serve(queue: SimpleQueue[Task | threading.Event | None], advance: Callable[[Task], None]) -> None:
+def _serve(queue: SimpleQueue[Task | None], advance: Callable[[Task], None]) -> None:
     torch.get_num_threads()  # makes torch's number of threads hold for BLAS here; it decides how products are rounded
     while (task := queue.get()) is not None:
-        if isinstance(task, threading.Event):
-            task.set()
-        else:
-            advance(task)
+        advance(task)
         del task  # or its tensors would live until the next one comes

@@ -30,10 +30,6 @@ class OnWait:
             waited.error = error
         return waited
 
-    def rest(self, deadline: float) -> bool:
-        """What nobody waits for does not run."""
-        return True
-
     def close(self, deadline: float) -> None:
         """Nothing runs between calls."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from datetime import timedelta
 
 import torch
@@ -12,7 +11,6 @@ from ..transport.protocol import Transport
 from .driver import FuturePending, OnEnd
 from .task import Task
 
-POLL_SECONDS = 0.01  # between two looks whether what is queued is done
 NO_LIMIT = timedelta()  # the group's own watchdog keeps it
 
 
@@ -42,16 +40,6 @@ class SideStream:
             else:
                 self._on_end(task, None)
         return FuturePending(future)
-
-    def rest(self, deadline: float) -> bool:
-        """Wait until all that is queued is done, or `deadline`, by time.monotonic; whether it is."""
-        done = torch.cuda.Event()
-        done.record(self._stream)
-        while not done.query():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(POLL_SECONDS)
-        return True
 
     def close(self, deadline: float) -> None:
         """Nothing runs between calls."""

@@ -15,7 +15,10 @@ MANY = 1000  # records; adding them up at every step would take its time
 
 @dataclass(frozen=True)
 class Stats:
-    """`buckets`: the last synced step, in the order sent. `total`: all `steps` since the hook was attached."""
+    """`buckets`: the last synced step, in the order sent. `total`: all since the hook was attached.
+
+    `steps`: synced ones so far, those before a checkpoint counted.
+    """
 
     steps: int
     buckets: tuple[BucketStats, ...]
@@ -31,22 +34,20 @@ class Totals:
     """What the steps so far have cost."""
 
     def __init__(self) -> None:
-        self.steps = 0
         self._earlier: list[BucketStats] = []  # and not in the total yet
         self._total = Record()
 
     def count(self, step: Step) -> None:
         """A step that has begun before counts; what it has cost is what it has until another one is counted."""
-        self.steps += 1
         self._earlier += step.programs
         if len(self._earlier) > MANY:
             self._total, self._earlier = total(self._earlier, self._total), []
 
-    def stats(self, step: Step | None) -> Stats:
-        """All that there is; `step`: the last one, which has not been counted."""
+    def stats(self, step: Step | None, number: int) -> Stats:
+        """All that there is; `step`: the last one, which has not been counted; `number`: of steps so far."""
         programs = () if step is None else tuple(step.programs)
         whole = total((*self._earlier, *programs), self._total)
-        return Stats(self.steps + (step is not None), programs, whole)
+        return Stats(number, programs, whole)
 
 
 def total(buckets: Iterable[BucketStats], before: Record | None = None) -> Record:

@@ -41,9 +41,9 @@ class Step:
     computed: float = 0.0
     ended: float = 0.0
 
-    def torn(self, *, failed: bool) -> bool:
-        """Whether some of its buckets never came to their end. `failed`: whether one that was sent did not."""
-        return self.number > 0 and not self.finished and (failed or not self.sent)
+    def under_way(self, *, idle: bool) -> bool:
+        """Whether some of its buckets have not come to their end. `idle`: all that were sent did."""
+        return self.number > 0 and not self.finished and not (idle and self.sent)
 
     def watch(self, index: int, average: object) -> None:
         """Note when the average of somebody's hook is there; those of programs tell by their spans.

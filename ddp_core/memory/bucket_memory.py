@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 
 import torch
@@ -92,11 +93,9 @@ class BucketMemory:
         nothing = dict(zip(self.layout.names, zeros.split(self.layout.sizes), strict=True))
         return states.summed([nothing, self._leaves.held_back(), self._dropped()])
 
-    def _dropped(self, *, before: bool = False) -> dict[str, Tensor]:
+    def _dropped(self) -> dict[str, Tensor]:
         """What is held back outside the compressor's state, by parameter name."""
-        views = {}
-        if self._kept is not None:
-            views = self.layout.views(self._kept.before if before else self._kept.flat)
+        views = {} if self._kept is None else self.layout.views(self._kept.flat)
         kept = {name: view.reshape(-1) for name, view in views.items() if self._owing or view.any()}
         return states.summed([self.owed, kept])
 
@@ -124,17 +123,17 @@ class BucketMemory:
         if not (owing or self._remembers):
             self._kept = None
 
+    def taken(self) -> BucketMemory:
+        """The memory as it was before the step that is under way, to be saved by and by; copies pointers only."""
+        taken = copy.copy(self)
+        taken._leaves, taken.owed = self._leaves.taken(), dict(self.owed)
+        taken._kept = None if self._kept is None else self._kept.taken()
+        return taken
+
     def save(self) -> Entries:
         """Copies of all numbers of the state, by parameter name and field."""
-        return self._saved(before=False)
-
-    def save_before(self) -> Entries:
-        """As `save`, but of the state before the step that is under way."""
-        return self._saved(before=True)
-
-    def _saved(self, *, before: bool) -> Entries:
-        entries = self._leaves.save(before=before)
-        for name, numbers in self._dropped(before=before).items():
+        entries = self._leaves.save()
+        for name, numbers in self._dropped().items():
             entries.setdefault(name, {})[OWED] = numbers
         return entries
 
@@ -151,7 +150,7 @@ class BucketMemory:
         self._leaves.rescale(factor)
         self.owed = {name: numbers * factor for name, numbers in self.owed.items()}
         if self._kept is not None:
-            self._kept.flat.mul_(factor)
+            self._kept.multiply(factor)
 
     def owe(self, name: str, numbers: Tensor) -> None:
         """Add to the next gradient of a parameter."""

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...compress import Compressor
+from ...compress import Compressor, Layout, specification
 from ...compress import state as states
-from ..buckets.layout import layout_of
+from ...compress.leaves import PART
+from ...compress.state import Entries
+from ..buckets.layout import axis_order, layout_of, plain
 from .model_memory import OWED
 
 FORMAT = 1
 FIELDS = ("step", "buckets", "parameters")
+FIRST = ".first"  # ends the field that tells where in a parameter a server's part begins
+ADVICE = {
+    "gradwire": "load it with the version of gradwire that wrote it",
+    "compressor": "attach that compressor, load, then swap() to the new one",
+    "world_size": "resume on as many ranks, or give the states of all old ranks: load_state_dict(states, resize=True)",
+    "rank": "residuals are a rank's own: save and load one file a rank, also where a framework saves on rank 0 alone",
+}
+INCOMPLETE = (
+    "what loaded it fills in only what was there before, as torch.distributed.checkpoint does, or dropped something: save "
+    "the state of each rank as one value, such as the bytes that torch.save makes of it"
+)
 
 
 def fingerprint(compressor: Compressor) -> str:
@@ -28,20 +41,95 @@ def header(compressor: Compressor, world_size: int, rank: int) -> dict[str, Any]
     return {"gradwire": FORMAT, "compressor": fingerprint(compressor), "world_size": world_size, "rank": rank}
 
 
-def check(saved: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Raise ValueError, saying what differs and what to do, unless this rank and compressor can take the state."""
+def sealed(state: Mapping[str, Any], compressor: Compressor, names: Mapping[Tensor, str]) -> dict[str, Any]:
+    """The state with what tells later whether it is whole and fits.
+
+    `spec`: of the compressor, for messages. `orders`: memory orders of parameters that do not lie row by row. `tensors`: how
+    many there are.
+    """
+    orders = {name: axis_order(parameter) for parameter, name in names.items()}
+    unusual = {name: order for name, order in orders.items() if order != sorted(order)}
+    held = sum(map(len, state["parameters"].values()))
+    return {**state, "spec": specification(compressor), "orders": unusual, "tensors": held}
+
+
+def blank(compressor: Compressor, names: Mapping[Tensor, str], world_size: int, rank: int) -> Entries:
+    """What a step will fill in by parameter, as zeros, for loaders that fill in what is there; not what is by bucket."""
+    entries: Entries = {}
+    for parameter, name in names.items():
+        layout = layout_of({name: parameter}, parameter.dtype.to_real(), parameter.device, world_size, rank)
+        fields = states.save(compressor.init(layout)).get(name, {})
+        entries[name] = {field: numbers for field, numbers in fields.items() if f"{field}{FIRST}" not in fields}
+        entries[name] = {field: numbers for field, numbers in entries[name].items() if not field.endswith(FIRST)}
+    return {name: fields for name, fields in entries.items() if fields}
+
+
+def checked(saved: Any, compressor: Compressor, world_size: int, rank: int) -> dict[str, Any]:
+    """The state, its parameters by their plain names.
+
+    Raises ValueError, saying what differs and what to do, unless this rank and compressor can take it.
+    """
+    if not isinstance(saved, Mapping):
+        raise ValueError(f"a state is the mapping that state_dict() of a handle returns, got {type(saved).__name__}")
+    expected = header(compressor, world_size, rank)
     missing = [key for key in (*expected, *FIELDS) if key not in saved]
     if missing:
         raise ValueError(f"this is no state of a gradwire hook: it lacks {', '.join(missing)}")
-    advice = {
-        "gradwire": "load it with the version of gradwire that wrote it",
-        "compressor": "attach that compressor, load, then swap() to the new one",
-        "world_size": "resume on as many ranks, or go on without this state (what it held back is lost)",
-        "rank": "residuals are a rank's own: save and load one file a rank",
-    }
-    for key, way_out in advice.items():
-        if saved[key] != expected[key]:
-            raise ValueError(f"the state was saved with {key} = {saved[key]}, here it is {expected[key]}: {way_out}")
+    for key, here in expected.items():
+        if type(saved[key]) is not type(here) or saved[key] != here:
+            there = saved.get("spec", saved[key]) if key == "compressor" else saved[key]
+            here = specification(compressor) if key == "compressor" else here
+            raise ValueError(f"the state was saved with {key} = {there}, here it is {here}: {ADVICE[key]}")
+    check_form(saved)
+    listed = {name for names in saved["buckets"] for name in names}
+    return {**saved, **renamed(saved, {name: plain(name) for name in (*listed, *saved["parameters"])})}
+
+
+def check_form(saved: Mapping[str, Any]) -> None:
+    """Raise ValueError unless the state has the form of what a handle saves, and is finite."""
+    step, buckets, parameters = (saved[key] for key in FIELDS)
+    if type(step) is not int or step < 0:
+        raise ValueError(f"the step of a state is a number of steps, got {step!r}")
+    if not _nested(buckets, list | tuple) or not all(isinstance(name, str) for names in buckets for name in names):
+        raise ValueError(f"the buckets of a state are lists of names, got {buckets!r}")
+    if len(set(listed := [name for names in buckets for name in names])) < len(listed):
+        raise ValueError(f"the buckets of a state have a parameter twice: {buckets!r}")
+    if not isinstance(parameters, Mapping) or not _nested(tuple(parameters.values()), Mapping):
+        raise ValueError(
+            'the parameters of a state are {name: {field: tensor}}; what handle.state_dict()["parameters"] is'
+        )
+    for name, fields in parameters.items():
+        for field, numbers in fields.items():
+            if wrong := _flaw(field, numbers):
+                raise ValueError(f"the saved {field!r} of parameter {name!r} {wrong}: the state cannot be used")
+
+
+def check_whole(saved: Mapping[str, Any]) -> None:
+    """Raise ValueError where tensors are no longer there."""
+    parameters = saved["parameters"]
+    held, whole = sum(map(len, parameters.values())), saved.get("tensors", 0)
+    if type(whole) is not int or held < whole:
+        raise ValueError(f"the state has {held} of its {whole} tensors: {INCOMPLETE}")
+
+
+def _nested(value: Any, kind: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(item, kind) for item in value)
+
+
+def _flaw(field: Any, numbers: Any) -> str | None:
+    """What is wrong with a tensor of a state."""
+    if not isinstance(numbers, Tensor) or not isinstance(field, str):
+        return f"is no tensor but {type(numbers).__name__}"
+    if numbers.layout != torch.strided:
+        return f"is not dense but {numbers.layout}"
+    if numbers.is_meta:
+        return "has no numbers: it is on the meta device"
+    if field.endswith(FIRST):
+        index = numbers.numel() == 1 and numbers.dtype in (torch.int64, torch.int32)
+        return None if index else f"is no index but {numbers.dtype} of shape {tuple(numbers.shape)}"
+    if not numbers.is_floating_point():
+        return f"has no real numbers but {numbers.dtype}"
+    return None if bool(numbers.isfinite().all()) else "is not finite everywhere"
 
 
 def check_parameters(
@@ -52,23 +140,55 @@ def check_parameters(
     if unknown := sorted(set(saved["parameters"]) - set(parameters)):
         raise ValueError(f"the state has parameters that the model does not train: {', '.join(unknown)}")
     for name, fields in saved["parameters"].items():
+        _check_order(saved, name, parameters[name])
         needed = parameters[name].numel() * (2 if parameters[name].is_complex() else 1)
-        if OWED in fields and fields[OWED].numel() != needed:
+        if OWED in fields and fields[OWED].shape != (needed,):
             raise ValueError(
-                f"the saved {OWED!r} of parameter {name!r} has {fields[OWED].numel()} elements, not {needed}"
+                f"the saved {OWED!r} of parameter {name!r} has shape {tuple(fields[OWED].shape)}, not ({needed},)"
             )
+    for layout in layouts(saved, parameters, torch.device("meta"), world_size, rank):
+        state = compressor.init(layout)
+        for name, needed_fields in states.save(state).items():
+            _check_complete(name, needed_fields, saved["parameters"].get(name, {}))
+        states.load(state, {name: saved["parameters"].get(name, {}) for name in layout.names})
+
+
+def layouts(
+    saved: Mapping[str, Any], parameters: Mapping[str, Tensor], device: torch.device, world_size: int, rank: int
+) -> Iterator[Layout]:
+    """Of the buckets that the state was saved with. Raises ValueError where the model does not have their parameters."""
     for bucket in filter(None, saved["buckets"]):
         if unknown := sorted(set(bucket) - set(parameters)):
             raise ValueError(f"the state has buckets of parameters that the model does not train: {', '.join(unknown)}")
         dtype = parameters[bucket[0]].dtype.to_real()
-        layout = layout_of({n: parameters[n] for n in bucket}, dtype, torch.device("meta"), world_size, rank)
-        states.load(compressor.init(layout), {n: saved["parameters"][n] for n in bucket if n in saved["parameters"]})
+        yield layout_of({name: parameters[name] for name in bucket}, dtype, device, world_size, rank)
+
+
+def _check_order(saved: Mapping[str, Any], name: str, parameter: Tensor) -> None:
+    here = axis_order(parameter)
+    there = saved["orders"].get(name, sorted(here)) if isinstance(saved.get("orders"), Mapping) else here
+    if list(there) != here:
+        raise ValueError(
+            f"the state of parameter {name!r} was saved with its axes in the memory order {list(there)}, here it is {here}: "
+            f"bring the model into the memory format that it was saved with, such as channels_last, and wrap it anew"
+        )
+
+
+def _check_complete(name: str, needed: Mapping[str, Tensor], fields: Mapping[str, Tensor]) -> None:
+    """`owed` may stand for any field: it has what lost its place when buckets changed."""
+    starts = {field.partition(PART)[0] for field in fields}
+    lacking = [field for field in needed if field.partition(PART)[0] not in starts]
+    if lacking and OWED not in fields:
+        raise ValueError(f"the state lacks {', '.join(lacking)} of parameter {name!r}: {INCOMPLETE}")
 
 
 def renamed(saved: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """The state with its parameters under other names."""
-    return {
+    state = {
         "step": saved["step"],
         "buckets": [[names[name] for name in bucket if name in names] for bucket in saved["buckets"]],
         "parameters": {names[name]: fields for name, fields in saved["parameters"].items() if name in names},
     }
+    if isinstance(saved.get("orders"), Mapping):
+        state["orders"] = {names.get(name, name): order for name, order in saved["orders"].items()}
+    return state

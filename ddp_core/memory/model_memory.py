@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +15,29 @@ from ..buckets.layout import as_real
 from ..buckets.sparse import sparse_mean
 from .bucket_memory import OWED, BucketMemory
 from .device_flag import DeviceFlag
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The memory of a model after `step` steps; later ones do not change it. `loaded`: what no bucket has taken up yet."""
+
+    compressor: Compressor
+    step: int
+    buckets: Sequence[tuple[str, ...]]
+    loaded: Entries
+    live: Sequence[BucketMemory]
+
+    @property
+    def begun(self) -> bool:
+        """Whether there may be anything to save."""
+        return bool(self.step or self.loaded or self.live)
+
+    def state_dict(self) -> dict[str, Any]:
+        """{"step", "buckets": names of each bucket in order, "parameters": {name: {field: tensor}}}; copies."""
+        entries = dict(self.loaded)
+        for bucket in self.live:
+            entries.update(bucket.save())
+        return {"step": self.step, "buckets": list(map(list, self.buckets)), "parameters": entries}
 
 
 class ModelMemory:
@@ -62,6 +86,15 @@ class ModelMemory:
         """The bucket of this layout, if it is known."""
         bucket = self._live.get(layout.names)
         return bucket if bucket is not None and bucket.layout == layout else None
+
+    def expect(self, names: Iterable[str]) -> None:
+        """Raise ValueError where a state was loaded, and none of its parameters has one of these names."""
+        loaded = {*self._homeless, *self._foreign, *(name for bucket in self.plan for name in bucket)}
+        if loaded and loaded.isdisjoint(names):
+            raise ValueError(
+                f"the loaded state is of parameters such as {min(loaded)!r}, the model has others, such as {min(names)!r}: "
+                f"call handle.bind(model), then load the state again"
+            )
 
     def add(self, layout: Layout) -> BucketMemory:
         """A new bucket; the state of its parameters moves in from the buckets that held them."""
@@ -133,6 +166,7 @@ class ModelMemory:
                 self._homeless[name] = {OWED: numbers}
         self._choose(compressor)
         self._live, self._stateful = {}, None
+        self.plan = self.plan if self._foreign else []
         self._owing = bool(self._homeless or self._foreign)
 
     def rescale(self, factor: float) -> None:
@@ -145,31 +179,34 @@ class ModelMemory:
         for bucket in self._live.values():
             bucket.rescale(factor)
 
-    def state_dict(self) -> dict[str, Any]:
-        """{"step", "buckets": names of each bucket in order, "parameters": {name: {field: tensor}}}."""
-        self.settle()
-        return self._saved(self.step, [*self._live, *self.plan], [bucket.save() for bucket in self._live.values()])
+    def taken(self, *, under_way: bool = False) -> Snapshot:
+        """The memory after the last step, or before the one that is `under_way`; copies pointers only.
 
-    def state_before(self) -> dict[str, Any]:
-        """The state dict as it was before the step that is under way."""
-        before = [bucket.save_before() for bucket in self._live.values()]
-        return self._saved(self.step - 1, self._names_before, before)
-
-    def _saved(self, step: int, buckets: list[tuple[str, ...]], live: Iterable[Entries]) -> dict[str, Any]:
+        Raises RuntimeError for a state that was loaded, then swapped, and that no step has taken up.
+        """
         if self._foreign:
             raise RuntimeError(
                 "a state that was loaded, then swapped, can be saved after the next backward, not before it"
             )
-        entries = dict(self._homeless)
-        for each in live:
-            entries.update(each)
-        return {"step": step, "buckets": list(map(list, buckets)), "parameters": entries}
+        if not under_way:
+            self.settle()
+        buckets = self._names_before if under_way else [*self._live, *self.plan]
+        loaded = {name: dict(fields) for name, fields in self._homeless.items()}
+        live = [bucket.taken() for bucket in self._live.values()]
+        return Snapshot(self.compressor, self.step - under_way, buckets, loaded, live)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state after the last step: see `Snapshot`."""
+        return self.taken().state_dict()
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Take a saved state; buckets claim their parts when they are met."""
         self.step = int(saved["step"])
         self.plan = [tuple(names) for names in saved["buckets"] if names]
         self._live, self._stateful = {}, None
-        self._homeless = {name: dict(fields) for name, fields in saved["parameters"].items()}
+        self._homeless = {
+            name: {field: numbers.detach() for field, numbers in fields.items()}
+            for name, fields in saved["parameters"].items()
+        }
         self._owing = any(OWED in fields for fields in self._homeless.values())
         self._former, self._foreign = None, {}

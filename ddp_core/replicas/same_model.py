@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compress import Spec, compressor
-from ..memory.checkpoint import fingerprint
+from ...compress import Spec, compressor, specification
 from ..transport.collectives import exchange
 
 
@@ -21,7 +20,7 @@ def described(parameters: Mapping[str, Tensor], spec: Spec) -> list[str]:
         f"requires_grad={p.requires_grad}"
         for name, p in parameters.items()
     ]
-    return [f"the compressor {fingerprint(compressor(spec))}", *lines]
+    return [f"the compressor {specification(compressor(spec))}", *lines]
 
 
 def verify(lines: Sequence[str], group: dist.ProcessGroup, device: torch.device) -> None:

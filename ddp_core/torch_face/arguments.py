@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from ..backward.reducer import Rules
 from ..buckets.assignment import caps_in_bytes
+from ..buckets.layout import plain
 
 REFUSED = {  # argument: the way out
     "delay_all_reduce_named_params": "leave those parameters to DistributedDataParallel, too",
@@ -60,6 +62,17 @@ class Arguments:
             raise RuntimeError(f"Only 1D device mesh is supported, but got {self.device_mesh}.")
         if self.device_ids is not None and len(self.device_ids) > 1:
             raise ValueError("device_ids can only be None or contain a single element.")
+
+    @classmethod
+    def given(cls, arguments: Sequence[Any], named: Mapping[str, Any], others: Sequence[str]) -> Arguments:
+        """From a call's arguments; TypeError for an unknown name, with the nearest of ours and of `others`."""
+        known = [*(field.name for field in fields(cls)), *others]
+        for name in named:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise TypeError(f"DistributedDataParallel has no argument {name!r}{hint}")
+        return cls(*arguments, **named)
 
     def warn(self) -> None:
         """Tell of arguments that torch has deprecated."""
@@ -151,7 +164,7 @@ def trained(module: nn.Module) -> tuple[dict[str, Tensor], list[bool]]:
                 )
             if parameter.requires_grad and short not in ignored and parameter not in seen:
                 seen.add(parameter)
-                named[short] = parameter
+                named[plain(short)] = parameter
                 sparse.append(isinstance(owner, nn.Embedding | nn.EmbeddingBag) and owner.sparse)
     if not named:
         raise RuntimeError(

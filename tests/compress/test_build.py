@@ -1,5 +1,6 @@
 """From specifications to compressors, and what is said of those that cannot be built."""
 
+import dataclasses
 import re
 
 import pytest
@@ -18,6 +19,7 @@ from gradwire.compress import (
     TwoShot,
     Widen,
     compressor,
+    specification,
 )
 
 
@@ -161,3 +163,38 @@ def test_equal_specifications_build_equal_compressors_that_can_be_keys():
 def test_a_plus_inside_a_number_does_not_nest():
     assert compressor("powersgd:start_iter=1e+3") == compressor("powersgd:start_iter=1000")
     assert compressor("fp16+powersgd:start_iter=1E+3") == compressor("fp16+powersgd:start_iter=1000")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "none",
+        "topk",
+        "topk:ratio=0.05",
+        "topk:k=3,value_dtype=fp16,error_feedback=false",
+        "onebit:block=8",
+        "powersgd:rank=2,min_compression_rate=0.5,warm_start=false,start_iter=9,warmup=bf16",
+        "batched-powersgd:rank=1,start_iter=2",
+        "bf16",
+        "bf16:start_iter=5",
+        "fp16+powersgd:rank=1",
+        "bf16:start_iter=3+powersgd:rank=2,error_feedback=false",
+    ],
+)
+def test_a_compressor_is_written_as_it_is_asked_for(text):
+    assert specification(compressor(text)) == text
+
+
+def test_what_is_said_by_default_is_left_out_and_what_no_string_builds_has_its_repr():
+    assert specification(compressor("topk:ratio=0.01,error_feedback=true")) == "topk"
+    assert specification(PowerSGD(rank=2)) == repr(PowerSGD(rank=2))
+    assert specification(OneOfMyOwn()) == "OneOfMyOwn()"
+
+
+@dataclasses.dataclass(frozen=True)
+class OneOfMyOwn:
+    def init(self, layout):
+        return None
+
+    def reduce(self, grad, state, residual=None):
+        return (yield from ())

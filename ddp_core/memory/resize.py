@@ -1,0 +1,74 @@
+"""The states of all ranks of a training that goes on with more ranks, or fewer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...compress import Compressor
+from ...compress.state import Entries, summed
+from ..buckets.layout import layout_of
+from .bucket_memory import OWED, BucketMemory
+from .checkpoint import check_parameters, check_whole, checked, layouts
+
+
+def merged(states: Any, compressor: Compressor, names: Mapping[Tensor, str]) -> dict[str, Any]:
+    """The state from which every rank goes on, whatever their number: it owes the mean of what all ranks held back.
+
+    So the mean over ranks of what is held back, which is what the average lacks, stays what it was. All else is rank 0's,
+    and alike on all ranks. Raises ValueError unless `states` are those of all ranks after one step, each of them once.
+    """
+    given = _ordered(states)
+    ordered = [checked(state, compressor, len(given), rank) for rank, state in enumerate(given)]
+    for rank, state in enumerate(ordered):
+        check_parameters(state, compressor, names, len(ordered), rank)
+        check_whole(state)
+    if len(steps := {state["step"] for state in ordered}) > 1:
+        raise ValueError(f"the states were saved after different steps: {sorted(steps)}")
+    parameters = {name: parameter for parameter, name in names.items()}
+    buckets = [_buckets(state, compressor, parameters, len(ordered), rank) for rank, state in enumerate(ordered)]
+    held = summed(bucket.held_back() for mine in buckets for bucket in mine)
+    return {**ordered[0], "parameters": _owing(buckets[0], {name: held[name] / len(ordered) for name in held})}
+
+
+def _ordered(states: Any) -> list[Mapping[str, Any]]:
+    """The states by rank."""
+    if not isinstance(states, Sequence) or not all(isinstance(state, Mapping) for state in states):
+        raise ValueError(f"resize=True takes a list of the states of all ranks, got {type(states).__name__}")
+    ranks = [(state.get("rank"), state.get("world_size")) for state in states]
+    expected = [(rank, len(states)) for rank in range(len(states))]
+    if not states or len(ranks) != len(set(map(str, ranks))) or any(each not in expected for each in ranks):
+        raise ValueError(
+            f"resize=True takes the states of all ranks, each of them once; got (rank, world_size) {ranks}"
+        )
+    return sorted(states, key=lambda state: int(state["rank"]))
+
+
+def _buckets(
+    state: Mapping[str, Any], compressor: Compressor, parameters: Mapping[str, Tensor], world_size: int, rank: int
+) -> list[BucketMemory]:
+    """The memory of one rank: its buckets, and one for each parameter that was in none."""
+    cpu, listed = torch.device("cpu"), {name for names in state["buckets"] for name in names}
+    found = list(layouts(state, parameters, cpu, world_size, rank))
+    for name in state["parameters"]:
+        if name not in listed:
+            dtype = parameters[name].dtype.to_real()
+            found.append(layout_of({name: parameters[name]}, dtype, cpu, world_size, rank))
+    buckets = [BucketMemory(compressor, layout, state["step"]) for layout in found]
+    for bucket in buckets:
+        bucket.load({name: state["parameters"][name] for name in bucket.layout.names if name in state["parameters"]})
+    return buckets
+
+
+def _owing(buckets: Sequence[BucketMemory], held: Mapping[str, Tensor]) -> Entries:
+    """What one rank remembers, but that it holds back nothing except for what it is given."""
+    entries: Entries = {}
+    for bucket in buckets:
+        bucket.rescale(0.0)
+        entries.update(bucket.save())
+    for name, numbers in held.items():
+        entries.setdefault(name, {})[OWED] = numbers
+    return entries

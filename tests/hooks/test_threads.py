@@ -1,0 +1,142 @@
+"""Another thread saves, loads and swaps while training goes on."""
+
+import functools
+import threading
+
+import pytest
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+import gradwire
+
+from .given import Given, average, gradients
+from .test_handle import same
+
+SHAPES = ((64, 48), (48,), (32, 40), (5,))
+SPECS = ["topk:ratio=0.05", "onebit", "powersgd:rank=2", "batched-powersgd"]
+OPTIONS = {"bucket_cap_mb": 0.004}
+STEPS = 30
+
+
+def wrapped(spec, ours):
+    if ours:
+        model = gradwire.DistributedDataParallel(Given(SHAPES), compressor=spec, **OPTIONS)
+        return model, model.compression
+    model = TorchDDP(Given(SHAPES), **OPTIONS)
+    return model, gradwire.attach(model, spec)
+
+
+def step_of(model, rank, step):
+    return average(model, gradients(rank, step, SHAPES))
+
+
+class Busy(threading.Thread):
+    """Calls a function again and again until it is stopped; keeps what it returned, and what it raised."""
+
+    def __init__(self, function):
+        super().__init__(daemon=True)
+        self.function, self.results, self.error, self.over = function, [], None, False
+
+    def run(self):
+        try:
+            while not self.over:
+                self.results.append(self.function())
+        except Exception as error:
+            self.error = error
+
+    def stop(self):
+        self.over = True
+        self.join()
+        return self.results
+
+
+def saved_meanwhile(rank, world_size, spec, ours):
+    """Averages without and with a thread that saves; the state after each step; what the thread saved."""
+    quiet, handle = wrapped(spec, ours)
+    expected, states = [], {0: handle.state_dict()}
+    for step in range(STEPS):
+        expected.append(step_of(quiet, rank, step))
+        states[step + 1] = handle.state_dict()
+    handle.close()
+    model, handle = wrapped(spec, ours)
+    thread = Busy(handle.state_dict)
+    thread.start()
+    found = [step_of(model, rank, step) for step in range(STEPS)]
+    saved = thread.stop()
+    last = handle.state_dict()
+    handle.close()
+    assert thread.error is None, thread.error
+    saved = [state for state in saved if state["step"] > 1]  # new buckets are met in steps 1 and 2: the fields move
+    alike = [same(state["parameters"], states[state["step"]]["parameters"]) for state in (*saved, last)]
+    return same(expected, found), all(alike), len({state["step"] for state in saved})
+
+
+@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_thread_that_saves_changes_no_bit_of_training_and_gets_whole_steps(ranks, spec, ours):
+    for trained_alike, saved_alike, different in ranks.run(saved_meanwhile, 2, spec, ours):
+        assert trained_alike
+        assert saved_alike
+        assert different > 3
+
+
+def within_backward(model, act):
+    """Run `act` on another thread in the middle of a backward, after some of its buckets have left."""
+
+    def hook(_):
+        thread = threading.Thread(target=act)
+        thread.start()
+        thread.join()
+
+    return model.module.p0.register_hook(hook)
+
+
+def changed_within(rank, world_size, spec, ours):
+    """Averages of the step in whose middle a thread changed the handle and of those after; and as they should be."""
+    answers = []
+    for change in ("load", "swap"):
+        models = [wrapped(spec, ours) for _ in range(2)]
+        states = []
+        for model, handle in models:
+            for step in range(2):
+                step_of(model, rank, step)
+            states.append(handle.state_dict())
+            step_of(model, rank, 2)
+
+        def act(handle, state, change=change):
+            handle.load_state_dict(state) if change == "load" else handle.swap("none")
+
+        (model, handle), (other, other_s) = models
+        hook = within_backward(model, functools.partial(act, handle, states[0]))
+        found = [step_of(model, rank, 3)]
+        hook.remove()
+        expected = [step_of(other, rank, 3)]
+        act(other_s, states[1])
+        found += [step_of(model, rank, step) for step in (4, 5)]
+        expected += [step_of(other, rank, step) for step in (4, 5)]
+        answers.append((same(found, expected), same(handle.state_dict(), other_s.state_dict())))
+        handle.close()
+        other_s.close()
+    return answers
+
+
+@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("spec", ["topk:ratio=0.05", "powersgd:rank=2"])
+def test_what_a_thread_loads_or_swaps_within_a_step_takes_effect_after_it(ranks, spec, ours):
+    assert ranks.run(changed_within, 2, spec, ours) == [[(True, True)] * 2] * 2
+
+
+def rescaled(rank, world_size, spec):
+    """Whether what was taken before a rescaling is as it was."""
+    model, handle = wrapped(spec, ours=True)
+    step_of(model, rank, 0)
+    expected, taken = handle.state_dict(), handle.averager.taken()
+    handle.rescale(2.0)
+    step_of(model, rank, 1)
+    alike = same(taken.state_dict()["parameters"], expected["parameters"])
+    handle.close()
+    return alike
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_rescaling_does_not_reach_what_was_taken_before(ranks, spec):
+    assert ranks.run(rescaled, 2, spec) == [True, True]
