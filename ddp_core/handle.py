@@ -104,7 +104,7 @@ class Handle:
         It is the state after the last step that came to its end, also while the next one is under way on another thread,
         which is not held up, or after a backward that broke off.
         """
-        taken, names, group = self.averager.taken(), self.averager.names, self.averager.group
+        taken, names, group = self.averager.taken(), self.averager.names, self.averager.engines.group
         state = taken.state_dict()
         if self._bound and not taken.begun:
             state["parameters"] = checkpoint.blank(taken.compressor, names, group.size(), group.rank())
@@ -123,7 +123,7 @@ class Handle:
             if not self._bound:
                 raise ValueError("resize=True needs the model's parameters: call handle.bind(model) first")
             return self.averager.load(merged(saved, self.compressor, self.averager.names))
-        world_size, rank = self.averager.group.size(), self.averager.group.rank()
+        world_size, rank = self.averager.engines.group.size(), self.averager.engines.group.rank()
         state = checkpoint.checked(saved, self.compressor, world_size, rank)
         if self._bound:
             checkpoint.check_parameters(state, self.compressor, self.averager.names, world_size, rank)
@@ -134,7 +134,7 @@ class Handle:
         """Without threads and process groups; a copy reduces on the default group."""
         averager = self.averager
         taken, partial = averager.taken(), averager.memory.partial
-        settings = {"compressor": taken.compressor, "timeout": averager.timeout, "partial": partial}
+        settings = {"compressor": taken.compressor, "timeout": averager.engines.timeout, "partial": partial}
         return {**settings, "names": averager.names, "bound": self._bound, "state": taken.state_dict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

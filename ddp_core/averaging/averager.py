@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -24,13 +23,10 @@ from ..engine.task import Task
 from ..measure.stats import Stats, Totals
 from ..measure.step import BucketStats, Step
 from ..memory.model_memory import ModelMemory, Snapshot
-from ..transport.host_memory import HostMemory
-from ..transport.process_group import ProcessGroup
-from ..transport.protocol import Decorator, Pending, Transport
+from ..transport.protocol import Decorator, Pending
 from .bound import Bound, OwnBound, Part, all_done, labelled, names_by_index, one_round, places_in
+from .engines import Engines
 from .protocol import Wishes
-
-AT_EXIT = timedelta(seconds=5)
 
 
 class CompressedAverager:
@@ -51,10 +47,8 @@ class CompressedAverager:
     ) -> None:
         self.memory = ModelMemory(compressor, partial=partial)
         self.names: dict[Tensor, str] = {}
-        self.timeout = timeout
+        self.engines = Engines(groups, timeout, decorate)
         self.sparse = False  # whether any bucket of our own DDP is; then all buckets go beside backward, in one order
-        self._groups, self._decorate = list(groups), decorate
-        self._engines: dict[tuple[torch.device, int], Engine] = {}
         self._bounds: dict[int, Bound] = {}
         self._known = object()  # made anew when what is known of buckets is forgotten
         self._step: Step | None = None
@@ -70,19 +64,9 @@ class CompressedAverager:
         self._waiting: list[Callable[[], None]] = []  # changes that another thread wants, for the end of the step
 
     @property
-    def group(self) -> dist.ProcessGroup:
-        """The first of the groups, whose ranks all others have too."""
-        if not self._groups:
-            if not dist.is_initialized():
-                raise RuntimeError("there is no process group yet: call torch.distributed.init_process_group() first")
-            assert dist.group.WORLD is not None
-            self._groups = [dist.group.WORLD]
-        return self._groups[0]
-
-    @property
     def wishes(self) -> Wishes:
         """Gradients may come divided where the compressor only averages, and old ones must not where it remembers."""
-        scale = 1 / self.group.size() if self.memory.averages else 1.0
+        scale = 1 / self.engines.group.size() if self.memory.averages else 1.0
         return Wishes(scale, self.memory.remembers)
 
     @property
@@ -101,7 +85,7 @@ class CompressedAverager:
 
     def rooms(self, device: torch.device) -> Rooms:
         """Where buckets of our own DDP may best lie."""
-        transport = self._engine(device, 0).transport
+        transport = self.engines.of(device, 0).transport
         return transport.allocate if self.sums and transport.allocates else own_rooms
 
     def expect_step(self) -> None:
@@ -112,7 +96,7 @@ class CompressedAverager:
         """The first bucket of a synchronized step comes next."""
         with self._lock:
             self._change()
-            self.memory.settle()
+            self.memory.end_step()
             self._take(step)
             self.memory.step += 1
             step.number = self.memory.step
@@ -139,8 +123,7 @@ class CompressedAverager:
 
     def _under_way(self) -> bool:
         """Whether a step has begun and not come to its end, as far as its buckets tell."""
-        idle = all(engine.idle for engine in self._engines.values())
-        return self._step is not None and self._step.under_way(idle=idle)
+        return self._step is not None and self._step.under_way(idle=self.engines.idle)
 
     def between_steps(self, change: Callable[[], None]) -> None:
         """Change the memory now, or when the step is over that runs on another thread."""
@@ -186,7 +169,7 @@ class CompressedAverager:
         """The average of a bucket, by a program for each of ours in it, beside backward."""
         buffer, step, watched = bucket.buffer(), self.memory.step - 1, self.memory.watched
         if isinstance(bucket, SparseBucket):
-            program = self.memory.reduce_sparse(buffer, self.group.size(), watched)
+            program = self.memory.reduce_sparse(buffer, self.engines.group.size(), watched)
             return self._beside(bound, Task(program, bound.label), bound.names, bound.elements)
         flat = as_real(buffer)
         futures = [
@@ -207,7 +190,7 @@ class CompressedAverager:
     def _bind(self, bucket: dist.GradBucket | GradBucket, parameters: Sequence[Tensor]) -> Bound:
         """Meet a bucket that was not there before. All ranks meet the same one at the same time."""
         index, buffer = bucket.index(), bucket.buffer()
-        engine = self._engine(buffer.device, index)
+        engine = self.engines.of(buffer.device, index)
         named = {self._name(parameter): parameter for parameter in parameters}
         names, label = tuple(named), labelled(index, tuple(named))
         if isinstance(bucket, SparseBucket):
@@ -242,21 +225,6 @@ class CompressedAverager:
                 memory = self.memory.get(mine) or self.memory.add(mine)
             parts.append(Part(memory, places, labelled(index, names)))
         return parts
-
-    def _engine(self, device: torch.device, index: int) -> Engine:
-        """The engine of a bucket: one for each device and process group."""
-        place = index % len(self._groups or [self.group])
-        if (device, place) not in self._engines:
-            engine = Engine(self._transport(self._groups[place], device), device, self.timeout)
-            weakref.finalize(self, engine.close, AT_EXIT)  # a thread inside torch would abort the interpreter
-            self._engines[device, place] = engine
-        return self._engines[device, place]
-
-    def _transport(self, group: dist.ProcessGroup, device: torch.device) -> Transport:
-        transport: Transport = ProcessGroup(group, device, self.timeout)
-        if device.type == "cpu" and len(self._groups) == 1:
-            transport = HostMemory(transport)
-        return transport if self._decorate is None else self._decorate(transport)
 
     def _name(self, parameter: Tensor) -> str:
         return self.names.setdefault(parameter, str(len(self.names)))
@@ -302,5 +270,4 @@ class CompressedAverager:
 
     def close(self) -> None:
         """End the threads and process groups that were made; training with it is over."""
-        for engine in self._engines.values():
-            engine.close()
+        self.engines.close()

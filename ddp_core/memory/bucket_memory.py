@@ -41,7 +41,7 @@ class BucketMemory:
             self._kept = PerParameter.zeros(layout, residual=True)
             self._kept.versioned = True
             self._sizes = torch.tensor(layout.sizes, device=layout.device)
-        self._verdict: DeviceFlag | None = None
+        self._finite: DeviceFlag | None = None
         self._left: DeviceFlag | None = None  # whether anything is kept, asked while something is owed
 
     @property
@@ -62,7 +62,7 @@ class BucketMemory:
             flat.copy_(average)
         if watched:
             self._left = DeviceFlag(self._kept.flat.any()) if self._owing and self._kept is not None else None
-            self._verdict = DeviceFlag(all_finite(flat))
+            self._finite = DeviceFlag(all_finite(flat))
         return flat
 
     def _used(self, flat: Tensor) -> Tensor:
@@ -101,17 +101,17 @@ class BucketMemory:
 
     def finite(self) -> bool:
         """Whether the last average was finite."""
-        return self._verdict is None or bool(self._verdict)
+        return self._finite is None or bool(self._finite)
 
     @property
     def brought_out(self) -> bool:
         """Whether the last step, if it counts, has left nothing owed here; the same on all ranks."""
-        return self._verdict is not None and not self._left
+        return self._finite is not None and not self._left
 
-    def settle(self, keep: bool, owing: bool) -> None:
+    def end_step(self, keep: bool, owing: bool) -> None:
         """End the step: keep what it changed, or undo it. `owing`: whether any rank may still owe something."""
-        ended = self._verdict is not None
-        self._verdict = None
+        ended = self._finite is not None
+        self._finite = None
         for leaves in (self._leaves, self._kept):
             if leaves is not None:
                 leaves.keep() if ended and keep else leaves.undo()

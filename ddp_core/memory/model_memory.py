@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,13 +47,14 @@ class ModelMemory:
         self._choose(compressor)
         self.partial = partial
         self.step = 0
-        self.plan: list[tuple[str, ...]] = []  # buckets of a loaded state that have not been met yet
+        self._unmet: list[tuple[str, ...]] = []  # buckets of a loaded state that have not been met yet
         self._live: dict[tuple[str, ...], BucketMemory] = {}
         self._owing = False  # whether any rank may owe something outside a compressor's state; the same on all ranks
         self._names_before: list[tuple[str, ...]] = []  # of the buckets when the step that is under way began
         self._stateful: bool | None = None  # whether any bucket is; None until a step has met them all
-        self._sparse_verdicts: list[DeviceFlag] = []  # of the step that is under way
+        self._sparse_finite: list[DeviceFlag] = []  # of the step that is under way
         self._homeless: Entries = {}
+        self._layouts: dict[str, Layout] = {}  # of those of them that had a bucket, each parameter's alone
         self._former: Compressor | None = None  # whose state `_foreign` is: loaded, then swapped before any step
         self._foreign: Entries = {}
 
@@ -80,7 +81,7 @@ class ModelMemory:
 
     def _finite(self) -> bool:
         """Whether the averages of the last step were."""
-        return all(map(bool, self._sparse_verdicts)) and all(bucket.finite() for bucket in self._live.values())
+        return all(map(bool, self._sparse_finite)) and all(bucket.finite() for bucket in self._live.values())
 
     def get(self, layout: Layout) -> BucketMemory | None:
         """The bucket of this layout, if it is known."""
@@ -89,7 +90,7 @@ class ModelMemory:
 
     def expect(self, names: Iterable[str]) -> None:
         """Raise ValueError where a state was loaded, and none of its parameters has one of these names."""
-        loaded = {*self._homeless, *self._foreign, *(name for bucket in self.plan for name in bucket)}
+        loaded = {*self._homeless, *self._foreign, *(name for bucket in self._unmet for name in bucket)}
         if loaded and loaded.isdisjoint(names):
             raise ValueError(
                 f"the loaded state is of parameters such as {min(loaded)!r}, the model has others, such as {min(names)!r}: "
@@ -100,13 +101,27 @@ class ModelMemory:
         """A new bucket; the state of its parameters moves in from the buckets that held them."""
         members = set(layout.names)
         for names in [names for names in self._live if members.intersection(names)]:
-            self._homeless.update(self._live.pop(names).save())
+            self._release(self._live.pop(names))
         bucket = BucketMemory(self.compressor, layout, self.step, partial=self.partial, owing=self._owing)
         bucket.load({name: self._homeless.pop(name) for name in layout.names if name in self._homeless})
+        self._layouts = {name: layout for name, layout in self._layouts.items() if name in self._homeless}
         self._adopt(bucket)
         self._live[layout.names] = bucket
         self._stateful = None
         return bucket
+
+    def _release(self, bucket: BucketMemory) -> None:
+        """Keep the state of a bucket that is no more, until others claim it."""
+        self._homeless.update(bucket.save())
+        self._layouts |= {name: bucket.layout.select((place,)) for place, name in enumerate(bucket.layout.names)}
+
+    def _released(self) -> Iterator[tuple[str, BucketMemory]]:
+        """A memory of its own for each parameter whose state was released and not claimed."""
+        for name, layout in self._layouts.items():
+            if name in self._homeless:
+                memory = BucketMemory(self.compressor, layout, self.step)
+                memory.load({name: self._homeless[name]})
+                yield name, memory
 
     def arrange(self, order: Iterable[tuple[str, ...]]) -> None:
         """Have the buckets in this order where they are listed; the first mention counts."""
@@ -132,49 +147,54 @@ class ModelMemory:
         """The mean over ranks of a sparse gradient, which no compressor sees. `watched` as for a bucket."""
         average = yield from sparse_mean(gradient, world_size)
         if watched:
-            self._sparse_verdicts.append(DeviceFlag(all_finite(as_real(average.values()))))
+            self._sparse_finite.append(DeviceFlag(all_finite(as_real(average.values()))))
         return average
 
     def split(self, names: Iterable[str]) -> list[tuple[str, ...]]:
         """The buckets of a loaded state that together hold exactly these parameters; else all of them as one."""
         wanted = tuple(names)
-        inside = [planned for planned in self.plan if set(planned).issubset(wanted)]
-        self.plan = [planned for planned in self.plan if not set(planned).intersection(wanted)]
+        inside = [saved for saved in self._unmet if set(saved).issubset(wanted)]
+        self._unmet = [saved for saved in self._unmet if not set(saved).intersection(wanted)]
         exact = sum(map(len, inside)) == len(wanted)
         return inside if exact else [wanted]
 
-    def settle(self) -> None:
+    def end_step(self) -> None:
         """End the step before: undo it everywhere if its average was not finite anywhere."""
         if self._stateful is False and not self._owing:
-            self._names_before = [*self._live, *self.plan]
+            self._names_before = [*self._live, *self._unmet]
             return
         self._owing, keep = self._still_owing(), self._finite()
-        self._sparse_verdicts = []
-        self._names_before = [*self._live, *self.plan]
+        self._sparse_finite = []
+        self._names_before = [*self._live, *self._unmet]
         for bucket in self._live.values():
-            bucket.settle(keep, self._owing)
+            bucket.end_step(keep, self._owing)
         self._stateful = any(bucket.stateful for bucket in self._live.values()) if self._live else None
 
     def replace(self, compressor: Compressor) -> None:
         """Go on with another compressor; what was held back is owed to the next average."""
-        self.settle()
+        self.end_step()
+        released = {name: memory.held_back()[name] for name, memory in self._released()}
         if self._former is None:
-            self._former, self._foreign = self.compressor, self._homeless
+            self._former = self.compressor
+            self._foreign = {name: fields for name, fields in self._homeless.items() if name not in released}
             self._homeless = {}
-        for bucket in self._live.values():
-            for name, numbers in bucket.held_back().items():
-                self._homeless[name] = {OWED: numbers}
+        for held_back in (released, *(bucket.held_back() for bucket in self._live.values())):
+            self._homeless |= {name: {OWED: numbers} for name, numbers in held_back.items()}
         self._choose(compressor)
-        self._live, self._stateful = {}, None
-        self.plan = self.plan if self._foreign else []
+        self._unmet = [*self._live, *self._unmet]
+        self._live, self._stateful, self._layouts = {}, None, {}
         self._owing = bool(self._homeless or self._foreign)
 
     def rescale(self, factor: float) -> None:
         """Multiply what all buckets hold back. Raises RuntimeError for a loaded state that no step has taken up yet."""
-        self.settle()
-        if self._foreign or any(set(fields) != {OWED} for fields in self._homeless.values()):
+        self.end_step()
+        others = [fields for name, fields in self._homeless.items() if name not in self._layouts]
+        if self._foreign or any(set(fields) != {OWED} for fields in others):
             raise RuntimeError("a loaded state can be rescaled after the next backward, not before it")
-        for fields in self._homeless.values():
+        for name, memory in list(self._released()):
+            memory.rescale(factor)
+            self._homeless[name] = memory.save()[name]
+        for fields in others:
             fields[OWED] = fields[OWED] * factor
         for bucket in self._live.values():
             bucket.rescale(factor)
@@ -189,8 +209,8 @@ class ModelMemory:
                 "a state that was loaded, then swapped, can be saved after the next backward, not before it"
             )
         if not under_way:
-            self.settle()
-        buckets = self._names_before if under_way else [*self._live, *self.plan]
+            self.end_step()
+        buckets = self._names_before if under_way else [*self._live, *self._unmet]
         loaded = {name: dict(fields) for name, fields in self._homeless.items()}
         live = [bucket.taken() for bucket in self._live.values()]
         return Snapshot(self.compressor, self.step - under_way, buckets, loaded, live)
@@ -202,8 +222,8 @@ class ModelMemory:
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Take a saved state; buckets claim their parts when they are met."""
         self.step = int(saved["step"])
-        self.plan = [tuple(names) for names in saved["buckets"] if names]
-        self._live, self._stateful = {}, None
+        self._unmet = [tuple(names) for names in saved["buckets"] if names]
+        self._live, self._stateful, self._layouts = {}, None, {}
         self._homeless = {
             name: {field: numbers.detach() for field, numbers in fields.items()}
             for name, fields in saved["parameters"].items()

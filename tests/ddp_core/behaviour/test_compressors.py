@@ -55,7 +55,7 @@ def in_turn(rank, world_size, specs):
     for spec in specs:
         models = [wrapped(spec, process_group=group, bucket_cap_mb=1e-6) for group in (groups[0], groups)]
         results[spec] = [train(model, rank) for model in models]
-        engines = len(models[1].compression.averager._engines)
+        engines = len(models[1].compression.averager.engines)
         for model in models:
             model.compression.close()
     return results, engines

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
@@ -176,3 +177,40 @@ def test_a_state_saved_while_something_is_owed_goes_on_in_the_same_bits(ranks, o
             for (wishes, gradients), (expected_wishes, expected) in zip(history, whole, strict=True):
                 assert wishes == expected_wishes
                 assert same(gradients, expected)
+
+
+class Branches(nn.Module):
+    """A layer, and another one that a step may leave out."""
+
+    def __init__(self):
+        super().__init__()
+        self.always, self.sometimes = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, inputs, both):
+        hidden = self.always(inputs)
+        return self.sometimes(hidden) if both else hidden
+
+
+def states_of_a_branch_that_went_unused(rank, world_size):
+    """What is held back by name: before, after `rescale(2)`, and after a swap, where new buckets never met a parameter."""
+    model = gradwire.DistributedDataParallel(
+        Branches(), compressor="topk:ratio=0.1", bucket_cap_mb=1e-5, **DYNAMIC, skip_all_reduce_unused_params=True
+    )
+    for step in range(3):
+        model(torch.full((3, 6), rank + 1.0), step == 0).square().sum().backward()
+        model.zero_grad()
+    handle, states = model.compression, []
+    for change in (lambda: None, lambda: handle.rescale(2.0), lambda: handle.swap("bf16")):
+        change()
+        states.append({name: sum(fields.values()) for name, fields in handle.state_dict()["parameters"].items()})
+    handle.close()
+    return [{name: numbers.reshape(-1) for name, numbers in state.items()} for state in states]
+
+
+def test_what_is_held_back_of_a_parameter_that_no_bucket_has_met_is_saved_rescaled_and_owed(ranks):
+    for before, rescaled, swapped in ranks.run(states_of_a_branch_that_went_unused, 2):
+        assert before["sometimes.weight"].any()
+        assert before.keys() == rescaled.keys() == swapped.keys()
+        for name, numbers in before.items():
+            torch.testing.assert_close(rescaled[name], 2 * numbers)
+            torch.testing.assert_close(swapped[name], rescaled[name])

@@ -1,0 +1,64 @@
+"""The engines of a model's compression: one for each device and process group."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from ..engine.engine import Engine
+from ..transport.host_memory import HostMemory
+from ..transport.process_group import ProcessGroup
+from ..transport.protocol import Decorator, Transport
+
+AT_EXIT = timedelta(seconds=5)
+
+
+class Engines:
+    """Made as buckets ask for them. `groups`: see CompressedAverager, as `timeout` and `decorate`."""
+
+    def __init__(self, groups: Sequence[dist.ProcessGroup], timeout: timedelta, decorate: Decorator | None) -> None:
+        self.timeout = timeout
+        self._groups, self._decorate = list(groups), decorate
+        self._made: dict[tuple[torch.device, int], Engine] = {}
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The first of the groups, whose ranks all others have too."""
+        if not self._groups:
+            if not dist.is_initialized():
+                raise RuntimeError("there is no process group yet: call torch.distributed.init_process_group() first")
+            assert dist.group.WORLD is not None
+            self._groups = [dist.group.WORLD]
+        return self._groups[0]
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way in any."""
+        return all(engine.idle for engine in self._made.values())
+
+    def of(self, device: torch.device, index: int) -> Engine:
+        """That of a bucket: buckets go in turn among the groups."""
+        place = index % len(self._groups or [self.group])
+        if (device, place) not in self._made:
+            engine = Engine(self._transport(self._groups[place], device), device, self.timeout)
+            weakref.finalize(self, engine.close, AT_EXIT)  # a thread inside torch would abort the interpreter
+            self._made[device, place] = engine
+        return self._made[device, place]
+
+    def _transport(self, group: dist.ProcessGroup, device: torch.device) -> Transport:
+        transport: Transport = ProcessGroup(group, device, self.timeout)
+        if device.type == "cpu" and len(self._groups) == 1:
+            transport = HostMemory(transport)
+        return transport if self._decorate is None else self._decorate(transport)
+
+    def close(self) -> None:
+        """End their threads and connections."""
+        for engine in self._made.values():
+            engine.close()
+
+    def __len__(self) -> int:
+        return len(self._made)
