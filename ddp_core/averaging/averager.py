@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compress import AllReduce, Compressor, most_rounds, specification
+from ...compress import AllReduce, Compressor, most_rounds
 from ..buckets.assignment import Rooms, own_rooms
 from ..buckets.checksum import checksum
 from ..buckets.grad_bucket import GradBucket
@@ -24,7 +24,7 @@ from ..measure.stats import Stats, Totals
 from ..measure.step import BucketStats, Step
 from ..memory.model_memory import ModelMemory, Snapshot
 from ..transport.protocol import Decorator, Pending
-from .bound import Bound, OwnBound, Part, all_done, labelled, names_by_index, one_round, places_in
+from .bound import Bound, OwnBound, Part, all_done, labelled, names_by_index, one_round, places_in, setup
 from .engines import Engines
 from .protocol import Wishes
 
@@ -209,11 +209,8 @@ class CompressedAverager:
         layout = layout_of(named, flat.dtype, flat.device, group.size(), group.rank())
         if not self._bounds:
             self.memory.expect(self.names.values())
-            values = f", their values {checksum(list(named.values()))}" if self._compares else ""
-            engine.agree(
-                f"{specification(self.memory.compressor)} at step {self.memory.step - 1} with a first bucket of "
-                f"{len(layout.names)} parameters, {layout.numel} x {layout.dtype}{values}"
-            )
+            values = checksum(list(named.values())) if self._compares else None
+            engine.agree(setup(self.memory.compressor, self.memory.step - 1, layout, values))
             self._compares = False
         parts = []
         for names in self.memory.split(layout.names):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...compress import AllReduce, Layout, Program
+from ...compress import AllReduce, Compressor, Layout, Program, specification
 from ...compress.protocol import Request
 from ..engine.engine import Engine
 from ..memory.bucket_memory import BucketMemory
@@ -82,6 +82,13 @@ def places_in(layout: Layout, names: Sequence[str]) -> tuple[tuple[int, int], ..
     """First and last element of the named parameters in the flat buffer."""
     spans = {n: (o, o + s) for n, o, s in zip(layout.names, layout.offsets, layout.sizes, strict=True)}
     return tuple(spans[name] for name in names)
+
+
+def setup(compressor: Compressor, step: int, layout: Layout, values: str | None) -> str:
+    """What ranks must agree on at a first bucket; `values`: of its parameters, in a few letters."""
+    bucket = f"{len(layout.names)} parameters, {layout.numel} x {layout.dtype}"
+    told = "" if values is None else f", their values {values}"
+    return f"{specification(compressor)} at step {step} with a first bucket of {bucket}{told}"
 
 
 def labelled(index: int, names: Sequence[str]) -> str:

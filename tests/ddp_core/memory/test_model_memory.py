@@ -194,7 +194,7 @@ class Branches(nn.Module):
 def states_of_a_branch_that_went_unused(rank, world_size):
     """What is held back by name: before, after `rescale(2)`, and after a swap, where new buckets never met a parameter."""
     model = gradwire.DistributedDataParallel(
-        Branches(), compressor="topk:ratio=0.1", bucket_cap_mb=1e-5, **DYNAMIC, skip_all_reduce_unused_params=True
+        Branches(), compressor="topk:ratio=0.1", **DYNAMIC, skip_all_reduce_unused_params=True
     )
     for step in range(3):
         model(torch.full((3, 6), rank + 1.0), step == 0).square().sum().backward()
