@@ -5,15 +5,14 @@ import time
 
 import pytest
 
-SECONDS = {"ranks": 0.4, "triton": 0.2}  # that a test takes, about, by what it asks for
-OTHERS = 0.04
+SECONDS = {"conformance": 2.0, "slow": 2.0, "ranks": 0.4, "experiments": 0.4, "kernels": 0.1}
+OTHERS = 0.03
 PERCENT = 5  # from line to line, where lines stay
 
 
 def seconds_of(item):
-    """What a test takes, about."""
-    params = item.callspec.params.values() if hasattr(item, "callspec") else ()
-    return max((SECONDS[name] for name in (*item.fixturenames, *map(str, params)) if name in SECONDS), default=OTHERS)
+    """What a test takes, about, by its markers, its folders and what it asks for."""
+    return max((SECONDS[name] for name in (*item.keywords, *item.fixturenames) if name in SECONDS), default=OTHERS)
 
 
 def minutes(seconds):
