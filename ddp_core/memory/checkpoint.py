@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from ...compress import Compressor, Layout, specification
 from ...compress import state as states
+from ...compress.build import fingerprint
 from ...compress.leaves import PART
 from ...compress.state import Entries
 from ..buckets.layout import axis_order, layout_of, plain
@@ -29,11 +29,6 @@ INCOMPLETE = (
     "what loaded it fills in only what was there before, as torch.distributed.checkpoint does, or dropped something: save "
     "the state of each rank as one value, such as the bytes that torch.save makes of it"
 )
-
-
-def fingerprint(compressor: Compressor) -> str:
-    """The compressor and its options in words, the same in every process."""
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(compressor))
 
 
 def header(compressor: Compressor, world_size: int, rank: int) -> dict[str, Any]:
