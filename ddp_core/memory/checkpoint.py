@@ -170,7 +170,8 @@ def _check_order(saved: Mapping[str, Any], name: str, parameter: Tensor) -> None
 
 
 def _check_complete(name: str, needed: Mapping[str, Tensor], fields: Mapping[str, Tensor]) -> None:
-    """`owed` may stand for any field: it has what lost its place when buckets changed."""
+    """`owed` may stand for any field: it has what lost its place when buckets changed. A server's part may lie elsewhere."""
+    needed = {field: each for field, each in needed.items() if f"{field}{FIRST}" not in needed and FIRST not in field}
     starts = {field.partition(PART)[0] for field in fields}
     lacking = [field for field in needed if field.partition(PART)[0] not in starts]
     if lacking and OWED not in fields:
