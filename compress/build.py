@@ -61,17 +61,22 @@ def compressor(spec: Spec) -> Compressor:
     raise TypeError(f"a compressor is given as a string, a mapping or an object with init and reduce, got {spec!r}")
 
 
+def fingerprint(built: Compressor) -> str:
+    """A compressor and its options in words, the same in every process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(built))
+
+
 def specification(built: Compressor) -> str:
-    """The shortest string that builds a compressor; its repr where none does.
+    """The shortest string that builds a compressor; its fingerprint where none does.
 
     >>> specification(compressor({"name": "fp16", "inner": "powersgd:rank=4,start_iter=9"}))
     'fp16+powersgd:start_iter=9'
     """
     text = _written(built)
     try:
-        return text if text and compressor(text) == built else repr(built)
+        return text if text and compressor(text) == built else fingerprint(built)
     except ValueError:
-        return repr(built)
+        return fingerprint(built)
 
 
 def _written(built: Any) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from ...compress import Compressor, Layout, specification
 from ...compress import state as states
+from ...compress.build import fingerprint
 from ...compress.leaves import PART
 from ...compress.state import Entries
 from ..buckets.layout import axis_order, layout_of, plain
@@ -29,11 +29,6 @@ INCOMPLETE = (
     "what loaded it fills in only what was there before, as torch.distributed.checkpoint does, or dropped something: save "
     "the state of each rank as one value, such as the bytes that torch.save makes of it"
 )
-
-
-def fingerprint(compressor: Compressor) -> str:
-    """The compressor and its options in words, the same in every process."""
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(compressor))
 
 
 def header(compressor: Compressor, world_size: int, rank: int) -> dict[str, Any]:
@@ -175,7 +170,8 @@ def _check_order(saved: Mapping[str, Any], name: str, parameter: Tensor) -> None
 
 
 def _check_complete(name: str, needed: Mapping[str, Tensor], fields: Mapping[str, Tensor]) -> None:
-    """`owed` may stand for any field: it has what lost its place when buckets changed."""
+    """`owed` may stand for any field: it has what lost its place when buckets changed. A server's part may lie elsewhere."""
+    needed = {field: each for field, each in needed.items() if f"{field}{FIRST}" not in needed and FIRST not in field}
     starts = {field.partition(PART)[0] for field in fields}
     lacking = [field for field in needed if field.partition(PART)[0] not in starts]
     if lacking and OWED not in fields:

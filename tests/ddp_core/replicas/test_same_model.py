@@ -30,7 +30,7 @@ DIFFERENCES = {
     "dtype": ["torch.float32", "rank 1 has parameter second", "torch.float64"],
     "requires_grad": ["rank 1 has parameter second", "requires_grad=False"],
     "count": ["rank 0 has 2 parameters", "rank 1 has 3 parameters"],
-    "compressor": ["rank 0 has the compressor Dense()", "rank 1 has the compressor", "rank=2"],
+    "compressor": ["rank 0 has the compressor none", "rank 1 has the compressor", "rank=2"],
 }
 
 
