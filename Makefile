@@ -1,17 +1,20 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+SECONDS ?= 600
+SEED ?=
 BIN := $(abspath $(VENV))/bin
 STAMP := $(VENV)/.installed
 INSTALLED := $(abspath $(VENV))/installed
 SANITIZED := $(abspath $(VENV))/sanitized
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all
 
-.PHONY: help compare test conformance asan sanitize lint format types clean
+.PHONY: help compare test fuzz conformance asan sanitize lint format types clean
 
 help:
 	@echo 'make compare  train a small GPT with each compressor        (ARGS="--steps 50")'
 	@echo 'make test     run the tests                                 (ARGS="-k powersgd")'
+	@echo 'make fuzz     random trainings and failures on real ranks     (SECONDS=600, or SEED=7 for one)'
 	@echo "make conformance  torch's own tests of DistributedDataParallel, on torch's class and ours"
 	@echo 'make asan     the native code and its tests under AddressSanitizer and UBSan (GCC)'
 	@echo 'make sanitize the CUDA kernels on a GPU under compute-sanitizer: memcheck, then racecheck'
@@ -32,6 +35,9 @@ compare: $(STAMP)
 
 test: $(STAMP)
 	@$(BIN)/python -m pytest $(ARGS)
+
+fuzz: $(STAMP)
+	@$(BIN)/python -m tests.trials --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 conformance: $(STAMP)
 	@$(BIN)/python -m pytest tests/conformance -m '' $(ARGS)
