@@ -158,14 +158,13 @@ def clearings(ours, dynamic, parts):
 def with_events(source, steps, ours, groups, parts):
     """The same steps, with events before some of them."""
     copies = ("deepcopy", "pickle") if ours and not groups else ()
-    late = ("resume", *copies, "swap", "rescale", "look", "look")
+    late = ("resume", *copies, *(["rewrap"] if ours else []), "swap", "rescale", "look", "look")
     result = []
     for number, each in enumerate(steps):
-        names = late if number >= SETTLED else ("swap", "look", "read")
+        names = late if number >= SETTLED else ("swap", "look")
         chosen = source.sample(names, k=source.choice((0, 0, 1, 2)))
         events = tuple((name, argument(source, name)) for name in sorted(chosen, key=late_ones_last))
-        if source.random() < 0.2:
-            events += (("read", None),)
+        events += tuple((name, None) for name in ("read", "evaluate", "discard") if source.random() < 0.15)
         result.append(Step(events, *(getattr(each, f) for f in list(Step.__dataclass_fields__)[1:])))
     return tuple(result)
 

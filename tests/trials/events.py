@@ -1,12 +1,15 @@
 """What happens between two steps, on all ranks alike."""
 
 import copy
+import gc
 import io
 import pickle
 import threading
 import time
 
 import torch
+
+from ..ddp_core.nets import Batch
 
 READS, NAP = 30, 0.001
 
@@ -62,6 +65,29 @@ def through_file(value):
     return torch.load(file, weights_only=True)
 
 
+def rewrapped(me, _):
+    """A new wrapper around the same network, which goes on from the state of the one before."""
+    saved, network = me.handle.state_dict(), me.model.module
+    me.handle.close()
+    me.model = me.handle = None
+    gc.collect()
+    me.model, me.handle = me.made(network=network)
+    me.handle.load_state_dict(saved)
+
+
+def evaluate(me, _):
+    """A forward that no backward follows, without gradients."""
+    with torch.no_grad():
+        for model in me.models:
+            model(Batch.drawn(me.rank, -1, 0))
+
+
+def discard(me, _):
+    """A forward whose outputs are dropped."""
+    for model in me.models:
+        model(Batch.drawn(me.rank, -1, 0))
+
+
 def look(me, _):
     """The state is read after the step."""
 
@@ -69,12 +95,14 @@ def look(me, _):
 def read(me, _):
     """Read statistics while the next step runs."""
 
+    model, handle = me.model, me.handle
+
     def often():
         for _ in range(READS):
-            stats = me.handle.stats()
+            stats = handle.stats()
             assert stats.last.traffic.payload_bytes <= stats.total.traffic.payload_bytes
             if me.trial.ours:
-                me.model.last_step()
+                model.last_step()
             time.sleep(NAP)
 
     me.readers.append(threading.Thread(target=guarded, args=(often, me.errors)))
@@ -95,6 +123,9 @@ EVENTS = {
     "resume": resume,
     "deepcopy": duplicate,
     "pickle": unpickled,
+    "rewrap": rewrapped,
+    "evaluate": evaluate,
+    "discard": discard,
     "look": look,
     "read": read,
 }

@@ -10,9 +10,8 @@ def named(trial, name):
 
 def saved_after_a_swap(trial):
     """A state that is saved between a swap and the next step has no buckets to bring along."""
-    return bool(
-        set(named(trial, "swap")) & {step for how in ("resume", "deepcopy", "pickle") for step in named(trial, how)}
-    )
+    saved = {step for how in ("resume", "deepcopy", "pickle", "rewrap") for step in named(trial, how)}
+    return bool(saved.intersection(named(trial, "swap")))
 
 
 def first_buckets(trial):
@@ -27,9 +26,9 @@ def static_numbers(trial):
     return not trial.ours and "static_graph" in trial.options and trial.mishap is None
 
 
-def skipping_and_joining(trial):
-    """torch hands out gradients that no rank had, where it skips unused parameters inside join."""
-    return not trial.ours and bool(trial.inputs) and "skip_all_reduce_unused_params" in trial.options
+def joining_unused(trial):
+    """torch hands out zeros for parameters that no rank used, inside join."""
+    return not trial.ours and bool(trial.inputs) and trial.dynamic
 
 
 def swapped_while_skipping(trial):
@@ -37,7 +36,25 @@ def swapped_while_skipping(trial):
     return "skip_all_reduce_unused_params" in trial.options and bool(named(trial, "swap") or named(trial, "rescale"))
 
 
-KNOWN = (saved_after_a_swap, first_buckets, static_numbers, skipping_and_joining, swapped_while_skipping)
+def copied_gaps(trial):
+    """A copy of a parameter with gaps between its numbers has none, and products with it round another way."""
+    return "Gaps" in trial.parts and bool(named(trial, "deepcopy"))
+
+
+def discarded_before_no_sync(trial):
+    """After a forward whose outputs are dropped the next backward is synchronized, also inside no_sync; so it is in torch."""
+    return any(trial.steps[number].micro_batches > 1 for number in named(trial, "discard"))
+
+
+KNOWN = (
+    discarded_before_no_sync,
+    copied_gaps,
+    saved_after_a_swap,
+    first_buckets,
+    static_numbers,
+    joining_unused,
+    swapped_while_skipping,
+)
 
 
 def why(trial):

@@ -41,12 +41,11 @@ class Noted:
 
 @dataclass
 class Answer:
-    """All of a rank's steps, its parameters at the end, and what events before steps have done: (step, name, argument)."""
+    """All of a rank's steps, its parameters at the end, and what it then holds back."""
 
     steps: list
     parameters: dict
     held: dict
-    happened: list
 
 
 class Rank:
@@ -65,23 +64,23 @@ class Rank:
         self.twin = self.net()
         self.copies = {}  # {how it was made: (model, handle)}
         self.reference = TorchDDP(self.net(), **torch_options(trial)) if beside_torch(trial) else None
-        self.happened = []
         mishaps.watch(self)
 
     def net(self):
         """The network before training."""
         return Headed(self.trial.parts, self.trial.seed)
 
-    def made(self, transport=None):
-        """A model and its handle, as new."""
+    def made(self, transport=None, network=None):
+        """A model and its handle, as new, but for the network if it is given."""
+        network = network or self.net()
         options = dict(self.trial.options)
         if self.groups:
             options["process_group"] = self.groups if len(self.groups) > 1 else self.groups[0]
         more = {"timeout": self.limit, "transport": transport}
         if self.trial.ours:
-            model = gradwire.DistributedDataParallel(self.net(), compressor=self.spec, **more, **options)
+            model = gradwire.DistributedDataParallel(network, compressor=self.spec, **more, **options)
             return model, model.compression
-        model = TorchDDP(self.net(), **options)
+        model = TorchDDP(network, **options)
         return model, gradwire.attach(model, self.spec, **more)
 
     @property
@@ -99,7 +98,6 @@ class Rank:
         plan, self.number = self.trial.steps[number], number
         for name, argument in plan.events:
             events.EVENTS[name](self, argument)
-            self.happened.append((number, name, argument))
         for place in ("save", "swap", "rebuild"):
             mishaps.passed(place, self, number)
         for model in (*self.models, *filter(None, [self.reference])):
@@ -184,9 +182,7 @@ def train(rank, world_size, trial):
             if any(name == "look" for name, _ in trial.steps[number].events):
                 notes[-1].held = held_back(me.handle.state_dict())
     held = held_back(me.handle.state_dict())
-    answer = Answer(
-        notes, {name: p.detach().clone() for name, p in me.model.module.named_parameters()}, held, me.happened
-    )
+    answer = Answer(notes, {name: p.detach().clone() for name, p in me.model.module.named_parameters()}, held)
     me.close()
     return answer
 
