@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..ranks import LostRank, RankFailure
 from .draw import LIMIT
-from .rank import Rank
+from .rank import Rank, environment
 
 NAMES = re.compile(r"bucket \d|parameters? |rank \d|which parameters they used|set up differently")
 RETRIED = ("construction", "forward", "backward", "rebuild", "save", "swap")  # before others have heard of the step
@@ -17,6 +17,12 @@ WAITS, MORE = 4, 15.0  # limits that may pass one after the other, and seconds t
 
 def undergo(rank, world_size, trial):
     """Train; then tell what was raised, and when, by raising it once more."""
+    with environment(trial):
+        return undergone(rank, trial)
+
+
+def undergone(rank, trial):
+    """As `undergo`, in the trial's environment."""
     began, me, number = time.monotonic(), None, -1
     try:
         me = Rank(trial, rank)

@@ -42,7 +42,7 @@ def copied_gaps(trial):
 
 
 def discarded_before_no_sync(trial):
-    """After a forward whose outputs are dropped the next backward is synchronized, also inside no_sync; so it is in torch."""
+    """After a forward whose outputs are dropped the next backward is synchronized, also inside no_sync; as in torch."""
     return any(trial.steps[number].micro_batches > 1 for number in named(trial, "discard"))
 
 

