@@ -1,6 +1,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+SECONDS ?= 600
+SEED ?=
 BIN := $(abspath $(VENV))/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest --progress --override-ini console_output_style=classic
@@ -8,12 +10,13 @@ INSTALLED := $(abspath $(VENV))/installed
 SANITIZED := $(abspath $(VENV))/sanitized
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all
 
-.PHONY: help compare test test-all test-rest conformance asan sanitize lint format types clean
+.PHONY: help compare test test-all test-rest fuzz conformance asan sanitize lint format types clean
 
 help:
 	@echo 'make compare  train a small GPT with each compressor        (ARGS="--steps 50")'
 	@echo 'make test     every test, of its variants some: minutes     (ARGS="-k powersgd")'
 	@echo 'make test-all all variants of every test, too; make test-rest those that make test leaves out'
+	@echo 'make fuzz     random trainings and failures on real ranks     (SECONDS=600, or SEED=7 for one)'
 	@echo "make conformance  torch's own tests of DistributedDataParallel, on torch's class and ours"
 	@echo 'make asan     the native code and its tests under AddressSanitizer and UBSan (GCC)'
 	@echo 'make sanitize the CUDA kernels on a GPU under compute-sanitizer: memcheck, then racecheck'
@@ -40,6 +43,9 @@ test-all: $(STAMP)
 
 test-rest: $(STAMP)
 	@$(PYTEST) -m '' --part rest $(ARGS)
+
+fuzz: $(STAMP)
+	@$(BIN)/python -m tests.trials --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 conformance: $(STAMP)
 	@$(BIN)/python -m pytest tests/conformance -m '' $(ARGS)

@@ -1,0 +1,196 @@
+"""What a trial is, and how one is drawn from its seed alone."""
+
+from dataclasses import dataclass, field
+from random import Random
+
+from . import models
+
+SPECS = (
+    "none",
+    "bf16",
+    "fp16:start_iter=2",
+    "topk:ratio=0.2",
+    "topk:k=5,value_dtype=fp16",
+    "topk:ratio=0.1,error_feedback=false",
+    "onebit",
+    "onebit:block=8,start_iter=2",
+    "powersgd:rank=1",
+    "powersgd:rank=2,start_iter=2",
+    "powersgd:rank=1,start_iter=3,warmup=bf16",
+    "powersgd:rank=2,warm_start=false",
+    "batched-powersgd:rank=1",
+    "fp16+powersgd:rank=1",
+    "bf16+batched-powersgd:rank=2",
+)
+CAPS = ({}, {"bucket_cap_mb": 0.0005}, {"bucket_cap_mb": 0.002}, {"bucket_cap_mb_list": [0.0002, 0.001]})
+SETTLED = 2  # steps until a state brings the buckets along that its model goes on with
+PLACES = ("construction", "forward", "backward", "late backward", "rebuild", "save", "swap", "first request", "request")
+KINDS = ("kill", "raise", "hang", "stop")
+LIMIT = 3.0  # seconds that waits take in trials of failures
+SHORT, LONG = 0.2, 2.5  # times the limit
+
+
+@dataclass(frozen=True)
+class Step:
+    """`events`: (name, argument) before it. `zero`: none, zeros or keep. `pauses`: of each rank. `both`: see `loss_of`."""
+
+    events: tuple[tuple[str, object], ...] = ()
+    micro_batches: int = 1
+    zero: str = "none"
+    clip: bool = False
+    overflow: int | None = None  # the rank
+    pauses: tuple[float, ...] = ()
+    both: tuple[bool, ...] = ()
+
+
+@dataclass(frozen=True)
+class Mishap:
+    """What befalls a rank, and where. `seconds`: that it hangs or is stopped. `request`: (round, turn)."""
+
+    kind: str
+    place: str
+    rank: int
+    step: int
+    seconds: float
+    request: tuple[int, int]
+
+    @property
+    def harmless(self):
+        """Whether the others can wait for it."""
+        return self.kind in ("hang", "stop") and self.seconds < LIMIT
+
+
+@dataclass(frozen=True)
+class Trial:
+    """`ours`: which DistributedDataParallel. `groups`: none stands for the default one. `inputs`: steps of each rank."""
+
+    seed: int
+    world_size: int
+    ours: bool
+    parts: tuple[str, ...]
+    spec: str
+    steps: tuple[Step, ...]
+    options: dict[str, object] = field(default_factory=dict)
+    groups: int = 0
+    shared_memory: bool = True
+    inputs: tuple[int, ...] = ()
+    weighted: bool = True  # divide_by_initial_world_size
+    mishap: Mishap | None = None
+
+    @property
+    def dynamic(self):
+        """Whether steps may leave parameters out."""
+        return bool(self.options.get("find_unused_parameters"))
+
+    @property
+    def again(self):
+        """The line that runs it again."""
+        return f"make fuzz SEED={self.seed}"
+
+
+def drawn(seed, faults=0.2):
+    """The trial of a seed."""
+    source = Random(seed)
+    if source.random() < faults:
+        return failing(source, seed)
+    return training(source, seed)
+
+
+def training(source, seed):
+    """A trial in which nothing fails."""
+    world_size, ours, spec = source.choice((2, 2, 3)), source.random() < 0.65, source.choice(SPECS)
+    parts, options = model_and_options(source, ours)
+    joins = source.random() < 0.15
+    drawn_steps = tuple(
+        step(source, number, ours, world_size, parts, options) for number in range(source.randint(3, 8))
+    )
+    trial = {
+        "shared_memory": source.random() < 0.6,
+        "groups": source.choice((0, 0, 1, 3)) if ours else source.choice((0, 0, 1)),
+        "weighted": source.random() < 0.5,
+    }
+    if joins:
+        trial["inputs"] = tuple(source.randint(0, len(drawn_steps)) for _ in range(world_size))
+        return Trial(seed, world_size, ours, parts, spec, drawn_steps, options, **trial)
+    several = with_events(source, drawn_steps, ours, trial["groups"], parts)
+    return Trial(seed, world_size, ours, parts, spec, several, options, **trial)
+
+
+def model_and_options(source, ours):
+    """Parts, and options under which they can be trained."""
+    rule = source.choice(("", "", "find_unused_parameters", "find_unused_parameters", "static_graph"))
+    refused = set() if ours else models.SPARSE
+    refused |= models.REENTRANT if rule == "find_unused_parameters" else models.LEAVES_OUT
+    refused |= set() if rule else models.NEVER_USES
+    parts = tuple(source.choices([name for name in models.PARTS if name not in refused], k=source.randint(1, 5)))
+    options = {**source.choice(CAPS), "gradient_as_bucket_view": source.random() < 0.5}
+    if rule:
+        options[rule] = True
+    if rule == "find_unused_parameters" and source.random() < 0.3:
+        options["skip_all_reduce_unused_params"] = True
+    return parts, options
+
+
+def step(source, number, ours, world_size, parts, options):
+    """A step without events; what torch itself gets wrong is left out."""
+    dynamic, static = "find_unused_parameters" in options, "static_graph" in options
+    single = static or (not ours and "skip_all_reduce_unused_params" in options)
+    overflows = source.random() < 0.1
+    both = [source.random() < 0.7 for _ in range(world_size)] if dynamic else [True] * world_size
+    return Step(
+        (),
+        1 if single else source.choice((1, 1, 1, 2, 3)),
+        source.choice(clearings(ours, dynamic, parts)) if number else "none",
+        source.random() < 0.3,
+        source.randrange(world_size) if overflows else None,
+        tuple(source.choice((0.0, 0.0, 0.0, 0.0, 0.03)) for _ in range(world_size)),
+        tuple(both),
+    )
+
+
+def clearings(ours, dynamic, parts):
+    """How gradients may be cleared: a hook on torch's takes old ones of unused parameters for new ones."""
+    if models.SPARSE & set(parts):
+        return ("none",)
+    return ("none", "zeros", "keep") if ours or not dynamic else ("none", "zeros")
+
+
+def with_events(source, steps, ours, groups, parts):
+    """The same steps, with events before some of them."""
+    copies = ("deepcopy", "pickle") if ours and not groups else ()
+    late = ("resume", *copies, *(["rewrap"] if ours else []), "swap", "rescale", "look", "look")
+    result = []
+    for number, each in enumerate(steps):
+        names = late if number >= SETTLED else ("swap", "look")
+        chosen = source.sample(names, k=source.choice((0, 0, 1, 2)))
+        events = tuple((name, argument(source, name)) for name in sorted(chosen, key=late_ones_last))
+        events += tuple((name, None) for name in ("read", "evaluate", "discard") if source.random() < 0.15)
+        result.append(Step(events, *(getattr(each, f) for f in list(Step.__dataclass_fields__)[1:])))
+    return tuple(result)
+
+
+def late_ones_last(name):
+    """A state that was just loaded cannot be rescaled, nor one that was loaded and swapped be saved."""
+    return ("rescale", "swap").index(name) if name in ("rescale", "swap") else 2
+
+
+def argument(source, name):
+    """What an event needs to know."""
+    drawn_by = {"swap": lambda: source.choice(SPECS), "rescale": lambda: source.choice((0.5, 2.0, 8.0))}
+    return drawn_by.get(name, lambda: None)()
+
+
+def failing(source, seed):
+    """A trial with one mishap; nothing else is out of the ordinary."""
+    world_size, ours, spec = source.choice((2, 3, 3)), source.random() < 0.75, source.choice(SPECS)
+    parts, options = model_and_options(source, ours)
+    steps = tuple(Step(pauses=(0.0,) * world_size, both=(True,) * world_size) for _ in range(6))
+    mishap = Mishap(
+        source.choice(KINDS),
+        source.choice(PLACES),
+        source.randrange(world_size),
+        source.randint(0, 3),
+        LIMIT * source.choice((SHORT, LONG, LONG)),
+        (source.choice((0, 0, 1)), source.randint(0, 5)),
+    )
+    return Trial(seed, world_size, ours, parts, spec, steps, options, 1, source.random() < 0.6, mishap=mishap)

@@ -1,0 +1,37 @@
+"""What is known to fail, and why; such trials are left out, but for one that is asked for by its seed."""
+
+from .draw import SETTLED
+
+
+def named(trial, name):
+    """The steps before which an event of this name happens."""
+    return [number for number, step in enumerate(trial.steps) for event, _ in step.events if event == name]
+
+
+def first_buckets(trial):
+    """torch's first buckets, which a resumed model starts with, may lie across those that were saved."""
+    lists = "bucket_cap_mb_list" in trial.options
+    late = "static_graph" in trial.options and SETTLED in named(trial, "resume")
+    return not trial.ours and bool(named(trial, "resume")) and (lists or late)
+
+
+def joining_unused(trial):
+    """torch hands out zeros for parameters that no rank used, inside join."""
+    return not trial.ours and bool(trial.inputs) and trial.dynamic
+
+
+def copied_gaps(trial):
+    """A copy of a parameter with gaps between its numbers has none, and products with it round another way."""
+    return "Gaps" in trial.parts and bool(named(trial, "deepcopy"))
+
+
+KNOWN = (
+    copied_gaps,
+    first_buckets,
+    joining_unused,
+)
+
+
+def why(trial):
+    """What is known of a trial's failure; empty where nothing is."""
+    return next((each.__doc__ for each in KNOWN if each(trial)), "")

@@ -1,0 +1,81 @@
+"""What befalls a rank: it is killed, stopped, hangs or raises, at a place of a step or of the transport."""
+
+import os
+import signal
+import subprocess
+import time
+
+from gradwire.ddp_core import Fault, InjectedError, faulty
+
+
+def kill(_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def halt(mishap):
+    subprocess.Popen(["sh", "-c", f"sleep {mishap.seconds}; kill -CONT {os.getpid()}"])
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def hang(mishap):
+    time.sleep(mishap.seconds)
+
+
+def fail(mishap):
+    raise InjectedError(f"on purpose: {mishap.place}")
+
+
+ACTIONS = {"kill": kill, "stop": halt, "hang": hang, "raise": fail}
+WITHOUT_A_STEP = ("construction", "first request", "request")
+
+
+def happen(me):
+    """Now, once."""
+    if not me.befallen:
+        me.befallen = True
+        ACTIONS[me.trial.mishap.kind](me.trial.mishap)
+
+
+def due(me, place, step=None):
+    """Whether this is where it happens."""
+    mishap = me.trial.mishap
+    return (
+        mishap is not None
+        and (mishap.rank, mishap.place) == (me.rank, place)
+        and (place in WITHOUT_A_STEP or step == mishap.step)
+    )
+
+
+def at(place, me, step=None):
+    """A place that a rank passes."""
+    if due(me, place, step):
+        happen(me)
+
+
+def passed(place, me, step):
+    """The places between two steps, where all ranks save or swap if something is to happen then."""
+    mishap = me.trial.mishap
+    if mishap is not None and (mishap.place, mishap.step) == (place, step):
+        if place == "swap":
+            me.handle.swap("topk:ratio=0.2")
+        at(place, me, step)
+        if place == "save":
+            me.handle.state_dict()
+
+
+def transport(me):
+    """A decorator that lets it happen at a request."""
+    mishap = me.trial.mishap
+    if mishap is None or mishap.place not in ("first request", "request"):
+        return None
+    channel, turn = (0, 0) if mishap.place == "first request" else mishap.request
+    return faulty(Fault("call", mishap.rank, turn, channel, lambda: happen(me)))
+
+
+def watch(me):
+    """Let it happen inside forward or backward."""
+    if me.trial.mishap is None:
+        return
+    me.model.module.register_forward_pre_hook(lambda *_: at("forward", me, me.number))
+    for place, layer in (("backward", me.model.module.last), ("late backward", me.model.module.first)):
+        layer.weight.register_hook(lambda _, place=place: at(place, me, me.number))

@@ -1,0 +1,79 @@
+"""What the simulator makes of the gradients that the ranks gave, bucket by bucket."""
+
+import torch
+
+from gradwire.compress import Simulation, compressor
+from gradwire.compress import state as states
+from gradwire.ddp_core import layout_of
+
+from .models import SPARSE, Headed
+
+OTHER_ORDER = 1e-4  # what sums in another order may make, on more than two ranks
+
+
+def simulates(trial):
+    """Whether buckets alone decide what ranks get: each gradient is given as it is, to one compressor."""
+    if trial.world_size > 2 and "16" in trial.spec:
+        return False  # sums in another order round to other numbers of 16 bits
+    events = {name for step in trial.steps for name, _ in step.events}
+    return not (trial.inputs or trial.dynamic or SPARSE & set(trial.parts) or events & {"swap", "rescale"})
+
+
+class Simulated:
+    """The same training, in the simulator. Its state follows the parameters by name when buckets change."""
+
+    def __init__(self, trial):
+        self.trial = trial
+        self.parameters = dict(Headed(trial.parts, trial.seed).named_parameters())
+        self.buckets = {}
+        self.owed = [{} for _ in range(trial.world_size)]  # what has lost its place when buckets changed, by rank
+
+    def step(self, number, notes):
+        """Sentences where the ranks got something else."""
+        self.arrange(notes[0].buckets, number)
+        after = {names: each.copy() for names, each in self.buckets.items()}
+        for names, simulation in after.items():
+            flats = [
+                torch.cat([(note.given[name] + owed.get(name, 0.0)).to(note.given[name].dtype) for name in names])
+                for note, owed in zip(notes, self.owed, strict=True)
+            ]
+            expected = simulation.layouts[0].views(simulation.step(flats)[0])
+            for name in names if notes[0].finite else ():
+                if not self.agrees(expected[name].reshape(-1), notes[0].got[name]):
+                    yield f"{name} is not what the simulator says"
+        if notes[0].finite:
+            self.buckets, self.owed = after, [{} for _ in notes]
+        for state in (state for simulation in self.buckets.values() for state in simulation.states):
+            states.set_step(state, number + 1)  # those count that overflow, too
+
+    def arrange(self, buckets, number):
+        """Have these buckets, with what the ones before remember."""
+        if set(buckets) == set(self.buckets):
+            return
+        saved = [{} for _ in range(self.trial.world_size)]
+        for simulation in self.buckets.values():
+            for entries, state in zip(saved, simulation.states, strict=True):
+                entries.update(states.save(state))
+        self.buckets = {names: self.made(names) for names in buckets}
+        for simulation in self.buckets.values():
+            for entries, state, owed in zip(saved, simulation.states, self.owed, strict=True):
+                states.set_step(state, number)
+                mine = {name: entries[name] for name in simulation.layouts[0].names if name in entries}
+                owed.update(states.load(state, mine))
+
+    def made(self, names):
+        """A new bucket."""
+        members = {name: self.parameters[name] for name in names}
+        dtype = self.parameters[names[0]].dtype.to_real()
+        return Simulation(
+            compressor(self.trial.spec), layout_of(members, dtype, torch.device("cpu"), self.trial.world_size, 0)
+        )
+
+    def agrees(self, expected, got):
+        """In every bit on two ranks."""
+        if self.trial.world_size == 2:
+            return torch.equal(expected, got)
+        rough = 0.1 if got.dtype == torch.bfloat16 else OTHER_ORDER
+        return torch.allclose(
+            expected, got, rtol=0, atol=rough * max(1.0, float(got.abs().max())) if got.numel() else 0
+        )
