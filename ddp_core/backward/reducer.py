@@ -95,7 +95,7 @@ class Reducer:
     def pause(self) -> None:
         """A forward whose backward is not synchronized."""
         self.require_finished()
-        self._over, self._backward = False, None
+        self._over = False
 
     @property
     def counts(self) -> bool:

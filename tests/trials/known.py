@@ -25,7 +25,13 @@ def copied_gaps(trial):
     return "Gaps" in trial.parts and bool(named(trial, "deepcopy"))
 
 
+def discarded_before_no_sync(trial):
+    """After a forward whose outputs are dropped the next backward is synchronized, also inside no_sync; as in torch."""
+    return any(trial.steps[number].micro_batches > 1 for number in named(trial, "discard"))
+
+
 KNOWN = (
+    discarded_before_no_sync,
     copied_gaps,
     first_buckets,
     joining_unused,
