@@ -61,7 +61,7 @@ class Engine:
     def agree(self, text: str) -> None:
         """Raise ValueError on every rank unless all ranks pass the same text. A collective call."""
         self._refuse_if_failed()
-        texts = exchange(text, self.transport.group, self.device)
+        texts = exchange(text, self.transport.group, self.device, what="how their first bucket is set up")
         differing = [rank for rank, other in enumerate(texts) if other != texts[0]]
         if differing:
             raise ValueError(

@@ -45,7 +45,7 @@ class BufferSync:
         changed = tuple(tensor.detach() for tensor in tensors if tensor.numel())
         if changed:
             with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(changed):
-                spread(changed, source, self._group)
+                spread(changed, source, self._group, what="their parameters and buffers")
 
     def wait(self) -> None:
         """End what hooks began."""

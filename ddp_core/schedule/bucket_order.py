@@ -56,7 +56,7 @@ class BucketOrder:
         if averager is None and (self.agreed or dynamic):
             return
         order = torch.tensor(self._plan.proposal(), device=self._device)
-        spread([order], 0, self._group)
+        spread([order], 0, self._group, what="the order of buckets")
         self.agreed = True
         self._rebuild(order.tolist(), rooms)
 

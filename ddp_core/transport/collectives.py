@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 
 import torch
 import torch.distributed as dist
@@ -12,13 +12,27 @@ from torch import Tensor
 MESSAGE_BYTES = 250 * 1024 * 1024  # of one broadcast of many tensors
 
 
-def exchange(text: str, group: dist.ProcessGroup, device: torch.device | None = None) -> list[str]:
-    """Every rank's text, in rank order; the process group's own time limit applies.
+@contextmanager
+def telling(what: str) -> Iterator[None]:
+    """Have an error in the body say what ranks were telling each other."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"the ranks did not tell each other {what}: one has died, hangs, or raised an error. {error}"
+        ) from error
+
+
+def exchange(
+    text: str, group: dist.ProcessGroup, device: torch.device | None = None, *, what: str = "what they measured"
+) -> list[str]:
+    """Every rank's text, in rank order; the process group's own time limit applies. `what`: the texts are, for errors.
 
     `device`: this rank's. On CUDA texts travel by way of the current device, which may still be another one.
     """
     texts: list[str] = [""] * group.size()
-    with torch.cuda.device(device) if device is not None and device.type == "cuda" else nullcontext():
+    place = torch.cuda.device(device) if device is not None and device.type == "cuda" else nullcontext()
+    with telling(what), place:
         dist.all_gather_object(texts, text, group=group)
     return texts
 
@@ -34,13 +48,15 @@ def start_sum(values: Tensor, group: dist.ProcessGroup) -> dist.Work:
     return group.allreduce([values])
 
 
-def spread(tensors: Sequence[Tensor], source: int, group: dist.ProcessGroup) -> None:
-    """Copy tensors from rank `source` of the group to all its ranks, many in one message."""
-    dist._broadcast_coalesced(group, list(tensors), MESSAGE_BYTES, source)
+def spread(tensors: Sequence[Tensor], source: int, group: dist.ProcessGroup, *, what: str) -> None:
+    """Copy tensors from rank `source` of the group to all its ranks, many in one message. `what`: they are, for errors."""
+    with telling(what):
+        dist._broadcast_coalesced(group, list(tensors), MESSAGE_BYTES, source)
 
 
 def largest(value: int, group: dist.ProcessGroup, device: torch.device) -> int:
     """The largest of all ranks' values."""
     values = torch.tensor([value], device=device)
-    dist.all_reduce(values, op=dist.ReduceOp.MAX, group=group)
+    with telling("whether they have inputs left"):
+        dist.all_reduce(values, op=dist.ReduceOp.MAX, group=group)
     return int(values)

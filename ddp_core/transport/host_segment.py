@@ -25,6 +25,7 @@ PAGE = mmap.PAGESIZE
 MARK_BYTES = 16
 BOOT, SPACES = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns")
 UNABLE = "not able: "
+MEMORY = "where their buckets lie in memory"
 
 
 class Segment:
@@ -39,10 +40,10 @@ class Segment:
 
     def shared(self) -> list[SharedBuffer]:
         """All buckets, once all ranks have mapped them; none where any rank could not. A collective call."""
-        told = exchange(self._told(), self._group)
+        told = exchange(self._told(), self._group, what=MEMORY)
         why = _separated(told)
         buffers = [] if why else self._mapped([text.split()[2:] for text in told])
-        if not why and not all(exchange("mapped" if buffers else "", self._group)):
+        if not why and not all(exchange("mapped" if buffers else "", self._group, what=MEMORY)):
             why = "a rank cannot map the memory of another"
         if why:
             logger.info("sums of gradients go over the process group, not through shared memory: %s", why)

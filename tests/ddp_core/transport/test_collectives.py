@@ -1,8 +1,10 @@
 """What ranks tell each other outside of programs."""
 
+import pytest
 import torch
 import torch.distributed as dist
 
+import gradwire
 from gradwire.ddp_core.transport.collectives import exchange
 
 
@@ -31,3 +33,21 @@ def test_texts_travel_by_way_of_the_rank_s_own_gpu_though_another_one_is_the_cur
     monkeypatch.setattr(dist, "all_gather_object", gather)
     assert exchange("a", Group(), torch.device("cuda", 3)) == ["a by [device(type='cuda', index=3)]"]
     assert exchange("a", Group(), torch.device("cpu")) == exchange("a", Group()) == ["a by []"]
+
+
+def left_alone(rank, world_size, phase):
+    """What rank 0 raises where rank 1 stays away from the making of a model, or from its first step, and then goes."""
+    if rank and phase == "construction":
+        raise RuntimeError("on purpose")
+    model = gradwire.DistributedDataParallel(torch.nn.Linear(4, 4), init_sync=phase == "construction")
+    if rank:
+        raise RuntimeError("on purpose")
+    model(torch.ones(2, 4)).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("phase", "what"), [("construction", "which model they train"), ("first step", "how their first bucket is set up")]
+)
+def test_an_error_says_what_ranks_were_telling_each_other(ranks, phase, what):
+    message, _ = ranks.run(left_alone, 2, phase, expect_errors=True)
+    assert f"the ranks did not tell each other {what}" in str(message)
