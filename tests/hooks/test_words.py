@@ -20,7 +20,7 @@ def counted(rank, world_size):
     second.load_state_dict(first.state_dict())
     counts = [first.stats().steps, second.stats().steps]
     average(models[1], gradients(rank, 3, SHAPES))
-    return [*counts, second.stats().steps, second.stats().total.rounds]
+    return [*counts, second.stats().steps, second.stats().total.traffic.rounds]
 
 
 def test_steps_before_a_checkpoint_count(ranks):
