@@ -74,11 +74,6 @@ class CompressedAverager:
         """Whether gradients are only summed over several ranks; the same on all of them."""
         return self.wishes.scale != 1.0
 
-    @property
-    def programs(self) -> Sequence[BucketStats]:
-        """What each bucket of the last step cost, or of the one under way so far, in the order sent."""
-        return () if self._step is None else self._step.programs
-
     def stats(self) -> Stats:
         """What buckets cost in the last step, and in all."""
         return self._totals.stats(self._step, self.memory.step)
