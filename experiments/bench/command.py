@@ -7,7 +7,6 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
+from ... import __version__
 from ...compress import compressor, warm_up_steps
 from ..network.interfaces import interfaces
 from ..network.lab import backend_here, rerun_on_hosts
@@ -90,7 +90,7 @@ def _document(config: BenchConfig, world: World, launcher: str) -> dict[str, Any
     """All of the file but the rows. Keys that PyTorch's benchmark has, too, have its names."""
     about = {
         **environment(),
-        "gradwire": version("gradwire"),
+        "gradwire": __version__,
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "backend": world.backend,
@@ -107,7 +107,7 @@ def _document(config: BenchConfig, world: World, launcher: str) -> dict[str, Any
         "pytorch_version": torch.__version__,
         "cuda_version": torch.version.cuda,
         "distributed_backend": world.backend,
-        "gradwire_version": version("gradwire"),
+        "gradwire_version": __version__,
         "command": command_line(),
         "environment": about,
         "config": dataclasses.asdict(config),

@@ -6,12 +6,12 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from statistics import median
 from typing import Any
 
 import torch
 
+from ... import __version__
 from ..results.environment import environment
 from ..results.files import write_json
 
@@ -57,7 +57,7 @@ def machine(cache_bytes: int) -> dict[str, Any]:
         "last_level_cache_bytes": cache_bytes,
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "torch": torch.__version__,
-        "gradwire": version("gradwire"),
+        "gradwire": __version__,
     }
 
 

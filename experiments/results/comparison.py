@@ -7,11 +7,12 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from ... import __version__
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Results:
     runs: tuple[RunResult, ...]
     environment: Mapping[str, Any]
     command: str = ""
-    gradwire: str = field(default_factory=lambda: version("gradwire"))
+    gradwire: str = field(default_factory=lambda: __version__)
     torch: str = torch.__version__
 
     @property

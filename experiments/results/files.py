@@ -6,12 +6,12 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ... import __version__
 from .environment import command_line, environment
 
 
@@ -64,6 +64,6 @@ def write_json(document: Mapping[str, Any], path: str) -> None:
 
 def write_figures(kind: str, config: Any, rows: Sequence[Mapping[str, Any]], path: str) -> None:
     """Write the rows of a command with its versions, its command line, the machine and its options, a dataclass."""
-    versions = {"kind": kind, "gradwire": version("gradwire"), "torch": torch.__version__}
+    versions = {"kind": kind, "gradwire": __version__, "torch": torch.__version__}
     about = {"command": command_line(), "environment": environment(), "config": asdict(config)}
     write_json({**versions, **about, "rows": rows}, path)

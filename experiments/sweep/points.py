@@ -7,9 +7,9 @@ import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any, TypeAlias
 
+from ... import __version__
 from .config import SweepConfig
 
 # All options of a command with these arguments, defaults included; ValueError where the command refuses them.
@@ -40,7 +40,7 @@ class Point:
 
     def key(self) -> str:
         """What identifies the run: the command, all its options, and gradwire's version."""
-        identity = [self.command, self.options, version("gradwire")]
+        identity = [self.command, self.options, __version__]
         return hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 
+from ... import __version__
 from .cache import Finished
 from .config import SweepConfig
 
@@ -23,7 +23,7 @@ def provenance(points: Sequence[Finished]) -> dict[str, Any]:
     torches = [point.torch or str(point.environment.get("torch") or "") for point in points]
     gradwires = [point.gradwire or str(point.environment.get("gradwire") or "") for point in points]
     return {
-        "gradwire": _joined(gradwires) or version("gradwire"),
+        "gradwire": _joined(gradwires) or __version__,
         "torch": _joined(torches) or torch.__version__,
         "date": _period([point.date for point in points]),
         "environment": _machine(sorted(points, key=lambda point: point.date)),

@@ -188,8 +188,9 @@ def test_results_are_the_same_to_the_bit_every_time(name):
 
 @pytest.mark.parametrize("encode", [*ENCODERS.values(), *WIDE.values()], ids=[*ENCODERS, *WIDE])
 def test_a_residual_written_beside_the_old_one_is_that_written_over_it(encode):
+    grad = numbers(9_001).cuda()
     with torch.device("cuda"):
-        found, expected = beside_and_in_place(encode, numbers(9_001).cuda())
+        found, expected = beside_and_in_place(encode, grad)
     assert all(map(torch.equal, found, expected))
 
 
