@@ -1,0 +1,21 @@
+"""Replies that come late on a stream of their own, NaN until then: every reader on a GPU is ordered behind them."""
+
+import pytest
+
+from ..ddp_core.behaviour.test_late_replies import LateReplies
+from .test_engine_cuda import needs_nccl
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+
+
+class TestTwoRanksOfGloo(LateReplies):
+    """Both on one GPU."""
+
+    device = "cuda"
+
+
+@needs_nccl
+class TestOneRankOfNccl(LateReplies):
+    """Where not even the host waits."""
+
+    device, backend, world_size = "cuda", "nccl", 1
