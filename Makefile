@@ -1,6 +1,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+PART ?=
+OUT ?= gpu-results
 SECONDS ?= 600
 SEED ?=
 BIN := $(abspath $(VENV))/bin
@@ -10,13 +12,14 @@ INSTALLED := $(abspath $(VENV))/installed
 SANITIZED := $(abspath $(VENV))/sanitized
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all
 
-.PHONY: help compare test test-all test-rest fuzz conformance asan sanitize lint format types clean
+.PHONY: help compare test test-all test-rest fuzz gpu conformance asan sanitize lint format types clean
 
 help:
 	@echo 'make compare  train a small GPT with each compressor        (ARGS="--steps 50")'
 	@echo 'make test     every test, of its variants some: minutes     (ARGS="-k powersgd")'
 	@echo 'make test-all all variants of every test, too; make test-rest those that make test leaves out'
 	@echo 'make fuzz     random trainings and failures on real ranks     (SECONDS=600, or SEED=7 for one)'
+	@echo 'make gpu      all that needs a GPU, with what is installed      (PART=kernels, OUT=folder)'
 	@echo "make conformance  torch's own tests of DistributedDataParallel, on torch's class and ours"
 	@echo 'make asan     the native code and its tests under AddressSanitizer and UBSan (GCC)'
 	@echo 'make sanitize the CUDA kernels on a GPU under compute-sanitizer: memcheck, then racecheck'
@@ -46,6 +49,10 @@ test-rest: $(STAMP)
 
 fuzz: $(STAMP)
 	@$(BIN)/python -m tests.trials --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+# Installs nothing: it runs with what there is, in $(VENV) or beside it.
+gpu:
+	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m tests.gpu --out $(OUT) $(PART)
 
 conformance: $(STAMP)
 	@$(BIN)/python -m pytest tests/conformance -m '' $(ARGS)

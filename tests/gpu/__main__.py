@@ -1,0 +1,71 @@
+"""`make gpu`: all that needs a GPU, in one command; what it finds lies in one folder. Nothing is downloaded or installed."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from .parts import PARTS, ROOT
+
+LIMIT = 480  # seconds of a part
+
+
+def run(name, out):
+    """Run a part, its output in a file; its result for the summary."""
+    part = PARTS[name]
+    if part.missing:
+        return {
+            "part": name,
+            "verdict": "left out",
+            "why": [f"{', '.join(part.missing)} not installed"],
+            "seconds": 0.0,
+        }
+    start = time.monotonic()
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    with (out / f"{name}.log").open("w") as log:
+        try:
+            code = subprocess.run(
+                part.command(out), cwd=ROOT, env={**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"},
+                stdout=log, stderr=subprocess.STDOUT, timeout=LIMIT, check=False,
+            ).returncode  # fmt: skip
+            why = [f"exit code {code}, see {log.name}"] if code else []
+        except subprocess.TimeoutExpired:
+            why = [f"not done after {LIMIT} s, see {log.name}"]
+    verdict = "failed" if why else "passed"
+    if not why and (why := part.misses(out)):
+        verdict = "short of its goal"
+    return {"part": name, "verdict": verdict, "why": why, "seconds": time.monotonic() - start}
+
+
+def main():
+    """Run the parts that are asked for; 1 where one failed, 0 where goals alone were missed."""
+    parser = argparse.ArgumentParser(prog="tests.gpu", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all if not given")
+    parser.add_argument("--out", type=Path, default=Path("gpu-results"))
+    options = parser.parse_args()
+    if unknown := [name for name in options.parts if name not in PARTS]:
+        parser.error(f"no part is called {unknown[0]}; there are: {', '.join(PARTS)}")
+    if not torch.cuda.is_available():
+        print(f"torch {torch.__version__} sees no CUDA device here: `make gpu` needs one", file=sys.stderr)
+        return 2
+    out = options.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    results = []
+    for name in options.parts or PARTS:
+        result = run(name, out)
+        results.append(result)
+        print(f"{name:8} {result['verdict']:18} {result['seconds']:4.0f} s  {PARTS[name].says}", flush=True)
+        for line in result["why"]:
+            print(f"{'':8} {line}", flush=True)
+        (out / "summary.json").write_text(json.dumps(results, indent=1) + "\n")
+    print(f"logs, figures and summary.json: {out}")
+    return int(any(result["verdict"] == "failed" for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

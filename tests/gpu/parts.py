@@ -1,0 +1,142 @@
+"""What `make gpu` runs, in the order in which it tells most: each part a process of its own, with a verdict."""
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "docs" / "benchmarks"
+FLOOR, LARGE_BUCKET = 0.85, 64_000_000  # of a copy's speed, from so many elements on
+AGAINST_TOPK = 10.0  # times torch.topk
+OVERHEAD = 1.01  # times torch's step
+HOST = 0.15e-3  # seconds a bucket
+CASES = ("none", "bf16", "powersgd:rank=4", "topk:ratio=0.01", "onebit")
+
+
+@dataclass(frozen=True)
+class Part:
+    """`command`: its arguments for an output folder. `misses`: of a part that ended well, the goals it does not reach."""
+
+    says: str
+    command: Callable[[Path], list[str]]
+    modules: tuple[str, ...] = ("torch",)
+    misses: Callable[[Path], list[str]] = lambda _: []
+
+    @property
+    def missing(self):
+        """Modules that are not installed."""
+        return [name for name in self.modules if importlib.util.find_spec(name) is None]
+
+
+def pytest_part(says, *arguments):
+    """Tests, beside each other where pytest can."""
+
+    def command(out):
+        parallel = ["-n", "4"] if importlib.util.find_spec("xdist") else []
+        strict = [] if importlib.util.find_spec("pytest_timeout") else ["--override-ini", "addopts=-ra"]
+        return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *parallel, *strict, *arguments]
+
+    return Part(says, command, ("torch", "triton", "pytest"))
+
+
+def info(out):
+    """Versions, devices, backends."""
+    code = "import json; from gradwire.experiments.info import collect; print(json.dumps(collect(), indent=1))"
+    return [sys.executable, "-c", code]
+
+
+def floors(out):
+    """All operations, at the size of a bucket and at larger ones."""
+    code = (
+        "from gradwire.experiments.kernels.command import KernelsConfig, kernels_command as run; "
+        f"raise SystemExit(run(KernelsConfig(sizes=['6.5536M', '64M', '256M'], seconds=0.05, device='cuda', "
+        f"json={str(out / 'kernels.json')!r})))"
+    )
+    return [sys.executable, "-c", code]
+
+
+def best_rows(out):
+    """{(operation, elements): the row of the fastest backend}."""
+    best = {}
+    for row in json.loads((out / "kernels.json").read_text())["rows"]:
+        key = row["operation"], row["elements"]
+        if row["seconds"] and (key not in best or row["seconds"] < best[key]["seconds"]):
+            best[key] = row
+    return best
+
+
+def slow_kernels(out):
+    """Operations on large buckets that are far from a copy's speed, and a selection that is near torch.topk's."""
+    found = []
+    for (name, elements), row in best_rows(out).items():
+        if elements < LARGE_BUCKET or name.startswith(("orthogonalize", "normalize")):
+            continue
+        if row["fraction_of_copy"] < FLOOR:
+            found.append(f"{name} of {elements:,}: {row['fraction_of_copy']:.2f} of a copy's speed, goal {FLOOR}")
+        if name == "select_largest" and row["baseline_seconds"] / row["seconds"] < AGAINST_TOPK:
+            found.append(f"{name} of {elements:,}: {row['baseline_seconds'] / row['seconds']:.1f}x torch, goal 10x")
+    return found
+
+
+def steps(bound, megabytes, *more):
+    """Step times of torch's DDP and ours."""
+    cases = [f"torch:none@{megabytes}", f"torch:bf16@{megabytes}", f"torch:powersgd@{megabytes}"]
+    cases += [f"gradwire:{case}@{megabytes}" for case in CASES]
+
+    def command(out):
+        result = ["--json", str(out / f"step-{bound}.json")]
+        return [sys.executable, str(BENCHMARKS / "gpu_step.py"), bound, *cases, *more, *result]
+
+    return command
+
+
+def cases_of(out, bound):
+    """Rows by case, without the size of its buckets."""
+    rows = json.loads((out / f"step-{bound}.json").read_text())["cases"]
+    return {row["case"].partition("@")[0]: row for row in rows}
+
+
+def slow_steps(out):
+    """Cases that must cost next to nothing and do not."""
+    rows = cases_of(out, "gpu")
+    return [
+        f"{case}: {rows[case]['times_the_first']:.3f}x of torch's step, goal {OVERHEAD}"
+        for case in ("gradwire:none", "gradwire:bf16")
+        if rows[case]["times_the_first"] > OVERHEAD
+    ]
+
+
+def busy_hosts(out):
+    """Cases that take the host long."""
+    return [
+        f"{case}: {1000 * row['extra_a_bucket_s']:.2f} ms of the host a bucket, goal {1000 * HOST:.2f}"
+        for case, row in cases_of(out, "host").items()
+        if row["extra_a_bucket_s"] is not None and row["extra_a_bucket_s"] > HOST
+    ]
+
+
+def profiles(out):
+    """Where steps go."""
+    cases = [f"gradwire:{case}@1" for case in CASES]
+    return [sys.executable, str(BENCHMARKS / "gpu_profile.py"), "host", "torch:none@1", *cases]
+
+
+COMPILE = ("tests/kernels/test_triton_compile.py", "tests/kernels/test_cuda_compile.py")
+KERNELS = ("tests/gpu/test_cuda_kernels.py", "tests/kernels/test_triton_gpu.py")
+DDP = ("tests/gpu/test_engine_cuda.py", "tests/gpu/test_ddp_cuda.py")
+ORDER = ("tests/gpu/test_late_replies.py", "tests/gpu/test_training_cuda.py")
+
+PARTS = {
+    "info": Part("what there is", info),
+    "compile": pytest_part("kernels compile for GPUs that are not here", *COMPILE),
+    "kernels": pytest_part("kernels against the reference", *KERNELS),
+    "ddp": pytest_part("engine and DDP against torch's", *DDP),
+    "order": pytest_part("late replies, steps without waits, overflows, sparse and uneven inputs", *ORDER),
+    "floors": Part("kernels against a copy's speed", floors, ("torch", "triton", "rich"), slow_kernels),
+    "step": Part("a step bound by the GPU", steps("gpu", 25), ("torch", "rich"), slow_steps),
+    "host": Part("a step bound by the host", steps("host", 1), ("torch", "rich"), busy_hosts),
+    "profile": Part("where steps go", profiles, ("torch", "rich")),
+}
