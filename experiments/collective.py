@@ -21,7 +21,7 @@ from rich.table import Table
 
 from ..ddp_core import start_sum
 from .network.lab import NetlabConfig, backend_here, check_lab, labels, rerun_on_hosts
-from .ranks.device import chosen_backend
+from .ranks.device import chosen_backend, device_here
 from .ranks.group import joined
 from .ranks.launchers import adopt_launcher
 from .ranks.processes import supervised
@@ -42,8 +42,8 @@ class CollectiveConfig:
 
     nproc: int = 2
     """ranks on this machine (the launcher's own number where one starts the ranks)"""
-    backend: Literal["auto", "gloo", "nccl"] = "auto"
-    """process group; auto is nccl with a GPU for every rank and no lab, else gloo"""
+    backend: Literal["auto", "gloo", "nccl", "gloo-cuda"] = "auto"
+    """process group; auto is nccl with a GPU for every rank and no lab, else gloo; with gloo-cuda ranks can share GPUs"""
     elements: list[str] = field(default_factory=lambda: ["1k", "10k", "100k", "1M", "10M"])
     """float32 numbers in a piece"""
     total: str = "60M"
@@ -135,10 +135,7 @@ def _rank(
 ) -> None:
     """All sizes on this rank; rank 0 keeps each row as soon as it is there."""
     torch.set_num_threads(config.threads)
-    device = torch.device("cpu")
-    if backend == "nccl":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)))
-        torch.cuda.set_device(device)
+    device = device_here(backend, rank)
     bar = progress_bar(Console(quiet=rank > 0))
     with joined(backend, timedelta(seconds=config.timeout), rendezvous) as group, bar:
         for row in _rows(config, group, device, bar):

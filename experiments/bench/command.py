@@ -19,7 +19,7 @@ from ...compress import compressor, warm_up_steps
 from ..network.interfaces import interfaces
 from ..network.lab import backend_here, rerun_on_hosts
 from ..network.link import over_link
-from ..ranks.device import chosen_backend, device_here, unused_gpus
+from ..ranks.device import chosen_backend, device_here, shared_gpus, unused_gpus
 from ..ranks.launchers import adopt_launcher, lab_here, threads_here, under_launcher
 from ..ranks.processes import supervised
 from ..results.environment import command_line, environment
@@ -118,8 +118,8 @@ def _document(config: BenchConfig, world: World, launcher: str) -> dict[str, Any
 
 def _warnings(config: BenchConfig, backend: str) -> Iterator[str]:
     """What the figures do not show."""
-    if (unused := unused_gpus(backend)) is not None:
-        yield unused
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", config.nproc))
+    yield from filter(None, (unused_gpus(backend), shared_gpus(backend, local)))
     turns = config.warmup
     for spec in config.compressors:
         if (steps := warm_up_steps(compressor(spec))) > turns:

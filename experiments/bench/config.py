@@ -27,8 +27,9 @@ class BenchConfig:
 
     nproc: int = 2
     """ranks on this machine (the launcher's own number where one starts the ranks)"""
-    backend: Literal["auto", "gloo", "nccl"] = "auto"
-    """process group; auto is nccl with a GPU for every rank and neither lab nor emulated link, else gloo"""
+    backend: Literal["auto", "gloo", "nccl", "gloo-cuda"] = "auto"
+    """process group; auto is nccl with a GPU for every rank and neither lab nor emulated link, else gloo;
+    gloo-cuda has Gloo carry CUDA tensors, so that ranks can share a GPU"""
     models: list[str] = field(default_factory=lambda: list(RESNETS))
     """resnet50, resnet101, resnext50_32x4d, resnext101_32x8d, vgg19, gpt, bert, mlp, tiny"""
     batch_size: int = 32

@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ...compress import compressor, warm_up_steps
 from ..network.lab import backend_here, labels, rerun_on_hosts
 from ..network.link import over_link
-from ..ranks.device import chosen_backend, device_here, device_of, unused_gpus
+from ..ranks.device import chosen_backend, device_here, device_of, shared_gpus, unused_gpus
 from ..ranks.group import joined
 from ..ranks.launchers import adopt_launcher, lab_here, threads_here
 from ..ranks.processes import supervised
@@ -77,8 +77,8 @@ def _begun(config: CompareConfig, backend: str, ranks: int) -> Path:
 
 def _warnings(config: CompareConfig, backend: str) -> Iterator[str]:
     """What the user may not expect of the run."""
-    if (unused := unused_gpus(backend)) is not None:
-        yield unused
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", config.nproc))
+    yield from filter(None, (unused_gpus(backend), shared_gpus(backend, local)))
     synced = config.steps // config.sync_every
     for spec in config.compressors:
         if (steps := warm_up_steps(compressor(spec))) >= synced:

@@ -19,8 +19,9 @@ class CompareConfig:
 
     nproc: int = 2
     """ranks on this machine (the launcher's own number where one starts the ranks)"""
-    backend: Literal["auto", "gloo", "nccl"] = "auto"
-    """process group; auto is nccl with a GPU for every rank and neither lab nor emulated link, else gloo"""
+    backend: Literal["auto", "gloo", "nccl", "gloo-cuda"] = "auto"
+    """process group; auto is nccl with a GPU for every rank and neither lab nor emulated link, else gloo;
+    gloo-cuda has Gloo carry CUDA tensors, so that ranks can share a GPU"""
     model: ModelConfig = field(default_factory=ModelConfig)
     """gpt, resnet18-cifar, lstm, mlp or torchvision:NAME, and its sizes"""
     data: DataConfig = field(default_factory=DataConfig)

@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
+ON_GPUS = ("nccl", "gloo-cuda")  # the latter carries CUDA tensors by Gloo, so that ranks can share a GPU
+
 
 def chosen_backend(backend: str, nproc: int) -> str:
     """`auto` is NCCL where every local rank can have a GPU, else Gloo."""
@@ -15,21 +17,27 @@ def chosen_backend(backend: str, nproc: int) -> str:
         return "nccl" if dist.is_nccl_available() and torch.cuda.device_count() >= nproc else "gloo"
     if backend == "nccl" and torch.cuda.device_count() < nproc:
         raise ValueError(
-            f"nccl needs a GPU a rank: {nproc} ranks, {torch.cuda.device_count()} GPUs here; use --backend gloo"
+            f"nccl needs a GPU a rank: {nproc} ranks, {torch.cuda.device_count()} GPUs here; use --backend gloo, or "
+            "gloo-cuda, with which ranks share GPUs"
         )
+    if backend == "gloo-cuda" and not torch.cuda.is_available():
+        raise ValueError("gloo-cuda trains on GPUs, and torch sees none here; use --backend gloo")
     return backend
 
 
 def device_of(backend: str) -> Literal["cpu", "cuda"]:
-    """Where the ranks of a process group train: on GPUs with NCCL, on the CPU with Gloo."""
-    return "cuda" if backend == "nccl" else "cpu"
+    """Where the ranks of a process group train: on GPUs with NCCL and gloo-cuda, on the CPU with Gloo."""
+    return "cuda" if backend in ON_GPUS else "cpu"
 
 
-def device_here(backend: str) -> torch.device:
-    """This rank's device; a GPU is made the current one."""
+def device_here(backend: str, rank: int = 0) -> torch.device:
+    """This rank's device; a GPU is made the current one. Where there are more ranks than GPUs, they share them.
+
+    `rank`: its number on this machine, where no launcher tells.
+    """
     if device_of(backend) == "cpu":
         return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)) % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
 
@@ -41,5 +49,16 @@ def unused_gpus(backend: str) -> str | None:
         return None
     return (
         f"{count} GPU{'s' if count > 1 else ''} here and not used: with {backend} the ranks train on the CPU; --backend "
-        "nccl takes a GPU for every rank of this machine, and neither lab nor emulated link"
+        "nccl takes a GPU for every rank of this machine, and neither lab nor emulated link; with gloo-cuda ranks share GPUs"
+    )
+
+
+def shared_gpus(backend: str, nproc: int) -> str | None:
+    """What to tell a user whose ranks share GPUs; None where each has its own."""
+    count = torch.cuda.device_count()
+    if backend != "gloo-cuda" or nproc <= count:
+        return None
+    return (
+        f"{nproc} ranks share {count} GPU{'s' if count > 1 else ''}, and Gloo has the host wait: losses and bytes hold, "
+        "speeds are not those of ranks with a GPU each"
     )

@@ -15,13 +15,13 @@ RENDEZVOUS = "rendezvous"
 
 @contextmanager
 def joined(backend: str, timeout: timedelta, rendezvous: dict[str, Any] | None = None) -> Iterator[dist.ProcessGroup]:
-    """The default process group, from `rendezvous` or a launcher's variables; destroyed at the end.
+    """The default process group, from `rendezvous` or a launcher's variables; destroyed at the end. gloo-cuda is Gloo.
 
     A rank that fails keeps its connections while its process lives, so that it can tell why before its peers notice.
     """
     if rendezvous is not None:
         rendezvous["store"].set_timeout(timeout)
-    dist.init_process_group(backend, timeout=timeout, **(rendezvous or {}))
+    dist.init_process_group(backend.removesuffix("-cuda"), timeout=timeout, **(rendezvous or {}))
     group = dist.group.WORLD
     assert group is not None
     yield group

@@ -43,7 +43,7 @@ def check_lab(lab: NetlabConfig) -> None:
 
 
 def backend_here(wanted: str, link: str | None = None, hosts: int = 0) -> str:
-    """The process group to ask for in place of `wanted`: Gloo on a host of a lab and behind an emulated link.
+    """The process group to ask for in place of `wanted`: Gloo or gloo-cuda on a host of a lab and behind an emulated link.
 
     `hosts` are those of a lab to come. Raises ValueError where NCCL is wanted and a lab or a link is there.
     """
@@ -54,8 +54,8 @@ def backend_here(wanted: str, link: str | None = None, hosts: int = 0) -> str:
             if lab
             else "an emulated link holds back Gloo's collectives, not NCCL's"
         )
-        raise ValueError(f"{why}: use --backend gloo")
-    return "gloo" if lab or link else wanted
+        raise ValueError(f"{why}: use --backend gloo, or gloo-cuda, with which ranks share GPUs")
+    return "gloo" if (lab or link) and wanted == "auto" else wanted
 
 
 def labels(link: str | None = None) -> list[str]:
