@@ -140,7 +140,7 @@ def _rank(
     with joined(backend, timedelta(seconds=config.timeout), rendezvous) as group, bar:
         for row in _rows(config, group, device, bar):
             if rank == 0:
-                keep(row)
+                keep({**row, "backend": backend})
 
 
 def _rows(config: CollectiveConfig, group: dist.ProcessGroup, device: torch.device, bar: Progress) -> Iterator[Row]:
@@ -155,7 +155,6 @@ def _rows(config: CollectiveConfig, group: dist.ProcessGroup, device: torch.devi
         measured = percentiles([_repeat(pieces, group, bar, shown) for _ in range(config.repeats)])
         yield {
             "operation": "all_reduce",
-            "backend": dist.get_backend(group),
             "world_size": group.size(),
             "elements": size,
             "total_elements": total,
