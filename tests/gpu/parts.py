@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ def pytest_part(says, *arguments):
     """Tests, beside each other where pytest can."""
 
     def command(out):
-        parallel = ["-n", "4"] if importlib.util.find_spec("xdist") else []
+        parallel = ["-n", str(min(8, os.cpu_count() or 1))] if importlib.util.find_spec("xdist") else []
         strict = [] if importlib.util.find_spec("pytest_timeout") else ["--override-ini", "addopts=-ra"]
         return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *parallel, *strict, *arguments]
 
