@@ -11,8 +11,10 @@ from torch import Tensor
 
 from ...compress import AllReduce, Compressor, Layout, Program, specification
 from ...compress.protocol import Request
+from ..engine.driver import FuturePending
 from ..engine.engine import Engine
 from ..memory.bucket_memory import BucketMemory
+from ..transport.protocol import Pending
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def one_round(request: Request) -> Program[Tensor]:
     return (yield request)
 
 
-def all_done(futures: list[torch.futures.Future[Tensor]], buffer: Tensor) -> torch.futures.Future[Tensor]:
+def all_done(pendings: Sequence[Pending], buffer: Tensor) -> FuturePending:
     """A future that holds `buffer` once all parts have been averaged in it, or raises what one of them raised."""
 
     def finished(done: torch.futures.Future[Any]) -> Tensor:
@@ -75,7 +77,8 @@ def all_done(futures: list[torch.futures.Future[Tensor]], buffer: Tensor) -> tor
             future.value()
         return buffer
 
-    return torch.futures.collect_all(futures).then(finished)
+    futures = [pending.future for pending in pendings if isinstance(pending, FuturePending)]
+    return FuturePending(torch.futures.collect_all(futures).then(finished))
 
 
 def places_in(layout: Layout, names: Sequence[str]) -> tuple[tuple[int, int], ...]:

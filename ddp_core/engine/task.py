@@ -25,12 +25,13 @@ class ProgramError(RuntimeError):
 class Task:
     """A program, what is in flight for it, and what it cost.
 
-    `label`: what messages call it. `result`: what the program returned. `future`: of it, where somebody waits without
-    running the task. `closed`: it was given up.
+    `label`: what messages call it. `needs_future`: others than our reducer wait for it. `result`: what the program
+    returned. `future`: of it, where whoever waits does not run the task. `closed`: it was given up.
     """
 
     program: Program[Tensor]
     label: str
+    needs_future: bool = False
     result: Tensor | None = None
     future: torch.futures.Future[Tensor] | None = None
     closed: bool = False
