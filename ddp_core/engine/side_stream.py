@@ -74,12 +74,6 @@ class QueuedTask:
             part.record_stream(current)
         return result
 
-    def arrived_at(self) -> None:
-        """Not known to the host."""
-
-    def abandon(self) -> None:
-        """All of it is queued."""
-
 
 @contextmanager
 def _on(stream: torch.cuda.Stream, instead_of: torch.cuda.Stream) -> Iterator[None]:
