@@ -25,6 +25,7 @@ from ..measure.step import BucketStats, Step
 from ..memory.model_memory import ModelMemory, Snapshot
 from ..transport.protocol import Decorator, Pending
 from .bound import Bound, OwnBound, Part, all_done, labelled, names_by_index, one_round, places_in, setup
+from .compiling import compile_kernels
 from .engines import Engines
 from .protocol import Wishes
 
@@ -203,6 +204,8 @@ class CompressedAverager:
     def _parts(self, named: Mapping[str, Tensor], flat: Tensor, engine: Engine, index: int) -> list[Part]:
         group = engine.transport.group
         layout = layout_of(named, flat.dtype, flat.device, group.size(), group.rank())
+        if not self.memory.averages:
+            compile_kernels(self.memory.compressor, layout)
         if not self._bounds:
             self.memory.expect(self.names.values())
             values = checksum(list(named.values())) if self._compares else None
