@@ -24,7 +24,7 @@ from ..measure.stats import Stats, Totals
 from ..measure.step import BucketStats, Step
 from ..memory.model_memory import ModelMemory, Snapshot
 from ..transport.protocol import Decorator, Pending
-from .bound import Bound, OwnBound, Part, all_done, labelled, names_by_index, one_round, places_in, setup
+from .bound import AllPending, Bound, OwnBound, Part, all_done, labelled, names_by_index, one_round, places_in, setup
 from .compiling import compile_kernels
 from .engines import Engines
 from .protocol import Wishes
@@ -175,9 +175,9 @@ class CompressedAverager:
             program, layout = part.reduce(flat, step, buffer, watched), part.memory.layout
             task = Task(program, part.label, needs_future=future)
             pendings.append(self._beside(bound, task, layout.names, layout.numel))
-        if len(pendings) == 1 or flat.is_cuda:
-            return pendings[-1]  # on the side stream the last part ends last
-        return all_done(pendings, buffer)
+        if len(pendings) == 1 or (future and flat.is_cuda):
+            return pendings[-1]  # on the side stream each has come to its end before the next
+        return all_done(pendings, buffer) if future else AllPending(pendings)
 
     def _beside(self, bound: Bound, task: Task, names: tuple[str, ...], elements: int) -> Pending:
         assert self._step is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -67,6 +68,17 @@ class OwnBound:
 def one_round(request: Request) -> Program[Tensor]:
     """A program of one request, whose reply it returns."""
     return (yield request)
+
+
+@dataclass(frozen=True)
+class AllPending:
+    """All parts of a bucket, each of whose programs returns the bucket's buffer."""
+
+    parts: Sequence[Pending]
+
+    def wait(self, timeout: timedelta) -> Tensor:
+        """The buffer, when all have been averaged in it; raises what one of them raised."""
+        return [part.wait(timeout) for part in self.parts][-1]
 
 
 def all_done(pendings: Sequence[Pending], buffer: Tensor) -> FuturePending:

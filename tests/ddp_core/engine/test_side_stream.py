@@ -81,6 +81,58 @@ def two_rounds(tensor):
     return (yield AllReduce(reply + 10))
 
 
+def one_round(tensor):
+    return (yield AllReduce(tensor))
+
+
+def sends(streams):
+    return [int(float(line.split("[")[1][:-1])) for line in streams.log if "sends" in line]
+
+
+def test_rounds_of_neighbouring_buckets_take_turns(streams):
+    driver = side_stream(streams)
+    pendings = [driver.submit(Task(two_rounds(torch.tensor([bucket])), f"bucket {bucket}")) for bucket in range(1, 5)]
+    assert sends(streams) == [1, 2, 11, 3, 12, 4, 13]
+    assert [pending.runs for pending in pendings] == [False, False, True, True]
+    assert [pending.wait(LIMIT).item() for pending in pendings] == [11, 12, 13, 14]
+    assert sends(streams)[7:] == [14]
+    assert not driver._running
+
+
+def test_whoever_waits_waits_for_his_bucket_and_not_for_later_ones(streams):
+    driver = side_stream(streams)
+    first, second = (driver.submit(Task(one_round(torch.tensor([bucket])), "bucket")) for bucket in range(2))
+    first.wait(LIMIT)
+    assert second.runs
+
+
+def test_a_program_that_fails_ends_those_that_run_beside_it(streams):
+    def fails():
+        yield AllReduce(torch.tensor([7]))
+        raise ArithmeticError("on purpose")
+
+    driver = side_stream(streams, lambda task, error: error and RuntimeError(f"{task.label}: {error}"))
+    pendings = [
+        driver.submit(Task(program, f"bucket {bucket}"))
+        for bucket, program in enumerate([fails(), two_rounds(torch.tensor([1]))])
+    ]
+    for pending in pendings:
+        with pytest.raises(RuntimeError, match="bucket 0: on purpose"):
+            pending.wait(LIMIT)
+    assert sends(streams) == [7, 1]
+
+
+def test_a_future_is_filled_before_the_next_bucket_comes(streams, monkeypatch):
+    filled = SimpleNamespace(set_result=lambda result: streams.log.append(f"{streams.current.name} fills"))
+    monkeypatch.setattr(torch.futures, "Future", {torch.Tensor: lambda devices: filled})
+
+    def ended(task, error):
+        task.future.set_result(task.result)
+
+    side_stream(streams, ended).submit(Task(two_rounds(torch.tensor([1])), "bucket 0", needs_future=True))
+    assert "side fills" in streams.log
+
+
 def test_a_program_runs_behind_the_gradients_and_whoever_waits_runs_behind_it(streams):
     pending = side_stream(streams).submit(Task(two_rounds(torch.tensor([1.0])), "bucket 0"))
     assert streams.current.name == "backward"
