@@ -14,7 +14,7 @@ class DeviceFlag:
         self._arrived: torch.cuda.Event | None = None
         if flag.is_cuda:
             self._arrived = torch.cuda.Event()
-            self._arrived.record(torch.cuda.current_stream(flag.device))
+            self._arrived.record(torch.cuda.current_stream(flag.get_device()))
 
     def __bool__(self) -> bool:
         if self._arrived is not None:
