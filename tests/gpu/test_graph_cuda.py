@@ -31,9 +31,8 @@ def captured(rank, world_size, spec):
         for _ in range(WARM_UP):
             backward(model, inputs)
     torch.cuda.synchronize()
-    with torch.cuda.graph(
-        graph, stream=stream, capture_error_mode="thread_local"
-    ):  # NCCL has a thread that asks events
+    mode = "thread_local"  # NCCL has a thread that asks for events
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode=mode):
         static = backward(model, inputs)
     inputs.copy_(torch.randn(8, WIDTH, device="cuda"))
     graph.replay()
