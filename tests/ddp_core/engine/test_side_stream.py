@@ -1,16 +1,20 @@
 """The side stream's order of events, with stand-ins for CUDA's streams that note what they are asked for."""
 
+import time
 from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from gradwire.compress import AllReduce
+from gradwire.compress import AllReduce, Layout, compressor
+from gradwire.ddp_core import ProcessGroup
+from gradwire.ddp_core.engine.lanes import Lanes
 from gradwire.ddp_core.engine.side_stream import SideStream
 from gradwire.ddp_core.engine.task import Task
 
-LIMIT = timedelta(seconds=1)
+LIMIT = timedelta(seconds=20)
 DEVICE = torch.device("cuda", 0)
 
 
@@ -174,3 +178,41 @@ def test_a_backward_inside_autocast_does_not_cast_what_a_program_computes(stream
     finally:
         torch.set_autocast_enabled("cuda", False)
     assert seen == [False]
+
+
+def averages(rank, world_size, spec, driver):
+    """The averages of five buckets of different sizes on this rank, taken by a driver of tasks."""
+    averaged, built = [], compressor(spec)
+    for size in (40, 8, 72, 16, 24):
+        layout = Layout(("weight",), ((size, 8),), torch.float32, torch.device("cpu"), world_size, rank)
+        grad = torch.randn(layout.numel, generator=torch.Generator().manual_seed(10 * size + rank))
+        averaged.append(driver.submit(Task(built.reduce(grad, built.init(layout)), "bucket")))
+    return [average.wait(LIMIT).clone() for average in averaged]
+
+
+def both_drivers(rank, world_size, specs):
+    """The averages by lanes, and by a side stream without a device."""
+    stand_in, ended = Streams(), lambda task, error: error or (task.future and task.future.set_result(task.result))
+    names = {"Stream": stand_in.Stream, "Event": stand_in.Event, "set_stream": stand_in.set_stream}
+    given = {**names, "current_stream": lambda index: stand_in.current, "current_device": lambda: 0}
+    found = []
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in given.items():
+            patched.setattr(torch.cuda, name, value)
+        patched.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
+        for spec in specs:
+            groups = [ProcessGroup(dist.group.WORLD, torch.device("cpu"), LIMIT) for _ in range(2)]
+            groups[0].open(4)
+            lanes, side = Lanes(groups[0], LIMIT, ended), SideStream(groups[1], DEVICE, ended)
+            found.append([averages(rank, world_size, spec, driver) for driver in (lanes, side)])
+            lanes.close(time.monotonic() + 1)
+    return found
+
+
+def test_turns_give_the_bits_of_lanes_on_all_ranks(ranks):
+    specs = ["none", "bf16", "topk:ratio=0.1", "onebit:block=8", "powersgd:rank=1"]
+    answers = ranks.run(both_drivers, 3, specs)
+    for found in answers:
+        for (by_lanes, by_turns), (first, _) in zip(found, answers[0], strict=True):
+            assert all(map(torch.equal, by_lanes, by_turns))
+            assert all(map(torch.equal, by_turns, first))
