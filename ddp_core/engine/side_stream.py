@@ -41,7 +41,7 @@ class SideStream:
         One that needs a future comes to its end at once: nobody says when it is waited for.
         """
         if task.needs_future:  # making and filling one is dear
-            task.future = torch.futures.Future[Tensor](devices=[self._device])
+            task.future = torch.futures.Future(devices=[self._device])
         queued = QueuedTask(task, self, torch.cuda.Event())
         self._running.append(queued)
         current = self.current()
