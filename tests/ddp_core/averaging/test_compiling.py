@@ -27,10 +27,19 @@ def test_every_stage_is_run_once_for_each_device_and_dtype(steps):
     built = compressor("powersgd:rank=2,start_iter=5")
     for layout in (LAYOUT, dataclasses.replace(LAYOUT, names=("other",)), LAYOUT):
         compiling.compile_kernels(built, layout)
-    assert sorted(steps) == [0, 5]
+    assert sorted(steps) == [0, 0, 5, 5]  # as it is, and as a large one
     compiling.compile_kernels(built, dataclasses.replace(LAYOUT, dtype=torch.bfloat16))
     compiling.compile_kernels(built, dataclasses.replace(LAYOUT, device=torch.device("cuda", 1)))
-    assert len(steps) == 6
+    assert len(steps) == 12
+
+
+def test_large_parameters_have_few_rows_and_small_buckets_are_tried_as_large_ones(steps, monkeypatch):
+    shapes = []
+    monkeypatch.setattr(compiling, "rehearse", lambda compressor, layout, step: shapes.append(layout.shapes))
+    large = dataclasses.replace(LAYOUT, names=("embedding", "bias", "scalar"), shapes=((1 << 20, 2048), (32,), ()))
+    compiling.compile_kernels(compressor("topk"), large)
+    compiling.compile_kernels(compressor("bf16"), LAYOUT)
+    assert shapes == [((1024, 2048), (32,), ()), ((4, 4),), ((1 << 18, 4),)]
 
 
 def test_nothing_is_run_where_nothing_is_compiled(steps):
