@@ -120,7 +120,10 @@ class PowerSGD:
         for name, view in layout.views(flat).items():
             digest = hashlib.sha256(f"{self.seed}/{step}/{name}".encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-            view.copy_(torch.randn(view.shape, generator=generator, dtype=view.dtype, device="cpu"))
+            drawn = torch.randn(
+                view.shape, generator=generator, dtype=view.dtype, device="cpu", pin_memory=view.is_cuda
+            )
+            view.copy_(drawn, non_blocking=True)
 
 
 def _whole(grad: Tensor, places: tuple[Place, ...], residual: Residual | None) -> Program[None]:

@@ -121,15 +121,19 @@ def dry_run(compressor: Compressor, layout: Layout, step: int = STEADY) -> Traff
 
     `step` chooses the stage of a warm-up; by default all warm-ups are over.
     """
-    meta = dataclasses.replace(layout, device=torch.device("meta"))
-    state = compressor.init(meta)
+    return rehearse(compressor, dataclasses.replace(layout, device=torch.device("meta")), step)
+
+
+def rehearse(compressor: Compressor, layout: Layout, step: int) -> Traffic:
+    """The traffic of one step on a bucket of zeros, where all ranks do as this one: its kernels are compiled then."""
+    state = compressor.init(layout)
     set_step(state, step)
-    grad = torch.empty(meta.numel, dtype=meta.dtype, device="meta")
+    grad = torch.zeros(layout.numel, dtype=layout.dtype, device=layout.device)
     running = Running(compressor.reduce(grad, state))
     total = Traffic()
     while (request := running.request) is not None:
-        total += traffic(request, meta.world_size, meta.ranks_per_host)
-        running.advance(_alike(request, len(meta.members(request.scope))))
+        total += traffic(request, layout.world_size, layout.ranks_per_host)
+        running.advance(_alike(request, len(layout.members(request.scope))))
     return total
 
 

@@ -24,7 +24,8 @@ from ..measure.stats import Stats, Totals
 from ..measure.step import BucketStats, Step
 from ..memory.model_memory import ModelMemory, Snapshot
 from ..transport.protocol import Decorator, Pending
-from .bound import Bound, OwnBound, Part, all_done, labelled, names_by_index, one_round, places_in, setup
+from .bound import AllPending, Bound, OwnBound, Part, all_done, labelled, names_by_index, one_round, places_in, setup
+from .compiling import compile_kernels
 from .engines import Engines
 from .protocol import Wishes
 
@@ -135,7 +136,7 @@ class CompressedAverager:
             own = bucket.bound = self._bind_own(bucket)
         bound, total, names = own.bound, own.total, own.bound.names
         if bucket.scale == 1.0:
-            return FuturePending(self._averages(bound, bucket))
+            return self._averages(bound, bucket)
         if bucket.flat is not own.buffer:  # parts of it are not sent, or lie elsewhere
             total, names = AllReduce(as_real(bucket.flat), "sum"), tuple(map(self._name, bucket.parameters()))
         assert self._step is not None
@@ -156,31 +157,32 @@ class CompressedAverager:
         parameters, bound = bucket.parameters(), self._bounds.get(bucket.index())
         if bound is None or list(map(id, bound.parameters)) != list(map(id, parameters)):
             bound = self._bind(bucket, parameters)
-        future = self._averages(bound, bucket)
+        pending = self._averages(bound, bucket, future=True)
         self._last_index, self._step.sent = bucket.index(), bucket.is_last() or self._told
-        return future
+        assert isinstance(pending, FuturePending)
+        return pending.future
 
-    def _averages(self, bound: Bound, bucket: dist.GradBucket | GradBucket) -> torch.futures.Future[Tensor]:
-        """The average of a bucket, by a program for each of ours in it, beside backward."""
+    def _averages(self, bound: Bound, bucket: dist.GradBucket | GradBucket, *, future: bool = False) -> Pending:
+        """The average of a bucket, by a program for each of ours in it, beside backward. `future`: it must be one."""
         buffer, step, watched = bucket.buffer(), self.memory.step - 1, self.memory.watched
         if isinstance(bucket, SparseBucket):
             program = self.memory.reduce_sparse(buffer, self.engines.group.size(), watched)
-            return self._beside(bound, Task(program, bound.label), bound.names, bound.elements)
+            task = Task(program, bound.label, needs_future=future)
+            return self._beside(bound, task, bound.names, bound.elements)
         flat = as_real(buffer)
-        futures = [
-            self._beside(bound, Task(part.reduce(flat, step, buffer, watched), part.label), layout.names, layout.numel)
-            for part, layout in ((part, part.memory.layout) for part in bound.parts)
-        ]
-        if len(futures) == 1 or flat.is_cuda:
-            return futures[-1]  # on the side stream the last part ends last, and its future knows the device
-        return all_done(futures, buffer)
+        pendings = []
+        for part in bound.parts:
+            program, layout = part.reduce(flat, step, buffer, watched), part.memory.layout
+            task = Task(program, part.label, needs_future=future)
+            pendings.append(self._beside(bound, task, layout.names, layout.numel))
+        if len(pendings) == 1 or (future and flat.is_cuda):
+            return pendings[-1]  # on the side stream each has come to its end before the next
+        return all_done(pendings, buffer) if future else AllPending(pendings)
 
-    def _beside(self, bound: Bound, task: Task, names: tuple[str, ...], elements: int) -> torch.futures.Future[Tensor]:
+    def _beside(self, bound: Bound, task: Task, names: tuple[str, ...], elements: int) -> Pending:
         assert self._step is not None
         self._step.programs.append(BucketStats(names, elements, task.record))
-        pending = bound.engine.submit(task)
-        assert isinstance(pending, FuturePending)
-        return pending.future
+        return bound.engine.submit(task)
 
     def _bind(self, bucket: dist.GradBucket | GradBucket, parameters: Sequence[Tensor]) -> Bound:
         """Meet a bucket that was not there before. All ranks meet the same one at the same time."""
@@ -202,6 +204,8 @@ class CompressedAverager:
     def _parts(self, named: Mapping[str, Tensor], flat: Tensor, engine: Engine, index: int) -> list[Part]:
         group = engine.transport.group
         layout = layout_of(named, flat.dtype, flat.device, group.size(), group.rank())
+        if not self.memory.averages:
+            compile_kernels(self.memory.compressor, layout)
         if not self._bounds:
             self.memory.expect(self.names.values())
             values = checksum(list(named.values())) if self._compares else None

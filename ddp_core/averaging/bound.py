@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -11,8 +12,10 @@ from torch import Tensor
 
 from ...compress import AllReduce, Compressor, Layout, Program, specification
 from ...compress.protocol import Request
+from ..engine.driver import FuturePending
 from ..engine.engine import Engine
 from ..memory.bucket_memory import BucketMemory
+from ..transport.protocol import Pending
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,18 @@ def one_round(request: Request) -> Program[Tensor]:
     return (yield request)
 
 
-def all_done(futures: list[torch.futures.Future[Tensor]], buffer: Tensor) -> torch.futures.Future[Tensor]:
+@dataclass(frozen=True)
+class AllPending:
+    """All parts of a bucket, each of whose programs returns the bucket's buffer."""
+
+    parts: Sequence[Pending]
+
+    def wait(self, timeout: timedelta) -> Tensor:
+        """The buffer, when all have been averaged in it; raises what one of them raised."""
+        return [part.wait(timeout) for part in self.parts][-1]
+
+
+def all_done(pendings: Sequence[Pending], buffer: Tensor) -> FuturePending:
     """A future that holds `buffer` once all parts have been averaged in it, or raises what one of them raised."""
 
     def finished(done: torch.futures.Future[Any]) -> Tensor:
@@ -75,7 +89,8 @@ def all_done(futures: list[torch.futures.Future[Tensor]], buffer: Tensor) -> tor
             future.value()
         return buffer
 
-    return torch.futures.collect_all(futures).then(finished)
+    futures = [pending.future for pending in pendings if isinstance(pending, FuturePending)]
+    return FuturePending(torch.futures.collect_all(futures).then(finished))
 
 
 def places_in(layout: Layout, names: Sequence[str]) -> tuple[tuple[int, int], ...]:

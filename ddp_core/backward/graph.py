@@ -15,13 +15,11 @@ from torch.autograd.graph import get_gradient_edge
 def gradient_node(parameter: Tensor) -> Any:
     """The node that accumulates a parameter's gradient. It lives only as long as somebody holds it.
 
-    It runs on the stream that it is made on: here the device's default stream, whatever the current one is.
+    It runs on the stream that is current where it is made, as with torch's DDP: training on another one would have these
+    streams wait for each other parameter by parameter, and a step on the default stream cannot be captured in a CUDA graph.
     """
     with torch.enable_grad():
-        if not parameter.is_cuda:
-            return get_gradient_edge(parameter).node
-        with torch.cuda.stream(torch.cuda.default_stream(parameter.device)):
-            return get_gradient_edge(parameter).node
+        return get_gradient_edge(parameter).node
 
 
 def add_hooks(

@@ -29,7 +29,8 @@ class Usage:
         self._timeout = timeout
         self._stream = _side_stream(device) if device.type == "cuda" else None
         with self._on_stream():
-            self._shares = torch.tensor(list(mine), dtype=torch.int32, device=device)
+            told = torch.tensor(list(mine), dtype=torch.int32, device="cpu", pin_memory=self._stream is not None)
+            self._shares = told.to(device, non_blocking=True)
             self._work = start_sum(self._shares, group)
 
     def by_any(self) -> Sequence[int]:

@@ -34,9 +34,3 @@ class FuturePending:
     def wait(self, timeout: timedelta) -> Tensor:
         """Its value, when it is there."""
         return self.future.wait()
-
-    def arrived_at(self) -> None:
-        """Not known."""
-
-    def abandon(self) -> None:
-        """It ends by itself."""

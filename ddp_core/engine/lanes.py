@@ -33,7 +33,8 @@ class Lanes:
 
     def submit(self, task: Task) -> FuturePending:
         """Queue a task behind those submitted before."""
-        task.future = future = torch.futures.Future[Tensor]()
+        future: torch.futures.Future[Tensor] = torch.futures.Future()
+        task.future = future
         self._put(task, 0)
         return FuturePending(future)
 

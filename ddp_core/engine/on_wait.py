@@ -26,6 +26,7 @@ class OnWait:
         waited = WaitedTask(task, self._transport, self._on_end)
         try:
             waited.runs = task.advance(self._transport, 0, self._timeout)
+            task.expect_late_wait()
         except Exception as error:
             waited.error = error
         return waited
@@ -58,11 +59,3 @@ class WaitedTask:
         self.on_end(self.task, None)
         assert self.task.result is not None
         return self.task.result
-
-    def arrived_at(self) -> float | None:
-        """When its last reply was there, once it was waited for."""
-        return None if self.runs else self.task.record.spans[-1][2]
-
-    def abandon(self) -> None:
-        """Give it up."""
-        self.task.close()

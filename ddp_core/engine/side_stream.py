@@ -1,13 +1,20 @@
-"""Tasks on CUDA: a side stream, on which the whole program of a bucket is queued before the next one's."""
+"""Tasks on CUDA: a side stream, on which the rounds of neighbouring tasks take turns.
+
+A task's round is sent behind the next task's round before it: while the link carries one, the stream decodes the other. The
+order depends on the order of tasks and waits alone, so it is the same on every rank.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 from torch import Tensor
 
-from ..transport.protocol import Transport
+from ..transport.protocol import Pending, Transport
 from .driver import FuturePending, OnEnd
 from .task import Task
 
@@ -15,31 +22,109 @@ NO_LIMIT = timedelta()  # the group's own watchdog keeps it
 
 
 class SideStream:
-    """Runs a task at once, its kernels and collectives ordered by a stream of its own.
+    """Carries tasks on when another one is submitted, and to their end when they are waited for, on a stream of its own.
 
     With NCCL, waiting for a collective orders streams: neither the host nor the backward stream is held up. With Gloo the
     host waits.
     """
 
     def __init__(self, transport: Transport, device: torch.device, on_end: OnEnd) -> None:
-        self._transport, self._device = transport, device
+        self._transport, self._device, self._on_end = transport, device, on_end
         self._stream = torch.cuda.Stream(device, priority=-1)  # small kernels that a collective waits for go first
-        self._on_end = on_end
+        self._gradients = torch.cuda.Event()  # recorded again for each task: who waits, waits for what was there then
+        self._running: list[QueuedTask] = []
         transport.open(1)
 
-    def submit(self, task: Task) -> FuturePending:
-        """Queue the whole program behind the gradient's kernels and earlier buckets."""
-        task.future = future = torch.futures.Future[Tensor](devices=[self._device])
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream), torch.autocast("cuda", enabled=False):
-            try:
-                while task.advance(self._transport, 0, NO_LIMIT):
-                    pass
-            except Exception as error:
-                self._on_end(task, error)
-            else:
-                self._on_end(task, None)
-        return FuturePending(future)
+    def submit(self, task: Task) -> Pending:
+        """Send a task's first round behind the gradient's kernels, then the next ones of those before, the newest first.
+
+        One that needs a future comes to its end at once: nobody says when it is waited for.
+        """
+        if task.needs_future:  # making and filling one is dear
+            task.future = torch.futures.Future(devices=[self._device])
+        queued = QueuedTask(task, self, torch.cuda.Event())
+        self._running.append(queued)
+        current = self.current()
+        self._gradients.record(current)
+        self._gradients.wait(self._stream)
+        with _on(self._stream, instead_of=current), _full_precision():
+            self._carry_on()
+            while queued.runs and task.future is not None:
+                self._carry_on()
+        return queued if task.future is None else FuturePending(task.future)
+
+    def finish(self, queued: QueuedTask) -> None:
+        """Queue the rest of a task."""
+        with _on(self._stream, instead_of=self.current()), _full_precision():
+            while queued.runs:
+                self._carry_on()
+
+    def current(self) -> torch.cuda.Stream:
+        """The device's current stream; a number for the device spares the host some time."""
+        return torch.cuda.current_stream(self._stream.device_index)
 
     def close(self, deadline: float) -> None:
         """Nothing runs between calls."""
+
+    def _carry_on(self) -> None:
+        """Have each task run on to its next request, the newest first."""
+        for queued in self._running[::-1]:
+            if queued.runs:
+                self._advance(queued)
+        self._running = [queued for queued in self._running if queued.runs]
+
+    def _advance(self, queued: QueuedTask) -> None:
+        try:
+            queued.runs = queued.task.advance(self._transport, 0, NO_LIMIT)
+        except Exception as error:
+            failure = self._on_end(queued.task, error)
+            for each in self._running:
+                each.runs, each.error = False, failure
+        else:
+            if not queued.runs:
+                self._on_end(queued.task, None)
+                queued.end.record(self._stream)
+
+
+@dataclass(eq=False)
+class QueuedTask:
+    """A task whose kernels are queued, all of them when it no longer `runs`. `end`: behind the last."""
+
+    task: Task
+    driver: SideStream
+    end: torch.cuda.Event
+    runs: bool = True
+    error: BaseException | None = None
+
+    def wait(self, timeout: timedelta) -> Tensor:
+        """Have the current stream wait for the result; its memory is not reused before that stream is done with it."""
+        if self.runs:
+            self.driver.finish(self)
+        if self.error is not None:
+            raise self.error
+        result = self.task.result
+        assert result is not None
+        current = self.driver.current()
+        self.end.wait(current)
+        for part in (result._indices(), result._values()) if result.is_sparse else (result,):
+            part.record_stream(current)
+        return result
+
+
+@contextmanager
+def _on(stream: torch.cuda.Stream, instead_of: torch.cuda.Stream) -> Iterator[None]:
+    """As torch.cuda.stream, which is dear, for a thread whose current stream on the device is known."""
+    if torch.cuda.current_device() != stream.device_index:
+        with torch.cuda.stream(stream):
+            yield
+        return
+    torch.cuda.set_stream(stream)
+    try:
+        yield
+    finally:
+        torch.cuda.set_stream(instead_of)
+
+
+def _full_precision() -> AbstractContextManager[object]:
+    """Keep a backward inside autocast from casting what programs compute."""
+    return torch.autocast("cuda", enabled=False) if torch.is_autocast_enabled("cuda") else nullcontext()

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...compress.protocol import Program
 from ...compress.together import next_request
 from ..measure.record import Record
-from ..transport.protocol import Pending, Transport
+from ..transport.protocol import Reply, Transport
 
 
 class ProgramError(RuntimeError):
@@ -25,17 +25,18 @@ class ProgramError(RuntimeError):
 class Task:
     """A program, what is in flight for it, and what it cost.
 
-    `label`: what messages call it. `result`: what the program returned. `future`: of it, where somebody waits without
-    running the task. `closed`: it was given up.
+    `label`: what messages call it. `needs_future`: others than our reducer wait for it. `result`: what the program
+    returned. `future`: of it, where whoever waits does not run the task. `closed`: it was given up.
     """
 
     program: Program[Tensor]
     label: str
+    needs_future: bool = False
     result: Tensor | None = None
     future: torch.futures.Future[Tensor] | None = None
     closed: bool = False
     record: Record = field(default_factory=Record)
-    _pending: Pending | None = None
+    _pending: Reply | None = None
     _since: float = 0.0
 
     def advance(self, transport: Transport, channel: int, timeout: timedelta) -> bool:
@@ -60,6 +61,11 @@ class Task:
             self._since = time.perf_counter()
             self._pending = transport.start(request, channel)
         return request is not None
+
+    def expect_late_wait(self) -> None:
+        """Have it noted when the reply is there, since nobody waits for it meanwhile."""
+        if self._pending is not None:
+            self._pending.expect_late_wait()
 
     def drop(self, deadline: float) -> None:
         """Let what is in flight arrive until `deadline`, by time.monotonic, then close."""

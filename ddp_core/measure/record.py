@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import reduce
-from operator import add
 
 from ...compress.simulate import Traffic
 
@@ -27,31 +26,42 @@ class Record:
     @property
     def traffic(self) -> Traffic:
         """What was given to collectives."""
-        now = [
-            Traffic(1, payload, *((0.0, sent) if scope == "host" else (sent, 0.0)))
-            for scope, payload, sent in self.requests
-        ]
-        return reduce(add, now, self.earlier[0])
+        return summed([self]).earlier[0]
 
     @property
     def encode(self) -> float:
         """Seconds until the first request."""
-        return self._seconds("encode")
+        return summed([self]).earlier[1][0]
 
     @property
     def wait(self) -> float:
         """Seconds from giving a request to a transport until its reply was there."""
-        return self._seconds("wait")
+        return summed([self]).earlier[1][1]
 
     @property
     def decode(self) -> float:
         """Seconds of all arithmetic after the first reply."""
-        return self._seconds("decode")
+        return summed([self]).earlier[1][2]
 
-    def _seconds(self, kind: str) -> float:
-        earlier = self.earlier[1][KINDS.index(kind)]
-        return earlier + sum(end - begin for each, begin, end in self.spans if each == kind)
 
-    def __add__(self, other: Record) -> Record:
-        seconds = tuple(self._seconds(kind) + other._seconds(kind) for kind in KINDS)
-        return Record(earlier=(self.traffic + other.traffic, seconds))
+def summed(records: Iterable[Record]) -> Record:
+    """The sum of what runs cost, in one go: there is one for each bucket of each step."""
+    rounds, payload_bytes, sent_bytes, host_bytes = 0, 0, 0.0, 0.0
+    seconds = dict.fromkeys(KINDS, 0.0)
+    for record in records:
+        before, times = record.earlier
+        rounds += before.rounds + len(record.requests)
+        payload_bytes += before.payload_bytes
+        sent_bytes += before.sent_bytes
+        host_bytes += before.host_bytes
+        for scope, payload, sent in record.requests:
+            payload_bytes += payload
+            if scope == "host":
+                host_bytes += sent
+            else:
+                sent_bytes += sent
+        for kind, earlier in zip(KINDS, times, strict=True):
+            seconds[kind] += earlier
+        for kind, begin, end in record.spans:
+            seconds[kind] += end - begin
+    return Record(earlier=(Traffic(rounds, payload_bytes, sent_bytes, host_bytes), tuple(seconds.values())))

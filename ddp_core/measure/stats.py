@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import reduce
-from operator import add
 
-from .record import Record
+from .record import Record, summed
 from .step import BucketStats, Step
 
 MANY = 1000  # records; adding them up at every step would take its time
@@ -50,6 +48,6 @@ class Totals:
         return Stats(number, programs, whole)
 
 
-def total(buckets: Iterable[BucketStats], before: Record | None = None) -> Record:
+def total(buckets: Iterable[BucketStats], *before: Record) -> Record:
     """The sum of what buckets cost, and of what was counted before."""
-    return reduce(add, (bucket.record for bucket in buckets), before or Record())
+    return summed([*before, *(bucket.record for bucket in buckets)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 
 import torch
@@ -67,7 +68,10 @@ class BucketMemory:
 
     def _used(self, flat: Tensor) -> Tensor:
         """1 for each parameter with a gradient on this rank, 0 for those whose gradient is all zeros."""
-        return torch.stack([view.any() for view in self.layout.views(flat).values()]).float()
+        pieces = flat.split(self.layout.sizes)
+        if flat.is_cuda and all(self.layout.sizes):  # one kernel, not one for each parameter
+            return torch.stack(torch._foreach_norm(pieces, math.inf)).ne(0).float()
+        return torch.stack([piece.any() for piece in pieces]).float()
 
     def _add_owed(self, flat: Tensor) -> None:
         views = self.layout.views(flat) if self.owed else {}

@@ -12,7 +12,7 @@ from typing import Literal
 from torch import Tensor
 
 from ...compress.protocol import Request
-from .protocol import Decorated, Decorator, Pending, Transport
+from .protocol import Decorated, Decorator, Reply, Transport
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Faulty(Decorated):
         self._faults = {(fault.round, fault.turn): fault for fault in faults if fault.rank == inner.group.rank()}
         self._turns: Counter[int] = Counter()  # requests so far, by round
 
-    def start(self, request: Request, channel: int) -> Pending:
+    def start(self, request: Request, channel: int) -> Reply:
         """As the inner one, unless it is this request's turn to fail."""
         fault = self._faults.get((channel, self._turns[channel]))
         self._turns[channel] += 1
@@ -58,7 +58,7 @@ class InjectedError(RuntimeError):
 class Lost:
     """What is in flight, if it is, and will not arrive but for a fault that only calls."""
 
-    def __init__(self, fault: Fault, real: Pending | None) -> None:
+    def __init__(self, fault: Fault, real: Reply | None) -> None:
         self._fault, self._real = fault, real
 
     def wait(self, timeout: timedelta) -> Tensor:
@@ -68,6 +68,9 @@ class Lost:
         if self._fault.kind != "break":
             time.sleep(timeout.total_seconds())
         raise InjectedError(f"a reply was made to {self._fault.kind}")
+
+    def expect_late_wait(self) -> None:
+        """It is late for all."""
 
     def arrived_at(self) -> None:
         """Never."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...compress.protocol import AllReduce, Request
 from .host_segment import Segment
-from .protocol import Decorated, Pending, Transport
+from .protocol import Decorated, Reply, Transport
 from .shared_buffer import SharedBuffer, SharedSum
 
 ADDED = (torch.float32, torch.float64)  # what the extension can add up
@@ -49,7 +49,7 @@ class HostMemory(Decorated):
         finally:
             segment.close()
 
-    def start(self, request: Request, channel: int) -> Pending:
+    def start(self, request: Request, channel: int) -> Reply:
         """Begin a sum in shared memory, each rank as soon as it likes; or what else it is, as the inner one does."""
         buffer = self._buffers.get(id(request.tensor))
         if buffer is not None and isinstance(request, AllReduce) and request.op == "sum":

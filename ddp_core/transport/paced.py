@@ -10,7 +10,7 @@ from datetime import timedelta
 from torch import Tensor
 
 from ...compress.protocol import Request
-from .protocol import Decorated, Pending, Transport
+from .protocol import Decorated, Reply, Transport
 
 
 class Link:
@@ -47,7 +47,7 @@ class Paced(Decorated):
         """Any memory will do."""
         return [None] * len(buckets)
 
-    def start(self, request: Request, channel: int) -> Pending:
+    def start(self, request: Request, channel: int) -> Reply:
         """Begin now, both on the inner transport and on the link."""
         pending = self.inner.start(request, channel)
         return PacedPending(pending, self._link.due(request.sent_bytes(self.members(request.scope))))
@@ -56,7 +56,7 @@ class Paced(Decorated):
 class PacedPending:
     """A request that is over when it really is, and not before `due` (time.monotonic)."""
 
-    def __init__(self, real: Pending, due: float) -> None:
+    def __init__(self, real: Reply, due: float) -> None:
         self._real, self.due = real, due
 
     def wait(self, timeout: timedelta) -> Tensor:
@@ -64,6 +64,10 @@ class PacedPending:
         reply = self._real.wait(timeout)
         time.sleep(max(0.0, self.due - time.monotonic()))
         return reply
+
+    def expect_late_wait(self) -> None:
+        """As the real one."""
+        self._real.expect_late_wait()
 
     def arrived_at(self) -> float | None:
         """Not before `due`: time.perf_counter is the monotonic clock on Linux."""

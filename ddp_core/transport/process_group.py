@@ -15,16 +15,19 @@ from .private_group import new_name, private_group
 
 
 class GroupPending:
-    """A collective of a process group, and the tensor that will hold its result. `clocked`: it notes when that is."""
+    """A collective of a process group, and the tensor that will hold its result."""
 
-    def __init__(self, work: dist.Work | None, reply: Tensor, *, clocked: bool = False) -> None:
+    def __init__(self, work: dist.Work | None, reply: Tensor) -> None:
         if work is None:
             raise RuntimeError("this rank is not a member of the process group that it reduces on")
         self._work: dist.Work | None = work
         self._reply = reply
         self._arrived: float | None = None
-        if clocked and not reply.is_cuda:
-            work.get_future().add_done_callback(self._arrives)
+
+    def expect_late_wait(self) -> None:
+        """Have the process group's thread note when it is there; not on CUDA."""
+        if self._work is not None and not self._reply.is_cuda:
+            self._work.get_future().add_done_callback(self._arrives)
 
     def _arrives(self, _: torch.futures.Future[list[Tensor]]) -> None:
         """On a thread of the process group, which must not wait: note when."""
@@ -123,7 +126,7 @@ def started(request: Request, group: dist.ProcessGroup) -> GroupPending:
         tensor.mul_(1 / group.size())  # as torch: bit for bit what its DDP gives
     match request:
         case AllReduce():
-            return GroupPending(group.allreduce([tensor]), tensor, clocked=True)  # who waits may come late
+            return GroupPending(group.allreduce([tensor]), tensor)
         case ReduceScatter():
             reply = tensor.new_empty(tensor.shape[1:])
             work = dist.reduce_scatter_tensor(reply.view(-1), tensor.reshape(-1), group=group, async_op=True)

@@ -13,10 +13,17 @@ from ...compress.protocol import Request, Scope
 
 
 class Pending(Protocol):
-    """What is in flight."""
+    """What is on its way."""
 
     def wait(self, timeout: timedelta, /) -> Tensor:
-        """The reply when it is there; raises RuntimeError where it does not come within the time limit."""
+        """It, when it is there; raises RuntimeError where it does not come within the time limit."""
+
+
+class Reply(Pending, Protocol):
+    """The reply to a request."""
+
+    def expect_late_wait(self) -> None:
+        """Note when it is there, which may be long before somebody waits for it; that costs a thread's attention."""
 
     def arrived_at(self) -> float | None:
         """When it was there, by time.perf_counter, if that is known already."""
@@ -44,7 +51,7 @@ class Transport(Protocol):
     def allocate(self, buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
         """Memory that it carries best for buckets of these parameters; None: any will do. A collective call."""
 
-    def start(self, request: Request, channel: int) -> Pending:
+    def start(self, request: Request, channel: int) -> Reply:
         """Give a request to a channel; returns at once."""
 
     def abort(self) -> None:
@@ -74,7 +81,7 @@ class Decorated:
         """As the inner one."""
         return self.inner.allocate(buckets)
 
-    def start(self, request: Request, channel: int) -> Pending:
+    def start(self, request: Request, channel: int) -> Reply:
         """As the inner one."""
         return self.inner.start(request, channel)
 

@@ -104,6 +104,9 @@ class SharedSum:
                 raise RuntimeError(f"timed out after {timeout}: {late}")
             ended = self.buffer.processes.ended()  # what they have left undone may be under way: one more look
 
+    def expect_late_wait(self) -> None:
+        """The sums note it anyway."""
+
     def arrived_at(self) -> float:
         """When it was there, by time.perf_counter, which is the monotonic clock where memory can be shared."""
         return self.buffer.sums.since(self.buffer.place)

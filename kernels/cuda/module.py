@@ -47,7 +47,12 @@ def probe() -> str:
 
 def packed(**fields: int) -> NDArray[Any]:
     """The argument that all kernels of a source take: a structure of 64-bit numbers and addresses, in this order."""
-    return numpy.array([tuple(fields.values())], dtype=[(name, numpy.int64) for name in fields])
+    return numpy.array([tuple(fields.values())], dtype=_structure(tuple(fields)))
+
+
+@functools.cache
+def _structure(names: tuple[str, ...]) -> numpy.dtype[Any]:
+    return numpy.dtype([(name, numpy.int64) for name in names])
 
 
 def addresses(residual: Residual | None) -> dict[str, int]:
@@ -61,10 +66,11 @@ def launch(source: str, device: torch.device, arguments: NDArray[Any], kernels: 
 
     A source is compiled and loaded when it is first used on a device, which a CUDA graph cannot capture.
     """
+    plain = arguments.view(f"V{arguments.nbytes}")  # CuPy would go through the names of the fields at each launch
     with _on_current_stream(device):
         for name, blocks in kernels:
             if blocks:
-                _kernel(source, name, device.index)((blocks,), (THREADS[source],), (arguments,))
+                _kernel(source, name, device.index)((blocks,), (THREADS[source],), (plain,))
 
 
 @functools.cache
@@ -86,14 +92,23 @@ class _Stream:
 @contextmanager
 def _on_current_stream(device: torch.device) -> Iterator[None]:
     """Make torch's device and stream CuPy's."""
-    streams = _cupy().cuda.Stream
-    address = torch.cuda.current_stream(device).cuda_stream
-    if hasattr(streams, "from_external"):
-        stream = streams.from_external(_Stream(address))
+    index = device.index
+    address = torch.cuda.current_stream(index).cuda_stream
+    if torch.cuda.current_device() == index:
+        with _external(address, index):
+            yield
     else:
-        stream = _cupy().cuda.ExternalStream(address, device.index)
-    with torch.cuda.device(device), _cupy().cuda.Device(device.index), stream:
-        yield
+        with torch.cuda.device(device), _cupy().cuda.Device(index), _external(address, index):
+            yield
+
+
+@functools.lru_cache(maxsize=64)
+def _external(address: int, device: int) -> Any:
+    """CuPy's stream for one of torch's: no more than its address and its device."""
+    streams = _cupy().cuda.Stream
+    if hasattr(streams, "from_external"):
+        return streams.from_external(_Stream(address))
+    return _cupy().cuda.ExternalStream(address, device)
 
 
 @functools.cache

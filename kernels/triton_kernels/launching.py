@@ -12,8 +12,10 @@ from . import INTERPRETED
 
 
 def on_device(tensor: Tensor) -> AbstractContextManager[object]:
-    """Make the device of `tensor` the current one, where launches go."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+    """Make the device of `tensor` the current one, where launches go; it mostly is."""
+    if not tensor.is_cuda or tensor.get_device() == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(tensor.device)
 
 
 @functools.cache

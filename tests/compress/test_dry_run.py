@@ -22,7 +22,7 @@ from gradwire.compress import (
     most_rounds,
     simulate,
 )
-from gradwire.compress.simulate import boundaries, traffic
+from gradwire.compress.simulate import STEADY, boundaries, rehearse, traffic
 
 from .given import gradients, layout
 
@@ -141,3 +141,9 @@ def test_the_most_rounds_are_those_of_any_stage_on_any_bucket():
     late, early = Switch({0: Dense(), 7: PowerSGD()}), Switch({0: PowerSGD(power_iterations=2), 7: Dense()})
     assert [most_rounds(built, buckets) for built in (Dense(), late, early)] == [1, 2, 4]
     assert most_rounds(late, buckets[:1]) == 1
+
+
+@pytest.mark.parametrize("spec", ["bf16", "powersgd:rank=2", "topk:ratio=0.1", "onebit:block=64"])
+def test_a_rehearsal_on_a_device_asks_for_what_a_dry_run_does(spec):
+    built, within = compressor(spec), layout(*SHAPES, world_size=4)
+    assert rehearse(built, within, STEADY) == dry_run(built, within)

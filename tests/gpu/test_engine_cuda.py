@@ -89,6 +89,12 @@ def doubled(tensor):
     return total.mul_(2)
 
 
+def late(tensor):
+    """Arithmetic that takes its time, then a collective."""
+    torch.cuda._sleep(SLEEP)
+    return (yield AllReduce(tensor.mul(2)))
+
+
 def failing(tensor):
     yield AllReduce(tensor)
     raise ArithmeticError("on purpose")
@@ -127,7 +133,7 @@ def leave_the_backward_stream_free(rank, world_size):
     engine = engine_of(rank)
     submitted(engine, doubled(torch.ones(8, device="cuda"))).wait(LIMIT)
     torch.cuda.synchronize()
-    future = submitted(engine, doubled(torch.ones(8, device="cuda")), 1)
+    future = submitted(engine, late(torch.ones(8, device="cuda")), 1)
     torch.cuda.current_stream().synchronize()
     busy = not engine._beside._stream.query()
     return busy, future.wait(LIMIT).tolist()

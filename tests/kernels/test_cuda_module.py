@@ -1,20 +1,36 @@
 """How the CUDA sources are compiled, kept and launched, with a stand-in for CuPy that notes what it is asked for."""
 
 import inspect
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy
 import pytest
 import torch
 
 from gradwire.kernels.cuda import module
 
-SECOND = SimpleNamespace(index=1)
+FIRST, SECOND = SimpleNamespace(index=0), SimpleNamespace(index=1)
 
 
 class CompileError(Exception):
     """What CuPy raises for a source that does not compile."""
+
+
+@dataclass
+class Entered:
+    """What can be entered, again and again."""
+
+    log: list
+    what: str
+
+    def __enter__(self):
+        self.log.append(self.what)
+
+    def __exit__(self, *_):
+        self.log.append(f"end of {self.what}")
 
 
 class StandIn:
@@ -29,17 +45,11 @@ class StandIn:
         self.error = None
         self.cuda = self.compiler = self.Stream = self
 
-    @contextmanager
-    def _inside(self, what):
-        self.log.append(what)
-        yield self
-        self.log.append(f"end of {what}")
-
     def Device(self, index=None):
-        return self if index is None else self._inside(f"device {index}")
+        return self if index is None else Entered(self.log, f"device {index}")
 
     def from_external(self, stream):
-        return self._inside(f"stream {stream.__cuda_stream__()[1]}")
+        return Entered(self.log, f"stream {stream.__cuda_stream__()[1]}")
 
     def compile_using_nvrtc(self, code, options, filename):
         if self.error:
@@ -56,16 +66,16 @@ class StandIn:
 
     def get_function(self, name):
         return lambda grid, block, arguments: self.log.append(
-            (name, grid, block, [each.tolist() for each in arguments])
+            (name, grid, block, [numpy.frombuffer(each.tobytes(), numpy.int64).tolist() for each in arguments])
         )
 
 
 @pytest.fixture
 def cupy(monkeypatch, tmp_path):
     stand_in = StandIn()
-    caches = (module._module, module._kernel, module._cache, module._temporary)
+    caches = (module._module, module._kernel, module._cache, module._temporary, module._external)
     monkeypatch.setattr(module, "_cupy", lambda: stand_in)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=77))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: SimpleNamespace(cuda_stream=77 + index))
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -81,14 +91,20 @@ def test_kernels_are_queued_in_order_on_the_current_stream_of_the_device(cupy):
     module.launch("selection", SECOND, module.packed(grad=5, k=-1), [("first", 3), ("nothing", 0), ("second", 1)])
     assert cupy.log == [
         "device 1",
-        "stream 77",
+        "stream 78",
         "compile selection.cu",
         "load machine code of selection.cu",
-        ("first", (3,), (512,), [[(5, -1)]]),
-        ("second", (1,), (512,), [[(5, -1)]]),
-        "end of stream 77",
+        ("first", (3,), (512,), [[5, -1]]),
+        ("second", (1,), (512,), [[5, -1]]),
+        "end of stream 78",
         "end of device 1",
     ]
+
+
+def test_a_device_that_is_current_is_not_made_so_again(cupy):
+    module.launch("signs", FIRST, module.packed(grad=5), [("kernel", 2)])
+    assert cupy.log[0] == "stream 77"
+    assert cupy.log[-2:] == [("kernel", (2,), (256,), [[5]]), "end of stream 77"]
 
 
 def test_a_source_is_compiled_once_and_found_by_the_next_process(cupy, tmp_path):

@@ -32,13 +32,15 @@ def numbers(size, dtype=torch.float32, seed=0):
 
 def casts(device, dtype):
     source, narrow, wide = numbers(SIZE).to(device), torch.empty(SIZE, dtype=dtype, device=device), torch.empty(SIZE)
-    wide = wide.to(device)
+    wide, few, back = wide.to(device), torch.empty(1000, dtype=dtype, device=device), torch.empty(1000, device=device)
 
     def run():
         kernels.cast_scaled(source, narrow, 0.3)
         kernels.cast_scaled(narrow, wide, 3.0)
+        kernels.cast_scaled(source[:1000], few, 0.3)
+        kernels.cast_scaled(few, back, 1.0)
 
-    return run, [narrow, wide]
+    return run, [narrow, wide, few, back]
 
 
 def verdicts(device, dtype):

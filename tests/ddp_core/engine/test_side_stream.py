@@ -1,0 +1,218 @@
+"""The side stream's order of events, with stand-ins for CUDA's streams that note what they are asked for."""
+
+import time
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from gradwire.compress import AllReduce, Layout, compressor
+from gradwire.ddp_core import ProcessGroup
+from gradwire.ddp_core.engine.lanes import Lanes
+from gradwire.ddp_core.engine.side_stream import SideStream
+from gradwire.ddp_core.engine.task import Task
+
+LIMIT = timedelta(seconds=20)
+DEVICE = torch.device("cuda", 0)
+
+
+class Streams:
+    """Streams and events by name. `log`: what was done, in order."""
+
+    def __init__(self):
+        self.log = []
+        self.events = 0
+        self.current = SimpleNamespace(name="backward", device_index=0)
+
+    def Stream(self, device, priority):
+        return SimpleNamespace(name="side", device_index=device.index)
+
+    def Event(self):
+        self.events += 1
+        return Event(self.log, f"event {self.events}")
+
+    def set_stream(self, stream):
+        self.current = stream
+
+
+class Event:
+    def __init__(self, log, name):
+        self.log, self.name = log, name
+
+    def record(self, stream):
+        self.log.append(f"{stream.name} records {self.name}")
+
+    def wait(self, stream):
+        self.log.append(f"{stream.name} waits for {self.name}")
+
+
+class Wire:
+    """A transport whose replies are there at once."""
+
+    world_size = 1
+
+    def __init__(self, streams):
+        self.streams = streams
+
+    def open(self, channels):
+        """As many as you like."""
+
+    def start(self, request, channel):
+        self.streams.log.append(f"{self.streams.current.name} sends {request.tensor.tolist()}")
+        return SimpleNamespace(wait=lambda timeout: request.tensor, arrived_at=lambda: None, abandon=lambda: None)
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    stand_in = Streams()
+    monkeypatch.setattr(torch.cuda, "Stream", stand_in.Stream)
+    monkeypatch.setattr(torch.cuda, "Event", stand_in.Event)
+    monkeypatch.setattr(torch.cuda, "set_stream", stand_in.set_stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: stand_in.current)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: stand_in.log.append("keeps memory"))
+    return stand_in
+
+
+def side_stream(streams, on_end=lambda task, error: error):
+    return SideStream(Wire(streams), DEVICE, on_end)
+
+
+def two_rounds(tensor):
+    reply = yield AllReduce(tensor)
+    return (yield AllReduce(reply + 10))
+
+
+def one_round(tensor):
+    return (yield AllReduce(tensor))
+
+
+def sends(streams):
+    return [int(float(line.split("[")[1][:-1])) for line in streams.log if "sends" in line]
+
+
+def test_rounds_of_neighbouring_buckets_take_turns(streams):
+    driver = side_stream(streams)
+    pendings = [driver.submit(Task(two_rounds(torch.tensor([bucket])), f"bucket {bucket}")) for bucket in range(1, 5)]
+    assert sends(streams) == [1, 2, 11, 3, 12, 4, 13]
+    assert [pending.runs for pending in pendings] == [False, False, True, True]
+    assert [pending.wait(LIMIT).item() for pending in pendings] == [11, 12, 13, 14]
+    assert sends(streams)[7:] == [14]
+    assert not driver._running
+
+
+def test_whoever_waits_waits_for_his_bucket_and_not_for_later_ones(streams):
+    driver = side_stream(streams)
+    first, second = (driver.submit(Task(one_round(torch.tensor([bucket])), "bucket")) for bucket in range(2))
+    first.wait(LIMIT)
+    assert second.runs
+
+
+def test_a_program_that_fails_ends_those_that_run_beside_it(streams):
+    def fails():
+        yield AllReduce(torch.tensor([7]))
+        raise ArithmeticError("on purpose")
+
+    driver = side_stream(streams, lambda task, error: error and RuntimeError(f"{task.label}: {error}"))
+    pendings = [
+        driver.submit(Task(program, f"bucket {bucket}"))
+        for bucket, program in enumerate([fails(), two_rounds(torch.tensor([1]))])
+    ]
+    for pending in pendings:
+        with pytest.raises(RuntimeError, match="bucket 0: on purpose"):
+            pending.wait(LIMIT)
+    assert sends(streams) == [7, 1]
+
+
+def test_a_future_is_filled_before_the_next_bucket_comes(streams, monkeypatch):
+    filled = SimpleNamespace(set_result=lambda result: streams.log.append(f"{streams.current.name} fills"))
+    monkeypatch.setattr(torch.futures, "Future", lambda devices: filled)
+
+    def ended(task, error):
+        task.future.set_result(task.result)
+
+    side_stream(streams, ended).submit(Task(two_rounds(torch.tensor([1])), "bucket 0", needs_future=True))
+    assert "side fills" in streams.log
+
+
+def test_a_program_runs_behind_the_gradients_and_whoever_waits_runs_behind_it(streams):
+    pending = side_stream(streams).submit(Task(two_rounds(torch.tensor([1.0])), "bucket 0"))
+    assert streams.current.name == "backward"
+    assert pending.wait(LIMIT).tolist() == [11.0]
+    assert streams.log == [
+        "backward records event 1",
+        "side waits for event 1",
+        "side sends [1.0]",
+        "side sends [11.0]",
+        "side records event 2",
+        "backward waits for event 2",
+        "keeps memory",
+    ]
+
+
+def test_a_program_that_raises_gives_the_stream_back_and_raises_where_it_is_waited_for(streams):
+    def fails():
+        raise ArithmeticError("on purpose")
+        yield
+
+    pending = side_stream(streams, lambda task, error: RuntimeError(f"{task.label}: {error}")).submit(
+        Task(fails(), "bucket 0")
+    )
+    assert streams.current.name == "backward"
+    with pytest.raises(RuntimeError, match="bucket 0: on purpose"):
+        pending.wait(LIMIT)
+
+
+def test_a_backward_inside_autocast_does_not_cast_what_a_program_computes(streams):
+    def asks():
+        seen.append(torch.is_autocast_enabled("cuda"))
+        return (yield AllReduce(torch.zeros(1)))
+
+    seen = []
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        side_stream(streams).submit(Task(asks(), "bucket 0"))
+        assert torch.is_autocast_enabled("cuda")
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+    assert seen == [False]
+
+
+def averages(rank, world_size, spec, driver):
+    """The averages of five buckets of different sizes on this rank, taken by a driver of tasks."""
+    averaged, built = [], compressor(spec)
+    for size in (40, 8, 72, 16, 24):
+        layout = Layout(("weight",), ((size, 8),), torch.float32, torch.device("cpu"), world_size, rank)
+        grad = torch.randn(layout.numel, generator=torch.Generator().manual_seed(10 * size + rank))
+        averaged.append(driver.submit(Task(built.reduce(grad, built.init(layout)), "bucket")))
+    return [average.wait(LIMIT).clone() for average in averaged]
+
+
+def both_drivers(rank, world_size, specs):
+    """The averages by lanes, and by a side stream without a device."""
+    stand_in, ended = Streams(), lambda task, error: error or (task.future and task.future.set_result(task.result))
+    names = {"Stream": stand_in.Stream, "Event": stand_in.Event, "set_stream": stand_in.set_stream}
+    given = {**names, "current_stream": lambda index: stand_in.current, "current_device": lambda: 0}
+    found = []
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in given.items():
+            patched.setattr(torch.cuda, name, value)
+        patched.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
+        for spec in specs:
+            groups = [ProcessGroup(dist.group.WORLD, torch.device("cpu"), LIMIT) for _ in range(2)]
+            groups[0].open(4)
+            lanes, side = Lanes(groups[0], LIMIT, ended), SideStream(groups[1], DEVICE, ended)
+            found.append([averages(rank, world_size, spec, driver) for driver in (lanes, side)])
+            lanes.close(time.monotonic() + 1)
+    return found
+
+
+def test_turns_give_the_bits_of_lanes_on_all_ranks(ranks):
+    specs = ["none", "bf16", "topk:ratio=0.1", "onebit:block=8", "powersgd:rank=1"]
+    answers = ranks.run(both_drivers, 3, specs)
+    for found in answers:
+        for (by_lanes, by_turns), (first, _) in zip(found, answers[0], strict=True):
+            assert all(map(torch.equal, by_lanes, by_turns))
+            assert all(map(torch.equal, by_turns, first))

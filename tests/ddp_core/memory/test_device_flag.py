@@ -1,0 +1,21 @@
+"""Flags that the host asks for later."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gradwire.ddp_core.memory.device_flag import DeviceFlag
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_a_flag_tells_what_the_tensor_held(value):
+    assert bool(DeviceFlag(torch.tensor(value))) is value
+
+
+def test_a_flag_that_a_step_asks_for_while_it_is_captured_says_what_can_be_captured(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    flag = DeviceFlag(torch.tensor(True))
+    flag._arrived = SimpleNamespace(synchronize=lambda: None)
+    with pytest.raises(RuntimeError, match="cannot be captured in a CUDA graph"):
+        bool(flag)
