@@ -143,14 +143,14 @@ def _dequantize_units(
     lane = _lanes(UNIT)
     there = unit < units
     inside = there[:, None, None] & (lane < left[:, None, None])
-    start = (row * code_stride + place_in_row(row, first, blocks, block))[:, None, None] + lane
+    codes += (row * code_stride + place_in_row(row, first, blocks, block))[:, None, None]
     total = tl.zeros([UNITS, UNIT // 4, 4], tl.float32)
     for voter in tl.range(voters, loop_unroll_factor=4 if WHOLE else 1):
         scale = tl.load(scales + voter * voter_scales + row * scale_stride + column, mask=there, other=0)
         if WHOLE:
-            code = tl.load(codes + voter * voter_codes + start)
+            code = tl.load(codes + voter * voter_codes + lane)
         else:
-            code = tl.load(codes + voter * voter_codes + start, mask=inside, other=0)
+            code = tl.load(codes + voter * voter_codes + lane, mask=inside, other=0)
         total += scale[:, None, None] * code.to(tl.float32)
     limit = tl.where(there, tl.minimum(first + left, size), 0)[:, None, None]
     store_tile(out, first[:, None, None] + lane, total * share, limit, WHOLE)

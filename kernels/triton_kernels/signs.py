@@ -170,27 +170,29 @@ def _unpack_units(
 ) -> None:  # fmt: skip
     """Elements by fours, each from half a byte: a thread has those that it writes at once, and passes nothing on."""
     unit, row, column, first, left = unit_places(blocks, block, EACH, UNITS, UNIT)
-    four = tl.arange(0, UNIT // 4)[None, :]
+    byte, half = tl.arange(0, UNIT // 8)[None, :, None], tl.arange(0, 2)[None, None, :]
     there = unit < units
-    inside = there[:, None] & (four * 4 < left[:, None])
-    start = (row * bit_stride + place_in_row(row, first, blocks, block) // 8)[:, None] + (four >> 1)
-    first_sum = tl.zeros([UNITS, UNIT // 4], tl.float32)
+    inside = there[:, None, None] & (byte * 8 < left[:, None, None])
+    bits += (row * bit_stride + place_in_row(row, first, blocks, block) // 8)[:, None, None]
+    first_sum = tl.zeros([UNITS, UNIT // 8, 2], tl.float32)
     second_sum, third_sum, fourth_sum = first_sum, first_sum, first_sum
     for voter in tl.range(voters, loop_unroll_factor=4 if WHOLE else 1):
-        scale = tl.load(scales + voter * voter_scales + row * scale_stride + column, mask=there, other=0)[:, None]
+        scale = tl.load(scales + voter * voter_scales + row * scale_stride + column, mask=there, other=0)[:, None, None]
+        places = bits + voter * voter_bits + byte
         if WHOLE:
-            packed = tl.load(bits + voter * voter_bits + start)
+            packed = tl.load(places)
         else:
-            packed = tl.load(bits + voter * voter_bits + start, mask=inside, other=0)
-        half = packed.to(tl.uint32) >> ((four & 1) * 4).to(tl.uint32)
-        first_sum += _signed(scale, half, 0)
-        second_sum += _signed(scale, half, 1)
-        third_sum += _signed(scale, half, 2)
-        fourth_sum += _signed(scale, half, 3)
+            packed = tl.load(places, mask=inside, other=0)
+        four = packed.to(tl.uint32) >> (half * 4).to(tl.uint32)
+        first_sum += _signed(scale, four, 0)
+        second_sum += _signed(scale, four, 1)
+        third_sum += _signed(scale, four, 2)
+        fourth_sum += _signed(scale, four, 3)
     total = tl.join(tl.join(first_sum, third_sum), tl.join(second_sum, fourth_sum))
     total = tl.reshape(total, [UNITS, UNIT // 4, 4]) * share
-    places = first[:, None, None] + four[:, :, None] * 4 + tl.arange(0, 4)[None, None, :]
-    store_tile(out, places, total, tl.where(there, tl.minimum(first + left, size), 0)[:, None, None], WHOLE)
+    lane = tl.arange(0, UNIT // 4)[None, :, None] * 4 + tl.arange(0, 4)[None, None, :]
+    limit = tl.where(there, tl.minimum(first + left, size), 0)[:, None, None]
+    store_tile(out, first[:, None, None] + lane, total, limit, WHOLE)
 
 
 @triton.jit
