@@ -57,7 +57,7 @@ class TopK:
 
     def decode(self, rows: Tensor, out: Tensor, length: int) -> None:
         """The mean over voters, zero where no one sent."""
-        kernels.scatter_mean(*self._parts(rows, length), out, length)
+        kernels.scatter_mean(*self._parts(rows, length), out, length, ascending=True)
 
     def _parts(self, rows: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Views of the indices and the values of encoded rows."""

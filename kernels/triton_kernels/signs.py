@@ -179,10 +179,7 @@ def _unpack_units(
     for voter in tl.range(voters, loop_unroll_factor=4 if WHOLE else 1):
         scale = tl.load(scales + voter * voter_scales + row * scale_stride + column, mask=there, other=0)[:, None, None]
         places = bits + voter * voter_bits + byte
-        if WHOLE:
-            packed = tl.load(places)
-        else:
-            packed = tl.load(places, mask=inside, other=0)
+        packed = tl.load(places) if WHOLE else tl.load(places, mask=inside, other=0)
         four = packed.to(tl.uint32) >> (half * 4).to(tl.uint32)
         first_sum += _signed(scale, four, 0)
         second_sum += _signed(scale, four, 1)
