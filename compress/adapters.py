@@ -1,4 +1,7 @@
-"""From a codec, a method of one round, to a compressor."""
+"""From a codec, a method of one round, to a compressor.
+
+Rows begin as zeros, so that what pads them is the same on every rank and at every step.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class Gathered:
         if not grad.numel():
             return grad
         length = self.codec.row_length(grad.numel())
-        rows = torch.empty(1, self.codec.row_bytes(length), dtype=torch.uint8, device=grad.device)
+        rows = torch.zeros(1, self.codec.row_bytes(length), dtype=torch.uint8, device=grad.device)
         self.codec.encode(grad, residual, rows, length)
         gathered = yield from all_gather(rows)
         self.codec.decode(gathered, grad, length)
@@ -68,12 +71,12 @@ class TwoShot:
         if not grad.numel():
             return grad
         row_bytes = self.codec.row_bytes(state.length)
-        rows = torch.empty(state.world_size, row_bytes, dtype=torch.uint8, device=grad.device)
+        rows = torch.zeros(state.world_size, row_bytes, dtype=torch.uint8, device=grad.device)
         self.codec.encode(grad, residual, rows, state.length)
         votes = yield from all_to_all(rows)
         served = torch.empty_like(state.server_residual.flat)
         self.codec.decode(votes.unsqueeze(1), served, state.length)
-        row = torch.empty(1, row_bytes, dtype=torch.uint8, device=grad.device)
+        row = torch.zeros(1, row_bytes, dtype=torch.uint8, device=grad.device)
         self.codec.encode(served, None if residual is None else state.server_residual.update(), row, state.length)
         averages = yield from all_gather(row)
         self.codec.decode(averages.view(1, state.world_size, row_bytes), grad, state.length)

@@ -11,6 +11,7 @@ from .. import kernels
 from ..kernels import Residual
 from .adapters import TwoShot
 from .registry import register
+from .rows import padded
 
 SCALE_BYTES = 4
 
@@ -37,9 +38,8 @@ class OneBit:
         return -(-numel // unit) * unit
 
     def row_bytes(self, length: int) -> int:
-        """4 bytes a block and a bit an element, padded to whole scales."""
-        size = SCALE_BYTES * self._blocks(length) + length // 8
-        return -(-size // SCALE_BYTES) * SCALE_BYTES
+        """4 bytes a block and a bit an element, padded as rows are."""
+        return padded(SCALE_BYTES * self._blocks(length) + length // 8)
 
     def encode(self, grad: Tensor, residual: Residual | None, rows: Tensor, length: int) -> None:
         """Signs and scales of `grad` (+ `residual`); `residual` keeps the difference."""

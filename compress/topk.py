@@ -13,9 +13,9 @@ from .. import kernels
 from ..kernels import Residual
 from .adapters import Gathered
 from .registry import register
+from .rows import padded
 
 VALUE_DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
-ALIGNMENT = 8  # bytes; rows then start where indices and values may
 
 
 @register("topk", adapter=Gathered)
@@ -47,9 +47,8 @@ class TopK:
         return min(length, self.k or math.ceil(self.ratio * length))
 
     def row_bytes(self, length: int) -> int:
-        """Indices of 4 bytes (8 beyond 2^31 elements) and values, padded to whole words."""
-        size = self.selected(length) * (_index_dtype(length).itemsize + VALUE_DTYPES[self.value_dtype].itemsize)
-        return -(-size // ALIGNMENT) * ALIGNMENT
+        """Indices of 4 bytes (8 beyond 2^31 elements) and values, padded as rows are."""
+        return padded(self.selected(length) * (_index_dtype(length).itemsize + VALUE_DTYPES[self.value_dtype].itemsize))
 
     def encode(self, grad: Tensor, residual: Residual | None, rows: Tensor, length: int) -> None:
         """The largest elements of each row; `residual` keeps the rest."""
@@ -57,7 +56,7 @@ class TopK:
 
     def decode(self, rows: Tensor, out: Tensor, length: int) -> None:
         """The mean over voters, zero where no one sent."""
-        kernels.scatter_mean(*self._parts(rows, length), out, length)
+        kernels.scatter_mean(*self._parts(rows, length), out, length, ascending=True)
 
     def _parts(self, rows: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Views of the indices and the values of encoded rows."""

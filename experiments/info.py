@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from ..ddp_core import obstacle
@@ -147,5 +148,5 @@ def _yes(available: bool, reason: str) -> str:
 def _table(title: str, rows: Iterable[tuple[str, ...]]) -> Table:
     table = Table(title=title, title_justify="left", show_header=False)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))  # brackets, as of an extra to install, are no markup
     return table

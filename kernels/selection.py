@@ -34,10 +34,12 @@ def select_largest(grad: Tensor, residual: Residual | None, indices: Tensor, val
 
 
 @operation(check=check_scatter_mean, apart=[("indices", "out"), ("values", "out")])
-def scatter_mean(indices: Tensor, values: Tensor, out: Tensor, length: int) -> None:
+def scatter_mean(indices: Tensor, values: Tensor, out: Tensor, length: int, ascending: bool = False) -> None:
     """The mean over voters of sparse rows, dense, into the flat `out`.
 
-    `indices`, `values`: (voters, rows, k); added in voter order, so that every rank gets the same bits.
+    `indices`, `values`: (voters, rows, k); added in voter order, so that every rank gets the same bits. `ascending`: the
+    caller's word that rows are as `select_largest` writes them, each index above the one before, zeros behind as many as
+    the row has elements; faster on GPUs, where elements get lost if it is not so.
     """
     voters, rows, _ = indices.shape
     starts = torch.arange(rows, device=out.device).unsqueeze(1) * length

@@ -76,7 +76,7 @@ class ScatterMean(Job):
 
     def run(self) -> None:
         """As topk decodes."""
-        kernels.scatter_mean(self.indices, self.values, self.out, self.out.numel())
+        kernels.scatter_mean(self.indices, self.values, self.out, self.out.numel(), ascending=True)
 
     def run_baseline(self) -> None:
         """All ranks in one call."""

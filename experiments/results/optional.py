@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 INSTALL = {  # import name: what brings it
-    "cupy": "gradwire[gpu]",
     "jinja2": "gradwire[experiments]",
     "jsonargparse": "jsonargparse[signatures]",
     "matplotlib": "gradwire[experiments]",

@@ -28,7 +28,7 @@ FORMATS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: 
 
 
 def probe() -> str:
-    """Why the kernels cannot run here; empty if they can. Compiles one source, so that nothing fails in training."""
+    """Why the kernels cannot run here; empty if they can. Compiles all sources, so that nothing fails in training."""
     if not torch.cuda.is_available():
         return "torch sees no CUDA device"
     if torch.version.hip is not None:
@@ -36,13 +36,20 @@ def probe() -> str:
     try:
         cupy = _cupy()
     except ImportError as error:
-        return f"CuPy cannot be imported ({error}); install gradwire[gpu]"
+        return f"CuPy cannot be imported ({error}); install {_extra()}"
     try:
         with cupy.cuda.Device(torch.cuda.current_device()):
-            _module("signs", torch.cuda.current_device())
+            for source in THREADS:
+                _module(source, torch.cuda.current_device())
     except (RuntimeError, ImportError, OSError, cupy.cuda.compiler.CompileException) as error:
-        return f"CuPy does not compile or load the kernels: {type(error).__name__}: {error}"
+        reason = f"CuPy does not compile or load {source}.cu: {type(error).__name__}: {error}"
+        return f"{reason}; the CuPy for torch's CUDA {torch.version.cuda} comes with {_extra()}"
     return ""
+
+
+def _extra() -> str:
+    """What brings the CuPy for the CUDA that torch is built for."""
+    return "gradwire[gpu-cuda12]" if str(torch.version.cuda).startswith("12.") else "gradwire[gpu]"
 
 
 def packed(**fields: int) -> NDArray[Any]:

@@ -18,5 +18,5 @@ def _select_largest(grad: Tensor, residual: Residual | None, indices: Tensor, va
 
 
 @scatter_mean.implement(NAME, {"values": FLOATS, "out": WIDE})
-def _scatter_mean(indices: Tensor, values: Tensor, out: Tensor, length: int) -> None:
+def _scatter_mean(indices: Tensor, values: Tensor, out: Tensor, length: int, ascending: bool = False) -> None:
     library().scatter_mean(indices, values, out, *values.shape, out.numel(), length, torch.get_num_threads())

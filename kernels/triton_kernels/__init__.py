@@ -40,10 +40,8 @@ MODULES: dict[str, dict[Operation[Any, Any], Supports]] = {  # the dtypes that t
     "finite": {all_finite: {"tensor": FLOATS}},
     "signs": {sign_pack: {"grad": FLOATS, "residual": WIDE}, sign_unpack_mean: {"out": FLOATS}},
     "quantization": {quantize_blocks: {"grad": FLOATS, "residual": WIDE}, dequantize_mean: {"out": FLOATS}},
-    "selection": {
-        select_largest: {"grad": FLOATS, "residual": WIDE, "values": FLOATS},
-        scatter_mean: {"values": FLOATS, "out": WIDE},
-    },
+    "selection": {select_largest: {"grad": FLOATS, "residual": WIDE, "values": FLOATS}},
+    "scatter": {scatter_mean: {"values": FLOATS, "out": WIDE}},
     "low_rank": {
         low_rank_left: {"grad": WIDE, "residual": WIDE, "q": WIDE, "p": WIDE},
         low_rank_right: {"matrices": WIDE, "p": WIDE, "q": WIDE},
@@ -90,5 +88,5 @@ def _implement(operation: Operation[Any, Any], module: str, supports: Supports) 
 for _module, _operations in MODULES.items():
     for _operation, _supports in _operations.items():
         _implement(_operation, _module, _supports)
-gather_scaled.implement(NAME)(gather_scaled.reference)  # two launches for all sources, of torch's own
+gather_scaled.implement(NAME)(gather_scaled.reference)  # by launches of torch's own
 register_backend(NAME, "cpu" if INTERPRETED else "cuda", _probe, automatic=not INTERPRETED)

@@ -37,6 +37,7 @@ SAMPLES = 4096
 TILE = 4096
 CHUNK = tile(256, interpreted=4096)  # of candidates of a tile, which are few
 SPARE = 16384  # candidates
+NUMBERED = 4096  # tiles at a time; one program of a row goes through all of them, each time it waits for memory
 
 
 def select_from_long_rows(
@@ -81,7 +82,7 @@ def _launch(grad: Tensor, residual: Residual | None, indices: Tensor, values: Te
         _count[(rows * counters,)](vector, state, candidates, *sizes, counters, LEVEL=level, CHUNK=TILE, **options(8))
         _resolve[by_row](state, LEVEL=level, **options(4))
     _tally[by_tile](vector, state, table, candidates, *sizes, tiles, TILE=TILE, CHUNK=CHUNK, **options(1))
-    _number_tiles[by_row](state, table, tiles, CHUNK=1024, **options(4))
+    _number_tiles[by_row](state, table, tiles, CHUNK=NUMBERED, **options(8))
     _write[by_tile](
         vector, state, table, candidates, indices, values, indices.stride(0), values.stride(0), *sizes, tiles,
         HELD=held, TILE=TILE, CHUNK=CHUNK, **options(1),

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..residual import Residual
 from .launching import on_device
 from .tiles import load_tile, store_tile
-from .units import cut, is_whole, unit_places
+from .units import cut, is_whole, place_in_row, unit_places
 
 LARGEST_CODE = tl.constexpr(127.0)
 
@@ -108,9 +108,11 @@ def _quantize_units(
     levels = tl.minimum(tl.maximum(levels, -LARGEST_CODE), LARGEST_CODE)
     levels = tl.where(finite[:, None, None], levels, 0.0)
     tl.store(scales + row * scale_stride + column, scale, mask=unit < units)
-    start = (row * code_stride + (first - (row * blocks) * block))[:, None, None]
-    inside = (unit < units)[:, None, None] & (lane < left[:, None, None])
-    tl.store(codes + start + lane, levels.to(tl.int8), mask=inside)
+    start = (row * code_stride + place_in_row(row, first, blocks, block))[:, None, None] + lane
+    if WHOLE:
+        tl.store(codes + start, levels.to(tl.int8))
+    else:
+        tl.store(codes + start, levels.to(tl.int8), mask=(unit < units)[:, None, None] & (lane < left[:, None, None]))
     if HELD:
         store_tile(after, places, numbers - scale[:, None, None] * levels, limit, WHOLE)
 
@@ -122,18 +124,33 @@ def _dequantize(
     voters: tl.int64, share: tl.float32, blocks: tl.int64, block: tl.int64, units: tl.int64, size: tl.int64,
     EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr,
 ) -> None:  # fmt: skip
+    if is_whole(units, size, UNITS, UNIT, EXACT):
+        _dequantize_units(scales, codes, out, voter_scales, scale_stride, voter_codes, code_stride, voters, share,
+                          blocks, block, units, size, EACH, UNITS, UNIT, True)  # fmt: skip
+    else:
+        _dequantize_units(scales, codes, out, voter_scales, scale_stride, voter_codes, code_stride, voters, share,
+                          blocks, block, units, size, EACH, UNITS, UNIT, False)  # fmt: skip
+
+
+@triton.jit
+def _dequantize_units(
+    scales: tl.tensor, codes: tl.tensor, out: tl.tensor,
+    voter_scales: tl.tensor, scale_stride: tl.tensor, voter_codes: tl.tensor, code_stride: tl.tensor,
+    voters: tl.tensor, share: tl.tensor, blocks: tl.tensor, block: tl.tensor, units: tl.tensor, size: tl.tensor,
+    EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr,
+) -> None:  # fmt: skip
     unit, row, column, first, left = unit_places(blocks, block, EACH, UNITS, UNIT)
     lane = _lanes(UNIT)
     there = unit < units
     inside = there[:, None, None] & (lane < left[:, None, None])
-    start = (row * code_stride + (first - (row * blocks) * block))[:, None, None] + lane
+    codes += (row * code_stride + place_in_row(row, first, blocks, block))[:, None, None]
     total = tl.zeros([UNITS, UNIT // 4, 4], tl.float32)
-    for voter in tl.range(voters, loop_unroll_factor=4):
+    for voter in tl.range(voters, loop_unroll_factor=4 if WHOLE else 1):
         scale = tl.load(scales + voter * voter_scales + row * scale_stride + column, mask=there, other=0)
-        code = tl.load(codes + voter * voter_codes + start, mask=inside, other=0).to(tl.float32)
-        total += scale[:, None, None] * code
+        if WHOLE:
+            code = tl.load(codes + voter * voter_codes + lane)
+        else:
+            code = tl.load(codes + voter * voter_codes + lane, mask=inside, other=0)
+        total += scale[:, None, None] * code.to(tl.float32)
     limit = tl.where(there, tl.minimum(first + left, size), 0)[:, None, None]
-    if is_whole(units, size, UNITS, UNIT, EXACT):
-        store_tile(out, first[:, None, None] + lane, total * share, limit, True)
-    else:
-        store_tile(out, first[:, None, None] + lane, total * share, limit, False)
+    store_tile(out, first[:, None, None] + lane, total * share, limit, WHOLE)

@@ -1,4 +1,4 @@
-"""Selection of the largest elements, exact and without waiting for the device, and the way back.
+"""Selection of the largest elements, exact and without waiting for the device.
 
 Short rows lie in registers while they are searched. Of long rows a sample tells about where the k-th largest lies; one
 pass over memory adds the residual and gathers the candidates from there on, and what follows reads candidates only. Where
@@ -12,13 +12,12 @@ import triton.language as tl
 from torch import Tensor
 
 from ..residual import Residual
-from .launching import divided, on_device, options, power_of_two, tile
+from .launching import divided, on_device, options, power_of_two
 from .long_rows import select_from_long_rows
 from .ranking import chosen_of, magnitude, narrowed
 from .tiles import load_tile, store_tile
 
 SHORT = 4096  # elements of a row that a program holds
-PAIRS = tile(1024, interpreted=4096)  # of indices and values that a program of `scatter_mean` adds
 
 
 def select_largest(grad: Tensor, residual: Residual | None, indices: Tensor, values: Tensor, length: int) -> None:
@@ -43,21 +42,6 @@ def _select_from_short_rows(
         grad, *held, indices, values, indices.stride(0), values.stride(0), rows, k, length, grad.numel(),
         HELD=residual is not None, ROWS=each, WIDTH=width, **options(8),
     )  # fmt: skip
-
-
-def scatter_mean(indices: Tensor, values: Tensor, out: Tensor, length: int) -> None:
-    """The mean over voters of sparse rows; voter after voter, so that no two add to one element at a time."""
-    voters, rows, k = values.shape
-    out.zero_()
-    if not values.numel():
-        return
-    strides = (indices.stride(1), values.stride(1))
-    with on_device(out):
-        for voter in range(voters):
-            _scatter[(divided(rows * k, PAIRS),)](
-                indices[voter], values[voter], out, *strides, rows * k, k, length, out.numel(), 1 / voters,
-                PAIRS=PAIRS, **options(4),
-            )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["index_stride", "value_stride", "rows", "k", "length", "size"])
@@ -96,21 +80,3 @@ def _select_rows(
         empty = (slot >= wanted[:, None]) & (slot < k) & (row < rows)[:, None]
         tl.store(indices + row[:, None] * index_stride + slot, 0, mask=empty)
         tl.store(values + row[:, None] * value_stride + slot, 0, mask=empty)
-
-
-@triton.jit(do_not_specialize=["index_stride", "value_stride", "pairs", "k", "length", "size", "share"])
-def _scatter(
-    indices: tl.tensor, values: tl.tensor, out: tl.tensor, index_stride: tl.int64, value_stride: tl.int64,
-    pairs: tl.int64, k: tl.int64, length: tl.int64, size: tl.int64, share: tl.float32, PAIRS: tl.constexpr,
-) -> None:  # fmt: skip
-    pair = tl.program_id(0).to(tl.int64) * PAIRS + tl.arange(0, PAIRS)
-    row = pair // k
-    column = pair - row * k
-    inside = pair < pairs
-    index = tl.load(indices + row * index_stride + column, mask=inside, other=0).to(tl.int64)
-    value = tl.load(values + row * value_stride + column, mask=inside, other=0).to(tl.float32)
-    place = row * length + index
-    # Zeros are skipped: what pads a row would race with the element of index 0.
-    inside = inside & (value != 0) & (index >= 0) & (place < size)
-    before = tl.load(out + place, mask=inside, other=0)
-    tl.store(out + place, before + value * share, mask=inside)

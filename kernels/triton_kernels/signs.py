@@ -13,7 +13,7 @@ from torch import Tensor
 from ..residual import Residual
 from .launching import on_device, options
 from .tiles import load_tile, store_tile
-from .units import cut, is_whole, unit_places
+from .units import cut, is_whole, place_in_row, unit_places
 
 SUMS = 1024
 
@@ -88,9 +88,9 @@ def _pack_units(
     positive = values >= 0
     packed = tl.sum(positive.to(tl.int32) << (lane & 7), 2)
     byte = tl.arange(0, UNIT // 8)[None, :]
-    start = row * bit_stride + (first - (row * blocks) * block) // 8
+    start = (row * bit_stride + place_in_row(row, first, blocks, block) // 8)[:, None] + byte
     inside = (unit < units)[:, None] & (byte * 8 < left[:, None])
-    tl.store(bits + start[:, None] + byte, packed.to(tl.uint8), mask=inside)
+    tl.store(bits + start, packed.to(tl.uint8), mask=inside)
     total = tl.sum(tl.sum(tl.abs(values), 2), 1)
     if EACH == 1:
         elements = tl.minimum(tl.maximum(size - first, 1), block)
@@ -152,23 +152,48 @@ def _unpack(
     blocks: tl.int64, block: tl.int64, units: tl.int64, size: tl.int64,
     EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr,
 ) -> None:  # fmt: skip
-    unit, row, column, first, left = unit_places(blocks, block, EACH, UNITS, UNIT)
-    lane = _lanes(UNIT)
-    byte = tl.arange(0, UNIT // 8)[None, :]
-    there = unit < units
-    inside = there[:, None] & (byte * 8 < left[:, None])
-    start = (row * bit_stride + (first - (row * blocks) * block) // 8)[:, None] + byte
-    total = tl.zeros([UNITS, UNIT // 8, 8], tl.float32)
-    for voter in tl.range(voters, loop_unroll_factor=4):
-        scale = tl.load(scales + voter * voter_scales + row * scale_stride + column, mask=there, other=0)
-        packed = tl.load(bits + voter * voter_bits + start, mask=inside, other=0).to(tl.uint32)
-        # A set bit turns the sign bit of -scale: a shift and a logic operation an element.
-        turned = (packed[:, :, None] << (31 - (lane & 7)).to(tl.uint32)) & 0x80000000
-        signed = (-scale).to(tl.uint32, bitcast=True)[:, None, None] ^ turned
-        total += signed.to(tl.float32, bitcast=True)
-    total *= share
-    places = first[:, None, None] + lane
     if is_whole(units, size, UNITS, UNIT, EXACT):
-        store_tile(out, places, total, size, True)
+        _unpack_units(scales, bits, out, voter_scales, scale_stride, voter_bits, bit_stride, voters, share,
+                      blocks, block, units, size, EACH, UNITS, UNIT, True)  # fmt: skip
     else:
-        store_tile(out, places, total, tl.where(there, tl.minimum(first + left, size), 0)[:, None, None], False)
+        _unpack_units(scales, bits, out, voter_scales, scale_stride, voter_bits, bit_stride, voters, share,
+                      blocks, block, units, size, EACH, UNITS, UNIT, False)  # fmt: skip
+
+
+@triton.jit
+def _unpack_units(
+    scales: tl.tensor, bits: tl.tensor, out: tl.tensor,
+    voter_scales: tl.tensor, scale_stride: tl.tensor, voter_bits: tl.tensor, bit_stride: tl.tensor,
+    voters: tl.tensor, share: tl.tensor,
+    blocks: tl.tensor, block: tl.tensor, units: tl.tensor, size: tl.tensor,
+    EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr,
+) -> None:  # fmt: skip
+    """Elements by fours, each from half a byte: a thread has those that it writes at once, and passes nothing on."""
+    unit, row, column, first, left = unit_places(blocks, block, EACH, UNITS, UNIT)
+    byte, half = tl.arange(0, UNIT // 8)[None, :, None], tl.arange(0, 2)[None, None, :]
+    there = unit < units
+    inside = there[:, None, None] & (byte * 8 < left[:, None, None])
+    bits += (row * bit_stride + place_in_row(row, first, blocks, block) // 8)[:, None, None]
+    first_sum = tl.zeros([UNITS, UNIT // 8, 2], tl.float32)
+    second_sum, third_sum, fourth_sum = first_sum, first_sum, first_sum
+    for voter in tl.range(voters, loop_unroll_factor=4 if WHOLE else 1):
+        scale = tl.load(scales + voter * voter_scales + row * scale_stride + column, mask=there, other=0)[:, None, None]
+        places = bits + voter * voter_bits + byte
+        packed = tl.load(places) if WHOLE else tl.load(places, mask=inside, other=0)
+        four = packed.to(tl.uint32) >> (half * 4).to(tl.uint32)
+        first_sum += _signed(scale, four, 0)
+        second_sum += _signed(scale, four, 1)
+        third_sum += _signed(scale, four, 2)
+        fourth_sum += _signed(scale, four, 3)
+    total = tl.join(tl.join(first_sum, third_sum), tl.join(second_sum, fourth_sum))
+    total = tl.reshape(total, [UNITS, UNIT // 4, 4]) * share
+    lane = tl.arange(0, UNIT // 4)[None, :, None] * 4 + tl.arange(0, 4)[None, None, :]
+    limit = tl.where(there, tl.minimum(first + left, size), 0)[:, None, None]
+    store_tile(out, first[:, None, None] + lane, total, limit, WHOLE)
+
+
+@triton.jit
+def _signed(scale: tl.tensor, bits: tl.tensor, BIT: tl.constexpr) -> tl.tensor:
+    """`scale` where the bit is set, else -`scale`: the bit turns the sign, by a shift and a logic operation."""
+    turned = (bits << (31 - BIT)) & 0x80000000
+    return ((-scale).to(tl.uint32, bitcast=True) ^ turned).to(tl.float32, bitcast=True)

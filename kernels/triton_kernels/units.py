@@ -63,6 +63,12 @@ def unit_places(
 
 
 @triton.jit
+def place_in_row(row: tl.tensor, first: tl.tensor, blocks: tl.tensor, block: tl.tensor) -> tl.tensor:
+    """Where in their rows elements lie; as a multiple of 8 to the compiler where `first` is one."""
+    return first - row * blocks * (block // 8) * 8
+
+
+@triton.jit
 def is_whole(
     units: tl.tensor, size: tl.tensor, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr
 ) -> tl.tensor:

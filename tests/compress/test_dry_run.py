@@ -22,6 +22,7 @@ from gradwire.compress import (
     most_rounds,
     simulate,
 )
+from gradwire.compress.rows import padded
 from gradwire.compress.simulate import STEADY, boundaries, rehearse, traffic
 
 from .given import gradients, layout
@@ -53,17 +54,17 @@ REDUCED = {  # specification: bytes of the payloads of each all-reduce
     "batched-powersgd:rank=1": [4 * (47 + 2), 4 * 53],  # 47 x 53 and 2 left over
 }
 GATHERED = {  # specification: bytes of the payload
-    "topk:ratio=0.01": 25 * 8,
-    "topk:k=3": 3 * 8,
-    "topk:k=3,value_dtype=fp16": 24,  # 18, padded to whole words of 8
-    "topk:k=10000": 2493 * 8,
+    "topk:ratio=0.01": 208,  # 25 * 8, padded to a multiple of 16
+    "topk:k=3": 32,  # 3 * 8
+    "topk:k=3,value_dtype=fp16": 32,  # 3 * 6
+    "topk:k=10000": 19_968,  # 2493 * 8, padded to a multiple of 128
 }
 ONE_BIT = {  # (specification, ranks): bytes of a part of the bucket
-    ("onebit", 1): 4 * 3 + 3072 // 8,
-    ("onebit", 2): 4 * 2 + 2048 // 8,
-    ("onebit", 4): 4 * 1 + 80,  # 624 elements in one short block, 78 bytes padded to words of 4
-    ("onebit:block=64", 4): 4 * 10 + 640 // 8,
-    ("onebit:block=8", 3): 4 * 104 + 104,
+    ("onebit", 1): 400,  # 4 * 3 + 3072 // 8, padded to a multiple of 16
+    ("onebit", 2): 272,  # 4 * 2 + 2048 // 8
+    ("onebit", 4): 96,  # 624 elements in one short block: 4 * 1 + 78
+    ("onebit:block=64", 4): 128,  # 4 * 10 + 640 // 8
+    ("onebit:block=8", 3): 528,  # 4 * 104 + 104
 }
 
 
@@ -118,7 +119,7 @@ def test_a_dry_run_costs_no_memory_and_switches_to_wide_indices():
     huge = Layout(("w",), ((10**6, 10**6),), torch.float32, torch.device("cpu"), 2)
     assert dry_run(compressor("none"), huge).payload_bytes == 4 * elements
     assert dry_run(compressor("powersgd:rank=4"), huge).payload_bytes == 4 * 4 * 2 * 10**6
-    assert dry_run(compressor("topk:ratio=0.001"), huge).payload_bytes == 12 * math.ceil(0.001 * elements)
+    assert dry_run(compressor("topk:ratio=0.001"), huge).payload_bytes == padded(12 * math.ceil(0.001 * elements))
 
 
 def test_a_dry_run_is_of_the_steady_state_unless_a_step_is_given():

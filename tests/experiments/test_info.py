@@ -3,6 +3,7 @@ import socket
 
 import torch
 
+from gradwire import kernels
 from gradwire.experiments.cli import main
 from gradwire.experiments.info import collect
 
@@ -32,3 +33,10 @@ def test_what_is_not_available_is_told_with_the_reason(capsys, monkeypatch):
     assert "not available: not in this build of torch" in shown
     for title in ("versions", "devices", "kernel backends", "process groups", "network interfaces"):
         assert title in shown
+
+
+def test_the_extra_that_is_missing_is_named_with_its_brackets(capsys, monkeypatch):
+    backend = kernels.backends()[0]
+    monkeypatch.setattr(type(backend), "reason", property(lambda backend: "install gradwire[gpu]"))
+    assert main(["info"]) == 0
+    assert "install gradwire[gpu]" in capsys.readouterr().out

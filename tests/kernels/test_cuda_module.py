@@ -133,23 +133,40 @@ def test_a_cache_that_cannot_be_written_is_replaced_by_a_folder_of_the_process(c
     assert module._cache() == Path(module._temporary().name)
 
 
-def test_the_backend_is_there_when_a_source_compiles_and_loads(cupy):
+def test_the_backend_is_there_when_all_sources_compile_and_load(cupy):
     assert module.probe() == ""
-    assert "load machine code of signs.cu" in cupy.log
+    for source in module.THREADS:
+        assert f"load machine code of {source}.cu" in cupy.log
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no NVRTC"), CompileError("no NVRTC")], ids=["runtime", "compiler"])
 def test_what_keeps_it_from_compiling_is_the_reason_why_it_is_not_there(cupy, error):
     cupy.error = error
-    assert module.probe() == f"CuPy does not compile or load the kernels: {type(error).__name__}: no NVRTC"
+    assert module.probe().startswith(f"CuPy does not compile or load signs.cu: {type(error).__name__}: no NVRTC; ")
 
 
-def test_without_cupy_the_reason_says_what_to_install(cupy, monkeypatch):
+def test_one_source_that_does_not_compile_is_enough(cupy, monkeypatch):
+    compiled = module._compiled
+
+    def all_but_one(source):
+        if source == "bases":
+            raise CompileError("no such type")
+        return compiled(source)
+
+    monkeypatch.setattr(module, "_compiled", all_but_one)
+    assert module.probe().startswith("CuPy does not compile or load bases.cu: CompileError: no such type; ")
+
+
+@pytest.mark.parametrize(
+    ("version", "extra"), [("12.8", "gradwire[gpu-cuda12]"), ("13.0", "gradwire[gpu]"), (None, "gradwire[gpu]")]
+)
+def test_without_cupy_the_reason_says_what_to_install_for_the_cuda_of_torch(cupy, monkeypatch, version, extra):
     def missing():
         raise ImportError("No module named 'cupy'")
 
+    monkeypatch.setattr(torch.version, "cuda", version)
     monkeypatch.setattr(module, "_cupy", missing)
-    assert "gradwire[gpu]" in module.probe()
+    assert module.probe().endswith(f"; install {extra}")
 
 
 def test_cupy_takes_what_it_is_given():

@@ -1,7 +1,8 @@
 """Compiles what launches ask for, with no device: `python -m tests.kernels.triton_compiler cuda:80 [--once]`.
 
 The launches are those of the host functions themselves, recorded in place of being run, so that signatures, sizes and
-options are the very ones of a device. Prints a line of JSON for each, or with `--once` for one launch of each kernel.
+options are the very ones of a device. Prints a line of JSON for each, or with `--once` for one launch of each kernel, and
+exits with 1 where one spills registers. Another Triton than the installed one compiles where it comes first on PYTHONPATH.
 """
 
 import json
@@ -33,6 +34,8 @@ POINTERS = {
 }
 ALIGNED = [["tt.divisibility", 16]]
 INSPECTOR = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+SPILLED_BYTES = 16  # of a thread, at most: no kernel may live in local memory
+MORE_SPILLED_BYTES = {"_orthogonalize": 192}  # at the largest rank, a few programs
 recorded = {}
 
 
@@ -88,6 +91,7 @@ def launch_selection():
             grad, in_place(total.clone() if dtype == torch.float32 else None), indices, values, length
         )
         kernels.scatter_mean(indices[None], values[None], total, length)
+        kernels.scatter_mean(indices.expand(8, rows, 10), values.expand(8, rows, 10), total, length, ascending=True)
 
 
 def launch_products():
@@ -109,27 +113,39 @@ def compiled(target, function, signature, constants, attributes, options):
     began = time.perf_counter()
     source = ASTSource(function, signature, constants, attributes)
     kernel = triton.compile(source, target=GPUTarget(*target), options=options)
+    used = resources(kernel.asm)
+    allowed = MORE_SPILLED_BYTES.get(function.__name__, SPILLED_BYTES)
     return {
         "kernel": function.__name__,
+        "triton": triton.__version__,
         "target": f"{target[0]}:{target[1]}",
         "constants": [str(value) for value in constants.values()],
         "seconds": time.perf_counter() - began,
         "shared_bytes": kernel.metadata.shared,
-        "spilled_bytes": spilled(kernel.asm),
+        **used,
+        "spills": (used["spilled_bytes"] or 0) > allowed,
     }
 
 
-def spilled(assembly):
-    """Bytes of local memory a thread; None where nothing tells."""
+def resources(assembly):
+    """Registers and bytes of local memory a thread; None where nothing tells."""
     if "amdgcn" in assembly:
-        return int(re.search(r"\.private_segment_fixed_size:\s*(\d+)", assembly["amdgcn"])[1])
-    if not INSPECTOR.exists():
-        return None
+        told, names = assembly["amdgcn"], (r"\.vgpr_count:\s*(\d+)", r"\.private_segment_fixed_size:\s*(\d+)")
+    elif not INSPECTOR.exists():
+        return {"registers": None, "spilled_bytes": None}
+    else:
+        told, names = inspected(assembly["cubin"]), (r"REG:(\d+)", r"STACK:(\d+)")
+    registers, spilled = (int(re.search(name, told)[1]) for name in names)
+    return {"registers": registers, "spilled_bytes": spilled}
+
+
+def inspected(machine_code):
+    """What NVIDIA's tool in Triton's wheel says of a kernel."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(assembly["cubin"])
+        file.write(machine_code)
         file.flush()
-        told = subprocess.run([INSPECTOR, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
-    return int(re.search(r"STACK:(\d+)", told)[1])
+        command = [INSPECTOR, "-res-usage", file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def target_of(name):
@@ -145,5 +161,8 @@ if __name__ == "__main__":
     launch_selection()
     launch_products()
     launches = {launch[0].__name__: launch for launch in recorded.values()} if "--once" in sys.argv else recorded
+    rows = []
     for launch in launches.values():
-        print(json.dumps(compiled(target_of(sys.argv[1]), *launch)), flush=True)
+        rows.append(compiled(target_of(sys.argv[1]), *launch))
+        print(json.dumps(rows[-1]), flush=True)
+    sys.exit(any(row["spills"] for row in rows))
