@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..residual import Residual
 from .launching import on_device, options
-from .tiles import load_tile, store_tile
+from .tiles import load_tile, rounded, store_tile
 from .units import cut, is_whole, unit_places
 
 SUMS = 1024
@@ -37,16 +37,18 @@ def sign_pack(grad: Tensor, residual: Residual | None, scales: Tensor, bits: Ten
             _settle[units.programs](residual.after, scales, strides[0], *place, **units.sizes)
 
 
-def sign_unpack_mean(scales: Tensor, bits: Tensor, out: Tensor) -> None:
-    """The mean over voters of `scale * sign`."""
+def sign_unpack_mean(scales: Tensor, bits: Tensor, out: Tensor, residual: Tensor | None = None) -> None:
+    """The mean over voters of `scale * sign`; what `out` rounds away is added to `residual`."""
     voters, rows, blocks = scales.shape
     units = cut(rows * blocks, bits.shape[2] * 8 // blocks)
     if not units.count:
         return
     place = (blocks, units.block, units.count, out.numel())
+    held = out if residual is None else residual
+    strides = (*scales.stride()[:2], *bits.stride()[:2])
     with on_device(out):
         _unpack[units.programs](
-            scales, bits, out, *scales.stride()[:2], *bits.stride()[:2], voters, 1 / voters, *place, **units.sizes
+            scales, bits, out, held, *strides, voters, 1 / voters, *place, HELD=residual is not None, **units.sizes
         )
 
 
@@ -146,11 +148,11 @@ def _settle_units(
 
 @triton.jit(do_not_specialize=["scale_stride", "voter_scales", "voters", "share", "blocks", "block", "units", "size"])
 def _unpack(
-    scales: tl.tensor, bits: tl.tensor, out: tl.tensor,
+    scales: tl.tensor, bits: tl.tensor, out: tl.tensor, residual: tl.tensor,
     voter_scales: tl.int64, scale_stride: tl.int64, voter_bits: tl.int64, bit_stride: tl.int64,
     voters: tl.int64, share: tl.float32,
     blocks: tl.int64, block: tl.int64, units: tl.int64, size: tl.int64,
-    EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr,
+    HELD: tl.constexpr, EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr,
 ) -> None:  # fmt: skip
     unit, row, column, first, left = unit_places(blocks, block, EACH, UNITS, UNIT)
     lane = _lanes(UNIT)
@@ -169,6 +171,18 @@ def _unpack(
     total *= share
     places = first[:, None, None] + lane
     if is_whole(units, size, UNITS, UNIT, EXACT):
-        store_tile(out, places, total, size, True)
+        _store_mean(out, residual, places, total, size, HELD, True)
     else:
-        store_tile(out, places, total, tl.where(there, tl.minimum(first + left, size), 0)[:, None, None], False)
+        limit = tl.where(there, tl.minimum(first + left, size), 0)[:, None, None]
+        _store_mean(out, residual, places, total, limit, HELD, False)
+
+
+@triton.jit
+def _store_mean(
+    out: tl.tensor, residual: tl.tensor, places: tl.tensor, mean: tl.tensor, limit: tl.tensor,
+    HELD: tl.constexpr, WHOLE: tl.constexpr,
+) -> None:  # fmt: skip
+    store_tile(out, places, mean, limit, WHOLE)
+    if HELD:
+        lost = mean - rounded(mean, out.dtype.element_ty).to(tl.float32)
+        store_tile(residual, places, load_tile(residual, places, limit, WHOLE) + lost, limit, WHOLE)
