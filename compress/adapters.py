@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..kernels import Residual
 from .leaves import Chunk
-from .protocol import Codec, Layout, Program, all_gather, all_to_all
+from .protocol import Codec, Layout, Program, all_gather, all_to_all, working_dtype
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,11 @@ class Gathered:
 
     codec: Codec
     packs_bytes: ClassVar[bool] = True
+
+    @property
+    def takes_16_bits(self) -> bool:
+        """Whether the codec reads gradients of 16 bits, and rounds averages to them."""
+        return getattr(self.codec, "takes_16_bits", False)
 
     def init(self, layout: Layout) -> None:
         """Nothing to remember."""
@@ -34,7 +39,7 @@ class Gathered:
         rows = torch.zeros(1, self.codec.row_bytes(length), dtype=torch.uint8, device=grad.device)
         self.codec.encode(grad, residual, rows, length)
         gathered = yield from all_gather(rows)
-        self.codec.decode(gathered, grad, length)
+        _decode(self.codec, gathered, grad, length, residual)
         return grad
 
 
@@ -58,6 +63,11 @@ class TwoShot:
     codec: Codec
     packs_bytes: ClassVar[bool] = True
 
+    @property
+    def takes_16_bits(self) -> bool:
+        """Whether the codec reads gradients of 16 bits, and rounds averages to them."""
+        return getattr(self.codec, "takes_16_bits", False)
+
     def init(self, layout: Layout) -> TwoShotState:
         """A zero residual for the part that this rank serves."""
         length = self.codec.row_length(-(-layout.numel // layout.world_size))
@@ -79,5 +89,13 @@ class TwoShot:
         row = torch.zeros(1, row_bytes, dtype=torch.uint8, device=grad.device)
         self.codec.encode(served, None if residual is None else state.server_residual.update(), row, state.length)
         averages = yield from all_gather(row)
-        self.codec.decode(averages.view(1, state.world_size, row_bytes), grad, state.length)
+        _decode(self.codec, averages.view(1, state.world_size, row_bytes), grad, state.length, residual)
         return grad
+
+
+def _decode(codec: Any, rows: Tensor, grad: Tensor, length: int, residual: Residual | None) -> None:
+    """The average in place of `grad`; a codec for 16 bits adds what they cannot hold to the residual."""
+    if grad.dtype == working_dtype(grad.dtype):
+        codec.decode(rows, grad, length)
+    else:
+        codec.decode(rows, grad, length, None if residual is None else residual.after)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ class OneBit:
     """
 
     block: int = 1024
+    takes_16_bits: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.block < 8 or self.block % 8:
@@ -45,9 +47,9 @@ class OneBit:
         """Signs and scales of `grad` (+ `residual`); `residual` keeps the difference."""
         kernels.sign_pack(grad, residual, *self._parts(rows, length), length)
 
-    def decode(self, rows: Tensor, out: Tensor, length: int) -> None:
-        """The mean over voters of `scale * sign`."""
-        kernels.sign_unpack_mean(*self._parts(rows, length), out)
+    def decode(self, rows: Tensor, out: Tensor, length: int, residual: Tensor | None = None) -> None:
+        """The mean over voters of `scale * sign`; what `out` rounds away is added to `residual`."""
+        kernels.sign_unpack_mean(*self._parts(rows, length), out, residual)
 
     def _blocks(self, length: int) -> int:
         return max(1, length // self.block)

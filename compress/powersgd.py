@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from .. import kernels
 from ..kernels import Factors, Matrix, Residual
 from .leaves import Counter, PerParameter
 from .pieces import Place, joined, pieces, put_back
-from .protocol import Layout, Program, all_reduce
+from .protocol import Layout, Program, all_reduce, working_dtype
 from .registry import register
 from .together import together
 
@@ -47,6 +48,7 @@ class PowerSGD:
     power_iterations: int = 1
     warm_start: bool = True
     seed: int = 0
+    takes_16_bits: ClassVar[bool] = True  # of a state that was made for float32
 
     def __post_init__(self) -> None:
         for option in ("rank", "power_iterations"):
@@ -131,11 +133,14 @@ def _whole(grad: Tensor, places: tuple[Place, ...], residual: Residual | None) -
     if not places:
         return
     parts = pieces(grad, places)
-    payload = torch.cat(parts)
+    payload = torch.cat(parts).to(working_dtype(grad.dtype))
     if residual is not None:
         payload.add_(torch.cat(pieces(residual.before, places)))
         torch._foreach_zero_(pieces(residual.after, places))
-    put_back((yield from all_reduce(payload)), parts)
+    mean = yield from all_reduce(payload)
+    put_back(mean, parts)
+    if residual is not None and mean.dtype != grad.dtype:
+        put_back(mean - torch.cat(parts), pieces(residual.after, places))  # what 16 bits cannot hold
 
 
 @register("batched-powersgd")

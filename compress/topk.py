@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from .. import kernels
 from ..kernels import Residual
 from .adapters import Gathered
+from .protocol import working_dtype
 from .registry import register
 from .rows import padded
 
@@ -31,6 +32,7 @@ class TopK:
     ratio: float = 0.01
     k: int | None = None
     value_dtype: Literal["fp32", "fp16"] = "fp32"
+    takes_16_bits: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.ratio <= 1:
@@ -54,9 +56,16 @@ class TopK:
         """The largest elements of each row; `residual` keeps the rest."""
         kernels.select_largest(grad, residual, *self._parts(rows, length), length)
 
-    def decode(self, rows: Tensor, out: Tensor, length: int) -> None:
-        """The mean over voters, zero where no one sent."""
-        kernels.scatter_mean(*self._parts(rows, length), out, length, ascending=True)
+    def decode(self, rows: Tensor, out: Tensor, length: int, residual: Tensor | None = None) -> None:
+        """The mean over voters, zero where no one sent; what `out` rounds away is added to `residual`."""
+        wide = out
+        if out.dtype != working_dtype(out.dtype):  # several voters may meet at an element: sums take 32 bits
+            wide = torch.empty(out.shape, dtype=working_dtype(out.dtype), device=out.device)
+        kernels.scatter_mean(*self._parts(rows, length), wide, length, ascending=True)
+        if wide is not out:
+            out.copy_(wide)
+            if residual is not None:
+                residual.add_(wide.sub_(out))
 
     def _parts(self, rows: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Views of the indices and the values of encoded rows."""

@@ -49,7 +49,10 @@ class ErrorFeedback:
 
 @dataclass(frozen=True)
 class Widen:
-    """Arithmetic in float32 for 16-bit gradients; what the 16-bit result cannot hold goes to the residual."""
+    """Arithmetic in float32 for 16-bit gradients; what the 16-bit result cannot hold goes to the residual.
+
+    An inner compressor with `takes_16_bits` does so by itself; others are given a copy in float32.
+    """
 
     inner: Compressor
 
@@ -59,13 +62,22 @@ class Widen:
 
     def reduce(self, grad: Tensor, state: Any, residual: Residual | None = None) -> Program[Tensor]:
         """The inner average, taken in float32 or wider."""
-        if grad.dtype == working_dtype(grad.dtype):
+        if grad.dtype == working_dtype(grad.dtype) or _takes_16_bits(self.inner, state, residual):
             return (yield from self.inner.reduce(grad, state, residual))
         wide = yield from self.inner.reduce(grad.to(working_dtype(grad.dtype)), state, residual)
         grad.copy_(wide)
         if residual is not None:
             residual.after.add_(wide.sub_(grad))
         return grad
+
+
+def _takes_16_bits(compressor: Compressor, state: Any, residual: Residual | None) -> bool:
+    """Whether the next step of a compressor reads 16 bits, computes in float32 and rounds the average once."""
+    if isinstance(compressor, Switch):
+        now = compressor.stage(state)
+        released = residual is None and any(leaves.hold_back for leaves in state.leaves[:now])  # into the gradient
+        return not released and _takes_16_bits(compressor.stages[now], state.stages[now], residual)
+    return getattr(compressor, "takes_16_bits", False)
 
 
 @dataclass
@@ -96,9 +108,13 @@ class Switch:
         stages = tuple(stage.init(layout) for stage in self.stages)
         return SwitchState(layout, Counter(), stages, tuple(map(Leaves, stages)))
 
+    def stage(self, state: SwitchState) -> int:
+        """The number of the stage that the next step falls in."""
+        return max(index for index, start in enumerate(self.starts) if start <= state.step.value)
+
     def reduce(self, grad: Tensor, state: SwitchState, residual: Residual | None = None) -> Program[Tensor]:
         """The average by the stage that this step falls in, of all that stages before it held back too."""
-        now = max(index for index, start in enumerate(self.starts) if start <= state.step.value)
+        now = self.stage(state)
         state.step.value += 1
         owing = [leaves for leaves in state.leaves[:now] if leaves.hold_back]  # once more after a step that was undone
         if owing and residual is not None:

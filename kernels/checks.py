@@ -100,10 +100,13 @@ def check_quantize_blocks(grad: Tensor, residual: Residual | None, scales: Tenso
     _check_encoding(grad, residual, scales, codes, length, "codes")
 
 
-def check_sign_unpack_mean(scales: Tensor, bits: Tensor, out: Tensor) -> None:
+def check_sign_unpack_mean(scales: Tensor, bits: Tensor, out: Tensor, residual: Tensor | None = None) -> None:
     """The arguments of `sign_unpack_mean`."""
     rows_of(torch.uint8, bits=bits)
     _check_decoding(scales, bits, bits.shape[2] * 8, out, "bits")
+    on_one_device(out=out, residual=residual)
+    flat(residual=residual)
+    _as_long(out, None if residual is None else Residual(residual, residual))
 
 
 def check_dequantize_mean(scales: Tensor, codes: Tensor, out: Tensor) -> None:

@@ -39,16 +39,20 @@ def sign_pack(grad: Tensor, residual: Residual | None, scales: Tensor, bits: Ten
         values.sub_(sent.view(-1)[: values.numel()])
 
 
-@operation(check=check_sign_unpack_mean, apart=[("scales", "out"), ("bits", "out")])
-def sign_unpack_mean(scales: Tensor, bits: Tensor, out: Tensor) -> None:
-    """The mean over voters of `scale * sign`, into the flat `out`.
+@operation(check=check_sign_unpack_mean, apart=[("scales", "out", "residual"), ("bits", "out", "residual")])
+def sign_unpack_mean(scales: Tensor, bits: Tensor, out: Tensor, residual: Tensor | None = None) -> None:
+    """The mean over voters of `scale * sign`, into the flat `out`; what its dtype rounds away is added to `residual`.
 
     `scales`: float32 (voters, rows, blocks); `bits`: uint8 (voters, rows, length / 8); summed in voter order.
+    `residual`: flat, float32 or wider.
     """
     total = _signed(scales[0], bits[0])
     for voter in range(1, len(scales)):
         total.add_(_signed(scales[voter], bits[voter]))
-    out.copy_(total.div_(len(scales)).view(-1)[: out.numel()])
+    mean = total.div_(len(scales)).view(-1)[: out.numel()]
+    out.copy_(mean)
+    if residual is not None:
+        residual.add_(mean.sub_(out))
 
 
 def _signed(scales: Tensor, bits: Tensor) -> Tensor:

@@ -18,8 +18,12 @@ def _sign_pack(grad: Tensor, residual: Residual | None, scales: Tensor, bits: Te
     library().sign_pack(grad, *(residual or NONE), scales, bits, *places, torch.get_num_threads())
 
 
-@sign_unpack_mean.implement(NAME, {"out": FLOATS})
-def _sign_unpack_mean(scales: Tensor, bits: Tensor, out: Tensor) -> None:
+@sign_unpack_mean.implement(NAME, {"out": FLOATS, "residual": WIDE})
+def _sign_unpack_mean(scales: Tensor, bits: Tensor, out: Tensor, residual: Tensor | None = None) -> None:
     voters, _, blocks = scales.shape
     block = bits.shape[2] * 8 // blocks
-    library().sign_unpack_mean(scales, bits, out, voters, out.numel(), blocks, block, torch.get_num_threads())
+    mean = out if residual is None else torch.empty_like(residual)
+    library().sign_unpack_mean(scales, bits, mean, voters, out.numel(), blocks, block, torch.get_num_threads())
+    if residual is not None:
+        out.copy_(mean)
+        residual.add_(mean.sub_(out))

@@ -38,14 +38,14 @@ LARGEST_BLOCK = 8192  # elements of a block that is quantized: those that a prog
 MODULES: dict[str, dict[Operation[Any, Any], Supports]] = {  # the dtypes that the kernels of each operation know
     "casting": {cast_scaled: {"source": FLOATS, "out": FLOATS}},
     "finite": {all_finite: {"tensor": FLOATS}},
-    "signs": {sign_pack: {"grad": FLOATS, "residual": WIDE}, sign_unpack_mean: {"out": FLOATS}},
+    "signs": {sign_pack: {"grad": FLOATS, "residual": WIDE}, sign_unpack_mean: {"out": FLOATS, "residual": WIDE}},
     "quantization": {quantize_blocks: {"grad": FLOATS, "residual": WIDE}, dequantize_mean: {"out": FLOATS}},
     "selection": {select_largest: {"grad": FLOATS, "residual": WIDE, "values": FLOATS}},
     "scatter": {scatter_mean: {"values": FLOATS, "out": WIDE}},
     "low_rank": {
-        low_rank_left: {"grad": WIDE, "residual": WIDE, "q": WIDE, "p": WIDE},
-        low_rank_right: {"matrices": WIDE, "p": WIDE, "q": WIDE},
-        low_rank_finish: {"grad": WIDE, "residual": WIDE, "p": WIDE, "q": WIDE},
+        low_rank_left: {"grad": FLOATS, "residual": WIDE, "q": WIDE, "p": WIDE},
+        low_rank_right: {"matrices": FLOATS, "p": WIDE, "q": WIDE},
+        low_rank_finish: {"grad": FLOATS, "residual": WIDE, "p": WIDE, "q": WIDE},
     },
     "bases": {orthogonalize: {"p": WIDE}, normalize: {"q": WIDE, "previous": WIDE}},
 }

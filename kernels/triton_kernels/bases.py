@@ -1,12 +1,16 @@
-"""Orthonormal bases and unit vectors, each made by one program, all of a bucket at once.
+"""Orthonormal bases, and unit vectors. Bases by Cholesky QR, twice, with Gram-Schmidt for what it cannot do.
 
-Gram-Schmidt, vector after vector, against all earlier ones at once and again until nothing is lost ("twice is enough",
-Giraud, Langou, Rozloznik 2005). A vector that the earlier ones span is replaced by the axis that they cover least.
+Each program has a chunk of a factor's rows and sums the products of all pairs of vectors there (a part of the Gram matrix).
+The next kernel adds up the parts of a factor's chunks, in order, once in every program: that is less than a launch of its
+own. Products are summed in double precision, where squares of float32 neither overflow nor vanish, and conditions up to
+about 1e5 leave a triangle (Yamamoto, Nakatsukasa, Yanagisawa, Fukaya, "Roundoff error analysis of the CholeskyQR2
+algorithm", 2015). A basis depends on its factor alone.
 """
 
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -14,14 +18,27 @@ import triton.language as tl
 from torch import Tensor
 
 from ..factors import Factors
-from .launching import on_device, options, power_of_two
+from .gram_schmidt import gram_schmidt
+from .launching import divided, on_device, options, power_of_two
 from .tasks import table_of, vectors
 
-HELD = 8192  # elements of all vectors together that a program holds at a time
+FIELDS = tl.constexpr(7)
+CHUNK, MOST_CHUNKS = 256, 128  # rows of a chunk, at least; chunks of a factor
+LARGEST = 32  # ranks whose Gram matrix a program holds; others are for Gram-Schmidt alone
+PRODUCTS = 4096  # sums that a program holds
+HELD = 8192  # elements of all vectors together that Gram-Schmidt holds at a time
+WARPS = 8
 TILE = 4096  # elements of a vector
-DEPENDENT = tl.constexpr(2.5e-13)  # squared length of what rounding leaves of a unit vector that others span
-ALMOST = tl.constexpr(1e-4)
-INDEPENDENT = tl.constexpr(0.25)
+# Of vectors of length 1: the least square of what the vectors before leave of one, for Cholesky to be good enough.
+LEAST_FIRST, LEAST_SECOND = tl.constexpr(1e-10), tl.constexpr(0.5)
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """`table`: int64 (chunks, FIELDS), see `_fields`; `ranks`: the power of two that holds the rank of all factors."""
+
+    table: Tensor
+    ranks: int
 
 
 def orthogonalize(p: Tensor, factors: Factors) -> None:
@@ -29,8 +46,12 @@ def orthogonalize(p: Tensor, factors: Factors) -> None:
     if not factors.matrices:
         return
     with on_device(p):
-        for ranks, table in _bases(factors, p.device).items():
-            _orthogonalize[(len(table),)](p, table, RANKS=ranks, TILE=HELD // ranks, **options(16, fused=True))
+        for chunks in _chunks(factors, p.device):
+            if chunks.ranks <= LARGEST:
+                _cholesky_qr(p, chunks)
+            else:
+                sizes = {"RANKS": chunks.ranks, "TILE": _tile(chunks)}
+                _repair_all[(len(chunks.table),)](p, chunks.table, **sizes, **options(WARPS, fused=True))
 
 
 def normalize(q: Tensor, factors: Factors, previous: Tensor | None = None) -> None:
@@ -43,13 +64,39 @@ def normalize(q: Tensor, factors: Factors, previous: Tensor | None = None) -> No
         _normalize[(len(table),)](q, before, table, TILE=TILE, **options(16, fused=True))
 
 
+def _cholesky_qr(p: Tensor, chunks: Chunks) -> None:
+    count, squares = len(chunks.table), len(chunks.table) * chunks.ranks**2
+    first, second = (torch.empty(squares, dtype=torch.float64, device=p.device) for _ in range(2))
+    triangles = torch.empty(squares, dtype=torch.float32, device=p.device)
+    sizes = {"RANKS": chunks.ranks, **options(WARPS, fused=True)}
+    step = min(CHUNK, max(1, PRODUCTS // chunks.ranks**2))
+    _gram[(count,)](p, first, chunks.table, STEP=step, **sizes)
+    _solve[(count,)](p, first, second, triangles, chunks.table, ROWS=CHUNK, STEP=step, **sizes)
+    _refine[(count,)](p, second, triangles, chunks.table, ROWS=CHUNK, TILE=_tile(chunks), **sizes)
+
+
+def _tile(chunks: Chunks) -> int:
+    return max(1, HELD // chunks.ranks)
+
+
 @functools.lru_cache(maxsize=1024)
-def _bases(factors: Factors, device: torch.device) -> dict[int, Tensor]:
-    """First element, rows and rank of each P, by the power of two that holds the rank: a basis depends on its P alone."""
-    rows: dict[int, list[tuple[int, ...]]] = {}
+def _chunks(factors: Factors, device: torch.device) -> tuple[Chunks, ...]:
+    """The chunks of factors of like rank."""
+    tables: dict[int, list[tuple[int, ...]]] = {}
     for m, start in zip(factors.matrices, factors.left_offsets, strict=False):
-        rows.setdefault(power_of_two(m.rank), []).append((start, m.rows, m.rank))
-    return {ranks: table_of(table, device) for ranks, table in rows.items()}
+        ranks = power_of_two(m.rank)
+        table = tables.setdefault(ranks, [])
+        table += _fields(start, m.rows, m.rank, len(table), ranks <= LARGEST)
+    return tuple(Chunks(table_of(table, device), ranks) for ranks, table in tables.items())
+
+
+def _fields(start: int, rows: int, rank: int, first_chunk: int, cut: bool) -> list[tuple[int, ...]]:
+    """Of each chunk: the factor's first element, rows and rank; its first chunk and how many; this one's rows."""
+    length = max(CHUNK, divided(rows, MOST_CHUNKS)) if cut else rows
+    count = divided(rows, length)
+    return [
+        (start, rows, rank, first_chunk, count, begin, min(begin + length, rows)) for begin in range(0, rows, length)
+    ]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -58,111 +105,165 @@ def _vectors(factors: Factors, device: torch.device) -> Tensor:
 
 
 @triton.jit
-def _orthogonalize(p: tl.tensor, table: tl.tensor, RANKS: tl.constexpr, TILE: tl.constexpr) -> None:
-    entry = table + tl.program_id(0).to(tl.int64) * 3
-    p += tl.load(entry)
-    rows = tl.load(entry + 1).to(tl.int32)  # a P of 2^31 rows is a bucket of 2^33 bytes
-    rank = tl.load(entry + 2).to(tl.int32)
-    if _scale(p, rows, rank, RANKS, TILE):
-        for index in range(0, rank):
-            _add_vector(p, rows, index, RANKS, TILE)
+def _gram(p: tl.tensor, products: tl.tensor, table: tl.tensor, RANKS: tl.constexpr, STEP: tl.constexpr) -> None:
+    task = table + tl.program_id(0).to(tl.int64) * FIELDS
+    _write_products(p, products, task, RANKS, STEP)
 
 
 @triton.jit
-def _scale(p: tl.tensor, rows: tl.tensor, rank: tl.tensor, RANKS: tl.constexpr, TILE: tl.constexpr) -> tl.tensor:
-    """Divide each vector by its largest magnitude, all by NaN where one is not finite; whether all are."""
-    vector = tl.arange(0, RANKS)[:, None]
-    starts = p + vector * rows.to(tl.int64)
-    largest = tl.zeros([RANKS, TILE], tl.float32)
-    finite = tl.full([RANKS, TILE], 1, tl.int32)
-    for start in range(0, rows, TILE):
-        row = start + tl.arange(0, TILE)[None, :]
-        numbers = tl.abs(tl.load(starts + row, mask=(vector < rank) & (row < rows), other=0))
-        largest = tl.maximum(largest, numbers)
-        finite = finite & (numbers < float("inf")).to(tl.int32)
-    all_finite = tl.min(tl.min(finite, 1), 0) == 1
-    scale = tl.max(largest, 1)[:, None]
-    scale = tl.where(all_finite, tl.where(scale == 0, 1.0, scale), float("nan"))
-    for start in range(0, rows, TILE):
-        row = start + tl.arange(0, TILE)[None, :]
-        inside = (vector < rank) & (row < rows)
-        numbers = tl.load(starts + row, mask=inside, other=0)
-        tl.store(starts + row, tl.div_rn(numbers, scale), mask=inside)
-    tl.debug_barrier()
-    return all_finite
-
-
-@triton.jit
-def _add_vector(p: tl.tensor, rows: tl.tensor, index: tl.tensor, RANKS: tl.constexpr, TILE: tl.constexpr) -> None:
-    """Make one vector orthonormal to those before it."""
-    passes = 0
-    while passes < 3:
-        parts, squared = _parts(p, rows, index, RANKS, TILE)
-        # What the first passes leave of a vector that others span is rounding, in any direction.
-        least = tl.where(passes == 0, 0.0, tl.where(passes == 1, DEPENDENT, ALMOST))
-        if squared <= least:
-            _replace(p, rows, index, RANKS, TILE)
-            passes = 0
-        else:
-            _subtract(p, rows, index, parts, squared, RANKS, TILE)
-            passes = tl.where((passes == 1) & (squared > INDEPENDENT), 3, passes + 1)
-
-
-@triton.jit
-def _parts(p: tl.tensor, rows: tl.tensor, index: tl.tensor, RANKS: tl.constexpr, TILE: tl.constexpr) -> tl.tensor:
-    """The products of a vector with all before it (RANKS, 1), and with itself."""
-    vector = tl.arange(0, RANKS)[:, None]
-    starts = p + vector * rows.to(tl.int64)
-    own = p + index * rows.to(tl.int64)
-    products = tl.zeros([RANKS, TILE], tl.float32)
-    squares = tl.zeros([1, TILE], tl.float32)
-    for start in range(0, rows, TILE):
-        row = start + tl.arange(0, TILE)[None, :]
-        this = tl.load(own + row, mask=row < rows, other=0)
-        products += this * tl.load(starts + row, mask=(vector < index) & (row < rows), other=0)
-        squares += this * this
-    return tl.sum(products, 1)[:, None], tl.sum(tl.sum(squares, 1), 0)
-
-
-@triton.jit
-def _subtract(
-    p: tl.tensor, rows: tl.tensor, index: tl.tensor, parts: tl.tensor, squared: tl.tensor,
-    RANKS: tl.constexpr, TILE: tl.constexpr,
+def _solve(
+    p: tl.tensor, products: tl.tensor, following: tl.tensor, triangles: tl.tensor, table: tl.tensor,
+    RANKS: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Take from a vector, at length 1, its parts along those before it."""
+    """A basis to the rounding that the condition allows, and its products; NaN for those of what Cholesky cannot do."""
+    task = table + tl.program_id(0).to(tl.int64) * FIELDS
+    triangle = triangles + tl.program_id(0).to(tl.int64) * RANKS * RANKS
+    gram = _sum_products(products, task, RANKS)
+    lengths = _lengths(gram, RANKS)
+    if tl.max(lengths, 0) == 0:
+        _write_axes(p, task, RANKS, ROWS)  # in place of zeros, as of parameters that are not used
+        _write_products(p, following, task, RANKS, STEP)
+    elif _triangle(_scaled(gram, lengths), triangle, tl.load(task + 2), LEAST_FIRST, RANKS):
+        _divide(p, lengths, triangle, task, RANKS, ROWS)
+        _write_products(p, following, task, RANKS, STEP)
+    else:
+        _write_square(following, tl.full([RANKS, RANKS], float("nan"), tl.float64), RANKS)
+
+
+@triton.jit
+def _refine(
+    p: tl.tensor, products: tl.tensor, triangles: tl.tensor, table: tl.tensor,
+    RANKS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
+) -> None:  # fmt: skip
+    """The same again: orthonormal to rounding; or Gram-Schmidt by the program of a factor's first chunk."""
+    task = table + tl.program_id(0).to(tl.int64) * FIELDS
+    triangle = triangles + tl.program_id(0).to(tl.int64) * RANKS * RANKS
+    gram = _sum_products(products, task, RANKS)
+    lengths = _lengths(gram, RANKS)
+    if _triangle(_scaled(gram, lengths), triangle, tl.load(task + 2), LEAST_SECOND, RANKS):
+        _divide(p, lengths, triangle, task, RANKS, ROWS)
+    elif tl.load(task + 5) == 0:
+        _repair(p, task, RANKS, TILE)
+
+
+@triton.jit
+def _repair_all(p: tl.tensor, table: tl.tensor, RANKS: tl.constexpr, TILE: tl.constexpr) -> None:
+    _repair(p, table + tl.program_id(0).to(tl.int64) * FIELDS, RANKS, TILE)
+
+
+@triton.jit
+def _repair(p: tl.tensor, task: tl.tensor, RANKS: tl.constexpr, TILE: tl.constexpr) -> None:
+    gram_schmidt(p + tl.load(task), tl.load(task + 1).to(tl.int32), tl.load(task + 2).to(tl.int32), RANKS, TILE)
+
+
+@triton.jit
+def _write_square(squares: tl.tensor, numbers: tl.tensor, RANKS: tl.constexpr) -> None:
+    """(RANKS, RANKS) numbers of this program's chunk."""
+    place = tl.arange(0, RANKS)[:, None] * RANKS + tl.arange(0, RANKS)[None, :]
+    tl.store(squares + tl.program_id(0).to(tl.int64) * RANKS * RANKS + place, numbers)
+
+
+@triton.jit
+def _write_products(
+    p: tl.tensor, products: tl.tensor, task: tl.tensor, RANKS: tl.constexpr, STEP: tl.constexpr
+) -> None:
+    """The products of all pairs of vectors over the chunk's rows."""
+    p += tl.load(task)
+    rows = tl.load(task + 1)
+    rank = tl.load(task + 2)
+    end = tl.load(task + 6)
+    left = tl.arange(0, RANKS)[:, None, None]
+    right = tl.arange(0, RANKS)[None, :, None]
+    sums = tl.zeros([RANKS, RANKS, STEP], tl.float64)
+    for start in range(tl.load(task + 5), end, STEP):
+        row = start + tl.arange(0, STEP)[None, None, :]
+        lefts = tl.load(p + left * rows + row, mask=(left < rank) & (row < end), other=0).to(tl.float64)
+        rights = tl.load(p + right * rows + row, mask=(right < rank) & (row < end), other=0).to(tl.float64)
+        sums += lefts * rights
+    _write_square(products, tl.sum(sums, 2), RANKS)
+
+
+@triton.jit
+def _sum_products(products: tl.tensor, task: tl.tensor, RANKS: tl.constexpr) -> tl.tensor:
+    """The Gram matrix: the sums of all chunks of the factor, in order."""
+    place = tl.arange(0, RANKS)[:, None] * RANKS + tl.arange(0, RANKS)[None, :]
+    part = products + tl.load(task + 3) * RANKS * RANKS + place
+    gram = tl.zeros([RANKS, RANKS], tl.float64)
+    for chunk in tl.range(0, tl.load(task + 4), loop_unroll_factor=4):
+        gram += tl.load(part + chunk * RANKS * RANKS)
+    return gram
+
+
+@triton.jit
+def _lengths(gram: tl.tensor, RANKS: tl.constexpr) -> tl.tensor:
+    """Those of the vectors (RANKS)."""
+    same = tl.arange(0, RANKS)[:, None] == tl.arange(0, RANKS)[None, :]
+    return tl.sqrt(tl.sum(tl.where(same, gram, 0.0), 1))
+
+
+@triton.jit
+def _scaled(gram: tl.tensor, lengths: tl.tensor) -> tl.tensor:
+    """The Gram matrix of the vectors at length 1."""
+    lengths = tl.where(lengths == 0, 1.0, lengths)
+    return gram / (lengths[:, None] * lengths[None, :])
+
+
+@triton.jit
+def _triangle(
+    gram: tl.tensor, triangle: tl.tensor, rank: tl.tensor, least: tl.constexpr, RANKS: tl.constexpr
+) -> tl.tensor:
+    """Cholesky's R of a Gram matrix of vectors of length 1, with its diagonal inverted; whether all pivots were good."""
+    row = tl.arange(0, RANKS)[:, None]
+    column = tl.arange(0, RANKS)[None, :]
+    good = tl.full([1, 1], 1, tl.int32)
+    for pivot in range(0, rank):
+        entries = tl.sum(tl.where(row == pivot, gram, 0.0), 0)[None, :]
+        mirrored = tl.sum(tl.where(column == pivot, gram, 0.0), 1)[:, None]
+        square = tl.sum(tl.where(column == pivot, entries, 0.0), 1)[:, None]
+        good = tl.where(square > least, good, 0)
+        square = tl.where(square > least, square, 1.0)
+        inverse = 1 / tl.sqrt(square)
+        shares = tl.where(column == pivot, inverse, entries * inverse)
+        tl.store(triangle + pivot * RANKS + column, shares.to(tl.float32), mask=column >= pivot)
+        gram -= tl.where((row > pivot) & (column > pivot), mirrored * entries / square, 0.0)
+    tl.debug_barrier()  # what one thread has stored another loads
+    return tl.sum(tl.sum(good, 1), 0) == 1
+
+
+@triton.jit
+def _divide(
+    p: tl.tensor, lengths: tl.tensor, triangle: tl.tensor, task: tl.tensor, RANKS: tl.constexpr, ROWS: tl.constexpr
+) -> None:
+    """`P R^-1` in place of the chunk's rows of P: by substitution, which rounds relative to P whatever the condition."""
+    p += tl.load(task)
+    rows = tl.load(task + 1)
+    rank = tl.load(task + 2).to(tl.int32)
+    end = tl.load(task + 6)
     vector = tl.arange(0, RANKS)[:, None]
-    starts = p + vector * rows.to(tl.int64)
-    own = p + index * rows.to(tl.int64)
-    length = tl.sqrt_rn(squared)
-    for start in range(0, rows, TILE):
-        row = start + tl.arange(0, TILE)[None, :]
-        this = tl.load(own + row, mask=row < rows, other=0)
-        before = tl.load(starts + row, mask=(vector < index) & (row < rows), other=0)
-        rest = tl.div_rn(this - tl.sum(parts * before, 0)[None, :], length)
-        tl.debug_barrier()  # where several threads load an element, all have before one stores it
-        tl.store(own + row, rest, mask=row < rows)
+    length = tl.where(lengths == 0, 1.0, lengths)[:, None]
+    for start in range(tl.load(task + 5), end, ROWS):
+        row = start + tl.arange(0, ROWS)[None, :]
+        inside = (vector < rank) & (row < end)
+        numbers = (tl.load(p + vector * rows + row, mask=inside, other=0) / length).to(tl.float32)
+        for pivot in range(0, rank):
+            own = tl.sum(tl.where(vector == pivot, numbers, 0.0), 0)[None, :]
+            own *= tl.load(triangle + pivot * RANKS + pivot)
+            shares = tl.load(triangle + pivot * RANKS + vector, mask=vector > pivot, other=0)
+            numbers = tl.where(vector == pivot, own, numbers - shares * own)
+        tl.store(p + vector * rows + row, numbers, mask=inside)
     tl.debug_barrier()
 
 
 @triton.jit
-def _replace(p: tl.tensor, rows: tl.tensor, index: tl.tensor, RANKS: tl.constexpr, TILE: tl.constexpr) -> None:
-    """Make a vector the axis along which those before it are shortest, the first of such."""
+def _write_axes(p: tl.tensor, task: tl.tensor, RANKS: tl.constexpr, ROWS: tl.constexpr) -> None:
+    """The first unit vectors, the chunk's rows of them."""
+    rows = tl.load(task + 1)
+    end = tl.load(task + 6)
     vector = tl.arange(0, RANKS)[:, None]
-    starts = p + vector * rows.to(tl.int64)
-    own = p + index * rows.to(tl.int64)
-    least = tl.full([1, TILE], float("inf"), tl.float32)
-    where = tl.zeros([1, TILE], tl.int32)
-    for start in range(0, rows, TILE):
-        row = start + tl.arange(0, TILE)[None, :]
-        before = tl.load(starts + row, mask=(vector < index) & (row < rows), other=0)
-        covered = tl.where(row < rows, tl.sum(before * before, 0)[None, :], float("inf"))
-        where = tl.where(covered < least, row, where)
-        least = tl.minimum(covered, least)
-    smallest = tl.min(tl.min(least, 1), 0)
-    axis = tl.min(tl.min(tl.where(least == smallest, where, rows), 1), 0)
-    for start in range(0, rows, TILE):
-        row = start + tl.arange(0, TILE)[None, :]
-        tl.store(own + row, (row == axis).to(tl.float32), mask=row < rows)
+    for start in range(tl.load(task + 5), end, ROWS):
+        row = start + tl.arange(0, ROWS)[None, :]
+        inside = (vector < tl.load(task + 2)) & (row < end)
+        tl.store(p + tl.load(task) + vector * rows + row, (row == vector).to(tl.float32), mask=inside)
     tl.debug_barrier()
 
 

@@ -1,7 +1,8 @@
-"""The products of PowerSGD, all matrices of a bucket in one launch each.
+"""The products of PowerSGD, all matrices of a bucket in one launch each, each matrix read once.
 
-A program is one warp, so that nothing waits for a barrier: its lanes lie along the columns, as memory does, and each keeps
-the sums for several factor vectors in registers. Products and sums are those of float32.
+Of low ranks: a program is one warp, so that nothing waits for a barrier: its lanes lie along the columns, as memory does,
+and each keeps the sums for all factor vectors in registers. Higher ranks are for tensor cores (`low_rank_dots`). Products
+and sums are those of float32, whatever the dtype of the gradient.
 """
 
 from __future__ import annotations
@@ -13,26 +14,35 @@ from torch import Tensor
 from ..factors import Factors
 from ..residual import Residual
 from .launching import on_device, options, power_of_two, tile
+from .low_rank_dots import Launch, dots_by_columns, dots_by_rows, dots_over_ranks, finish_dots, left_dots, right_dots
 from .tasks import SUMS, Cut, Tasks, tasks_of
+from .tiles import FIELDS, rounded, told
 
 COLUMNS = 128  # 4 for each lane of a warp
-LEFT_RANKS, RIGHT_RANKS = 8, 16  # factor vectors that a pass over a matrix serves; of more it takes several
-FIELDS = tl.constexpr(11)
+RANKS = 8  # factor vectors, at most, of which a lane keeps the sums
 
 
 def low_rank_left(grad: Tensor, residual: Residual | None, factors: Factors, q: Tensor, p: Tensor) -> None:
     """`P = M Q`, where M is `grad` + `residual.before`, left in `residual.after`."""
     if not factors.matrices:
         return
-    ranks = _ranks(factors, LEFT_RANKS)
-    cut = _by_rows(ranks)
-    held = residual or Residual(grad, grad)
-    sizes = {"HELD": residual is not None, "RANKS": ranks, "ROWS": cut.piece, "COLUMNS": COLUMNS}
+    rank = _rank(factors)
+    kernel, (cut, settings) = (_left, _by_rows(rank)) if rank <= RANKS else (left_dots, dots_by_rows(rank))
+    many, held = rank > settings["RANKS"], residual or Residual(grad, grad)
     with on_device(grad):
         tasks = tasks_of(factors, cut, grad.device)
         work = _workspace(tasks, p)
-        _left[(len(tasks.table),)](
-            grad, *held, q, p, work, tasks.table, MANY=_many(factors, ranks), **sizes, **options(1, fused=True)
+        kernel[(len(tasks.table),)](
+            grad,
+            *held,
+            q,
+            p,
+            work,
+            tasks.table,
+            HELD=residual is not None,
+            MANY=many,
+            ALIGNED=tasks.aligned,
+            **settings,
         )
         _add_partials(tasks, work, p)
 
@@ -41,44 +51,48 @@ def low_rank_right(matrices: Tensor, factors: Factors, p: Tensor, q: Tensor) -> 
     """`Q = M^T P`."""
     if not factors.matrices:
         return
-    ranks = _ranks(factors, RIGHT_RANKS)
-    cut = _by_columns(ranks)
-    sizes = {"RANKS": ranks, "ROWS": cut.step, "COLUMNS": COLUMNS}
+    rank = _rank(factors)
+    kernel, (cut, settings) = (_right, _by_columns(rank)) if rank <= RANKS else (right_dots, dots_by_columns(rank))
     with on_device(matrices):
         tasks = tasks_of(factors, cut, matrices.device)
         work = _workspace(tasks, q)
-        _right[(len(tasks.table),)](matrices, p, q, work, tasks.table, **sizes, **options(1, fused=True))
+        kernel[(len(tasks.table),)](matrices, p, q, work, tasks.table, ALIGNED=tasks.aligned, **settings)
         _add_partials(tasks, work, q)
 
 
 def low_rank_finish(grad: Tensor, residual: Tensor | None, factors: Factors, p: Tensor, q: Tensor) -> None:
-    """`P Q^T` into `grad`; `residual`, which holds M, keeps M - P Q^T."""
+    """`P Q^T` into `grad`, rounded to its dtype; `residual`, which holds M, keeps what `grad` misses of it."""
     if not factors.matrices:
         return
-    cut = _by_rows(_ranks(factors, LEFT_RANKS))
+    rank = _rank(factors)
+    kernel, (cut, settings) = (_finish, _by_rows(rank)) if rank <= RANKS else (finish_dots, dots_over_ranks(rank))
     held = grad if residual is None else residual
-    sizes = {"HELD": residual is not None, "ROWS": cut.piece, "COLUMNS": COLUMNS}
     with on_device(grad):
         tasks = tasks_of(factors, cut, grad.device)
-        _finish[(len(tasks.table),)](grad, held, p, q, tasks.table, **sizes, **options(1, fused=True))
+        kernel[(len(tasks.table),)](
+            grad, held, p, q, tasks.table, HELD=residual is not None, ALIGNED=tasks.aligned, **settings
+        )
 
 
-def _ranks(factors: Factors, most: int) -> int:
-    return min(most, power_of_two(max(m.rank for m in factors.matrices)))
+def _rank(factors: Factors) -> int:
+    return max(m.rank for m in factors.matrices)
 
 
-def _many(factors: Factors, ranks: int) -> bool:
-    return any(m.rank > ranks for m in factors.matrices)
-
-
-def _by_rows(ranks: int) -> Cut:
+def _by_rows(rank: int) -> Launch:
     """Pieces of rows, fewer where more sums lie in registers; tasks long enough to reuse what they know of P."""
-    return Cut(True, tile(8 if ranks <= 2 else 4, interpreted=64), COLUMNS, least=4096, resident=32)
+    rows = tile(8 if rank <= 2 else 4, interpreted=64)
+    return Cut(True, rows, COLUMNS, least=4096, resident=32), _settings(rank, rows)
 
 
-def _by_columns(ranks: int) -> Cut:
+def _by_columns(rank: int) -> Launch:
     """As many rows at once as registers hold; spans so long that partial sums are few against what is read."""
-    return Cut(False, COLUMNS, min(16, 64 // ranks), least=max(64, 16 * ranks) * COLUMNS, resident=16)
+    ranks = power_of_two(rank)
+    rows = min(16, 64 // ranks)
+    return Cut(False, COLUMNS, rows, least=max(64, 16 * ranks) * COLUMNS, resident=16), _settings(rank, rows)
+
+
+def _settings(rank: int, rows: int) -> dict[str, int]:
+    return {"RANKS": power_of_two(rank), "ROWS": rows, "COLUMNS": COLUMNS, **options(1, fused=True)}
 
 
 def _workspace(tasks: Tasks, factor: Tensor) -> Tensor:
@@ -91,69 +105,51 @@ def _add_partials(tasks: Tasks, work: Tensor, factor: Tensor) -> None:
 
 
 @triton.jit
-def _told(number: tl.tensor, ALIGNED: tl.constexpr) -> tl.tensor:
-    """The same number, in a way that tells the compiler that it is a multiple of 4."""
-    if ALIGNED:
-        return number // 4 * 4
-    else:
-        return number
-
-
-@triton.jit
 def _left(
     grad: tl.tensor, before: tl.tensor, after: tl.tensor, q: tl.tensor, p: tl.tensor, work: tl.tensor, table: tl.tensor,
-    MANY: tl.constexpr, HELD: tl.constexpr, RANKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-) -> None:  # fmt: skip
-    task = table + tl.program_id(0).to(tl.int64) * FIELDS
-    if tl.load(task + 10) != 0:
-        _left_groups(grad, before, after, q, p, work, task, MANY, HELD, RANKS, ROWS, COLUMNS, True)
-    else:
-        _left_groups(grad, before, after, q, p, work, task, MANY, HELD, RANKS, ROWS, COLUMNS, False)
-
-
-@triton.jit
-def _left_groups(
-    grad: tl.tensor, before: tl.tensor, after: tl.tensor, q: tl.tensor, p: tl.tensor, work: tl.tensor, task: tl.tensor,
-    MANY: tl.constexpr, HELD: tl.constexpr, RANKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    HELD: tl.constexpr, MANY: tl.constexpr, RANKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     ALIGNED: tl.constexpr,
 ) -> None:  # fmt: skip
-    """The first factor vectors take up the residual; further ones read M, which these have left in `after`."""
-    _left_group(grad, before, after, q, p, work, task, 0, HELD, RANKS, ROWS, COLUMNS, ALIGNED)
-    if MANY:
-        for group in range(RANKS, tl.load(task + 3), RANKS):
-            _left_group(grad, before, after, q, p, work, task, group, False, RANKS, ROWS, COLUMNS, ALIGNED)
+    task = table + tl.program_id(0).to(tl.int64) * FIELDS
+    if ALIGNED:
+        _left_piece(grad, before, after, q, p, work, task, HELD, RANKS, ROWS, COLUMNS, True)
+    elif tl.load(task + 10) == 0:
+        _left_piece(grad, before, after, q, p, work, task, HELD, RANKS, ROWS, COLUMNS, False)
+    else:
+        _left_piece(grad, before, after, q, p, work, task, HELD, RANKS, ROWS, COLUMNS, True)
 
 
 @triton.jit
-def _left_group(
-    grad: tl.tensor, before: tl.tensor, after: tl.tensor, q: tl.tensor, p: tl.tensor, work: tl.tensor,
-    task: tl.tensor, group: tl.tensor,
-    ADD: tl.constexpr, RANKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+def _left_piece(
+    grad: tl.tensor, before: tl.tensor, after: tl.tensor, q: tl.tensor, p: tl.tensor, work: tl.tensor, task: tl.tensor,
+    HELD: tl.constexpr, RANKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     ALIGNED: tl.constexpr,
 ) -> None:  # fmt: skip
     rows = tl.load(task + 1)
-    columns = _told(tl.load(task + 2), ALIGNED)
+    columns = told(tl.load(task + 2), ALIGNED)
     rank = tl.load(task + 3)
     first = tl.load(task + 6)
-    begin = _told(tl.load(task + 7), ALIGNED)
-    end = _told(tl.load(task + 8), ALIGNED)
+    begin = told(tl.load(task + 7), ALIGNED)
+    end = told(tl.load(task + 8), ALIGNED)
     target = tl.load(task + 9)
     row = first + tl.arange(0, ROWS)[None, :, None]
-    vector = group + tl.arange(0, RANKS)[:, None, None]
-    start_of_row = _told(tl.load(task), ALIGNED) + row * columns
-    start_of_vector = _told(tl.load(task + 5), ALIGNED) + vector * columns
+    vector = tl.arange(0, RANKS)[:, None, None]
+    start_of_row = told(tl.load(task), ALIGNED) + row * columns
+    start_of_vector = told(tl.load(task + 5), ALIGNED) + vector * columns
     sums = tl.zeros([RANKS, ROWS, COLUMNS], tl.float32)
     for start in range(begin, end, COLUMNS):
         column = start + tl.arange(0, COLUMNS)[None, None, :]
         inside = (row < rows) & (column < end)
-        if ADD:
+        if HELD:
             numbers = tl.load(before + start_of_row + column, mask=inside, other=0, eviction_policy="evict_first")
-            numbers += tl.load(grad + start_of_row + column, mask=inside, other=0, eviction_policy="evict_first")
+            place = grad + start_of_row + column
+            numbers += tl.load(place, mask=inside, other=0, eviction_policy="evict_first").to(tl.float32)
             tl.store(after + start_of_row + column, numbers, mask=inside)
         else:
-            numbers = tl.load(after + start_of_row + column, mask=inside, other=0, eviction_policy="evict_first")
+            place = after + start_of_row + column
+            numbers = tl.load(place, mask=inside, other=0, eviction_policy="evict_first").to(tl.float32)
         sums += numbers * tl.load(q + start_of_vector + column, mask=(vector < rank) & (column < end), other=0)
-    vector = group + tl.arange(0, RANKS)[:, None]
+    vector = tl.arange(0, RANKS)[:, None]
     row = first + tl.arange(0, ROWS)[None, :]
     out = tl.where(target >= 0, work + target, p + tl.load(task + 4))
     tl.store(out + vector * rows + row, tl.sum(sums, 2), mask=(vector < rank) & (row < rows))
@@ -162,35 +158,37 @@ def _left_group(
 @triton.jit
 def _right(
     matrices: tl.tensor, p: tl.tensor, q: tl.tensor, work: tl.tensor, table: tl.tensor,
-    RANKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    RANKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ALIGNED: tl.constexpr,
 ) -> None:  # fmt: skip
     task = table + tl.program_id(0).to(tl.int64) * FIELDS
-    for group in range(0, tl.load(task + 3), RANKS):
-        if tl.load(task + 10) != 0:
-            _right_group(matrices, p, q, work, task, group, RANKS, ROWS, COLUMNS, True)
-        else:
-            _right_group(matrices, p, q, work, task, group, RANKS, ROWS, COLUMNS, False)
+    if ALIGNED:
+        _right_piece(matrices, p, q, work, task, RANKS, ROWS, COLUMNS, True)
+    elif tl.load(task + 10) == 0:
+        _right_piece(matrices, p, q, work, task, RANKS, ROWS, COLUMNS, False)
+    else:
+        _right_piece(matrices, p, q, work, task, RANKS, ROWS, COLUMNS, True)
 
 
 @triton.jit
-def _right_group(
-    matrices: tl.tensor, p: tl.tensor, q: tl.tensor, work: tl.tensor, task: tl.tensor, group: tl.tensor,
+def _right_piece(
+    matrices: tl.tensor, p: tl.tensor, q: tl.tensor, work: tl.tensor, task: tl.tensor,
     RANKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ALIGNED: tl.constexpr,
 ) -> None:  # fmt: skip
-    columns = _told(tl.load(task + 2), ALIGNED)
+    columns = told(tl.load(task + 2), ALIGNED)
     rank = tl.load(task + 3)
     end = tl.load(task + 8)
     target = tl.load(task + 9)
-    column = _told(tl.load(task + 6), ALIGNED) + tl.arange(0, COLUMNS)[None, :]
-    vector = group + tl.arange(0, RANKS)[:, None]
-    matrix = matrices + _told(tl.load(task), ALIGNED)
+    column = told(tl.load(task + 6), ALIGNED) + tl.arange(0, COLUMNS)[None, :]
+    vector = tl.arange(0, RANKS)[:, None]
+    matrix = matrices + told(tl.load(task), ALIGNED)
     factor = p + tl.load(task + 4) + vector * tl.load(task + 1)
     sums = tl.zeros([RANKS, COLUMNS], tl.float32)
     for start in range(tl.load(task + 7), end, ROWS):
         for step in tl.static_range(ROWS):
             row = start + step
             inside = column < tl.where(row < end, columns, 0)
-            numbers = tl.load(matrix + row * columns + column, mask=inside, other=0, eviction_policy="evict_first")
+            place = matrix + row * columns + column
+            numbers = tl.load(place, mask=inside, other=0, eviction_policy="evict_first").to(tl.float32)
             sums += numbers * tl.load(factor + row, mask=vector < tl.where(row < end, rank, 0), other=0)
     out = tl.where(target >= 0, work + target, q + tl.load(task + 5))
     tl.store(out + vector * columns + column, sums, mask=(vector < rank) & (column < columns))
@@ -199,13 +197,15 @@ def _right_group(
 @triton.jit
 def _finish(
     grad: tl.tensor, residual: tl.tensor, p: tl.tensor, q: tl.tensor, table: tl.tensor,
-    HELD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    HELD: tl.constexpr, RANKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ALIGNED: tl.constexpr,
 ) -> None:  # fmt: skip
     task = table + tl.program_id(0).to(tl.int64) * FIELDS
-    if tl.load(task + 10) != 0:
+    if ALIGNED:
         _finish_piece(grad, residual, p, q, task, HELD, ROWS, COLUMNS, True)
-    else:
+    elif tl.load(task + 10) == 0:
         _finish_piece(grad, residual, p, q, task, HELD, ROWS, COLUMNS, False)
+    else:
+        _finish_piece(grad, residual, p, q, task, HELD, ROWS, COLUMNS, True)
 
 
 @triton.jit
@@ -214,14 +214,14 @@ def _finish_piece(
     HELD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ALIGNED: tl.constexpr,
 ) -> None:  # fmt: skip
     rows = tl.load(task + 1)
-    columns = _told(tl.load(task + 2), ALIGNED)
+    columns = told(tl.load(task + 2), ALIGNED)
     rank = tl.load(task + 3)
-    end = _told(tl.load(task + 8), ALIGNED)
+    end = told(tl.load(task + 8), ALIGNED)
     row = tl.load(task + 6) + tl.arange(0, ROWS)[:, None]
-    start_of_row = _told(tl.load(task), ALIGNED) + row * columns
+    start_of_row = told(tl.load(task), ALIGNED) + row * columns
     left = p + tl.load(task + 4) + row
-    right = q + _told(tl.load(task + 5), ALIGNED)
-    for start in range(_told(tl.load(task + 7), ALIGNED), end, COLUMNS):
+    right = q + told(tl.load(task + 5), ALIGNED)
+    for start in range(told(tl.load(task + 7), ALIGNED), end, COLUMNS):
         column = start + tl.arange(0, COLUMNS)[None, :]
         inside = (row < rows) & (column < end)
         if HELD:
@@ -231,9 +231,10 @@ def _finish_piece(
             product += tl.load(left + vector * rows, mask=row < rows, other=0) * tl.load(
                 right + vector * columns + column, mask=column < end, other=0
             )
-        tl.store(grad + start_of_row + column, product, mask=inside)
+        sent = rounded(product, grad.dtype.element_ty)
+        tl.store(grad + start_of_row + column, sent, mask=inside)
         if HELD:
-            tl.store(residual + start_of_row + column, numbers - product, mask=inside)
+            tl.store(residual + start_of_row + column, numbers - sent.to(tl.float32), mask=inside)
 
 
 @triton.jit

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..residual import Residual
 from .launching import on_device, options
-from .tiles import load_tile, store_tile
+from .tiles import load_tile, rounded, store_tile
 from .units import cut, is_whole, place_in_row, unit_places
 
 SUMS = 1024
@@ -37,16 +37,18 @@ def sign_pack(grad: Tensor, residual: Residual | None, scales: Tensor, bits: Ten
             _settle[units.programs](residual.after, scales, strides[0], *place, **units.sizes)
 
 
-def sign_unpack_mean(scales: Tensor, bits: Tensor, out: Tensor) -> None:
-    """The mean over voters of `scale * sign`."""
+def sign_unpack_mean(scales: Tensor, bits: Tensor, out: Tensor, residual: Tensor | None = None) -> None:
+    """The mean over voters of `scale * sign`; what `out` rounds away is added to `residual`."""
     voters, rows, blocks = scales.shape
     units = cut(rows * blocks, bits.shape[2] * 8 // blocks)
     if not units.count:
         return
     place = (blocks, units.block, units.count, out.numel())
+    held = out if residual is None else residual
+    strides = (*scales.stride()[:2], *bits.stride()[:2])
     with on_device(out):
         _unpack[units.programs](
-            scales, bits, out, *scales.stride()[:2], *bits.stride()[:2], voters, 1 / voters, *place, **units.sizes
+            scales, bits, out, held, *strides, voters, 1 / voters, *place, HELD=residual is not None, **units.sizes
         )
 
 
@@ -146,27 +148,27 @@ def _settle_units(
 
 @triton.jit(do_not_specialize=["scale_stride", "voter_scales", "voters", "share", "blocks", "block", "units", "size"])
 def _unpack(
-    scales: tl.tensor, bits: tl.tensor, out: tl.tensor,
+    scales: tl.tensor, bits: tl.tensor, out: tl.tensor, residual: tl.tensor,
     voter_scales: tl.int64, scale_stride: tl.int64, voter_bits: tl.int64, bit_stride: tl.int64,
     voters: tl.int64, share: tl.float32,
     blocks: tl.int64, block: tl.int64, units: tl.int64, size: tl.int64,
-    EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr,
+    HELD: tl.constexpr, EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr,
 ) -> None:  # fmt: skip
     if is_whole(units, size, UNITS, UNIT, EXACT):
-        _unpack_units(scales, bits, out, voter_scales, scale_stride, voter_bits, bit_stride, voters, share,
-                      blocks, block, units, size, EACH, UNITS, UNIT, True)  # fmt: skip
+        _unpack_units(scales, bits, out, residual, voter_scales, scale_stride, voter_bits, bit_stride, voters, share,
+                      blocks, block, units, size, HELD, EACH, UNITS, UNIT, True)  # fmt: skip
     else:
-        _unpack_units(scales, bits, out, voter_scales, scale_stride, voter_bits, bit_stride, voters, share,
-                      blocks, block, units, size, EACH, UNITS, UNIT, False)  # fmt: skip
+        _unpack_units(scales, bits, out, residual, voter_scales, scale_stride, voter_bits, bit_stride, voters, share,
+                      blocks, block, units, size, HELD, EACH, UNITS, UNIT, False)  # fmt: skip
 
 
 @triton.jit
 def _unpack_units(
-    scales: tl.tensor, bits: tl.tensor, out: tl.tensor,
+    scales: tl.tensor, bits: tl.tensor, out: tl.tensor, residual: tl.tensor,
     voter_scales: tl.tensor, scale_stride: tl.tensor, voter_bits: tl.tensor, bit_stride: tl.tensor,
     voters: tl.tensor, share: tl.tensor,
     blocks: tl.tensor, block: tl.tensor, units: tl.tensor, size: tl.tensor,
-    EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr,
+    HELD: tl.constexpr, EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr,
 ) -> None:  # fmt: skip
     """Elements by fours, each from half a byte: a thread has those that it writes at once, and passes nothing on."""
     unit, row, column, first, left = unit_places(blocks, block, EACH, UNITS, UNIT)
@@ -189,7 +191,7 @@ def _unpack_units(
     total = tl.reshape(total, [UNITS, UNIT // 4, 4]) * share
     lane = tl.arange(0, UNIT // 4)[None, :, None] * 4 + tl.arange(0, 4)[None, None, :]
     limit = tl.where(there, tl.minimum(first + left, size), 0)[:, None, None]
-    store_tile(out, first[:, None, None] + lane, total, limit, WHOLE)
+    _store_mean(out, residual, first[:, None, None] + lane, total, limit, HELD, WHOLE)
 
 
 @triton.jit
@@ -197,3 +199,14 @@ def _signed(scale: tl.tensor, bits: tl.tensor, BIT: tl.constexpr) -> tl.tensor:
     """`scale` where the bit is set, else -`scale`: the bit turns the sign, by a shift and a logic operation."""
     turned = (bits << (31 - BIT)) & 0x80000000
     return ((-scale).to(tl.uint32, bitcast=True) ^ turned).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _store_mean(
+    out: tl.tensor, residual: tl.tensor, places: tl.tensor, mean: tl.tensor, limit: tl.tensor,
+    HELD: tl.constexpr, WHOLE: tl.constexpr,
+) -> None:  # fmt: skip
+    store_tile(out, places, mean, limit, WHOLE)
+    if HELD:
+        lost = mean - rounded(mean, out.dtype.element_ty).to(tl.float32)
+        store_tile(residual, places, load_tile(residual, places, limit, WHOLE) + lost, limit, WHOLE)

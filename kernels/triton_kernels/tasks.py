@@ -39,11 +39,15 @@ class Cut:
 
 @dataclass(frozen=True)
 class Tasks:
-    """`table`: int64 (tasks, FIELDS), see `_fields`. `sums`: int64 (tasks, 5), where partial sums are to be added."""
+    """`table`: int64 (tasks, FIELDS), see `_fields`. `sums`: int64 (tasks, 5), where partial sums are to be added.
+
+    `aligned`: whether all rows of all matrices begin at multiples of `VECTOR`.
+    """
 
     table: Tensor
     sums: Tensor
     workspace: int
+    aligned: bool
 
 
 @functools.lru_cache(maxsize=1024)
@@ -65,7 +69,7 @@ def tasks_of(factors: Factors, cut: Cut, device: torch.device) -> Tasks:
             total = kept * m.rank
             sums.extend((workspace, total, len(spans), destination, first) for first in range(0, total, SUMS))
             workspace += len(spans) * total
-    return Tasks(table_of(table, device), table_of(sums, device), workspace)
+    return Tasks(table_of(table, device), table_of(sums, device), workspace, all(fields[-1] for fields in table))
 
 
 def _spans(m: Matrix, cut: Cut, size: int) -> list[tuple[int, int]]:

@@ -7,7 +7,17 @@ import triton.language as tl
 
 from . import INTERPRETED
 
+FIELDS = tl.constexpr(11)  # of a task of a matrix: see `tasks`
 ROUND_BY_HAND = tl.constexpr(INTERPRETED)  # Triton's interpreter cuts off what bfloat16 does not hold
+
+
+@triton.jit
+def told(number: tl.tensor, ALIGNED: tl.constexpr) -> tl.tensor:
+    """The same number, in a way that tells the compiler that it is a multiple of 4."""
+    if ALIGNED:
+        return number // 4 * 4
+    else:
+        return number
 
 
 @triton.jit

@@ -119,10 +119,10 @@ def test_rows_of_a_payload_that_holds_other_things_too_are_left_as_they_are():
     assert (rows[:, 12:] == 7).all()
 
 
-@pytest.mark.parametrize("rank", [1, 3, 17])
+@pytest.mark.parametrize("rank", [1, 3, 9, 17, 32, 70])
 def test_products_of_all_ranks_are_those_of_float64_also_where_a_matrix_is_split(rank):
     """The second matrix is split for P, the third for Q; aligned to 4 elements or not."""
-    shapes, start = [(3, 5), (5, 1100 + 4 * rank), (700, 7)], 4 * (rank % 2)
+    shapes, start = [(3, 5), (4 + rank, 1100 + 4 * rank), (700, 7 + rank)], 4 * (rank % 2)
     starts = [start + sum(rows * columns for rows, columns in shapes[:index]) for index in range(4)]
     factors = Factors(tuple(Matrix(at, *shape, min(rank, *shape)) for at, shape in zip(starts, shapes, strict=False)))
     grad, residual, q = numbers(starts[-1]), numbers(starts[-1], seed=1), numbers(factors.right_offsets[-1], seed=2)
@@ -136,6 +136,29 @@ def test_products_of_all_ranks_are_those_of_float64_also_where_a_matrix_is_split
     kernels.low_rank_finish.reference(wide_grad, wide, factors, wide_p, wide_q)
     for found, expected in ((p, wide_p), (q, wide_q), (grad, wide_grad), (residual, wide)):
         assert (found - expected).norm() <= 2e-6 * expected.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rank", [2, 20])
+@pytest.mark.parametrize("held", [False, True])
+def test_products_of_16_bit_gradients_are_computed_in_float32_and_rounded_once(rank, dtype, held):
+    factors = Factors((Matrix(3, 40, 56, rank),))
+    grad, q = numbers(3 + 40 * 56, dtype), numbers(factors.right_offsets[-1], seed=2)
+    residual, p = numbers(grad.numel(), seed=1) if held else None, torch.full((40 * rank,), NAN)
+    total = grad.double() + residual.double() if held else grad.double()
+    kernels.low_rank_left(grad, in_place(residual), factors, q, p)
+    matrix, wide_q = next(factors.full(total)), next(factors.right(q.double()))
+    assert (p.view(rank, 40) - wide_q @ matrix.T).norm() <= 2e-6 * (wide_q @ matrix.T).norm()
+    kernels.low_rank_right(residual if held else grad, factors, p, q)
+    product = next(factors.left(p.double()))
+    assert (q.view(rank, 56) - product @ matrix).norm() <= 2e-6 * (product @ matrix).norm()
+    p, q = p / p.norm(), q / q.norm() * 9
+    kernels.low_rank_finish(grad, residual, factors, p, q)
+    expected = next(factors.left(p.double())).T @ next(factors.right(q.double()))
+    sent = next(factors.full(grad)).double()
+    assert (sent - expected).abs().max() <= torch.finfo(dtype).eps / 2 * expected.abs().max() * 1.01
+    if held:
+        assert (next(factors.full(residual)) - (matrix - sent)).abs().max() <= 1e-6 * matrix.abs().max()
 
 
 def test_a_sum_over_nothing_is_zero():

@@ -21,9 +21,11 @@ from triton.runtime.jit import JITFunction
 
 from gradwire import kernels
 from gradwire.kernels import Factors, Matrix
+from gradwire.kernels.triton_kernels import low_rank_dots
 from tests.residuals import in_place
 
 POINTERS = {
+    torch.float64: "*fp64",
     torch.float32: "*fp32",
     torch.float16: "*fp16",
     torch.bfloat16: "*bf16",
@@ -95,12 +97,21 @@ def launch_selection():
 
 
 def launch_products():
-    """Ranks on both sides of what a pass serves, with and without a residual, partial sums included."""
-    for rank in (1, 8, 17):
-        factors = Factors((Matrix(0, 64, 4096, rank), Matrix(262_144, 4096, 64, rank)))
+    """Ranks on both sides of what a pass serves, with and without a residual, aligned or not, partial sums included."""
+    for rank, start, dtype in (
+        (1, 0, torch.float32),
+        (8, 1, torch.bfloat16),
+        (16, 0, torch.float16),
+        (32, 0, torch.float32),
+        (32, 1, torch.float32),
+        (65, 0, torch.float32),
+    ):
+        columns = max(64, rank)
+        second = start + 64 * 4096
+        factors = Factors((Matrix(start, 64, 4096, min(rank, 64)), Matrix(second, 4096, columns, rank)))
         p, q = torch.ones(factors.left_offsets[-1]), torch.ones(factors.right_offsets[-1])
-        grad = torch.ones(2 * 262_144)
-        residual = None if rank == 8 else torch.ones_like(grad)
+        grad = torch.ones(second + 4096 * columns, dtype=dtype)
+        residual = None if rank == 8 else torch.ones(grad.shape)
         kernels.low_rank_left(grad, in_place(residual), factors, q, p)
         kernels.low_rank_finish(grad, residual, factors, p, q)
         kernels.low_rank_right(grad, factors, p, q)
@@ -155,6 +166,8 @@ def target_of(name):
 
 if __name__ == "__main__":
     JITFunction.run = record
+    if sys.argv[1].startswith("hip"):
+        low_rank_dots.PRECISION = "ieee"
     for operation in kernels.operations().values():
         operation.chosen = lambda device: "triton"
     launch_streams()
