@@ -116,16 +116,15 @@ class PowerSGD:
         return q
 
     def _draw(self, layout: Layout, flat: Tensor, step: int) -> None:
-        """Standard normal Q for every parameter, from a generator of its own."""
+        """Standard normal Q for every parameter, from a generator of its own; no wait for a GPU."""
         if flat.device.type == "meta":
             return
-        for name, view in layout.views(flat).items():
+        drawn = torch.empty(flat.shape, dtype=flat.dtype, device="cpu", pin_memory=flat.is_cuda)
+        for name, view in layout.views(drawn).items():
             digest = hashlib.sha256(f"{self.seed}/{step}/{name}".encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-            drawn = torch.randn(
-                view.shape, generator=generator, dtype=view.dtype, device="cpu", pin_memory=view.is_cuda
-            )
-            view.copy_(drawn, non_blocking=True)
+            view.copy_(torch.randn(view.shape, generator=generator, dtype=view.dtype, device="cpu"))
+        flat.copy_(drawn, non_blocking=True)  # torch keeps pinned memory for the copy until that is done
 
 
 def _whole(grad: Tensor, places: tuple[Place, ...], residual: Residual | None) -> Program[None]:

@@ -116,8 +116,8 @@ void bind_low_rank(py::module_& module) {
             name,
             [product](Array matrices, int64_t count, Array grad, Array before, Array after, Array p, Array q,
                       int64_t threads) {
-                product({at<const Matrix>(matrices), count, at<float>(grad), residual(before, after), at<float>(p),
-                         at<float>(q)},
+                product({at<const Matrix>(matrices), count, at<void>(grad), grad.format, residual(before, after),
+                         at<float>(p), at<float>(q)},
                         threads);
             },
             released);

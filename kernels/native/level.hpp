@@ -99,11 +99,12 @@ struct Matrix {
     int64_t offset, rows, columns, rank, left_offset, right_offset;
 };
 
-// Some of the rows of a matrix.
+// Some of the rows of a matrix, which lies in `grad`.
 struct LowRankJob {
     const Matrix* matrix;
     int64_t first, last;
-    float* grad;
+    void* grad;
+    Format format;
     Residual residual;
     float* p;
     float* q;

@@ -39,7 +39,8 @@ void run(const LowRankBuffers& buffers, const std::vector<Piece>& pieces, int64_
     share(shares, [&](int64_t part, int64_t) {
         for (int64_t i = cut(count, shares.parts, part); i < cut(count, shares.parts, part + 1); ++i) {
             const Piece& piece = pieces[static_cast<size_t>(i)];
-            loop({&piece.matrix, piece.first, piece.last, buffers.grad, buffers.residual, buffers.p, piece.q});
+            loop({&piece.matrix, piece.first, piece.last, buffers.grad, buffers.format, buffers.residual, buffers.p,
+                  piece.q});
         }
     });
 }

@@ -52,8 +52,15 @@ GRADWIRE_INLINE void broadcast_factors(const LowRankJob& job, const Rows& rows, 
             factor[b][r] = broadcast(job.p[m.left_offset + r * m.rows + rows.row + b * rows.distance]);
 }
 
+// What a buffer keeps of numbers that are stored in it.
+template <class Element>
+GRADWIRE_INLINE F8 rounded(F8 value) {
+    if constexpr (std::is_same_v<Element, float>) return value;
+    else return widened(narrowed(value, Element{}), Element{});
+}
+
 // Rows of P = M Q.
-template <int RANK, int COUNT, bool ADD>
+template <class Element, int RANK, int COUNT, bool ADD>
 void left_rows(const LowRankJob& job, const Rows& rows) {
     const Matrix& m = *job.matrix;
     const int64_t start = m.offset + rows.row * m.columns, distance = rows.distance * m.columns;
@@ -65,7 +72,7 @@ void left_rows(const LowRankJob& job, const Rows& rows) {
         load_factors(q + at, m.columns, lanes, factor);
         for (int b = 0; b < COUNT; ++b) {
             const int64_t place = start + b * distance + at;
-            F8 value = load(job.grad + place, lanes);
+            F8 value = load(static_cast<const Element*>(job.grad) + place, lanes);
             if (ADD) {
                 value += load(job.residual.before + place, lanes);
                 write(job.residual.after + place, value, lanes, streams);
@@ -80,22 +87,23 @@ void left_rows(const LowRankJob& job, const Rows& rows) {
         }
 }
 
-inline void left_by_rows(const LowRankJob& job) {
+template <class Element>
+void left_by_rows(const LowRankJob& job) {
     const Matrix& m = *job.matrix;
     with_rank(m.rank, [&](auto rank) {
         constexpr int RANK = decltype(rank)::value;
         over_rows(job.first, job.last, 0, m.columns, FACTOR_ELEMENTS / RANK, [&](auto count, const Rows& rows) {
-            if (job.residual) left_rows<RANK, decltype(count)::value, true>(job, rows);
-            else left_rows<RANK, decltype(count)::value, false>(job, rows);
+            if (job.residual) left_rows<Element, RANK, decltype(count)::value, true>(job, rows);
+            else left_rows<Element, RANK, decltype(count)::value, false>(job, rows);
         });
     });
 }
 
 // Adds the products of rows with their elements of P to Q^T = P^T M.
-template <int RANK, int COUNT>
+template <class Element, int RANK, int COUNT>
 void right_rows(const LowRankJob& job, const Rows& rows) {
     const Matrix& m = *job.matrix;
-    const float* matrix = job.grad + m.offset + rows.row * m.columns;
+    const Element* matrix = static_cast<const Element*>(job.grad) + m.offset + rows.row * m.columns;
     float* q = job.q + m.right_offset;
     F8 factor[COUNT][RANK];
     broadcast_factors(job, rows, factor);
@@ -110,17 +118,18 @@ void right_rows(const LowRankJob& job, const Rows& rows) {
     });
 }
 
-inline void right_by_rows(const LowRankJob& job) {
+template <class Element>
+void right_by_rows(const LowRankJob& job) {
     const Matrix& m = *job.matrix;
     with_rank(m.rank, [&](auto rank) {
         constexpr int RANK = decltype(rank)::value;
         over_rows(job.first, job.last, 0, m.columns, FACTOR_ELEMENTS / RANK,
-                  [&](auto count, const Rows& rows) { right_rows<RANK, decltype(count)::value>(job, rows); });
+                  [&](auto count, const Rows& rows) { right_rows<Element, RANK, decltype(count)::value>(job, rows); });
     });
 }
 
 // Rows of P Q^T into the gradient; the residual, if there is one, keeps the difference.
-template <int RANK, int COUNT>
+template <class Element, int RANK, int COUNT>
 void finish_rows(const LowRankJob& job, const Rows& rows) {
     const Matrix& m = *job.matrix;
     float* held = job.residual.after;
@@ -135,18 +144,19 @@ void finish_rows(const LowRankJob& job, const Rows& rows) {
             F8 product = factor[b][0] * other[0];
             for (int r = 1; r < RANK; ++r) product = multiply_add(factor[b][r], other[r], product);
             const int64_t place = start + b * distance + at;
-            store(job.grad + place, product, lanes);
-            if (held) store(held + place, load(held + place, lanes) - product, lanes);
+            store(static_cast<Element*>(job.grad) + place, product, lanes);
+            if (held) store(held + place, load(held + place, lanes) - rounded<Element>(product), lanes);
         }
     });
 }
 
-inline void finish_by_rows(const LowRankJob& job) {
+template <class Element>
+void finish_by_rows(const LowRankJob& job) {
     const Matrix& m = *job.matrix;
     with_rank(m.rank, [&](auto rank) {
         constexpr int RANK = decltype(rank)::value;
         over_rows(job.first, job.last, 0, m.columns, FACTOR_ELEMENTS / RANK,
-                  [&](auto count, const Rows& rows) { finish_rows<RANK, decltype(count)::value>(job, rows); });
+                  [&](auto count, const Rows& rows) { finish_rows<Element, RANK, decltype(count)::value>(job, rows); });
     });
 }
 

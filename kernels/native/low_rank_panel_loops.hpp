@@ -56,9 +56,10 @@ GRADWIRE_INLINE void over_groups(int64_t ranks, int64_t blocks, const Function& 
 }
 
 // Copies a place of the matrix; with a residual it is the sum with the gradient, which stays in the residual after.
-inline void fill(const LowRankJob& job, const Place& place, Panel& panel) {
+template <class Element>
+void fill(const LowRankJob& job, const Place& place, Panel& panel) {
     const int64_t start = place.start(*job.matrix);
-    const float* grad = job.grad + start;
+    const Element* grad = static_cast<const Element*>(job.grad) + start;
     const Residual residual = job.residual.from(start);
     const bool streams = residual.streams && job.matrix->columns % LANES == 0;
     over_place(place, job.matrix->columns, [&](int64_t row, int64_t from, int64_t at, auto lanes) GRADWIRE_LAMBDA {
@@ -74,14 +75,15 @@ inline void fill(const LowRankJob& job, const Place& place, Panel& panel) {
 }
 
 // Writes a place of P Q^T to the gradient; the residual, if there is one, keeps the difference.
-inline void empty(const LowRankJob& job, const Place& place, Panel& panel) {
+template <class Element>
+void empty(const LowRankJob& job, const Place& place, Panel& panel) {
     const int64_t start = place.start(*job.matrix);
-    float* grad = job.grad + start;
+    Element* grad = static_cast<Element*>(job.grad) + start;
     float* held = job.residual.from(start).after;
     over_place(place, job.matrix->columns, [&](int64_t row, int64_t to, int64_t at, auto lanes) GRADWIRE_LAMBDA {
         const F8 product = load(panel.row(row) + at);
         store(grad + to, product, lanes);
-        if (held) store(held + to, load(held + to, lanes) - product, lanes);
+        if (held) store(held + to, load(held + to, lanes) - rounded<Element>(product), lanes);
     });
 }
 
@@ -113,12 +115,13 @@ GRADWIRE_INLINE void left_block(const float* rows, const float* q, int64_t strid
 }
 
 // Rows of P = M Q, over columns [first, last).
-inline void left_panel(const LowRankJob& job, const Place& rows, int64_t first, int64_t last) {
+template <class Element>
+void left_panel(const LowRankJob& job, const Place& rows, int64_t first, int64_t last) {
     const Matrix& m = *job.matrix;
     F8 sums[PANEL * LARGEST_RANK] = {};  // by block, then by rank, then by row
     Panel panel;
     over_strips(rows, first, last, [&](const Place& place) {
-        fill(job, place, panel);
+        fill<Element>(job, place, panel);
         over_groups(m.rank, place.blocks(), [&](int64_t rank, auto width, int64_t block) GRADWIRE_LAMBDA {
             const float* q = job.q + m.right_offset + rank * m.columns + place.column;
             left_block<decltype(width)::value>(panel.row(block * BLOCK), q, m.columns, place.columns,
@@ -135,12 +138,13 @@ inline void left_panel(const LowRankJob& job, const Place& rows, int64_t first, 
         }
 }
 
-inline void left_by_panels(const LowRankJob& job) {
+template <class Element>
+void left_by_panels(const LowRankJob& job) {
     const Matrix& m = *job.matrix;
     const int64_t tile = FACTOR_ELEMENTS / m.rank / STRIP * STRIP;
     for (int64_t column = 0; column < m.columns; column += tile)
         for (int64_t row = job.first; row < job.last; row += PANEL)
-            left_panel(job, {row, least(PANEL, job.last - row), 0, 0}, column, least(column + tile, m.columns));
+            left_panel<Element>(job, {row, least(PANEL, job.last - row), 0, 0}, column, least(column + tile, m.columns));
 }
 
 // Adds the products of BLOCK rows with RANKS columns of P to a strip of Q.
@@ -160,14 +164,15 @@ GRADWIRE_INLINE void right_block(const float* rows, const float* p, float* q, in
     });
 }
 
-inline void right_by_panels(const LowRankJob& job) {
+template <class Element>
+void right_by_panels(const LowRankJob& job) {
     const Matrix& m = *job.matrix;
     Panel panel;
     for (int64_t column = 0; column < m.columns; column += STRIP)
         for (int64_t row = job.first; row < job.last; row += PANEL) {
             const Place place{row, least(PANEL, job.last - row), column, least(STRIP, m.columns - column)};
             const PanelFactors p(job, place);
-            fill(job, place, panel);
+            fill<Element>(job, place, panel);
             over_groups(m.rank, place.blocks(), [&](int64_t rank, auto width, int64_t block) GRADWIRE_LAMBDA {
                 float* q = job.q + m.right_offset + rank * m.columns + column;
                 right_block<decltype(width)::value>(panel.row(block * BLOCK), p.elements + rank * PANEL + block * BLOCK,
@@ -211,7 +216,8 @@ inline void multiply_out(const LowRankJob& job, const Place& place, const PanelF
     });
 }
 
-inline void finish_by_panels(const LowRankJob& job) {
+template <class Element>
+void finish_by_panels(const LowRankJob& job) {
     const Matrix& m = *job.matrix;
     Panel panel;
     for (int64_t row = job.first; row < job.last; row += PANEL) {
@@ -219,14 +225,29 @@ inline void finish_by_panels(const LowRankJob& job) {
         const PanelFactors p(job, rows);
         over_strips(rows, 0, m.columns, [&](const Place& place) {
             multiply_out(job, place, p, panel);
-            empty(job, place, panel);
+            empty<Element>(job, place, panel);
         });
     }
 }
 
+template <class Element>
+void left_of(const LowRankJob& job) {
+    job.matrix->rank <= LOW_RANK ? left_by_rows<Element>(job) : left_by_panels<Element>(job);
+}
+
+template <class Element>
+void right_of(const LowRankJob& job) {
+    job.matrix->rank <= LOW_RANK ? right_by_rows<Element>(job) : right_by_panels<Element>(job);
+}
+
+template <class Element>
+void finish_of(const LowRankJob& job) {
+    job.matrix->rank <= LOW_RANK ? finish_by_rows<Element>(job) : finish_by_panels<Element>(job);
+}
+
 // Rows [first, last) of P = M Q.
 inline void left(const LowRankJob& job) {
-    job.matrix->rank <= LOW_RANK ? left_by_rows(job) : left_by_panels(job);
+    with_element(job.format, [&](auto* element) { left_of<std::remove_pointer_t<decltype(element)>>(job); });
     if (job.residual.streams) end_stream();
 }
 
@@ -234,12 +255,12 @@ inline void left(const LowRankJob& job) {
 inline void right(const LowRankJob& job) {
     const Matrix& m = *job.matrix;
     std::memset(job.q + m.right_offset, 0, static_cast<size_t>(m.rank * m.columns) * sizeof(float));
-    m.rank <= LOW_RANK ? right_by_rows(job) : right_by_panels(job);
+    with_element(job.format, [&](auto* element) { right_of<std::remove_pointer_t<decltype(element)>>(job); });
 }
 
 // Rows [first, last) of P Q^T into the gradient; the residual, if there is one, keeps the difference.
 inline void finish(const LowRankJob& job) {
-    job.matrix->rank <= LOW_RANK ? finish_by_rows(job) : finish_by_panels(job);
+    with_element(job.format, [&](auto* element) { finish_of<std::remove_pointer_t<decltype(element)>>(job); });
 }
 
 }  // namespace gradwire::GRADWIRE_LEVEL

@@ -52,7 +52,8 @@ struct Piece {
 struct LowRankBuffers {
     const Matrix* matrices;
     int64_t count;
-    float* grad;
+    void* grad;
+    Format format;
     Residual residual;
     float* p;
     float* q;

@@ -79,3 +79,27 @@ def test_matrices_that_it_does_not_know_go_to_the_reference(shapes):
     expected = torch.empty_like(p)
     kernels.low_rank_left.reference(matrices, None, factors, q, expected)
     assert torch.equal(p, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("rank", [1, 3, 4, 9])
+@pytest.mark.parametrize("held", [False, True])
+def test_16_bit_gradients_give_what_the_same_numbers_give_in_32_rounded_once(level, rank, dtype, held):
+    factors = Factors((Matrix(3, 41, 57, rank),))
+    size, generator = 3 + 41 * 57 + 5, torch.Generator().manual_seed(rank)
+    numbers, before, q = (torch.randn(n, generator=generator) for n in (size, size, factors.right_offsets[-1]))
+    found = []
+    for kind in (dtype, torch.float32):
+        grad, residual = numbers.to(dtype).to(kind), before.clone() if held else None
+        p, new_q = torch.zeros(factors.left_offsets[-1]), q.clone()
+        kernels.low_rank_left(grad, in_place(residual), factors, q, p)
+        kernels.low_rank_right(residual if held else grad, factors, p, new_q)
+        matrix = before + numbers.to(dtype) if held else None
+        kernels.low_rank_finish(grad, residual, factors, p / p.norm(), new_q / new_q.norm())
+        found.append((p, new_q, grad))
+        if held:
+            inside = slice(3, 3 + 41 * 57)
+            assert torch.equal(residual[inside], (matrix - grad.float())[inside])
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+    assert torch.equal(found[0][2], found[1][2].to(dtype))
