@@ -11,7 +11,6 @@ from .checks import check_cast
 from .dispatch import operation
 
 LARGE = 1 << 15  # bytes; copying smaller ones one by one costs more than it saves
-LARGE_ON_GPU = 1 << 22  # a launch more takes as long as another pass over about so many
 
 
 @operation(check=check_cast, apart=[("source", "out")])
@@ -37,23 +36,17 @@ def gather_scaled(out: Tensor, sources: Sequence[Tensor], places: Sequence[int],
     """
     targets = [out[place : place + source.numel()] for source, place in zip(sources, places, strict=True)]
     flat = [source.reshape(-1) for source in sources]
-    if scale == 1.0:
+    if scale == 1.0 or out.is_cuda:
         torch._foreach_copy_(targets, flat)
+        if scale != 1.0:
+            torch._foreach_mul_(targets, scale)
         return
     small: list[tuple[Tensor, Tensor]] = []
     for source, target in zip(flat, targets, strict=True):
-        if source.nbytes < (LARGE_ON_GPU if out.is_cuda else LARGE):
+        if source.nbytes < LARGE:
             small.append((source, target))
         else:
             torch.mul(source, scale, out=target)
     if small:
-        _gather_small([source for source, _ in small], [target for _, target in small], scale)
-
-
-def _gather_small(sources: list[Tensor], targets: list[Tensor], scale: float) -> None:
-    """All in two calls: each element is written twice."""
-    if targets[0].is_cuda:
-        torch._foreach_copy_(targets, sources)
-        torch._foreach_mul_(targets, scale)
-    else:  # in place, it rounds the factor to 16 bits
-        torch._foreach_copy_(targets, torch._foreach_mul(sources, scale))
+        scaled = torch._foreach_mul([source for source, _ in small], scale)  # in place it rounds the factor to 16 bits
+        torch._foreach_copy_([target for _, target in small], scaled)

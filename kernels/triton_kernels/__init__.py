@@ -88,5 +88,5 @@ def _implement(operation: Operation[Any, Any], module: str, supports: Supports) 
 for _module, _operations in MODULES.items():
     for _operation, _supports in _operations.items():
         _implement(_operation, _module, _supports)
-gather_scaled.implement(NAME)(gather_scaled.reference)  # by launches of torch's own
+gather_scaled.implement(NAME)(gather_scaled.reference)  # two launches for all sources, of torch's own
 register_backend(NAME, "cpu" if INTERPRETED else "cuda", _probe, automatic=not INTERPRETED)

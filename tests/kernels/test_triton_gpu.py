@@ -95,7 +95,7 @@ def selection(device, dtype, length=SIZE, k=10_000, ties=False):
 
     def run():
         kernels.select_largest(grad, in_place(residual), indices, values, length)
-        kernels.scatter_mean(indices[None], values[None], out, length, ascending=not ties)
+        kernels.scatter_mean(indices[None], values[None], out, length)
 
     return run, [indices, values, residual, out]
 
