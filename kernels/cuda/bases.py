@@ -14,7 +14,7 @@ from . import module
 from .module import packed
 
 RANKS = (4, 8, 16, 32)  # of which there are kernels
-CHUNK_ROWS, MOST_CHUNKS = 1024, 64
+CHUNK_ROWS, MOST_CHUNKS = 256, 128
 TILE = 4
 TRIANGLE_BYTES = 4488
 
