@@ -90,6 +90,14 @@ class Handle:
             raise ValueError(f"the factor is the new loss scale over the old one, above 0 and finite; got {factor}")
         self.averager.rescale(factor)
 
+    def discard_step(self) -> None:
+        """Forget the gradients of the last synced backward, which you throw away: they come back in no later average.
+
+        On all ranks, before the next backward, a swap, a rescaling or a load. The step still counts, as one that has
+        overflowed does. Raises RuntimeError where there is no such step.
+        """
+        self.averager.discard_step()
+
     def stats(self) -> Stats:
         """Rounds, bytes and seconds of the last synced step and in total."""
         return self.averager.stats()

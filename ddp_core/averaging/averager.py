@@ -27,6 +27,7 @@ from ..transport.protocol import Decorator, Pending
 from .bound import Bound, OwnBound, Part, all_done, labelled, names_by_index, one_round, places_in, setup
 from .engines import Engines
 from .protocol import Wishes
+from .thrown_away import ThrownAway
 
 
 class CompressedAverager:
@@ -52,6 +53,7 @@ class CompressedAverager:
         self._bounds: dict[int, Bound] = {}
         self._known = object()  # made anew when what is known of buckets is forgotten
         self._step: Step | None = None
+        self._thrown_away = ThrownAway()
         self._totals = Totals()
         self._loaded_order: list[str] = []
         self._last_index = -1  # of the bucket that a hook was given
@@ -91,9 +93,8 @@ class CompressedAverager:
         """The first bucket of a synchronized step comes next."""
         with self._lock:
             self._change()
-            self.memory.end_step()
+            self._thrown_away.look(counts=self.memory.begin_step())
             self._take(step)
-            self.memory.step += 1
             step.number = self.memory.step
             self._begun += 1
             self._thread = threading.get_ident()
@@ -186,6 +187,8 @@ class CompressedAverager:
         """Meet a bucket that was not there before. All ranks meet the same one at the same time."""
         index, buffer = bucket.index(), bucket.buffer()
         engine = self.engines.of(buffer.device, index)
+        if index == 0 and self.memory.remembers:
+            self._thrown_away.watch(parameters)
         named = {self._name(parameter): parameter for parameter in parameters}
         names, label = tuple(named), labelled(index, tuple(named))
         if isinstance(bucket, SparseBucket):
@@ -253,6 +256,10 @@ class CompressedAverager:
     def rescale(self, factor: float) -> None:
         """Multiply what is held back. Raises RuntimeError for a loaded state that no step has taken up yet."""
         self.between_steps(lambda: self.memory.rescale(factor))
+
+    def discard_step(self) -> None:
+        """Take the last step back. Raises RuntimeError where there is none that can be."""
+        self.between_steps(self.memory.discard_step)
 
     def _forget(self) -> None:
         """What was known of buckets is so no more, and what a step under way did no longer matters."""
