@@ -27,7 +27,7 @@ class Leaf:
         return {}
 
     def taken(self: Self, *, newest: bool = False) -> Self:
-        """The leaf before the step that is under way, or the `newest`, to be saved by and by: nobody writes to it any more."""
+        """The leaf before the step that is under way, or the `newest`, to be saved by and by: nobody will write to it."""
         return copy.copy(self)
 
     def load(self, field: str, entries: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:

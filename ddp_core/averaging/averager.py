@@ -93,10 +93,14 @@ class CompressedAverager:
         """The first bucket of a synchronized step comes next."""
         with self._lock:
             self._change()
-            self._thrown_away.look(counts=self.memory.begin_step())
+            if self._thrown_away.parameters:
+                self._thrown_away.look(counts=self.memory.counts)
+            self.memory.end_step()
             self._take(step)
-            step.number = self.memory.step
+            self.memory.step += 1
+            step.number, self.memory.settled = self.memory.step, False
             self._begun += 1
+            self.engines.agreement.step = self._begun
             self._thread = threading.get_ident()
         self._last_index, self._expected = -1, False
 
@@ -208,6 +212,7 @@ class CompressedAverager:
         if not self._bounds:
             self.memory.expect(self.names.values())
             values = checksum(list(named.values())) if self._compares else None
+            self.engines.agreement.meet(group, flat.device, self.engines.timeout)
             engine.agree(setup(self.memory.compressor, self.memory.step - 1, layout, values))
             self._compares = False
         parts = []

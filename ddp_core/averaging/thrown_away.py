@@ -11,9 +11,9 @@ from torch import Tensor
 
 FEW, NUMBERS = 3, 64  # parameters that are watched, and how many numbers of each
 MESSAGE = (
-    "gradients were averaged and then cleared, with no optimizer step between: what compression holds back of them comes back "
-    "with later ones. Run a backward whose gradients you throw away inside no_sync(), or call discard_step() of the handle "
-    "after it"
+    "gradients were averaged and then cleared, with no optimizer step between: what compression holds back of them comes "
+    "back with later ones. Run a backward whose gradients you throw away inside no_sync(), or call discard_step() of the "
+    "handle after it"
 )
 
 
@@ -32,25 +32,23 @@ class Seen:
 
 
 class ThrownAway:
-    """Warns once. It watches the smallest parameters of the first bucket."""
+    """Warns once. It watches the smallest `parameters` of the first bucket, until then."""
 
     def __init__(self) -> None:
-        self._parameters: Sequence[Tensor] = ()
+        self.parameters: Sequence[Tensor] = ()
         self._seen: list[Seen] = []
         self._told = False
 
     def watch(self, parameters: Sequence[Tensor]) -> None:
-        """Look at some of these from the next step on."""
-        self._parameters, self._seen = sorted(parameters, key=Tensor.numel)[:FEW], []
+        """Look at some of these from the next step on, unless it has warned already."""
+        self.parameters, self._seen = () if self._told else sorted(parameters, key=Tensor.numel)[:FEW], []
 
     def look(self, *, counts: bool) -> None:
         """At the beginning of a step, when the first bucket's gradients are there. `counts`: the step before does."""
-        if self._told:
-            return
-        before, self._seen = self._seen, [_seen(parameter) for parameter in self._parameters]
+        before, self._seen = self._seen, [_seen(parameter) for parameter in self.parameters]
         pairs = zip(self._seen, before, strict=False)
         if counts and before and all(now.cleared(then) for now, then in pairs):
-            self._told, self._seen = True, []
+            self.parameters, self._seen, self._told = (), [], True
             warnings.warn(MESSAGE, stacklevel=2)
 
 

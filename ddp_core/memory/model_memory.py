@@ -47,7 +47,7 @@ class ModelMemory:
         self._choose(compressor)
         self.partial = partial
         self.step = 0
-        self._settled = True  # whether the last step can be taken back no more
+        self.settled = True  # whether the last step can be taken back no more
         self._discarded = False  # whether it was
         self._unmet: list[tuple[str, ...]] = []  # buckets of a loaded state that have not been met yet
         self._live: dict[tuple[str, ...], BucketMemory] = {}
@@ -162,17 +162,14 @@ class ModelMemory:
         exact = sum(map(len, inside)) == len(wanted)
         return inside if exact else [wanted]
 
-    def begin_step(self) -> bool:
-        """Settle the step before, and count another one; whether the one before was remembered."""
-        counts = self.watched and not self._settled and self._finite()
-        self.end_step()
-        self.step += 1
-        self._settled = False
-        return counts
+    @property
+    def counts(self) -> bool:
+        """Whether the last step is remembered, and can still be taken back."""
+        return self.watched and not self.settled and self._finite()
 
     def discard_step(self) -> None:
         """Have the last step undone. Raises RuntimeError where there is none, or none that still can be."""
-        if self._settled:
+        if self.settled:
             raise RuntimeError(
                 "there is no step to discard: call discard_step() after a synced backward, and before swap(), rescale() or "
                 "load_state_dict()"
@@ -181,14 +178,11 @@ class ModelMemory:
 
     def end_step(self) -> None:
         """Settle the step before: undo it everywhere if its average was not finite anywhere, or it was discarded."""
-        self._settle()
-        self._settled, self._discarded = True, False
-
-    def _settle(self) -> None:
+        self.settled = True
         if self._stateful is False and not self._owing:
-            self._names_before = [*self._live, *self._unmet]
+            self._names_before, self._discarded = [*self._live, *self._unmet], False
             return
-        self._owing, keep = self._still_owing(), self._finite()
+        self._owing, keep, self._discarded = self._still_owing(), self._finite(), False
         self._sparse_finite = []
         self._names_before = [*self._live, *self._unmet]
         for bucket in self._live.values():
@@ -245,7 +239,7 @@ class ModelMemory:
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Take a saved state; buckets claim their parts when they are met."""
-        self.step, self._settled, self._discarded = int(saved["step"]), True, False
+        self.step, self.settled, self._discarded = int(saved["step"]), True, False
         self._unmet = [tuple(names) for names in saved["buckets"] if names]
         self._live, self._stateful, self._layouts = {}, None, {}
         self._homeless = {

@@ -28,7 +28,7 @@ def private_group(
     number of the next one, and that hangs. This group ends with its last reference. `parent` may be of any backend whose
     ranks meet in a store, under `name`. Raises RuntimeError where they do not, or not all of them within `timeout`.
     """
-    store = _store_of(parent)
+    store = store_of(parent)
     if type(store) is dist.Store:  # MPI's placeholder
         raise RuntimeError(
             "gradients on the CPU travel over Gloo, whose ranks meet in a store, and an MPI group has none: call "
@@ -43,6 +43,6 @@ def private_group(
     return group
 
 
-def _store_of(group: dist.ProcessGroup) -> dist.Store:
+def store_of(group: dist.ProcessGroup) -> dist.Store:
     """Where the ranks of a group, and no others, have met."""
     return c10d._world.pg_map[group][1]
