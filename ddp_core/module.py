@@ -19,7 +19,9 @@ from ..compress import compressor as compressor_of
 from .averaging.averager import CompressedAverager
 from .averaging.hooked import HookAverager
 from .averaging.protocol import Averager
+from .backward.forks import ForkGuard
 from .backward.output_nodes import watched
+from .backward.weak_call import weak_call
 from .buckets.assignment import BucketPlan, own_rooms
 from .engine.engine import DEFAULT_TIMEOUT
 from .handle import Handle
@@ -44,6 +46,7 @@ LEFT_OUT = (  # of pickles
     "timeline",
     "_buffers_sync",
     "_order",
+    "_forks",
     "_hook",
 )
 
@@ -112,6 +115,7 @@ class DistributedDataParallel(TorchFace):
         averages: Averager = averager if self._hook is None else HookAverager(*self._hook)
         self.reducer = TorchReducer(parameters, names, plan, rules, self.process_group, averages, timeout)
         self.reducer.at_end.append(self._buffers_sync.wait)
+        self._forks = ForkGuard(self.reducer.nodes, weak_call(self.reducer.fills_buckets))
         self.timeline = self.reducer.timeline
         self._order = BucketOrder(plan, names, self.process_group, self.device, self.timeline)
         self._lazy_init_ran = False
@@ -145,6 +149,7 @@ class DistributedDataParallel(TorchFace):
         if not self._lazy_init_ran:
             self._lazy_init()
         if torch.is_grad_enabled() and self.require_backward_grad_sync:
+            self._forks.check()
             assert self.logger is not None
             self._refuse_distributed_autograd()
             self.logger.set_runtime_stats_and_log()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -18,7 +19,7 @@ from ..buckets.grad_bucket import GradBucket
 from ..buckets.layout import as_real, layout_of
 from ..buckets.sparse import SPARSE_ROUNDS, SparseBucket
 from ..engine.driver import FuturePending
-from ..engine.engine import Engine
+from ..engine.engine import FORKED, Engine
 from ..engine.task import Task
 from ..measure.stats import Stats, Totals
 from ..measure.step import BucketStats, Step
@@ -62,6 +63,7 @@ class CompressedAverager:
         self._told = False  # when a step begins; else the indices of buckets alone tell
         self._compares = True  # the values of parameters: at the first step, and after a load
         self._lock = threading.RLock()  # held while a step begins, and while somebody takes or changes the memory
+        self._process = os.getpid()
         self._thread = 0  # that the step which began last runs on
         self._waiting: list[Callable[[], None]] = []  # changes that another thread wants, for the end of the step
 
@@ -154,6 +156,8 @@ class CompressedAverager:
 
     def average(self, bucket: dist.GradBucket | GradBucket) -> torch.futures.Future[Tensor]:
         """Average a bucket that a hook is given. The future holds its buffer, averaged in place."""
+        if os.getpid() != self._process:
+            raise RuntimeError(FORKED)
         static = self._told and self._begun == 1  # a static graph's first step has all its buckets at index 0
         if self._expected or (bucket.index() <= self._last_index and not static):
             self.begin_step(Step())
