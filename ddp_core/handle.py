@@ -73,6 +73,11 @@ class Handle:
         """The one in use."""
         return self.averager.memory.compressor
 
+    @property
+    def called(self) -> bool:
+        """Whether a step has begun with it."""
+        return self.averager.begun > 0
+
     def swap(self, spec: Spec) -> None:
         """Go on with another compressor from the next step; nothing held back is lost. All ranks swap at one step.
 

@@ -33,6 +33,7 @@ from .torch_face.arguments import Arguments, localize, states, trained
 from .torch_face.attributes import TorchFace
 from .torch_face.join import ShadowSteps
 from .torch_face.logger import Logger
+from .torch_face.nested import refuse_around, refuse_inside
 from .torch_face.torch_reducer import TorchReducer
 from .transport.collectives import largest
 from .transport.protocol import Decorator
@@ -82,7 +83,7 @@ class DistributedDataParallel(TorchFace):
             localize(module, self.device_mesh)
         self.module = module
         self._take_attributes()
-        trained(module)  # before anything asks a parameter that is not initialized yet
+        refuse_inside(module, trained(module)[0].values())  # before anything asks a parameter that is not initialized
         self._take_devices()
         self._passing_sync_batchnorm_handle(module)
         groups = self.arguments.groups()
@@ -146,6 +147,7 @@ class DistributedDataParallel(TorchFace):
 
     @torch._disable_dynamo
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
+        refuse_around(self)
         if not self._lazy_init_ran:
             self._lazy_init()
         if torch.is_grad_enabled() and self.require_backward_grad_sync:

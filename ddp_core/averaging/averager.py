@@ -59,7 +59,7 @@ class CompressedAverager:
         self._loaded_order: list[str] = []
         self._last_index = -1  # of the bucket that a hook was given
         self._expected = True  # the next one is the first of a step, whatever its index
-        self._begun = 0  # steps since construction
+        self.begun = 0  # steps since construction
         self._told = False  # when a step begins; else the indices of buckets alone tell
         self._compares = True  # the values of parameters: at the first step, and after a load
         self._lock = threading.RLock()  # held while a step begins, and while somebody takes or changes the memory
@@ -101,8 +101,8 @@ class CompressedAverager:
             self._take(step)
             self.memory.step += 1
             step.number, self.memory.settled = self.memory.step, False
-            self._begun += 1
-            self.engines.agreement.step = self._begun
+            self.begun += 1
+            self.engines.agreement.step = self.begun
             self._thread = threading.get_ident()
         self._last_index, self._expected = -1, False
 
@@ -158,7 +158,7 @@ class CompressedAverager:
         """Average a bucket that a hook is given. The future holds its buffer, averaged in place."""
         if os.getpid() != self._process:
             raise RuntimeError(FORKED)
-        static = self._told and self._begun == 1  # a static graph's first step has all its buckets at index 0
+        static = self._told and self.begun == 1  # a static graph's first step has all its buckets at index 0
         if self._expected or (bucket.index() <= self._last_index and not static):
             self.begin_step(Step())
         assert self._step is not None
