@@ -107,14 +107,15 @@ class ProcessGroup:
         if self._device.type == "cuda":
             raise RuntimeError(f"on CUDA collectives run over all ranks, not over the scope {scope!r}")
         ranks = self._ranks(scope)
+        began = time.monotonic()
         name = self._names[channel] if scope == "all" else f"{self._names[channel]}/{scope}-{ranks[0]}"
         try:
             return private_group(self.group, self._timeout, name, ranks)
         except RuntimeError as error:
             everyone = dist.get_process_group_ranks(self.group)
             raise RuntimeError(
-                f"ranks {[everyone[rank] for rank in ranks]} did not all make a process group for round {channel + 1} "
-                f"within {self._timeout}; see what the others raised. {error}"
+                f"ranks {[everyone[rank] for rank in ranks]} did not all make a process group for round {channel + 1}: it "
+                f"ended after {time.monotonic() - began:.1f} s of {self._timeout}; see what the others raised. {error}"
             ) from error
 
     def allocate(self, buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
