@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..compress import Spec
 from ..ddp_core import DEFAULT_TIMEOUT, Decorator, Handle, refuse_inside
+from .keywords import nearest_named
 from .never_called import NeverCalled
 
 AROUND = ("_orig_mod", "_forward_module")  # where torch.compile, and Fabric, keep what they wrap
@@ -38,6 +39,7 @@ def ddp_inside(model: nn.Module | None) -> DistributedDataParallel | None:
     return model
 
 
+@nearest_named
 def attach(
     model: nn.Module,
     spec: Spec,
@@ -75,6 +77,7 @@ def _way_out(model: object) -> str:
     return "wrap it first, then attach" if found is None else f"its {found} is one: attach to that"
 
 
+@nearest_named
 def comm_hook(
     spec: Spec,
     model: nn.Module | None = None,
