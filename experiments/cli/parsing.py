@@ -79,7 +79,7 @@ def _help(parser: ArgumentParser, fields: Fields, defaults: list[Assignment]) ->
     sys.exit(0)
 
 
-class Choices(DefaultHelpFormatter):  # type: ignore[misc]
+class Choices(DefaultHelpFormatter):
     """Shows what an option may be as `a|b`."""
 
     def _expand_help(self, action: argparse.Action) -> str:

@@ -7,7 +7,7 @@ import traceback
 from pathlib import Path
 
 from ..ranks import LostRank, RankFailure
-from .draw import LIMIT
+from .draw import ALONE, LIMIT
 from .rank import Rank, environment
 
 NAMES = re.compile(r"bucket \d|parameters? |rank \d|which parameters they used|set up differently")
@@ -73,6 +73,8 @@ def broken(trial, answers, scale=1.0):
         elif isinstance(answer, RankFailure):
             failures, unclear = of_one(rank, victim, mishap, answer, allowed)
             found, vague = found + failures, vague + unclear
+        elif mishap.kind in ALONE:
+            found.append(f"rank {rank} went on, though rank {mishap.rank} alone did a {mishap.kind}")
         elif mishap.kind == "kill" and not victim and isinstance(answers[mishap.rank], LostRank):
             found.append(f"rank {rank} went on without the one that was killed")
     return found, vague if trial.ours else []
