@@ -216,7 +216,7 @@ class CompressedAverager:
         if not self._bounds:
             self.memory.expect(self.names.values())
             values = checksum(list(named.values())) if self._compares else None
-            self.engines.agreement.meet(group, flat.device, self.engines.timeout)
+            self.engines.agreement.meet(group, flat.device)
             engine.agree(setup(self.memory.compressor, self.memory.step - 1, layout, values))
             self._compares = False
         parts = []
