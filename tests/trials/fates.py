@@ -10,7 +10,9 @@ from ..ranks import LostRank, RankFailure
 from .draw import ALONE, LIMIT
 from .rank import Rank, environment
 
-NAMES = re.compile(r"bucket \d|parameters? |rank \d|which parameters they used|set up differently")
+NAMES = re.compile(
+    r"bucket \d|parameters? |rank \d|which parameters they used|set up differently|how their first bucket"
+)
 RETRIED = ("construction", "forward", "backward", "rebuild", "save", "swap")  # before others have heard of the step
 WAITS, MORE = 4, 15.0  # limits that may pass one after the other, and seconds that a busy machine takes
 
