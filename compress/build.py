@@ -194,7 +194,9 @@ def _value(method: Registration, key: str, value: Any) -> Any:
     """An option's value in the option's type."""
     options = method.options
     if key not in options:
-        raise ValueError(f"{method.name!r} has no option {key!r}; it has: {', '.join(options) or 'none'}")
+        near = difflib.get_close_matches(key, options, 1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ValueError(f"{method.name!r} has no option {key!r}{hint}; it has: {', '.join(options) or 'none'}")
     expected = options[key][0]
     if key == "warmup":
         return compressor(value)

@@ -26,8 +26,8 @@ class Leaf:
         """Copies of the numbers, by parameter name."""
         return {}
 
-    def taken(self: Self) -> Self:
-        """The leaf as it was before the step that is under way, to be saved by and by: nobody writes to it any more."""
+    def taken(self: Self, *, newest: bool = False) -> Self:
+        """The leaf before the step that is under way, or the `newest`, to be saved by and by: nobody will write to it."""
         return copy.copy(self)
 
     def load(self, field: str, entries: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -58,7 +58,7 @@ class FlatLeaf(Leaf):
     versioned = False
     _other: Tensor | None = None  # the old numbers while a step is under way, else room for the next ones
     _changed = False  # by the step that is under way
-    _shared = False  # whether somebody has taken `before`: nobody may write to it again
+    _taken: tuple[Tensor, ...] = ()  # those of `flat` and `_other` that somebody has: nobody may write to them again
     _zeros: Tensor | None = None  # the version that `clear` wrote, as long as nobody writes to it again
 
     def update(self) -> Residual:
@@ -66,7 +66,8 @@ class FlatLeaf(Leaf):
         self._zeros = None
         if self.versioned and not self._changed:
             before, after = self.flat, self._other
-            after = torch.empty_like(before) if after is None else after
+            if after is None or any(after is tensor for tensor in self._taken):
+                after = torch.empty_like(before)
             self._other = before
             self._changed = True
             self.flat = after  # last: whoever reads `before` meanwhile finds the old numbers
@@ -81,19 +82,19 @@ class FlatLeaf(Leaf):
 
     def keep(self) -> None:
         """Let the step stand."""
-        if self._changed and self._shared:
-            self._other, self._shared = None, False
         self._changed = False
+        self._taken = tuple(tensor for tensor in self._taken if tensor is self.flat or tensor is self._other)
 
     def undo(self) -> None:
         """Take the step back."""
         self.flat, self._other = self.before, self.flat if self._changed else self._other
         self._changed = False
 
-    def taken(self: Numbers) -> Numbers:
-        self._shared = True
+    def taken(self: Numbers, *, newest: bool = False) -> Numbers:
+        numbers = self.flat if newest else self.before
+        self._taken = (*self._taken, numbers)
         taken = copy.copy(self)
-        taken.flat, taken._other, taken._changed = self.before, None, False
+        taken.flat, taken._other, taken._changed, taken._taken = numbers, None, False, ()
         if taken.flat.is_cuda:  # its memory serves nobody else until this thread's stream has read it
             taken.flat.record_stream(torch.cuda.current_stream(taken.flat.device))
         return taken
@@ -101,7 +102,7 @@ class FlatLeaf(Leaf):
     def multiply(self, factor: float) -> None:
         """Multiply all numbers, between two steps."""
         cleared = self.cleared
-        self.flat, self._shared = self.flat * factor, False
+        self.flat = self.flat * factor
         self._zeros = self.flat if cleared else None
 
     def clear(self) -> None:

@@ -79,10 +79,10 @@ class Leaves:
         for leaf in self.flat:
             leaf.undo()
 
-    def taken(self) -> Leaves:
-        """The leaves as they were before the step that is under way, to be saved by and by."""
+    def taken(self, *, newest: bool = False) -> Leaves:
+        """The leaves as they were before the step that is under way, or the `newest`, to be saved by and by."""
         taken = copy.copy(self)
-        taken._by_path = {path: leaf.taken() for path, leaf in self._by_path.items()}
+        taken._by_path = {path: leaf.taken(newest=newest) for path, leaf in self._by_path.items()}
         return taken
 
     def save(self) -> Entries:

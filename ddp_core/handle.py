@@ -73,6 +73,11 @@ class Handle:
         """The one in use."""
         return self.averager.memory.compressor
 
+    @property
+    def called(self) -> bool:
+        """Whether a step has begun with it."""
+        return self.averager.begun > 0
+
     def swap(self, spec: Spec) -> None:
         """Go on with another compressor from the next step; nothing held back is lost. All ranks swap at one step.
 
@@ -89,6 +94,14 @@ class Handle:
         if not 0 < factor < math.inf:
             raise ValueError(f"the factor is the new loss scale over the old one, above 0 and finite; got {factor}")
         self.averager.rescale(factor)
+
+    def discard_step(self) -> None:
+        """Forget the gradients of the last synced backward, which you throw away: they come back in no later average.
+
+        On all ranks, before the next backward, a swap, a rescaling or a load. The step still counts, as one that has
+        overflowed does. Raises RuntimeError where there is no such step.
+        """
+        self.averager.discard_step()
 
     def stats(self) -> Stats:
         """Rounds, bytes and seconds of the last synced step and in total."""

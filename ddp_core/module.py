@@ -19,7 +19,9 @@ from ..compress import compressor as compressor_of
 from .averaging.averager import CompressedAverager
 from .averaging.hooked import HookAverager
 from .averaging.protocol import Averager
+from .backward.forks import ForkGuard
 from .backward.output_nodes import watched
+from .backward.weak_call import weak_call
 from .buckets.assignment import BucketPlan, own_rooms
 from .engine.engine import DEFAULT_TIMEOUT
 from .handle import Handle
@@ -31,6 +33,7 @@ from .torch_face.arguments import Arguments, localize, states, trained
 from .torch_face.attributes import TorchFace
 from .torch_face.join import ShadowSteps
 from .torch_face.logger import Logger
+from .torch_face.nested import refuse_around, refuse_inside
 from .torch_face.torch_reducer import TorchReducer
 from .transport.collectives import largest
 from .transport.protocol import Decorator
@@ -44,6 +47,7 @@ LEFT_OUT = (  # of pickles
     "timeline",
     "_buffers_sync",
     "_order",
+    "_forks",
     "_hook",
 )
 
@@ -79,7 +83,7 @@ class DistributedDataParallel(TorchFace):
             localize(module, self.device_mesh)
         self.module = module
         self._take_attributes()
-        trained(module)  # before anything asks a parameter that is not initialized yet
+        refuse_inside(module, trained(module)[0].values())  # before anything asks a parameter that is not initialized
         self._take_devices()
         self._passing_sync_batchnorm_handle(module)
         groups = self.arguments.groups()
@@ -112,6 +116,7 @@ class DistributedDataParallel(TorchFace):
         averages: Averager = averager if self._hook is None else HookAverager(*self._hook)
         self.reducer = TorchReducer(parameters, names, plan, rules, self.process_group, averages, timeout)
         self.reducer.at_end.append(self._buffers_sync.wait)
+        self._forks = ForkGuard(self.reducer.nodes, weak_call(self.reducer.fills_buckets))
         self.timeline = self.reducer.timeline
         self._order = BucketOrder(plan, names, self.process_group, self.device, self.timeline)
         self._lazy_init_ran = False
@@ -142,9 +147,11 @@ class DistributedDataParallel(TorchFace):
 
     @torch._disable_dynamo
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
+        refuse_around(self)
         if not self._lazy_init_ran:
             self._lazy_init()
         if torch.is_grad_enabled() and self.require_backward_grad_sync:
+            self._forks.check()
             assert self.logger is not None
             self._refuse_distributed_autograd()
             self.logger.set_runtime_stats_and_log()

@@ -13,7 +13,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..compress import Spec
-from ..ddp_core import DEFAULT_TIMEOUT, Decorator, Handle
+from ..ddp_core import DEFAULT_TIMEOUT, Decorator, Handle, refuse_inside
+from .keywords import nearest_named
+from .never_called import NeverCalled
 
 AROUND = ("_orig_mod", "_forward_module")  # where torch.compile, and Fabric, keep what they wrap
 NOT_DDP = {  # class: what to do there
@@ -37,6 +39,7 @@ def ddp_inside(model: nn.Module | None) -> DistributedDataParallel | None:
     return model
 
 
+@nearest_named
 def attach(
     model: nn.Module,
     spec: Spec,
@@ -58,6 +61,7 @@ def attach(
             f"attach needs a model wrapped in torch.nn.parallel.DistributedDataParallel, got {type(model).__name__}: "
             f"{_way_out(model)}"
         )
+    refuse_inside(ddp.module, ddp.parameters())
     state, hook = comm_hook(spec, ddp, process_group=process_group, timeout=timeout, transport=transport)
     ddp.register_comm_hook(state, hook)
     return state
@@ -73,6 +77,7 @@ def _way_out(model: object) -> str:
     return "wrap it first, then attach" if found is None else f"its {found} is one: attach to that"
 
 
+@nearest_named
 def comm_hook(
     spec: Spec,
     model: nn.Module | None = None,
@@ -97,6 +102,7 @@ def comm_hook(
     handle = Handle(spec, process_group, timeout, partial=partial, transport=transport)
     if model is not None:
         handle.bind(ddp or model)
+        NeverCalled.watch(handle, ddp or model)
     if ddp is not None and (ddp.static_graph or getattr(ddp, "skip_all_reduce_unused_params", False)):
         ddp.register_forward_pre_hook(partially(_forward_begins, handle))  # indices of buckets do not tell
     return handle, compress_bucket

@@ -119,8 +119,8 @@ def requested_backends() -> tuple[str, ...]:
 
 
 @functools.cache
-def _log_fallback(backend: str, reason: str) -> None:
-    logger.info("kernel backend %s is not available, the next one is used: %s", backend, reason)
+def _log_fallback(backend: str, reason: str, level: int = logging.INFO) -> None:
+    logger.log(level, "kernel backend %s is not available, the next one is used: %s", backend, reason)
 
 
 class Operation(Generic[P, R]):
@@ -171,12 +171,19 @@ class Operation(Generic[P, R]):
         """The name of the backend that runs tensors on `device`."""
         if names := requested_backends():
             return self._explicit(names, device)
+        passed: list[Backend] = []
         for backend in _backends.values():
             if backend.automatic and backend.device == device and backend.name in self.implementations:
                 if backend.available:
+                    self._log(passed, logging.INFO)
                     return backend.name
-                _log_fallback(backend.name, backend.reason)
+                passed.append(backend)
+        self._log(passed, logging.WARNING)  # what is left is slow
         return REFERENCE
+
+    def _log(self, passed: Sequence[Backend], level: int) -> None:
+        for backend in passed:
+            _log_fallback(backend.name, backend.reason, level)
 
     def _explicit(self, names: tuple[str, ...], device: str) -> str:
         for name in names:

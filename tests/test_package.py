@@ -53,11 +53,14 @@ def installed(tmp_path_factory):
     source, target = (tmp_path_factory.mktemp(name) for name in ("source", "target"))
     for folder in FOLDERS:
         shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-    for file in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+    for file in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / file, source)
     environment = {**os.environ, "CC": "/bin/false", "CXX": "/bin/false"}
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
-    subprocess.run([*pip, "--target", target, source], env=environment, check=True)
+    pip = [sys.executable, "-m", "pip", "install", "--verbose", "--no-deps", "--no-index", "--no-build-isolation"]
+    done = subprocess.run(
+        [*pip, "--target", target, source], env=environment, check=True, capture_output=True, text=True
+    )
+    assert "would be ignored" not in done.stdout + done.stderr
     return source, target
 
 
@@ -66,7 +69,7 @@ def test_an_installation_holds_every_file_under_one_name(installed):
     shipped = {path.relative_to(target / "gradwire") for path in (target / "gradwire").rglob("*.*")}
     expected = {path.relative_to(source) for folder in FOLDERS for path in (source / folder).rglob("*.*")}
     expected = {path.relative_to("gradwire") if path.parts[0] == "gradwire" else path for path in expected}
-    built = (".pyc", ".so")
+    built = (".pyc", ".so", ".cpp", ".hpp")
     assert {path for path in expected if path.suffix not in built} == {
         path for path in shipped if path.suffix not in built
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -18,7 +19,7 @@ from ..buckets.grad_bucket import GradBucket
 from ..buckets.layout import as_real, layout_of
 from ..buckets.sparse import SPARSE_ROUNDS, SparseBucket
 from ..engine.driver import FuturePending
-from ..engine.engine import Engine
+from ..engine.engine import FORKED, Engine
 from ..engine.task import Task
 from ..measure.stats import Stats, Totals
 from ..measure.step import BucketStats, Step
@@ -28,6 +29,7 @@ from .bound import AllPending, Bound, OwnBound, Part, all_done, labelled, names_
 from .compiling import compile_kernels
 from .engines import Engines
 from .protocol import Wishes
+from .thrown_away import ThrownAway
 
 
 class CompressedAverager:
@@ -53,14 +55,16 @@ class CompressedAverager:
         self._bounds: dict[int, Bound] = {}
         self._known = object()  # made anew when what is known of buckets is forgotten
         self._step: Step | None = None
+        self._thrown_away = ThrownAway()
         self._totals = Totals()
         self._loaded_order: list[str] = []
         self._last_index = -1  # of the bucket that a hook was given
         self._expected = True  # the next one is the first of a step, whatever its index
-        self._begun = 0  # steps since construction
+        self.begun = 0  # steps since construction
         self._told = False  # when a step begins; else the indices of buckets alone tell
         self._compares = True  # the values of parameters: at the first step, and after a load
         self._lock = threading.RLock()  # held while a step begins, and while somebody takes or changes the memory
+        self._process = os.getpid()
         self._thread = 0  # that the step which began last runs on
         self._waiting: list[Callable[[], None]] = []  # changes that another thread wants, for the end of the step
 
@@ -92,11 +96,14 @@ class CompressedAverager:
         """The first bucket of a synchronized step comes next."""
         with self._lock:
             self._change()
+            if self._thrown_away.parameters:
+                self._thrown_away.look(counts=self.memory.counts)
             self.memory.end_step()
             self._take(step)
             self.memory.step += 1
-            step.number = self.memory.step
-            self._begun += 1
+            step.number, self.memory.settled = self.memory.step, False
+            self.begun += 1
+            self.engines.agreement.step = self.begun
             self._thread = threading.get_ident()
         self._last_index, self._expected = -1, False
 
@@ -150,7 +157,9 @@ class CompressedAverager:
 
     def average(self, bucket: dist.GradBucket | GradBucket) -> torch.futures.Future[Tensor]:
         """Average a bucket that a hook is given. The future holds its buffer, averaged in place."""
-        static = self._told and self._begun == 1  # a static graph's first step has all its buckets at index 0
+        if os.getpid() != self._process:
+            raise RuntimeError(FORKED)
+        static = self._told and self.begun == 1  # a static graph's first step has all its buckets at index 0
         if self._expected or (bucket.index() <= self._last_index and not static):
             self.begin_step(Step())
         assert self._step is not None
@@ -188,6 +197,8 @@ class CompressedAverager:
         """Meet a bucket that was not there before. All ranks meet the same one at the same time."""
         index, buffer = bucket.index(), bucket.buffer()
         engine = self.engines.of(buffer.device, index)
+        if index == 0 and self.memory.remembers:
+            self._thrown_away.watch(parameters)
         named = {self._name(parameter): parameter for parameter in parameters}
         names, label = tuple(named), labelled(index, tuple(named))
         if isinstance(bucket, SparseBucket):
@@ -209,6 +220,7 @@ class CompressedAverager:
         if not self._bounds:
             self.memory.expect(self.names.values())
             values = checksum(list(named.values())) if self._compares else None
+            self.engines.agreement.meet(group, flat.device)
             engine.agree(setup(self.memory.compressor, self.memory.step - 1, layout, values))
             self._compares = False
         parts = []
@@ -257,6 +269,10 @@ class CompressedAverager:
     def rescale(self, factor: float) -> None:
         """Multiply what is held back. Raises RuntimeError for a loaded state that no step has taken up yet."""
         self.between_steps(lambda: self.memory.rescale(factor))
+
+    def discard_step(self) -> None:
+        """Take the last step back. Raises RuntimeError where there is none that can be."""
+        self.between_steps(self.memory.discard_step)
 
     def _forget(self) -> None:
         """What was known of buckets is so no more, and what a step under way did no longer matters."""

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from ..engine.engine import Engine
+from ..transport.agreement import Agreement
 from ..transport.host_memory import HostMemory
 from ..transport.process_group import ProcessGroup
 from ..transport.protocol import Decorator, Transport
@@ -18,10 +19,13 @@ AT_EXIT = timedelta(seconds=5)
 
 
 class Engines:
-    """Made as buckets ask for them. `groups`: see CompressedAverager, as `timeout` and `decorate`."""
+    """Made as buckets ask for them. `groups`: see CompressedAverager, as `timeout` and `decorate`.
+
+    `agreement`: where the ranks meet before they compare how they are set up.
+    """
 
     def __init__(self, groups: Sequence[dist.ProcessGroup], timeout: timedelta, decorate: Decorator | None) -> None:
-        self.timeout = timeout
+        self.timeout, self.agreement = timeout, Agreement()
         self._groups, self._decorate = list(groups), decorate
         self._made: dict[tuple[torch.device, int], Engine] = {}
 
@@ -50,9 +54,10 @@ class Engines:
         return self._made[device, place]
 
     def _transport(self, group: dist.ProcessGroup, device: torch.device) -> Transport:
-        transport: Transport = ProcessGroup(group, device, self.timeout)
+        look = self.agreement.look
+        transport: Transport = ProcessGroup(group, device, self.timeout, look=look)
         if device.type == "cpu" and len(self._groups) == 1:
-            transport = HostMemory(transport)
+            transport = HostMemory(transport, look)
         return transport if self._decorate is None else self._decorate(transport)
 
     def close(self) -> None:

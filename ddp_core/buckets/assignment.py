@@ -85,7 +85,7 @@ class BucketPlan:
         alias: bool,
         rooms: Rooms = own_rooms,
     ) -> None:
-        self._parameters, self._sparse, self._caps, self._alias = parameters, sparse, caps, alias
+        self._parameters, self._sparse, self._caps, self.alias = parameters, sparse, caps, alias
         self._traced: list[int] = []
         self._traced_before: list[int] | None = None
         self.shared = False  # whether any lies in memory that was given
@@ -111,7 +111,7 @@ class BucketPlan:
         parameters = [self._parameters[index] for index in members]
         if self._sparse[members[0]]:
             return SparseBucket(place, members, parameters, last=last)
-        return GradBucket(place, members, parameters, last=last, alias=self._alias, room=room)
+        return GradBucket(place, members, parameters, last=last, alias=self.alias, room=room)
 
     def trace(self, order: list[int]) -> None:
         """Note the order in which a step's gradients got ready; parameters without one are missing from it."""

@@ -25,6 +25,10 @@ from .task import ProgramError, Task
 logger = logging.getLogger(__name__)
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 DEVICES = ("cpu", "cuda")
+FORKED = (
+    "this process was forked after the model was set up for training on several ranks: its buckets and connections are the "
+    "parent's. Run such a backward in the parent, start the process by spawn, or use a copy of the bare module here"
+)
 _inherited: list[Engine] = []
 
 

@@ -127,11 +127,15 @@ class BucketMemory:
         if not (owing or self._remembers):
             self._kept = None
 
-    def taken(self) -> BucketMemory:
-        """The memory as it was before the step that is under way, to be saved by and by; copies pointers only."""
-        taken = copy.copy(self)
-        taken._leaves, taken.owed = self._leaves.taken(), dict(self.owed)
-        taken._kept = None if self._kept is None else self._kept.taken()
+    def taken(self, *, keep: bool, owing: bool) -> BucketMemory:
+        """The memory before the last step, or with `keep` after it, to be saved by and by; copies pointers only.
+
+        `owing`: as for `end_step`, which neither this nor a save does.
+        """
+        taken, newest = copy.copy(self), keep and self._finite is not None
+        taken._leaves, taken._owing = self._leaves.taken(newest=newest), owing
+        taken.owed = {} if newest else dict(self.owed)
+        taken._kept = None if self._kept is None else self._kept.taken(newest=newest)
         return taken
 
     def save(self) -> Entries:

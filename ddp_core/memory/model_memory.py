@@ -47,6 +47,8 @@ class ModelMemory:
         self._choose(compressor)
         self.partial = partial
         self.step = 0
+        self.settled = True  # whether the last step can be taken back no more
+        self._discarded = False  # whether it was
         self._unmet: list[tuple[str, ...]] = []  # buckets of a loaded state that have not been met yet
         self._live: dict[tuple[str, ...], BucketMemory] = {}
         self._owing = False  # whether any rank may owe something outside a compressor's state; the same on all ranks
@@ -73,14 +75,16 @@ class ModelMemory:
         self._plain = bool(getattr(compressor, "averages", False))
 
     def _still_owing(self) -> bool:
-        """Whether any rank may owe something once the last step is settled; whoever saves settles it before the others."""
+        """Whether any rank may owe something once the last step is settled."""
         if not self._owing or self._homeless or self._foreign:
             return self._owing
         came = all(bucket.brought_out for bucket in reversed(self._live.values()))  # within a step the last one has not
         return not (came and self._finite())
 
     def _finite(self) -> bool:
-        """Whether the averages of the last step were."""
+        """Whether the averages of the last step were, and nobody has discarded it."""
+        if self._discarded:
+            return False
         return all(map(bool, self._sparse_finite)) and all(bucket.finite() for bucket in self._live.values())
 
     def get(self, layout: Layout) -> BucketMemory | None:
@@ -158,12 +162,27 @@ class ModelMemory:
         exact = sum(map(len, inside)) == len(wanted)
         return inside if exact else [wanted]
 
+    @property
+    def counts(self) -> bool:
+        """Whether the last step is remembered, and can still be taken back."""
+        return self.watched and not self.settled and self._finite()
+
+    def discard_step(self) -> None:
+        """Have the last step undone. Raises RuntimeError where there is none, or none that still can be."""
+        if self.settled:
+            raise RuntimeError(
+                "there is no step to discard: call discard_step() after a synced backward, and before swap(), rescale() or "
+                "load_state_dict()"
+            )
+        self._discarded = True
+
     def end_step(self) -> None:
-        """End the step before: undo it everywhere if its average was not finite anywhere."""
+        """Settle the step before: undo it everywhere if its average was not finite anywhere, or it was discarded."""
+        self.settled = True
         if self._stateful is False and not self._owing:
-            self._names_before = [*self._live, *self._unmet]
+            self._names_before, self._discarded = [*self._live, *self._unmet], False
             return
-        self._owing, keep = self._still_owing(), self._finite()
+        self._owing, keep, self._discarded = self._still_owing(), self._finite(), False
         self._sparse_finite = []
         self._names_before = [*self._live, *self._unmet]
         for bucket in self._live.values():
@@ -208,11 +227,10 @@ class ModelMemory:
             raise RuntimeError(
                 "a state that was loaded, then swapped, can be saved after the next backward, not before it"
             )
-        if not under_way:
-            self.end_step()
+        owing, keep = (self._owing, False) if under_way else (self._still_owing(), self._finite())
         buckets = self._names_before if under_way else [*self._live, *self._unmet]
         loaded = {name: dict(fields) for name, fields in self._homeless.items()}
-        live = [bucket.taken() for bucket in self._live.values()]
+        live = [bucket.taken(keep=keep, owing=owing) for bucket in self._live.values()]
         return Snapshot(self.compressor, self.step - under_way, buckets, loaded, live)
 
     def state_dict(self) -> dict[str, Any]:
@@ -221,7 +239,7 @@ class ModelMemory:
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Take a saved state; buckets claim their parts when they are met."""
-        self.step = int(saved["step"])
+        self.step, self.settled, self._discarded = int(saved["step"]), True, False
         self._unmet = [tuple(names) for names in saved["buckets"] if names]
         self._live, self._stateful, self._layouts = {}, None, {}
         self._homeless = {

@@ -35,6 +35,15 @@ class TorchReducer(Reducer):
         """Their names."""
         return self._names
 
+    @property
+    def nodes(self) -> Sequence[object]:
+        """That accumulate their gradients."""
+        return self._nodes
+
+    def fills_buckets(self) -> bool:
+        """Whether gradients go into buckets, now or at the end of this backward."""
+        return self._backward is not None or self.plan.alias
+
     def brought(self, index: int) -> bool:
         """Whether this rank has got a gradient for a parameter since the last synchronization."""
         return bool(self._used[index])

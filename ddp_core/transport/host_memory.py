@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...compress.protocol import AllReduce, Request
+from .agreement import Look, nothing
 from .host_segment import Segment
 from .protocol import Decorated, Reply, Transport
 from .shared_buffer import SharedBuffer, SharedSum
@@ -18,8 +19,9 @@ ADDED = (torch.float32, torch.float64)  # what the extension can add up
 class HostMemory(Decorated):
     """Sums of the buckets that it has allocated go through shared memory, all else over the inner transport."""
 
-    def __init__(self, inner: Transport) -> None:
+    def __init__(self, inner: Transport, look: Look = nothing) -> None:
         super().__init__(inner)
+        self._look = look
         self._hopeful = self.group.size() > 1  # not known to be in vain
         self._buffers: dict[int, SharedBuffer] = {}  # by the identity of the tensor that stands for it
 
@@ -56,7 +58,7 @@ class HostMemory(Decorated):
             if buffer.flat.data_ptr() != buffer.room.data_ptr():
                 buffer.room.copy_(buffer.flat)
             buffer.sums.arrive(buffer.place)
-            return SharedSum(buffer)
+            return SharedSum(buffer, self._look)
         return self.inner.start(request, channel)
 
     def abort(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from datetime import timedelta
 from weakref import WeakKeyDictionary
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"  # by torchrun, which may keep the store and with it the addresses of dead ranks
 _made: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
 
 
@@ -28,13 +30,13 @@ def private_group(
     number of the next one, and that hangs. This group ends with its last reference. `parent` may be of any backend whose
     ranks meet in a store, under `name`. Raises RuntimeError where they do not, or not all of them within `timeout`.
     """
-    store = _store_of(parent)
+    store = store_of(parent)
     if type(store) is dist.Store:  # MPI's placeholder
         raise RuntimeError(
             "gradients on the CPU travel over Gloo, whose ranks meet in a store, and an MPI group has none: call "
             "init_process_group('gloo'); mpirun may start the ranks all the same"
         )
-    store = dist.PrefixStore(f"gradwire/{name}/", store)
+    store = dist.PrefixStore(f"gradwire/{os.environ.get(RESTARTS, 0)}/{name}/", store)
     ranks = members or range(parent.size())
     rank, size = ranks.index(parent.rank()), len(ranks)
     group = dist.ProcessGroup(store, rank, size)
@@ -43,6 +45,6 @@ def private_group(
     return group
 
 
-def _store_of(group: dist.ProcessGroup) -> dist.Store:
+def store_of(group: dist.ProcessGroup) -> dist.Store:
     """Where the ranks of a group, and no others, have met."""
     return c10d._world.pg_map[group][1]

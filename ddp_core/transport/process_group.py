@@ -11,17 +11,21 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...compress.protocol import AllGather, AllReduce, AllToAll, ReduceScatter, Request, Scope, members
+from .agreement import LOOK, Look, nothing
 from .private_group import new_name, private_group
 
 
 class GroupPending:
-    """A collective of a process group, and the tensor that will hold its result."""
+    """A collective of a process group, and the tensor that will hold its result.
 
-    def __init__(self, work: dist.Work | None, reply: Tensor) -> None:
+    `look`: what a wait that takes long does now and then; it may raise.
+    """
+
+    def __init__(self, work: dist.Work | None, reply: Tensor, *, look: Look = nothing) -> None:
         if work is None:
             raise RuntimeError("this rank is not a member of the process group that it reduces on")
         self._work: dist.Work | None = work
-        self._reply = reply
+        self._reply, self._look = reply, look
         self._arrived: float | None = None
 
     def expect_late_wait(self) -> None:
@@ -40,9 +44,22 @@ class GroupPending:
         if self._reply.is_cuda:
             self._work.wait()
         else:
-            self._work.wait(timeout)
+            self._wait(self._work, timeout)
         self._work = None  # whoever keeps this, as a traceback may, keeps no connection open
         return self._reply
+
+    def _wait(self, work: dist.Work, timeout: timedelta) -> None:
+        """Wait in parts, and look around between them; and where a connection was lost, for the reason."""
+        deadline = time.monotonic() + timeout.total_seconds()
+        while True:
+            left = timedelta(seconds=deadline - time.monotonic())
+            try:
+                work.wait(max(min(left, LOOK), timedelta(milliseconds=1)))
+                return
+            except RuntimeError:
+                self._look()
+                if work.is_completed() or left <= LOOK:
+                    raise
 
     def arrived_at(self) -> float | None:
         """When it was there, where that is noted; not on CUDA."""
@@ -54,7 +71,7 @@ class GroupPending:
 
 
 class ProcessGroup:
-    """Carries requests over `group`. `timeout`: for making the channels, and of what travels on the CPU.
+    """Carries requests over `group`. `timeout`: for making the channels, and of what travels on the CPU. `look`: see there.
 
     `ranks_per_host`: consecutive ones, for requests within and across hosts. These have groups of their own, which the ranks
     make at the first such request of a channel; on the CPU only.
@@ -63,9 +80,14 @@ class ProcessGroup:
     allocates = False
 
     def __init__(
-        self, group: dist.ProcessGroup, device: torch.device, timeout: timedelta, ranks_per_host: int = 1
+        self,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        timeout: timedelta,
+        ranks_per_host: int = 1,
+        look: Look = nothing,
     ) -> None:
-        self.group, self.world_size = group, group.size()
+        self.group, self.world_size, self.look = group, group.size(), look
         self._device, self._timeout, self._ranks_per_host = device, timeout, ranks_per_host
         self._names: list[str] = []  # of the channels
         self._groups: dict[tuple[int, Scope], dist.ProcessGroup] = {}
@@ -88,14 +110,15 @@ class ProcessGroup:
         if self._device.type == "cuda":
             raise RuntimeError(f"on CUDA collectives run over all ranks, not over the scope {scope!r}")
         ranks = self._ranks(scope)
+        began = time.monotonic()
         name = self._names[channel] if scope == "all" else f"{self._names[channel]}/{scope}-{ranks[0]}"
         try:
             return private_group(self.group, self._timeout, name, ranks)
         except RuntimeError as error:
             everyone = dist.get_process_group_ranks(self.group)
             raise RuntimeError(
-                f"ranks {[everyone[rank] for rank in ranks]} did not all make a process group for round {channel + 1} "
-                f"within {self._timeout}; see what the others raised. {error}"
+                f"ranks {[everyone[rank] for rank in ranks]} did not all make a process group for round {channel + 1}: it "
+                f"ended after {time.monotonic() - began:.1f} s of {self._timeout}; see what the others raised. {error}"
             ) from error
 
     def allocate(self, buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
@@ -112,30 +135,30 @@ class ProcessGroup:
                     "the number of rounds must not depend on the gradient's values"
                 )
             group = self._groups[channel, request.scope] = self._private(channel, request.scope)
-        return started(request, group)
+        return started(request, group, self.look)
 
     def abort(self) -> None:
         """Let go of the channels: Gloo's own abort does nothing, connections close with the last reference."""
         self._names, self._groups = [], {}
 
 
-def started(request: Request, group: dist.ProcessGroup) -> GroupPending:
+def started(request: Request, group: dist.ProcessGroup, look: Look = nothing) -> GroupPending:
     """A request as a collective of a process group."""
     tensor = request.tensor
     if isinstance(request, AllReduce | ReduceScatter) and request.op == "mean" and group.size() > 1:
         tensor.mul_(1 / group.size())  # as torch: bit for bit what its DDP gives
     match request:
         case AllReduce():
-            return GroupPending(group.allreduce([tensor]), tensor)
+            return GroupPending(group.allreduce([tensor]), tensor, look=look)
         case ReduceScatter():
             reply = tensor.new_empty(tensor.shape[1:])
             work = dist.reduce_scatter_tensor(reply.view(-1), tensor.reshape(-1), group=group, async_op=True)
-            return GroupPending(work, reply)
+            return GroupPending(work, reply, look=look)
         case AllGather():
             reply = tensor.new_empty(group.size(), *tensor.shape)
             work = dist.all_gather_into_tensor(reply.view(-1), tensor.reshape(-1), group=group, async_op=True)
-            return GroupPending(work, reply)
+            return GroupPending(work, reply, look=look)
         case AllToAll():
             reply = torch.empty_like(tensor)
-            return GroupPending(dist.all_to_all_single(reply, tensor, group=group, async_op=True), reply)
+            return GroupPending(dist.all_to_all_single(reply, tensor, group=group, async_op=True), reply, look=look)
     raise TypeError(f"a program may yield AllReduce, ReduceScatter, AllGather or AllToAll; it yielded {request!r}")

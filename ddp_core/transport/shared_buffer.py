@@ -15,6 +15,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from .agreement import Look, nothing
+
 LOOK_SECONDS = 0.2  # between two looks whether the other ranks still live
 
 
@@ -74,9 +76,13 @@ class SharedBuffer:
 
 @dataclass(frozen=True)
 class SharedSum:
-    """The sum of a bucket over ranks, in place, which has begun. It needs no rank's time but that of those who wait."""
+    """The sum of a bucket over ranks, in place, which has begun. It needs no rank's time but that of those who wait.
+
+    `look`: what a wait that takes long does now and then; it may raise.
+    """
 
     buffer: SharedBuffer
+    look: Look = nothing
 
     def wait(self, timeout: timedelta) -> Tensor:
         """The bucket when it is there; RuntimeError where a rank has ended or gives up, or after the time limit."""
@@ -90,6 +96,7 @@ class SharedSum:
         deadline = time.monotonic() + timeout.total_seconds()
         ended: list[int] = []
         while not self.buffer.sums.wait(self.buffer.place, LOOK_SECONDS):
+            self.look()
             if (rank := self.buffer.sums.given_up()) >= 0:
                 raise RuntimeError(f"rank {rank} has given up or was closed; see what it raised")
             if ended:

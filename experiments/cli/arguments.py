@@ -146,10 +146,14 @@ def _next(flag: str, rest: deque[str], hint: Any = str) -> str:
 
 
 def config_file(text: str) -> Path:
-    """A file by its path, or one that is shipped by its name, such as `powersgd-post`."""
+    """A file by its path, or one that is shipped by its name, such as `powersgd-post`; ValueError where there is neither."""
     path = Path(text)
     shipped = {file.stem: file for file in CONFIGS.rglob("*.yaml")}
-    return path if path.exists() or text not in shipped else shipped[text]
+    if path.exists() or text in shipped:
+        return path if path.exists() else shipped[text]
+    near = difflib.get_close_matches(path.stem, shipped, 1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    raise ValueError(f"cannot read {CONFIG_FLAG} {text}: No such file{hint}; shipped are: {', '.join(sorted(shipped))}")
 
 
 def from_file(path: Path, fields: Fields) -> list[Assignment]:

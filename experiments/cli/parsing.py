@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from jsonargparse import ArgumentParser, set_parsing_settings
+from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_parsing_settings
 
 from .arguments import (
     CONFIG_FLAG,
@@ -78,11 +79,20 @@ def _help(parser: ArgumentParser, fields: Fields, defaults: list[Assignment]) ->
     sys.exit(0)
 
 
+class Choices(DefaultHelpFormatter):
+    """Shows what an option may be as `a|b`."""
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        text: str = super()._expand_help(action)
+        return re.sub(r"Literal\[([^]]*)\]", lambda found: "|".join(re.findall(r"[^', ]+", found[1])), text)
+
+
 def _parser(command: Command, config_class: type[Any], prog: str) -> ArgumentParser:
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
     fields = fields_of(config_class)
     line = f"{prog} [options] {usage(command.positional, fields)}" if command.positional else None
     parser = ArgumentParser(prog=prog, usage=line, description=command.help, exit_on_error=False)
+    parser.formatter_class = Choices
     default = f" (default: the shipped {command.defaults.name})" if command.defaults else ""
     parser.add_argument(CONFIG_FLAG, action="config", help=f"YAML file; later flags win{default}")
     parser.add_class_arguments(config_class)

@@ -15,7 +15,7 @@ def probe() -> str:
     try:
         library()
     except ImportError as error:
-        return f"the extension is not built ({error}); reinstall gradwire where there is a C++17 compiler"
+        return f"the extension is not built ({error}); reinstall gradwire where there are pybind11 and a C++17 compiler"
     return ""
 
 

@@ -88,8 +88,8 @@ def _by_rows(rank: int) -> Launch:
 def _by_columns(rank: int) -> Launch:
     """As many rows at once as registers hold; spans so long that partial sums are few against what is read."""
     ranks = power_of_two(rank)
-    rows = min(16, 64 // ranks)
-    return Cut(False, COLUMNS, rows, least=max(64, 16 * ranks) * COLUMNS, resident=16), _settings(rank, rows)
+    rows = min(8, 64 // ranks)
+    return Cut(False, COLUMNS, rows, least=max(64, 16 * ranks) * COLUMNS, resident=32), _settings(rank, rows)
 
 
 def _settings(rank: int, rows: int) -> dict[str, int]:

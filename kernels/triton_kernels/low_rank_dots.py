@@ -19,38 +19,40 @@ from .tiles import FIELDS, rounded, told
 Launch: TypeAlias = tuple[Cut, dict[str, Any]]  # how matrices are cut, and what a kernel takes as constants
 SMALLEST, LARGEST = 16, 64  # factor vectors of a pass; of more it takes several
 SUMMED = 32  # ranks that are summed over at a time
-LEFT_TILE, RIGHT_TILE = (64, 32), (32, 64)  # rows and columns of a matrix: more would not fit into registers
 WARPS = 4
+# Rows and columns of a matrix at a time, loads ahead, tasks that fill a multiprocessor: the best of some on an H100.
+LEFT, FINISH, RIGHT = (64, 32, 3, 4), (32, 64, 2, 6), (16, 64, 4, 8)
 PRECISION = "ieee" if torch.version.hip else "tf32x3"  # AMD's matrix cores have float32 itself
 
 
 def dots_by_rows(rank: int) -> Launch:
-    """For kernels whose tasks are pieces of rows: spans so long that partial sums are few against what is read."""
-    rows, columns = LEFT_TILE
+    """For the kernel whose tasks are pieces of rows: spans so long that partial sums are few against what is read."""
+    rows, columns, stages, resident = LEFT
     ranks = _ranks(rank)
-    return Cut(True, rows, columns, least=8 * ranks * rows, resident=4), _settings(ranks, rows, columns)
+    return Cut(True, rows, columns, 8 * ranks * rows, resident), _settings(ranks, rows, columns, stages)
 
 
 def dots_over_ranks(rank: int) -> Launch:
-    """As by rows, for the kernel that sums over the ranks: it takes fewer of them at a time, in the same pass."""
-    cut, settings = dots_by_rows(rank)
-    return cut, {**settings, "RANKS": min(settings["RANKS"], SUMMED)}
+    """For the kernel that sums over the ranks: it takes fewer of them at a time, in the same pass."""
+    rows, columns, stages, resident = FINISH
+    ranks = _ranks(rank)
+    return Cut(True, rows, columns, 8 * ranks * rows, resident), _settings(min(ranks, SUMMED), rows, columns, stages)
 
 
 def dots_by_columns(rank: int) -> Launch:
-    """The same for those whose tasks are pieces of columns."""
-    rows, columns = RIGHT_TILE
+    """For the kernel whose tasks are pieces of columns."""
+    rows, columns, stages, resident = RIGHT
     ranks = _ranks(rank)
-    return Cut(False, columns, rows, least=8 * ranks * columns, resident=4), _settings(ranks, rows, columns)
+    return Cut(False, columns, rows, 8 * ranks * columns, resident), _settings(ranks, rows, columns, stages)
 
 
 def _ranks(largest: int) -> int:
     return min(LARGEST, max(SMALLEST, power_of_two(largest)))
 
 
-def _settings(ranks: int, rows: int, columns: int) -> dict[str, Any]:
+def _settings(ranks: int, rows: int, columns: int, stages: int) -> dict[str, Any]:
     sizes = {"RANKS": ranks, "ROWS": rows, "COLUMNS": columns, "PRECISION": PRECISION}
-    return {**sizes, "num_stages": 1, **options(WARPS, fused=True)}
+    return {**sizes, "num_stages": stages, **options(WARPS, fused=True)}
 
 
 @triton.jit

@@ -120,6 +120,23 @@ def swap_through(rank, world_size, specs):
     return given, before, got
 
 
+def saved_between_swap_and_step(rank, world_size):
+    """Averages after a swap from a method that holds nothing back, and in a model that loads what was saved then."""
+    ddp, handle = attached("topk:ratio=0.1,error_feedback=false")
+    steps(ddp, rank, 0, 3)
+    handle.swap("onebit")
+    again, resumed = attached("onebit")
+    resumed.load_state_dict(handle.state_dict())
+    results = steps(ddp, rank, 3, 5), steps(again, rank, 3, 5)
+    handle.close()
+    resumed.close()
+    return same(*results)
+
+
+def test_a_state_that_is_saved_right_after_a_swap_from_what_holds_nothing_back_loads(ranks):
+    assert ranks.run(saved_between_swap_and_step, 2) == [True, True]
+
+
 def flushed(ddp, handle):
     """What was held back: the average of zero gradients once nothing compresses."""
     handle.swap("none")

@@ -64,6 +64,16 @@ def misspelt(rank, world_size):
     return messages
 
 
+def test_attach_and_comm_hook_name_the_nearest_argument_too():
+    for function in (gradwire.attach, gradwire.comm_hook):
+        with pytest.raises(
+            TypeError, match=rf"{function.__name__} has no argument 'proces_group'; did you mean 'process_gr"
+        ):
+            function(nn.Linear(2, 2), "topk", proces_group=None)
+    with pytest.raises(ValueError, match=r"'topk' has no option 'ration' \(did you mean 'ratio'\?\); it has: ratio"):
+        gradwire.compressor("topk:ration=0.1")
+
+
 def test_the_nearest_argument_is_named(ranks):
     ((first, second, third),) = ranks.run(misspelt, 1)
     assert first == "DistributedDataParallel has no argument 'compresor'; did you mean 'compressor'?"

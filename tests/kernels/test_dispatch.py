@@ -97,6 +97,15 @@ def test_a_backend_without_the_operation_is_passed_over_in_silence(probe_operati
     assert not caplog.records
 
 
+@pytest.mark.parametrize("others", [[], ["second"]])
+def test_a_fallback_to_the_reference_is_a_warning(probe_operation, calls, caplog, others):
+    caplog.set_level(logging.INFO)
+    for name, reason in (("broken", "no compiler was found"), *((name, "") for name in others)):
+        add(name, probe_operation, calls, reason=reason)
+    probe_operation(CPU)
+    assert [record.levelno for record in caplog.records] == [logging.INFO if others else logging.WARNING]
+
+
 def test_a_fallback_is_logged_once_with_its_reason(probe_operation, calls, caplog):
     caplog.set_level(logging.INFO)
     add("broken", probe_operation, calls, reason="no compiler was found")

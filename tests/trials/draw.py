@@ -1,6 +1,6 @@
 """What a trial is, and how one is drawn from its seed alone."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from . import models
@@ -26,6 +26,8 @@ CAPS = ({}, {"bucket_cap_mb": 0.0005}, {"bucket_cap_mb": 0.002}, {"bucket_cap_mb
 SETTLED = 2  # steps until a state brings the buckets along that its model goes on with
 PLACES = ("construction", "forward", "backward", "late backward", "rebuild", "save", "swap", "first request", "request")
 KINDS = ("kill", "raise", "hang", "stop")
+ALONE = ("lone swap", "lone load")  # what one rank does and the others do not
+MORE = ("throw", "fork", "damaged")  # events that change nothing
 LIMIT = 3.0  # seconds that waits take in trials of failures
 SHORT, LONG = 0.2, 2.5  # times the limit
 
@@ -113,6 +115,7 @@ def training(source, seed):
         trial["inputs"] = tuple(source.randint(0, len(drawn_steps)) for _ in range(world_size))
         return Trial(seed, world_size, ours, parts, spec, drawn_steps, options, **trial)
     several = with_events(source, drawn_steps, ours, trial["groups"], parts)
+    several = with_more(Random(f"{seed} more"), several, spec)
     return Trial(seed, world_size, ours, parts, spec, several, options, **trial)
 
 
@@ -169,6 +172,19 @@ def with_events(source, steps, ours, groups, parts):
     return tuple(result)
 
 
+def with_more(source, steps, spec):
+    """The same steps, with events between some of them that must change nothing. What is thrown away counts as a step."""
+    specs = [spec, *(argument for step in steps for name, argument in step.events if name == "swap")]
+    counted = any("start_iter" in each or "warm_start" in each for each in specs)
+    names = [name for name in MORE if name != "throw" or not counted]
+    result = []
+    for number, each in enumerate(steps):
+        chosen = [name for name in names if source.random() < 0.12 and number > SETTLED]
+        events = (*each.events, *((name, None) for name in chosen))
+        result.append(replace(each, events=events))
+    return tuple(result)
+
+
 def late_ones_last(name):
     """A state that was just loaded cannot be rescaled, nor one that was loaded and swapped be saved."""
     return ("rescale", "swap").index(name) if name in ("rescale", "swap") else 2
@@ -185,6 +201,8 @@ def failing(source, seed):
     world_size, ours, spec = source.choice((2, 3, 3)), source.random() < 0.75, source.choice(SPECS)
     parts, options = model_and_options(source, ours)
     steps = tuple(Step(pauses=(0.0,) * world_size, both=(True,) * world_size) for _ in range(6))
+    more = Random(f"{seed} alone")  # of its own, so that what was drawn before stays
+    alone = more.random() < 0.15
     mishap = Mishap(
         source.choice(KINDS),
         source.choice(PLACES),
@@ -193,4 +211,7 @@ def failing(source, seed):
         LIMIT * source.choice((SHORT, LONG, LONG)),
         (source.choice((0, 0, 1)), source.randint(0, 5)),
     )
-    return Trial(seed, world_size, ours, parts, spec, steps, options, 1, source.random() < 0.6, mishap=mishap)
+    shared = source.random() < 0.6
+    if alone:
+        mishap = Mishap(more.choice(ALONE), "alone", mishap.rank, more.randint(SETTLED, 4), 0.0, mishap.request)
+    return Trial(seed, world_size, ours, parts, spec, steps, options, 1, shared, mishap=mishap)

@@ -3,6 +3,7 @@
 import copy
 import gc
 import io
+import os
 import pickle
 import threading
 import time
@@ -10,6 +11,7 @@ import time
 import torch
 
 from ..ddp_core.nets import Batch
+from .models import loss_of
 
 READS, NAP = 30, 0.001
 
@@ -88,6 +90,51 @@ def discard(me, _):
         model(Batch.drawn(me.rank, -1, 0))
 
 
+def throw(me, _):
+    """A synchronized backward whose gradients are thrown away."""
+    for model, handle in zip(me.models, me.handles, strict=True):
+        parameters = list(model.module.parameters())
+        before = [None if p.grad is None else p.grad.clone() for p in parameters]
+        model.zero_grad()
+        loss_of(model(Batch.drawn(me.rank, -2, 0)), True).backward()
+        handle.discard_step()
+        for parameter, gradient in zip(parameters, before, strict=True):
+            parameter.grad = gradient
+
+
+def fork(me, _):
+    """A forked process whose backward is refused."""
+    reading, writing = os.pipe()
+    if not (child := os.fork()):
+        told = "nothing"
+        try:
+            loss_of(me.model(Batch.drawn(me.rank, -3, 0)), True).backward()
+        except BaseException as error:
+            told = str(error)
+        os.write(writing, told.encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        told = pipe.read()
+    os.waitpid(child, 0)
+    assert "was forked" in told, told
+
+
+def damaged(me, _):
+    """A state that is refused."""
+    state = me.handle.state_dict()
+    for fields in state["parameters"].values():
+        for name, numbers in fields.items():
+            if numbers.is_floating_point() and numbers.numel():
+                fields[name] = torch.full_like(numbers, torch.nan)
+    state = {**state, "step": -1} if not state["parameters"] else state
+    try:
+        me.handle.load_state_dict(state)
+    except ValueError:
+        return
+    raise AssertionError("a damaged state was taken")
+
+
 def look(me, _):
     """The state is read after the step."""
 
@@ -127,5 +174,8 @@ EVENTS = {
     "evaluate": evaluate,
     "discard": discard,
     "look": look,
+    "throw": throw,
+    "fork": fork,
+    "damaged": damaged,
     "read": read,
 }

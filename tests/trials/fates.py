@@ -7,10 +7,12 @@ import traceback
 from pathlib import Path
 
 from ..ranks import LostRank, RankFailure
-from .draw import LIMIT
+from .draw import ALONE, LIMIT
 from .rank import Rank, environment
 
-NAMES = re.compile(r"bucket \d|parameters? |rank \d|which parameters they used|set up differently")
+NAMES = re.compile(
+    r"bucket \d|parameters? |rank \d|which parameters they used|set up differently|how their first bucket"
+)
 RETRIED = ("construction", "forward", "backward", "rebuild", "save", "swap")  # before others have heard of the step
 WAITS, MORE = 4, 15.0  # limits that may pass one after the other, and seconds that a busy machine takes
 
@@ -73,6 +75,8 @@ def broken(trial, answers, scale=1.0):
         elif isinstance(answer, RankFailure):
             failures, unclear = of_one(rank, victim, mishap, answer, allowed)
             found, vague = found + failures, vague + unclear
+        elif mishap.kind in ALONE:
+            found.append(f"rank {rank} went on, though rank {mishap.rank} alone did a {mishap.kind}")
         elif mishap.kind == "kill" and not victim and isinstance(answers[mishap.rank], LostRank):
             found.append(f"rank {rank} went on without the one that was killed")
     return found, vague if trial.ours else []

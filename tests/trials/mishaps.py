@@ -1,4 +1,7 @@
-"""What befalls a rank: it is killed, stopped, hangs or raises, at a place of a step or of the transport."""
+"""What befalls a rank: it is killed, stopped, hangs or raises, at a place of a step or of the transport.
+
+Or it does alone what all ranks should do together.
+"""
 
 import os
 import signal
@@ -23,6 +26,14 @@ def hang(mishap):
 
 def fail(mishap):
     raise InjectedError(f"on purpose: {mishap.place}")
+
+
+def swap_alone(me, state):
+    me.handle.swap("topk:ratio=0.2" if me.trial.spec != "topk:ratio=0.2" else "onebit")
+
+
+def load_alone(me, state):
+    me.handle.load_state_dict(state)
 
 
 ACTIONS = {"kill": kill, "stop": halt, "hang": hang, "raise": fail}
@@ -56,6 +67,10 @@ def passed(place, me, step):
     """The places between two steps, where all ranks save or swap if something is to happen then."""
     mishap = me.trial.mishap
     if mishap is not None and (mishap.place, mishap.step) == (place, step):
+        if place == "alone":
+            if mishap.rank == me.rank:
+                {"lone swap": swap_alone, "lone load": load_alone}[mishap.kind](me, me.handle.state_dict())
+            return
         if place == "swap":
             me.handle.swap("topk:ratio=0.2")
         at(place, me, step)

@@ -98,7 +98,7 @@ class Rank:
         plan, self.number = self.trial.steps[number], number
         for name, argument in plan.events:
             events.EVENTS[name](self, argument)
-        for place in ("save", "swap", "rebuild"):
+        for place in ("save", "swap", "rebuild", "alone"):
             mishaps.passed(place, self, number)
         for model in (*self.models, *filter(None, [self.reference])):
             zero(model, plan.zero)

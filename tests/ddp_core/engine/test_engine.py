@@ -135,7 +135,7 @@ def test_a_device_that_is_neither_cpu_nor_cuda_is_refused():
 
 
 def test_a_group_whose_ranks_have_not_met_in_a_store_is_refused(monkeypatch):
-    monkeypatch.setattr(private_group, "_store_of", lambda group: dist.Store())
+    monkeypatch.setattr(private_group, "store_of", lambda group: dist.Store())
     with pytest.raises(RuntimeError, match="an MPI group has none"):
         private_group.private_group(None, LIMIT, "1")
 

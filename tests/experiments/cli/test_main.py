@@ -224,6 +224,14 @@ def test_a_wrong_file_is_refused_with_its_name(refusal, yaml_file, tmp_path):
     assert f"batch_size in {value}" in refusal(defaults=value)
 
 
+def test_a_name_that_is_not_shipped_is_refused_with_those_that_are(refusal):
+    message = refusal("--config", "powersgd-pos")
+    assert message.startswith(
+        "cannot read --config powersgd-pos: No such file (did you mean powersgd-post?); shipped are: "
+    )
+    assert "ddp-fig2-ready" in message
+
+
 def test_a_value_error_of_the_command_is_shown_in_one_line(refusal):
     assert refusal("--out", "x", function=refuse) == "no such folder: x"
 
@@ -263,6 +271,8 @@ def test_help_shows_flags_as_they_are_written(capsys):
     for flag in ("--batch-size", "--model NAME", "--model.width", "--compressors A,B,...", "--backend {gloo,nccl}"):
         assert flag in shown
     assert "--batch_size" not in shown
+    assert "type: gloo|nccl, default: gloo" in " ".join(shown.split())
+    assert "Literal" not in shown
 
 
 def test_help_shows_the_defaults_that_hold(capsys, yaml_file):

@@ -1,0 +1,42 @@
+"""A forked process has its parent's buckets and connections: gradients are refused there before they are written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakSet
+
+from ..engine.engine import FORKED
+
+_guards: WeakSet[ForkGuard] = WeakSet()
+
+
+class ForkGuard:
+    """Of a model whose gradients `nodes` accumulate. `shares`: whether these would now go where the parent reads them."""
+
+    def __init__(self, nodes: Sequence[Any], shares: Callable[[], bool | None]) -> None:
+        self._process, self._nodes, self._shares = os.getpid(), nodes, shares
+        _guards.add(self)
+
+    def check(self) -> None:
+        """Raise RuntimeError in another process than the one it was made in."""
+        if os.getpid() != self._process:
+            raise RuntimeError(FORKED)
+
+    def arm(self) -> None:
+        """Look at every gradient from now on."""
+        for node in self._nodes:
+            node.register_prehook(self._refuse)
+
+    def _refuse(self, *_: Any) -> None:
+        if self._shares():
+            self.check()
+
+
+def _arm_all() -> None:
+    for guard in list(_guards):
+        guard.arm()
+
+
+os.register_at_fork(after_in_child=_arm_all)

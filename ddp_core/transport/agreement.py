@@ -1,0 +1,92 @@
+"""Agreeing anew in mid-training: a rank that waits for one which agrees learns that it should, instead of waiting on."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TypeAlias
+
+import torch
+import torch.distributed as dist
+
+from .collectives import exchange
+from .private_group import store_of
+
+LOOK = timedelta(seconds=1)  # between two looks of a rank that waits
+SOON = 10.0  # seconds that a store is asked for the others; a collective would notice that one has died
+SHORTEST, LONGEST = 0.001, 0.05  # seconds between two looks of a rank that agrees
+Look: TypeAlias = Callable[[], None]
+
+
+def nothing() -> None:
+    """What a wait looks at where there is no agreement to learn of."""
+
+
+class Agreement:
+    """Where ranks meet before they compare how they are set up: at the first step, and after each change.
+
+    They meet in their group's store, so those that go on without, and wait for those that do not come, find that out.
+    `step`: the one that this rank is in, counted alike on all ranks.
+    """
+
+    def __init__(self) -> None:
+        self.step = 0
+        self._round, self._world_size = 0, 0
+        self._store: dist.Store | None = None  # until the first time, of which nobody can be unaware
+        self._differing = ""
+
+    def meet(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        """Return when all ranks of the group, always the same, have come here, or do not soon: what follows waits for them.
+
+        Raises ValueError where some go on without.
+        """
+        if self._differing:
+            raise ValueError(self._differing)
+        if self._store is None:
+            self._begin(group, device)
+            return
+        self._round += 1
+        self._store.set(f"{self._round}/of {group.rank()}", "")
+        self._store.set(f"{self._round}/begun", str(self.step))
+        if self._store.add(f"{self._round}/met", 1) == self._world_size:
+            self._store.set(f"{self._round}/all", "")
+        self._await_all(self._store)
+
+    def _begin(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        key = exchange(uuid.uuid4().hex, group, device, what="how their first bucket is set up")[0]
+        self._world_size = group.size()
+        if type(store := store_of(group)) is not dist.Store:  # which is MPI's placeholder
+            self._store = dist.PrefixStore(f"gradwire/agreement/{key}/", store)
+
+    def _await_all(self, store: dist.Store) -> None:
+        deadline, pause = time.monotonic() + SOON, SHORTEST
+        while time.monotonic() < deadline and not store.check([f"{self._round}/all"]):
+            if store.check([f"{self._round}/differing"]):
+                self._refuse(store.get(f"{self._round}/differing").decode())
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST)
+
+    def look(self) -> None:
+        """Raise ValueError where others agree anew before a step that this rank has begun without."""
+        store, other = self._store, self._round + 1
+        if store is None or not store.check([f"{other}/begun"]) or int(store.get(f"{other}/begun")) > self.step:
+            return
+        changed, unchanged = self._ranks(store, other)
+        text = (
+            f"the ranks were set up differently: before step {self.step} since the start ranks {changed} have swapped the "
+            f"compressor or loaded a state, and ranks {unchanged} have not; do so on all ranks, at the same step"
+        )
+        store.set(f"{other}/differing", text)
+        self._refuse(text)
+
+    def _refuse(self, text: str) -> None:
+        self._differing = text
+        raise ValueError(text)
+
+    def _ranks(self, store: dist.Store, number: int) -> tuple[list[int], list[int]]:
+        """Those that have come to meet the so-manieth time, and the others."""
+        ranks = range(self._world_size)
+        here = [rank for rank in ranks if store.check([f"{number}/of {rank}"])]
+        return here, [rank for rank in ranks if rank not in here]

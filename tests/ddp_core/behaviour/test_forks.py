@@ -1,0 +1,90 @@
+"""A forked process that runs a backward is refused before it writes anywhere, and its parent trains on."""
+
+import os
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+import gradwire
+
+from ..layers import Layers, inputs_of
+
+MESSAGE = "this process was forked after the model was set up"
+
+
+def loss_of(model, rank, step):
+    return model(inputs_of(rank, step), range(4)).square().sum()
+
+
+def in_child(act):
+    """What `act()` raises in a forked process."""
+    reading, writing = os.pipe()
+    if not (child := os.fork()):
+        try:
+            act()
+            told = "nothing"
+        except BaseException as error:
+            told = f"{type(error).__name__}: {error}"
+        os.write(writing, told.encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        told = pipe.read()
+    os.waitpid(child, 0)
+    return told
+
+
+def wrapped(ours, spec, **options):
+    if ours:
+        model = gradwire.DistributedDataParallel(Layers(), compressor=spec, **options)
+        return model, model.compression
+    model = TorchDDP(Layers(), **options)
+    return model, gradwire.attach(model, spec)
+
+
+def trained(rank, ours, spec, place, options):
+    """Gradients of all steps; what a forked process says in the middle, if `place` tells where."""
+    model, handle = wrapped(ours, spec, **options)
+    told, gradients = [], []
+    for step in range(4):
+        if step == 2 and place == "before forward":
+            told.append(in_child(lambda: (loss_of(model, 7, 9)).backward()))
+        loss = loss_of(model, rank, step)
+        if step == 2 and place == "before backward":
+            told.append(in_child((loss * 3).backward))
+        loss.backward()
+        gradients += [parameter.grad.clone() for parameter in model.parameters()]
+        if step == 2 and place == "within the bare module":
+            told.append(in_child(lambda: model.module(inputs_of(7, 9), range(4)).square().sum().backward()))
+        model.zero_grad(set_to_none=not options)
+    handle.close()
+    return told, gradients
+
+
+def both(rank, world_size, *arguments):
+    place, options = arguments[-2:]
+    told, gradients = trained(rank, *arguments[:-2], place, options)
+    _, expected = trained(rank, *arguments[:-2], "", options)
+    return told, all(map(torch.equal, gradients, expected))
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}])
+@pytest.mark.parametrize("place", ["before forward", "before backward"])
+@pytest.mark.parametrize(("ours", "spec"), [(True, "none"), (True, "topk:ratio=0.1"), (False, "topk:ratio=0.1")])
+def test_a_backward_in_a_forked_process_is_refused_and_changes_nothing(ranks, ours, spec, place, options):
+    for told, alike in ranks.run(both, 2, ours, spec, place, options):
+        assert len(told) == 1
+        assert MESSAGE in told[0]
+        assert alike
+
+
+def test_a_forked_process_may_use_the_bare_module_where_gradients_are_no_views(ranks):
+    assert ranks.run(both, 2, True, "none", "within the bare module", {}) == [(["nothing"], True)] * 2
+
+
+def test_it_may_not_where_they_are_views_of_what_it_shares(ranks):
+    views = {"gradient_as_bucket_view": True}
+    for told, alike in ranks.run(both, 2, True, "none", "within the bare module", views):
+        assert MESSAGE in told[0]
+        assert alike

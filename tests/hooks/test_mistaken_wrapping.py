@@ -1,0 +1,102 @@
+"""Models that are wrapped twice, and hooks that nobody calls: both would train without compression, and say so."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+import gradwire
+from gradwire import DistributedDataParallel as OwnDDP
+
+TWICE = "is in a DistributedDataParallel twice"
+
+
+def network():
+    return nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 2))
+
+
+class Within(nn.Module):
+    """A network of which a part is another one."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.part, self.last = part, nn.Linear(2, 2)
+
+    def forward(self, inputs):
+        return self.last(self.part(inputs))
+
+
+def step(model):
+    model(torch.ones(3, 6)).sum().backward()
+
+
+WRAPPED = {
+    "torch's around ours": lambda: step(TorchDDP(OwnDDP(network()))),
+    "torch's around a model with ours": lambda: step(TorchDDP(Within(OwnDDP(network(), compressor="topk")))),
+    "ours around torch's": lambda: OwnDDP(TorchDDP(network())),
+    "ours around ours": lambda: OwnDDP(Within(OwnDDP(network()))),
+    "torch's twice, attached": lambda: gradwire.attach(TorchDDP(TorchDDP(network())), "topk"),
+}
+
+
+def raised(rank, world_size, case):
+    with pytest.raises(RuntimeError) as caught:
+        WRAPPED[case]()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("case", WRAPPED)
+def test_a_model_that_is_wrapped_twice_is_refused(ranks, case):
+    (message,) = ranks.run(raised, 1, case)
+    assert TWICE in message
+
+
+def side_by_side(rank, world_size):
+    """Ours within torch's, where each averages parameters of its own; gradients of both."""
+    inner = OwnDDP(network())
+    outer = Within(inner)
+    TorchDDP._set_params_and_buffers_to_ignore_for_model(
+        outer, [f"part.{name}" for name, _ in inner.named_parameters()]
+    )
+    step(TorchDDP(outer))
+    return all(parameter.grad is not None for parameter in outer.parameters())
+
+
+def test_two_that_average_parameters_of_their_own_are_not(ranks):
+    assert ranks.run(side_by_side, 1) == [True]
+
+
+def by_module(model, handle):
+    return model.module
+
+
+def by_itself(model, handle):
+    return model
+
+
+def warned(rank, world_size, use, clear, attached):
+    """The warnings of some steps."""
+    model = TorchDDP(network())
+    handle = gradwire.attach(model, "topk") if attached else gradwire.comm_hook("topk", model.module)[0]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(6):
+            step(use(model, handle))
+            if clear:
+                model.zero_grad()
+    return sum("is not called" in str(each.message) for each in caught)
+
+
+@pytest.mark.parametrize(
+    ("use", "clear", "attached", "count"),
+    [
+        (by_module, True, True, 1),
+        (by_itself, True, False, 1),  # the hook was not registered
+        (by_itself, True, True, 0),
+        (by_module, False, True, 0),  # gradients of one step
+    ],
+)
+def test_a_handle_that_nobody_calls_is_noticed_once(ranks, use, clear, attached, count):
+    assert ranks.run(warned, 1, use, clear, attached) == [count]
