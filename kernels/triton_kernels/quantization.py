@@ -1,4 +1,4 @@
-"""Payloads of 8, 4 and 2 bits: scale, codes and residual of a block in one pass while it lies in registers, and the mean in one pass."""
+"""Payloads of 8, 4 and 2 bits: scale, codes and residual of a block while it lies in registers, and the mean in one pass."""
 
 from __future__ import annotations
 
