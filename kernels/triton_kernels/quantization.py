@@ -78,10 +78,19 @@ def _unpacked(codes: tl.tensor, BITS: tl.constexpr, UNITS: tl.constexpr, UNIT: t
     """What bytes stand for, (UNITS, UNIT / 4, 4)."""
     if BITS == 8:
         return codes.to(tl.float32)
+    elif BITS == 4:
+        fields = tl.join(_field(codes, 0, BITS), _field(codes, 4, BITS))
+        return tl.reshape(fields, [UNITS, UNIT // 4, 4])
     else:
-        places = (32 - BITS - tl.arange(0, 8 // BITS) * BITS)[None, None, None, :]
-        fields = codes.to(tl.int32)[:, :, :, None] << places >> (32 - BITS)
-        return tl.reshape(fields, [UNITS, UNIT // 4, 4]).to(tl.float32)
+        even = tl.join(_field(codes, 0, BITS), _field(codes, 4, BITS))
+        fields = tl.join(even, tl.join(_field(codes, 2, BITS), _field(codes, 6, BITS)))
+        return tl.reshape(fields, [UNITS, UNIT // 4, 4])
+
+
+@triton.jit
+def _field(codes: tl.tensor, PLACE: tl.constexpr, BITS: tl.constexpr) -> tl.tensor:
+    """The numbers that begin with a bit of each byte."""
+    return (codes.to(tl.int32) << (32 - BITS - PLACE) >> (32 - BITS)).to(tl.float32)
 
 
 @triton.jit
