@@ -82,15 +82,15 @@ def _packed(levels: Tensor, bits: int) -> Tensor:
     if bits == 8:
         return levels
     fields = levels.unflatten(1, (-1, 8 // bits)) & ((1 << bits) - 1)
-    return (fields << _shifts(bits, levels.device)).sum(2, dtype=torch.int8)
+    return fields.bitwise_left_shift(_shifts(bits, levels.device)).sum(2, dtype=torch.int8)
 
 
 def _unpacked(codes: Tensor, bits: int) -> Tensor:
     """int8 numbers (rows, length) of bytes that they share."""
     if bits == 8:
         return codes
-    raised = codes.unsqueeze(2) << (8 - bits - _shifts(bits, codes.device))
-    return (raised >> (8 - bits)).flatten(1)
+    raised = codes.unsqueeze(2).bitwise_left_shift(8 - bits - _shifts(bits, codes.device))
+    return raised.bitwise_right_shift(8 - bits).flatten(1)
 
 
 def _shifts(bits: int, device: torch.device) -> Tensor:
