@@ -13,6 +13,7 @@ from .protocol import (
     AllToAll,
     Codec,
     Compressor,
+    DrawingCodec,
     Layout,
     Program,
     ReduceScatter,
@@ -21,6 +22,7 @@ from .protocol import (
     all_to_all,
     reduce_scatter,
 )
+from .quantized import Int4, Int8, Ternary
 from .registry import register
 from .simulate import Simulation, Traffic, dry_run, most_rounds, simulate
 from .together import together
@@ -37,9 +39,12 @@ __all__ = [
     "Codec",
     "Compressor",
     "Dense",
+    "DrawingCodec",
     "ErrorFeedback",
     "Float16",
     "Gathered",
+    "Int4",
+    "Int8",
     "Layout",
     "OneBit",
     "Partition",
@@ -50,6 +55,7 @@ __all__ = [
     "Simulation",
     "Spec",
     "Switch",
+    "Ternary",
     "TopK",
     "Traffic",
     "TwoShot",

@@ -5,6 +5,7 @@ Rows begin as zeros, so that what pads them is the same on every rank and at eve
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,8 +13,33 @@ import torch
 from torch import Tensor
 
 from ..kernels import Residual
-from .leaves import Chunk
-from .protocol import Codec, Layout, Program, all_gather, all_to_all, working_dtype
+from .leaves import Chunk, Counter
+from .protocol import Codec, DrawingCodec, Layout, Program, all_gather, all_to_all, working_dtype
+
+
+@dataclass
+class Draws:
+    """Where a codec's random numbers come from: a key for each bucket and rank, and the steps seen."""
+
+    key: int
+    step: Counter
+
+
+def draws(codec: Codec, layout: Layout) -> Draws | None:
+    """What a codec draws from, if it draws; ranks draw apart, so that their errors average out."""
+    if not (isinstance(codec, DrawingCodec) and codec.draws):
+        return None
+    digest = hashlib.sha256(f"{layout.rank}/{layout.names}/{layout.starts}".encode()).digest()
+    return Draws(int.from_bytes(digest[:8], "big") >> 1, Counter())
+
+
+def drawn(state: Draws | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Key and counter for a step's first encoding and for its second, or nothing for both; the step is counted."""
+    if state is None:
+        return (), ()
+    first = state.step.value << 33
+    state.step.value += 1
+    return (state.key, first), (state.key, first + (1 << 32))
 
 
 @dataclass(frozen=True)
@@ -28,16 +54,17 @@ class Gathered:
         """Whether the codec reads gradients of 16 bits, and rounds averages to them."""
         return getattr(self.codec, "takes_16_bits", False)
 
-    def init(self, layout: Layout) -> None:
-        """Nothing to remember."""
+    def init(self, layout: Layout) -> Draws | None:
+        """Nothing to remember, but for what a codec draws from."""
+        return draws(self.codec, layout)
 
-    def reduce(self, grad: Tensor, state: None, residual: Residual | None = None) -> Program[Tensor]:
+    def reduce(self, grad: Tensor, state: Draws | None, residual: Residual | None = None) -> Program[Tensor]:
         """The mean of what the ranks' payloads say."""
         if not grad.numel():
             return grad
         length = self.codec.row_length(grad.numel())
         rows = torch.zeros(1, self.codec.row_bytes(length), dtype=torch.uint8, device=grad.device)
-        self.codec.encode(grad, residual, rows, length)
+        self.codec.encode(grad, residual, rows, length, *drawn(state)[0])
         gathered = yield from all_gather(rows)
         _decode(self.codec, gathered, grad, length, residual)
         return grad
@@ -45,11 +72,12 @@ class Gathered:
 
 @dataclass
 class TwoShotState:
-    """What this rank held back as the server of its part; the length of a part; the number of ranks."""
+    """What this rank held back as the server of its part; the length of a part; the ranks; what the codec draws from."""
 
     server_residual: Chunk
     length: int
     world_size: int
+    draws: Draws | None
 
 
 @dataclass(frozen=True)
@@ -74,20 +102,22 @@ class TwoShot:
         start = min(layout.rank * length, layout.numel)
         size = min(length, layout.numel - start)
         chunk = Chunk(layout, start, torch.zeros(size, dtype=layout.widened().dtype, device=layout.device))
-        return TwoShotState(chunk, length, layout.world_size)
+        return TwoShotState(chunk, length, layout.world_size, draws(self.codec, layout))
 
     def reduce(self, grad: Tensor, state: Any, residual: Residual | None = None) -> Program[Tensor]:
         """The mean, rounded twice. Without a worker residual the server keeps none either."""
         if not grad.numel():
             return grad
         row_bytes = self.codec.row_bytes(state.length)
+        first, second = drawn(state.draws)
         rows = torch.zeros(state.world_size, row_bytes, dtype=torch.uint8, device=grad.device)
-        self.codec.encode(grad, residual, rows, state.length)
+        self.codec.encode(grad, residual, rows, state.length, *first)
         votes = yield from all_to_all(rows)
         served = torch.empty_like(state.server_residual.flat)
         self.codec.decode(votes.unsqueeze(1), served, state.length)
         row = torch.zeros(1, row_bytes, dtype=torch.uint8, device=grad.device)
-        self.codec.encode(served, None if residual is None else state.server_residual.update(), row, state.length)
+        held = None if residual is None else state.server_residual.update()
+        self.codec.encode(served, held, row, state.length, *second)
         averages = yield from all_gather(row)
         _decode(self.codec, averages.view(1, state.world_size, row_bytes), grad, state.length, residual)
         return grad

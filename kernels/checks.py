@@ -91,11 +91,14 @@ def check_sign_pack(grad: Tensor, residual: Residual | None, scales: Tensor, bit
     _check_encoding(grad, residual, scales, bits, length, "bits")
 
 
-def check_quantize_blocks(grad: Tensor, residual: Residual | None, scales: Tensor, codes: Tensor, length: int) -> None:
+def check_quantize_blocks(
+    grad: Tensor, residual: Residual | None, scales: Tensor, codes: Tensor, length: int, bits: int = 8
+) -> None:
     """The arguments of `quantize_blocks`."""
+    _check_bits(bits)
     _check_blocks(scales, length)
     rows_of(torch.int8, codes=codes)
-    expected = (scales.shape[0], length)
+    expected = (scales.shape[0], length * bits // 8)
     require(codes.shape == expected, f"codes have the shape {tuple(codes.shape)}, scales and length ask for {expected}")
     _check_encoding(grad, residual, scales, codes, length, "codes")
 
@@ -109,10 +112,11 @@ def check_sign_unpack_mean(scales: Tensor, bits: Tensor, out: Tensor, residual: 
     _as_long(out, None if residual is None else Residual(residual, residual))
 
 
-def check_dequantize_mean(scales: Tensor, codes: Tensor, out: Tensor) -> None:
+def check_dequantize_mean(scales: Tensor, codes: Tensor, out: Tensor, bits: int = 8) -> None:
     """The arguments of `dequantize_mean`."""
+    _check_bits(bits)
     rows_of(torch.int8, codes=codes)
-    _check_decoding(scales, codes, codes.shape[2], out, "codes")
+    _check_decoding(scales, codes, codes.shape[2] * 8 // bits, out, "codes")
 
 
 def check_select_largest(grad: Tensor, residual: Residual | None, indices: Tensor, values: Tensor, length: int) -> None:
@@ -197,6 +201,10 @@ def _check_product(factors: Factors, p: Tensor, q: Tensor, **tensors: Tensor | N
     require(end <= numel, f"the matrices end at element {end}, the gradient has {numel}")
     check_factor("p", p, factors.left_offsets[-1])
     check_factor("q", q, factors.right_offsets[-1])
+
+
+def _check_bits(bits: int) -> None:
+    require(bits in (8, 4, 2), f"a code has 8, 4 or 2 bits, got {bits}")
 
 
 def _check_blocks(scales: Tensor, length: int) -> None:

@@ -1,7 +1,8 @@
-"""8-bit payloads: one int8 an element and one float32 scale a block.
+"""Payloads of 8, 4 or 2 bits: one whole number an element and one float32 scale a block.
 
 Rows and blocks are those of 1-bit payloads (`signs`): rows of `length` elements, blocks that divide it, a multiple of 8
-each; what lies past the end of the vector is encoded as zeros and ignored when decoded.
+each; what lies past the end of the vector is encoded as zeros and ignored when decoded. Numbers are two's complements; of
+those that share a byte the first lies in its lowest bits.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from .checks import check_dequantize_mean, check_quantize_blocks
 from .dispatch import operation
 from .residual import Residual
 
-LARGEST_CODE = 127
+LARGEST_CODES = {8: 127, 4: 7, 2: 1}  # by bits
+STEPS = {8: 127.0, 4: 8.0, 2: 2.25}  # of a scale up to the largest magnitude: what loses least where tails are heavy
 MULTIPLIERS = 0xD2511F53, 0xCD9E8D57  # of Philox4x32
 KEY_STEPS = 0x9E3779B9, 0xBB67AE85
 WORD = 0xFFFFFFFF
@@ -27,50 +29,78 @@ def quantize_blocks(
     scales: Tensor,
     codes: Tensor,
     length: int,
+    bits: int = 8,
     seed: int = -1,
     counter: int = 0,
 ) -> None:
-    """Encode `grad` (+ `residual`) as int8 multiples of block scales; `residual.after` keeps the rest.
+    """Encode `grad` (+ `residual`) as whole multiples of block scales; `residual.after` keeps the rest.
 
-    A block's scale is a 127th of its largest magnitude (Dettmers 2016, symmetric). Rounded to nearest, ties to even; with
-    a `seed` from 0 on up or down at random, so that the mean of many is exact (Alistarh et al. 2017): element i takes word
-    i % 4 of Philox4x32-10 (Salmon et al. 2011) with the key `seed` at `counter` + i // 4. `grad`: flat, any float dtype;
-    `residual`: flat, float32 or float64; `scales`: float32 (rows, blocks); `codes`: int8 (rows, length). With a non-finite
-    element, the scale of its block is not finite and its codes are zero.
+    A block's scale is a 127th of its largest magnitude (Dettmers 2016, symmetric), with 4 `bits` an 8th, with 2 a part of
+    2.25; to nearest, ties to even, and -127 to 127, -7 to 7, -1 to 1. With a `seed` from 0 on up or down at random, and the
+    scale a 127th, a 7th, the whole, so that the mean of many is exact (Alistarh et al. 2017; Wen et al. 2017): element i
+    takes word i % 4 of Philox4x32-10 (Salmon et al. 2011) with the key `seed` at `counter` + i // 4. `grad`: flat, any
+    float dtype; `residual`: flat, float32 or float64; `scales`: float32 (rows, blocks); `codes`: int8 (rows, length *
+    bits / 8). With a non-finite element, the scale of its block is not finite and its codes are zero.
     """
     values = grad if residual is None else residual.plus(grad)
     rows, blocks = scales.shape
     wide = values.to(torch.promote_types(values.dtype, scales.dtype))
     padded = pad(wide, (0, rows * length - values.numel())).view(rows, blocks, -1)
     largest = padded.abs().amax(2, keepdim=True)
-    scales.copy_((largest / LARGEST_CODE).squeeze(2))
-    levels = padded / torch.where(largest == 0, 1, largest) * LARGEST_CODE
+    limit, steps = LARGEST_CODES[bits], steps_of(bits, seed)
+    scales.copy_((largest / steps).squeeze(2))
+    levels = padded / torch.where(largest == 0, 1, largest) * steps
     if seed < 0:
         levels = levels.round()
     else:
         levels = (levels + uniform(seed, counter, levels.numel(), grad.device).view_as(levels)).floor()
-    levels = torch.where(largest.isfinite(), levels.clamp(-LARGEST_CODE, LARGEST_CODE), 0)
-    codes.copy_(levels.view(rows, length))
+    levels = torch.where(largest.isfinite(), levels.clamp(-limit, limit), 0)
+    codes.copy_(_packed(levels.view(rows, length).to(torch.int8), bits))
     if residual is not None:
-        values.sub_(_decoded(scales, codes).view(-1)[: values.numel()])
+        values.sub_(_decoded(scales, codes, bits).view(-1)[: values.numel()])
 
 
 @operation(check=check_dequantize_mean, apart=[("scales", "out"), ("codes", "out")])
-def dequantize_mean(scales: Tensor, codes: Tensor, out: Tensor) -> None:
+def dequantize_mean(scales: Tensor, codes: Tensor, out: Tensor, bits: int = 8) -> None:
     """The mean over voters of `scale * code`, into the flat `out`.
 
-    `scales`: float32 (voters, rows, blocks); `codes`: int8 (voters, rows, length); summed in voter order.
+    `scales`: float32 (voters, rows, blocks); `codes`: int8 (voters, rows, length * bits / 8); summed in voter order.
     """
-    total = _decoded(scales[0], codes[0])
+    total = _decoded(scales[0], codes[0], bits)
     for voter in range(1, len(scales)):
-        total.add_(_decoded(scales[voter], codes[voter]))
+        total.add_(_decoded(scales[voter], codes[voter], bits))
     out.copy_(total.div_(len(scales)).view(-1)[: out.numel()])
 
 
-def _decoded(scales: Tensor, codes: Tensor) -> Tensor:
+def steps_of(bits: int, seed: int) -> float:
+    """How many scales the largest magnitude of a block is: as many as the largest code where rounding has to be unbiased."""
+    return STEPS[bits] if seed < 0 else float(LARGEST_CODES[bits])
+
+
+def _packed(levels: Tensor, bits: int) -> Tensor:
+    """int8 numbers (rows, length), those that share a byte in one."""
+    if bits == 8:
+        return levels
+    fields = levels.unflatten(1, (-1, 8 // bits)) & ((1 << bits) - 1)
+    return fields.bitwise_left_shift(_shifts(bits, levels.device)).sum(2, dtype=torch.int8)
+
+
+def _unpacked(codes: Tensor, bits: int) -> Tensor:
+    """int8 numbers (rows, length) of bytes that they share."""
+    if bits == 8:
+        return codes
+    raised = codes.unsqueeze(2).bitwise_left_shift(8 - bits - _shifts(bits, codes.device))
+    return raised.bitwise_right_shift(8 - bits).flatten(1)
+
+
+def _shifts(bits: int, device: torch.device) -> Tensor:
+    return torch.arange(0, 8, bits, dtype=torch.int8, device=device)
+
+
+def _decoded(scales: Tensor, codes: Tensor, bits: int) -> Tensor:
     """`scale * code` of every element, float32 (rows, length)."""
     rows, blocks = scales.shape
-    return (codes.reshape(rows, blocks, -1) * scales.unsqueeze(2)).view(rows, -1)
+    return (_unpacked(codes, bits).reshape(rows, blocks, -1) * scales.unsqueeze(2)).view(rows, -1)
 
 
 def uniform(seed: int, counter: int, count: int, device: torch.device) -> Tensor:

@@ -85,6 +85,30 @@ void bind_signs(py::module_& module) {
         released);
 }
 
+void bind_quantization(py::module_& module) {
+    const py::call_guard<py::gil_scoped_release> released;
+    module.def(
+        "quantize_blocks",
+        [](Array grad, Array before, Array after, Array scales, Array codes, int64_t numel, int64_t rows, int64_t blocks,
+           int64_t block, int64_t bits, float steps, float limit, int64_t seed, int64_t counter, int64_t threads) {
+            quantize_blocks({at<const void>(grad), grad.format, residual(before, after), at<float>(scales),
+                             scales.outer, at<uint8_t>(codes), codes.outer, numel, blocks, block, bits, steps, limit,
+                             seed >= 0, static_cast<uint64_t>(seed), static_cast<uint64_t>(counter)},
+                            rows, threads);
+        },
+        released);
+    module.def(
+        "dequantize_mean",
+        [](Array scales, Array codes, Array out, int64_t voters, int64_t numel, int64_t blocks, int64_t block,
+           int64_t bits, int64_t threads) {
+            dequantize_mean(
+                {at<const float>(scales), scales.outer, scales.inner, at<const uint8_t>(codes), codes.outer,
+                 codes.inner, at<void>(out), out.format, voters, numel, blocks, block, bits, streams(out.format, numel)},
+                threads);
+        },
+        released);
+}
+
 void bind_selection(py::module_& module) {
     const py::call_guard<py::gil_scoped_release> released;
     module.def(
@@ -160,6 +184,7 @@ PYBIND11_MODULE(_native, module) {
     gradwire::bind_casting(module);
     gradwire::bind_finite(module);
     gradwire::bind_signs(module);
+    gradwire::bind_quantization(module);
     gradwire::bind_selection(module);
     gradwire::bind_low_rank(module);
     gradwire::bind_bases(module);

@@ -72,6 +72,32 @@ struct UnpackJob {
     bool streams;
 };
 
+// As above; codes have 8, 4 or 2 `bits`, `steps` scales are the largest magnitude, `limit` is the largest code.
+struct QuantizeJob {
+    const void* grad;
+    Format format;
+    Residual residual;
+    float* scales;
+    int64_t scale_stride;
+    uint8_t* codes;
+    int64_t code_stride;
+    int64_t numel, blocks, block, bits;
+    float steps, limit;
+    bool random;  // rounded up or down by the words of Philox with the key `seed` from `counter` on
+    uint64_t seed, counter;
+};
+
+struct DequantizeJob {
+    const float* scales;
+    int64_t scale_voter_stride, scale_stride;
+    const uint8_t* codes;
+    int64_t code_voter_stride, code_stride;
+    void* out;
+    Format format;
+    int64_t voters, numel, blocks, block, bits;
+    bool streams;
+};
+
 // A row to select from.
 struct Row {
     const void* grad;
@@ -116,6 +142,8 @@ struct Level {
     bool (*finite)(const void* source, Format format, int64_t first, int64_t last);
     void (*pack)(const PackJob& job, int64_t first_block, int64_t last_block);
     void (*unpack)(const UnpackJob& job, int64_t first_block, int64_t last_block);
+    void (*quantize)(const QuantizeJob& job, int64_t first_block, int64_t last_block);
+    void (*dequantize)(const DequantizeJob& job, int64_t first_block, int64_t last_block);
     void (*sample)(const Row& row, const int64_t* indices, int64_t count, uint32_t* magnitudes);
     int64_t (*scan)(const Row& row, bool add, int64_t first, int64_t last, uint32_t threshold, Candidate* found);
     void (*take)(const Row& row, const Candidate* chosen, int64_t count, void* values, Format to);

@@ -9,6 +9,7 @@
 #include "bases_loops.hpp"
 #include "selection_loops.hpp"
 #include "signs_loops.hpp"
+#include "quantization_loops.hpp"
 
 #define GRADWIRE_TEXT_OF(name) #name
 #define GRADWIRE_TEXT(name) GRADWIRE_TEXT_OF(name)
@@ -21,6 +22,8 @@ constexpr Level LOOPS{
     finite,
     pack,
     unpack,
+    quantize,
+    dequantize,
     sample,
     scan,
     take,

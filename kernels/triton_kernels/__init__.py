@@ -63,7 +63,7 @@ def _probe() -> str:
     return ""
 
 
-def _large_block(grad: Tensor, residual: Residual | None, scales: Tensor, codes: Tensor, length: int) -> str:
+def _large_block(grad: Tensor, residual: Residual | None, scales: Tensor, codes: Tensor, length: int, *_: Any) -> str:
     blocks = scales.shape[-1]
     return f"blocks above {LARGEST_BLOCK} elements" if length > LARGEST_BLOCK * max(1, blocks) else ""
 

@@ -20,7 +20,7 @@ Launch: TypeAlias = tuple[Cut, dict[str, Any]]  # how matrices are cut, and what
 SMALLEST, LARGEST = 16, 64  # factor vectors of a pass; of more it takes several
 SUMMED = 32  # ranks that are summed over at a time
 WARPS = 4
-# Rows and columns of a matrix at a time, loads ahead, tasks that fill a multiprocessor: the best on an H100 of those without spills.
+# Rows and columns of a matrix at a time, loads ahead, tasks that fill a multiprocessor: the best on an H100 without spills.
 LEFT, FINISH, RIGHT = (64, 32, 3, 4), (64, 32, 1, 8), (16, 64, 4, 8)
 PRECISION = "ieee" if torch.version.hip else "tf32x3"  # AMD's matrix cores have float32 itself
 

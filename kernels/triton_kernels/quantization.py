@@ -1,4 +1,4 @@
-"""8-bit payloads: scale, codes and residual of a block in one pass while it lies in registers, and the mean in one pass."""
+"""Payloads of 8, 4 and 2 bits: scale, codes and residual of a block while it lies in registers, and the mean in one pass."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..quantization import LARGEST_CODES, steps_of
 from ..residual import Residual
 from .launching import on_device
 from .tiles import load_tile, store_tile
 from .units import cut, is_whole, place_in_row, unit_places
-
-LARGEST_CODE = tl.constexpr(127.0)
 
 
 def quantize_blocks(
@@ -20,10 +19,11 @@ def quantize_blocks(
     scales: Tensor,
     codes: Tensor,
     length: int,
+    bits: int = 8,
     seed: int = -1,
     counter: int = 0,
 ) -> None:
-    """int8 multiples of block scales; `residual` keeps the rest."""
+    """Whole multiples of block scales; `residual` keeps the rest."""
     rows, blocks = scales.shape
     units = cut(rows * blocks, length // blocks)
     if not units.count:
@@ -33,26 +33,64 @@ def quantize_blocks(
     with on_device(grad):
         _quantize[units.programs](
             grad, *held, scales, codes, *strides, max(seed, 0), counter, *place,
-            HELD=residual is not None, RANDOM=seed >= 0, **units.sizes,
+            HELD=residual is not None, RANDOM=seed >= 0, BITS=bits, STEPS=steps_of(bits, seed),
+            LIMIT=float(LARGEST_CODES[bits]), **units.sizes,
         )  # fmt: skip
 
 
-def dequantize_mean(scales: Tensor, codes: Tensor, out: Tensor) -> None:
+def dequantize_mean(scales: Tensor, codes: Tensor, out: Tensor, bits: int = 8) -> None:
     """The mean over voters of `scale * code`."""
     voters, rows, blocks = scales.shape
-    units = cut(rows * blocks, codes.shape[2] // blocks)
+    units = cut(rows * blocks, codes.shape[2] * 8 // bits // blocks)
     if not units.count:
         return
     place = (blocks, units.block, units.count, out.numel())
     strides = (*scales.stride()[:2], *codes.stride()[:2])
     with on_device(out):
-        _dequantize[units.programs](scales, codes, out, *strides, voters, 1 / voters, *place, **units.sizes)
+        _dequantize[units.programs](scales, codes, out, *strides, voters, 1 / voters, *place, BITS=bits, **units.sizes)
 
 
 @triton.jit
 def _lanes(UNIT: tl.constexpr) -> tl.tensor:
     """The elements of a unit by fours, as many as a counter gives random words."""
     return tl.arange(0, UNIT // 4)[None, :, None] * 4 + tl.arange(0, 4)[None, None, :]
+
+
+@triton.jit
+def _bytes(UNIT: tl.constexpr, BITS: tl.constexpr) -> tl.tensor:
+    """The bytes of a unit, by those of four elements."""
+    return tl.arange(0, UNIT // 4)[None, :, None] * (BITS // 2) + tl.arange(0, BITS // 2)[None, None, :]
+
+
+@triton.jit
+def _packed(levels: tl.tensor, BITS: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr) -> tl.tensor:
+    """Whole numbers (UNITS, UNIT / 4, 4) as bytes."""
+    if BITS == 8:
+        return levels.to(tl.int8)
+    else:
+        fields = levels.to(tl.int32) & ((1 << BITS) - 1)
+        fields = tl.reshape(fields, [UNITS, UNIT // 4, BITS // 2, 8 // BITS])
+        return tl.sum(fields << (tl.arange(0, 8 // BITS) * BITS)[None, None, None, :], 3).to(tl.int8)
+
+
+@triton.jit
+def _unpacked(codes: tl.tensor, BITS: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr) -> tl.tensor:
+    """What bytes stand for, (UNITS, UNIT / 4, 4)."""
+    if BITS == 8:
+        return codes.to(tl.float32)
+    elif BITS == 4:
+        fields = tl.join(_field(codes, 0, BITS), _field(codes, 4, BITS))
+        return tl.reshape(fields, [UNITS, UNIT // 4, 4])
+    else:
+        even = tl.join(_field(codes, 0, BITS), _field(codes, 4, BITS))
+        fields = tl.join(even, tl.join(_field(codes, 2, BITS), _field(codes, 6, BITS)))
+        return tl.reshape(fields, [UNITS, UNIT // 4, 4])
+
+
+@triton.jit
+def _field(codes: tl.tensor, PLACE: tl.constexpr, BITS: tl.constexpr) -> tl.tensor:
+    """The numbers that begin with a bit of each byte."""
+    return (codes.to(tl.int32) << (32 - BITS - PLACE) >> (32 - BITS)).to(tl.float32)
 
 
 @triton.jit
@@ -69,22 +107,24 @@ def _uniform(seed: tl.tensor, counter: tl.tensor, UNITS: tl.constexpr, UNIT: tl.
 def _quantize(
     grad: tl.tensor, before: tl.tensor, after: tl.tensor, scales: tl.tensor, codes: tl.tensor,
     scale_stride: tl.int64, code_stride: tl.int64, seed: tl.int64, counter: tl.int64,
-    blocks: tl.int64, block: tl.int64, units: tl.int64, size: tl.int64, HELD: tl.constexpr, RANDOM: tl.constexpr,
+    blocks: tl.int64, block: tl.int64, units: tl.int64, size: tl.int64,
+    HELD: tl.constexpr, RANDOM: tl.constexpr, BITS: tl.constexpr, STEPS: tl.constexpr, LIMIT: tl.constexpr,
     EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr,
 ) -> None:  # fmt: skip
     if is_whole(units, size, UNITS, UNIT, EXACT):
         _quantize_units(grad, before, after, scales, codes, scale_stride, code_stride, seed, counter,
-                        blocks, block, units, size, HELD, RANDOM, EACH, UNITS, UNIT, True)  # fmt: skip
+                        blocks, block, units, size, HELD, RANDOM, BITS, STEPS, LIMIT, EACH, UNITS, UNIT, True)  # fmt: skip
     else:
         _quantize_units(grad, before, after, scales, codes, scale_stride, code_stride, seed, counter,
-                        blocks, block, units, size, HELD, RANDOM, EACH, UNITS, UNIT, False)  # fmt: skip
+                        blocks, block, units, size, HELD, RANDOM, BITS, STEPS, LIMIT, EACH, UNITS, UNIT, False)  # fmt: skip
 
 
 @triton.jit
 def _quantize_units(
     grad: tl.tensor, before: tl.tensor, after: tl.tensor, scales: tl.tensor, codes: tl.tensor,
     scale_stride: tl.tensor, code_stride: tl.tensor, seed: tl.tensor, counter: tl.tensor,
-    blocks: tl.tensor, block: tl.tensor, units: tl.tensor, size: tl.tensor, HELD: tl.constexpr, RANDOM: tl.constexpr,
+    blocks: tl.tensor, block: tl.tensor, units: tl.tensor, size: tl.tensor,
+    HELD: tl.constexpr, RANDOM: tl.constexpr, BITS: tl.constexpr, STEPS: tl.constexpr, LIMIT: tl.constexpr,
     EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr,
 ) -> None:  # fmt: skip
     unit, row, column, first, left = unit_places(blocks, block, EACH, UNITS, UNIT)
@@ -97,22 +137,23 @@ def _quantize_units(
     sizes = tl.abs(numbers)
     largest = tl.max(tl.max(sizes, 2), 1)
     finite = tl.min(tl.min((sizes < float("inf")).to(tl.int32), 2), 1) == 1  # NaN is not less
-    scale = tl.where(finite, tl.div_rn(largest, tl.full([UNITS], LARGEST_CODE, tl.float32)), float("nan"))
+    scale = tl.where(finite, tl.div_rn(largest, tl.full([UNITS], STEPS, tl.float32)), float("nan"))
     divisor = tl.where(largest == 0, 1.0, largest)[:, None, None]
-    levels = tl.div_rn(numbers, divisor + tl.zeros([UNITS, UNIT // 4, 4], tl.float32)) * LARGEST_CODE
+    levels = tl.div_rn(numbers, divisor + tl.zeros([UNITS, UNIT // 4, 4], tl.float32)) * STEPS
     if RANDOM:
         counters = counter + first[:, None] // 4 + tl.arange(0, UNIT // 4)[None, :]
         levels = tl.floor(levels + _uniform(seed, counters, UNITS, UNIT))
     else:
         levels = (levels + 12582912.0) - 12582912.0  # 1.5 * 2^23: what is added leaves no bits behind the point
-    levels = tl.minimum(tl.maximum(levels, -LARGEST_CODE), LARGEST_CODE)
+    levels = tl.minimum(tl.maximum(levels, -LIMIT), LIMIT)
     levels = tl.where(finite[:, None, None], levels, 0.0)
     tl.store(scales + row * scale_stride + column, scale, mask=unit < units)
-    start = (row * code_stride + place_in_row(row, first, blocks, block))[:, None, None] + lane
+    byte, packed = _bytes(UNIT, BITS), _packed(levels, BITS, UNITS, UNIT)
+    start = (row * code_stride + place_in_row(row, first, blocks, block) * BITS // 8)[:, None, None] + byte
     if WHOLE:
-        tl.store(codes + start, levels.to(tl.int8))
+        tl.store(codes + start, packed)
     else:
-        tl.store(codes + start, levels.to(tl.int8), mask=(unit < units)[:, None, None] & (lane < left[:, None, None]))
+        tl.store(codes + start, packed, mask=(unit < units)[:, None, None] & (byte * 8 < left[:, None, None] * BITS))
     if HELD:
         store_tile(after, places, numbers - scale[:, None, None] * levels, limit, WHOLE)
 
@@ -122,14 +163,14 @@ def _dequantize(
     scales: tl.tensor, codes: tl.tensor, out: tl.tensor,
     voter_scales: tl.int64, scale_stride: tl.int64, voter_codes: tl.int64, code_stride: tl.int64,
     voters: tl.int64, share: tl.float32, blocks: tl.int64, block: tl.int64, units: tl.int64, size: tl.int64,
-    EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr,
+    BITS: tl.constexpr, EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr,
 ) -> None:  # fmt: skip
     if is_whole(units, size, UNITS, UNIT, EXACT):
         _dequantize_units(scales, codes, out, voter_scales, scale_stride, voter_codes, code_stride, voters, share,
-                          blocks, block, units, size, EACH, UNITS, UNIT, True)  # fmt: skip
+                          blocks, block, units, size, BITS, EACH, UNITS, UNIT, True)  # fmt: skip
     else:
         _dequantize_units(scales, codes, out, voter_scales, scale_stride, voter_codes, code_stride, voters, share,
-                          blocks, block, units, size, EACH, UNITS, UNIT, False)  # fmt: skip
+                          blocks, block, units, size, BITS, EACH, UNITS, UNIT, False)  # fmt: skip
 
 
 @triton.jit
@@ -137,20 +178,20 @@ def _dequantize_units(
     scales: tl.tensor, codes: tl.tensor, out: tl.tensor,
     voter_scales: tl.tensor, scale_stride: tl.tensor, voter_codes: tl.tensor, code_stride: tl.tensor,
     voters: tl.tensor, share: tl.tensor, blocks: tl.tensor, block: tl.tensor, units: tl.tensor, size: tl.tensor,
-    EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr,
+    BITS: tl.constexpr, EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr,
 ) -> None:  # fmt: skip
     unit, row, column, first, left = unit_places(blocks, block, EACH, UNITS, UNIT)
-    lane = _lanes(UNIT)
+    byte = _bytes(UNIT, BITS)
     there = unit < units
-    inside = there[:, None, None] & (lane < left[:, None, None])
-    codes += (row * code_stride + place_in_row(row, first, blocks, block))[:, None, None]
+    inside = there[:, None, None] & (byte * 8 < left[:, None, None] * BITS)
+    codes += (row * code_stride + place_in_row(row, first, blocks, block) * BITS // 8)[:, None, None]
     total = tl.zeros([UNITS, UNIT // 4, 4], tl.float32)
     for voter in tl.range(voters, loop_unroll_factor=4 if WHOLE else 1):
         scale = tl.load(scales + voter * voter_scales + row * scale_stride + column, mask=there, other=0)
         if WHOLE:
-            code = tl.load(codes + voter * voter_codes + lane)
+            code = tl.load(codes + voter * voter_codes + byte)
         else:
-            code = tl.load(codes + voter * voter_codes + lane, mask=inside, other=0)
-        total += scale[:, None, None] * code.to(tl.float32)
+            code = tl.load(codes + voter * voter_codes + byte, mask=inside, other=0)
+        total += scale[:, None, None] * _unpacked(code, BITS, UNITS, UNIT)
     limit = tl.where(there, tl.minimum(first + left, size), 0)[:, None, None]
-    store_tile(out, first[:, None, None] + lane, total * share, limit, WHOLE)
+    store_tile(out, first[:, None, None] + _lanes(UNIT), total * share, limit, WHOLE)

@@ -12,6 +12,7 @@ from gradwire.compress import (
     ErrorFeedback,
     Float16,
     Gathered,
+    Int4,
     OneBit,
     PowerSGD,
     Switch,
@@ -39,6 +40,7 @@ BUILT = {
     "topk:k=none": fed_back(Gathered(TopK())),
     "topk:k=1e3": fed_back(Gathered(TopK(k=1000))),
     "onebit:block=64": fed_back(TwoShot(OneBit(block=64))),
+    "int4:block=64,rounding=stochastic": fed_back(TwoShot(Int4(block=64, rounding="stochastic"))),
     "powersgd:warm_start=false,seed=7": fed_back(PowerSGD(warm_start=False, seed=7)),
     "powersgd:warm_start=False": fed_back(PowerSGD(warm_start=False)),
     "powersgd:error_feedback=false": Widen(PowerSGD()),
@@ -63,7 +65,7 @@ MAPPINGS = [
     ({"name": "powersgd", "start_iter": 9, "warmup": {"name": "bf16"}}, "powersgd:start_iter=9,warmup=bf16"),
     ({"name": "powersgd", "start_iter": 9, "warmup": BFloat16()}, "powersgd:start_iter=9,warmup=bf16"),
 ]
-ALL = "batched-powersgd, bf16, fp16, none, onebit, powersgd, topk"
+ALL = "batched-powersgd, bf16, fp16, int4, int8, none, onebit, powersgd, ternary, topk"
 TOPK_OPTIONS = "ratio, k, value_dtype, error_feedback, start_iter, warmup"
 REFUSED = {  # specification: what the message must say
     "": ["cannot read", "''", "name:key=value"],
@@ -103,6 +105,9 @@ REFUSED = {  # specification: what the message must say
     "powersgd:warmup=bf16": ["powersgd:warmup", "start_iter"],
     "onebit:block=0": ["onebit:block", "multiple of 8", "got 0"],
     "onebit:block=12": ["onebit:block", "multiple of 8", "got 12"],
+    "int4:block=12": ["int4:block", "multiple of 8", "got 12"],
+    "ternary:rounding=up": ["ternary:rounding takes nearest, stochastic", "'up'"],
+    "bf16+int8": ["packs its own bytes"],
     "topk+powersgd": ["'topk' wraps nothing", "bf16, fp16"],
     "none+fp16": ["'none' wraps nothing", "bf16, fp16"],
     "fp16+topk": ["packs its own bytes", "value_dtype=fp16"],

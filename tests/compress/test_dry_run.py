@@ -59,12 +59,16 @@ GATHERED = {  # specification: bytes of the payload
     "topk:k=3,value_dtype=fp16": 32,  # 3 * 6
     "topk:k=10000": 19_968,  # 2493 * 8, padded to a multiple of 128
 }
-ONE_BIT = {  # (specification, ranks): bytes of a part of the bucket
+TWO_SHOT = {  # (specification, ranks): bytes of a part of the bucket
     ("onebit", 1): 400,  # 4 * 3 + 3072 // 8, padded to a multiple of 16
     ("onebit", 2): 272,  # 4 * 2 + 2048 // 8
     ("onebit", 4): 96,  # 624 elements in one short block: 4 * 1 + 78
     ("onebit:block=64", 4): 128,  # 4 * 10 + 640 // 8
     ("onebit:block=8", 3): 528,  # 4 * 104 + 104
+    ("int8", 1): 2560 + 4 * 20,
+    ("int4", 2): 1280 // 2 + 4 * 10 + 8,  # padded to words of 16
+    ("ternary", 4): 640 // 4 + 4 * 5 + 12,
+    ("int8:block=1024", 4): 624 + 4 + 12,  # one short block
 }
 
 
@@ -83,15 +87,17 @@ def test_a_dry_run_of_a_gather_counts_every_byte(spec, world_size):
     assert found == Traffic(1, GATHERED[spec], (world_size - 1) * GATHERED[spec])
 
 
-@pytest.mark.parametrize(("spec", "world_size"), ONE_BIT)
-def test_a_dry_run_of_one_bit_counts_every_byte(spec, world_size):
-    row = ONE_BIT[spec, world_size]
+@pytest.mark.parametrize(("spec", "world_size"), TWO_SHOT)
+def test_a_dry_run_of_two_shots_counts_every_byte(spec, world_size):
+    row = TWO_SHOT[spec, world_size]
     found = dry_run(compressor(spec), layout(*SHAPES, world_size=world_size))
     assert found == Traffic(2, (world_size + 1) * row, 2 * (world_size - 1) * row)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("spec", [*REDUCED, *GATHERED, "onebit", "onebit:block=64"])
+@pytest.mark.parametrize(
+    "spec", [*REDUCED, *GATHERED, "onebit", "onebit:block=64", "int8", "int4:rounding=stochastic", "ternary"]
+)
 def test_a_dry_run_counts_what_a_real_run_sends(spec, dtype):
     within, built = layout(*SHAPES, dtype=dtype, world_size=3), compressor(spec)
     sent = []

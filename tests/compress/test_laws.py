@@ -22,6 +22,9 @@ SPECS = [
     "topk:k=9,value_dtype=fp16",
     "topk:ratio=0.2,start_iter=2,warmup=bf16",
     "onebit:block=64",
+    "int8:rounding=stochastic",
+    "int4:block=24,rounding=stochastic",
+    "ternary:block=1024,start_iter=2",
     "powersgd:error_feedback=false",
 ]
 TELESCOPING = [spec for spec in SPECS if "error_feedback=false" not in spec]

@@ -31,6 +31,8 @@ OPTIONS = {
     },
     "onebit": {"block": 1024, "error_feedback": True, "start_iter": 0, "warmup": "none"},
 }
+for _name in ("int8", "int4", "ternary"):
+    OPTIONS[_name] = {**OPTIONS["onebit"], "block": 128, "rounding": "nearest"}
 OPTIONS["batched-powersgd"] = OPTIONS["powersgd"]
 
 

@@ -17,6 +17,7 @@ from ..hooks.test_simulator_agrees import SHAPES, STEPS, simulated
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 SPECS = ["none", "fp16", "bf16", "topk:ratio=0.1", "onebit:block=64", "powersgd:rank=2", "powersgd:rank=1,start_iter=2"]
+SPECS += ["int4:block=64,rounding=stochastic"]
 needs_nccl = pytest.mark.skipif(not dist.is_nccl_available(), reason="torch was built without NCCL")
 LIMIT = timedelta(seconds=60)
 SLEEP = 1 << 30  # cycles: half a second or so, in which the host gets far ahead

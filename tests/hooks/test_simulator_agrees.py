@@ -51,13 +51,20 @@ def assert_as_simulated(rank, run, spec, world_size, tolerance):
                 torch.testing.assert_close(state[name][field], numbers, rtol=0, atol=tolerance)
 
 
-WRAPPED = ["fp16+powersgd:rank=1", "powersgd:rank=2,start_iter=2", "powersgd:warm_start=false", "onebit:block=64"]
+WRAPPED = [
+    "fp16+powersgd:rank=1",
+    "powersgd:rank=2,start_iter=2",
+    "powersgd:warm_start=false",
+    "onebit:block=64",
+    "int4:rounding=stochastic",
+]
+IN_RANK_ORDER = ("topk", "onebit", "int8", "int4", "ternary")  # sums of gathered payloads
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_real_ranks_compute_what_the_simulator_says_two_in_every_bit(ranks, world_size):
-    specs = [*compressors(), *WRAPPED] if world_size == 2 else ["none", "powersgd", "topk", "onebit"]
+    specs = [*compressors(), *WRAPPED] if world_size == 2 else ["none", "powersgd", *IN_RANK_ORDER]
     for rank, runs in enumerate(ranks.run(run_for_simulator, world_size, specs)):
         for spec in specs:
-            exact = world_size == 2 or spec.startswith(("topk", "onebit"))  # these sum in rank order
+            exact = world_size == 2 or spec.startswith(IN_RANK_ORDER)
             assert_as_simulated(rank, runs[spec], spec, world_size, 0 if exact else 1e-4)

@@ -49,6 +49,11 @@ REFUSED = {
         (X, None, torch.ones(1, 2), BITS.view(torch.int8), 16),
         "codes have the shape",
     ),
+    "three bits": (
+        kernels.quantize_blocks,
+        (X, None, torch.ones(1, 2), BITS.view(torch.int8), 16, 3),
+        "8, 4 or 2 bits",
+    ),
     "voters differ": (kernels.sign_unpack_mean, (torch.ones(2, 1, 1), BITS[None], X), "bits of"),
     "k differs": (kernels.select_largest, (X, None, PLACES, torch.ones(1, 3), 16), "differ"),
     "rows differ": (kernels.select_largest, (X, None, PLACES, torch.ones(1, 2), 8), "do not hold 16"),

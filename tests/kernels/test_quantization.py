@@ -1,4 +1,4 @@
-"""8-bit payloads, against numpy, and random words against published ones."""
+"""Payloads of 8, 4 and 2 bits, against numpy, and random words against published ones."""
 
 import numpy
 import pytest
@@ -12,6 +12,7 @@ from ..residuals import in_place
 pytestmark = pytest.mark.usefixtures("backend")
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 SIZES = [1, 8, 9, 1009]
+BITS = {8: (127, 127), 4: (7, 8), 2: (1, 2.25)}  # bits: the largest code, and the scales that the largest magnitude is
 SHAPES = [(8, 8), (64, 8), (1016, 1016), (1024, 128)]  # (length of a row, elements of a block)
 
 
@@ -20,56 +21,71 @@ def numbers(size, dtype, seed=0):
     return torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
 
 
-def encode(grad, length, block, residual=None, **random):
+def encode(grad, length, block, residual=None, bits=8, **random):
     """Scales and codes of all rows, written over garbage."""
     rows = -(-grad.numel() // length)
     scales = torch.full((rows, length // block), torch.nan)
-    codes = torch.full((rows, length), -99, dtype=torch.int8)
-    quantize_blocks(grad, in_place(residual), scales, codes, length, **random)
+    codes = torch.full((rows, length * bits // 8), -99, dtype=torch.int8)
+    quantize_blocks(grad, in_place(residual), scales, codes, length, bits, **random)
     return scales, codes
 
 
-def decoded(scales, codes, size):
+def levels(codes, bits=8):
+    """The whole numbers that codes stand for, the first of a byte in its lowest bits."""
+    whole = codes.numpy().view(numpy.uint8).astype(int)[..., None] >> numpy.arange(0, 8, bits) & 2**bits - 1
+    return (whole - (whole >= 2 ** (bits - 1)) * 2**bits).reshape(*codes.shape[:-1], -1)
+
+
+def decoded(scales, codes, size, bits=8):
     """What a payload says of every element, in float64."""
-    blocks = codes.double().numpy().reshape(scales.numel(), -1) * scales.double().numpy().reshape(-1, 1)
+    blocks = levels(codes, bits).reshape(scales.numel(), -1) * scales.double().numpy().reshape(-1, 1)
     return blocks.reshape(-1)[:size]
 
 
+@pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize(("length", "block"), SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_codes_are_the_nearest_multiples_of_a_127th_of_the_largest_magnitude(length, block, dtype):
+def test_codes_are_the_nearest_multiples_of_a_part_of_the_largest_magnitude(length, block, dtype, bits):
+    limit, steps = BITS[bits]
     for size in SIZES:
         grad = numbers(size, dtype)
-        scales, codes = encode(grad, length, block)
-        padded = numpy.zeros(codes.numel())
+        scales, codes = encode(grad, length, block, bits=bits)
+        padded = numpy.zeros(len(codes) * length)
         padded[:size] = grad.double().numpy()
         largest = numpy.abs(padded).reshape(-1, block).max(1)
-        assert numpy.allclose(scales.view(-1).numpy(), largest / 127, rtol=1e-6, atol=0)
-        levels = padded.reshape(-1, block) / numpy.where(largest == 0, 1, largest)[:, None] * 127
-        assert numpy.abs(codes.numpy().reshape(-1, block) - levels).max() <= 0.5001
+        assert numpy.allclose(scales.view(-1).numpy(), largest / steps, rtol=1e-6, atol=0)
+        exact = padded.reshape(-1, block) / numpy.where(largest == 0, 1, largest)[:, None] * steps
+        found = levels(codes, bits).reshape(-1, block)
+        assert numpy.abs(found).max() <= limit
+        assert numpy.abs(found - exact.clip(-limit, limit)).max() <= 0.5001
 
 
+@pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("seed", [-1, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("grad_dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("length", "block"), SHAPES)
-def test_conservation_payload_and_residual_are_the_input(length, block, grad_dtype, dtype, seed):
+def test_conservation_payload_and_residual_are_the_input(length, block, grad_dtype, dtype, seed, bits):
     for size in SIZES:
         grad, held = numbers(size, grad_dtype), numbers(size, dtype, seed=1)
         residual, corrected = held.clone(), (held + grad).double().numpy()
-        payload = encode(grad, length, block, residual, seed=seed)
-        kept = residual.double().numpy() + decoded(*payload, size)
+        payload = encode(grad, length, block, residual, bits, seed=seed)
+        kept = residual.double().numpy() + decoded(*payload, size, bits)
         assert numpy.abs(kept - corrected).max() <= numpy.abs(corrected).max() * 3e-7
 
 
-def test_random_rounding_is_right_on_average_and_off_by_less_than_one():
+@pytest.mark.parametrize("bits", BITS)
+def test_random_rounding_is_right_on_average_and_off_by_less_than_one(bits):
+    largest = BITS[bits][0]
     grad = torch.full((4096,), 0.3)
     grad[::1024] = 1.0
-    _, codes = encode(grad, 4096, 1024, seed=3)
-    drawn = codes[0][grad == 0.3].double()
-    assert set(drawn.tolist()) == {38.0, 39.0}
-    assert abs(drawn.mean() - 0.3 * 127) < 5 * (0.1 * 0.9 / len(drawn)) ** 0.5
-    assert (codes[0][grad == 1.0] == 127).all()
+    scales, codes = encode(grad, 4096, 1024, bits=bits, seed=3)
+    found, below = levels(codes, bits)[0], numpy.floor(0.3 * largest)
+    drawn, part = found[(grad == 0.3).numpy()], 0.3 * largest % 1
+    assert set(drawn.tolist()) == {below, below + 1}
+    assert abs(drawn.mean() - 0.3 * largest) < 5 * (part * (1 - part) / len(drawn)) ** 0.5
+    assert (found[::1024] == largest).all()
+    assert torch.allclose(scales, torch.tensor(1 / largest))
 
 
 def test_random_numbers_go_on_where_a_counter_says_and_differ_between_seeds():
@@ -127,15 +143,16 @@ def test_the_gradient_is_left_as_it_is():
     assert torch.equal(grad, before)
 
 
+@pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("voters", [1, 2, 5])
 @pytest.mark.parametrize(("length", "block"), SHAPES)
-def test_the_mean_over_voters_is_that_of_scale_times_code(length, block, voters, dtype):
+def test_the_mean_over_voters_is_that_of_scale_times_code(length, block, voters, dtype, bits):
     for size in SIZES:
-        payloads = [encode(numbers(size, torch.float32, seed), length, block) for seed in range(voters)]
-        expected = sum(decoded(*payload, size) for payload in payloads) / voters
+        payloads = [encode(numbers(size, torch.float32, seed), length, block, bits=bits) for seed in range(voters)]
+        expected = sum(decoded(*payload, size, bits) for payload in payloads) / voters
         out = torch.full((size,), torch.nan, dtype=dtype)
-        dequantize_mean(torch.stack([s for s, _ in payloads]), torch.stack([c for _, c in payloads]), out)
+        dequantize_mean(torch.stack([s for s, _ in payloads]), torch.stack([c for _, c in payloads]), out, bits)
         assert numpy.abs(out.double().numpy() - expected).max() <= 4 * max(torch.finfo(dtype).eps, 1.2e-7)
 
 

@@ -26,10 +26,10 @@ def signs(grad, residual, block):
     return scales, bits
 
 
-def quantized(grad, residual, block, seed=-1):
+def quantized(grad, residual, block, bits=8, seed=-1):
     rows = -(-len(grad) // block)
-    scales, codes = torch.zeros(rows, 1), torch.zeros(rows, block, dtype=torch.int8)
-    kernels.quantize_blocks(grad, residual, scales, codes, block, seed)
+    scales, codes = torch.zeros(rows, 1), torch.zeros(rows, block * bits // 8, dtype=torch.int8)
+    kernels.quantize_blocks(grad, residual, scales, codes, block, bits, seed)
     return scales, codes
 
 
@@ -57,6 +57,8 @@ ENCODERS = {
     "signs, a block of several units": partial(signs, block=1_032),
     "signs, a block of several passes": partial(signs, block=9_000),
     "quantization": partial(quantized, block=1_000),
+    "quantization to 4 bits": partial(quantized, block=1_000, bits=4),
+    "quantization to 2 bits": partial(quantized, block=128, bits=2),
     "quantization at random": partial(quantized, block=1_000, seed=7),
     "selection from short rows": partial(selected, k=9, length=200),
     "selection from a long row": partial(selected, k=90, length=9_001),

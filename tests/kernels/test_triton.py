@@ -204,3 +204,19 @@ def test_arguments_that_do_not_fit_are_refused_before_anything_runs():
         kernels.sign_pack(torch.ones(16), None, torch.ones(1, 2), torch.zeros(1, 1, dtype=torch.uint8), 16)
     with pytest.raises(ValueError, match="end at element 16"):
         kernels.low_rank_right(torch.ones(15), Factors((Matrix(0, 4, 4, 1),)), torch.ones(4), torch.ones(4))
+
+
+@pytest.mark.parametrize("seed", [-1, 1 << 40])
+@pytest.mark.parametrize("bits", [8, 4, 2])
+def test_quantized_blocks_are_those_of_the_reference_to_the_bit(bits, seed):
+    outputs = []
+    for quantize, mean in (
+        (kernels.quantize_blocks, kernels.dequantize_mean),
+        (kernels.quantize_blocks.reference, kernels.dequantize_mean.reference),
+    ):
+        residual, out = numbers(SIZE, seed=1), torch.full((SIZE,), NAN)
+        scales, codes = torch.full((3, 25), NAN), torch.zeros(3, 3200 * bits // 8, dtype=torch.int8)
+        quantize(numbers(SIZE), in_place(residual), scales, codes, 3200, bits, seed, 1 << 32)
+        mean(torch.stack([scales, scales * 2]), torch.stack([codes, codes]), out, bits)
+        outputs.append((residual, scales, codes, out))
+    assert all(same(found, expected) for found, expected in zip(*outputs, strict=True))

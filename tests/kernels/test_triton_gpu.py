@@ -70,16 +70,16 @@ def signs(device, dtype, block=1024):
     return run, [bits, scales, residual, out]
 
 
-def quantization(device, dtype, seed=-1):
+def quantization(device, dtype, bits=8, seed=-1):
     rows, length = 2, -(-SIZE // 2 // 1024) * 1024
     grad, residual = numbers(SIZE, dtype).to(device), numbers(SIZE, seed=1).to(device)
     scales = torch.full((rows, length // 1024), NAN, device=device)
-    codes = torch.zeros(rows, length, dtype=torch.int8, device=device)
+    codes = torch.zeros(rows, length * bits // 8, dtype=torch.int8, device=device)
     out = torch.full((SIZE,), NAN, device=device)
 
     def run():
-        kernels.quantize_blocks(grad, in_place(residual), scales, codes, length, seed, 1 << 32)
-        kernels.dequantize_mean(torch.stack([scales, scales * 2]), torch.stack([codes, codes]), out)
+        kernels.quantize_blocks(grad, in_place(residual), scales, codes, length, bits, seed, 1 << 32)
+        kernels.dequantize_mean(torch.stack([scales, scales * 2]), torch.stack([codes, codes]), out, bits)
 
     return run, [codes, scales, residual, out]
 
@@ -130,6 +130,8 @@ CASES = {
     "signs, large blocks": partial(signs, block=100_000),
     "quantization": quantization,
     "quantization, random": partial(quantization, seed=1 << 40),
+    **{f"quantization, {bits} bits": partial(quantization, bits=bits) for bits in (4, 2)},
+    **{f"quantization, {bits} bits, random": partial(quantization, bits=bits, seed=1 << 40) for bits in (4, 2)},
     "selection": selection,
     "selection, many ties": partial(selection, ties=True),
     "selection, nearly all": partial(selection, k=SIZE - 1),

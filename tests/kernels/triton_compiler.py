@@ -73,10 +73,11 @@ def launch_streams():
         kernels.sign_pack(grad, in_place(None if residual is None else residual.clone()), scales, bits, block)
         if block < 8192:
             kernels.sign_unpack_mean(scales[None], bits[None], grad)
-    scales, codes = torch.ones(1, 40), torch.zeros(1, 40_960, dtype=torch.int8)
-    kernels.quantize_blocks(wide, None, scales, codes, 40_960)
-    kernels.quantize_blocks(narrow, in_place(torch.ones(size)), scales, codes, 40_960, seed=1)
-    kernels.dequantize_mean(scales[None], codes[None], wide)
+    for bits in (8, 4, 2):
+        scales, codes = torch.ones(1, 40), torch.zeros(1, 5120 * bits, dtype=torch.int8)
+        kernels.quantize_blocks(wide, None, scales, codes, 40_960, bits)
+        kernels.quantize_blocks(narrow, in_place(torch.ones(size)), scales, codes, 40_960, bits, seed=1)
+        kernels.dequantize_mean(scales[None], codes[None], wide, bits)
 
 
 def launch_selection():

@@ -1,0 +1,247 @@
+// Payloads of 8, 4 and 2 bits. A block is read twice, the second time from the nearest cache.
+namespace gradwire::GRADWIRE_LEVEL {
+
+constexpr int COUNTERS = LANES;  // of Philox in one go, four words each
+
+using C8 = int8_t __attribute__((vector_size(8)));
+
+GRADWIRE_INLINE C8 to_bytes(I8 codes) {
+#if GRADWIRE_AVX2
+    const __m128i places = _mm_set1_epi32(0x0c080400);  // the lowest byte of each of four
+    const __m256i wide = bit_cast<__m256i>(codes);
+    const __m128i low = _mm_shuffle_epi8(_mm256_castsi256_si128(wide), places);
+    const __m128i high = _mm_shuffle_epi8(_mm256_extracti128_si256(wide, 1), places);
+    return bit_cast<C8>(_mm_cvtsi128_si64(_mm_unpacklo_epi32(low, high)));
+#else
+    return __builtin_convertvector(codes, C8);
+#endif
+}
+
+GRADWIRE_INLINE I8 from_bytes(C8 bytes) {
+#if GRADWIRE_AVX2
+    return bit_cast<I8>(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(bit_cast<int64_t>(bytes))));
+#else
+    return __builtin_convertvector(bytes, I8);
+#endif
+}
+
+// A whole number for each lane in so many bits, two's complements, the first lane's lowest: LANES * BITS / 8 bytes.
+template <int BITS>
+GRADWIRE_INLINE void write_codes(uint8_t* to, F8 levels) {
+    const I8 codes = __builtin_convertvector(levels, I8);
+    if constexpr (BITS == 8) {
+        const C8 narrow = to_bytes(codes);
+        std::memcpy(to, &narrow, sizeof(narrow));
+    } else {
+        const I8 places = I8{0, 1, 2, 3, 4, 5, 6, 7} * BITS;
+        using I4 = int32_t __attribute__((vector_size(16)));
+        const I8 fields = (codes & ((1 << BITS) - 1)) << places;
+        I4 halves[2];
+        std::memcpy(halves, &fields, sizeof(halves));
+        const I4 four = halves[0] | halves[1];
+        const int32_t word = (four[0] | four[1]) | (four[2] | four[3]);
+        std::memcpy(to, &word, BITS);
+    }
+}
+
+template <int BITS>
+GRADWIRE_INLINE F8 read_codes(const uint8_t* from) {
+    if constexpr (BITS == 8) {
+        C8 narrow;
+        std::memcpy(&narrow, from, sizeof(narrow));
+        return __builtin_convertvector(from_bytes(narrow), F8);
+    } else {
+        int32_t word = 0;
+        std::memcpy(&word, from, BITS);
+        const I8 places = 32 - BITS - I8{0, 1, 2, 3, 4, 5, 6, 7} * BITS;
+        const I8 all = {word, word, word, word, word, word, word, word};
+        return __builtin_convertvector((all << places) >> (32 - BITS), F8);
+    }
+}
+
+// Philox4x32-10: numbers from [0, 1), multiples of 2^-24, four for each of COUNTERS counters from `counter` on.
+inline void draw_uniform(uint64_t key, uint64_t counter, float* numbers) {
+    uint32_t first[COUNTERS], second[COUNTERS], third[COUNTERS] = {}, fourth[COUNTERS] = {};
+    for (int i = 0; i < COUNTERS; ++i) {
+        first[i] = static_cast<uint32_t>(counter + static_cast<uint64_t>(i));
+        second[i] = static_cast<uint32_t>((counter + static_cast<uint64_t>(i)) >> 32);
+    }
+    uint32_t low = static_cast<uint32_t>(key), high = static_cast<uint32_t>(key >> 32);
+    for (int round = 0; round < 10; ++round, low += 0x9E3779B9u, high += 0xBB67AE85u)
+        for (int i = 0; i < COUNTERS; ++i) {
+            const uint64_t left = uint64_t{first[i]} * 0xD2511F53u, right = uint64_t{third[i]} * 0xCD9E8D57u;
+            first[i] = static_cast<uint32_t>(right >> 32) ^ second[i] ^ low;
+            third[i] = static_cast<uint32_t>(left >> 32) ^ fourth[i] ^ high;
+            second[i] = static_cast<uint32_t>(right);
+            fourth[i] = static_cast<uint32_t>(left);
+        }
+    for (int i = 0; i < COUNTERS; ++i) {
+        const uint32_t words[4] = {first[i], second[i], third[i], fourth[i]};
+        for (int word = 0; word < 4; ++word)
+            numbers[4 * i + word] = static_cast<float>(static_cast<int32_t>(words[word] >> 8)) * 0x1p-24f;
+    }
+}
+
+// To nearest, ties to even, below 2^22: what is added leaves no bits behind the point.
+GRADWIRE_INLINE F8 rounded(F8 value) { return (value + 0x1.8p23f) - 0x1.8p23f; }
+
+GRADWIRE_INLINE F8 floored(F8 value) {
+    const F8 near = rounded(value);
+    return near - bit_cast<F8>((near > value) & bit_cast<I8>(broadcast(1.0f)));
+}
+
+GRADWIRE_INLINE F8 limited(F8 value, float limit) {
+    const F8 most = broadcast(limit), above = value > most ? most : value;
+    return above < -most ? -most : above;
+}
+
+template <class Element>
+GRADWIRE_INLINE int32_t largest_magnitude(const Element* grad, Residual residual, int64_t count) {
+    I8 largest[4] = {};
+    over_lanes<4>(0, count, [&](int64_t at, auto lanes, int turn) GRADWIRE_LAMBDA {
+        F8 value = load(grad + at, lanes);
+        if (residual) value += load(residual.before + at, lanes);
+        const I8 size = magnitude(value);
+        largest[turn] = size > largest[turn] ? size : largest[turn];
+    });
+    int32_t found = 0;
+    for (const I8& each : largest)
+        for (int lane = 0; lane < LANES; ++lane) found = each[lane] > found ? each[lane] : found;
+    return found;  // NaN is larger than infinity
+}
+
+// A block's elements from the first on, its bytes, and where its random numbers begin.
+template <class Element>
+struct Block {
+    const Element* grad;
+    Residual residual;
+    uint8_t* codes;
+    int64_t count;
+    uint64_t counter;
+};
+
+template <int BITS, bool RANDOM, class Element>
+float quantize_block(const QuantizeJob& job, const Block<Element>& block) {
+    const int32_t bits = largest_magnitude(block.grad, block.residual, block.count);
+    const float largest = bit_cast<float>(bits), scale = largest / job.steps;
+    const F8 divisor = broadcast(bits ? largest : 1.0f), finite = broadcast(bits < 0x7f800000 ? 1.0f : 0.0f);
+    alignas(32) float random[4 * COUNTERS];
+    over_lanes<1>(0, block.count, [&](int64_t at, auto lanes, int) GRADWIRE_LAMBDA {
+        F8 value = load(block.grad + at, lanes);
+        if (block.residual) value += load(block.residual.before + at, lanes);
+        F8 levels = value / divisor * job.steps;
+        if constexpr (RANDOM) {
+            const int64_t within = at % (4 * COUNTERS);
+            if (within == 0) draw_uniform(job.seed, block.counter + static_cast<uint64_t>(at / 4), random);
+            levels = floored(levels + load(random + within));
+        } else {
+            levels = rounded(levels);
+        }
+        levels = limited(levels, job.limit);
+        levels = finite > 0.0f ? levels : broadcast(0.0f);
+        write_codes<BITS>(block.codes + at * BITS / 8, levels);
+        if (block.residual) write(block.residual.after + at, value - levels * scale, lanes, block.residual.streams);
+    });
+    return scale;
+}
+
+template <int BITS, bool RANDOM, class Element>
+void quantize_blocks_of(const QuantizeJob& job, int64_t first_block, int64_t last_block) {
+    const int64_t bytes = job.block * BITS / 8;
+    for (int64_t index = first_block; index < last_block; ++index) {
+        const int64_t row = index / job.blocks, column = index % job.blocks, start = index * job.block;
+        const int64_t left = job.numel - start, count = left < 0 ? 0 : left < job.block ? left : job.block;
+        const int64_t from = count ? start : 0;
+        uint8_t* codes = job.codes + row * job.code_stride + column * bytes;
+        const Block<Element> block{static_cast<const Element*>(job.grad) + from, job.residual.from(from), codes, count,
+                                   job.counter + static_cast<uint64_t>(start / 4)};
+        job.scales[row * job.scale_stride + column] = quantize_block<BITS, RANDOM>(job, block);
+        const int64_t written = (count + LANES - 1) / LANES * BITS;
+        std::memset(codes + written, 0, static_cast<size_t>(bytes - written));
+    }
+    if (job.residual.streams) end_stream();
+}
+
+// Calls `function` with a constant that is `bits`.
+template <class Function>
+void with_bits(int64_t bits, Function function) {
+    if (bits == 8) function(std::integral_constant<int, 8>{});
+    else if (bits == 4) function(std::integral_constant<int, 4>{});
+    else function(std::integral_constant<int, 2>{});
+}
+
+inline void quantize(const QuantizeJob& job, int64_t first_block, int64_t last_block) {
+    with_element(job.format, [&](auto* element) {
+        using Element = std::remove_pointer_t<decltype(element)>;
+        with_bits(job.bits, [&](auto bits) {
+            if (job.random) quantize_blocks_of<decltype(bits)::value, true, Element>(job, first_block, last_block);
+            else quantize_blocks_of<decltype(bits)::value, false, Element>(job, first_block, last_block);
+        });
+    });
+}
+
+// A block of the votes: where the scales and the codes of the first voter lie.
+struct Codes {
+    const float* scales;
+    const uint8_t* codes;
+};
+
+// The sum over voters, in their order, of `scale * code`, each rounded, of COUNT vectors.
+template <int BITS, int COUNT>
+GRADWIRE_INLINE void sum_codes(const DequantizeJob& job, const Codes& votes, int64_t at, F8 (&total)[COUNT]) {
+    for (int j = 0; j < COUNT; ++j) total[j] = broadcast(-0.0f);  // plus x it is x, the sign of zero included
+    const uint8_t* codes = votes.codes + at * BITS / 8;
+    for (int64_t voter = 0; voter < job.voters; ++voter) {
+        const uint8_t* from = codes + voter * job.code_voter_stride;
+        const F8 scale = broadcast(votes.scales[voter * job.scale_voter_stride]);
+        for (int j = 0; j < COUNT; ++j) total[j] += scale * read_codes<BITS>(from + j * BITS);
+    }
+}
+
+template <int BITS, bool STREAMS, bool EXACT, class Element>
+void dequantize_block(const DequantizeJob& job, const Codes& votes, Element* out, int64_t count) {
+    const float voters = static_cast<float>(job.voters);
+    int64_t at = 0;
+    for (; at + GROUPS * LANES <= count; at += GROUPS * LANES) {
+        F8 total[GROUPS];
+        sum_codes<BITS>(job, votes, at, total);
+        for (int j = 0; j < GROUPS; ++j) {
+            if (STREAMS) stream(out + at + j * LANES, mean<EXACT>(total[j], voters));
+            else store(out + at + j * LANES, mean<EXACT>(total[j], voters));
+        }
+    }
+    over_lanes<1>(at, count, [&](int64_t place, auto lanes, int) GRADWIRE_LAMBDA {
+        F8 total[1];
+        sum_codes<BITS>(job, votes, place, total);
+        store(out + place, mean<EXACT>(total[0], voters), lanes);
+    });
+}
+
+template <int BITS, bool EXACT, class Element>
+void dequantize_blocks(const DequantizeJob& job, int64_t first_block, int64_t last_block) {
+    for (int64_t index = first_block; index < last_block; ++index) {
+        const int64_t row = index / job.blocks, column = index % job.blocks, start = index * job.block;
+        const int64_t left = job.numel - start, count = left < job.block ? left : job.block;
+        if (count <= 0) break;
+        const Codes votes{job.scales + row * job.scale_stride + column,
+                          job.codes + row * job.code_stride + column * (job.block * BITS / 8)};
+        Element* out = static_cast<Element*>(job.out) + start;
+        if (job.streams && unaligned(out, 1) == 0) dequantize_block<BITS, true, EXACT>(job, votes, out, count);
+        else dequantize_block<BITS, false, EXACT>(job, votes, out, count);
+    }
+    if (job.streams) end_stream();
+}
+
+inline void dequantize(const DequantizeJob& job, int64_t first_block, int64_t last_block) {
+    with_element(job.format, [&](auto* element) {
+        using Element = std::remove_pointer_t<decltype(element)>;
+        with_bits(job.bits, [&](auto bits) {
+            constexpr int BITS = decltype(bits)::value;
+            if ((job.voters & (job.voters - 1)) == 0)
+                dequantize_blocks<BITS, true, Element>(job, first_block, last_block);
+            else dequantize_blocks<BITS, false, Element>(job, first_block, last_block);
+        });
+    });
+}
+
+}  // namespace gradwire::GRADWIRE_LEVEL
