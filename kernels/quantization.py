@@ -81,7 +81,7 @@ def _packed(levels: Tensor, bits: int) -> Tensor:
     """int8 numbers (rows, length), those that share a byte in one."""
     if bits == 8:
         return levels
-    fields = levels.unflatten(1, (-1, 8 // bits)) & ((1 << bits) - 1)
+    fields = levels.view(len(levels), -1, 8 // bits).bitwise_and((1 << bits) - 1)
     return fields.bitwise_left_shift(_shifts(bits, levels.device)).sum(2, dtype=torch.int8)
 
 
