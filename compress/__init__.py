@@ -3,6 +3,7 @@
 from ..kernels import Residual
 from .adapters import Gathered, TwoShot
 from .build import Spec, compressor, compressors, specification
+from .chunktopk import ChunkTopK
 from .dense import Dense
 from .half import BFloat16, Cast, Float16
 from .onebit import OneBit
@@ -21,6 +22,7 @@ from .protocol import (
     all_to_all,
     reduce_scatter,
 )
+from .randomk import RandomK
 from .registry import register
 from .simulate import Simulation, Traffic, dry_run, most_rounds, simulate
 from .together import together
@@ -34,6 +36,7 @@ __all__ = [
     "BFloat16",
     "BatchedPowerSGD",
     "Cast",
+    "ChunkTopK",
     "Codec",
     "Compressor",
     "Dense",
@@ -45,6 +48,7 @@ __all__ = [
     "Partition",
     "PowerSGD",
     "Program",
+    "RandomK",
     "ReduceScatter",
     "Residual",
     "Simulation",

@@ -51,6 +51,10 @@ REDUCED = {  # specification: bytes of the payloads of each all-reduce
     "fp16+powersgd:rank=2": [2 * P_AND_WHOLE, 2 * Q],
     "powersgd:rank=2,power_iterations=2": [4 * P_AND_WHOLE, 4 * Q, 4 * (P_AND_WHOLE - 13), 4 * Q],
     "batched-powersgd:rank=1": [4 * (47 + 2), 4 * 53],  # 47 x 53 and 2 left over
+    "randomk": [4 * (256 + 189)],  # 9 blocks and 189 elements behind them
+    "randomk:ratio=0.1,block=16": [4 * (16 * 16 + 13)],  # 155 blocks and 13 elements behind them
+    "chunktopk:ratio=0.1,chunk=16": [4 * 155, 4 * (16 * 16 + 13)],
+    "bf16+chunktopk": [2 * 4, 2 * (512 + 445)],
 }
 GATHERED = {  # specification: bytes of the payload
     "topk:ratio=0.01": 25 * 8,

@@ -22,6 +22,9 @@ SPECS = [
     "topk:k=9,value_dtype=fp16",
     "topk:ratio=0.2,start_iter=2,warmup=bf16",
     "onebit:block=64",
+    "randomk:ratio=0.1,block=16",
+    "chunktopk:ratio=0.1,chunk=16",
+    "bf16+chunktopk:chunk=16",
     "powersgd:error_feedback=false",
 ]
 TELESCOPING = [spec for spec in SPECS if "error_feedback=false" not in spec]

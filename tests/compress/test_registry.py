@@ -30,6 +30,8 @@ OPTIONS = {
         "warmup": "none",
     },
     "onebit": {"block": 1024, "error_feedback": True, "start_iter": 0, "warmup": "none"},
+    "randomk": {"ratio": 0.01, "block": 256, "seed": 0, "error_feedback": True, "start_iter": 0, "warmup": "none"},
+    "chunktopk": {"ratio": 0.01, "chunk": 512, "error_feedback": True, "start_iter": 0, "warmup": "none"},
 }
 OPTIONS["batched-powersgd"] = OPTIONS["powersgd"]
 

@@ -51,7 +51,15 @@ def assert_as_simulated(rank, run, spec, world_size, tolerance):
                 torch.testing.assert_close(state[name][field], numbers, rtol=0, atol=tolerance)
 
 
-WRAPPED = ["fp16+powersgd:rank=1", "powersgd:rank=2,start_iter=2", "powersgd:warm_start=false", "onebit:block=64"]
+WRAPPED = [
+    "fp16+powersgd:rank=1",
+    "powersgd:rank=2,start_iter=2",
+    "powersgd:warm_start=false",
+    "onebit:block=64",
+    "randomk:ratio=0.1,block=16",
+    "chunktopk:ratio=0.1,chunk=16",
+    "bf16+chunktopk:ratio=0.1,chunk=16",
+]
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
