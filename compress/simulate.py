@@ -23,7 +23,7 @@ from .protocol import (
     children,
     members,
 )
-from .state import set_step
+from .state import Leaves
 from .together import Running
 from .wrappers import Switch
 
@@ -123,7 +123,7 @@ def dry_run(compressor: Compressor, layout: Layout, step: int = STEADY) -> Traff
     """
     meta = dataclasses.replace(layout, device=torch.device("meta"))
     state = compressor.init(meta)
-    set_step(state, step)
+    Leaves(state).set_step(step)
     grad = torch.empty(meta.numel, dtype=meta.dtype, device="meta")
     running = Running(compressor.reduce(grad, state))
     total = Traffic()
@@ -131,6 +131,13 @@ def dry_run(compressor: Compressor, layout: Layout, step: int = STEADY) -> Traff
         total += traffic(request, meta.world_size, meta.ranks_per_host)
         running.advance(_alike(request, len(meta.members(request.scope))))
     return total
+
+
+def steady_traffic(compressor: Compressor, layouts: Sequence[Layout]) -> Traffic:
+    """The traffic of a step on all these buckets once warm-ups are over: the mean of two, as a method may alternate."""
+    steps = (STEADY, STEADY + 1)
+    total = sum((dry_run(compressor, layout, step) for layout in layouts for step in steps), Traffic())
+    return Traffic(total.rounds // 2, total.payload_bytes // 2, total.sent_bytes / 2, total.host_bytes / 2)
 
 
 def _alike(request: Request, count: int) -> Tensor:
@@ -172,6 +179,8 @@ class Simulation:
 
     def step(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """The averages that each rank gets for the ranks' flat gradients, which are left as they are."""
+        for state in self.states:
+            _count_as_one(state)
         return simulate(list(self._programs(gradients)), self.layouts[0].ranks_per_host)
 
     def _programs(self, gradients: Sequence[Tensor]) -> Iterator[Program[Tensor]]:
@@ -181,3 +190,9 @@ class Simulation:
     def copy(self) -> Simulation:
         """An independent simulation in the same state."""
         return copy.deepcopy(self)
+
+
+def _count_as_one(state: Any) -> None:
+    """Set all counters of a state to the steps of the whole, as the engine does: a stage that waits does not count."""
+    leaves = Leaves(state)
+    leaves.set_step(max((counter.value for counter in leaves.counters), default=0))
