@@ -1,6 +1,7 @@
 """What goes on the wire: compressors as programs, wrappers around them, and the registry of their names."""
 
 from ..kernels import Residual
+from .acp_powersgd import ACPPowerSGD
 from .adapters import Gathered, TwoShot
 from .build import Spec, compressor, compressors, specification
 from .chunktopk import ChunkTopK
@@ -30,6 +31,7 @@ from .topk import TopK
 from .wrappers import ErrorFeedback, Partition, Switch, Widen, warm_up_steps
 
 __all__ = [
+    "ACPPowerSGD",
     "AllGather",
     "AllReduce",
     "AllToAll",

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from gradwire.compress import (
+    ACPPowerSGD,
     BatchedPowerSGD,
     BFloat16,
     ChunkTopK,
@@ -41,6 +42,7 @@ BUILT = {
     "topk:k=none": fed_back(Gathered(TopK())),
     "topk:k=1e3": fed_back(Gathered(TopK(k=1000))),
     "onebit:block=64": fed_back(TwoShot(OneBit(block=64))),
+    "acp-powersgd:rank=2,seed=1": fed_back(ACPPowerSGD(rank=2, seed=1)),
     "randomk:ratio=0.1,block=64,seed=3": fed_back(RandomK(ratio=0.1, block=64, seed=3)),
     "chunktopk:ratio=0.1,chunk=64": fed_back(ChunkTopK(ratio=0.1, chunk=64)),
     "powersgd:warm_start=false,seed=7": fed_back(PowerSGD(warm_start=False, seed=7)),
@@ -67,7 +69,7 @@ MAPPINGS = [
     ({"name": "powersgd", "start_iter": 9, "warmup": {"name": "bf16"}}, "powersgd:start_iter=9,warmup=bf16"),
     ({"name": "powersgd", "start_iter": 9, "warmup": BFloat16()}, "powersgd:start_iter=9,warmup=bf16"),
 ]
-ALL = "batched-powersgd, bf16, chunktopk, fp16, none, onebit, powersgd, randomk, topk"
+ALL = "acp-powersgd, batched-powersgd, bf16, chunktopk, fp16, none, onebit, powersgd, randomk, topk"
 TOPK_OPTIONS = "ratio, k, value_dtype, error_feedback, start_iter, warmup"
 REFUSED = {  # specification: what the message must say
     "": ["cannot read", "''", "name:key=value"],
@@ -107,6 +109,8 @@ REFUSED = {  # specification: what the message must say
     "powersgd:warmup=bf16": ["powersgd:warmup", "start_iter"],
     "onebit:block=0": ["onebit:block", "multiple of 8", "got 0"],
     "onebit:block=12": ["onebit:block", "multiple of 8", "got 12"],
+    "acp-powersgd:rank=0": ["acp-powersgd:rank", "at least 1", "got 0"],
+    "acp-powersgd:min_compression_rate=-1": ["acp-powersgd:min_compression_rate", "at least 0", "got -1.0"],
     "randomk:ratio=0": ["randomk:ratio", "above 0", "at most 1", "got 0.0"],
     "randomk:ratio=nan": ["randomk:ratio", "at most 1", "got nan"],
     "randomk:block=0": ["randomk:block", "at least 1", "got 0"],
@@ -184,6 +188,7 @@ def test_a_plus_inside_a_number_does_not_nest():
         "onebit:block=8",
         "randomk:ratio=0.1,seed=2",
         "chunktopk:chunk=64",
+        "acp-powersgd:rank=2,min_compression_rate=1.0",
         "powersgd:rank=2,min_compression_rate=0.5,warm_start=false,start_iter=9,warmup=bf16",
         "batched-powersgd:rank=1,start_iter=2",
         "bf16",

@@ -22,7 +22,7 @@ from gradwire.compress import (
     most_rounds,
     simulate,
 )
-from gradwire.compress.simulate import boundaries, traffic
+from gradwire.compress.simulate import boundaries, steady_traffic, traffic
 
 from .given import gradients, layout
 
@@ -51,6 +51,7 @@ REDUCED = {  # specification: bytes of the payloads of each all-reduce
     "fp16+powersgd:rank=2": [2 * P_AND_WHOLE, 2 * Q],
     "powersgd:rank=2,power_iterations=2": [4 * P_AND_WHOLE, 4 * Q, 4 * (P_AND_WHOLE - 13), 4 * Q],
     "batched-powersgd:rank=1": [4 * (47 + 2), 4 * 53],  # 47 x 53 and 2 left over
+    "acp-powersgd:rank=2": [4 * P_AND_WHOLE],
     "randomk": [4 * (256 + 189)],  # 9 blocks and 189 elements behind them
     "randomk:ratio=0.1,block=16": [4 * (16 * 16 + 13)],  # 155 blocks and 13 elements behind them
     "chunktopk:ratio=0.1,chunk=16": [4 * 155, 4 * (16 * 16 + 13)],
@@ -145,3 +146,12 @@ def test_the_most_rounds_are_those_of_any_stage_on_any_bucket():
     late, early = Switch({0: Dense(), 7: PowerSGD()}), Switch({0: PowerSGD(power_iterations=2), 7: Dense()})
     assert [most_rounds(built, buckets) for built in (Dense(), late, early)] == [1, 2, 4]
     assert most_rounds(late, buckets[:1]) == 1
+
+
+def test_steady_traffic_is_the_mean_of_two_steps_after_all_warm_ups():
+    buckets = [layout((64, 32)), layout((7,), world_size=2)]
+    expected = dry_run(compressor("topk"), buckets[0]) + dry_run(compressor("topk"), buckets[1])
+    assert steady_traffic(compressor("topk:start_iter=9"), buckets) == expected
+    assert steady_traffic(compressor("acp-powersgd:rank=2"), buckets) == Traffic(
+        2, 4 * (64 + 32 + 7), 4.0 * (64 + 32 + 7)
+    )

@@ -25,6 +25,9 @@ SPECS = [
     "randomk:ratio=0.1,block=16",
     "chunktopk:ratio=0.1,chunk=16",
     "bf16+chunktopk:chunk=16",
+    "acp-powersgd:rank=3,min_compression_rate=0",
+    "acp-powersgd:start_iter=1",
+    "fp16+acp-powersgd:rank=1",
     "powersgd:error_feedback=false",
 ]
 TELESCOPING = [spec for spec in SPECS if "error_feedback=false" not in spec]

@@ -65,7 +65,9 @@ class Buckets:
 
 @pytest.mark.parametrize("after", [ONE, TWO, OTHER, EACH], ids=["one", "two", "other", "each"])
 @pytest.mark.parametrize("before", [ONE, TWO], ids=["from one", "from two"])
-@pytest.mark.parametrize("spec", ["powersgd:rank=2", "bf16+powersgd:rank=1", "powersgd:rank=2,start_iter=1", "none"])
+@pytest.mark.parametrize(
+    "spec", ["powersgd:rank=2", "bf16+powersgd:rank=1", "powersgd:rank=2,start_iter=1", "acp-powersgd:rank=2", "none"]
+)
 def test_in_new_buckets_every_parameter_goes_on_to_the_bit(spec, before, after):
     old, new, untouched = (Buckets(spec, groups, shapes=ALIGNED) for groups in (before, after, before))
     for step in range(3):

@@ -56,6 +56,7 @@ WRAPPED = [
     "powersgd:rank=2,start_iter=2",
     "powersgd:warm_start=false",
     "onebit:block=64",
+    "acp-powersgd:rank=2,start_iter=1",
     "randomk:ratio=0.1,block=16",
     "chunktopk:ratio=0.1,chunk=16",
     "bf16+chunktopk:ratio=0.1,chunk=16",

@@ -21,6 +21,7 @@ SPECS = (
     "batched-powersgd:rank=1",
     "fp16+powersgd:rank=1",
     "bf16+batched-powersgd:rank=2",
+    "acp-powersgd:rank=1",
     "randomk:ratio=0.2,block=8",
     "chunktopk:ratio=0.2,chunk=8",
 )
