@@ -1,8 +1,10 @@
 """What goes on the wire: compressors as programs, wrappers around them, and the registry of their names."""
 
 from ..kernels import Residual
+from .acp_powersgd import ACPPowerSGD
 from .adapters import Gathered, TwoShot
 from .build import Spec, compressor, compressors, specification
+from .chunktopk import ChunkTopK
 from .dense import Dense
 from .half import BFloat16, Cast, Float16
 from .onebit import OneBit
@@ -23,6 +25,7 @@ from .protocol import (
     reduce_scatter,
 )
 from .quantized import Int4, Int8, Ternary
+from .randomk import RandomK
 from .registry import register
 from .simulate import Simulation, Traffic, dry_run, most_rounds, simulate
 from .together import together
@@ -30,12 +33,14 @@ from .topk import TopK
 from .wrappers import ErrorFeedback, Partition, Switch, Widen, warm_up_steps
 
 __all__ = [
+    "ACPPowerSGD",
     "AllGather",
     "AllReduce",
     "AllToAll",
     "BFloat16",
     "BatchedPowerSGD",
     "Cast",
+    "ChunkTopK",
     "Codec",
     "Compressor",
     "Dense",
@@ -50,6 +55,7 @@ __all__ = [
     "Partition",
     "PowerSGD",
     "Program",
+    "RandomK",
     "ReduceScatter",
     "Residual",
     "Simulation",

@@ -20,9 +20,10 @@ T = TypeVar("T")
 
 @dataclass
 class CastState:
-    """Whose gradients they are, and the inner compressor's state."""
+    """Whose gradients they are, whether large payloads are cut, and the inner compressor's state."""
 
     layout: Layout
+    cuts: bool
     inner: Any
 
 
@@ -44,20 +45,20 @@ class Cast:
 
     def init(self, layout: Layout) -> CastState:
         """The inner state."""
-        return CastState(layout, self.inner.init(layout))
+        return CastState(layout, not marked(self.inner, "forgets_what_it_sends"), self.inner.init(layout))
 
     def reduce(self, grad: Tensor, state: CastState, residual: Residual | None = None) -> Program[Tensor]:
         """The inner average, its payloads rounded to 16 bits. Means are divided before they are rounded and summed."""
         program = self.inner.reduce(grad, state.inner, residual)
-        return (yield from self._narrowed(program, state.layout))
+        return (yield from self._narrowed(program, state))
 
-    def _narrowed(self, program: Program[T], layout: Layout) -> Program[T]:
+    def _narrowed(self, program: Program[T], state: CastState) -> Program[T]:
         """Drive `program`, with each of its requests cast on the way out and each reply on the way back."""
         reply: Tensor | None = None
         try:
             while True:
                 request = next(program) if reply is None else program.send(reply)
-                if narrow := self._narrow(request, layout):
+                if narrow := self._narrow(request, state):
                     answer = yield narrow
                     reply = self._widen(answer, request)
                 else:
@@ -67,8 +68,8 @@ class Cast:
         finally:
             program.close()
 
-    def _narrow(self, request: Request, layout: Layout) -> Request | None:
-        wide = request.tensor
+    def _narrow(self, request: Request, state: CastState) -> Request | None:
+        wide, layout = request.tensor, state.layout
         if not wide.is_floating_point() or wide.element_size() <= 2:
             return None
         narrow = torch.empty(wide.shape, dtype=self.dtype, device=wide.device)
@@ -76,7 +77,7 @@ class Cast:
             members = len(layout.members(request.scope))
             share = 1 / members if request.op == "mean" else 1.0
             shards = layout.ranks_per_host if request.scope == "across" else 1  # a host's ranks may each have one
-            if wide.numel() * shards < layout.numel:
+            if state.cuts and wide.numel() * shards < layout.numel:
                 self._saturate(wide, largest_summand(self.dtype, members) / share)
             kernels.cast_scaled(wide, narrow, share)
             return dataclasses.replace(request, tensor=narrow, op="sum")
@@ -93,7 +94,10 @@ class Cast:
         return reply
 
     def _saturate(self, wide: Tensor, limit: float) -> None:
-        """Keep finite factors within reach of 16 bits: what they miss stays in the residual. A whole gradient overflows."""
+        """Keep finite factors within reach of 16 bits: what they miss stays in the residual. A whole gradient overflows.
+
+        So do payloads of a compressor that `forgets_what_it_sends`: what was cut of them would be lost.
+        """
         if self.dtype == torch.float16:
             wide.copy_(torch.where(wide.isfinite(), wide.clamp(-limit, limit), wide))
 
@@ -110,9 +114,14 @@ def largest_summand(dtype: torch.dtype, count: int) -> float:
 
 def packing(compressor: Any) -> Any:
     """The first compressor in the tree that packs bytes itself (`packs_bytes`); None where all send numbers."""
-    if getattr(compressor, "packs_bytes", False):
+    return marked(compressor, "packs_bytes")
+
+
+def marked(compressor: Any, mark: str) -> Any:
+    """The first compressor in the tree whose attribute `mark` is true; None where there is none."""
+    if getattr(compressor, mark, False):
         return compressor
-    return next((found for child in children(compressor) if (found := packing(child))), None)
+    return next((found for child in children(compressor) if (found := marked(child, mark))), None)
 
 
 @register("fp16", lossy=False)

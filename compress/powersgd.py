@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,6 +16,7 @@ from .leaves import Counter, PerParameter
 from .pieces import Place, joined, pieces, put_back
 from .protocol import Layout, Program, all_reduce, working_dtype
 from .registry import register
+from .seeding import seeded_generator
 from .together import together
 
 
@@ -70,7 +70,7 @@ class PowerSGD:
                 whole.append((offset, size))
         shapes = tuple((m.rank, m.columns) for m in matrices.values())
         q = PerParameter.zeros(dataclasses.replace(layout.select(matrices), shapes=shapes), optional=True)
-        self._draw(q.layout, q.flat, step=0)
+        draw_normal(q.layout, q.flat, self.seed, step=0)
         return PowerSGDState(Factors(tuple(matrices.values())), joined(whole), q, Counter())
 
     def as_matrix(self, shape: tuple[int, ...], offset: int) -> Matrix | None:
@@ -84,7 +84,7 @@ class PowerSGD:
 
     def reduce(self, grad: Tensor, state: PowerSGDState, residual: Residual | None = None) -> Program[Tensor]:
         """The low-rank average; what does not compress rides in the same round as P."""
-        yield from together(self._low_rank(grad, state, residual), _whole(grad, state.whole, residual))
+        yield from together(self._low_rank(grad, state, residual), average_whole(grad, state.whole, residual))
         return grad
 
     def _low_rank(self, grad: Tensor, state: PowerSGDState, residual: Residual | None) -> Program[None]:
@@ -110,24 +110,24 @@ class PowerSGD:
         """The Q that this step begins with, and where the next one's goes; the step is counted."""
         q = state.q.update()
         if not self.warm_start:
-            self._draw(state.q.layout, q.after, state.step.value)
+            draw_normal(state.q.layout, q.after, self.seed, state.step.value)
             q = Residual(q.after, q.after)
         state.step.value += 1
         return q
 
-    def _draw(self, layout: Layout, flat: Tensor, step: int) -> None:
-        """Standard normal Q for every parameter, from a generator of its own; no wait for a GPU."""
-        if flat.device.type == "meta":
-            return
-        drawn = torch.empty(flat.shape, dtype=flat.dtype, device="cpu", pin_memory=flat.is_cuda)
-        for name, view in layout.views(drawn).items():
-            digest = hashlib.sha256(f"{self.seed}/{step}/{name}".encode()).digest()
-            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-            view.copy_(torch.randn(view.shape, generator=generator, dtype=view.dtype, device="cpu"))
-        flat.copy_(drawn, non_blocking=True)  # torch keeps pinned memory for the copy until that is done
+
+def draw_normal(layout: Layout, flat: Tensor, seed: int, step: int) -> None:
+    """Standard normal factors for every parameter, from a generator of its own; no wait for a GPU."""
+    if flat.device.type == "meta":
+        return
+    drawn = torch.empty(flat.shape, dtype=flat.dtype, device="cpu", pin_memory=flat.is_cuda)
+    for name, view in layout.views(drawn).items():
+        generator = seeded_generator(seed, step, name)
+        view.copy_(torch.randn(view.shape, generator=generator, dtype=view.dtype, device="cpu"))
+    flat.copy_(drawn, non_blocking=True)  # torch keeps pinned memory for the copy until that is done
 
 
-def _whole(grad: Tensor, places: tuple[Place, ...], residual: Residual | None) -> Program[None]:
+def average_whole(grad: Tensor, places: tuple[Place, ...], residual: Residual | None) -> Program[None]:
     """The exact mean of scattered parts of a bucket."""
     if not places:
         return

@@ -23,7 +23,7 @@ from .protocol import (
     children,
     members,
 )
-from .state import set_step
+from .state import Leaves
 from .together import Running
 from .wrappers import Switch
 
@@ -127,7 +127,7 @@ def dry_run(compressor: Compressor, layout: Layout, step: int = STEADY) -> Traff
 def rehearse(compressor: Compressor, layout: Layout, step: int) -> Traffic:
     """The traffic of one step on a bucket of zeros, where all ranks do as this one: its kernels are compiled then."""
     state = compressor.init(layout)
-    set_step(state, step)
+    Leaves(state).set_step(step)
     grad = torch.zeros(layout.numel, dtype=layout.dtype, device=layout.device)
     running = Running(compressor.reduce(grad, state))
     total = Traffic()
@@ -135,6 +135,13 @@ def rehearse(compressor: Compressor, layout: Layout, step: int) -> Traffic:
         total += traffic(request, layout.world_size, layout.ranks_per_host)
         running.advance(_alike(request, len(layout.members(request.scope))))
     return total
+
+
+def steady_traffic(compressor: Compressor, layouts: Sequence[Layout]) -> Traffic:
+    """The traffic of a step on all these buckets once warm-ups are over: the mean of two, as a method may alternate."""
+    steps = (STEADY, STEADY + 1)
+    total = sum((dry_run(compressor, layout, step) for layout in layouts for step in steps), Traffic())
+    return Traffic(total.rounds // 2, total.payload_bytes // 2, total.sent_bytes / 2, total.host_bytes / 2)
 
 
 def _alike(request: Request, count: int) -> Tensor:
@@ -176,6 +183,8 @@ class Simulation:
 
     def step(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """The averages that each rank gets for the ranks' flat gradients, which are left as they are."""
+        for state in self.states:
+            _count_as_one(state)
         return simulate(list(self._programs(gradients)), self.layouts[0].ranks_per_host)
 
     def _programs(self, gradients: Sequence[Tensor]) -> Iterator[Program[Tensor]]:
@@ -185,3 +194,9 @@ class Simulation:
     def copy(self) -> Simulation:
         """An independent simulation in the same state."""
         return copy.deepcopy(self)
+
+
+def _count_as_one(state: Any) -> None:
+    """Set all counters of a state to the steps of the whole, as the engine does: a stage that waits does not count."""
+    leaves = Leaves(state)
+    leaves.set_step(max((counter.value for counter in leaves.counters), default=0))

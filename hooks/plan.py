@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..compress import Layout, Spec, Traffic, compressor, dry_run
+from ..compress import Layout, Spec, Traffic, compressor
+from ..compress.simulate import steady_traffic
 from ..ddp_core import assigned, caps_in_bytes, layout_of
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one rank sends in a synced step, once warm-ups are over.
+    """What one rank sends in a synced step, once warm-ups are over; of methods that alternate, the mean of two steps.
 
     `sent_bytes_per_step` counts what leaves the rank in ring all-reduces and direct all-gathers and all-to-alls;
     `compression_ratio` is that of a dense float32 ring all-reduce over it (of payloads where there is one rank only).
@@ -56,9 +57,8 @@ def plan(
         raise ValueError(f"{type(model).__name__} has no parameters that require gradients: there is nothing to plan")
     parameters = list(names)
     ready = parameters[::-1] if order is None else list(order)
-    total = Traffic()
-    for layout in bucket_layouts({names[parameter]: parameter for parameter in ready}, bucket_mb, world_size):
-        total += dry_run(built, layout)
+    layouts = bucket_layouts({names[parameter]: parameter for parameter in ready}, bucket_mb, world_size)
+    total = steady_traffic(built, layouts)
     elements = sum(p.numel() for p in parameters)
     name = spec if isinstance(spec, str) else repr(built)
     return Plan(name, elements, world_size, total.payload_bytes, total.sent_bytes, ratio(elements, total, world_size))

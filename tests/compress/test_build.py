@@ -6,8 +6,10 @@ import re
 import pytest
 
 from gradwire.compress import (
+    ACPPowerSGD,
     BatchedPowerSGD,
     BFloat16,
+    ChunkTopK,
     Dense,
     ErrorFeedback,
     Float16,
@@ -15,6 +17,7 @@ from gradwire.compress import (
     Int4,
     OneBit,
     PowerSGD,
+    RandomK,
     Switch,
     TopK,
     TwoShot,
@@ -41,6 +44,9 @@ BUILT = {
     "topk:k=1e3": fed_back(Gathered(TopK(k=1000))),
     "onebit:block=64": fed_back(TwoShot(OneBit(block=64))),
     "int4:block=64,rounding=stochastic": fed_back(TwoShot(Int4(block=64, rounding="stochastic"))),
+    "acp-powersgd:rank=2,seed=1": fed_back(ACPPowerSGD(rank=2, seed=1)),
+    "randomk:ratio=0.1,block=64,seed=3": fed_back(RandomK(ratio=0.1, block=64, seed=3)),
+    "chunktopk:ratio=0.1,chunk=64": fed_back(ChunkTopK(ratio=0.1, chunk=64)),
     "powersgd:warm_start=false,seed=7": fed_back(PowerSGD(warm_start=False, seed=7)),
     "powersgd:warm_start=False": fed_back(PowerSGD(warm_start=False)),
     "powersgd:error_feedback=false": Widen(PowerSGD()),
@@ -65,7 +71,9 @@ MAPPINGS = [
     ({"name": "powersgd", "start_iter": 9, "warmup": {"name": "bf16"}}, "powersgd:start_iter=9,warmup=bf16"),
     ({"name": "powersgd", "start_iter": 9, "warmup": BFloat16()}, "powersgd:start_iter=9,warmup=bf16"),
 ]
-ALL = "batched-powersgd, bf16, fp16, int4, int8, none, onebit, powersgd, ternary, topk"
+ALL = (
+    "acp-powersgd, batched-powersgd, bf16, chunktopk, fp16, int4, int8, none, onebit, powersgd, randomk, ternary, topk"
+)
 TOPK_OPTIONS = "ratio, k, value_dtype, error_feedback, start_iter, warmup"
 REFUSED = {  # specification: what the message must say
     "": ["cannot read", "''", "name:key=value"],
@@ -108,6 +116,13 @@ REFUSED = {  # specification: what the message must say
     "int4:block=12": ["int4:block", "multiple of 8", "got 12"],
     "ternary:rounding=up": ["ternary:rounding takes nearest, stochastic", "'up'"],
     "bf16+int8": ["packs its own bytes"],
+    "acp-powersgd:rank=0": ["acp-powersgd:rank", "at least 1", "got 0"],
+    "acp-powersgd:min_compression_rate=-1": ["acp-powersgd:min_compression_rate", "at least 0", "got -1.0"],
+    "randomk:ratio=0": ["randomk:ratio", "above 0", "at most 1", "got 0.0"],
+    "randomk:ratio=nan": ["randomk:ratio", "at most 1", "got nan"],
+    "randomk:block=0": ["randomk:block", "at least 1", "got 0"],
+    "chunktopk:ratio=1.1": ["chunktopk:ratio", "above 0", "at most 1", "got 1.1"],
+    "chunktopk:chunk=-2": ["chunktopk:chunk", "at least 1", "got -2"],
     "topk+powersgd": ["'topk' wraps nothing", "bf16, fp16"],
     "none+fp16": ["'none' wraps nothing", "bf16, fp16"],
     "fp16+topk": ["packs its own bytes", "value_dtype=fp16"],
@@ -178,6 +193,9 @@ def test_a_plus_inside_a_number_does_not_nest():
         "topk:ratio=0.05",
         "topk:k=3,value_dtype=fp16,error_feedback=false",
         "onebit:block=8",
+        "randomk:ratio=0.1,seed=2",
+        "chunktopk:chunk=64",
+        "acp-powersgd:rank=2,min_compression_rate=1.0",
         "powersgd:rank=2,min_compression_rate=0.5,warm_start=false,start_iter=9,warmup=bf16",
         "batched-powersgd:rank=1,start_iter=2",
         "bf16",

@@ -23,7 +23,7 @@ from gradwire.compress import (
     simulate,
 )
 from gradwire.compress.rows import padded
-from gradwire.compress.simulate import STEADY, boundaries, rehearse, traffic
+from gradwire.compress.simulate import STEADY, boundaries, rehearse, steady_traffic, traffic
 
 from .given import gradients, layout
 
@@ -52,6 +52,11 @@ REDUCED = {  # specification: bytes of the payloads of each all-reduce
     "fp16+powersgd:rank=2": [2 * P_AND_WHOLE, 2 * Q],
     "powersgd:rank=2,power_iterations=2": [4 * P_AND_WHOLE, 4 * Q, 4 * (P_AND_WHOLE - 13), 4 * Q],
     "batched-powersgd:rank=1": [4 * (47 + 2), 4 * 53],  # 47 x 53 and 2 left over
+    "acp-powersgd:rank=2": [4 * P_AND_WHOLE],
+    "randomk": [4 * (256 + 189)],  # 9 blocks and 189 elements behind them
+    "randomk:ratio=0.1,block=16": [4 * (16 * 16 + 13)],  # 155 blocks and 13 elements behind them
+    "chunktopk:ratio=0.1,chunk=16": [4 * 155, 4 * (16 * 16 + 13)],
+    "bf16+chunktopk": [2 * 4, 2 * (512 + 445)],
 }
 GATHERED = {  # specification: bytes of the payload
     "topk:ratio=0.01": 208,  # 25 * 8, padded to a multiple of 16
@@ -154,3 +159,12 @@ def test_the_most_rounds_are_those_of_any_stage_on_any_bucket():
 def test_a_rehearsal_on_a_device_asks_for_what_a_dry_run_does(spec):
     built, within = compressor(spec), layout(*SHAPES, world_size=4)
     assert rehearse(built, within, STEADY) == dry_run(built, within)
+
+
+def test_steady_traffic_is_the_mean_of_two_steps_after_all_warm_ups():
+    buckets = [layout((64, 32)), layout((7,), world_size=2)]
+    expected = dry_run(compressor("topk"), buckets[0]) + dry_run(compressor("topk"), buckets[1])
+    assert steady_traffic(compressor("topk:start_iter=9"), buckets) == expected
+    assert steady_traffic(compressor("acp-powersgd:rank=2"), buckets) == Traffic(
+        2, 4 * (64 + 32 + 7), 4.0 * (64 + 32 + 7)
+    )

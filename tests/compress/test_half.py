@@ -98,3 +98,10 @@ def test_large_gradients_do_not_overflow_the_factors_of_powersgd(ranks, scale):
     for _ in range(2):
         for average in simulation.step([torch.full((layout.numel,), scale) for _ in range(ranks)]):
             assert average.isfinite().all()
+
+
+@pytest.mark.parametrize("spec", ["fp16+randomk", "fp16+chunktopk", "fp16+acp-powersgd"])
+def test_what_is_forgotten_once_it_is_sent_overflows_instead_of_being_cut(spec):
+    layout = Layout(("w",), ((64, 64),), torch.float32, torch.device("cpu"), 2)
+    for average in Simulation(compressor(spec), layout).step([torch.full((layout.numel,), 1e5)] * 2):
+        assert not average.isfinite().all()

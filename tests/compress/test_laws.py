@@ -25,6 +25,12 @@ SPECS = [
     "int8:rounding=stochastic",
     "int4:block=24,rounding=stochastic",
     "ternary:block=1024,start_iter=2",
+    "randomk:ratio=0.1,block=16",
+    "chunktopk:ratio=0.1,chunk=16",
+    "bf16+chunktopk:chunk=16",
+    "acp-powersgd:rank=3,min_compression_rate=0",
+    "acp-powersgd:start_iter=1",
+    "fp16+acp-powersgd:rank=1",
     "powersgd:error_feedback=false",
 ]
 TELESCOPING = [spec for spec in SPECS if "error_feedback=false" not in spec]

@@ -12,6 +12,9 @@ pytestmark = pytest.mark.every_variant
 COARSE = {
     "onebit": "onebit:block=8",
     "topk": "topk:ratio=0.3",
+    "acp-powersgd": "acp-powersgd:rank=4",
+    "randomk": "randomk:ratio=0.3,block=8",
+    "chunktopk": "chunktopk:ratio=0.3,chunk=8",
     "powersgd": "powersgd:rank=2",
     "batched-powersgd": "batched-powersgd:rank=2",
 }

@@ -116,7 +116,10 @@ def test_a_server_s_part_is_loaded_for_the_part_that_saved_it():
             Chunk(other, 0, torch.zeros(5)).load("server", saved)
 
 
-@pytest.mark.parametrize("spec", ["powersgd:rank=2", "batched-powersgd", "topk", "onebit:block=8", "partition"])
+@pytest.mark.parametrize(
+    "spec",
+    ["powersgd:rank=2", "batched-powersgd", "topk", "onebit:block=8", "randomk:block=16", "acp-powersgd", "partition"],
+)
 def test_every_compressor_takes_parts_and_goes_on_from_a_saved_state_to_the_bit(spec):
     built = Partition((("b", compressor("topk")),), compressor("powersgd")) if spec == "partition" else compressor(spec)
     within = Layout(("a", "b"), ((16, 12), (5,)), torch.float32, CPU, world_size=2, starts=(24, 100))

@@ -30,6 +30,16 @@ OPTIONS = {
         "warmup": "none",
     },
     "onebit": {"block": 1024, "error_feedback": True, "start_iter": 0, "warmup": "none"},
+    "acp-powersgd": {
+        "rank": 4,
+        "min_compression_rate": 2.0,
+        "seed": 0,
+        "error_feedback": True,
+        "start_iter": 0,
+        "warmup": "none",
+    },
+    "randomk": {"ratio": 0.01, "block": 256, "seed": 0, "error_feedback": True, "start_iter": 0, "warmup": "none"},
+    "chunktopk": {"ratio": 0.01, "chunk": 512, "error_feedback": True, "start_iter": 0, "warmup": "none"},
 }
 for _name in ("int8", "int4", "ternary"):
     OPTIONS[_name] = {**OPTIONS["onebit"], "block": 128, "rounding": "nearest"}

@@ -17,6 +17,7 @@ from gradwire.compress import (
     dry_run,
     simulate,
 )
+from gradwire.compress.state import Leaves
 
 from .given import gradients, layout
 
@@ -134,3 +135,11 @@ def test_a_simulation_leaves_the_gradients_as_they_are_and_a_copy_goes_its_own_w
     other = simulation.copy()
     first = [simulation.step(given)[0] for _ in range(2)]
     assert all(map(torch.equal, first, [other.step(given)[0] for _ in range(2)]))
+
+
+def test_all_counters_tell_the_step_of_the_whole_as_they_do_on_real_ranks():
+    within = layout((24, 16))
+    simulation = Simulation(compressor("powersgd:warm_start=false,start_iter=2"), within)
+    for step in range(4):
+        simulation.step(gradients(within, step))
+    assert [counter.value for counter in Leaves(simulation.states[0]).counters] == [4, 4]

@@ -65,7 +65,9 @@ class Buckets:
 
 @pytest.mark.parametrize("after", [ONE, TWO, OTHER, EACH], ids=["one", "two", "other", "each"])
 @pytest.mark.parametrize("before", [ONE, TWO], ids=["from one", "from two"])
-@pytest.mark.parametrize("spec", ["powersgd:rank=2", "bf16+powersgd:rank=1", "powersgd:rank=2,start_iter=1", "none"])
+@pytest.mark.parametrize(
+    "spec", ["powersgd:rank=2", "bf16+powersgd:rank=1", "powersgd:rank=2,start_iter=1", "acp-powersgd:rank=2", "none"]
+)
 def test_in_new_buckets_every_parameter_goes_on_to_the_bit(spec, before, after):
     old, new, untouched = (Buckets(spec, groups, shapes=ALIGNED) for groups in (before, after, before))
     for step in range(3):
@@ -81,7 +83,9 @@ def test_in_new_buckets_every_parameter_goes_on_to_the_bit(spec, before, after):
 
 
 @pytest.mark.parametrize("after", [ONE, TWO, OTHER, EACH], ids=["one", "two", "other", "each"])
-@pytest.mark.parametrize("spec", ["topk:ratio=0.1", "onebit:block=8", "onebit", "powersgd", "batched-powersgd"])
+@pytest.mark.parametrize(
+    "spec", ["topk:ratio=0.1", "onebit:block=8", "onebit", "powersgd", "batched-powersgd", "randomk:block=16"]
+)
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_in_new_buckets_nothing_that_was_held_back_is_lost(spec, after, world_size):
     old, new = Buckets(spec, TWO, world_size), Buckets(spec, after, world_size)
@@ -94,7 +98,9 @@ def test_in_new_buckets_nothing_that_was_held_back_is_lost(spec, after, world_si
         assert torch.allclose(total, expected[name], atol=1e-6)
 
 
-@pytest.mark.parametrize("spec", ["topk:ratio=0.1", "onebit:block=8", "powersgd:rank=2", "batched-powersgd:rank=2"])
+@pytest.mark.parametrize(
+    "spec", ["topk:ratio=0.1", "onebit:block=8", "powersgd:rank=2", "batched-powersgd:rank=2", "chunktopk:chunk=16"]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 def test_in_the_same_buckets_a_loaded_state_goes_on_to_the_bit(spec, dtype):
     old, new = Buckets(spec, TWO, 3, dtype), Buckets(spec, TWO, 3, dtype)

@@ -16,6 +16,8 @@ from .test_engine_cuda import nccl, needs_nccl
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 SHAPES = ((64, 80), (9,), (48, 30))
 SPECS = [*compressors(), "fp16+powersgd:rank=1", "powersgd:warm_start=false", "topk:ratio=0.01,value_dtype=fp16"]
+OVERFLOWING = ["topk:ratio=0.1", "onebit:block=64", "powersgd:rank=2", "fp16+powersgd:rank=2"]
+OVERFLOWING += ["chunktopk:ratio=0.1,chunk=64"]
 BACKENDS = {"all": "cuda,triton,reference", "triton": "triton,reference", "reference": "reference"}
 WARM = 4  # steps: kernels are compiled, buckets built anew
 
@@ -86,7 +88,7 @@ def with_an_overflow(rank, world_size, spec, own):
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["torch", "own"])
-@pytest.mark.parametrize("spec", ["topk:ratio=0.1", "onebit:block=64", "powersgd:rank=2", "fp16+powersgd:rank=2"])
+@pytest.mark.parametrize("spec", OVERFLOWING)
 def test_a_step_that_overflows_leaves_no_trace(ranks, spec, own):
     for with_it, without in ranks.run(with_an_overflow, 2, spec, own, timeout=200):
         assert all(torch.equal(with_it[name], without[name]) for name in without)

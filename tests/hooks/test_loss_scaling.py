@@ -13,6 +13,7 @@ from .test_ddp_settings import network
 from .training import RATE, TINY_BUCKETS, batch, loss_of, same
 
 SPECS = ["none", "bf16", "fp16+powersgd:rank=1", "powersgd:rank=2", "topk:ratio=0.1", "onebit", "batched-powersgd"]
+SPECS += ["chunktopk:ratio=0.2,chunk=8"]
 OVERFLOW = 3  # the step that overflows
 SCALE = 1024.0
 

@@ -57,6 +57,10 @@ WRAPPED = [
     "powersgd:warm_start=false",
     "onebit:block=64",
     "int4:rounding=stochastic",
+    "acp-powersgd:rank=2,start_iter=1",
+    "randomk:ratio=0.1,block=16",
+    "chunktopk:ratio=0.1,chunk=16",
+    "bf16+chunktopk:ratio=0.1,chunk=16",
 ]
 IN_RANK_ORDER = ("topk", "onebit", "int8", "int4", "ternary")  # sums of gathered payloads
 

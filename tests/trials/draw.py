@@ -21,6 +21,9 @@ SPECS = (
     "batched-powersgd:rank=1",
     "fp16+powersgd:rank=1",
     "bf16+batched-powersgd:rank=2",
+    "acp-powersgd:rank=1",
+    "randomk:ratio=0.2,block=8",
+    "chunktopk:ratio=0.2,chunk=8",
 )
 CAPS = ({}, {"bucket_cap_mb": 0.0005}, {"bucket_cap_mb": 0.002}, {"bucket_cap_mb_list": [0.0002, 0.001]})
 SETTLED = 2  # steps until a state brings the buckets along that its model goes on with

@@ -17,6 +17,9 @@ MORE = [
     "fp16+powersgd:rank=1",
     "powersgd:rank=2,start_iter=2",
     "onebit:block=64",
+    "acp-powersgd:rank=2,start_iter=1",
+    "randomk:ratio=0.2,block=8",
+    "chunktopk:ratio=0.2,chunk=8",
     "topk:ratio=0.2,error_feedback=false",
 ]
 

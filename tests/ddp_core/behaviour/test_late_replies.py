@@ -17,7 +17,7 @@ from ...late import Late, OnThread
 SHAPES = ((16, 20), (9,), (12, 30), (4, 4), (16, 20))
 STEPS = 3
 LIMIT = timedelta(seconds=30)
-SPECS = [*compressors(), "fp16+powersgd:rank=1", "powersgd:rank=2,power_iterations=2"]
+SPECS = [*compressors(), "fp16+powersgd:rank=1", "powersgd:rank=2,power_iterations=2", "chunktopk:chunk=16"]
 DTYPES = [torch.float32, torch.bfloat16]
 
 

@@ -1,0 +1,54 @@
+"""The largest chunks only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..kernels import Residual
+from .blocks import average_blocks, chosen_of, in_blocks
+from .protocol import Layout, Program, all_reduce
+from .registry import register
+
+
+@register("chunktopk")
+@dataclass(frozen=True)
+class ChunkTopK:
+    """The chunks of largest norm over all ranks, chosen and averaged by two all-reduces; the rest waits in the residual.
+
+    Sun et al. 2019, GradientFlow, coarse-grained sparse communication. The norm of a chunk is its mean magnitude,
+    averaged over ranks; of equal norms the lower index wins. `ratio`: the part of a bucket's whole chunks that is sent,
+    rounded up; `chunk`: elements of each. The fewer elements behind the last whole chunk are sent at every step.
+    """
+
+    ratio: float = 0.01
+    chunk: int = 512
+    forgets_what_it_sends: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.ratio <= 1:
+            raise ValueError(f"chunktopk:ratio is above 0 and at most 1, got {self.ratio}")
+        if self.chunk < 1:
+            raise ValueError(f"chunktopk:chunk is at least 1, got {self.chunk}")
+
+    def init(self, layout: Layout) -> None:
+        """Nothing to remember."""
+
+    def reduce(self, grad: Tensor, state: None, residual: Residual | None = None) -> Program[Tensor]:
+        """The mean of the chosen chunks, zero elsewhere."""
+        values = grad if residual is None else residual.plus(grad)
+        chosen = yield from self._agree(values)
+        return (yield from average_blocks(grad, values, chosen, self.chunk))
+
+    def _agree(self, values: Tensor) -> Program[Tensor]:
+        """Ascending indices of the chunks to send. A norm that is not finite comes before all others."""
+        chunks, _ = in_blocks(values, self.chunk)
+        count = chosen_of(len(chunks), self.ratio)
+        if count == len(chunks):
+            return torch.arange(count, device=values.device)
+        means = torch.linalg.vector_norm(chunks, ord=1, dim=1).div_(self.chunk)  # 16 bits hold them, not sums
+        norms = yield from all_reduce(means)
+        return norms.sort(descending=True, stable=True).indices[:count].sort().values
