@@ -25,6 +25,7 @@ SPECS = [
     "int8:rounding=stochastic",
     "int4:block=24,rounding=stochastic",
     "ternary:block=1024,start_iter=2",
+    "ternary:rounding=stochastic",
     "powersgd:error_feedback=false",
 ]
 TELESCOPING = [spec for spec in SPECS if "error_feedback=false" not in spec]
