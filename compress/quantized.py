@@ -93,7 +93,7 @@ class Int8(Quantized):
 class Int4(Quantized):
     """Four bits an element and a scale a block, averaged in float32 by an all-to-all and an all-gather.
 
-    Codes from -7 to 7; a scale is an 8th of the largest magnitude, a 7th with random rounding. ZeRO++ (Wang et al. 2023)
+    Codes from -7 to 7; a scale is an 8th of the largest magnitude. ZeRO++ (Wang et al. 2023)
     and SDP4Bit (Jia et al. 2024) send gradients so; LoCo (Xie et al. 2024) adds error feedback. Options: see `Quantized`.
     """
 
@@ -105,9 +105,8 @@ class Int4(Quantized):
 class Ternary(Quantized):
     """Two bits an element, -1, 0 or 1 times the scale of its block, averaged in float32 by an all-to-all and an all-gather.
 
-    A scale is the largest magnitude over 2.25, or with random rounding all of it, as in TernGrad (Wen et al. 2017). The
-    former loses least where gradients have heavy tails; what is below half a scale waits in the residual. Options: see
-    `Quantized`.
+    A scale is the largest magnitude over 2.25, which loses least where gradients have heavy tails, or with random rounding
+    and no error feedback all of it, as in TernGrad (Wen et al. 2017). Options: see `Quantized`.
     """
 
     bits: ClassVar[int] = 2

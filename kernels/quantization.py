@@ -36,18 +36,19 @@ def quantize_blocks(
     """Encode `grad` (+ `residual`) as whole multiples of block scales; `residual.after` keeps the rest.
 
     A block's scale is a 127th of its largest magnitude (Dettmers 2016, symmetric), with 4 `bits` an 8th, with 2 a part of
-    2.25; to nearest, ties to even, and -127 to 127, -7 to 7, -1 to 1. With a `seed` from 0 on up or down at random, and the
-    scale a 127th, a 7th, the whole, so that the mean of many is exact (Alistarh et al. 2017; Wen et al. 2017): element i
-    takes word i % 4 of Philox4x32-10 (Salmon et al. 2011) with the key `seed` at `counter` + i // 4. `grad`: flat, any
-    float dtype; `residual`: flat, float32 or float64; `scales`: float32 (rows, blocks); `codes`: int8 (rows, length *
-    bits / 8). With a non-finite element, the scale of its block is not finite and its codes are zero.
+    2.25; to nearest, ties to even, and -127 to 127, -7 to 7, -1 to 1. With a `seed` from 0 on up or down at random; without
+    `residual` the scale is then a 127th, a 7th, the whole, so that the mean of many is exact (Alistarh et al. 2017; Wen et
+    al. 2017); with one, so much noise would add up. Element i takes word i % 4 of Philox4x32-10 (Salmon et al. 2011) with
+    the key `seed` at `counter` + i // 4. `grad`: flat, any float dtype; `residual`: flat, float32 or float64; `scales`:
+    float32 (rows, blocks); `codes`: int8 (rows, length * bits / 8). With a non-finite element, the scale of its block is
+    not finite and its codes are zero.
     """
     values = grad if residual is None else residual.plus(grad)
     rows, blocks = scales.shape
     wide = values.to(torch.promote_types(values.dtype, scales.dtype))
     padded = pad(wide, (0, rows * length - values.numel())).view(rows, blocks, -1)
     largest = padded.abs().amax(2, keepdim=True)
-    limit, steps = LARGEST_CODES[bits], steps_of(bits, seed)
+    limit, steps = LARGEST_CODES[bits], steps_of(bits, seed, residual)
     scales.copy_((largest / steps).squeeze(2))
     levels = padded / torch.where(largest == 0, 1, largest) * steps
     if seed < 0:
@@ -72,9 +73,9 @@ def dequantize_mean(scales: Tensor, codes: Tensor, out: Tensor, bits: int = 8) -
     out.copy_(total.div_(len(scales)).view(-1)[: out.numel()])
 
 
-def steps_of(bits: int, seed: int) -> float:
+def steps_of(bits: int, seed: int, residual: Residual | None) -> float:
     """How many scales the largest magnitude of a block is: as many as the largest code where rounding has to be unbiased."""
-    return STEPS[bits] if seed < 0 else float(LARGEST_CODES[bits])
+    return float(LARGEST_CODES[bits]) if seed >= 0 and residual is None else STEPS[bits]
 
 
 def _packed(levels: Tensor, bits: int) -> Tensor:

@@ -24,7 +24,7 @@ def _quantize_blocks(
 ) -> None:
     rows, blocks = scales.shape
     places = grad.numel(), rows, blocks, length // blocks
-    levels = bits, steps_of(bits, seed), LARGEST_CODES[bits], seed, counter
+    levels = bits, steps_of(bits, seed, residual), LARGEST_CODES[bits], seed, counter
     library().quantize_blocks(grad, *(residual or NONE), scales, codes, *places, *levels, torch.get_num_threads())
 
 

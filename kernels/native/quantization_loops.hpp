@@ -1,7 +1,7 @@
 // Payloads of 8, 4 and 2 bits. A block is read twice, the second time from the nearest cache.
 namespace gradwire::GRADWIRE_LEVEL {
 
-constexpr int COUNTERS = LANES;  // of Philox in one go, four words each
+constexpr int DRAWN = 4 * LANES;  // random numbers in one go
 
 using C8 = int8_t __attribute__((vector_size(8)));
 
@@ -59,26 +59,43 @@ GRADWIRE_INLINE F8 read_codes(const uint8_t* from) {
     }
 }
 
-// Philox4x32-10: numbers from [0, 1), multiples of 2^-24, four for each of COUNTERS counters from `counter` on.
-inline void draw_uniform(uint64_t key, uint64_t counter, float* numbers) {
-    uint32_t first[COUNTERS], second[COUNTERS], third[COUNTERS] = {}, fourth[COUNTERS] = {};
-    for (int i = 0; i < COUNTERS; ++i) {
-        first[i] = static_cast<uint32_t>(counter + static_cast<uint64_t>(i));
-        second[i] = static_cast<uint32_t>((counter + static_cast<uint64_t>(i)) >> 32);
+// The 64 bits of each lane's product with `factor`, by halves.
+GRADWIRE_INLINE void multiply_wide(U8 value, uint32_t factor, U8& high, U8& low) {
+#if GRADWIRE_AVX2
+    const __m256i lanes = bit_cast<__m256i>(value), factors = _mm256_set1_epi32(static_cast<int>(factor));
+    const __m256i even = _mm256_mul_epu32(lanes, factors);
+    const __m256i odd = _mm256_mul_epu32(_mm256_srli_epi64(lanes, 32), factors);
+    high = bit_cast<U8>(_mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa));
+    low = bit_cast<U8>(_mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa));
+#else
+    for (int lane = 0; lane < LANES; ++lane) {
+        const uint64_t product = uint64_t{value[lane]} * factor;
+        high[lane] = static_cast<uint32_t>(product >> 32);
+        low[lane] = static_cast<uint32_t>(product);
     }
-    uint32_t low = static_cast<uint32_t>(key), high = static_cast<uint32_t>(key >> 32);
-    for (int round = 0; round < 10; ++round, low += 0x9E3779B9u, high += 0xBB67AE85u)
-        for (int i = 0; i < COUNTERS; ++i) {
-            const uint64_t left = uint64_t{first[i]} * 0xD2511F53u, right = uint64_t{third[i]} * 0xCD9E8D57u;
-            first[i] = static_cast<uint32_t>(right >> 32) ^ second[i] ^ low;
-            third[i] = static_cast<uint32_t>(left >> 32) ^ fourth[i] ^ high;
-            second[i] = static_cast<uint32_t>(right);
-            fourth[i] = static_cast<uint32_t>(left);
-        }
-    for (int i = 0; i < COUNTERS; ++i) {
-        const uint32_t words[4] = {first[i], second[i], third[i], fourth[i]};
-        for (int word = 0; word < 4; ++word)
-            numbers[4 * i + word] = static_cast<float>(static_cast<int32_t>(words[word] >> 8)) * 0x1p-24f;
+#endif
+}
+
+// Philox4x32-10: numbers from [0, 1), multiples of 2^-24, four for each of LANES counters from `counter` on.
+inline void draw_uniform(uint64_t key, uint64_t counter, float* numbers) {
+    U8 words[4] = {}, high, other_high, low, other_low;
+    for (int lane = 0; lane < LANES; ++lane) {
+        words[0][lane] = static_cast<uint32_t>(counter + static_cast<uint64_t>(lane));
+        words[1][lane] = static_cast<uint32_t>((counter + static_cast<uint64_t>(lane)) >> 32);
+    }
+    uint32_t first_key = static_cast<uint32_t>(key), second_key = static_cast<uint32_t>(key >> 32);
+    for (int round = 0; round < 10; ++round, first_key += 0x9E3779B9u, second_key += 0xBB67AE85u) {
+        multiply_wide(words[0], 0xD2511F53u, high, low);
+        multiply_wide(words[2], 0xCD9E8D57u, other_high, other_low);
+        words[0] = other_high ^ words[1] ^ first_key;
+        words[2] = high ^ words[3] ^ second_key;
+        words[1] = other_low;
+        words[3] = low;
+    }
+    for (int word = 0; word < 4; ++word) {
+        float uniform[LANES];
+        store(uniform, __builtin_convertvector(bit_cast<I8>(words[word] >> 8), F8) * 0x1p-24f);
+        for (int lane = 0; lane < LANES; ++lane) numbers[4 * lane + word] = uniform[lane];
     }
 }
 
@@ -125,13 +142,13 @@ float quantize_block(const QuantizeJob& job, const Block<Element>& block) {
     const int32_t bits = largest_magnitude(block.grad, block.residual, block.count);
     const float largest = bit_cast<float>(bits), scale = largest / job.steps;
     const F8 divisor = broadcast(bits ? largest : 1.0f), finite = broadcast(bits < 0x7f800000 ? 1.0f : 0.0f);
-    alignas(32) float random[4 * COUNTERS];
+    alignas(32) float random[DRAWN];
     over_lanes<1>(0, block.count, [&](int64_t at, auto lanes, int) GRADWIRE_LAMBDA {
         F8 value = load(block.grad + at, lanes);
         if (block.residual) value += load(block.residual.before + at, lanes);
         F8 levels = value / divisor * job.steps;
         if constexpr (RANDOM) {
-            const int64_t within = at % (4 * COUNTERS);
+            const int64_t within = at % DRAWN;
             if (within == 0) draw_uniform(job.seed, block.counter + static_cast<uint64_t>(at / 4), random);
             levels = floored(levels + load(random + within));
         } else {

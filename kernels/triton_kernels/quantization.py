@@ -33,7 +33,7 @@ def quantize_blocks(
     with on_device(grad):
         _quantize[units.programs](
             grad, *held, scales, codes, *strides, max(seed, 0), counter, *place,
-            HELD=residual is not None, RANDOM=seed >= 0, BITS=bits, STEPS=steps_of(bits, seed),
+            HELD=residual is not None, RANDOM=seed >= 0, BITS=bits, STEPS=steps_of(bits, seed, residual),
             LIMIT=float(LARGEST_CODES[bits]), **units.sizes,
         )  # fmt: skip
 

@@ -31,6 +31,7 @@ SPECS = [
     "acp-powersgd:rank=3,min_compression_rate=0",
     "acp-powersgd:start_iter=1",
     "fp16+acp-powersgd:rank=1",
+    "ternary:rounding=stochastic",
     "powersgd:error_feedback=false",
 ]
 TELESCOPING = [spec for spec in SPECS if "error_feedback=false" not in spec]
