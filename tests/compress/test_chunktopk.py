@@ -17,7 +17,7 @@ CHUNKS, BEHIND, SENT = 46, 13, 5
 
 
 def largest(values, chunk=CHUNK, count=SENT):
-    """Which elements are sent: of the chunks whose root mean square, in the mean over ranks, is largest, and those behind."""
+    """Which elements are sent: the chunks of largest root mean square, in the mean over ranks, and those behind."""
     whole = values[0].size // chunk * chunk
     squares = [numpy.square(v[:whole]).reshape(-1, chunk).mean(axis=1) for v in values]
     norms = numpy.mean(numpy.sqrt(squares), axis=0)
