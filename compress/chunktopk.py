@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,7 +20,7 @@ from .registry import register
 class ChunkTopK:
     """The chunks of largest norm over all ranks, chosen and averaged by two all-reduces; the rest waits in the residual.
 
-    Sun et al. 2019, GradientFlow, coarse-grained sparse communication. The norm of a chunk is its mean magnitude,
+    Sun et al. 2019, GradientFlow, coarse-grained sparse communication. The norm of a chunk is its root mean square,
     averaged over ranks; of equal norms the lower index wins. `ratio`: the part of a bucket's whole chunks that is sent,
     rounded up; `chunk`: elements of each. The fewer elements behind the last whole chunk are sent at every step.
     """
@@ -49,6 +50,6 @@ class ChunkTopK:
         count = chosen_of(len(chunks), self.ratio)
         if count == len(chunks):
             return torch.arange(count, device=values.device)
-        means = torch.linalg.vector_norm(chunks, ord=1, dim=1).div_(self.chunk)  # 16 bits hold them, not sums
-        norms = yield from all_reduce(means)
+        root_mean_squares = torch.linalg.vector_norm(chunks, dim=1).div_(math.sqrt(self.chunk))  # 16 bits hold these
+        norms = yield from all_reduce(root_mean_squares)
         return norms.sort(descending=True, stable=True).indices[:count].sort().values
