@@ -60,6 +60,8 @@ def _works(name):
 @pytest.mark.parametrize("own", [False, True], ids=["torch", "own"])
 @pytest.mark.parametrize("spec", SPECS)
 def test_the_host_waits_nowhere_in_a_steady_step(ranks, spec, own, backends):
+    if spec.startswith("topk") and backends == "reference":
+        pytest.skip("torch's operators ask the device how many elements were found")
     assert ranks.run(step_under_watch, 1, spec, own, backends, torch.float32, timeout=200) == [True]
 
 
