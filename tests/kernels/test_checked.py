@@ -120,6 +120,8 @@ def steady_calls():
         kernels.all_finite: (grad,),
         kernels.sign_pack: (grad, residual, scales, bits, 64),
         kernels.sign_unpack_mean: (scales[None], bits[None], grad),
+        kernels.quantize_blocks: (grad, residual, scales, torch.zeros(1, 64, dtype=torch.int8), 64),
+        kernels.dequantize_mean: (scales[None], torch.zeros(1, 1, 64, dtype=torch.int8), grad),
         kernels.select_largest: (grad, residual, indices, values, 64),
         kernels.scatter_mean: (indices[None], values[None], grad, 64),
         kernels.low_rank_left: (grad, residual, factors, q, p),

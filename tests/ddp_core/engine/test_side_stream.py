@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from gradwire.compress import AllReduce, Layout, compressor
 from gradwire.ddp_core import ProcessGroup
+from gradwire.ddp_core.engine import side_stream as side_stream_module
 from gradwire.ddp_core.engine.lanes import Lanes
 from gradwire.ddp_core.engine.side_stream import SideStream
 from gradwire.ddp_core.engine.task import Task
@@ -200,6 +201,7 @@ def both_drivers(rank, world_size, specs):
         for name, value in given.items():
             patched.setattr(torch.cuda, name, value)
         patched.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
+        patched.setattr(side_stream_module, "NO_LIMIT", LIMIT)  # which holds on the CPU
         for spec in specs:
             groups = [ProcessGroup(dist.group.WORLD, torch.device("cpu"), LIMIT) for _ in range(2)]
             groups[0].open(4)
