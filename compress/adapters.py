@@ -125,7 +125,7 @@ class TwoShot:
 
 def _decode(codec: Any, rows: Tensor, grad: Tensor, length: int, residual: Residual | None) -> None:
     """The average in place of `grad`; a codec for 16 bits adds what they cannot hold to the residual."""
-    if grad.dtype == working_dtype(grad.dtype):
+    if grad.dtype == working_dtype(grad.dtype) or not getattr(codec, "takes_16_bits", False):
         codec.decode(rows, grad, length)
     else:
         codec.decode(rows, grad, length, None if residual is None else residual.after)

@@ -61,7 +61,7 @@ def attach(
             f"attach needs a model wrapped in torch.nn.parallel.DistributedDataParallel, got {type(model).__name__}: "
             f"{_way_out(model)}"
         )
-    refuse_inside(ddp.module, ddp.parameters())
+    refuse_inside(ddp.module, (each for each in ddp._module_parameters if each.requires_grad))  # no ignored ones
     state, hook = comm_hook(spec, ddp, process_group=process_group, timeout=timeout, transport=transport)
     ddp.register_comm_hook(state, hook)
     return state

@@ -278,7 +278,8 @@ class CompressedAverager:
         """What was known of buckets is so no more, and what a step under way did no longer matters."""
         self._take(None)
         self._bounds, self._known = {}, object()
-        self._expected = True
+        self._expected = self.engines.agreement.due = True
+        self._thrown_away.watch(())
 
     def close(self) -> None:
         """End the threads and process groups that were made; training with it is over."""

@@ -17,7 +17,7 @@ from ...kernels import all_finite
 MOST_ROWS = 1024
 LARGE = 1 << 20  # elements
 logger = logging.getLogger(__name__)
-_compiled: set[tuple[str, torch.device, torch.dtype]] = set()
+_compiled: set[tuple[str, torch.device, torch.dtype, bool]] = set()
 
 
 def compile_kernels(compressor: Compressor, layout: Layout) -> None:
@@ -25,17 +25,20 @@ def compile_kernels(compressor: Compressor, layout: Layout) -> None:
 
     Once in a process for each device and dtype, and on CUDA only: elsewhere nothing is compiled.
     """
-    key = (specification(compressor), layout.device, layout.dtype)
+    matrices = any(len(shape) > 1 for shape in layout.shapes)
+    key = (specification(compressor), layout.device, layout.dtype, matrices)
     if layout.device.type != "cuda" or key in _compiled:
         return
-    _compiled.add(key)
     logger.info(
         "compiling the kernels of %s for %s on %s, where they are not cached", key[0], layout.dtype, layout.device
     )
     began = time.perf_counter()
-    for step, sized in product(boundaries(compressor), _sizes(layout)):
-        rehearse(compressor, sized, step)
-    all_finite(torch.zeros(1, dtype=layout.dtype, device=layout.device))
+    with torch.autocast("cuda", enabled=False):  # as programs run
+        for first, sized in product(boundaries(compressor), _sizes(layout)):
+            for step in (first, first + 1):  # a method may alternate
+                rehearse(compressor, sized, step)
+        all_finite(torch.zeros(1, dtype=layout.dtype, device=layout.device))
+    _compiled.add(key)
     logger.info("the kernels of %s are there after %.1f s", key[0], time.perf_counter() - began)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,12 +23,14 @@ class Seen:
     """A parameter at the beginning of a step."""
 
     version: int
-    gradient: Tensor | None
+    gradient: weakref.ref[Tensor] | None
     numbers: Tensor
 
     def cleared(self, then: Seen) -> bool:
         """Whether its gradient was cleared since `then`, and nothing was done with it."""
-        replaced = then.gradient is not None and then.gradient is not self.gradient
+        before = then.gradient and then.gradient()
+        kept = before is not None and self.gradient is not None and before is self.gradient()
+        replaced = then.gradient is not None and not kept
         return replaced and self.version == then.version and torch.equal(self.numbers, then.numbers)
 
 
@@ -53,4 +56,5 @@ class ThrownAway:
 
 
 def _seen(parameter: Tensor) -> Seen:
-    return Seen(parameter._version, parameter.grad, parameter.detach().flatten()[:NUMBERS].clone())
+    gradient = None if parameter.grad is None else weakref.ref(parameter.grad)
+    return Seen(parameter._version, gradient, parameter.detach().flatten()[:NUMBERS].clone())

@@ -35,6 +35,7 @@ class Agreement:
         self.step = 0
         self._round, self._world_size = 0, 0
         self._store: dist.Store | None = None  # until the first time, of which nobody can be unaware
+        self.due = False  # this rank will meet the others at its next bucket
         self._differing = ""
 
     def meet(self, group: dist.ProcessGroup, device: torch.device) -> None:
@@ -44,6 +45,7 @@ class Agreement:
         """
         if self._differing:
             raise ValueError(self._differing)
+        self.due = False
         if self._store is None:
             self._begin(group, device)
             return
@@ -71,9 +73,14 @@ class Agreement:
     def look(self) -> None:
         """Raise ValueError where others agree anew before a step that this rank has begun without."""
         store, other = self._store, self._round + 1
-        if store is None or not store.check([f"{other}/begun"]) or int(store.get(f"{other}/begun")) > self.step:
+        if store is None or self.due:
             return
-        changed, unchanged = self._ranks(store, other)
+        try:
+            if not store.check([f"{other}/begun"]) or int(store.get(f"{other}/begun")) > self.step:
+                return
+            changed, unchanged = self._ranks(store, other)
+        except RuntimeError:  # the store has gone, which is not what the wait is about
+            return
         text = (
             f"the ranks were set up differently: before step {self.step} since the start ranks {changed} have swapped the "
             f"compressor or loaded a state, and ranks {unchanged} have not; do so on all ranks, at the same step"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import uuid
 from collections.abc import Sequence
 from datetime import timedelta
 from weakref import WeakKeyDictionary
@@ -11,14 +11,20 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-RESTARTS = "TORCHELASTIC_RESTART_COUNT"  # by torchrun, which may keep the store and with it the addresses of dead ranks
-_made: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
+from .collectives import exchange
+
+_made: WeakKeyDictionary[dist.ProcessGroup, tuple[str, int]] = WeakKeyDictionary()
 
 
-def new_name(parent: dist.ProcessGroup) -> str:
-    """A name for a private group: the same on all ranks that ask equally often."""
-    number = _made[parent] = _made.get(parent, 0) + 1
-    return str(number)
+def new_name(parent: dist.ProcessGroup, device: torch.device) -> str:
+    """A name for a private group: the same on all ranks that ask equally often. The first call is a collective one.
+
+    torchrun may keep the store of ranks that it starts anew, and with it the addresses of dead ones; so a name has a part
+    that no other life of these ranks has.
+    """
+    life, number = _made.get(parent) or (exchange(uuid.uuid4().hex, parent, device, what="where they meet")[0], 0)
+    _made[parent] = life, number + 1
+    return f"{life}/{number + 1}"
 
 
 def private_group(
@@ -36,7 +42,7 @@ def private_group(
             "gradients on the CPU travel over Gloo, whose ranks meet in a store, and an MPI group has none: call "
             "init_process_group('gloo'); mpirun may start the ranks all the same"
         )
-    store = dist.PrefixStore(f"gradwire/{os.environ.get(RESTARTS, 0)}/{name}/", store)
+    store = dist.PrefixStore(f"gradwire/{name}/", store)
     ranks = members or range(parent.size())
     rank, size = ranks.index(parent.rank()), len(ranks)
     group = dist.ProcessGroup(store, rank, size)

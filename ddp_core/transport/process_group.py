@@ -52,14 +52,19 @@ class GroupPending:
         """Wait in parts, and look around between them; and where a connection was lost, for the reason."""
         deadline = time.monotonic() + timeout.total_seconds()
         while True:
-            left = timedelta(seconds=deadline - time.monotonic())
+            began = time.monotonic()
+            part = max(min(deadline - began, LOOK.total_seconds()), 0.001)
             try:
-                work.wait(max(min(left, LOOK), timedelta(milliseconds=1)))
+                work.wait(timedelta(seconds=part))
                 return
             except RuntimeError:
+                failed = time.monotonic() - began < part / 2
                 self._look()
-                if work.is_completed() or left <= LOOK:
+                if failed or time.monotonic() >= deadline:
                     raise
+                if work.is_completed():  # while this one looked
+                    work.wait(LOOK)
+                    return
 
     def arrived_at(self) -> float | None:
         """When it was there, where that is noted; not on CUDA."""
@@ -103,7 +108,7 @@ class ProcessGroup:
         """Have so many channels. A collective call: every rank makes it at the same bucket."""
         while len(self._names) < channels:
             channel = len(self._names)
-            self._names.append(new_name(self.group))
+            self._names.append("" if self._device.type == "cuda" else new_name(self.group, self._device))
             self._groups[channel, "all"] = self.group if self._device.type == "cuda" else self._private(channel, "all")
 
     def _private(self, channel: int, scope: Scope) -> dist.ProcessGroup:

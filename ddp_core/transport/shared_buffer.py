@@ -96,7 +96,7 @@ class SharedSum:
         deadline = time.monotonic() + timeout.total_seconds()
         ended: list[int] = []
         while not self.buffer.sums.wait(self.buffer.place, LOOK_SECONDS):
-            self.look()
+            self.look()  # first: those that differ give up
             if (rank := self.buffer.sums.given_up()) >= 0:
                 raise RuntimeError(f"rank {rank} has given up or was closed; see what it raised")
             if ended:

@@ -37,6 +37,7 @@ def probe() -> str:
         cupy = _cupy()
     except ImportError as error:
         return f"CuPy cannot be imported ({error}); install {_extra()}"
+    source = next(iter(THREADS))
     try:
         with cupy.cuda.Device(torch.cuda.current_device()):
             for source in THREADS:

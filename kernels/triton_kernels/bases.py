@@ -120,7 +120,7 @@ def _solve(
     triangle = triangles + tl.program_id(0).to(tl.int64) * RANKS * RANKS
     gram = _sum_products(products, task, RANKS)
     lengths = _lengths(gram, RANKS)
-    if tl.max(lengths, 0) == 0:
+    if tl.sum(lengths, 0) == 0:
         _write_axes(p, task, RANKS, ROWS)  # in place of zeros, as of parameters that are not used
         _write_products(p, following, task, RANKS, STEP)
     elif _triangle(_scaled(gram, lengths), triangle, tl.load(task + 2), LEAST_FIRST, RANKS):

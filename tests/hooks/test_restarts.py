@@ -70,14 +70,14 @@ def test_training_goes_on_after_ten_restarts(tmp_path, way):
 def in_two_lives(rank, world_size):
     """The sums over groups of one name and store, of which the first has left its addresses there; and their keys."""
     sums = []
-    for life in range(2):
-        os.environ[private_group.RESTARTS] = str(life)
-        group = private_group.private_group(dist.group.WORLD, LIMIT, "same")
+    for _ in range(2):
+        private_group._made.clear()  # as in a new process
+        name = private_group.new_name(dist.group.WORLD, torch.device("cpu"))
+        group = private_group.private_group(dist.group.WORLD, LIMIT, name)
         numbers = torch.ones(3)
         group.allreduce([numbers]).wait(LIMIT)
         sums.append(numbers.tolist())
         del group
-    del os.environ[private_group.RESTARTS]
     return sums
 
 
@@ -92,6 +92,8 @@ def alone(rank, world_size):
         with pytest.raises(RuntimeError) as caught:
             ProcessGroup(dist.group.WORLD, torch.device("cpu"), timedelta(seconds=1)).open(1)
         message = str(caught.value)
+    else:
+        private_group.new_name(dist.group.WORLD, torch.device("cpu"))
     dist.barrier()
     return message
 
