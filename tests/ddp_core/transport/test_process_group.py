@@ -1,5 +1,6 @@
 """Requests over a process group: what each rank is sent back, in every scope, against float64 by hand."""
 
+import time
 from datetime import timedelta
 
 import pytest
@@ -9,6 +10,7 @@ import torch.distributed as dist
 from gradwire.compress import AllGather, AllReduce, AllToAll, ReduceScatter
 from gradwire.compress.protocol import members
 from gradwire.ddp_core import ProcessGroup
+from gradwire.ddp_core.transport import process_group
 
 LIMIT = timedelta(seconds=20)
 CPU = torch.device("cpu")
@@ -62,3 +64,48 @@ def one_request_too_many(rank, world_size):
 def test_a_round_that_the_dry_run_did_not_have_is_refused(ranks):
     for failure in ranks.run(one_request_too_many, 1, expect_errors=True):
         assert "asks for round 2, but its dry run had only 1" in failure.message
+
+
+class Work:
+    """A collective that ends with `error`, or well, after so many slices of waiting."""
+
+    def __init__(self, slices, error=None):
+        self.slices, self.error, self.waits = slices, error, 0
+
+    def wait(self, limit):
+        self.waits += 1
+        if self.slices > 0:
+            time.sleep(limit.total_seconds())
+            self.slices -= 1
+            raise RuntimeError("Operation timed out!")
+        if self.error:
+            raise RuntimeError(self.error)
+
+    def is_completed(self):
+        return self.slices <= 0
+
+
+@pytest.fixture
+def short_looks(monkeypatch):
+    monkeypatch.setattr(process_group, "LOOK", timedelta(seconds=0.02))
+
+
+def test_a_reply_that_comes_while_a_rank_looks_around_is_no_failure(short_looks):
+    looks, reply = [], torch.ones(2)
+    pending = process_group.GroupPending(Work(slices=3), reply, look=lambda: looks.append(1))
+    assert pending.wait(timedelta(seconds=5)) is reply
+    assert len(looks) == 3
+
+
+def test_a_collective_that_fails_is_not_asked_again(short_looks):
+    looks, work = [], Work(slices=0, error="Connection closed by peer")
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        process_group.GroupPending(work, torch.ones(2), look=lambda: looks.append(1)).wait(timedelta(seconds=5))
+    assert (work.waits, len(looks)) == (1, 1)
+
+
+def test_the_time_limit_of_a_wait_in_slices_is_the_whole_one(short_looks):
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match="timed out"):
+        process_group.GroupPending(Work(slices=1000), torch.ones(2)).wait(timedelta(seconds=0.1))
+    assert 0.1 <= time.monotonic() - began < 1
