@@ -27,4 +27,4 @@ class Dense:
         if residual is not None:
             grad.add_(residual.before)
             residual.after.zero_()
-        return (yield from all_reduce(grad))
+        return (yield from all_reduce(grad, exact=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -78,7 +79,8 @@ class Cast:
             share = 1 / members if request.op == "mean" else 1.0
             shards = layout.ranks_per_host if request.scope == "across" else 1  # a host's ranks may each have one
             if state.cuts and wide.numel() * shards < layout.numel:
-                self._saturate(wide, largest_summand(self.dtype, members) / share)
+                exact = request.exact if isinstance(request, AllReduce) else ()
+                self._saturate(wide, largest_summand(self.dtype, members) / share, exact)
             kernels.cast_scaled(wide, narrow, share)
             return dataclasses.replace(request, tensor=narrow, op="sum")
         kernels.cast_scaled(wide, narrow, 1.0)
@@ -93,13 +95,16 @@ class Cast:
         kernels.cast_scaled(answer, reply, 1.0)
         return reply
 
-    def _saturate(self, wide: Tensor, limit: float) -> None:
+    def _saturate(self, wide: Tensor, limit: float, exact: Sequence[tuple[int, int]]) -> None:
         """Keep finite factors within reach of 16 bits: what they miss stays in the residual. A whole gradient overflows.
 
-        So do payloads of a compressor that `forgets_what_it_sends`: what was cut of them would be lost.
+        So do `exact` parts, and payloads of a compressor that `forgets_what_it_sends`: what was cut of them would be lost.
         """
         if self.dtype == torch.float16:
+            kept = [wide.view(-1)[first:end].clone() for first, end in exact]
             wide.copy_(torch.where(wide.isfinite(), wide.clamp(-limit, limit), wide))
+            for (first, end), part in zip(exact, kept, strict=True):
+                wide.view(-1)[first:end] = part
 
 
 def largest_summand(dtype: torch.dtype, count: int) -> float:

@@ -136,7 +136,7 @@ def average_whole(grad: Tensor, places: tuple[Place, ...], residual: Residual | 
     if residual is not None:
         payload.add_(torch.cat(pieces(residual.before, places)))
         torch._foreach_zero_(pieces(residual.after, places))
-    mean = yield from all_reduce(payload)
+    mean = yield from all_reduce(payload, exact=True)
     put_back(mean, parts)
     if residual is not None and mean.dtype != grad.dtype:
         put_back(mean - torch.cat(parts), pieces(residual.after, places))  # what 16 bits cannot hold

@@ -29,12 +29,14 @@ Scope: TypeAlias = Literal["all", "host", "across"]  # all ranks; those of this 
 class AllReduce:
     """The sum or mean over ranks of `tensor`, element by element; the reply has its shape and may be `tensor` itself.
 
-    A mean is divided before it is summed, so it overflows only where the mean itself does.
+    A mean is divided before it is summed, so it overflows only where the mean itself does. `exact`: first and last element,
+    by place, of parts that nobody may cut to the range of fewer bits: what would be cut is held back nowhere.
     """
 
     tensor: Tensor
     op: Op = "mean"
     scope: Scope = "all"
+    exact: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         _check("an all-reduce", self.scope, self.op)
@@ -103,9 +105,11 @@ def _check(kind: str, scope: str, op: str = "mean") -> None:
             raise ValueError(f"the {name} of {kind} is {' or '.join(map(repr, allowed))}, got {value!r}")
 
 
-def all_reduce(tensor: Tensor, op: Op = "mean", scope: Scope = "all") -> Program[Tensor]:
-    """One all-reduce round; nothing is sent for an empty tensor."""
-    return (yield AllReduce(tensor, op, scope)) if tensor.numel() else tensor
+def all_reduce(tensor: Tensor, op: Op = "mean", scope: Scope = "all", *, exact: bool = False) -> Program[Tensor]:
+    """One all-reduce round; nothing is sent for an empty tensor. `exact`: see AllReduce; here all of it or nothing."""
+    if not tensor.numel():
+        return tensor
+    return (yield AllReduce(tensor, op, scope, ((0, tensor.numel()),) if exact else ()))
 
 
 def reduce_scatter(tensor: Tensor, op: Op = "mean", scope: Scope = "all") -> Program[Tensor]:

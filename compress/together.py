@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from itertools import accumulate
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .protocol import AllToAll, Program, ReduceScatter, Request
+from .protocol import AllReduce, AllToAll, Program, ReduceScatter, Request
 
 BY_ROW = (AllToAll, ReduceScatter)  # their tensors have a row for each member
 
@@ -83,7 +84,13 @@ def _merged(requests: Sequence[Request]) -> Request:
     if isinstance(requests[0], BY_ROW):
         rows = [request.tensor.reshape(len(request.tensor), -1) for request in requests]
         return dataclasses.replace(requests[0], tensor=torch.cat(rows, dim=1))
-    return dataclasses.replace(requests[0], tensor=torch.cat([request.tensor.reshape(-1) for request in requests]))
+    merged = dataclasses.replace(requests[0], tensor=torch.cat([request.tensor.reshape(-1) for request in requests]))
+    if isinstance(merged, AllReduce):
+        starts = accumulate((request.tensor.numel() for request in requests), initial=0)
+        placed = zip(starts, requests, strict=False)
+        exact = [(at + a, at + b) for at, each in placed for a, b in getattr(each, "exact", ())]
+        merged = dataclasses.replace(merged, exact=tuple(exact))
+    return merged
 
 
 def _parted(requests: Sequence[Request], reply: Tensor) -> list[Tensor]:

@@ -7,7 +7,17 @@ import random
 import pytest
 import torch
 
-from gradwire.compress import Float16, Layout, Simulation, all_reduce, compressor, reduce_scatter
+from gradwire.compress import (
+    Dense,
+    Float16,
+    Layout,
+    Partition,
+    PowerSGD,
+    Simulation,
+    all_reduce,
+    compressor,
+    reduce_scatter,
+)
 
 RANKS = range(1, 17)
 LARGEST = torch.finfo(torch.float16).max
@@ -105,3 +115,21 @@ def test_what_is_forgotten_once_it_is_sent_overflows_instead_of_being_cut(spec):
     layout = Layout(("w",), ((64, 64),), torch.float32, torch.device("cpu"), 2)
     for average in Simulation(compressor(spec), layout).step([torch.full((layout.numel,), 1e5)] * 2):
         assert not average.isfinite().all()
+
+
+def test_biases_that_travel_with_factors_overflow_as_whole_gradients_do():
+    within = Layout(("w", "b"), ((64, 64), (8,)), torch.float32, torch.device("cpu"), 2)
+    simulation = Simulation(compressor("fp16+powersgd:rank=1"), within)
+    grad = torch.cat([torch.ones(64 * 64), torch.full((8,), 1e6)])
+    average = simulation.step([grad.clone(), grad.clone()])[0]
+    assert average[:-8].isfinite().all()
+    assert average[-8:].isinf().all()
+
+
+def test_groups_that_are_sent_whole_beside_others_overflow():
+    within = Layout(("w", "b", "v"), ((64, 64), (8,), (64, 64)), torch.float32, torch.device("cpu"), 2)
+    low_rank = PowerSGD(rank=1)
+    simulation = Simulation(Float16(Partition((("b", Dense()), ("v", low_rank)), low_rank)), within)
+    grad = torch.cat([torch.ones(64 * 64), torch.full((8,), 1e6), torch.ones(64 * 64)])
+    average = simulation.step([grad.clone(), grad.clone()])[0]
+    assert average.isinf().nonzero().flatten().tolist() == list(range(64 * 64, 64 * 64 + 8))
