@@ -27,11 +27,10 @@ class Seen:
     numbers: Tensor
 
     def cleared(self, then: Seen) -> bool:
-        """Whether its gradient was cleared since `then`, and nothing was done with it."""
+        """Whether its gradient was cleared since `then`, and the parameter not written to, as far as its version tells."""
         before = then.gradient and then.gradient()
         kept = before is not None and self.gradient is not None and before is self.gradient()
-        replaced = then.gradient is not None and not kept
-        return replaced and self.version == then.version and torch.equal(self.numbers, then.numbers)
+        return then.gradient is not None and not kept and self.version == then.version
 
 
 class ThrownAway:
@@ -49,10 +48,13 @@ class ThrownAway:
     def look(self, *, counts: bool) -> None:
         """At the beginning of a step, when the first bucket's gradients are there. `counts`: the step before does."""
         before, self._seen = self._seen, [_seen(parameter) for parameter in self.parameters]
-        pairs = zip(self._seen, before, strict=False)
-        if counts and before and all(now.cleared(then) for now, then in pairs):
-            self.parameters, self._seen, self._told = (), [], True
+        pairs = list(zip(self._seen, before, strict=False))
+        if not (counts and before and all(now.cleared(then) for now, then in pairs)):
+            return
+        if all(torch.equal(now.numbers, then.numbers) for now, then in pairs):
+            self._told = True
             warnings.warn(MESSAGE, stacklevel=2)
+        self.watch(())  # written through .data the version tells nothing, and comparing numbers would hold up a GPU
 
 
 def _seen(parameter: Tensor) -> Seen:
