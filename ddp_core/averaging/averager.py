@@ -197,14 +197,14 @@ class CompressedAverager:
         """Meet a bucket that was not there before. All ranks meet the same one at the same time."""
         index, buffer = bucket.index(), bucket.buffer()
         engine = self.engines.of(buffer.device, index)
-        if index == 0 and self.memory.remembers:
-            self._thrown_away.watch(parameters)
         named = {self._name(parameter): parameter for parameter in parameters}
         names, label = tuple(named), labelled(index, tuple(named))
         if isinstance(bucket, SparseBucket):
             engine.prepare(SPARSE_ROUNDS)
             elements = sum(parameter.numel() for parameter in parameters)
             return Bound(self._known, parameters, engine, label, names, elements)
+        if index == 0 and self.memory.remembers:
+            self._thrown_away.watch(parameters)
         flat = as_real(buffer)
         parts = self._parts(named, flat, engine, index)
         self._bounds[index] = Bound(self._known, parameters, engine, label, names, flat.numel(), parts)
