@@ -57,14 +57,10 @@ def survives(folder, way, restarts):
 
 
 @pytest.mark.slow
-def test_training_goes_on_after_three_restarts(tmp_path):
-    survives(tmp_path, "attach", 3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["attach", "own"])
-def test_training_goes_on_after_ten_restarts(tmp_path, way):
-    survives(tmp_path, way, 10)
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize(("way", "restarts"), [("attach", 10), ("own", 3)])
+def test_training_goes_on_after_restarts(tmp_path, way, restarts):
+    survives(tmp_path, way, restarts)
 
 
 def in_two_lives(rank, world_size):
