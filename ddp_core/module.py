@@ -83,7 +83,11 @@ class DistributedDataParallel(TorchFace):
             localize(module, self.device_mesh)
         self.module = module
         self._take_attributes()
-        refuse_inside(module, trained(module)[0].values())  # before anything asks a parameter that is not initialized
+        self._compresses = compressor != "none"  # without, averages of averages do no harm, and torch's allows them
+        if self._compresses:
+            refuse_inside(
+                module, trained(module)[0].values()
+            )  # before anything asks a parameter that is not initialized
         self._take_devices()
         self._passing_sync_batchnorm_handle(module)
         groups = self.arguments.groups()
@@ -147,7 +151,8 @@ class DistributedDataParallel(TorchFace):
 
     @torch._disable_dynamo
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
-        refuse_around(self)
+        if self._compresses:
+            refuse_around(self)
         if not self._lazy_init_ran:
             self._lazy_init()
         if torch.is_grad_enabled() and self.require_backward_grad_sync:

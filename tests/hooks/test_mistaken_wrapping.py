@@ -33,10 +33,10 @@ def step(model):
 
 
 WRAPPED = {
-    "torch's around ours": lambda: step(TorchDDP(OwnDDP(network()))),
+    "torch's around ours": lambda: step(TorchDDP(OwnDDP(network(), compressor="bf16"))),
     "torch's around a model with ours": lambda: step(TorchDDP(Within(OwnDDP(network(), compressor="topk")))),
-    "ours around torch's": lambda: OwnDDP(TorchDDP(network())),
-    "ours around ours": lambda: OwnDDP(Within(OwnDDP(network()))),
+    "ours around torch's": lambda: OwnDDP(TorchDDP(network()), compressor="bf16"),
+    "ours around ours": lambda: OwnDDP(Within(OwnDDP(network())), compressor="topk"),
     "torch's twice, attached": lambda: gradwire.attach(TorchDDP(TorchDDP(network())), "topk"),
 }
 
