@@ -84,10 +84,9 @@ class DistributedDataParallel(TorchFace):
         self.module = module
         self._take_attributes()
         self._compresses = compressor != "none"  # without, averages of averages do no harm, and torch's allows them
+        own = trained(module)[0].values()  # refuses a module with nothing to train
         if self._compresses:
-            refuse_inside(
-                module, trained(module)[0].values()
-            )  # before anything asks a parameter that is not initialized
+            refuse_inside(module, own)  # before anything asks a parameter that is not initialized
         self._take_devices()
         self._passing_sync_batchnorm_handle(module)
         groups = self.arguments.groups()
