@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ...compress import specification
+from ...compress.gauge import Gauge
 from ...compress.protocol import Compressor, Layout, Program, marked
 from ...compress.state import Entries
 from ...kernels import all_finite
@@ -69,6 +70,11 @@ class ModelMemory:
         self._layouts: dict[str, Layout] = {}  # of those of them that had a bucket, each parameter's alone
         self._former: Compressor | None = None  # whose state `_foreign` is: loaded, then swapped before any step
         self._foreign: Entries = {}
+
+    @property
+    def gauges(self) -> Iterator[tuple[tuple[str, ...], Gauge]]:
+        """How error feedback fares, by the names in a bucket."""
+        return ((names, bucket.gauge) for names, bucket in self._live.items() if bucket.gauge is not None)
 
     @property
     def averages(self) -> bool:
