@@ -30,7 +30,15 @@ def discarded_before_no_sync(trial):
     return any(trial.steps[number].micro_batches > 1 for number in named(trial, "discard"))
 
 
+def stepping_on_after_a_raise(trial):
+    """After an error in forward one rank's next step meets the others' last one in torch's own collectives: Gloo aborts."""
+    mishap = trial.mishap
+    raised = mishap is not None and (mishap.kind, mishap.place) == ("raise", "forward")
+    return not trial.ours and raised and trial.dynamic
+
+
 KNOWN = (
+    stepping_on_after_a_raise,
     discarded_before_no_sync,
     copied_gaps,
     first_buckets,
