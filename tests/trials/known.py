@@ -37,7 +37,15 @@ def stepping_on_after_a_raise(trial):
     return not trial.ours and raised and trial.dynamic
 
 
+def summed_elsewhere(trial):
+    """After a swap to plain sums buckets stay where they are; those of a new model lie in shared memory, summed in order."""
+    new = [name for kind in ("resume", "deepcopy", "pickle", "rewrap") for name in named(trial, kind)]
+    plain = any((event, spec) == ("swap", "none") for step in trial.steps for event, spec in step.events)
+    return trial.ours and trial.shared_memory and trial.world_size > 2 and plain and bool(new)
+
+
 KNOWN = (
+    summed_elsewhere,
     stepping_on_after_a_raise,
     discarded_before_no_sync,
     copied_gaps,
