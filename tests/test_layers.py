@@ -29,7 +29,7 @@ FLOORS = {  # the rooms of a layer, folders and files, from the ground up; those
         "engine",
         "buckets",
         "memory",
-        "averaging",
+        "averaging local_steps",
         "backward",
         "schedule",
         "replicas",
