@@ -44,7 +44,13 @@ def summed_elsewhere(trial):
     return trial.ours and trial.shared_memory and trial.world_size > 2 and plain and bool(new)
 
 
+def joined_without_inputs(trial):
+    """A static graph of torch's, with a rank that has no inputs at all: its collectives do not match the others'."""
+    return not trial.ours and "static_graph" in trial.options and 0 in trial.inputs
+
+
 KNOWN = (
+    joined_without_inputs,
     summed_elsewhere,
     stepping_on_after_a_raise,
     discarded_before_no_sync,
