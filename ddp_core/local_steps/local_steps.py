@@ -16,8 +16,9 @@ from torch.optim import Optimizer
 
 from ...compress import Spec, compressor, specification
 from ..buckets.layout import plain
+from ..transport.protocol import Decorator
 from ..transport.rendezvous import Rendezvous
-from ..transport.sites import Ranks
+from ..transport.sites import Ranks, Sites
 from . import saved
 from .fragment import Fragment, fragments
 from .outer import outer
@@ -37,7 +38,8 @@ class LocalSteps:
     which is plain averaging. `compressor`: of the differences. `fragments`: the model is averaged in so many parts, one of
     them every `every // fragments` steps. `overlap`: a part's average is awaited at the next one's turn, `delay` steps
     later; what training has changed meanwhile is kept. `at`: where sites meet that may come and go; without it all ranks of
-    `process_group`, by default of the default group, take part. `timeout`: of waits among ranks. `round` counts the averages
+    `process_group`, by default of the default group, take part. `timeout`: of waits among ranks. `transport`:
+    what to put around each transport, such as an emulated link. `round` counts the averages
     that this site has taken over, alike at all sites, which end training together by it where they come and go.
 
     All begin with the model of the first one. What the optimizer remembers stays at its site. In CPU memory there are three
@@ -58,6 +60,7 @@ class LocalSteps:
         at: Rendezvous | None = None,
         process_group: dist.ProcessGroup | None = None,
         timeout: timedelta = DEFAULT_TIMEOUT,
+        transport: Decorator | None = None,
     ) -> None:
         if every < 1 or not 1 <= fragments <= every:
             raise ValueError(f"every is at least 1, and fragments from 1 to every; got {every} and {fragments}")
@@ -65,7 +68,8 @@ class LocalSteps:
         self.round = 0
         self.history: list[RoundStats] = []
         self.waited = 0.0
-        self._rounds, self._buffers = _rounds(model, fragments, outer, compressor, at or _ranks(process_group, timeout))
+        sites = at or _ranks(process_group, timeout)
+        self._rounds, self._buffers = _rounds(model, fragments, outer, compressor, sites, transport)
         self._parts = self._rounds.fragments
         self.spacing = every // len(self._parts)
         self._setup = self._described(outer, compressor)
@@ -188,13 +192,13 @@ def _ranks(group: dist.ProcessGroup | None, timeout: timedelta) -> Ranks:
 
 
 def _rounds(
-    model: nn.Module, count: int, specification: str, spec: Spec, sites: Ranks | Rendezvous
+    model: nn.Module, count: int, specification: str, spec: Spec, sites: Sites, decorate: Decorator | None
 ) -> tuple[Rounds, list[Tensor]]:
     """The rounds of a model, and its buffers of real numbers."""
     module = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
     named = {plain(name): p for name, p in module.named_parameters() if p.requires_grad}
     buffers = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
-    rounds = Rounds(sites, fragments(named, count), _flat(buffers), outer(specification), compressor(spec))
+    rounds = Rounds(sites, fragments(named, count), _flat(buffers), outer(specification), compressor(spec), decorate)
     return rounds, buffers
 
 

@@ -35,7 +35,9 @@ def outer(specification: str) -> Outer:
     """
     method, _, rest = specification.partition(":")
     values = {"lr": 0.7, "momentum": 0.9} if method == "nesterov" else {"lr": 1.0, "momentum": 0.0}
-    allowed = f"an outer optimizer is {' or '.join(METHODS)}, with lr and momentum, such as nesterov:lr=0.7,momentum=0.9"
+    allowed = (
+        f"an outer optimizer is {' or '.join(METHODS)}, with lr and momentum, such as nesterov:lr=0.7,momentum=0.9"
+    )
     if method not in METHODS:
         raise ValueError(f"{allowed}; got {specification!r}")
     for option in filter(None, rest.split(",")):

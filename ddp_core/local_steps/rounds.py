@@ -17,6 +17,7 @@ from ...compress.protocol import all_reduce
 from ...compress.together import together
 from ..engine.task import Task
 from ..memory.bucket_memory import BucketMemory
+from ..transport.protocol import Decorator, Transport
 from ..transport.sites import Meeting, Sites
 from .fragment import Fragment
 from .outer import Outer
@@ -50,12 +51,18 @@ class Rounds:
     """
 
     def __init__(
-        self, sites: Sites, fragments: Sequence[Fragment], buffers: Tensor, outer: Outer, compressor: Compressor
+        self,
+        sites: Sites,
+        fragments: Sequence[Fragment],
+        buffers: Tensor,
+        outer: Outer,
+        compressor: Compressor,
+        decorate: Decorator | None = None,
     ) -> None:
         self.sites, self.fragments, self.buffers = sites, list(fragments), buffers
         self.round = NEW
         self.memories: dict[int, BucketMemory] = {}  # by fragment
-        self._outer, self.compressor = outer, compressor
+        self._outer, self.compressor, self._decorate = outer, compressor, decorate
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gradwire-local-steps")
 
     @property
@@ -91,8 +98,11 @@ class Rounds:
         done = partial(self._stats, meeting, self.turn, began, replaced=not counted[meeting.rank])
         if not any(counted):
             return done(None)
-        task = Task(self._program(meeting, difference if counted[meeting.rank] else None, buffers), "a local step's round")
-        while task.advance(meeting, 0, meeting.timeout):
+        task = Task(
+            self._program(meeting, difference if counted[meeting.rank] else None, buffers), "a local step's round"
+        )
+        transport: Transport = meeting if self._decorate is None else self._decorate(meeting)
+        while task.advance(transport, 0, meeting.timeout):
             pass
         self._apply(task.result, meeting.world_size / sum(counted))
         return done(task)
@@ -104,7 +114,11 @@ class Rounds:
     def _program(self, meeting: Meeting, difference: Tensor | None, buffers: Tensor | None) -> Program[Tensor]:
         """The mean difference; of the last fragment with the mean of the buffers behind it."""
         fragment, counts = self.fragments[self.turn], difference is not None
-        flat = torch.zeros(fragment.layout.numel, dtype=fragment.layout.dtype) if difference is None else difference.clone()
+        flat = (
+            torch.zeros(fragment.layout.numel, dtype=fragment.layout.dtype)
+            if difference is None
+            else difference.clone()
+        )
         averaging = self._memory(meeting).reduce(flat, max(self.round, 0) // len(self.fragments), True)
         if self.turn < len(self.fragments) - 1 or not self.buffers.numel():
             return (yield from averaging)

@@ -57,8 +57,8 @@ def _saved(memory: BucketMemory) -> dict[str, Any]:
 
 
 def load(state: Mapping[str, Any] | Sequence[Mapping[str, Any]], setup: str, rounds: Rounds) -> int:
-    """Take a state, or those of all sites; returns the steps. Raises ValueError, changing nothing, where one does not fit."""
-    states = [state] if isinstance(state, Mapping) else list(state)
+    """Take a state, or those of all sites; the steps so far. Raises ValueError, changing nothing, where one does not fit."""
+    states = list(state) if isinstance(state, Sequence) else [state]
     if not states:
         raise ValueError("the list of states is empty")
     for each in states:
@@ -91,7 +91,9 @@ def _check(state: Any, setup: str, rounds: Rounds) -> None:
                 raise ValueError(f"the state lacks the anchor or the momentum of parameter {name!r}")
             for field, numbers in fields.items():
                 if tuple(numbers.shape) != shape or not bool(numbers.isfinite().all()):
-                    raise ValueError(f"the saved {field!r} of parameter {name!r} is not of shape {shape}, or not finite")
+                    raise ValueError(
+                        f"the saved {field!r} of parameter {name!r} is not of shape {shape}, or not finite"
+                    )
 
 
 def _memory(states: Sequence[Mapping[str, Any]], index: int, rounds: Rounds) -> BucketMemory | None:

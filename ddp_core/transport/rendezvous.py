@@ -128,7 +128,9 @@ class Rendezvous:
             self._await_end(number)
         record = self._record(number)
         if record["setup"] != self._setup:
-            raise ValueError(f"the sites were set up differently: the others have {record['setup']}, here {self._setup}")
+            raise ValueError(
+                f"the sites were set up differently: the others have {record['setup']}, here {self._setup}"
+            )
         if self._id not in _ids(record):
             self._number = number  # too late for this one
             return None

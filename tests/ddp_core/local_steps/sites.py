@@ -1,11 +1,11 @@
 """Sites that train on threads of one process, each with a model of its own."""
 
 import threading
+from datetime import timedelta
 
 import torch
 
-from gradwire.ddp_core import LocalSteps, Rendezvous, keep_rendezvous
-from gradwire.ddp_core.transport import rendezvous
+from gradwire.ddp_core import Rendezvous, keep_rendezvous
 
 LIMIT = 3.0  # seconds of a round
 
@@ -67,10 +67,11 @@ class Town:
         self.address = f"127.0.0.1:{self.store.port}"
 
     def meeting_place(self, sites, name, **options):
-        from datetime import timedelta
+        """Where a site meets the others."""
+        return self.at(self.address, sites, name, **options)
 
+    @staticmethod
+    def at(address, sites, name, **options):
+        """The same, from another process."""
         options = {"limit": timedelta(seconds=LIMIT), "start": timedelta(seconds=20)} | options
-        return Rendezvous(self.address, sites, name=name, **options)
-
-
-__all__ = ["LIMIT", "LocalSteps", "Net", "Town", "batch", "descend", "rendezvous", "together"]
+        return Rendezvous(address, sites, name=name, **options)

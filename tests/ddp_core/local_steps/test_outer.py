@@ -27,7 +27,12 @@ def test_it_is_read_from_a_specification():
 
 @pytest.mark.parametrize(
     ("specification", "said"),
-    [("adam", "nesterov or sgd"), ("sgd:rate=1", "with lr and momentum"), ("sgd:lr=x", "is a number"), ("sgd:lr=0", "above 0")],
+    [
+        ("adam", "nesterov or sgd"),
+        ("sgd:rate=1", "with lr and momentum"),
+        ("sgd:lr=x", "is a number"),
+        ("sgd:lr=0", "above 0"),
+    ],
 )
 def test_what_is_wrong_is_said(specification, said):
     with pytest.raises(ValueError, match=said):
