@@ -29,6 +29,7 @@ from .bound import AllPending, Bound, OwnBound, Part, all_done, labelled, names_
 from .compiling import compile_kernels
 from .engines import Engines
 from .protocol import Wishes
+from .runaway import Runaway
 from .thrown_away import ThrownAway
 
 
@@ -55,7 +56,7 @@ class CompressedAverager:
         self._bounds: dict[int, Bound] = {}
         self._known = object()  # made anew when what is known of buckets is forgotten
         self._step: Step | None = None
-        self._thrown_away = ThrownAway()
+        self._thrown_away, self._runaway = ThrownAway(), Runaway()
         self._totals = Totals()
         self._loaded_order: list[str] = []
         self._last_index = -1  # of the bucket that a hook was given
@@ -100,6 +101,7 @@ class CompressedAverager:
             if self._thrown_away.parameters:
                 self._thrown_away.look(counts=self.memory.counts)
             self.memory.end_step()
+            self._runaway.look(self.memory.step, self.memory.gauges)
             self._take(step)
             self.memory.step += 1
             step.number, self.memory.settled = self.memory.step, False
@@ -182,20 +184,21 @@ class CompressedAverager:
         if isinstance(bucket, SparseBucket):
             program = self.memory.reduce_sparse(buffer, self.engines.group.size(), watched)
             task = Task(program, bound.label, needs_future=future)
-            return self._beside(bound, task, bound.names, bound.elements)
+            return self._beside(bound, task, BucketStats(bound.names, bound.elements, task.record))
         flat = as_real(buffer)
         pendings = []
         for part in bound.parts:
             program, layout = part.reduce(flat, step, buffer, watched), part.memory.layout
             task = Task(program, part.label, needs_future=future)
-            pendings.append(self._beside(bound, task, layout.names, layout.numel))
+            stats = BucketStats(layout.names, layout.numel, task.record, part.memory.gauge)
+            pendings.append(self._beside(bound, task, stats))
         if len(pendings) == 1 or (future and flat.is_cuda):
             return pendings[-1]  # on the side stream each has come to its end before the next
         return all_done(pendings, buffer) if future else AllPending(pendings)
 
-    def _beside(self, bound: Bound, task: Task, names: tuple[str, ...], elements: int) -> Pending:
+    def _beside(self, bound: Bound, task: Task, stats: BucketStats) -> Pending:
         assert self._step is not None
-        self._step.programs.append(BucketStats(names, elements, task.record))
+        self._step.programs.append(stats)
         return bound.engine.submit(task)
 
     def _bind(self, bucket: dist.GradBucket | GradBucket, parameters: Sequence[Tensor]) -> Bound:
