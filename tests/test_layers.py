@@ -24,7 +24,7 @@ METHODS = (
 )  # of process groups, and of nothing else
 FLOORS = {  # the rooms of a layer, folders and files, from the ground up; those of one floor do not import each other
     "ddp_core": [
-        "measure",
+        "measure planning",
         "transport",
         "engine",
         "buckets",
