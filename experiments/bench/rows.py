@@ -8,17 +8,20 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from ..results.statistics import percentiles
 
+Order: TypeAlias = Literal["backward", "slices", "priority", "auto"]
 KIND = "bench"
 PHASES = ("forward", "backward", "exposed", "optimizer")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A setting of the benchmark. `bucket_mb`: None is 1 MiB for the first bucket and 25 for the others."""
+    """A setting of the benchmark. `bucket_mb`: None is 1 MiB for the first bucket and 25 for the others. `order`: in which
+    gradients go; but for backward's, they also go on through the next forward.
+    """
 
     ddp: Literal["torch", "gradwire", "none"]
     compressor: str = "none"
@@ -26,6 +29,7 @@ class Case:
     process_groups: int = 1
     sync_every: int = 1
     overlap: bool = True
+    order: Order = "backward"
 
 
 NO_DDP = Case("none")
