@@ -14,8 +14,9 @@ from ..network.link import check_link
 from ..results.files import check_file
 from ..workloads import emulation
 from ..workloads.emulation import Trace, check_dilation, chosen_trace, dilated
+from ..workloads.order import BACKWARD, Order
 from .models import RESNETS, Task, emulated_task, task
-from .rows import NO_DDP, Case, Order
+from .rows import NO_DDP, Case
 
 AT_LEAST_ONE = ("nproc", "batch_size", "image_size", "steps", "warmup")
 LISTS = ("models", "ddp", "compressors", "process_groups", "sync_every", "overlap", "order")
@@ -48,10 +49,9 @@ class BenchConfig:
     """gradients are averaged in every k-th iteration only, the others run in no_sync"""
     overlap: list[bool] = field(default_factory=lambda: [True])
     """whether buckets go while backward still runs; false holds them until its last gradient"""
-    order: list[Order] = field(default_factory=lambda: ["backward"])
-    """in which gradients go: backward ends when all have arrived; priority: what the next forward needs first goes first, and
-    goes on through that forward (gradwire.overlap); auto: priority where that is faster; slices: as priority, in backward's
-    order"""
+    order: list[Order] = field(default_factory=lambda: [BACKWARD])
+    """in which gradients go: backward, whose step waits for all of them; slices, the same in pieces of bucket_mb, 4 on the wire
+    if not given; priority: in pieces, first what the next forward needs first, and that waits where it needs them; auto"""
     world_sizes: list[int] = field(default_factory=list)
     """numbers of ranks; 1, 2, 4, ... of a machine and then 1, 2, 4, ... machines if not given"""
     no_ddp: bool = True
@@ -113,7 +113,7 @@ class BenchConfig:
         return [task(name, self.image_size) for name in dict.fromkeys(self.models)]
 
     def cases(self) -> list[Case]:
-        """All settings to compare, without those that there are not (see `_exists`). Raises ValueError where none is left."""
+        """All settings to compare, but for those that there are not. Raises ValueError where none is left."""
         factors: tuple[Sequence[Any], ...] = (
             self.ddp,
             self.compressors,
@@ -164,7 +164,7 @@ class BenchConfig:
 
 def _exists(case: Case) -> bool:
     """Whether there is such a setting: what torch's DistributedDataParallel does, or any order with all that it needs."""
-    backward = case.order == "backward"
+    backward = case.order == BACKWARD
     if case.ddp == "torch" and not (backward and case.process_groups == 1):
         return False
     return backward or (case.overlap and case.process_groups == 1)

@@ -8,19 +8,19 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from ..results.statistics import percentiles
+from ..workloads.order import BACKWARD, Order
 
-Order: TypeAlias = Literal["backward", "slices", "priority", "auto"]
 KIND = "bench"
 PHASES = ("forward", "backward", "exposed", "optimizer")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A setting of the benchmark. `bucket_mb`: None is 1 MiB for the first bucket and 25 for the others. `order`: in which
-    gradients go; but for backward's, they also go on through the next forward.
+    """A setting of the benchmark. `bucket_mb`: None is 1 MiB for the first bucket and 25 for the others; where `order` is not
+    backward's, of slices on the wire, None is 4.
     """
 
     ddp: Literal["torch", "gradwire", "none"]
@@ -29,7 +29,7 @@ class Case:
     process_groups: int = 1
     sync_every: int = 1
     overlap: bool = True
-    order: Order = "backward"
+    order: Order = BACKWARD
 
 
 NO_DDP = Case("none")
