@@ -13,7 +13,7 @@ if not (_here / "compress").exists():  # imported from a clone, where the other 
     __path__.append(str(_here.parent))
 
 from .compress import Compressor, Layout, compressor, compressors, register
-from .ddp_core import DistributedDataParallel, trace
+from .ddp_core import DistributedDataParallel, overlap, trace
 from .hooks import Handle, Plan, Stats, attach, comm_hook, plan
 
 try:
@@ -33,6 +33,7 @@ __all__ = [
     "comm_hook",
     "compressor",
     "compressors",
+    "overlap",
     "plan",
     "register",
     "trace",

@@ -61,6 +61,7 @@ class CompressedAverager:
         self._last_index = -1  # of the bucket that a hook was given
         self._expected = True  # the next one is the first of a step, whatever its index
         self.begun = 0  # steps since construction
+        self.drain: Callable[[], None] | None = None  # waits for averages that are handed out after backward's end
         self._told = False  # when a step begins; else the indices of buckets alone tell
         self._compares = True  # the values of parameters: at the first step, and after a load
         self._lock = threading.RLock()  # held while a step begins, and while somebody takes or changes the memory
@@ -130,6 +131,7 @@ class CompressedAverager:
 
     def between_steps(self, change: Callable[[], None]) -> None:
         """Change the memory now, or when the step is over that runs on another thread."""
+        self._drain()
         with self._lock:
             if self._under_way() and self._thread != threading.get_ident():  # on this one it broke off
                 self._waiting.append(change)
@@ -234,11 +236,16 @@ class CompressedAverager:
             parts.append(Part(memory, places, labelled(index, names)))
         return parts
 
+    def _drain(self) -> None:
+        if self.drain is not None:
+            self.drain()
+
     def _name(self, parameter: Tensor) -> str:
         return self.names.setdefault(parameter, str(len(self.names)))
 
     def taken(self) -> Snapshot:
         """The memory after the last step that came to its end; on any thread, at any time."""
+        self._drain()
         with self._lock:
             return self.memory.taken(under_way=self._under_way())
 
@@ -283,4 +290,5 @@ class CompressedAverager:
 
     def close(self) -> None:
         """End the threads and process groups that were made; training with it is over."""
+        self._drain()
         self.engines.close()

@@ -225,6 +225,11 @@ class GradBucket:
             if not self._dense[place]:
                 self._move(grads[place], self._views[place])
 
+    def sparse_members(self) -> list[int]:
+        """The members whose gradients are sparse, which do not fit in here."""
+        grads = zip(self.members, map(GRADIENT, self._parameters), strict=True)
+        return [member for member, grad in grads if grad is not None and grad.is_sparse]
+
     def _pieces(self, places: Sequence[int]) -> list[Tensor]:
         pieces = self._memory.split(self._sizes)
         return [pieces[place] for place in places]
@@ -269,6 +274,13 @@ class GradBucket:
             kept = torch.autograd._unsafe_preserve_version_counter(tuple(grads))
             with kept:  # others may look at theirs, and share it
                 torch._foreach_copy_(grads, views)
+
+    def lend(self, average: Tensor) -> None:
+        """Let the gradients be views of the average for a while, with nothing copied: whoever asks for it clears them."""
+        if average is not self._memory:
+            self._take(average)
+        for parameter, view in zip(self._parameters, self._views, strict=True):
+            parameter.grad = view
 
 
 def _zeros(numel: int, like: Tensor) -> Tensor:
