@@ -14,8 +14,11 @@ from ....compress.simulate import steady_traffic
 from ....ddp_core.planning.link_cost import LinkCost
 from ....ddp_core.planning.step_model import Piece, StepModel, layered, merged
 from ....hooks.plan import bucket_layouts
+from ..order import SLICE_MB
 from .trace import Shape, Trace
 
+SAMPLE = 1024  # the sides of a matrix that tells by how much a compressor makes gradients smaller
+DEFAULT_CAP_MB = 25.0  # of gradient, which a slice has at most
 ALL = 1e9  # MiB: one bucket for everything
 
 
@@ -39,6 +42,17 @@ def step_by_buckets(
     pieces = {layer.full(name): piece for layer, piece in layers for name in layer.parameters}
     layouts = _layouts({name: trace.parameters[name] for name in reversed(pieces)}, bucket_mb, world_size)
     return replace(model, pieces=tuple(_bucket(layout, pieces, spec, cost) for layout in layouts))
+
+
+def step_by_slices(
+    trace: Trace, spec: str, world_size: int, cost: LinkCost, dilate: float = 1.0, slice_mb: float = SLICE_MB
+) -> StepModel:
+    """The step with a piece a slice of `slice_mb` MiB on the wire, as gradwire.overlap cuts it."""
+    sent = _traffic(((SAMPLE, SAMPLE),), spec, world_size).sent_bytes
+    dense = _traffic(((SAMPLE, SAMPLE),), "none", world_size).sent_bytes
+    smaller = max(1.0, dense / sent) if sent else 1.0
+    gradient_mb = min(slice_mb * smaller, max(slice_mb, DEFAULT_CAP_MB))
+    return step_by_buckets(trace, spec, world_size, cost, dilate, gradient_mb)
 
 
 def _computation(trace: Trace, dilate: float) -> StepModel:
