@@ -5,6 +5,7 @@ from .model import EmulatedModel, emulated
 from .options import check_dilation, chosen_trace, dilated, labels
 from .recording import from_flops, measured
 from .shipped import load_trace, trace_names
+from .step_model import step_by_buckets, step_by_layers
 from .trace import Layer, Trace
 
 __all__ = [
@@ -20,6 +21,8 @@ __all__ = [
     "labels",
     "load_trace",
     "measured",
+    "step_by_buckets",
+    "step_by_layers",
     "trace_command",
     "trace_names",
 ]

@@ -1,4 +1,4 @@
-"""An emulated layer waits for parameters whose update is pending, as a real one does; and what a study says if it did not."""
+"""An emulated layer waits for parameters whose update is pending, as a real one does; what a study says if not."""
 
 import pytest
 import torch
