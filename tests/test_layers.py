@@ -35,6 +35,7 @@ FLOORS = {  # the rooms of a layer, folders and files, from the ground up; those
         "replicas",
         "handle torch_face",
         "module",
+        "overlapping",
     ],
     "experiments": [
         "ranks",

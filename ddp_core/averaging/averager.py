@@ -12,17 +12,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compress import AllReduce, Compressor, most_rounds
+from ...compress import AllReduce, Compressor, Layout, most_rounds
 from ..buckets.assignment import Rooms, own_rooms
 from ..buckets.checksum import checksum
 from ..buckets.grad_bucket import GradBucket
 from ..buckets.layout import as_real, layout_of
+from ..buckets.slices import BucketSlice
 from ..buckets.sparse import SPARSE_ROUNDS, SparseBucket
 from ..engine.driver import FuturePending
 from ..engine.engine import FORKED, Engine
 from ..engine.task import Task
 from ..measure.stats import Stats, Totals
 from ..measure.step import BucketStats, Step
+from ..memory.bucket_memory import BucketMemory
 from ..memory.model_memory import ModelMemory, Snapshot
 from ..transport.protocol import Decorator, Pending
 from .bound import AllPending, Bound, OwnBound, Part, all_done, labelled, names_by_index, one_round, places_in, setup
@@ -208,7 +210,8 @@ class CompressedAverager:
         if index == 0 and self.memory.remembers:
             self._thrown_away.watch(parameters)
         flat = as_real(buffer)
-        parts = self._parts(named, flat, engine, index)
+        cut = isinstance(bucket, BucketSlice)
+        parts = [self._cut(bucket, named, flat, engine)] if cut else self._parts(named, flat, engine, index)
         self._bounds[index] = Bound(self._known, parameters, engine, label, names, flat.numel(), parts)
         with self._lock:
             self.memory.arrange(names_by_index(self._bounds))
@@ -216,15 +219,7 @@ class CompressedAverager:
 
     def _parts(self, named: Mapping[str, Tensor], flat: Tensor, engine: Engine, index: int) -> list[Part]:
         group = engine.transport.group
-        layout = layout_of(named, flat.dtype, flat.device, group.size(), group.rank())
-        if not self.memory.averages:
-            compile_kernels(self.memory.compressor, layout)
-        if not self._bounds:
-            self.memory.expect(self.names.values())
-            values = checksum(list(named.values())) if self._compares else None
-            self.engines.agreement.meet(group, flat.device)
-            engine.agree(setup(self.memory.compressor, self.memory.step - 1, layout, values))
-            self._compares = False
+        layout = self._met(named, flat, engine)
         parts = []
         for names in self.memory.split(layout.names):
             mine = layout_of({name: named[name] for name in names}, flat.dtype, flat.device, group.size(), group.rank())
@@ -239,6 +234,27 @@ class CompressedAverager:
     def _drain(self) -> None:
         if self.drain is not None:
             self.drain()
+
+    def _cut(self, bucket: BucketSlice, named: Mapping[str, Tensor], flat: Tensor, engine: Engine) -> Part:
+        """A slice, of which nothing is remembered."""
+        layout = bucket.layout(self._met(named, flat, engine))
+        engine.prepare(most_rounds(self.memory.compressor, [layout]))
+        memory = BucketMemory(self.memory.compressor, layout, self.memory.step)
+        return Part(memory, None, labelled(bucket.index(), layout.names))
+
+    def _met(self, named: Mapping[str, Tensor], flat: Tensor, engine: Engine) -> Layout:
+        """The layout of a bucket that was not there before; the first one tells whether all ranks have the same."""
+        group = engine.transport.group
+        layout = layout_of(named, flat.dtype, flat.device, group.size(), group.rank())
+        if not self.memory.averages:
+            compile_kernels(self.memory.compressor, layout)
+        if not self._bounds:
+            self.memory.expect(self.names.values())
+            values = checksum(list(named.values())) if self._compares else None
+            self.engines.agreement.meet(group, flat.device)
+            engine.agree(setup(self.memory.compressor, self.memory.step - 1, layout, values))
+            self._compares = False
+        return layout
 
     def _name(self, parameter: Tensor) -> str:
         return self.names.setdefault(parameter, str(len(self.names)))

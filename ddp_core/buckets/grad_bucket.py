@@ -48,7 +48,8 @@ class GradBucket:
         room: Tensor | None = None,
     ) -> None:
         self.members = tuple(members)
-        self.number, self._last, self._alias = index, last, alias
+        self.number = self.place = index
+        self._last, self._alias = last, alias
         self._parameters = list(parameters)
         self._sizes = [parameter.numel() for parameter in parameters]
         self._memory: Tensor = _zeros(sum(self._sizes), parameters[0]) if room is None else room
@@ -63,8 +64,8 @@ class GradBucket:
         self.open(1.0)
 
     def index(self) -> int:
-        """Its place in the order sent."""
-        return self.number
+        """Its place among all that is sent."""
+        return self.place
 
     def buffer(self) -> Tensor:
         """All gradients, flat."""

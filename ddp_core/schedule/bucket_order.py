@@ -72,9 +72,12 @@ class BucketOrder:
         if order != self._plan.order or not (self._plan.shared or rooms is own_rooms):
             self._build(order, rooms)
 
-    def cut(self, caps: Sequence[int], rooms: Rooms) -> None:
-        """Make the buckets anew, of other sizes, in bytes; all ranks do so between the same steps."""
-        self._plan.caps = caps
+    def resize(self, size: int, rooms: Rooms, *, cut: bool) -> None:
+        """Make the buckets anew, of another size in bytes; all ranks do so between the same steps.
+
+        `cut`: those that are larger, as with a large parameter, are sent in slices of that size.
+        """
+        self._plan.caps, self._plan.cut = [size], size if cut else None
         self._build(self._plan.order, rooms)
 
     def _build(self, order: list[int], rooms: Rooms) -> None:

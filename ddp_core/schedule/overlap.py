@@ -28,6 +28,7 @@ from ..averaging.averager import CompressedAverager
 from ..backward.progress import Backward
 from ..backward.reducer import Reducer
 from ..backward.weak_call import weak_call
+from ..buckets.assignment import own_rooms
 from ..buckets.sparse import SparseBucket
 from ..engine.engine import FORKED
 from . import messages
@@ -67,13 +68,26 @@ class Overlap:
         self._reducer, self._averager = reducer, averager
         device = reducer.device
         buckets.drain = averager.drain = weak_call(self.drain)
-        buckets.cut([slice_bytes(averager, self._slice_mb, device)], averager.rooms(device))
+        self._buckets = buckets
+        self._slice()
         self.order = SliceOrder(self._wanted, reducer.plan, reducer.group, device)
         reducer.later = self
 
     def look(self) -> None:
-        """Between steps, where all ranks are: see `SliceOrder`."""
+        """Between steps, where all ranks are: see `SliceOrder`. After a swap the slices are made anew."""
+        memory = self._averager.memory
+        if self._sliced_for != (memory.compressor, memory.owing):
+            self._slice()
         self.order.look(self._reducer.finished)
+
+    def _slice(self) -> None:
+        """Make buckets of the size of slices, and cut what is larger, where that is of use and nothing remembers it."""
+        averager, device, rules = self._averager, self._reducer.device, self._reducer.rules
+        rooms = averager.rooms(device)
+        whole = rules.dynamic or rules.skip_all_reduce_unused_params or rules.static_graph
+        cut = rooms is own_rooms and averager.memory.forgets and not whole
+        self._buckets.resize(slice_bytes(averager, self._slice_mb, device), rooms, cut=cut)
+        self._sliced_for = averager.memory.compressor, averager.memory.owing
 
     @property
     def pending(self) -> bool:
