@@ -90,7 +90,7 @@ def test_latency_counts_once_for_each_hop_of_each_collective():
     assert cost_on(1, 0, 1e-5).seconds(100) == 0
     trace = load_trace("resnet50")
     fast, slow = (predicted(trace, "none", 4, cost_on(4, GBIT, each), "slices", bucket_mb=1) for each in (0, 1e-3))
-    pieces = 103  # of a MiB or a little more: fewer than so many
+    pieces = 130  # of a MiB or a little less or more: fewer than so many
     assert 20 * 4e-3 < slow - fast < pieces * 4e-3
 
 
