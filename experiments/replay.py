@@ -90,7 +90,9 @@ def measured_rows(path: Path) -> list[MeasuredRow]:
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is no file of gradwire bench --json: {type(error).__name__} {error}") from error
     if trace is None:
-        raise ValueError(f"{path} was measured without an emulated accelerator: only --compute emulate:TRACE is replayed")
+        raise ValueError(
+            f"{path} was measured without an emulated accelerator: only --compute emulate:TRACE is replayed"
+        )
     rate = min(filter(None, map(parse_rate, (config["link"] or "0", config["netlab"]["rate"]))), default=0.0)
     found = [
         MeasuredRow(
