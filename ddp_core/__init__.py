@@ -13,6 +13,7 @@ from .measure.timeline import BucketTimes, StepTimes
 from .measure.trace import trace
 from .memory.model_memory import OWED, BucketMemory, ModelMemory
 from .module import DistributedDataParallel
+from .overlapping import overlap
 from .torch_face.nested import refuse_inside
 from .transport.collectives import averaged, exchange, start_sum
 from .transport.faulty import Fault, Faulty, InjectedError, faulty
@@ -56,6 +57,7 @@ __all__ = [
     "keep_rendezvous",
     "layout_of",
     "obstacle",
+    "overlap",
     "refuse_inside",
     "start_sum",
     "trace",

@@ -24,7 +24,7 @@ METHODS = (
 )  # of process groups, and of nothing else
 FLOORS = {  # the rooms of a layer, folders and files, from the ground up; those of one floor do not import each other
     "ddp_core": [
-        "measure",
+        "measure planning",
         "transport",
         "engine",
         "buckets",
@@ -35,13 +35,14 @@ FLOORS = {  # the rooms of a layer, folders and files, from the ground up; those
         "replicas",
         "handle torch_face",
         "module",
+        "overlapping",
     ],
     "experiments": [
         "ranks",
         "results",
         "network kernels",
         "workloads",
-        "bench collective info plan ready rendezvous report",
+        "bench collective info plan ready rendezvous replay report",
         "compare sweep",
         "cli",
     ],

@@ -12,17 +12,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compress import AllReduce, Compressor, most_rounds
+from ...compress import AllReduce, Compressor, Layout, most_rounds
 from ..buckets.assignment import Rooms, own_rooms
 from ..buckets.checksum import checksum
 from ..buckets.grad_bucket import GradBucket
 from ..buckets.layout import as_real, layout_of
+from ..buckets.slices import BucketSlice
 from ..buckets.sparse import SPARSE_ROUNDS, SparseBucket
 from ..engine.driver import FuturePending
 from ..engine.engine import FORKED, Engine
 from ..engine.task import Task
 from ..measure.stats import Stats, Totals
 from ..measure.step import BucketStats, Step
+from ..memory.bucket_memory import BucketMemory
 from ..memory.model_memory import ModelMemory, Snapshot
 from ..transport.protocol import Decorator, Pending
 from .bound import AllPending, Bound, OwnBound, Part, all_done, labelled, names_by_index, one_round, places_in, setup
@@ -62,6 +64,7 @@ class CompressedAverager:
         self._last_index = -1  # of the bucket that a hook was given
         self._expected = True  # the next one is the first of a step, whatever its index
         self.begun = 0  # steps since construction
+        self.drain: Callable[[], None] | None = None  # waits for averages that are handed out after backward's end
         self._told = False  # when a step begins; else the indices of buckets alone tell
         self._first_ones: set[int] = set()  # identities of the parameters that the first step has brought
         self._compares = True  # the values of parameters: at the first step, and after a load
@@ -133,6 +136,7 @@ class CompressedAverager:
 
     def between_steps(self, change: Callable[[], None]) -> None:
         """Change the memory now, or when the step is over that runs on another thread."""
+        self._drain()
         with self._lock:
             if self._under_way() and self._thread != threading.get_ident():  # on this one it broke off
                 self._waiting.append(change)
@@ -214,7 +218,8 @@ class CompressedAverager:
         if index == 0 and self.memory.remembers:
             self._thrown_away.watch(parameters)
         flat = as_real(buffer)
-        parts = self._parts(named, flat, engine, index)
+        cut = isinstance(bucket, BucketSlice)
+        parts = [self._cut(bucket, named, flat, engine)] if cut else self._parts(named, flat, engine, index)
         self._bounds[index] = Bound(self._known, parameters, engine, label, names, flat.numel(), parts)
         with self._lock:
             self.memory.arrange(names_by_index(self._bounds))
@@ -222,15 +227,7 @@ class CompressedAverager:
 
     def _parts(self, named: Mapping[str, Tensor], flat: Tensor, engine: Engine, index: int) -> list[Part]:
         group = engine.transport.group
-        layout = layout_of(named, flat.dtype, flat.device, group.size(), group.rank())
-        if not self.memory.averages:
-            compile_kernels(self.memory.compressor, layout)
-        if not self._bounds:
-            self.memory.expect(self.names.values())
-            values = checksum(list(named.values())) if self._compares else None
-            self.engines.agreement.meet(group, flat.device)
-            engine.agree(setup(self.memory.compressor, self.memory.step - 1, layout, values))
-            self._compares = False
+        layout = self._met(named, flat, engine)
         parts = []
         for names in self.memory.split(layout.names):
             mine = layout_of({name: named[name] for name in names}, flat.dtype, flat.device, group.size(), group.rank())
@@ -242,11 +239,37 @@ class CompressedAverager:
             parts.append(Part(memory, places, labelled(index, names)))
         return parts
 
+    def _drain(self) -> None:
+        if self.drain is not None:
+            self.drain()
+
+    def _cut(self, bucket: BucketSlice, named: Mapping[str, Tensor], flat: Tensor, engine: Engine) -> Part:
+        """A slice, of which nothing is remembered."""
+        layout = bucket.layout(self._met(named, flat, engine))
+        engine.prepare(most_rounds(self.memory.compressor, [layout]))
+        memory = BucketMemory(self.memory.compressor, layout, self.memory.step)
+        return Part(memory, None, labelled(bucket.index(), layout.names))
+
+    def _met(self, named: Mapping[str, Tensor], flat: Tensor, engine: Engine) -> Layout:
+        """The layout of a bucket that was not there before; the first one tells whether all ranks have the same."""
+        group = engine.transport.group
+        layout = layout_of(named, flat.dtype, flat.device, group.size(), group.rank())
+        if not self.memory.averages:
+            compile_kernels(self.memory.compressor, layout)
+        if not self._bounds:
+            self.memory.expect(self.names.values())
+            values = checksum(list(named.values())) if self._compares else None
+            self.engines.agreement.meet(group, flat.device)
+            engine.agree(setup(self.memory.compressor, self.memory.step - 1, layout, values))
+            self._compares = False
+        return layout
+
     def _name(self, parameter: Tensor) -> str:
         return self.names.setdefault(parameter, str(len(self.names)))
 
     def taken(self) -> Snapshot:
         """The memory after the last step that came to its end; on any thread, at any time."""
+        self._drain()
         with self._lock:
             return self.memory.taken(under_way=self._under_way())
 
@@ -291,4 +314,5 @@ class CompressedAverager:
 
     def close(self) -> None:
         """End the threads and process groups that were made; training with it is over."""
+        self._drain()
         self.engines.close()

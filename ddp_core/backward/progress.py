@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol
 
 from ..buckets.grad_bucket import GradBucket
 from ..measure.step import Step
@@ -51,6 +52,10 @@ class Backward:
         """Whether other ranks may have got something of it."""
         return bool(self.order or self.launched or self.usage or self.broken)
 
+    def absent(self, names: Sequence[str]) -> dict[int, str]:
+        """The parameters without gradient, by index; `names`: of all."""
+        return {index: name for index, name in enumerate(names) if self.missing[index] > 0}
+
     def __enter__(self) -> None:
         """In the body averages arrive; why it fails is kept for the next iteration."""
 
@@ -82,3 +87,13 @@ class Backward:
         self.missing = [1] * len(counted)
         self.order = list(dict.fromkeys(reversed(self.order)))[::-1]
         return counted
+
+
+class Later(Protocol):
+    """Who waits for the averages of a step, and hands them out, when its backward has long returned."""
+
+    def takes(self, backward: Backward) -> bool:
+        """Whether it does so for this backward."""
+
+    def hold(self, backward: Backward) -> None:
+        """All of it has been sent: from now on it is responsible."""

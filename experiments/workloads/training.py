@@ -25,6 +25,7 @@ from ..results.statistics import percentiles
 from .data import DataConfig, Dataset
 from .memory import peak_memory, reset_peak_memory
 from .models import ModelConfig, build_model
+from .order import BACKWARD, Order, drain, ordered
 
 REPORT_EVERY = 10  # steps between two looks at the loss of all ranks
 Replica: TypeAlias = TorchDDP | DistributedDataParallel
@@ -54,6 +55,8 @@ class TrainingConfig:
     """DDP's bucket size, MiB; None is 1 for the first and 25 for the others"""
     ddp: Literal["gradwire", "torch"]
     """whose DistributedDataParallel; torch's has gradwire's hook"""
+    order: Order
+    """in which gradients go; other orders than backward's with gradwire's DistributedDataParallel only"""
     eval_batches: int
     """held-out batches at the end"""
     timeout: float
@@ -68,6 +71,8 @@ class TrainingConfig:
                 raise ValueError(f"{name} is above 0, got {getattr(self, name)}")
         if not 1 <= self.sync_every <= self.steps:
             raise ValueError(f"sync_every is from 1 to steps, {self.steps}, got {self.sync_every}")
+        if self.order != BACKWARD and self.ddp == "torch":
+            raise ValueError(f"order {self.order} needs gradwire's DistributedDataParallel: leave out --ddp torch")
 
 
 @dataclass
@@ -163,7 +168,7 @@ def _steps(
     device: torch.device,
     report: Report,
 ) -> History:
-    optimizer = optimizer_for(model, config)
+    optimizer = ordered(model, optimizer_for(model, config), config.order)
     batches = dataset.train_batches(config.batch_size, seed=config.seed, rank=group.rank(), world_size=group.size())
     history = History()
     for step in range(config.steps):
@@ -176,6 +181,8 @@ def _steps(
         if synced:
             optimizer.step()
             optimizer.zero_grad()
+        if step + 1 == config.steps:
+            drain(optimizer)
         history.add(loss.item(), time.perf_counter() - start)
         if (step + 1) % REPORT_EVERY == 0 or step + 1 == config.steps:
             report(history.look(group, device))
