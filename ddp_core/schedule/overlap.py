@@ -226,8 +226,8 @@ class Overlap:
             self._step_number,
             self._exposed,
             self.order.name,
-            bounds and bounds.optimal,
-            bounds and bounds.synchronous,
+            None if bounds is None else bounds.optimal,
+            None if bounds is None else bounds.synchronous,
             dict(self._readers.counts),
         )
 
