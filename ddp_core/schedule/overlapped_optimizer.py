@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copyreg
 from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
@@ -80,7 +79,12 @@ class OverlappedOptimizer(Optimizer):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A copy is one without overlap."""
         self._overlap.drain()
-        return copyreg.__newobj__, (self._kind,), self.__getstate__()  # type: ignore[attr-defined]
+        return blank, (self._kind,), self.__getstate__()
+
+
+def blank(kind: type[Optimizer]) -> Optimizer:
+    """An optimizer that its state is still to make."""
+    return kind.__new__(kind)
 
 
 def check_step(optimizer: Optimizer) -> None:
