@@ -41,6 +41,13 @@ class Plain(nn.Sequential):
         super().__init__(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 64), nn.Linear(64, 16))
 
 
+class Layers(nn.Sequential):
+    """Layers whose gradients are never zero."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(16, 32), nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 16))
+
+
 def slow(inner):
     """A transport behind a slow link."""
     return Paced(inner, Link(RATE))
