@@ -38,8 +38,8 @@ def not_updated(why: str, made: Sequence[str], pending: Sequence[str]) -> str:
         f"the optimizer's step was made for {shown(made)}" if made else "the optimizer's step was made for no parameter"
     )
     return (
-        f"{why}. Each parameter is as before or as after its update: {after}; it was not made for {shown(pending)}, which are "
-        "as before it. Load a checkpoint into a new DistributedDataParallel"
+        f"{why}. Apart from that each parameter is as before or as after its update: {after}; it was not made for "
+        f"{shown(pending)}, which are as before it. Load a checkpoint into a new DistributedDataParallel"
     )
 
 
