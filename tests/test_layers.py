@@ -42,7 +42,7 @@ FLOORS = {  # the rooms of a layer, folders and files, from the ground up; those
         "results",
         "network kernels",
         "workloads",
-        "bench collective info plan ready report",
+        "bench collective info plan ready replay report",
         "compare sweep",
         "cli",
     ],

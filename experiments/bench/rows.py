@@ -19,8 +19,8 @@ PHASES = ("forward", "backward", "exposed", "optimizer")
 
 @dataclass(frozen=True)
 class Case:
-    """A setting of the benchmark. `bucket_mb`: None is 1 MiB for the first bucket and 25 for the others; where `order` is not
-    backward's, of slices on the wire, None is 4.
+    """A setting of the benchmark. `bucket_mb`: None is 1 MiB for the first bucket and 25 for the others; in another `order`
+    than backward's it is the size of slices on the wire, and None is 4.
     """
 
     ddp: Literal["torch", "gradwire", "none"]

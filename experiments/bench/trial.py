@@ -46,7 +46,8 @@ class Trial:
             model = setup.task.build().to(setup.device)
         self._last_gradient = LastGradient(model, self._clock)
         self._model, self._handle = wrapped(model, case, groups, setup.timeout, setup.transport)
-        optimizer = torch.optim.SGD(model.parameters(), LR, MOMENTUM, weight_decay=WEIGHT_DECAY)
+        fused = setup.task.fused or None  # None: torch's choice
+        optimizer = torch.optim.SGD(model.parameters(), LR, MOMENTUM, weight_decay=WEIGHT_DECAY, fused=fused)
         self._optimizer = ordered(self._model, optimizer, case.order, case.bucket_mb)
         self._lead = 0 if case.order == BACKWARD else PLANNED_AFTER
         generator = torch.Generator().manual_seed(setup.seed + groups[0].rank())

@@ -68,6 +68,12 @@ COMMANDS: dict[str, Command] = {
         config=".plan:PlanConfig",
         function=".plan:plan_command",
     ),
+    "replay": Command(
+        "predict the steps that bench measured on an emulated accelerator, and those of more hosts",
+        config=".replay:ReplayConfig",
+        function=".replay:replay_command",
+        positional=("files",),
+    ),
     "kernels": Command(
         "time the arithmetic on each backend against memory and torch's operators, after checking it",
         config=".kernels:KernelsConfig",

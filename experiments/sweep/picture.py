@@ -28,6 +28,7 @@ TITLE_CHARACTERS = 95  # in a line
 GROUP_WIDTH = 0.8  # of the distance between two groups of bars
 MARKED = 40  # points of a line that get marks, at most
 STYLES = ("-", "--", ":", "-.")
+BOUND_STYLES = ("--", ":", "-.")
 LEGEND_CHARACTERS = 110  # that fit beside each other below a picture
 HANDLE_CHARACTERS = 7  # that a line's sample takes
 GBIT = 1e9
@@ -124,6 +125,10 @@ def _lines(axes: Axes, figure: Figure, rows: Sequence[Row]) -> None:
                 axes.plot(across, up, style, color=_color(index), label=label, marker=marker, markersize=4)
         if figure.spread:
             _band(axes, figure, members, index)
+    for style, (label, column) in zip(BOUND_STYLES, figure.bounds.items(), strict=False):
+        known = {row[figure.x]: row for row in rows if row.get(column) is not None}
+        for across, up in _curves(figure, column, list(known.values())) if known else ():
+            axes.plot(across, up, style, color="black", linewidth=1, label=label)
 
 
 def _curves(figure: Figure, column: str, rows: Sequence[Row]) -> list[tuple[list[Any], list[float]]]:

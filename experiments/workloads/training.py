@@ -56,7 +56,7 @@ class TrainingConfig:
     ddp: Literal["gradwire", "torch"]
     """whose DistributedDataParallel; torch's has gradwire's hook"""
     order: Order
-    """in which gradients go: backward, slices, priority or auto; all but the first with gradwire's DistributedDataParallel"""
+    """in which gradients go; other orders than backward's with gradwire's DistributedDataParallel only"""
     eval_batches: int
     """held-out batches at the end"""
     timeout: float

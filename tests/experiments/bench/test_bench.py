@@ -112,6 +112,7 @@ def test_ranks_of_another_launcher_are_measured_and_what_is_emulated_is_labelled
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unused_port)}
     sizes = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
     emulated = ("--compute", "emulate:resnet18-cifar@0.05", "--link", "10gbit", "--sync-every", "1,2")
+    emulated += ("--order", "backward,priority")
     command = [sys.executable, "-m", "gradwire", "bench", *QUICK, *emulated]
     ranks = [
         subprocess.Popen(
@@ -129,7 +130,9 @@ def test_ranks_of_another_launcher_are_measured_and_what_is_emulated_is_labelled
     assert "started by Open MPI" in outputs[0][0]
     assert not outputs[1][0].strip()
     rows = json.loads(path.read_text())["benchmark_results"]
-    assert [(row["machines"], row["sync_every"]) for row in rows] == [(1, 1), (1, 1), (1, 2), (2, 1), (2, 2)]
+    settings = [(every, order) for every in (1, 2) for order in ("backward", "priority")]
+    places = [(row["machines"], row["sync_every"], row["order"]) for row in rows]
+    assert places == [(1, 1, "backward"), *((machines, *setting) for machines in (1, 2) for setting in settings)]
     for row in rows:
         assert row["measurements"]["sec_per_iter"]["p50"] > 0.05
         compute, link = row["labels"]

@@ -4,7 +4,7 @@ import pytest
 
 from gradwire.ddp_core.planning.bounds import decoupled, optimal, synchronous
 from gradwire.ddp_core.planning.link_cost import LinkCost
-from gradwire.experiments.workloads.emulation import load_trace, step_by_buckets, step_by_layers
+from gradwire.experiments.workloads.emulation import load_trace, step_by_buckets, step_by_layers, step_by_slices
 
 GBIT = 1e9 / 8  # bytes a second
 KNOWN = [  # trace, hosts, Gbit/s, compressor; milliseconds: synchronous, decoupled halves, optimal
@@ -55,3 +55,22 @@ def test_buckets_are_those_of_ddp_in_the_order_of_backward():
 
 def test_one_rank_sends_nothing():
     assert step_by_layers(load_trace("resnet50"), "none", 1, LinkCost(0.0, 1.0)).wire == 0
+
+
+def test_slices_are_equal_parts_of_large_buckets_unless_the_compressor_remembers_something():
+    """Of vgg19's first classifier of 411 MB, whose gradients bf16 halves."""
+    largest = 4 * 4096 * 25088
+    for spec, size in [("none", largest), ("bf16", largest / 2)]:
+        pieces = step_by_slices(load_trace("vgg19"), spec, 2, LinkCost(0.0, 1.0), slice_mb=4).pieces
+        parts = [piece for piece in pieces if piece.wire == pytest.approx(4 * 2**20, rel=0.02)]
+        assert sum(piece.wire for piece in parts) > size
+        assert max(piece.wire for piece in pieces) <= 1.5 * 4 * 2**20
+        assert sum(piece.wire for piece in pieces) == pytest.approx(4 * 143_667_240 * size / largest)
+    whole = step_by_slices(load_trace("vgg19"), "topk:ratio=0.1", 2, LinkCost(0.0, 1.0)).pieces
+    assert len(whole) < 20
+
+
+def test_latency_counts_for_each_slice():
+    trace, none = load_trace("vgg19"), LinkCost(0.0, 0.0)
+    few, many = (step_by_slices(trace, "none", 2, LinkCost(1.0, 0.0), slice_mb=size).wire for size in (16, 1))
+    assert few == len(step_by_slices(trace, "none", 2, none, slice_mb=16).pieces) < many / 10
