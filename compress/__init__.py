@@ -6,6 +6,7 @@ from .adapters import Gathered, TwoShot
 from .build import Spec, compressor, compressors, specification
 from .chunktopk import ChunkTopK
 from .dense import Dense
+from .feedback import AdamSpace, Damped, WorkerMomentum
 from .half import BFloat16, Cast, Float16
 from .onebit import OneBit
 from .powersgd import BatchedPowerSGD, PowerSGD
@@ -34,6 +35,7 @@ from .wrappers import ErrorFeedback, Partition, Switch, Widen, warm_up_steps
 
 __all__ = [
     "ACPPowerSGD",
+    "AdamSpace",
     "AllGather",
     "AllReduce",
     "AllToAll",
@@ -43,6 +45,7 @@ __all__ = [
     "ChunkTopK",
     "Codec",
     "Compressor",
+    "Damped",
     "Dense",
     "DrawingCodec",
     "ErrorFeedback",
@@ -66,6 +69,7 @@ __all__ = [
     "Traffic",
     "TwoShot",
     "Widen",
+    "WorkerMomentum",
     "all_gather",
     "all_reduce",
     "all_to_all",

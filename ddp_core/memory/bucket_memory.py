@@ -145,6 +145,10 @@ class BucketMemory:
             entries.setdefault(name, {})[OWED] = numbers
         return entries
 
+    def averaged(self) -> Entries:
+        """What is made of this rank's gradients and not held back, by parameter name and field."""
+        return self._leaves.averaged()
+
     def load(self, entries: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Take saved numbers; those that lost their place are owed to the next average."""
         for name, numbers in self._leaves.load(entries).items():
