@@ -50,7 +50,7 @@ def data_shape(name: str, model: ModelConfig) -> SampleShape:
     return {
         "text": SampleShape("text", "tokens", BYTES, (model.context,)),
         "digits": SampleShape("digits", "images", 10, (1, 8, 8)),
-        "patterns": SampleShape("patterns", "images", 10, (1, 16, 16)),
+        "patterns": SampleShape("patterns", "images", 10, (1, 8, 8)),
         "mnist": SampleShape("mnist", "images", 10, (1, 28, 28)),
         "cifar10": SampleShape("cifar10", "images", 10, (3, 32, 32)),
     }[name]

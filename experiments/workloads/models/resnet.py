@@ -30,13 +30,13 @@ class ResNet18(nn.Sequential):
     """Logits (batch, classes) from images; with 3 channels and 10 classes 11,173,962 parameters (He et al. 2016).
 
     As is usual for CIFAR: the first convolution is 3 x 3 with stride 1, and there is no pooling before the blocks. `width`:
-    channels of the first blocks; later ones have 2, 4 and 8 times as many.
+    channels of the first stage; later ones have 2, 4 and 8 times as many. `blocks`: of each stage.
     """
 
-    def __init__(self, channels: int, classes: int, width: int = 64) -> None:
-        blocks, inside = [], width
+    def __init__(self, channels: int, classes: int, width: int = 64, blocks: int = 2) -> None:
+        stages, inside = [], width
         for outside, stride in ((width, 1), (2 * width, 2), (4 * width, 2), (8 * width, 2)):
-            blocks += [Block(inside, outside, stride), Block(outside, outside, 1)]
+            stages += [Block(inside, outside, stride), *(Block(outside, outside, 1) for _ in range(blocks - 1))]
             inside = outside
         pooled = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * width, classes))
-        super().__init__(_convolution(channels, width, 3), nn.ReLU(), *blocks, *pooled)
+        super().__init__(_convolution(channels, width, 3), nn.ReLU(), *stages, *pooled)
