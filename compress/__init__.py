@@ -9,6 +9,7 @@ from .dense import Dense
 from .feedback import AdamSpace, Damped, WorkerMomentum
 from .half import BFloat16, Cast, Float16
 from .onebit import OneBit
+from .optimizers import tuned, without_momentum
 from .powersgd import BatchedPowerSGD, PowerSGD
 from .protocol import (
     AllGather,
@@ -82,5 +83,7 @@ __all__ = [
     "simulate",
     "specification",
     "together",
+    "tuned",
     "warm_up_steps",
+    "without_momentum",
 ]

@@ -55,7 +55,7 @@ def compressor(spec: Spec) -> Compressor:
     Float16(inner=Widen(inner=PowerSGD(rank=2, min_compression_rate=2.0, power_iterations=1, warm_start=True, seed=0)))
     """
     if isinstance(spec, str):
-        return _build(_parsed(spec))
+        return _build(parsed(spec))
     if isinstance(spec, Mapping):
         return _build(spec)
     if isinstance(spec, Compressor) and not isinstance(spec, type):
@@ -122,7 +122,7 @@ def _plainly(value: Any) -> str:
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
-def _parsed(text: str) -> Mapping[str, Any]:
+def parsed(text: str) -> Mapping[str, Any]:
     """`outer+inner:key=value` as nested mappings."""
     plus = OUTER_END.search(text)
     outer, inner = (text[: plus.start()], text[plus.end() :]) if plus else (text, "")
@@ -131,7 +131,7 @@ def _parsed(text: str) -> Mapping[str, Any]:
         raise ValueError(
             f"cannot read the compressor {text!r}: write name, name:key=value,key=value or outer+inner:..."
         )
-    mapping: dict[str, Any] = {"name": name, **({"inner": _parsed(inner)} if plus else {})}
+    mapping: dict[str, Any] = {"name": name, **({"inner": parsed(inner)} if plus else {})}
     for option in options.split(",") if options else ():
         key, equals, value = option.partition("=")
         if not equals or not value:

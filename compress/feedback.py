@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -66,12 +66,14 @@ class WorkerMomentumState:
 class WorkerMomentum:
     """Each rank compresses u = `momentum` u + gradient; the optimizer then runs without momentum of its own.
 
-    Without compression the average of u is what SGD with that momentum goes along, at the same learning rate. Lin et al. 2018,
-    equation 4 without its masking. u is float32 or wider; what is compressed has the gradient's dtype.
+    Without compression the average of u is what SGD with that momentum goes along, at the same learning rate (Lin et al. 2018,
+    equation 4, without its masking). u is float32 or wider; what is compressed has the gradient's dtype. A parameter that no
+    rank uses in a step would be given momentum twice, so every step must use all.
     """
 
     inner: Compressor
     momentum: float = 0.9
+    needs_all_parameters: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.momentum < 1:
@@ -120,7 +122,7 @@ class AdamSpace:
     """Compresses in units of sqrt(v) + eps, v a running mean square of the averages that all ranks have got so far.
 
     Elements that an optimizer like Adam will divide by little count for much. Units are relative to their mean over the
-    bucket, so they depend neither on the loss scale nor on Adam's correction of v's bias. What is held back outside of a step
+    bucket, so they depend neither on the loss scale nor on Adam's correction of v's bias. Between two steps what is held back
     is in units of gradients, as everywhere.
     """
 

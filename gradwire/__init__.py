@@ -12,7 +12,7 @@ _here = Path(__file__).parent
 if not (_here / "compress").exists():  # imported from a clone, where the other layers lie beside this folder
     __path__.append(str(_here.parent))
 
-from .compress import Compressor, Layout, compressor, compressors, register
+from .compress import Compressor, Layout, compressor, compressors, register, without_momentum
 from .ddp_core import DistributedDataParallel, trace
 from .hooks import Handle, Plan, Stats, attach, comm_hook, plan
 
@@ -36,4 +36,5 @@ __all__ = [
     "plan",
     "register",
     "trace",
+    "without_momentum",
 ]

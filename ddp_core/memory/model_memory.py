@@ -8,13 +8,22 @@ from typing import Any
 
 from torch import Tensor
 
-from ...compress.protocol import Compressor, Layout, Program
+from ...compress import specification
+from ...compress.protocol import Compressor, Layout, Program, marked
 from ...compress.state import Entries
 from ...kernels import all_finite
 from ..buckets.layout import as_real
 from ..buckets.sparse import sparse_mean
 from .bucket_memory import OWED, BucketMemory
 from .device_flag import DeviceFlag
+
+
+def _check_partial(compressor: Compressor, partial: bool) -> None:
+    if partial and marked(compressor, "needs_all_parameters"):
+        raise ValueError(
+            f"{specification(compressor)} needs the gradients of all parameters in every step, and with "
+            f"find_unused_parameters=True some may be missing: leave out momentum=, or set it to False"
+        )
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,7 @@ class ModelMemory:
     """The memory of all buckets of a model. It follows parameters by name when buckets change."""
 
     def __init__(self, compressor: Compressor, *, partial: bool = False) -> None:
+        _check_partial(compressor, partial)
         self._choose(compressor)
         self.partial = partial
         self.step = 0
@@ -191,6 +201,7 @@ class ModelMemory:
 
     def replace(self, compressor: Compressor) -> None:
         """Go on with another compressor; what was held back is owed to the next average."""
+        _check_partial(compressor, self.partial)
         self.end_step()
         released = {name: memory.held_back()[name] for name, memory in self._released()}
         if self._former is None:

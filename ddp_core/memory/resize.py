@@ -18,8 +18,9 @@ from .checkpoint import check_parameters, check_whole, checked, layouts
 def merged(states: Any, compressor: Compressor, names: Mapping[Tensor, str]) -> dict[str, Any]:
     """The state from which every rank goes on, whatever their number: it owes the mean of what all ranks held back.
 
-    So the mean over ranks of what is held back, which is what the average lacks, stays what it was; that of momenta does, too.
-    All else is rank 0's, and alike on all ranks. Raises ValueError unless `states` are those of all ranks after one step, each of them once.
+    So the mean over ranks of what is held back, which is what the average lacks, stays what it was; so does that of momenta.
+    All else is rank 0's, and alike on all ranks. Raises ValueError unless `states` are those of all ranks after one step,
+    each of them once.
     """
     given = _ordered(states)
     ordered = [checked(state, compressor, len(given), rank) for rank, state in enumerate(given)]
