@@ -64,7 +64,8 @@ def simulate(
 ) -> list[Any]:
     """Run one program a rank to the end, in lock step; returns what each returned, in rank order.
 
-    `asked` is told of each request of rank 0. Raises RuntimeError where the ranks ask for different things, which on a real group would hang or send garbage.
+    `asked` is told of each request of rank 0. Raises RuntimeError where the ranks ask for different things, which on a real
+    group would hang or send garbage.
     """
     ranks = [Running(program) for program in programs]
     while any(rank.request is not None for rank in ranks):

@@ -185,9 +185,7 @@ def _progress(index: int, config: CompareConfig, *, show: bool) -> Progress:
     )
 
 
-def _empty_results(
-    config: CompareConfig, dataset: Dataset, backend: str, launcher: str, world_size: int
-) -> Results:
+def _empty_results(config: CompareConfig, dataset: Dataset, backend: str, launcher: str, world_size: int) -> Results:
     with torch.device("meta"):
         elements = sum(p.numel() for p in build_model(config.model, dataset).parameters())
     return Results(

@@ -17,9 +17,9 @@ class Figure:
     """A picture of the rows.
 
     `x`, `y`: columns; several `y` are drawn on top of each other in bars, as lines of their own otherwise. Columns of
-    lists are curves, or the samples of a box. `series`: columns that tell lines or groups of bars apart. `where`: only
-    rows with these values, or one of a list of them. `log`: axes that are logarithmic. `lines`: {label: height} of reference lines. `spread`: two
-    columns that bound a band around a line. `smooth`: curves as moving averages.
+    lists are curves, or the samples of a box. `series`: columns that tell lines or groups of bars apart, or name points.
+    `where`: only rows with these values, or one of a list of them. `log`: axes that are logarithmic. `lines`: {label:
+    height} of reference lines. `spread`: two columns that bound a band around a line. `smooth`: curves as moving averages.
     """
 
     name: str

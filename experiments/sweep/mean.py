@@ -27,6 +27,11 @@ def means(rows: Sequence[Row], over: Sequence[str], dimensions: Sequence[str], l
     return [_mean(members, [*over], kept, lists) for members in groups.values()]
 
 
+def spread_of(column: str) -> str:
+    """The column that tells how far the numbers of a mean spread."""
+    return f"{column}.spread"
+
+
 def _mean(rows: Sequence[Row], over: Sequence[str], kept: Sequence[str], lists: Sequence[str]) -> Row:
     found: Row = {}
     for name in rows[0]:
@@ -35,7 +40,7 @@ def _mean(rows: Sequence[Row], over: Sequence[str], kept: Sequence[str], lists: 
             continue
         number = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
         if number and name not in kept and len(set(values)) > 1:
-            found |= {name: statistics.fmean(values), f"{name}.spread": statistics.stdev(values)}
+            found |= {name: statistics.fmean(values), spread_of(name): statistics.stdev(values)}
         else:
             found[name] = _agreed(values)
     return {**found, RUNS: len(rows)}

@@ -25,7 +25,19 @@ from .rows import column_of, named
 
 STUDY = "study.json"
 PAGE = "README.md"
-DESCRIBED = ("command", "base", "cases", "grid", "skip", "only", "mean_over", "shortened", "derive", "figures", "verdict")
+DESCRIBED = (
+    "command",
+    "base",
+    "cases",
+    "grid",
+    "skip",
+    "only",
+    "mean_over",
+    "shortened",
+    "derive",
+    "figures",
+    "verdict",
+)
 IDENTITY = ("model", "world_size", *FACTORS)  # besides the grid: what a row is compared at
 
 

@@ -8,12 +8,19 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from ...compress import WorkerMomentum, compressor, without_momentum
+from ...compress.protocol import inside
 
-def optimizer_for(model: nn.Module, name: str, lr: float, momentum: float) -> torch.optim.Optimizer:
-    """`adamw`, or `sgd` with momentum."""
+
+def optimizer_for(model: nn.Module, spec: str, name: str, lr: float, momentum: float) -> torch.optim.Optimizer:
+    """`adamw`, or `sgd` with momentum; without its momentum where the compressor `spec` has that."""
+    optimizer: torch.optim.Optimizer
     if name == "sgd":
-        return torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
-    return torch.optim.AdamW(model.parameters(), lr=lr)
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    theirs = any(isinstance(each, WorkerMomentum) for each in inside(compressor(spec)))
+    return without_momentum(optimizer) if theirs else optimizer
 
 
 def schedule_for(optimizer: torch.optim.Optimizer, name: str, warmup: int, steps: int) -> LambdaLR:

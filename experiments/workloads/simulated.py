@@ -83,7 +83,7 @@ def train_simulated(spec: str, config: TrainingConfig, dataset: Dataset, world_s
     model = initial_model(config, dataset, CPU)
     ranks = SimulatedRanks(model, built, world_size, config.bucket_mb)
     history = History()
-    averaging = _steps(model, ranks, config, dataset, world_size, history, report)
+    averaging = _steps(model, spec, ranks, config, dataset, world_size, history, report)
     batches = dataset.evaluation_batches(config.batch_size, config.eval_batches)
     return RunResult(
         compressor=spec,
@@ -105,6 +105,7 @@ def train_simulated(spec: str, config: TrainingConfig, dataset: Dataset, world_s
 
 def _steps(
     model: nn.Module,
+    spec: str,
     ranks: SimulatedRanks,
     config: TrainingConfig,
     dataset: Dataset,
@@ -113,7 +114,7 @@ def _steps(
     report: Report,
 ) -> float:
     """Train; the seconds that a rank spent in its programs."""
-    optimizer = optimizer_for(model, config.optimizer, config.lr, config.momentum)
+    optimizer = optimizer_for(model, spec, config.optimizer, config.lr, config.momentum)
     schedule = schedule_for(optimizer, config.schedule, config.warmup, config.optimizer_steps)
     batches = [
         dataset.train_batches(config.batch_size, seed=config.seed, rank=rank, world_size=world_size)

@@ -130,7 +130,7 @@ def train(
     reset_peak_memory(device)
     model = initial_model(config, dataset, device)
     wrapped, handle = _wrapped(model, spec, config, transport)
-    history = _steps(wrapped, config, dataset, group, device, report)
+    history = _steps(wrapped, spec, config, dataset, group, device, report)
     evaluation = _evaluate(model, config, dataset, group, device)
     result = _result(spec, model, handle, history, evaluation, group, device)
     handle.close()  # not where this rank fails: its peers would fail, too, before it has told why
@@ -170,13 +170,14 @@ def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
 
 def _steps(
     model: Replica,
+    spec: str,
     config: TrainingConfig,
     dataset: Dataset,
     group: dist.ProcessGroup,
     device: torch.device,
     report: Report,
 ) -> History:
-    optimizer = optimizer_for(model, config.optimizer, config.lr, config.momentum)
+    optimizer = optimizer_for(model, spec, config.optimizer, config.lr, config.momentum)
     schedule = schedule_for(optimizer, config.schedule, config.warmup, config.optimizer_steps)
     batches = dataset.train_batches(config.batch_size, seed=config.seed, rank=group.rank(), world_size=group.size())
     history = History()
