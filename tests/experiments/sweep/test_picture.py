@@ -78,9 +78,7 @@ def test_a_band_lies_around_those_points_that_have_its_bounds(bounded, bands, dr
 
 
 def test_names_of_points_cover_neither_each_other_nor_points(drawn):
-    rows = [
-        {"spec": f"method:rank={n}", "sent": 1e6 * 10 ** (n // 8), "excess": 2.0 ** (n % 8) - 2} for n in range(24)
-    ]
+    rows = [{"spec": f"method:rank={n}", "sent": 1e6 * 10 ** (n // 8), "excess": 2.0 ** (n % 8) - 2} for n in range(24)]
     canvas = drawn(Figure("frontier", "points", "sent", ["excess"], series=["spec"], log=["x", "y"]), rows)
     (axes,) = canvas.axes
     boxes = [Text.get_window_extent(text) for text in axes.texts]
