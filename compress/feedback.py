@@ -66,9 +66,9 @@ class WorkerMomentumState:
 class WorkerMomentum:
     """Each rank compresses u = `momentum` u + gradient; the optimizer then runs without momentum of its own.
 
-    Without compression the average of u is what SGD with that momentum goes along, at the same learning rate (Lin et al. 2018,
-    equation 4, without its masking). u is float32 or wider; what is compressed has the gradient's dtype. A parameter that no
-    rank uses in a step would be given momentum twice, so every step must use all.
+    Without compression the average of u is what SGD with that momentum goes along, at the same learning rate: Lin et al.
+    2018, equation 4, without masking. u is float32 or wider; what is compressed has the gradient's dtype. A parameter that
+    no rank uses in a step would be given momentum twice, so every step must use all.
     """
 
     inner: Compressor
@@ -122,8 +122,8 @@ class AdamSpace:
     """Compresses in units of sqrt(v) + eps, v a running mean square of the averages that all ranks have got so far.
 
     Elements that an optimizer like Adam will divide by little count for much. Units are relative to their mean over the
-    bucket, so they depend neither on the loss scale nor on Adam's correction of v's bias. Between two steps what is held back
-    is in units of gradients, as everywhere.
+    bucket, so they depend neither on the loss scale nor on how v's bias is corrected. Between two steps what is held back is
+    in units of gradients, as everywhere.
     """
 
     inner: Compressor

@@ -26,8 +26,9 @@ DIVIDES = ("betas", "centered", "beta2_decay", "lr_decay", "rho")  # options of 
 def without_momentum(optimizer: O) -> O:
     """`optimizer` itself, its own momentum set to 0: for methods with `momentum=`, whose averages have it already.
 
-    SGD's and RMSprop's `momentum`, `nesterov`, and the first of `betas` of Adam and its kin, in all groups and for those to come.
-    A schedule that sets momentum, as OneCycleLR does, needs `cycle_momentum=False`. Raises TypeError for other optimizers.
+    `momentum` and `nesterov` of SGD and RMSprop, and the first of `betas` of Adam and its kin, in all groups, also in those
+    to come. A schedule that sets momentum, as OneCycleLR does, needs `cycle_momentum=False`. Raises TypeError for other
+    optimizers.
     """
     kinds = [kind.__name__ for kind in type(_innermost(optimizer)).__mro__]
     if not any(name.startswith(KNOWN) for name in kinds):
@@ -67,7 +68,7 @@ def own_momentum(optimizer: Optimizer) -> float:
 
 
 def kind(optimizer: Optimizer) -> str:
-    """What matters of an optimizer to error feedback: "Adam" (it divides by a root mean square), "SGD with momentum", "SGD"."""
+    """The optimizer as error feedback sees it: "Adam" (it divides by a root mean square), "SGD with momentum" or "SGD"."""
     options = {option for group in optimizer.param_groups for option in group}
     if options.intersection(DIVIDES):
         return "Adam"

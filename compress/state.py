@@ -39,14 +39,16 @@ def leaves(state: Any, path: str = "") -> Iterator[tuple[str, Leaf]]:
     if isinstance(state, Leaf):
         yield path, state
         return
-    if dataclasses.is_dataclass(state) and not isinstance(state, type):
-        parts = [(field.name, getattr(state, field.name)) for field in dataclasses.fields(state)]
-    elif isinstance(state, tuple):
-        parts = [(str(index), item) for index, item in enumerate(state)]
-    else:
-        return
-    for name, part in parts:
+    for name, part in parts(state):
         yield from leaves(part, f"{path}.{name}" if path else name)
+
+
+def parts(state: Any) -> Iterator[tuple[str, Any]]:
+    """The fields of a dataclass or the items of a tuple, with their names; nothing of anything else."""
+    if dataclasses.is_dataclass(state) and not isinstance(state, type):
+        yield from ((field.name, getattr(state, field.name)) for field in dataclasses.fields(state))
+    elif isinstance(state, tuple):
+        yield from ((str(index), item) for index, item in enumerate(state))
 
 
 class Leaves:

@@ -13,7 +13,7 @@ if not (_here / "compress").exists():  # imported from a clone, where the other 
     __path__.append(str(_here.parent))
 
 from .compress import Compressor, Layout, compressor, compressors, register, without_momentum
-from .ddp_core import DistributedDataParallel, trace
+from .ddp_core import DistributedDataParallel, LocalSteps, Rendezvous, overlap, trace
 from .hooks import Handle, Plan, Stats, attach, comm_hook, plan
 
 try:
@@ -26,13 +26,16 @@ __all__ = [
     "DistributedDataParallel",
     "Handle",
     "Layout",
+    "LocalSteps",
     "Plan",
+    "Rendezvous",
     "Stats",
     "__version__",
     "attach",
     "comm_hook",
     "compressor",
     "compressors",
+    "overlap",
     "plan",
     "register",
     "trace",

@@ -6,11 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...compress import specification
+from ...compress.gauge import Gauge
 from ...compress.protocol import Compressor, Layout, Program, marked
-from ...compress.state import Entries
+from ...compress.state import Entries, Leaves
 from ...kernels import all_finite
 from ..buckets.layout import as_real
 from ..buckets.sparse import sparse_mean
@@ -71,6 +73,11 @@ class ModelMemory:
         self._foreign: Entries = {}
 
     @property
+    def gauges(self) -> Iterator[tuple[tuple[str, ...], Gauge]]:
+        """How error feedback fares, by the names in a bucket."""
+        return ((names, bucket.gauge) for names, bucket in self._live.items() if bucket.gauge is not None)
+
+    @property
     def averages(self) -> bool:
         """Whether the compressor only averages, and no rank owes anything: gradients may then come divided already."""
         return self._plain and not self._still_owing()
@@ -79,6 +86,17 @@ class ModelMemory:
     def remembers(self) -> bool:
         """Whether what a step is given may be kept, or brings out what was kept; the same on all ranks."""
         return not self._plain or (self.partial and self._still_owing())
+
+    @property
+    def owing(self) -> bool:
+        """Whether any rank may owe something outside a compressor's state; the same on all ranks."""
+        return self._owing
+
+    @property
+    def forgets(self) -> bool:
+        """Whether nothing is remembered of any gradient, so that what is sent may be cut anywhere; the same on all ranks."""
+        sample = Layout(("sample",), ((64, 64),), torch.float32, torch.device("cpu"), world_size=2)
+        return not (self.partial or self._owing or Leaves(self.compressor.init(sample)).flat)
 
     def _choose(self, compressor: Compressor) -> None:
         self.compressor = compressor

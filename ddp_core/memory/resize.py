@@ -32,8 +32,9 @@ def merged(states: Any, compressor: Compressor, names: Mapping[Tensor, str]) -> 
     parameters = {name: parameter for parameter, name in names.items()}
     buckets = [_buckets(state, compressor, parameters, len(ordered), rank) for rank, state in enumerate(ordered)]
     held = summed(bucket.held_back() for mine in buckets for bucket in mine)
+    momenta = _mean_momenta(buckets)
     entries = _owing(buckets[0], {name: held[name] / len(ordered) for name in held})
-    for name, fields in _mean_momenta(buckets).items():
+    for name, fields in momenta.items():
         entries[name].update(fields)
     return {**ordered[0], "parameters": entries}
 

@@ -10,6 +10,7 @@ from ..network.lab import NetlabConfig, backend_here, check_lab
 from ..network.link import check_link
 from ..workloads.data import DataConfig
 from ..workloads.models import ModelConfig
+from ..workloads.order import BACKWARD, Order
 from ..workloads.training import TrainingConfig
 
 
@@ -52,6 +53,9 @@ class CompareConfig:
     """DDP's bucket size, MiB; null is 1 for the first and 25 for the others"""
     ddp: Literal["gradwire", "torch"] = "gradwire"
     """whose DistributedDataParallel; torch's has gradwire's hook"""
+    order: Order = BACKWARD
+    """in which gradients go: backward, whose step waits for all of them; slices, the same in pieces of 4 MiB on the wire;
+    priority: in pieces, first what the next forward needs first, and that waits where it needs them; auto"""
     eval_batches: int = 40
     """held-out batches at the end"""
     threads: int = 0

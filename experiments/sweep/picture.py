@@ -29,6 +29,7 @@ TITLE_CHARACTERS = 95  # in a line
 GROUP_WIDTH = 0.8  # of the distance between two groups of bars
 MARKED = 40  # points of a line that get marks, at most
 STYLES = ("-", "--", ":", "-.")
+BOUND_STYLES = ("--", ":", "-.")
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#B2A200")  # Okabe and Ito 2008
 LEGEND_CHARACTERS = 110  # that fit beside each other below a picture
 HANDLE_CHARACTERS = 7  # that a line's sample takes
@@ -140,6 +141,10 @@ def _lines(axes: Axes, figure: Figure, rows: Sequence[Row]) -> None:
                 axes.plot(across, up, style, color=_color(index), label=label, marker=marker, markersize=4)
         if figure.spread:
             _band(axes, figure, members, index)
+    for style, (label, column) in zip(BOUND_STYLES, figure.bounds.items(), strict=False):
+        known = {row[figure.x]: row for row in rows if row.get(column) is not None}
+        for across, up in _curves(figure, column, list(known.values())) if known else ():
+            axes.plot(across, up, style, color="black", linewidth=1, label=label)
 
 
 def _curves(figure: Figure, column: str, rows: Sequence[Row]) -> list[tuple[list[Any], list[float]]]:

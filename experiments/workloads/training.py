@@ -26,6 +26,7 @@ from .data import DataConfig, Dataset
 from .memory import peak_memory, reset_peak_memory
 from .models import ModelConfig, build_model
 from .optimizers import optimizer_for, schedule_for
+from .order import BACKWARD, Order, drain, ordered
 from .sample import Batch
 
 REPORT_EVERY = 10  # steps between two looks at the loss of all ranks
@@ -60,6 +61,8 @@ class TrainingConfig:
     """DDP's bucket size, MiB; None is 1 for the first and 25 for the others"""
     ddp: Literal["gradwire", "torch"]
     """whose DistributedDataParallel; torch's has gradwire's hook"""
+    order: Order
+    """in which gradients go; other orders than backward's with gradwire's DistributedDataParallel only"""
     eval_batches: int
     """held-out batches at the end"""
     timeout: float
@@ -74,6 +77,8 @@ class TrainingConfig:
                 raise ValueError(f"{name} is above 0, got {getattr(self, name)}")
         if not 1 <= self.sync_every <= self.steps:
             raise ValueError(f"sync_every is from 1 to steps, {self.steps}, got {self.sync_every}")
+        if self.order != BACKWARD and self.ddp == "torch":
+            raise ValueError(f"order {self.order} needs gradwire's DistributedDataParallel: leave out --ddp torch")
         if not 0 <= self.warmup < self.optimizer_steps:
             raise ValueError(
                 f"warmup is at least 0 and less than the optimizer steps, {self.optimizer_steps}, got {self.warmup}"
@@ -177,7 +182,7 @@ def _steps(
     device: torch.device,
     report: Report,
 ) -> History:
-    optimizer = optimizer_for(model, spec, config.optimizer, config.lr, config.momentum)
+    optimizer = ordered(model, optimizer_for(model, spec, config.optimizer, config.lr, config.momentum), config.order)
     schedule = schedule_for(optimizer, config.schedule, config.warmup, config.optimizer_steps)
     batches = dataset.train_batches(config.batch_size, seed=config.seed, rank=group.rank(), world_size=group.size())
     history = History()
@@ -192,6 +197,8 @@ def _steps(
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
+        if step + 1 == config.steps:
+            drain(optimizer)
         history.add(loss.item(), time.perf_counter() - start)
         if (step + 1) % REPORT_EVERY == 0 or step + 1 == config.steps:
             report(history.look(group, device))

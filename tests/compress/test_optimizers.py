@@ -128,23 +128,24 @@ def table(monkeypatch):
     monkeypatch.setattr("gradwire.compress.optimizers.FEEDBACK", {"Adam": rows})
 
 
+TUNED = {
+    "topk": "topk:feedback=0.5,space=adam",
+    "topk:ratio=0.1": "topk:ratio=0.1,feedback=0.5,space=adam",
+    "topk:feedback=0.9": "topk:feedback=0.9,space=adam",
+    "topk:feedback=1": "topk:space=adam",
+    "topk:error_feedback=false": "topk:error_feedback=false",
+    "fp16+powersgd:rank=2": "fp16+powersgd:rank=2,feedback=0.25",
+    "powersgd:start_iter=9,warmup=bf16": "powersgd:feedback=0.25,start_iter=9,warmup=bf16",
+    "onebit": "onebit",
+    "none": "none",
+}
+
+
 @pytest.mark.usefixtures("table")
 class TestTuned:
-    TUNED = {
-        "topk": "topk:feedback=0.5,space=adam",
-        "topk:ratio=0.1": "topk:ratio=0.1,feedback=0.5,space=adam",
-        "topk:feedback=0.9": "topk:feedback=0.9,space=adam",
-        "topk:feedback=1": "topk:space=adam",
-        "topk:error_feedback=false": "topk:error_feedback=false",
-        "fp16+powersgd:rank=2": "fp16+powersgd:rank=2,feedback=0.25",
-        "powersgd:start_iter=9,warmup=bf16": "powersgd:feedback=0.25,start_iter=9,warmup=bf16",
-        "onebit": "onebit",
-        "none": "none",
-    }
-
     @pytest.mark.parametrize("spec", TUNED)
     def test_options_that_are_not_given_are_those_of_the_table(self, spec):
-        assert specification(compressor(tuned(spec, made("AdamW")))) == self.TUNED[spec]
+        assert specification(compressor(tuned(spec, made("AdamW")))) == TUNED[spec]
 
     @pytest.mark.parametrize("spec", TUNED)
     def test_without_an_optimizer_or_with_one_that_has_no_row_a_specification_stays(self, spec):

@@ -77,6 +77,25 @@ def test_a_band_lies_around_those_points_that_have_its_bounds(bounded, bands, dr
     assert len(axes.collections) == bands
 
 
+def test_bounds_are_a_curve_each_whatever_series_there_are(drawn):
+    rows = [
+        {"rate": rate, "order": order, "speed": 1.0, "best": 10.0 * rate, "waiting": 5.0}
+        for order in ("backward", "priority")
+        for rate in (2, 1)
+    ]
+    bounds = {"at best": "best", "if all waits": "waiting"}
+    (axes,) = drawn(Figure("speed", "line", "rate", ["speed"], series=["order"], bounds=bounds), rows).axes
+    curves = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines}
+    assert list(curves) == ["backward", "priority", *bounds]
+    assert curves["at best"] == ([1, 2], [10, 20])
+    assert curves["if all waits"] == ([1, 2], [5, 5])
+
+
+def test_bounds_belong_to_lines():
+    with pytest.raises(ValueError, match="bounds are curves of a line, and its kind is bar"):
+        Figure("speed", "bar", "rate", ["speed"], bounds={"best": "bound"})
+
+
 def test_names_of_points_cover_neither_each_other_nor_points(drawn):
     rows = [{"spec": f"method:rank={n}", "sent": 1e6 * 10 ** (n // 8), "excess": 2.0 ** (n % 8) - 2} for n in range(24)]
     canvas = drawn(Figure("frontier", "points", "sent", ["excess"], series=["spec"], log=["x", "y"]), rows)
