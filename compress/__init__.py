@@ -7,6 +7,7 @@ from .build import Spec, compressor, compressors, specification
 from .chunktopk import ChunkTopK
 from .dense import Dense
 from .feedback import AdamSpace, Damped, WorkerMomentum
+from .guard import Guarded
 from .half import BFloat16, Cast, Float16
 from .onebit import OneBit
 from .optimizers import tuned, without_momentum
@@ -52,6 +53,7 @@ __all__ = [
     "ErrorFeedback",
     "Float16",
     "Gathered",
+    "Guarded",
     "Int4",
     "Int8",
     "Layout",

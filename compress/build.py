@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 
 from .dense import Dense
 from .feedback import AdamSpace, Damped, WorkerMomentum
+from .guard import Guarded
 from .protocol import Compressor
 from .registry import OF_ALL, Registration, register, registered
 from .wrappers import ErrorFeedback, Switch, Widen
@@ -24,7 +25,7 @@ from .wrappers import ErrorFeedback, Switch, Widen
 logger = logging.getLogger(__name__)
 OUTER_END = re.compile(r"(?<![0-9][eE])\+")  # a '+' that is not part of a number such as 1e+3
 ENTRY_POINT_GROUP = "gradwire.compressors"
-WRAPPERS = (WorkerMomentum, Damped, ErrorFeedback, Widen, AdamSpace)  # of a lossy method, from the outermost
+WRAPPERS = (WorkerMomentum, Guarded, Damped, ErrorFeedback, Widen, AdamSpace)  # of a lossy method, from the outermost
 Spec: TypeAlias = str | Mapping[str, Any] | Compressor
 
 
@@ -112,6 +113,8 @@ def _unwrapped(built: Any) -> tuple[Any, dict[str, Any]]:
                 options["momentum"] = value
             case AdamSpace():
                 options["space"] = "adam"
+            case Guarded():
+                options["guard"] = True
             case ErrorFeedback():
                 options["error_feedback"] = True
         built = built.inner
@@ -171,14 +174,25 @@ def _feedback(method: Registration, feedback: float = 1.0, error_feedback: bool 
 
 
 def _wrapped(
-    method: Registration, built: Compressor, feedback: float, momentum: float = 0.0, space: str = "gradient", **_: Any
+    method: Registration,
+    built: Compressor,
+    feedback: float,
+    momentum: float = 0.0,
+    space: str = "gradient",
+    guard: bool = False,
+    **_: Any,
 ) -> Compressor:
     """A lossy method with what surrounds it."""
     if not 0 <= momentum < 1:
         raise ValueError(f"{method.name}:momentum is at least 0 (none) and below 1, got {momentum}")
+    if guard and not feedback:
+        raise ValueError(
+            f"{method.name}:guard=true watches what error feedback holds back, and there is none: leave it out"
+        )
     built = Widen(AdamSpace(built) if space == "adam" else built)
     built = ErrorFeedback(built) if feedback else built
     built = Damped(built, feedback) if 0 < feedback < 1 else built
+    built = Guarded(built) if guard else built
     return WorkerMomentum(built, momentum) if momentum else built
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,119 +15,46 @@ from .state import parts
 
 EVERY = 16  # steps from sample to sample
 ELEMENTS = 4096  # of a bucket in a sample, about
-FADES = 0.75  # the share of the sums so far in those after the next sample
-SETTLE = 8  # samples before which nothing is judged: at first gradients point one way, and add up by rights
+SETTLE = 8  # samples before residuals are judged: at first gradients point one way, and add up by rights
+IN_A_ROW = 2  # samples that have to agree
 MANY = 8.0  # gradients held back that are no cause for concern yet
 BEYOND = 2.0  # times the residual of `settled`
+GROWN = 8.0  # times the gradients of the last samples, in the geometric mean
+OLD = 0.9  # the share of that mean before a sample in the one after it
 
 
-class Gauge:
-    """Sums over a sample of a bucket at every `EVERY`th step of this rank; nothing waits for a GPU until they are read.
+class Sample(NamedTuple):
+    """Of a sample of a bucket: the logarithm of |gradient|, and in units of |gradient|² what these say.
 
-    What was meant is gradient + residual before the step, what was sent that - residual after it.
+    `held`: |held back|²; `along`: meant x sent; `meant`: |meant|²; `sent`: |sent|². What was meant is gradient + residual
+    before the step, what was sent that - residual after it.
     """
 
-    def __init__(self) -> None:
-        self.taken: Tensor | None = None  # the newest sample's sums, where they were computed
-        self.guarded = False  # somebody else sees to it
-        self._steps = 0
-        self._given: tuple[Tensor, Tensor] | None = None
-        self._arriving: Arriving | None = None
-        self._sums: list[float] = []  # of the samples so far, the older the less
-
-    def begin(self, grad: Tensor, held: Residual) -> None:
-        """Before a step: note what is given, if it is time to."""
-        self._given, self.taken = None, None
-        if self._steps % EVERY == EVERY - 1 and grad.numel():
-            given = sampled(grad).to(working_dtype(grad.dtype), copy=True)
-            self._given = given, given + sampled(held.before)
-        self._steps += 1
-
-    def end(self, held: Residual) -> None:
-        """After it: the sums of |gradient|², |held back|², meant x sent, |meant|² and |sent|²."""
-        if self._given is None:
-            return
-        (grad, meant), kept = self._given, sampled(held.after)
-        sent = meant - kept
-        pairs = ((grad, grad), (kept, kept), (meant, sent), (meant, meant), (sent, sent))
-        self.taken, self._given = torch.stack([torch.dot(a, b) for a, b in pairs]), None
-        self._look()
-        self._arriving = Arriving(self.taken)
-
-    def _look(self) -> None:
-        """Add the sums that have arrived to those before."""
-        if self._arriving is not None:
-            self._sums, self._arriving = faded(self._sums, self._arriving.read()), None
+    log_gradient: float
+    held: float
+    along: float
+    meant: float
+    sent: float
 
     @property
-    def sums(self) -> list[float]:
-        """All samples so far, faded; empty before the first. May wait for a GPU."""
-        self._look()
-        return self._sums
+    def ratio(self) -> float:
+        """Norm of what is held back over that of the gradient."""
+        return math.sqrt(self.held)
 
     @property
-    def residual_ratio(self) -> float | None:
-        """Norm of what this rank holds back of the bucket over that of its gradient; None before the first sample."""
-        return ratio(self.sums) if self.sums else None
+    def cosine(self) -> float:
+        """Of the angle between what was meant and what was sent; 1 where there was nothing to send."""
+        lengths = math.sqrt(self.meant * self.sent)
+        return min(1.0, self.along / lengths) if lengths else float(not self.meant)
 
     @property
-    def cosine(self) -> float | None:
-        """Of the angle between what this rank meant to send (gradient and residual) and what it sent; None as above."""
-        return cosine(self.sums) if self.sums else None
+    def too_large(self) -> bool:
+        """Whether a residual is much larger than gradients of their present size make it: what waits adds up and stays.
 
-    @property
-    def runs_away(self) -> bool:
-        """Whether the residual of this rank does, by the samples that have arrived."""
-        if self._arriving is not None and self._arriving.arrived:
-            self._look()
-        return runs_away(self._sums)
-
-
-class Arriving:
-    """Numbers on their way from the device to the host; only reading them may wait."""
-
-    def __init__(self, numbers: Tensor) -> None:
-        self._numbers, self._event = numbers, None
-        if numbers.is_cuda:
-            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, device="cpu", pin_memory=True)
-            self._numbers.copy_(numbers, non_blocking=True)
-            self._event = torch.cuda.Event()
-            self._event.record(torch.cuda.current_stream(numbers.get_device()))
-
-    @property
-    def arrived(self) -> bool:
-        """Whether reading would not wait."""
-        return self._event is None or self._event.query()
-
-    def read(self) -> list[float]:
-        """The numbers."""
-        if self._event is not None:
-            self._event.synchronize()
-        return self._numbers.tolist()
-
-
-def sampled(flat: Tensor) -> Tensor:
-    """Every so many of the elements, an odd number, so as not to meet the same column of each row."""
-    return flat[:: (flat.numel() // ELEMENTS) | 1]
-
-
-def faded(before: Sequence[float], new: Sequence[float]) -> list[float]:
-    """The sums with a new sample in them, then how many there were; one that is not finite is of a step that does not count."""
-    if not all(map(math.isfinite, new)):
-        return list(before)
-    *old, samples = before or [0.0] * (len(new) + 1)
-    return [*(FADES * sum_ + number for sum_, number in zip(old, new, strict=True)), samples + 1]
-
-
-def ratio(sums: Sequence[float]) -> float:
-    """Norm of what is held back over that of the gradient."""
-    return math.sqrt(sums[1] / sums[0]) if sums[0] else 0.0
-
-
-def cosine(sums: Sequence[float]) -> float:
-    """Of the angle between what was meant and what was sent; 1 where there was nothing to send."""
-    lengths = math.sqrt(sums[3] * sums[4])
-    return min(1.0, sums[2] / lengths) if lengths else float(not sums[3])
+        Then either gradients were much larger before, so that steps come late, or steps overshoot and gradients answer to
+        them; or what is sent points away from what is meant.
+        """
+        return self.ratio > MANY and (self.cosine <= 0 or self.ratio > BEYOND * settled(self.cosine))
 
 
 def settled(cosine: float) -> float:
@@ -138,15 +65,127 @@ def settled(cosine: float) -> float:
     return math.sqrt(1 - cosine**2) / cosine if cosine > 0 else math.inf
 
 
-def runs_away(sums: Sequence[float]) -> bool:
-    """Whether a residual is far larger than gradients of their present size make it: what waits has added up, not averaged out.
+class Seen(NamedTuple):
+    """Samples so far; how many in a row up to the newest were bad; and the mean logarithm of |gradient|, the old fading."""
 
-    Either old gradients were larger, so that steps are late, or the optimizer overshoots and gradients answer to steps.
+    samples: int = 0
+    in_a_row: int = 0
+    log_mean: float = 0.0
+
+    def and_then(self, sample: Sample) -> Seen:
+        """With a further sample. It is bad if the residual is too large, or if it is large and gradients grow and grow.
+
+        In a feedback that is not stable both grow alike, and their ratio tells nothing.
+        """
+        mean = self.log_mean if self.samples else sample.log_gradient
+        grows = sample.ratio > 1 and sample.log_gradient - mean > math.log(GROWN)
+        bad = grows or (sample.too_large and self.samples + 1 >= SETTLE)
+        mean = OLD * mean + (1 - OLD) * sample.log_gradient
+        return Seen(self.samples + 1, self.in_a_row + 1 if bad else 0, mean)
+
+    @property
+    def runs_away(self) -> bool:
+        """Whether error feedback does."""
+        return self.in_a_row >= IN_A_ROW
+
+
+class Gauge:
+    """Takes a sample of a bucket at every `EVERY`th step of this rank; no step waits for a GPU because of it.
+
+    `due`: whether the next step is to be sampled, where somebody else counts steps. `guard`: what a guard does now; None
+    where there is none. `taken`: the sample of the step that ran last, on its device; not finite without gradients.
     """
-    if not sums or sums[-1] < SETTLE or ratio(sums) <= MANY:
-        return False
-    across = cosine(sums)
-    return across <= 0 or ratio(sums) > BEYOND * settled(across)
+
+    def __init__(self) -> None:
+        self.due: bool | None = None
+        self.guard: str | None = None
+        self.taken: Tensor | None = None
+        self._steps = 0
+        self._given: tuple[Tensor, Tensor] | None = None
+        self._arriving: Arriving | None = None
+        self._newest: Sample | None = None
+        self._seen = Seen()
+
+    def begin(self, grad: Tensor, held: Residual) -> None:
+        """Before a step: note what is given, if it is time to."""
+        self._given, self.taken = None, None
+        due = self._steps % EVERY == EVERY - 1 if self.due is None else self.due
+        if due and grad.numel():
+            given = sampled(grad).to(working_dtype(grad.dtype), copy=True)
+            self._given = given, given + sampled(held.before)
+        self._steps += 1
+
+    def end(self, held: Residual) -> None:
+        """After it: what has come of that."""
+        if self._given is None:
+            return
+        (grad, meant), kept = self._given, sampled(held.after)
+        sent, unit = meant - kept, torch.dot(grad, grad)
+        pairs = ((kept, kept), (meant, sent), (meant, meant), (sent, sent))
+        log_gradient = unit.log() / 2 * (unit / unit)  # not finite where there is no gradient
+        self.taken = torch.stack([log_gradient, *(torch.dot(a, b) / unit for a, b in pairs)])
+        self._given = None
+        self._look()
+        self._arriving = Arriving(self.taken)
+
+    def _look(self) -> None:
+        """Take up the last sample, if it is finite: otherwise its step does not count."""
+        arriving, self._arriving = self._arriving, None
+        if arriving is not None and all(map(math.isfinite, numbers := arriving.read())):
+            self._newest = Sample(*numbers)
+            self._seen = self._seen.and_then(self._newest)
+
+    @property
+    def newest(self) -> Sample | None:
+        """The last sample; None before the first. May wait for a GPU."""
+        self._look()
+        return self._newest
+
+    @property
+    def residual_ratio(self) -> float | None:
+        """Norm of what this rank holds back of the bucket over that of its gradient; None before the first sample."""
+        return self.newest.ratio if self.newest else None
+
+    @property
+    def cosine(self) -> float | None:
+        """Of the angle between what this rank meant to send (gradient and residual) and what it sent; None as above."""
+        return self.newest.cosine if self.newest else None
+
+    @property
+    def runs_away(self) -> bool:
+        """Whether error feedback of this rank does, by the samples that have arrived."""
+        if self._arriving is not None and self._arriving.arrived:
+            self._look()
+        return self._seen.runs_away
+
+
+class Arriving:
+    """Numbers on their way from the device to the host; only reading them may wait."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self._numbers = numbers
+        self._event: torch.cuda.Event | None = None
+        if numbers.is_cuda:
+            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, device="cpu", pin_memory=True)
+            self._numbers.copy_(numbers, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(numbers.get_device()))
+
+    @property
+    def arrived(self) -> bool:
+        """Whether reading would not wait."""
+        return self._event is None or bool(self._event.query())
+
+    def read(self) -> list[float]:
+        """The numbers."""
+        if self._event is not None:
+            self._event.synchronize()
+        return list(map(float, self._numbers.tolist()))
+
+
+def sampled(flat: Tensor) -> Tensor:
+    """Every so many of the elements, an odd number, so as not to meet the same column of each row."""
+    return flat[:: (flat.numel() // ELEMENTS) | 1]
 
 
 def gauges(state: Any) -> Iterator[Gauge]:

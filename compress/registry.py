@@ -16,6 +16,7 @@ OF_FEEDBACK: dict[str, tuple[Any, Any]] = {  # options of every lossy method: (t
     "feedback": (float, 1.0),
     "momentum": (float, 0.0),
     "space": (Literal["gradient", "adam"], "gradient"),
+    "guard": (bool, False),
 }
 OF_ALL: dict[str, tuple[Any, Any]] = {"start_iter": (int, 0), "warmup": (Compressor, "none")}
 

@@ -6,11 +6,13 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .guard import Guarded
 from .protocol import (
     AllGather,
     AllReduce,
@@ -160,9 +162,12 @@ def _alike(request: Request, count: int) -> Tensor:
 
 
 def boundaries(compressor: Compressor) -> set[int]:
-    """The steps at which a compressor, or one inside it, changes stage."""
+    """The steps at which a compressor, or one inside it, changes stage; and of each stage one at which its guard looks."""
     own = set(compressor.starts) if isinstance(compressor, Switch) else {0}
-    return own.union(*(boundaries(child) for child in children(compressor)))
+    found = own.union(*(boundaries(child) for child in children(compressor)))
+    if isinstance(compressor, Guarded):
+        found |= {next(filter(compressor.is_due, count(step))) for step in found}
+    return found
 
 
 def most_rounds(compressor: Compressor, layouts: Sequence[Layout]) -> int:

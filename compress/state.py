@@ -120,13 +120,15 @@ class Leaves:
         """Whether anything may be held back that was not released."""
         return any(not leaf.cleared for leaf in self.residuals)
 
-    def release(self, layout: Layout, flat: Tensor) -> None:
-        """Move what is held back into `flat`, this rank's gradient or residual, as a part of the step."""
+    def release(self, layout: Layout, flat: Tensor, share: float = 1.0) -> None:
+        """Move what is held back, or a share of it, into `flat`, this rank's gradient or residual, as a part of the step."""
         views = layout.views(flat)
         for leaf in self.residuals:
+            if leaf.cleared and share < 1:
+                continue
             for name, numbers in leaf.held_back().items():
-                views[name].view(-1).add_(numbers)
-            leaf.clear()
+                views[name].view(-1).add_(numbers, alpha=share)
+            leaf.damp(1 - share) if share < 1 else leaf.clear()
 
 
 def _saved(found: Iterable[tuple[str, Leaf]]) -> Entries:

@@ -24,7 +24,7 @@ class Runaway:
         if self._told or step % EVERY:
             return
         for names, gauge in gauges:
-            if gauge.runs_away and not gauge.guarded:
+            if gauge.guard is None and gauge.runs_away:
                 self._told = True
                 warnings.warn(
                     f"compression of {names[0]} and others in its bucket holds back {gauge.residual_ratio:.0f} times a "

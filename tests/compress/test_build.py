@@ -16,6 +16,7 @@ from gradwire.compress import (
     ErrorFeedback,
     Float16,
     Gathered,
+    Guarded,
     Int4,
     OneBit,
     PowerSGD,
@@ -63,6 +64,8 @@ BUILT = {
     "powersgd:space=adam,feedback=0.7,momentum=0.9,start_iter=5": WorkerMomentum(
         Damped(fed_back(AdamSpace(Switch({0: Dense(), 5: PowerSGD()}))), 0.7), 0.9
     ),
+    "topk:guard=true": Guarded(fed_back(Gathered(TopK()))),
+    "topk:guard=true,feedback=0.9,momentum=0.9": WorkerMomentum(Guarded(Damped(fed_back(Gathered(TopK())), 0.9)), 0.9),
     "fp16+powersgd:feedback=0.9": Float16(Damped(fed_back(PowerSGD()), 0.9)),
     " powersgd:rank=1, seed = 2 ": fed_back(PowerSGD(rank=1, seed=2)),
     "powersgd:start_iter=0": fed_back(PowerSGD()),
@@ -88,7 +91,7 @@ MAPPINGS = [
 ALL = (
     "acp-powersgd, batched-powersgd, bf16, chunktopk, fp16, int4, int8, none, onebit, powersgd, randomk, ternary, topk"
 )
-TOPK_OPTIONS = "ratio, k, value_dtype, error_feedback, feedback, momentum, space, start_iter, warmup"
+TOPK_OPTIONS = "ratio, k, value_dtype, error_feedback, feedback, momentum, space, guard, start_iter, warmup"
 REFUSED = {  # specification: what the message must say
     "": ["cannot read", "''", "name:key=value"],
     " ": ["cannot read", "' '", "name:key=value"],
@@ -124,6 +127,7 @@ REFUSED = {  # specification: what the message must say
     "topk:feedback=0.9,error_feedback=false": ["topk:error_feedback=false", "leave out feedback=0.9"],
     "topk:momentum=1": ["topk:momentum", "at least 0", "below 1", "got 1.0"],
     "topk:momentum=-0.5": ["topk:momentum", "at least 0", "got -0.5"],
+    "topk:guard=true,feedback=0": ["topk:guard=true", "there is none: leave it out"],
     "topk:space=sgd": ["topk:space takes gradient, adam", "'sgd'"],
     "bf16:feedback=0.9": ["'bf16' has no option 'feedback'"],
     "topk:k=0": ["topk:k", "at least 1", "got 0"],
@@ -218,6 +222,7 @@ def test_a_plus_inside_a_number_does_not_nest():
         "topk:ratio=0.1,feedback=0.9",
         "onebit:momentum=0.9,feedback=0.5,space=adam",
         "int4:error_feedback=false,momentum=0.9",
+        "onebit:guard=true",
         "bf16+powersgd:rank=2,momentum=0.9,feedback=0.7,start_iter=9",
         "randomk:ratio=0.1,seed=2",
         "chunktopk:chunk=64",

@@ -7,7 +7,7 @@ import pytest
 from gradwire.compress import Dense, Gathered, TopK, compressor, compressors, register, registry
 from gradwire.compress.wrappers import ErrorFeedback, Widen
 
-OF_FEEDBACK = {"error_feedback": True, "feedback": 1.0, "momentum": 0.0, "space": "gradient"}
+OF_FEEDBACK = {"error_feedback": True, "feedback": 1.0, "momentum": 0.0, "space": "gradient", "guard": False}
 OPTIONS = {
     "none": {},
     "fp16": {"start_iter": 0, "warmup": "none"},

@@ -1,17 +1,20 @@
 """Options of error feedback on real ranks: picked for an optimizer, saved, resized, refused where they cannot hold."""
 
+import warnings
+
 import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
 from gradwire.compress import specification
+from gradwire.compress.gauge import EVERY, IN_A_ROW, SETTLE
 
 from .given import Given, average, gradients, wrapped
 from .test_handle import same, steps
 
 SHAPES = ((40, 30), (40,), (10, 200), (3,))
-EVERYTHING = "topk:ratio=0.1,feedback=0.8,momentum=0.9,space=adam"
+EVERYTHING = "topk:ratio=0.1,feedback=0.8,momentum=0.9,space=adam,guard=true"
 
 
 def attached(spec, **options):
@@ -114,3 +117,49 @@ def partial(rank, world_size):
 
 def test_momentum_is_refused_where_parameters_may_go_unused(ranks):
     assert ranks.run(partial, 1) == [True]
+
+
+def run_away(rank, world_size, spec):
+    """What is said while gradients become a hundredth of what they were, and the statistics at the end."""
+    ddp, handle = attached(spec)
+    said = []
+    for step in range(SETTLE * EVERY + (IN_A_ROW + 1) * EVERY):
+        scale = 1.0 if step < SETTLE * EVERY else 0.01
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            average(ddp, [scale * gradient for gradient in gradients(rank, step, SHAPES)])
+        said += [text for each in caught if "times a gradient" in (text := str(each.message))]
+    stats = handle.stats().buckets
+    return said, [(bucket.feedback.residual_ratio, bucket.feedback.cosine, bucket.feedback.guard) for bucket in stats]
+
+
+def test_a_residual_that_runs_away_is_warned_of_once_with_what_to_do_and_is_in_the_statistics(ranks):
+    for said, stats in ranks.run(run_away, 2, "topk:ratio=0.01", timeout=60):
+        assert len(said) == 1
+        for way_out in ("feedback=", "start_iter=", "guard=true"):
+            assert way_out in said[0]
+        assert len(stats) > 1
+        assert max(ratio for ratio, _, _ in stats) > 20
+        assert all(0 < cosine < 1 and guard is None for _, cosine, guard in stats)
+
+
+def test_with_a_guard_it_is_damped_on_all_ranks_and_nothing_is_said(ranks):
+    answers = ranks.run(run_away, 2, "topk:ratio=0.01,guard=true", timeout=60)
+    assert [said for said, _ in answers] == [[], []]
+    modes = [[guard for _, _, guard in stats] for _, stats in answers]
+    assert modes[0] == modes[1]
+    assert "damping" in modes[0]
+
+
+def measured(rank, world_size):
+    ddp, handle = attached("bf16")
+    average(ddp, gradients(rank, 0, SHAPES))
+    before = [bucket.feedback for bucket in handle.stats().buckets]
+    handle.swap("topk")
+    average(ddp, gradients(rank, 0, SHAPES))
+    return before, [bucket.feedback.residual_ratio for bucket in handle.stats().buckets]
+
+
+def test_before_the_first_sample_and_without_error_feedback_there_is_nothing_to_tell(ranks):
+    ((before, after),) = ranks.run(measured, 1)
+    assert set(before) == set(after) == {None}
