@@ -75,7 +75,7 @@ class SweepConfig:
             if not isinstance(values, list) or not values:
                 raise ValueError(f"grid.{key} is a list of values, got {values!r}")
         if unknown := set(self.shortened) - set(SHORTENED):
-            raise ValueError(f"shortened has {' and '.join(SHORTENED)}, got {', '.join(sorted(unknown))}")
+            raise ValueError(f"shortened has {', '.join(SHORTENED)}, got {', '.join(sorted(unknown))}")
         if twice := self.lab.keys() & self.chosen_grid.keys():
             raise ValueError(
                 f"the study varies {', '.join(sorted(twice))} itself: give --grid as well, or leave it out"

@@ -120,10 +120,9 @@ class SecondsOverLink(Derivation):
         return ["steps", "step_seconds.p50", "sent_bytes_per_step", "total_sent_bytes"]
 
     def value(self, row: Row, rows: Sequence[Row], dimensions: Sequence[str]) -> list[float] | None:
-        found = [row.get(name) for name in self.columns]
-        if None in found:
+        if any(row.get(name) is None for name in self.columns):
             return None
-        steps, seconds, sent, total = found
+        steps, seconds, sent, total = (row[name] for name in self.columns)
         sent_by = [max(0.0, total - (steps - step) * sent) for step in range(1, steps + 1)]
         return [step * seconds + sent / parse_rate(self.rate) for step, sent in enumerate(sent_by, start=1)]
 

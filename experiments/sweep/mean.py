@@ -38,9 +38,9 @@ def _mean(rows: Sequence[Row], over: Sequence[str], kept: Sequence[str], lists: 
         values = [row.get(name) for row in rows]
         if name in over or (isinstance(values[0], list) and name not in ("labels", *lists)):
             continue
-        number = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-        if number and name not in kept and len(set(values)) > 1:
-            found |= {name: statistics.fmean(values), spread_of(name): statistics.stdev(values)}
+        numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+        if len(numbers) == len(values) and name not in kept and len(set(numbers)) > 1:
+            found |= {name: statistics.fmean(numbers), spread_of(name): statistics.stdev(numbers)}
         else:
             found[name] = _agreed(values)
     return {**found, RUNS: len(rows)}

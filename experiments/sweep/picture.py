@@ -66,8 +66,7 @@ def _set_axes(axes: Axes, figure: Figure, title: str) -> None:
     for label, height in figure.lines.items():
         axes.axhline(height, color="black", linewidth=1, linestyle="--", label=label)
     for axis in figure.log:
-        lowest = min(getattr(axes, f"get_{axis}lim")())
-        axes.set(**{f"{axis}scale": "log" if lowest > 0 or figure.kind != "points" else "symlog"})
+        axes.set(**{f"{axis}scale": "symlog" if figure.kind == "points" and _reaches_zero(axes, axis) else "log"})
     if "y" in figure.log:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_formatter(SmallTicks())
@@ -77,6 +76,11 @@ def _set_axes(axes: Axes, figure: Figure, title: str) -> None:
     axes.set_ylabel(figure.labels.get("y", ", ".join(figure.y)))
     axes.set_title("\n".join(fill(line, TITLE_CHARACTERS) for line in title.splitlines()), fontsize=10)
     axes.grid(alpha=0.25)
+
+
+def _reaches_zero(axes: Axes, axis: str) -> bool:
+    """Whether anything that is drawn is at or below zero."""
+    return bool(getattr(axes.dataLim, f"{axis}0") <= 0)
 
 
 def _legend(canvas: Canvas, axes: Axes) -> None:
@@ -227,7 +231,6 @@ def _points(axes: Axes, figure: Figure, rows: Sequence[Row]) -> None:
     for place in sorted((row[figure.x], row[column]) for row in rows):
         best += [place] if not best or place[1] < best[-1][1] else []
     axes.plot(*zip(*best, strict=True), "--", color="grey", linewidth=0.8, zorder=0)
-    axes.margins(0.1)
 
 
 DRAWERS = {"line": _lines, "bar": _bars, "box": _boxes, "points": _points}

@@ -54,7 +54,7 @@ def test_the_file_has_the_documented_keys(tmp_path):
     assert document["gradwire"] == __version__
     assert {"name", "parameters"} <= document["model"].keys()
     (run,) = document["runs"]
-    assert run.keys() == RUN_KEYS | {"train_seconds", "parameters_digest", "warmed_up"}
+    assert run.keys() == RUN_KEYS | {"train_seconds", "parameters_digest", "warmed_up", "total_sent_bytes"}
     assert run["eval"].keys() == {"loss", "accuracy"}
     assert run["step_seconds"].keys() == {"p50", "p75", "p90", "p95"}
     assert run["seconds"].keys() == {"encode", "wait", "decode"}

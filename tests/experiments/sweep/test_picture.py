@@ -97,9 +97,7 @@ def test_bounds_belong_to_lines():
 
 
 def test_names_of_points_cover_neither_each_other_nor_points(drawn):
-    rows = [
-        {"spec": f"method:rank={n}", "sent": 1e6 * 1.1 ** (n % 5), "excess": 0.1 * (n // 5) - 0.1} for n in range(15)
-    ]
+    rows = [{"spec": f"method:rank={n}", "sent": 1e6 * 10 ** (n // 8), "excess": 2.0 ** (n % 8) - 2} for n in range(24)]
     canvas = drawn(Figure("frontier", "points", "sent", ["excess"], series=["spec"], log=["x", "y"]), rows)
     (axes,) = canvas.axes
     boxes = [Text.get_window_extent(text) for text in axes.texts]
