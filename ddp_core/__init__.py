@@ -1,7 +1,8 @@
 """WHEN and HOW it goes: reducer, buckets, what compressors remember, engine, transports, our DistributedDataParallel."""
 
+from .averaging.sharded import ShardAverager
 from .buckets.assignment import assigned, caps_in_bytes
-from .buckets.layout import layout_of
+from .buckets.layout import layout_of, plain
 from .engine.engine import DEFAULT_TIMEOUT, Engine
 from .handle import Handle
 from .measure.record import Record
@@ -12,12 +13,12 @@ from .measure.trace import trace
 from .memory.model_memory import OWED, BucketMemory, ModelMemory
 from .module import DistributedDataParallel
 from .torch_face.nested import refuse_inside
-from .transport.collectives import averaged, exchange, start_sum
+from .transport.collectives import averaged, exchange, start_all_gather, start_sum
 from .transport.faulty import Fault, Faulty, InjectedError, faulty
 from .transport.host_segment import obstacle
 from .transport.paced import Link, Paced
 from .transport.process_group import ProcessGroup
-from .transport.protocol import Decorator, Transport
+from .transport.protocol import Decorator, Pending, Transport
 
 __all__ = [
     "DEFAULT_TIMEOUT",
@@ -36,8 +37,10 @@ __all__ = [
     "Link",
     "ModelMemory",
     "Paced",
+    "Pending",
     "ProcessGroup",
     "Record",
+    "ShardAverager",
     "Stats",
     "StepTimes",
     "Transport",
@@ -48,7 +51,9 @@ __all__ = [
     "faulty",
     "layout_of",
     "obstacle",
+    "plain",
     "refuse_inside",
+    "start_all_gather",
     "start_sum",
     "trace",
 ]

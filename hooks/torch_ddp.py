@@ -5,7 +5,7 @@
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial as partially
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, overload
 
 import torch
 import torch.distributed as dist
@@ -14,13 +14,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..compress import Spec
 from ..ddp_core import DEFAULT_TIMEOUT, Decorator, Handle, refuse_inside
+from .fsdp import ShardHandle, attach_sharded, is_sharded
 from .keywords import nearest_named
 from .never_called import NeverCalled
 
 AROUND = ("_orig_mod", "_forward_module")  # where torch.compile, and Fabric, keep what they wrap
 NOT_DDP = {  # class: what to do there
-    "FullyShardedDataParallel": "FSDP shards gradients by itself, and has nothing to compress here; use DDP",
-    "FSDPModule": "FSDP shards gradients by itself, and has nothing to compress here; use DDP",
+    "FullyShardedDataParallel": "FSDP shards gradients by itself, and FSDP1 lets nobody else do so: use fully_shard, or DDP",
     "PreTrainedModel": "transformers' Trainer wraps it when training begins: attach to trainer.model_wrapped in the "
     "on_train_begin of a TrainerCallback; without Trainer, wrap it first, then attach",
 }
@@ -39,7 +39,7 @@ def ddp_inside(model: nn.Module | None) -> DistributedDataParallel | None:
     return model
 
 
-@nearest_named
+@overload
 def attach(
     model: nn.Module,
     spec: Spec,
@@ -47,20 +47,52 @@ def attach(
     process_group: dist.ProcessGroup | None = None,
     timeout: timedelta = DEFAULT_TIMEOUT,
     transport: Decorator | None = None,
-) -> Handle:
+) -> Handle: ...
+
+
+@overload
+def attach(
+    model: nn.Module,
+    *,
+    gather: Spec | None = None,
+    reduce: Spec | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    timeout: timedelta = DEFAULT_TIMEOUT,
+    transport: Decorator | None = None,
+) -> ShardHandle: ...
+
+
+@nearest_named
+def attach(
+    model: nn.Module,
+    spec: Spec | None = None,
+    *,
+    gather: Spec | None = None,
+    reduce: Spec | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    timeout: timedelta = DEFAULT_TIMEOUT,
+    transport: Decorator | None = None,
+) -> Handle | ShardHandle:
     """Compress the gradients of a DDP model: `handle = attach(ddp_model, "powersgd:rank=4,start_iter=1000")`.
 
     `process_group`: where to reduce, by default the model's own. `timeout`: of waits for averages on the CPU. `transport`:
     what to put around each transport, such as an emulated link. All ranks call it before the first backward. Raises
     TypeError for a model that is not DDP and ValueError for a wrong specification. DDP may be inside of what torch.compile,
     Lightning Fabric or Accelerate have made of it.
+
+    Of an FSDP2 model (`fully_shard`) it says how weights are gathered and gradients reduced, "none" for as they are:
+    `attach(fsdp_model, gather="int8", reduce="int4")`; see `ShardHandle`.
     """
+    if isinstance(model, nn.Module) and is_sharded(model):
+        return attach_sharded(model, spec, gather, reduce, process_group, timeout, transport)
     ddp = ddp_inside(model) if isinstance(model, nn.Module) else None
     if ddp is None:
         raise TypeError(
             f"attach needs a model wrapped in torch.nn.parallel.DistributedDataParallel, got {type(model).__name__}: "
             f"{_way_out(model)}"
         )
+    if spec is None or gather is not None or reduce is not None:
+        raise TypeError("a DDP model takes a compressor, attach(ddp_model, 'int8'); gather and reduce are FSDP2's")
     refuse_inside(ddp.module, (each for each in ddp._module_parameters if each.requires_grad))  # no ignored ones
     state, hook = comm_hook(spec, ddp, process_group=process_group, timeout=timeout, transport=transport)
     ddp.register_comm_hook(state, hook)
