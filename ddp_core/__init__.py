@@ -3,6 +3,7 @@
 from .averaging.sharded import ShardAverager
 from .buckets.assignment import assigned, caps_in_bytes
 from .buckets.layout import layout_of, plain
+from .engine.driver import FuturePending
 from .engine.engine import DEFAULT_TIMEOUT, Engine
 from .handle import Handle
 from .measure.record import Record
@@ -32,6 +33,7 @@ __all__ = [
     "Engine",
     "Fault",
     "Faulty",
+    "FuturePending",
     "Handle",
     "InjectedError",
     "Link",

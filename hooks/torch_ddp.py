@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..compress import Spec
 from ..ddp_core import DEFAULT_TIMEOUT, Decorator, Handle, refuse_inside
-from .fsdp import ShardHandle, attach_sharded, is_sharded
+from .fsdp import ShardHandle, Sharding, attach_sharded, is_sharded
 from .keywords import nearest_named
 from .never_called import NeverCalled
 
@@ -56,6 +56,7 @@ def attach(
     *,
     gather: Spec | None = None,
     reduce: Spec | None = None,
+    replicas: Spec | None = None,
     process_group: dist.ProcessGroup | None = None,
     timeout: timedelta = DEFAULT_TIMEOUT,
     transport: Decorator | None = None,
@@ -69,6 +70,7 @@ def attach(
     *,
     gather: Spec | None = None,
     reduce: Spec | None = None,
+    replicas: Spec | None = None,
     process_group: dist.ProcessGroup | None = None,
     timeout: timedelta = DEFAULT_TIMEOUT,
     transport: Decorator | None = None,
@@ -80,19 +82,21 @@ def attach(
     TypeError for a model that is not DDP and ValueError for a wrong specification. DDP may be inside of what torch.compile,
     Lightning Fabric or Accelerate have made of it.
 
-    Of an FSDP2 model (`fully_shard`) it says how weights are gathered and gradients reduced, "none" for as they are:
-    `attach(fsdp_model, gather="int8", reduce="int4")`; see `ShardHandle`.
+    Of an FSDP2 model (`fully_shard`) it says how weights are gathered and gradients reduced, "none" for as they are, and how
+    these are averaged over the replicas of hybrid sharding: `attach(fsdp_model, gather="int8", reduce="int4")`.
     """
     if isinstance(model, nn.Module) and is_sharded(model):
-        return attach_sharded(model, spec, gather, reduce, process_group, timeout, transport)
+        return attach_sharded(model, Sharding(gather, reduce, replicas, spec, process_group), timeout, transport)
     ddp = ddp_inside(model) if isinstance(model, nn.Module) else None
     if ddp is None:
         raise TypeError(
             f"attach needs a model wrapped in torch.nn.parallel.DistributedDataParallel, got {type(model).__name__}: "
             f"{_way_out(model)}"
         )
-    if spec is None or gather is not None or reduce is not None:
-        raise TypeError("a DDP model takes a compressor, attach(ddp_model, 'int8'); gather and reduce are FSDP2's")
+    if spec is None or (gather, reduce, replicas) != (None, None, None):
+        raise TypeError(
+            "a DDP model takes a compressor, attach(ddp_model, 'int8'); gather, reduce and replicas are FSDP2's"
+        )
     refuse_inside(ddp.module, (each for each in ddp._module_parameters if each.requires_grad))  # no ignored ones
     state, hook = comm_hook(spec, ddp, process_group=process_group, timeout=timeout, transport=transport)
     ddp.register_comm_hook(state, hook)

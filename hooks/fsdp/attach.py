@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -9,53 +11,86 @@ from torch import nn
 
 from ...compress import Spec
 from ...compress.shards import shard_codec, shard_sum
-from ...ddp_core import Decorator, ShardAverager
-from .communication import Arrivals, ShardGather, ShardReduction
+from ...ddp_core import Decorator, Handle, ShardAverager
+from .arrivals import Arrivals
+from .communication import ShardGather, ShardReduction
 from .handle import ShardHandle
 from .modules import ShardedModule, modules_of
+from .replicas import ReplicaMean, ReplicaSteps
 
 
-def attach_sharded(
-    model: nn.Module,
-    spec: Spec | None,
-    gather: Spec | None,
-    reduce: Spec | None,
-    process_group: dist.ProcessGroup | None,
-    timeout: timedelta,
-    transport: Decorator | None,
-) -> ShardHandle:
-    """Communicate for an FSDP2 model: weights by `gather`, gradients by `reduce`; as they are where it is not said how.
+@dataclass(frozen=True)
+class Sharding:
+    """What is asked for: how weights are gathered, gradients reduced, and these averaged over replicas; None: as torch does.
 
-    Raises ValueError for a specification or a model that is refused, TypeError for arguments that are DDP's, RuntimeError
-    for a torch that is too old.
+    Raises TypeError for what is DDP's.
     """
-    if spec is not None or process_group is not None:
-        raise TypeError(
-            "an FSDP2 model has process groups of its own, and says what travels how: "
-            "attach(fsdp_model, gather='int8', reduce='int4')"
-        )
-    codec, reduction = shard_codec(gather or "none"), shard_sum(reduce or "none")
+
+    gather: Spec | None
+    reduce: Spec | None
+    replicas: Spec | None
+    spec: Spec | None = None
+    process_group: dist.ProcessGroup | None = None
+
+    def __post_init__(self) -> None:
+        if self.spec is not None or self.process_group is not None:
+            raise TypeError(
+                "an FSDP2 model has process groups of its own, and says what travels how: "
+                "attach(fsdp_model, gather='int8', reduce='int4')"
+            )
+
+    @property
+    def of_shards(self) -> bool:
+        """Whether gradwire communicates among shards: not where it is to do so among replicas alone."""
+        return self.replicas is None or self.gather is not None or self.reduce is not None
+
+
+def attach_sharded(model: nn.Module, asked: Sharding, timeout: timedelta, transport: Decorator | None) -> ShardHandle:
+    """Communicate for an FSDP2 model.
+
+    Raises ValueError for a specification or a model that is refused, and RuntimeError for a torch that is too old.
+    """
+    codec, reduction = shard_codec(asked.gather or "none"), shard_sum(asked.reduce or "none")
     modules = modules_of(model)
     if taken := [module for module in modules if not module.takes_communication]:
         raise ValueError(
             f"somebody communicates for {len(taken)} of its {len(modules)} sharded modules already: attach once, or close() "
             "the handle first"
         )
+    replicas = _replicas(modules, asked, timeout, transport)
     averager = ShardAverager(reduction, codec, modules[0].shard_group, modules[0].device, timeout, transport)
-    arrivals = Arrivals(averager)
+    if asked.of_shards:
+        _take_shards(modules, averager, replicated=replicas is not None)
+    return ShardHandle(averager, replicas, modules)
+
+
+def _take_shards(modules: Sequence[ShardedModule], averager: ShardAverager, *, replicated: bool) -> None:
+    """Have weights gathered, and gradients reduced, among those that share parameters."""
+    arrivals = Arrivals(averager, averager.device, averager.engines.timeout)
     for module in modules:
-        keeps_torchs = codec is None and module.device.type != "cpu"
-        mine = ShardReduction(module, averager, arrivals, _scale(module))
-        module.take(None if keeps_torchs else ShardGather(module, averager), mine, _divisor(module))
-    return ShardHandle(averager, modules)
+        others = 1 if module.replica_group is None else module.replica_group.size()
+        means = others if replicated else 1  # of replicas: their compressor divides
+        scale = 1.0 if module.divisor is None else module.shard_group.size() * means / module.divisor
+        divisor = 1.0 if module.divisor is not None or replicated else float(others)
+        keeps_torchs = averager.codec is None and module.device.type != "cpu"
+        gather = None if keeps_torchs else ShardGather(module, averager)
+        module.take(gather, ShardReduction(module, averager, arrivals, scale), divisor)
 
 
-def _scale(module: ShardedModule) -> float:
-    """What means over shards are multiplied by, where the user has gradients divided by something else."""
-    return 1.0 if module.divisor is None else module.shard_group.size() / module.divisor
-
-
-def _divisor(module: ShardedModule) -> float:
-    """What torch has to divide by: its sums of means over replicas."""
-    replicas = module.replica_group
-    return float(replicas.size()) if replicas is not None and module.divisor is None else 1.0
+def _replicas(
+    modules: Sequence[ShardedModule], asked: Sharding, timeout: timedelta, transport: Decorator | None
+) -> Handle | None:
+    """The handle of what averages over replicas, hooked."""
+    if asked.replicas is None:
+        return None
+    group = modules[0].replica_group
+    if group is None:
+        raise ValueError("it has no replicas: fully_shard(model, mesh=...) with a mesh of two dimensions makes some")
+    if not asked.of_shards and any(module.divisor is not None for module in modules):
+        raise ValueError("set_gradient_divide_factor holds for gradwire's sums alone: say reduce='none', too")
+    handle = Handle(asked.replicas, group, timeout, transport=transport)
+    steps = ReplicaSteps(handle)
+    arrivals = Arrivals(steps, modules[0].device, timeout)
+    for module in modules:
+        module.take_replicas(ReplicaMean(module, handle, steps, arrivals))
+    return handle

@@ -10,13 +10,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd import Variable
 
 from ...compress.shards import ShardLayout
 from ...ddp_core import Pending, ShardAverager, start_all_gather
+from .arrivals import Arrivals
 from .modules import ShardedModule
-
-IN_FLIGHT = 4  # reduce-scatters, each of which keeps the gradients of a module
 
 
 class GatherWork(dist._Work):  # type: ignore[misc]
@@ -68,50 +66,6 @@ class ShardGather(Allocating):
         return None
 
 
-class Arrivals:
-    """Shards of gradients on their way, which torch does not wait for: backward ends when all are there."""
-
-    def __init__(self, averager: ShardAverager) -> None:
-        self._averager = averager
-        self._pendings: list[Pending] = []
-        self._backward = -1  # that has begun the step
-
-    @property
-    def within(self) -> bool:
-        """Whether there is a backward whose end will come."""
-        return self._backward != -1
-
-    def begin(self) -> None:
-        """Gradients of a module come next: perhaps the first ones of a backward."""
-        backward = torch._C._current_graph_task_id()
-        if backward != self._backward or backward == -1:
-            self._wait(0)  # for what a backward left that broke off
-            self._averager.begin_step()
-            self._backward = backward
-            if backward != -1:
-                Variable._execution_engine.queue_callback(self._finish)
-
-    def add(self, pending: Pending) -> None:
-        """Let a shard arrive while backward goes on; the memory that waits with it is limited."""
-        self._pendings.append(pending)
-        self._wait(IN_FLIGHT)
-
-    def wait(self, pending: Pending) -> None:
-        """Wait for a shard at once."""
-        pending.wait(self._averager.engines.timeout)
-        if not self.within:
-            self._averager.end_step()
-
-    def _finish(self) -> None:
-        self._wait(0)
-        self._averager.end_step()
-        self._backward = -1
-
-    def _wait(self, left: int) -> None:
-        while len(self._pendings) > left:
-            self._pendings.pop(0).wait(self._averager.engines.timeout)
-
-
 class ShardReduction(Allocating):
     """The reduce-scatter of a module's gradients."""
 
@@ -131,25 +85,13 @@ class ShardReduction(Allocating):
         if layout.numel != input_tensor.numel():
             layout = self._nameless(layout, input_tensor)
         pending = averager.reduce(module.index, layout, input_tensor, output_tensor, self._scale)
-        if (
-            output_tensor.device.type == "cpu"
-            and arrivals.within
-            and not module.waits_for_gradients(output_tensor.dtype)
-        ):
-            arrivals.add(pending)
-        else:
-            arrivals.wait(pending)
+        at_once = module.averages_over_replicas or module.reads_gradients(output_tensor.dtype)
+        arrivals.take(pending, at_once=at_once)
 
     def _nameless(self, layout: ShardLayout, grad: Tensor) -> ShardLayout:
         """Where torch leaves parameters out, it does not tell which: what travels, as one parameter."""
         if self._averager.memory.reduction.feedback:
-            shown = ", ".join(layout.whole.names[:3])
-            raise RuntimeError(
-                f"some parameters of a sharded module ({shown}, ...) have no gradient in this backward, and torch does not "
-                "tell which, while error feedback keeps what is held back of each: call "
-                "set_reduce_scatter_unused_params(True) on the model, where torch has it, or reduce with "
-                "error_feedback=false, as in 'int8:error_feedback=false'"
-            )
+            raise RuntimeError(self._module.left_out)
         ranks = layout.whole.world_size
         whole = dataclasses.replace(layout.whole, names=("",), shapes=((ranks, grad.numel() // ranks),))
         return ShardLayout(whole, (0,))

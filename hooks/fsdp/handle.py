@@ -7,22 +7,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...compress import Spec
-from ...compress.shards import ShardSum, shard_codec, shard_sum
+from ...compress.shards import shard_codec, shard_sum
 from ...compress.state import Entries
-from ...ddp_core import ShardAverager, Stats
+from ...ddp_core import Handle, ShardAverager, Stats
 from .modules import ShardedModule
-from .state import FORMAT, checked, merged, own
+from .state import FORMAT, among_replicas, checked, merged, own
 
 
 class ShardHandle:
     """The communication of a sharded model on this rank: weights on their way out, gradients on their way in.
 
     Made by `gradwire.attach(fsdp_model, gather=..., reduce=...)`. All ranks make one, with the same arguments, and call
-    `swap` and `load_state_dict` at the same step.
+    `swap` and `load_state_dict` at the same step. `replicas`: the handle of the compression among replicas, if there is one;
+    its `stats` and `swap` are its own.
     """
 
-    def __init__(self, averager: ShardAverager, modules: Sequence[ShardedModule]) -> None:
-        self.averager, self._modules = averager, modules
+    def __init__(self, averager: ShardAverager, replicas: Handle | None, modules: Sequence[ShardedModule]) -> None:
+        self.averager, self.replicas, self._modules = averager, replicas, modules
         self._meet()
 
     def _meet(self) -> None:
@@ -31,16 +32,6 @@ class ShardHandle:
             layout = module.layout()
             if layout.whole.names:
                 self.averager.memory.get(module.index, layout)
-
-    @property
-    def gather(self) -> str:
-        """How weights travel."""
-        return "none" if self.averager.codec is None else repr(self.averager.codec)
-
-    @property
-    def reduce(self) -> ShardSum:
-        """How gradients travel."""
-        return self.averager.memory.reduction
 
     def swap(self, *, gather: Spec | None = None, reduce: Spec | None = None) -> None:
         """Send other payloads from the next step on; what is left out stays as it is. All ranks swap at one step.
@@ -56,10 +47,14 @@ class ShardHandle:
         if not 0 < factor < math.inf:
             raise ValueError(f"the factor is the new loss scale over the old one, above 0 and finite; got {factor}")
         self.averager.memory.rescale(factor)
+        if self.replicas is not None:
+            self.replicas.rescale(factor)
 
     def discard_step(self) -> None:
         """Forget the gradients of the last backward, which you throw away: see `Handle.discard_step`."""
         self.averager.memory.discard_step()
+        if self.replicas is not None:
+            self.replicas.discard_step()
 
     def stats(self) -> Stats:
         """Rounds, bytes and seconds of the last step, a row for each gather and each reduction, and in total."""
@@ -69,30 +64,36 @@ class ShardHandle:
         """What a checkpoint of this rank needs: {"rank 0 of 4": {...}}, with a key that no other rank has.
 
         So torch.distributed.checkpoint can save those of all ranks together. Inside: {"gradwire": format, "reduce", "step",
-        "parameters": {name: {field: tensor}}}, tensors in the shapes of whole parameters. Between steps.
+        "parameters": {name: {field: tensor}}}, tensors in the shapes of whole parameters; with replicas their handle's state
+        as "replicas". Between steps.
         """
         memory = self.averager.memory
         parameters: Entries = memory.save()
         inside = {"gradwire": FORMAT, "reduce": repr(memory.reduction), "step": memory.step, "parameters": parameters}
-        return {self._key(): inside}
+        return {self._key(): inside | ({} if self.replicas is None else {"replicas": self.replicas.state_dict()})}
 
     def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, resize: bool = False) -> None:
         """Go on from this rank's `state_dict()`.
 
         `resize`: `saved` is a list of the states of all ranks, on every rank, and there may be another number of ranks now:
-        each holds back the mean of what they held back. Raises ValueError, changing nothing, where it does not fit.
+        each holds back the mean of what they held back, and what was held back among replicas is dropped. Raises ValueError,
+        changing nothing, where it does not fit.
         """
         memory = self.averager.memory
         inside = merged(saved) if resize else own(saved, self._key())
         state = checked(inside, repr(memory.reduction), memory.names())
+        if self.replicas is not None and not resize:
+            self.replicas.load_state_dict(among_replicas(state))
         self.averager.load(state["parameters"], state["step"])
 
     def _key(self) -> str:
-        group = self.averager.engines.group
-        return f"rank {group.rank()} of {group.size()}"
+        rank, ranks = self._modules[0].place
+        return f"rank {rank} of {ranks}"
 
     def close(self) -> None:
         """End what was made for it; torch communicates by itself again, and what is held back is dropped."""
         for module in self._modules:
             module.give_back()
         self.averager.close()
+        if self.replicas is not None:
+            self.replicas.close()

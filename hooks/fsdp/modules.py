@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ class ShardedModule:
             group._reduce_scatter_comm,
             group.gradient_divide_factor,
             group.force_sum_reduction_for_comms,
+            group.mesh_info,
         )
 
     @property
@@ -48,6 +49,12 @@ class ShardedModule:
     def replica_group(self) -> dist.ProcessGroup | None:
         """The ranks that have the same shards, in hybrid sharding."""
         return getattr(self.group.mesh_info, "replicate_process_group", None)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The number of this rank among those of the mesh, and how many these are."""
+        ranks = self.group.mesh_info.mesh.mesh.flatten().tolist()
+        return ranks.index(dist.get_rank()), len(ranks)
 
     @property
     def device(self) -> torch.device:
@@ -82,12 +89,23 @@ class ShardedModule:
         whole = Layout(names, shapes, wide, self.device, group.size(), group.rank())
         return ShardLayout(whole, tuple(params[place].fsdp_placement.dim for place in places))
 
-    def waits_for_gradients(self, dtype: torch.dtype) -> bool:
-        """Whether torch reads the shards of gradients of a dtype as soon as its reduce-scatter returns."""
-        group = self.group
-        if hasattr(group.mesh_info, "replicate_process_group") or group._all_reduce_hook is not None:
-            return True
-        return any(map(_reads, group.fsdp_params, [dtype] * len(group.fsdp_params)))
+    @property
+    def left_out(self) -> str:
+        """What to say where a backward leaves parameters out."""
+        return (
+            f"some parameters of a sharded module ({', '.join(self.names[:3])}, ...) have no gradient in this backward, and "
+            "torch does not tell which, while something is remembered of each: call set_reduce_scatter_unused_params(True) "
+            "on the model, where torch has it, or reduce with error_feedback=false, as in 'int8:error_feedback=false'"
+        )
+
+    @property
+    def averages_over_replicas(self) -> bool:
+        """Whether torch, or a hook, averages shards of gradients over replicas when its reduce-scatter has returned."""
+        return hasattr(self.group.mesh_info, "replicate_process_group") or self.group._all_reduce_hook is not None
+
+    def reads_gradients(self, dtype: torch.dtype) -> bool:
+        """Whether torch reads shards of gradients of a dtype when it has them: it adds them up, casts or moves them."""
+        return any(_reads(param, dtype) for param in self.group.fsdp_params)
 
     def take(self, gather: Any, reduction: Any, divisor: float) -> None:
         """Have others communicate; a `gather` of None is left to torch. `divisor`: of gradients, after all sums."""
@@ -99,9 +117,9 @@ class ShardedModule:
 
     def give_back(self) -> None:
         """Have torch communicate by itself, as it did before."""
-        group, (gather, reduction, divisor, force_sum) = self.group, self._before
-        group._all_gather_comm, group._reduce_scatter_comm = gather, reduction
-        group.gradient_divide_factor, group.force_sum_reduction_for_comms = divisor, force_sum
+        group, (gather, reduction, divisor, force_sum, mesh) = self.group, self._before
+        group._all_gather_comm, group._reduce_scatter_comm, group._all_reduce_hook = gather, reduction, None
+        group.gradient_divide_factor, group.force_sum_reduction_for_comms, group.mesh_info = divisor, force_sum, mesh
 
     def shards(self) -> Iterator[tuple[str, Tensor]]:
         """(name, this rank's shard with its padding) of the parameters whose gradients travel."""
@@ -109,8 +127,9 @@ class ShardedModule:
         for name in self.layout().whole.names:
             yield name, params[name]._sharded_param_data.view(params[name].padded_sharded_param_size)
 
-    def leave_replicas(self) -> None:
-        """Have torch no more average over replicas: it takes the module for one that is only sharded."""
+    def take_replicas(self, hook: Callable[[Tensor], None]) -> None:
+        """Have a hook average over replicas in place of torch, which takes the module for one that is only sharded."""
+        self.module.set_all_reduce_hook(hook)
         info = self.group.mesh_info
         self.group.mesh_info = copy.copy(info)
         self.group.mesh_info.__class__ = next(kind for kind in type(info).__mro__ if kind.__name__ == "FSDPMeshInfo")

@@ -46,6 +46,16 @@ def checked(state: Mapping[str, Any], reduction: str, names: set[str]) -> Mappin
     return state
 
 
+def among_replicas(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a state that the handle of the replicas takes. Raises ValueError where there is none."""
+    if "replicas" not in state:
+        raise ValueError(
+            "the state was saved without compression among replicas: attach as it was, load, then attach anew"
+        )
+    inside: Mapping[str, Any] = state["replicas"]
+    return inside
+
+
 def _usable(numbers: Any) -> bool:
     return isinstance(numbers, Tensor) and numbers.is_floating_point() and bool(numbers.isfinite().all())
 
