@@ -81,8 +81,8 @@ def copy_whole(model: nn.Module, bare: nn.Module) -> None:
     with torch.no_grad():
         for own, theirs in zip(bare.parameters(), model.parameters(), strict=True):
             own.copy_(_whole(theirs))
-        for own, theirs in zip(bare.buffers(), model.buffers(), strict=True):
-            own.copy_(theirs)
+        for mine, buffer in zip(bare.buffers(), model.buffers(), strict=True):
+            mine.copy_(buffer)
 
 
 def _whole(parameter: Tensor) -> Tensor:

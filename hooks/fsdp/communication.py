@@ -17,7 +17,7 @@ from .arrivals import Arrivals
 from .modules import ShardedModule
 
 
-class GatherWork(dist._Work):  # type: ignore[misc]
+class GatherWork(dist._Work):
     """Weights on their way; whoever waits for them decodes them."""
 
     def __init__(self, pending: Pending, timeout: timedelta) -> None:
