@@ -90,15 +90,16 @@ def _whole(parameter: Tensor) -> Tensor:
     return whole
 
 
-def torchs_traffic(model: nn.Module, world_size: int) -> Traffic:
-    """What torch's own communication sends in a step, by its rules: it is not measured.
+def torchs_traffic(model: nn.Module, world_size: int, batches: int) -> Traffic:
+    """What torch's own communication sends in an optimizer step of so many batches, by its rules: it is not measured.
 
-    Weights of each module are gathered in forward, and but for the outermost again in backward; gradients are summed by a
-    reduce-scatter, which is an all-reduce in Gloo.
+    In each batch weights of all modules are gathered in forward, and but for the outermost again in backward. Gradients are
+    summed by a reduce-scatter, which is an all-reduce in Gloo.
     """
-    inner = sum(_elements(module) for module in blocks(model))
-    whole = 4 * sum(parameter.numel() for parameter in model.parameters())
-    gathered, others = whole + 4 * inner, (world_size - 1) / world_size
-    rounds = 2 * len(blocks(model)) + 1 + len(blocks(model)) + 1
+    inside = blocks(model)
+    whole, inner = 4 * _elements(model), 4 * sum(map(_elements, inside))
+    rest = whole > inner
+    gathered, others = batches * (whole + inner), (world_size - 1) / world_size
     reduced = (2 if dist.get_backend() == "gloo" else 1) * whole
-    return Traffic(rounds, round(gathered / world_size) + whole, others * (gathered + reduced))
+    rounds = batches * (2 * len(inside) + rest) + len(inside) + rest
+    return Traffic(rounds, gathered // world_size + whole, others * (gathered + reduced))

@@ -119,7 +119,7 @@ def train(
         copy_whole(wrapped, model)
     evaluation = _evaluate(model, config, dataset, group, device)
     stats = None if handle is None else handle.stats()
-    traffic = torchs_traffic(wrapped, group.size()) if stats is None else stats.last.traffic
+    traffic = torchs_traffic(wrapped, group.size(), config.sync_every) if stats is None else stats.last.traffic
     result = _result(spec, config, model, stats, traffic, history, evaluation, group, device)
     if handle is not None:
         handle.close()  # not where this rank fails: its peers would fail, too, before it has told why
