@@ -22,6 +22,7 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import closing, nullcontext
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -78,12 +79,14 @@ def matrices() -> nn.Module:
 
 
 def sharded(model: nn.Module) -> nn.Module:
-    """FSDP2 of every block, and of what is left."""
+    """FSDP2 of every block, and of what is left; each has the next one's weights gathered while it computes."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for block in model.modules():
-        if isinstance(block, nn.TransformerEncoderLayer):
-            fully_shard(block, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    blocks = [module for module in model.modules() if isinstance(module, nn.TransformerEncoderLayer)]
+    for module in (*blocks, model):
+        fully_shard(module, mesh=mesh)
+    for module, following in pairwise([model, *blocks]):
+        module.set_modules_to_forward_prefetch([following])
+    return model
 
 
 def sum_loss(model: nn.Module, tokens: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -46,8 +47,11 @@ def sharded(
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    for module in (*blocks(model), model):
+    modules = [*blocks(model), model]
+    for module in modules:
         fully_shard(module, mesh=mesh)
+    for module, following in pairwise(reversed(modules)):
+        module.set_modules_to_forward_prefetch([following])  # its weights are gathered while this one computes
     if spec == TORCH:
         return None
     gather, reduce = payloads(spec)
@@ -97,7 +101,8 @@ def torchs_traffic(model: nn.Module, world_size: int, batches: int) -> Traffic:
     summed by a reduce-scatter, which is an all-reduce in Gloo.
     """
     inside = blocks(model)
-    whole, inner = 4 * _elements(model), 4 * sum(map(_elements, inside))
+    whole = 4 * _elements(model)
+    inner = 4 * sum(each.numel() for each in {each for module in inside for each in module.parameters()})
     rest = whole > inner
     gathered, others = batches * (whole + inner), (world_size - 1) / world_size
     reduced = (2 if dist.get_backend() == "gloo" else 1) * whole

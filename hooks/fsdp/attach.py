@@ -61,7 +61,7 @@ def attach_sharded(model: nn.Module, asked: Sharding, timeout: timedelta, transp
     averager = ShardAverager(reduction, codec, modules[0].shard_group, modules[0].device, timeout, transport)
     if asked.of_shards:
         _take_shards(modules, averager, replicated=replicas is not None)
-    return ShardHandle(averager, replicas, modules)
+    return ShardHandle(averager, replicas, modules, of_shards=asked.of_shards)
 
 
 def _take_shards(modules: Sequence[ShardedModule], averager: ShardAverager, *, replicated: bool) -> None:
@@ -72,9 +72,8 @@ def _take_shards(modules: Sequence[ShardedModule], averager: ShardAverager, *, r
         means = others if replicated else 1  # of replicas: their compressor divides
         scale = 1.0 if module.divisor is None else module.shard_group.size() * means / module.divisor
         divisor = 1.0 if module.divisor is not None or replicated else float(others)
-        keeps_torchs = averager.codec is None and module.device.type != "cpu"
-        gather = None if keeps_torchs else ShardGather(module, averager)
-        module.take(gather, ShardReduction(module, averager, arrivals, scale), divisor)
+        reduction = ShardReduction(module, averager, arrivals, scale)
+        module.take(ShardGather(module, averager), reduction, divisor)
 
 
 def _replicas(

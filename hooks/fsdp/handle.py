@@ -22,8 +22,10 @@ class ShardHandle:
     its `stats` and `swap` are its own.
     """
 
-    def __init__(self, averager: ShardAverager, replicas: Handle | None, modules: Sequence[ShardedModule]) -> None:
-        self.averager, self.replicas, self._modules = averager, replicas, modules
+    def __init__(
+        self, averager: ShardAverager, replicas: Handle | None, modules: Sequence[ShardedModule], *, of_shards: bool
+    ) -> None:
+        self.averager, self.replicas, self._modules, self._of_shards = averager, replicas, modules, of_shards
         self._meet()
 
     def _meet(self) -> None:
@@ -36,8 +38,11 @@ class ShardHandle:
     def swap(self, *, gather: Spec | None = None, reduce: Spec | None = None) -> None:
         """Send other payloads from the next step on; what is left out stays as it is. All ranks swap at one step.
 
-        What was held back goes into the next gradients. Raises ValueError for a specification that is refused.
+        What was held back goes into the next gradients. Raises ValueError for a specification that is refused, and where
+        gradwire communicates among replicas alone.
         """
+        if not self._of_shards:
+            raise ValueError("torch communicates among the shards here: swap what goes among replicas, handle.replicas")
         reduction = self.averager.memory.reduction if reduce is None else shard_sum(reduce)
         codec = self.averager.codec if gather is None else shard_codec(gather)
         self.averager.replace(reduction, codec)

@@ -31,6 +31,7 @@ class ShardedModule:
 
     def __init__(self, module: Any, group: Any, index: int, names: tuple[str, ...]) -> None:
         self.module, self.group, self.index, self.names = module, group, index, names
+        self._layout: tuple[tuple[int, ...], ShardLayout] | None = None  # of these of the parameters
         self._before = (
             group._all_gather_comm,
             group._reduce_scatter_comm,
@@ -80,11 +81,17 @@ class ShardedModule:
 
         In the dtype of arithmetic: what they travel in is known when they do.
         """
-        params, order = self.group.fsdp_params, getattr(self.group, "_reduce_scatter_param_indices", None)
-        places = [place for place in order or range(len(params)) if params[place].sharded_param.requires_grad]
+        params = self.group.fsdp_params
+        order = getattr(self.group, "_reduce_scatter_param_indices", None) or range(len(params))
+        places = tuple(place for place in order if params[place].sharded_param.requires_grad)
+        if self._layout is None or self._layout[0] != places:
+            self._layout = places, self._layout_of(places)
+        return self._layout[1]
+
+    def _layout_of(self, places: tuple[int, ...]) -> ShardLayout:
+        params, group = self.group.fsdp_params, self.shard_group
         names = tuple(self.names[place] for place in places)
         shapes = tuple(tuple(params[place]._orig_size) for place in places)
-        group = self.shard_group
         wide = torch.float64 if any(param.sharded_param.dtype == torch.float64 for param in params) else torch.float32
         whole = Layout(names, shapes, wide, self.device, group.size(), group.rank())
         return ShardLayout(whole, tuple(params[place].fsdp_placement.dim for place in places))
@@ -108,9 +115,8 @@ class ShardedModule:
         return any(_reads(param, dtype) for param in self.group.fsdp_params)
 
     def take(self, gather: Any, reduction: Any, divisor: float) -> None:
-        """Have others communicate; a `gather` of None is left to torch. `divisor`: of gradients, after all sums."""
-        if gather is not None:
-            self.module.set_custom_all_gather(gather)
+        """Have others communicate. `divisor`: what torch divides gradients by, after all sums."""
+        self.module.set_custom_all_gather(gather)
         self.module.set_custom_reduce_scatter(reduction)
         self.module.set_force_sum_reduction_for_comms(True)
         self.module.set_gradient_divide_factor(divisor)
@@ -159,6 +165,8 @@ def modules_of(model: nn.Module) -> list[ShardedModule]:
                 raise ValueError("the model is replicated and not sharded: wrap it in DDP, and attach to that")
             if all(each.group is not group for each in found):  # one of several modules, too
                 found.append(ShardedModule(module, group, len(found), inside))
+    if not found:
+        raise ValueError("none of its sharded modules has parameters")
     if len({id(each.shard_group) for each in found}) > 1:
         raise ValueError(
             "its modules are sharded over different process groups: attach to each of these parts by itself"
