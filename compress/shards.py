@@ -20,6 +20,7 @@ from ..kernels import Residual, all_finite
 from .adapters import Draws, TwoShot, drawn, draws
 from .build import Spec, compressor
 from .dense import Dense
+from .feedback import Damped
 from .leaves import Entries, FlatLeaf
 from .protocol import Codec, Layout, Program, all_gather, all_to_all, working_dtype
 from .rows import ALIGNMENT
@@ -150,11 +151,11 @@ class ShardSum:
     """Each rank's shard of the mean gradient: one all-to-all, a sum in float32 on the rank whose shard it is.
 
     `codec`: what travels; None for the gradients as they are, which is still half of what Gloo's reduce-scatter sends.
-    `feedback`: what a codec loses is added to the rank's next gradient.
+    `feedback`: what part of that which a codec loses is added to the rank's next gradient, from 0 (none) to 1.
     """
 
     codec: Codec | None = None
-    feedback: bool = False
+    feedback: float = 0.0
 
     def init(self, layout: ShardLayout) -> ShardState:
         """A zero residual for all shards, in float32 or wider."""
@@ -198,6 +199,8 @@ class ShardSum:
             residual = Residual(held.before[part], held.after[part]) if held else None
             numbers = (random[0], random[1] + rank * length) if random else ()
             codec.encode(wide[part], residual, payloads[rank : rank + 1, :size], length, *numbers)
+        if state.residual is not None and self.feedback < 1:
+            state.residual.damp(self.feedback)
         return payloads
 
 
@@ -240,15 +243,16 @@ def shard_codec(spec: Spec) -> Codec | None:
     return codec
 
 
-def _codec(built: Any, spec: Spec) -> tuple[Codec | None, bool]:
-    feedback = isinstance(built, ErrorFeedback)
-    core = built.inner if feedback else built
+def _codec(built: Any, spec: Spec) -> tuple[Codec | None, float]:
+    """The codec of a compressor, and what part of what it loses is held back."""
+    kept, built = (built.feedback, built.inner) if isinstance(built, Damped) else (1.0, built)
+    kept, core = (kept, built.inner) if isinstance(built, ErrorFeedback) else (0.0, built)
     core = core.inner if isinstance(core, Widen) else core
     if isinstance(core, TwoShot):
-        return core.codec, feedback
+        return core.codec, kept
     if core == Dense():
-        return None, False
+        return None, 0.0
     raise ValueError(
-        f"shards travel as they are or in few bits: none, int8, int4, ternary or onebit; {spec!r} needs gradients that no "
-        "rank has whole. With DDP it works, and between replicas of hybrid sharding"
+        "shards travel as they are or in few bits: none, int8, int4, ternary or onebit, with block, rounding and feedback; "
+        f"{spec!r} needs gradients that no rank has whole. With DDP it works, and between replicas of hybrid sharding"
     )

@@ -6,6 +6,8 @@ from .buckets.layout import layout_of, plain
 from .engine.driver import FuturePending
 from .engine.engine import DEFAULT_TIMEOUT, Engine
 from .handle import Handle
+from .local_steps.local_steps import LocalSteps
+from .local_steps.rounds import RoundStats
 from .measure.record import Record
 from .measure.stats import Stats
 from .measure.step import BucketStats
@@ -13,6 +15,7 @@ from .measure.timeline import BucketTimes, StepTimes
 from .measure.trace import trace
 from .memory.model_memory import OWED, BucketMemory, ModelMemory
 from .module import DistributedDataParallel
+from .overlapping import overlap
 from .torch_face.nested import refuse_inside
 from .transport.collectives import averaged, exchange, start_all_gather, start_sum
 from .transport.faulty import Fault, Faulty, InjectedError, faulty
@@ -20,6 +23,8 @@ from .transport.host_segment import obstacle
 from .transport.paced import Link, Paced
 from .transport.process_group import ProcessGroup
 from .transport.protocol import Decorator, Pending, Transport
+from .transport.rendezvous import Rendezvous
+from .transport.rendezvous import keep as keep_rendezvous
 
 __all__ = [
     "DEFAULT_TIMEOUT",
@@ -37,11 +42,14 @@ __all__ = [
     "Handle",
     "InjectedError",
     "Link",
+    "LocalSteps",
     "ModelMemory",
     "Paced",
     "Pending",
     "ProcessGroup",
     "Record",
+    "Rendezvous",
+    "RoundStats",
     "ShardAverager",
     "Stats",
     "StepTimes",
@@ -51,8 +59,10 @@ __all__ = [
     "caps_in_bytes",
     "exchange",
     "faulty",
+    "keep_rendezvous",
     "layout_of",
     "obstacle",
+    "overlap",
     "plain",
     "refuse_inside",
     "start_all_gather",

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..compress import Spec
+from ..compress import Spec, tuned
 from ..ddp_core import DEFAULT_TIMEOUT, Decorator, Handle, refuse_inside
 from .fsdp import ShardHandle, Sharding, attach_sharded, is_sharded
 from .keywords import nearest_named
@@ -47,6 +47,7 @@ def attach(
     process_group: dist.ProcessGroup | None = None,
     timeout: timedelta = DEFAULT_TIMEOUT,
     transport: Decorator | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> Handle: ...
 
 
@@ -60,6 +61,7 @@ def attach(
     process_group: dist.ProcessGroup | None = None,
     timeout: timedelta = DEFAULT_TIMEOUT,
     transport: Decorator | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> ShardHandle: ...
 
 
@@ -74,11 +76,13 @@ def attach(
     process_group: dist.ProcessGroup | None = None,
     timeout: timedelta = DEFAULT_TIMEOUT,
     transport: Decorator | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> Handle | ShardHandle:
     """Compress the gradients of a DDP model: `handle = attach(ddp_model, "powersgd:rank=4,start_iter=1000")`.
 
     `process_group`: where to reduce, by default the model's own. `timeout`: of waits for averages on the CPU. `transport`:
-    what to put around each transport, such as an emulated link. All ranks call it before the first backward. Raises
+    what to put around each transport, such as an emulated link. `optimizer`: the one that will be given the averages; it
+    decides on what the specification leaves open of error feedback. All ranks call it before the first backward. Raises
     TypeError for a model that is not DDP and ValueError for a wrong specification. DDP may be inside of what torch.compile,
     Lightning Fabric or Accelerate have made of it.
 
@@ -86,7 +90,8 @@ def attach(
     these are averaged over the replicas of hybrid sharding: `attach(fsdp_model, gather="int8", reduce="int4")`.
     """
     if isinstance(model, nn.Module) and is_sharded(model):
-        return attach_sharded(model, Sharding(gather, reduce, replicas, spec, process_group), timeout, transport)
+        asked = Sharding(gather, reduce, replicas, spec, process_group, optimizer)
+        return attach_sharded(model, asked, timeout, transport)
     ddp = ddp_inside(model) if isinstance(model, nn.Module) else None
     if ddp is None:
         raise TypeError(
@@ -98,7 +103,8 @@ def attach(
             "a DDP model takes a compressor, attach(ddp_model, 'int8'); gather, reduce and replicas are FSDP2's"
         )
     refuse_inside(ddp.module, (each for each in ddp._module_parameters if each.requires_grad))  # no ignored ones
-    state, hook = comm_hook(spec, ddp, process_group=process_group, timeout=timeout, transport=transport)
+    options: dict[str, Any] = {"process_group": process_group, "timeout": timeout, "transport": transport}
+    state, hook = comm_hook(spec, ddp, **options, optimizer=optimizer)
     ddp.register_comm_hook(state, hook)
     return state
 
@@ -122,20 +128,21 @@ def comm_hook(
     timeout: timedelta = DEFAULT_TIMEOUT,
     partial: bool | None = None,
     transport: Decorator | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> tuple[Handle, HookFunction]:
     """State and hook for whoever registers them: `ddp_model.register_comm_hook(*comm_hook("bf16", ddp_model))`.
 
     `model`, DDP or bare, gives parameters their names. Without it they are numbered in the order in which DDP first hands
     them over (the model's order where DDP starts with one bucket, as it does without find_unused_parameters), until
     `handle.bind(model)` is called. `partial`: whether backwards may leave parameters out; DDP's find_unused_parameters where
-    `model` is DDP.
+    `model` is DDP. `optimizer`: as for `attach`.
     """
     ddp = ddp_inside(model)
     if process_group is None and ddp is not None:
         process_group = ddp.process_group
     if partial is None:
         partial = ddp is not None and ddp.find_unused_parameters and not ddp.static_graph
-    handle = Handle(spec, process_group, timeout, partial=partial, transport=transport)
+    handle = Handle(tuned(spec, optimizer), process_group, timeout, partial=partial, transport=transport)
     if model is not None:
         handle.bind(ddp or model)
         NeverCalled.watch(handle, ddp or model)

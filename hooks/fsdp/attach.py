@@ -8,8 +8,9 @@ from datetime import timedelta
 
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 
-from ...compress import Spec
+from ...compress import Spec, tuned
 from ...compress.shards import shard_codec, shard_sum
 from ...ddp_core import Decorator, Handle, ShardAverager
 from .arrivals import Arrivals
@@ -23,7 +24,7 @@ from .replicas import ReplicaMean, ReplicaSteps
 class Sharding:
     """What is asked for: how weights are gathered, gradients reduced, and these averaged over replicas; None: as torch does.
 
-    Raises TypeError for what is DDP's.
+    `optimizer`: decides on what is left open of error feedback. Raises TypeError for what is DDP's.
     """
 
     gather: Spec | None
@@ -31,6 +32,7 @@ class Sharding:
     replicas: Spec | None
     spec: Spec | None = None
     process_group: dist.ProcessGroup | None = None
+    optimizer: Optimizer | None = None
 
     def __post_init__(self) -> None:
         if self.spec is not None or self.process_group is not None:
@@ -50,7 +52,7 @@ def attach_sharded(model: nn.Module, asked: Sharding, timeout: timedelta, transp
 
     Raises ValueError for a specification or a model that is refused, and RuntimeError for a torch that is too old.
     """
-    codec, reduction = shard_codec(asked.gather or "none"), shard_sum(asked.reduce or "none")
+    codec, reduction = shard_codec(asked.gather or "none"), shard_sum(tuned(asked.reduce or "none", asked.optimizer))
     modules = modules_of(model)
     if taken := [module for module in modules if not module.takes_communication]:
         raise ValueError(
@@ -87,7 +89,7 @@ def _replicas(
         raise ValueError("it has no replicas: fully_shard(model, mesh=...) with a mesh of two dimensions makes some")
     if not asked.of_shards and any(module.divisor is not None for module in modules):
         raise ValueError("set_gradient_divide_factor holds for gradwire's sums alone: say reduce='none', too")
-    handle = Handle(asked.replicas, group, timeout, transport=transport)
+    handle = Handle(tuned(asked.replicas, asked.optimizer), group, timeout, transport=transport)
     steps = ReplicaSteps(handle)
     arrivals = Arrivals(steps, modules[0].device, timeout)
     for module in modules:
