@@ -1,7 +1,9 @@
 """WHEN and HOW it goes: reducer, buckets, what compressors remember, engine, transports, our DistributedDataParallel."""
 
+from .averaging.sharded import ShardAverager
 from .buckets.assignment import assigned, caps_in_bytes
-from .buckets.layout import layout_of
+from .buckets.layout import layout_of, plain
+from .engine.driver import FuturePending
 from .engine.engine import DEFAULT_TIMEOUT, Engine
 from .handle import Handle
 from .local_steps.local_steps import LocalSteps
@@ -15,12 +17,12 @@ from .memory.model_memory import OWED, BucketMemory, ModelMemory
 from .module import DistributedDataParallel
 from .overlapping import overlap
 from .torch_face.nested import refuse_inside
-from .transport.collectives import averaged, exchange, start_sum
+from .transport.collectives import averaged, exchange, start_all_gather, start_sum
 from .transport.faulty import Fault, Faulty, InjectedError, faulty
 from .transport.host_segment import obstacle
 from .transport.paced import Link, Paced
 from .transport.process_group import ProcessGroup
-from .transport.protocol import Decorator, Transport
+from .transport.protocol import Decorator, Pending, Transport
 from .transport.rendezvous import Rendezvous
 from .transport.rendezvous import keep as keep_rendezvous
 
@@ -36,16 +38,19 @@ __all__ = [
     "Engine",
     "Fault",
     "Faulty",
+    "FuturePending",
     "Handle",
     "InjectedError",
     "Link",
     "LocalSteps",
     "ModelMemory",
     "Paced",
+    "Pending",
     "ProcessGroup",
     "Record",
     "Rendezvous",
     "RoundStats",
+    "ShardAverager",
     "Stats",
     "StepTimes",
     "Transport",
@@ -58,7 +63,9 @@ __all__ = [
     "layout_of",
     "obstacle",
     "overlap",
+    "plain",
     "refuse_inside",
+    "start_all_gather",
     "start_sum",
     "trace",
 ]

@@ -1,7 +1,19 @@
 """Where it plugs in: communication hooks for other people's training loops."""
 
 from ..ddp_core import BucketStats, Handle, Stats
+from .fsdp import ShardHandle
 from .plan import Plan, plan, ready_order
 from .torch_ddp import attach, comm_hook, compress_bucket
 
-__all__ = ["BucketStats", "Handle", "Plan", "Stats", "attach", "comm_hook", "compress_bucket", "plan", "ready_order"]
+__all__ = [
+    "BucketStats",
+    "Handle",
+    "Plan",
+    "ShardHandle",
+    "Stats",
+    "attach",
+    "comm_hook",
+    "compress_bucket",
+    "plan",
+    "ready_order",
+]

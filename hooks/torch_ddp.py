@@ -5,7 +5,7 @@
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial as partially
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, overload
 
 import torch
 import torch.distributed as dist
@@ -14,13 +14,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..compress import Spec, tuned
 from ..ddp_core import DEFAULT_TIMEOUT, Decorator, Handle, refuse_inside
+from .fsdp import ShardHandle, Sharding, attach_sharded, is_sharded
 from .keywords import nearest_named
 from .never_called import NeverCalled
 
 AROUND = ("_orig_mod", "_forward_module")  # where torch.compile, and Fabric, keep what they wrap
 NOT_DDP = {  # class: what to do there
-    "FullyShardedDataParallel": "FSDP shards gradients by itself, and has nothing to compress here; use DDP",
-    "FSDPModule": "FSDP shards gradients by itself, and has nothing to compress here; use DDP",
+    "FullyShardedDataParallel": "FSDP shards gradients by itself, and FSDP1 lets nobody else do so: use fully_shard, or DDP",
     "PreTrainedModel": "transformers' Trainer wraps it when training begins: attach to trainer.model_wrapped in the "
     "on_train_begin of a TrainerCallback; without Trainer, wrap it first, then attach",
 }
@@ -39,7 +39,7 @@ def ddp_inside(model: nn.Module | None) -> DistributedDataParallel | None:
     return model
 
 
-@nearest_named
+@overload
 def attach(
     model: nn.Module,
     spec: Spec,
@@ -48,7 +48,36 @@ def attach(
     timeout: timedelta = DEFAULT_TIMEOUT,
     transport: Decorator | None = None,
     optimizer: torch.optim.Optimizer | None = None,
-) -> Handle:
+) -> Handle: ...
+
+
+@overload
+def attach(
+    model: nn.Module,
+    *,
+    gather: Spec | None = None,
+    reduce: Spec | None = None,
+    replicas: Spec | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    timeout: timedelta = DEFAULT_TIMEOUT,
+    transport: Decorator | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> ShardHandle: ...
+
+
+@nearest_named
+def attach(
+    model: nn.Module,
+    spec: Spec | None = None,
+    *,
+    gather: Spec | None = None,
+    reduce: Spec | None = None,
+    replicas: Spec | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    timeout: timedelta = DEFAULT_TIMEOUT,
+    transport: Decorator | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> Handle | ShardHandle:
     """Compress the gradients of a DDP model: `handle = attach(ddp_model, "powersgd:rank=4,start_iter=1000")`.
 
     `process_group`: where to reduce, by default the model's own. `timeout`: of waits for averages on the CPU. `transport`:
@@ -56,12 +85,22 @@ def attach(
     decides on what the specification leaves open of error feedback. All ranks call it before the first backward. Raises
     TypeError for a model that is not DDP and ValueError for a wrong specification. DDP may be inside of what torch.compile,
     Lightning Fabric or Accelerate have made of it.
+
+    Of an FSDP2 model (`fully_shard`) it says how weights are gathered and gradients reduced, "none" for as they are, and how
+    these are averaged over the replicas of hybrid sharding: `attach(fsdp_model, gather="int8", reduce="int4")`.
     """
+    if isinstance(model, nn.Module) and is_sharded(model):
+        asked = Sharding(gather, reduce, replicas, spec, process_group, optimizer)
+        return attach_sharded(model, asked, timeout, transport)
     ddp = ddp_inside(model) if isinstance(model, nn.Module) else None
     if ddp is None:
         raise TypeError(
             f"attach needs a model wrapped in torch.nn.parallel.DistributedDataParallel, got {type(model).__name__}: "
             f"{_way_out(model)}"
+        )
+    if spec is None or (gather, reduce, replicas) != (None, None, None):
+        raise TypeError(
+            "a DDP model takes a compressor, attach(ddp_model, 'int8'); gather, reduce and replicas are FSDP2's"
         )
     refuse_inside(ddp.module, (each for each in ddp._module_parameters if each.requires_grad))  # no ignored ones
     options: dict[str, Any] = {"process_group": process_group, "timeout": timeout, "transport": transport}

@@ -18,7 +18,7 @@ from .variants import left_to_the_rest, too_many_interpreted
 
 BACKENDS = {each.name: each for each in kernels.backends() if each.device in ("cpu", "any")}
 COMPILED = [name for name in BACKENDS if name != "triton"]
-multiprocessing.set_forkserver_preload(["torch.distributed", "torch._dynamo"])  # what takes seconds
+multiprocessing.set_forkserver_preload(["torch.distributed.fsdp", "torch._dynamo"])  # what takes seconds
 
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN

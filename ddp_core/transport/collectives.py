@@ -48,6 +48,11 @@ def start_sum(values: Tensor, group: dist.ProcessGroup) -> dist.Work:
     return group.allreduce([values])
 
 
+def start_all_gather(out: Tensor, mine: Tensor, group: dist.ProcessGroup, *, async_op: bool) -> dist.Work | None:
+    """Fill `out` with all ranks' tensors, one behind the other; `mine`, this rank's, may be its place in it."""
+    return dist.all_gather_into_tensor(out, mine, group=group, async_op=async_op)
+
+
 def spread(tensors: Sequence[Tensor], source: int, group: dist.ProcessGroup, *, what: str) -> None:
     """Copy tensors from rank `source` of the group to all its ranks, many in one message. `what`: they are, for errors."""
     with telling(what):

@@ -5,9 +5,10 @@ Start it once on every host, by torchrun or by gradwire netlab:
     gradwire netlab --hosts 4 --rate 100mbit -- python step_time.py torch:powersgd@4000 powersgd:rank=1@25 --json result.json
 
 A case is WHAT@MEGABYTES, the latter the size of the buckets. WHAT is a gradwire specification, hooked on torch's DDP;
-gradwire:SPECIFICATION, with gradwire's own DDP; or torch:none, torch:fp16, torch:bf16, torch:powersgd (rank 1; on Gloo it
-needs one bucket). The model is a transformer of 19.2 M parameters; with --model tiny 600 layers of 272; with --model
-matrices 75 of 128 x 128.
+gradwire:SPECIFICATION, with gradwire's own DDP; torch:none, torch:fp16, torch:bf16, torch:powersgd (rank 1; on Gloo it
+needs one bucket); or fsdp:torch and fsdp:WEIGHTS/GRADIENTS, torch's FSDP2 with its own communication and with gradwire's, a
+module a block and no buckets (fsdp:int8/int4@0). The model is a transformer of 19.2 M parameters; with --model tiny 600
+layers of 272; with --model matrices 75 of 128 x 128.
 
 Where memory comes to lie is worth a few percent of a step, and stays as long as the models do. To tell smaller differences,
 --rounds N builds all cases N times, every other time in reverse order; the interval is then over rounds.
@@ -21,6 +22,7 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import closing, nullcontext
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -29,6 +31,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
@@ -74,6 +78,17 @@ def matrices() -> nn.Module:
     return nn.Sequential(*(nn.Linear(128, 128, bias=False) for _ in range(75)))
 
 
+def sharded(model: nn.Module) -> nn.Module:
+    """FSDP2 of every block, and of what is left; each has the next one's weights gathered while it computes."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    blocks = [module for module in model.modules() if isinstance(module, nn.TransformerEncoderLayer)]
+    for module in (*blocks, model):
+        fully_shard(module, mesh=mesh)
+    for module, following in pairwise([model, *blocks]):
+        module.set_modules_to_forward_prefetch([following])
+    return model
+
+
 def sum_loss(model: nn.Module, tokens: Tensor) -> Tensor:
     """Any loss will do."""
     width = next(model.parameters()).shape[-1]
@@ -108,14 +123,19 @@ class Case:
         settings = {"bucket_cap_mb": float(megabytes), "gradient_as_bucket_view": True}
         kind, _, hook = what.partition(":")
         self.closing = nullcontext()
-        if kind == "gradwire":
+        if kind == "fsdp":
+            self.model = sharded(self.build())
+            if hook != "torch":
+                gather, _, reduce = hook.partition("/")
+                self.closing = closing(gradwire.attach(self.model, gather=gather, reduce=reduce))
+        elif kind == "gradwire":
             self.model = gradwire.DistributedDataParallel(self.build(), compressor=hook, **settings)
             self.closing = closing(self.model.compression)
         else:
             self.model = DistributedDataParallel(self.build(), **settings)
         if hook in TORCH_HOOKS and kind == "torch":
             self.model.register_comm_hook(*TORCH_HOOKS[hook]())
-        elif kind not in ("torch", "gradwire"):
+        elif kind not in ("torch", "gradwire", "fsdp"):
             self.closing = closing(gradwire.attach(self.model, what))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
         self.rounds.append([])

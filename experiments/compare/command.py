@@ -83,7 +83,7 @@ def _warnings(config: CompareConfig, backend: str) -> Iterator[str]:
     local = int(os.environ.get("LOCAL_WORLD_SIZE", config.nproc))
     yield from filter(None, (unused_gpus(backend), shared_gpus(backend, local)))
     synced = config.steps // config.sync_every
-    for spec in config.compressors:
+    for spec in config.compressors if config.parallel == "ddp" else ():
         if (steps := warm_up_steps(compressor(spec))) >= synced:
             yield (
                 f"{spec} warms up for {steps} optimizer steps, and the run has {synced}: its warm-up does not end, and "

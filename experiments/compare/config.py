@@ -11,6 +11,7 @@ from ..network.link import check_link
 from ..workloads.data import DataConfig
 from ..workloads.models import ModelConfig
 from ..workloads.order import BACKWARD, Order
+from ..workloads.sharding import TORCH, check_payloads
 from ..workloads.training import TrainingConfig
 
 
@@ -53,6 +54,9 @@ class CompareConfig:
     """DDP's bucket size, MiB; null is 1 for the first and 25 for the others"""
     ddp: Literal["gradwire", "torch"] = "gradwire"
     """whose DistributedDataParallel; torch's has gradwire's hook"""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """what trains it; with fsdp (torch's FSDP2) compressors are WEIGHTS/GRADIENTS, such as int8/int4, one word for both, or
+    torch for its own communication"""
     order: Order = BACKWARD
     """in which gradients go: backward, whose step waits for all of them; slices, the same in pieces of 4 MiB on the wire;
     priority: in pieces, first what the next forward needs first, and that waits where it needs them; auto"""
@@ -91,7 +95,15 @@ class CompareConfig:
         if twice := sorted({spec for spec in self.compressors if self.compressors.count(spec) > 1}):
             raise ValueError(f"compressors names the same one twice: {', '.join(twice)}")
         for spec in self.compressors:
-            compressor(spec)
+            check_payloads(spec) if self.parallel == "fsdp" else compressor(spec)
+        if self.parallel == "fsdp" and (self.simulated or self.order != BACKWARD or self.ddp != "gradwire"):
+            raise ValueError(
+                "ddp, order and simulated are of DistributedDataParallel: leave them out with parallel fsdp"
+            )
+        if self.parallel == "fsdp" and self.link and TORCH in self.compressors:
+            raise ValueError(
+                f"an emulated link holds back what gradwire sends, not {TORCH}: leave that out, or use a lab"
+            )
 
     @property
     def training(self) -> TrainingConfig:

@@ -7,7 +7,7 @@ import math
 
 from .comparison import SIMULATED, Results
 
-UNCOMPRESSED = ("none", "bf16", "fp16")  # what a user gets without giving anything up
+UNCOMPRESSED = ("none", "bf16", "fp16", "torch")  # what a user gets without giving anything up
 WORTHWHILE = 1.1  # a speed-up below this is not worth a lossy method
 SAME_LOSS = 0.03  # relative difference in held-out loss that counts as none
 

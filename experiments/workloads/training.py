@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal, TypeAlias
@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from ...compress import compressor, warm_up_steps
+from ...compress import Traffic, compressor, warm_up_steps
 from ...ddp_core import Decorator, DistributedDataParallel, Record, averaged, exchange
-from ...hooks import Handle, attach
+from ...hooks import Handle, ShardHandle, Stats, attach
 from ...hooks.plan import ratio
 from ..results.comparison import Evaluation, RunResult, Seconds
 from ..results.statistics import percentiles
@@ -28,9 +28,10 @@ from .models import ModelConfig, build_model
 from .optimizers import optimizer_for, schedule_for
 from .order import BACKWARD, Order, drain, ordered
 from .sample import Batch
+from .sharding import copy_whole, sharded, torchs_traffic, without_sync
 
 REPORT_EVERY = 10  # steps between two looks at the loss of all ranks
-Replica: TypeAlias = TorchDDP | DistributedDataParallel
+NOT_MEASURED = Seconds(encode=0.0, wait=0.0, decode=0.0)
 Steps: TypeAlias = Sequence[tuple[int, float, float]]  # number, mean loss over ranks, seconds of training at its end
 Report: TypeAlias = Callable[[Steps], None]
 
@@ -61,6 +62,8 @@ class TrainingConfig:
     """DDP's bucket size, MiB; None is 1 for the first and 25 for the others"""
     ddp: Literal["gradwire", "torch"]
     """whose DistributedDataParallel; torch's has gradwire's hook"""
+    parallel: Literal["ddp", "fsdp"]
+    """what trains it: DistributedDataParallel, or torch's FSDP2"""
     order: Order
     """in which gradients go; other orders than backward's with gradwire's DistributedDataParallel only"""
     eval_batches: int
@@ -134,19 +137,27 @@ def train(
     """
     reset_peak_memory(device)
     model = initial_model(config, dataset, device)
-    wrapped, handle = _wrapped(model, spec, config, transport)
+    wrapped, handle = _wrapped(model, spec, config, device, transport)
     history = _steps(wrapped, spec, config, dataset, group, device, report)
+    if config.parallel == "fsdp":
+        model = initial_model(config, dataset, device)
+        copy_whole(wrapped, model)
     evaluation = _evaluate(model, config, dataset, group, device)
-    result = _result(spec, model, handle, history, evaluation, group, device)
-    handle.close()  # not where this rank fails: its peers would fail, too, before it has told why
+    stats = None if handle is None else handle.stats()
+    traffic = torchs_traffic(wrapped, group.size(), config.sync_every) if stats is None else stats.last.traffic
+    result = _result(spec, config, model, stats, traffic, history, evaluation, group, device)
+    if handle is not None:
+        handle.close()  # not where this rank fails: its peers would fail, too, before it has told why
     return result
 
 
 def _wrapped(
-    model: nn.Module, spec: str, config: TrainingConfig, transport: Decorator | None
-) -> tuple[Replica, Handle]:
-    """The model as the configured DDP trains it, and the handle of its compression."""
+    model: nn.Module, spec: str, config: TrainingConfig, device: torch.device, transport: Decorator | None
+) -> tuple[nn.Module, Handle | ShardHandle | None]:
+    """The model as what is configured trains it, and the handle of its compression; None where torch communicates."""
     timeout = timedelta(seconds=config.timeout)
+    if config.parallel == "fsdp":
+        return model, sharded(model, spec, device, timeout, transport)
     if config.ddp == "torch":
         theirs = TorchDDP(model, bucket_cap_mb=config.bucket_mb, gradient_as_bucket_view=True)
         return theirs, attach(theirs, spec, timeout=timeout, transport=transport)
@@ -174,7 +185,7 @@ def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _steps(
-    model: Replica,
+    model: nn.Module,
     spec: str,
     config: TrainingConfig,
     dataset: Dataset,
@@ -182,7 +193,9 @@ def _steps(
     device: torch.device,
     report: Report,
 ) -> History:
-    optimizer = ordered(model, optimizer_for(model, spec, config.optimizer, config.lr, config.momentum), config.order)
+    momentum_of = "none" if config.parallel == "fsdp" else spec
+    optimizer = optimizer_for(model, momentum_of, config.optimizer, config.lr, config.momentum)
+    optimizer = ordered(model, optimizer, config.order)
     schedule = schedule_for(optimizer, config.schedule, config.warmup, config.optimizer_steps)
     batches = dataset.train_batches(config.batch_size, seed=config.seed, rank=group.rank(), world_size=group.size())
     history = History()
@@ -190,7 +203,7 @@ def _steps(
         inputs, targets = (tensor.to(device) for tensor in next(batches))
         synced = (step + 1) % config.sync_every == 0
         start = time.perf_counter()
-        with nullcontext() if synced else model.no_sync():
+        with nullcontext() if synced else _unsynced(model):
             loss = loss_of(model, inputs, targets)
             (loss / config.sync_every).backward()
         if synced:
@@ -203,6 +216,11 @@ def _steps(
         if (step + 1) % REPORT_EVERY == 0 or step + 1 == config.steps:
             report(history.look(group, device))
     return history
+
+
+def _unsynced(model: nn.Module) -> AbstractContextManager[None]:
+    """A backward inside does not communicate."""
+    return model.no_sync() if isinstance(model, TorchDDP | DistributedDataParallel) else without_sync(model)
 
 
 def _evaluate(
@@ -242,16 +260,16 @@ def _share(batches: Iterator[Batch], group: dist.ProcessGroup) -> Iterator[Batch
 
 def _result(
     spec: str,
+    config: TrainingConfig,
     model: nn.Module,
-    handle: Handle,
+    stats: Stats | None,
+    last: Traffic,
     history: History,
     evaluation: Evaluation,
     group: dist.ProcessGroup,
     device: torch.device,
 ) -> RunResult:
     losses = history.mean_losses
-    stats = handle.stats()
-    last = stats.last.traffic
     elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return RunResult(
         compressor=spec,
@@ -259,15 +277,15 @@ def _result(
         loss=tuple(losses),
         eval=evaluation,
         step_seconds=percentiles(steady(history.step_seconds)),
-        seconds=_mean_seconds(stats.total, stats.steps),
+        seconds=NOT_MEASURED if stats is None else _mean_seconds(stats.total, stats.steps),
         payload_bytes_per_step=last.payload_bytes,
         sent_bytes_per_step=last.sent_bytes,
         compression_ratio=ratio(elements, last, group.size()),
         peak_memory_bytes=max(int(size) for size in exchange(str(peak_memory(device)), group)),
         train_seconds=tuple(history.train_seconds),
         parameters_digest=_same_digest(model, group),
-        warmed_up=warm_up_steps(compressor(spec)) < stats.steps,
-        total_sent_bytes=stats.total.traffic.sent_bytes,
+        warmed_up=stats is None or config.parallel == "fsdp" or warm_up_steps(compressor(spec)) < stats.steps,
+        total_sent_bytes=last.sent_bytes * config.optimizer_steps if stats is None else stats.total.traffic.sent_bytes,
     )
 
 

@@ -1,0 +1,258 @@
+"""Sharded parameters: whole ones are gathered from shards, and of their gradients each rank gets the sum of its shard.
+
+What FSDP and ZeRO-3 (Rajbhandari et al. 2020) send, as programs: quantised both ways as in ZeRO++ (Wang et al. 2023), with
+error feedback on the senders of gradients as in LoCo (Xie et al. 2024). Weights need none: the exact ones stay with their
+owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..kernels import Residual, all_finite
+from .adapters import Draws, TwoShot, drawn, draws
+from .build import Spec, compressor
+from .dense import Dense
+from .feedback import Damped
+from .leaves import Entries, FlatLeaf
+from .protocol import Codec, Layout, Program, all_gather, all_to_all, working_dtype
+from .rows import ALIGNMENT
+from .wrappers import ErrorFeedback, Widen
+
+
+@dataclass(frozen=True)
+class ShardLayout:
+    """How parameters that are cut into shards lie in a flat buffer: a row a rank, and in it that rank's shard of each.
+
+    `whole`: the parameters as they are before they are cut. `dims`: the axis along which each is; shards that come out
+    shorter are padded with zeros.
+
+    >>> whole = Layout(("bias", "weight"), ((3,), (2, 3)), torch.float32, torch.device("cpu"), world_size=2)
+    >>> layout = ShardLayout(whole, (0, 0))
+    >>> layout.shapes, layout.row
+    (((2,), (1, 3)), 5)
+    """
+
+    whole: Layout
+    dims: tuple[int, ...]
+
+    @cached_property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shard of each parameter, padding included."""
+        return tuple(
+            (*shape[:dim], -(-shape[dim] // self.whole.world_size), *shape[dim + 1 :])
+            for shape, dim in zip(self.whole.shapes, self.dims, strict=True)
+        )
+
+    @cached_property
+    def row(self) -> int:
+        """Elements of a rank's row."""
+        return sum(map(prod, self.shapes))
+
+    @property
+    def numel(self) -> int:
+        """Elements of all rows."""
+        return self.row * self.whole.world_size
+
+    def parts(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """(name, its shards (ranks, *shape)) of every parameter, sharing memory with `flat`."""
+        columns = flat.view(self.whole.world_size, self.row).split([prod(shape) for shape in self.shapes], 1)
+        for name, shape, column in zip(self.whole.names, self.shapes, columns, strict=True):
+            yield name, column.unflatten(1, shape)
+
+    def joined(self, flat: Tensor) -> dict[str, Tensor]:
+        """Copies of the parameters as they are before they are cut."""
+        joined = {}
+        for (name, shards), shape, dim in zip(self.parts(flat), self.whole.shapes, self.dims, strict=True):
+            joined[name] = torch.cat(shards.unbind(), dim).narrow(dim, 0, shape[dim]).clone()
+        return joined
+
+    def cut(self, name: str, whole: Tensor, flat: Tensor) -> None:
+        """Put a whole parameter into its places in `flat`."""
+        place = self.whole.names.index(name)
+        dim, shards = self.dims[place], dict(self.parts(flat))[name]
+        first = 0
+        for shard in shards:
+            size = min(shard.shape[dim], whole.shape[dim] - first)
+            if size > 0:
+                shard.narrow(dim, 0, size).copy_(whole.narrow(dim, first, size))
+            first += shard.shape[dim]
+
+
+@dataclass
+class ShardResidual(FlatLeaf):
+    """What a rank held back of the gradients that it sent, of all shards; saved in the shapes of whole parameters."""
+
+    layout: ShardLayout
+    flat: Tensor
+
+    def save(self, field: str) -> Entries:
+        return {name: {field: whole} for name, whole in self.layout.joined(self.flat).items()}
+
+    def load(self, field: str, entries: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        self._zeros = None
+        shapes = dict(zip(self.layout.whole.names, self.layout.whole.shapes, strict=True))
+        for name, shape in shapes.items():
+            saved = entries.get(name, {}).get(field)
+            if saved is not None and tuple(saved.shape) != shape:
+                raise ValueError(
+                    f"the saved {field!r} of parameter {name!r} has shape {tuple(saved.shape)}, but {shape} is needed "
+                    "here: load the state with the model that saved it"
+                )
+            if saved is not None:
+                self.layout.cut(name, saved, self.flat)
+        return {}
+
+    def held_back(self) -> dict[str, Tensor]:
+        return {name: whole.view(-1) for name, whole in self.layout.joined(self.flat).items()}
+
+
+@dataclass
+class Finite:
+    """Whether all gradients of a step were finite: `here` so far, and on all ranks as far as they have told (`everywhere`).
+
+    Every payload carries what its sender knows, so after the last one all ranks know the same. None: nothing is known yet.
+    """
+
+    here: Tensor | None = None
+    everywhere: Tensor | None = None
+
+    def look(self, grad: Tensor) -> Tensor:
+        """Take account of a gradient of this rank; whether it and all before were finite."""
+        now = all_finite(grad)
+        self.here = now if self.here is None else self.here & now
+        return self.here
+
+    def hear(self, told: Tensor) -> None:
+        """Take account of what all ranks tell: 1 where all was finite."""
+        now = told.all()
+        self.everywhere = now if self.everywhere is None else self.everywhere & now
+
+
+@dataclass
+class ShardState:
+    """What is remembered of the gradients of a layout's parameters. `residual`: None where nothing is held back."""
+
+    layout: ShardLayout
+    residual: ShardResidual | None
+    draws: Draws | None
+    finite: Finite = field(default_factory=Finite)
+
+
+@dataclass(frozen=True)
+class ShardSum:
+    """Each rank's shard of the mean gradient: one all-to-all, a sum in float32 on the rank whose shard it is.
+
+    `codec`: what travels; None for the gradients as they are, which is still half of what Gloo's reduce-scatter sends.
+    `feedback`: what part of that which a codec loses is added to the rank's next gradient, from 0 (none) to 1.
+    """
+
+    codec: Codec | None = None
+    feedback: float = 0.0
+
+    def init(self, layout: ShardLayout) -> ShardState:
+        """A zero residual for all shards, in float32 or wider."""
+        whole = layout.whole.widened()
+        flat = torch.zeros(layout.numel, dtype=whole.dtype, device=whole.device) if self.feedback else None
+        residual = None if flat is None else ShardResidual(layout, flat)
+        return ShardState(layout, residual, None if self.codec is None else draws(self.codec, layout.whole))
+
+    def reduce(self, grad: Tensor, state: ShardState, out: Tensor, scale: float = 1.0) -> Program[Tensor]:
+        """`scale` times the mean over ranks of this rank's row of `grad`, (ranks * row,), in `out`, (row,).
+
+        `grad` may be overwritten.
+        """
+        if state.residual is not None and not self.feedback:
+            grad = grad.to(working_dtype(grad.dtype)).add_(state.residual.flat)  # of a codec before this one
+            state.residual.clear()
+        if self.codec is None:
+            received = yield from all_to_all(grad.view(state.layout.whole.world_size, -1))
+            total = received.sum(0, dtype=working_dtype(received.dtype))
+            out.copy_(total.mul_(scale / len(received)))
+            return out
+        length = self.codec.row_length(state.layout.row)
+        votes = yield from all_to_all(self._encoded(self.codec, grad, state, length))
+        if state.residual is not None:
+            state.finite.hear(votes[:, -1])
+        mean = out if out.dtype == working_dtype(out.dtype) else out.to(working_dtype(out.dtype))
+        self.codec.decode(votes[:, : self.codec.row_bytes(length)].unsqueeze(1), mean, length)
+        out.copy_(mean.mul_(scale) if scale != 1.0 else mean)
+        return out
+
+    def _encoded(self, codec: Codec, grad: Tensor, state: ShardState, length: int) -> Tensor:
+        """A payload for each rank: its row, encoded, and in the last byte whether all gradients so far were finite."""
+        ranks, row, size = state.layout.whole.world_size, state.layout.row, codec.row_bytes(length)
+        payloads = torch.zeros(ranks, size + ALIGNMENT, dtype=torch.uint8, device=grad.device)
+        if state.residual is not None:
+            payloads[:, -1] = state.finite.look(grad)
+        wide, held = grad.to(working_dtype(grad.dtype)), state.residual and state.residual.update()
+        random: tuple[int, ...] = drawn(state.draws)[0]
+        for rank in range(ranks):
+            part = slice(rank * row, (rank + 1) * row)
+            residual = Residual(held.before[part], held.after[part]) if held else None
+            numbers = (random[0], random[1] + rank * length) if random else ()
+            codec.encode(wide[part], residual, payloads[rank : rank + 1, :size], length, *numbers)
+        if state.residual is not None and self.feedback < 1:
+            state.residual.damp(self.feedback)
+        return payloads
+
+
+def gather_rows(codec: Codec | None, mine: Tensor, out: Tensor) -> Program[Tensor]:
+    """All ranks' rows in `out`, (ranks * row,), as a codec tells them, one's own too; `mine` is this rank's row.
+
+    So all ranks compute with the same numbers, and none with the exact ones. `mine` may be a part of `out`.
+    """
+    if codec is None:
+        gathered = yield from all_gather(mine)
+        out.copy_(gathered.view(-1))
+        return out
+    row = mine.numel()
+    length = codec.row_length(row)
+    payload = torch.zeros(1, codec.row_bytes(length), dtype=torch.uint8, device=mine.device)
+    codec.encode(mine.to(working_dtype(mine.dtype)), None, payload, length)
+    gathered = yield from all_gather(payload)
+    wide = out if out.dtype == working_dtype(out.dtype) else out.to(working_dtype(out.dtype))
+    for rank, encoded in enumerate(gathered):
+        codec.decode(encoded.unsqueeze(0), wide[rank * row : (rank + 1) * row], length)
+    if wide is not out:
+        out.copy_(wide)
+    return out
+
+
+def shard_sum(spec: Spec) -> ShardSum:
+    """How gradients of shards travel by a specification: `none`, or a method whose first round is an all-to-all.
+
+    Raises ValueError for others.
+    """
+    codec, feedback = _codec(compressor(spec), spec)
+    return ShardSum(codec, feedback)
+
+
+def shard_codec(spec: Spec) -> Codec | None:
+    """How weights travel by a specification, to the nearest and without error feedback. Raises ValueError for others."""
+    codec, _ = _codec(compressor(spec), spec)
+    if getattr(codec, "draws", False):
+        raise ValueError(f"weights are rounded to the nearest, or each gather would give others; got {spec!r}")
+    return codec
+
+
+def _codec(built: Any, spec: Spec) -> tuple[Codec | None, float]:
+    """The codec of a compressor, and what part of what it loses is held back."""
+    kept, built = (built.feedback, built.inner) if isinstance(built, Damped) else (1.0, built)
+    kept, core = (kept, built.inner) if isinstance(built, ErrorFeedback) else (0.0, built)
+    core = core.inner if isinstance(core, Widen) else core
+    if isinstance(core, TwoShot):
+        return core.codec, kept
+    if core == Dense():
+        return None, 0.0
+    raise ValueError(
+        "shards travel as they are or in few bits: none, int8, int4, ternary or onebit, with block, rounding and feedback; "
+        f"{spec!r} needs gradients that no rank has whole. With DDP it works, and between replicas of hybrid sharding"
+    )

@@ -1,0 +1,121 @@
+"""Gathers the parameters of sharded modules, and sums their gradients: what FSDP2's communication calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...compress import AllGather, Program
+from ...compress.protocol import Codec
+from ...compress.shards import ShardLayout, ShardSum, gather_rows
+from ..engine.task import Task
+from ..measure.record import Record
+from ..measure.stats import Stats, Totals
+from ..measure.step import BucketStats, Step
+from ..memory.shard_memory import ShardMemory
+from ..transport.protocol import Decorator, Pending
+from .bound import labelled
+from .engines import Engines
+
+
+class ShardAverager:
+    """What a model's shards cost on the wire, and remember, on this rank.
+
+    `group`: the ranks that share the parameters. `codec`: how weights travel, None for as they are. All ranks make the same
+    calls in the same order.
+    """
+
+    def __init__(
+        self,
+        reduction: ShardSum,
+        codec: Codec | None,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        timeout: timedelta,
+        decorate: Decorator | None = None,
+    ) -> None:
+        self.memory, self.codec = ShardMemory(reduction), codec
+        self.engines, self.device = Engines([group], timeout, decorate), device
+        self.decorated = decorate is not None
+        self._totals = Totals()
+        self._step: Step | None = None
+        self._agreed = False  # since the last change
+
+    def gather(self, index: int, names: tuple[str, ...], mine: Tensor, out: Tensor) -> Pending:
+        """Begin to fill `out` with the rows of all ranks, of which `mine` is this one's."""
+        return self._submit(gather_rows(self.codec, mine, out), index, names, out.numel())
+
+    def note_gather(self, index: int, names: tuple[str, ...], mine: Tensor, out: Tensor) -> None:
+        """Count what torch gathers of a module, or somebody who does it for torch."""
+        ranks = out.numel() // mine.numel()
+        record = Record([("all", mine.nbytes, AllGather(mine).sent_bytes(ranks))])
+        self._recorded().programs.append(BucketStats(names, out.numel(), record))
+
+    def reduce(self, index: int, layout: ShardLayout, grad: Tensor, out: Tensor, scale: float) -> Pending:
+        """Begin to fill `out` with `scale` times the mean over ranks of this rank's row of `grad`."""
+        state = self.memory.get(index, layout)
+        program = self.memory.reduction.reduce(grad, state, out, scale)
+        return self._submit(program, index, layout.whole.names, grad.numel())
+
+    def _submit(self, program: Program[Tensor], index: int, names: tuple[str, ...], elements: int) -> Pending:
+        engine = self.engines.of(self.device, 0)
+        if not self._agreed:
+            self._agree()
+        task = Task(program, labelled(index, names))
+        self._recorded().programs.append(BucketStats(names, elements, task.record))
+        return engine.submit(task, on_wait=True)
+
+    def _agree(self) -> None:
+        """Compare with the other ranks how this one is set up."""
+        engine, group = self.engines.of(self.device, 0), self.engines.group
+        self.engines.agreement.meet(group, self.device)
+        memory = self.memory
+        engine.agree(f"weights as {self.codec} and gradients as {memory.reduction} at step {memory.step}")
+        engine.prepare(1)
+        self._agreed = True
+
+    def _recorded(self) -> Step:
+        """The step that is under way; what comes after the end of one belongs to the next."""
+        if self._step is None or self._step.finished:
+            if self._step is not None:
+                self._totals.count(self._step)
+            self._step = Step()
+        return self._step
+
+    def begin_step(self) -> None:
+        """The first gradients of a step come next."""
+        self.memory.begin_step()
+        self.engines.agreement.step = self.memory.step
+
+    def end_step(self) -> None:
+        """All shards of the step are there."""
+        self.memory.end_step()
+        if self._step is not None:
+            self._step.finished = True
+
+    def stats(self) -> Stats:
+        """What modules cost in the last step, and in all."""
+        return self._totals.stats(self._step, self.memory.step)
+
+    def replace(self, reduction: ShardSum, codec: Codec | None) -> None:
+        """Go on with other payloads from the next step on; nothing that is held back is lost."""
+        self.memory.replace(reduction)
+        self.codec = codec
+        self._change()
+
+    def load(self, parameters: Mapping[str, Mapping[str, Any]], step: int) -> None:
+        """Go on from what was held back, by parameter."""
+        self.memory.load(parameters, step)
+        self._change()
+
+    def _change(self) -> None:
+        self._agreed, self.engines.agreement.due = False, True
+
+    def close(self) -> None:
+        """End the threads and process groups that were made; training with it is over."""
+        self.engines.close()

@@ -1,0 +1,129 @@
+"""What is held back of the gradients of sharded parameters, module by module, by parameter name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from ...compress.shards import Finite, ShardLayout, ShardState, ShardSum
+from ...compress.state import Entries, Leaves, summed
+from .device_flag import DeviceFlag
+
+
+class ShardMemory:
+    """The states of all modules whose parameters are sharded, with every step a transaction.
+
+    A step that met a gradient which is not finite, on any rank, is one that GradScaler skips: what it held back is undone.
+    """
+
+    def __init__(self, reduction: ShardSum) -> None:
+        self.reduction = reduction
+        self.step = 0
+        self._states: dict[int, ShardState] = {}  # by the number of the module
+        self._leaves: dict[int, Leaves] = {}
+        self._finite = Finite()
+        self._under_way = False  # a step has begun, and not come to its end
+        self._settled = True  # the last step can be taken back no more
+        self._discarded = False
+
+    def get(self, index: int, layout: ShardLayout) -> ShardState:
+        """The state of a module; where its parameters have changed, what is held back of those that stay goes with them."""
+        state = self._states.get(index)
+        if state is None or state.layout != layout:
+            saved = self._leaves[index].save() if state is not None else {}
+            state = self._put(index, self.reduction.init(layout))
+            self._leaves[index].load(saved)
+        return state
+
+    def _put(self, index: int, state: ShardState) -> ShardState:
+        state.finite = self._finite
+        self._states[index], self._leaves[index] = state, Leaves(state, versioned=True)
+        self._leaves[index].set_step(max(self.step - 1, 0))
+        return state
+
+    def begin_step(self) -> None:
+        """The first gradients of a step come next."""
+        self.settle()
+        self.step += 1
+        self._under_way, self._settled, self._finite = True, False, Finite()
+        for index, state in self._states.items():
+            state.finite = self._finite
+            self._leaves[index].set_step(self.step - 1)
+
+    def end_step(self) -> None:
+        """All shards of the step are there."""
+        self._under_way = False
+
+    def settle(self) -> None:
+        """Keep what the last step held back, or undo it: where it broke off, met what is not finite, or was discarded."""
+        if self._settled:
+            return
+        keep = not self._under_way and not self._discarded and self._all_finite()
+        for leaves in self._leaves.values():
+            leaves.keep() if keep else leaves.undo()
+        self._under_way, self._settled, self._discarded = False, True, False
+        self._drop_released()
+
+    def _all_finite(self) -> bool:
+        return self._finite.everywhere is None or bool(DeviceFlag(self._finite.everywhere))
+
+    def _drop_released(self) -> None:
+        """Let go of residuals that no step will write to again."""
+        for index, state in self._states.items():
+            if state.residual is not None and state.residual.cleared and not self.reduction.feedback:
+                state.residual = None
+                self._leaves[index] = Leaves(state, versioned=True)
+
+    def discard_step(self) -> None:
+        """Have the last step undone. Raises RuntimeError where there is none that can be."""
+        if self._settled:
+            raise RuntimeError(
+                "there is no step to discard: call discard_step() after a synced backward, and before swap(), rescale() or "
+                "load_state_dict()"
+            )
+        self._discarded = True
+
+    def rescale(self, factor: float) -> None:
+        """Multiply what is held back."""
+        self.settle()
+        for leaves in self._leaves.values():
+            leaves.rescale(factor)
+
+    def replace(self, reduction: ShardSum) -> None:
+        """Go on with another way to sum; what is held back goes into the next gradients."""
+        self.settle()
+        held = {index: state.residual for index, state in self._states.items()}
+        self.reduction = reduction
+        for index, state in list(self._states.items()):
+            fresh = reduction.init(state.layout)
+            fresh.residual = held[index] or fresh.residual
+            self._put(index, fresh)
+
+    def save(self) -> Entries:
+        """Copies of all that is held back, after the last step, by parameter name and field."""
+        self.settle()
+        entries: Entries = {}
+        for leaves in self._leaves.values():
+            entries.update(leaves.save())
+        return entries
+
+    def load(self, entries: Mapping[str, Mapping[str, Tensor]], step: int) -> None:
+        """Take what was saved, and nothing else. Raises ValueError, changing nothing, for a shape that does not fit."""
+        self.settle()
+        fresh = {index: self.reduction.init(state.layout) for index, state in self._states.items()}
+        for state in fresh.values():
+            Leaves(state).load(entries)
+        self.step = step
+        for index, state in fresh.items():
+            self._put(index, state)
+
+    def names(self) -> set[str]:
+        """The parameters of which something is or may be held back."""
+        held = (state for state in self._states.values() if state.residual is not None)
+        return {name for state in held for name in state.layout.whole.names}
+
+    def held_back(self) -> dict[str, Tensor]:
+        """All gradient that this rank has not given to a sum yet, flat, by parameter name."""
+        self.settle()
+        return summed(leaves.held_back() for leaves in self._leaves.values())

@@ -1,0 +1,7 @@
+"""gradwire on FSDP2 (`torch.distributed.fsdp.fully_shard`)."""
+
+from .attach import Sharding, attach_sharded
+from .handle import ShardHandle
+from .modules import is_sharded
+
+__all__ = ["ShardHandle", "Sharding", "attach_sharded", "is_sharded"]

@@ -1,0 +1,61 @@
+"""Gradients on their way that torch does not wait for: backward ends when all are there."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+from torch.autograd import Variable
+
+from ...ddp_core import Pending
+
+IN_FLIGHT = 4  # modules whose gradients are on their way; each keeps its memory
+
+
+class Stepped(Protocol):
+    """Who counts the steps of backwards."""
+
+    def begin_step(self) -> None:
+        """The first gradients of a step come next."""
+
+    def end_step(self) -> None:
+        """All gradients of the step are there."""
+
+
+class Arrivals:
+    """The gradients of one backward; on CUDA, where streams wait and no host does, each is waited for at once."""
+
+    def __init__(self, steps: Stepped, device: torch.device, timeout: timedelta) -> None:
+        self._steps, self._device, self._timeout = steps, device, timeout
+        self._pendings: list[Pending] = []
+        self._backward = -1  # whose gradients these are; -1 is none
+
+    def begin(self) -> None:
+        """Gradients of a module come next: perhaps the first ones of a backward."""
+        backward = torch._C._current_graph_task_id()
+        if backward != self._backward or backward == -1:
+            self._wait(0)  # for what a backward left that broke off
+            self._steps.begin_step()
+            self._backward = backward
+            if backward != -1:
+                Variable._execution_engine.queue_callback(self._finish)
+
+    def take(self, pending: Pending, *, at_once: bool) -> None:
+        """Wait for a module's gradients `at_once`, or let them arrive while backward goes on; not those of many modules."""
+        if at_once or self._backward == -1 or self._device.type != "cpu":
+            pending.wait(self._timeout)
+        else:
+            self._pendings.append(pending)
+            self._wait(IN_FLIGHT)
+        if self._backward == -1:  # outside of a backward nobody tells when the last module has come
+            self._steps.end_step()
+
+    def _finish(self) -> None:
+        self._wait(0)
+        self._steps.end_step()
+        self._backward = -1
+
+    def _wait(self, left: int) -> None:
+        while len(self._pendings) > left:
+            self._pendings.pop(0).wait(self._timeout)

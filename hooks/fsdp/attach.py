@@ -1,0 +1,97 @@
+"""gradwire on FSDP2 models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from ...compress import Spec, tuned
+from ...compress.shards import shard_codec, shard_sum
+from ...ddp_core import Decorator, Handle, ShardAverager
+from .arrivals import Arrivals
+from .communication import ShardGather, ShardReduction
+from .handle import ShardHandle
+from .modules import ShardedModule, modules_of
+from .replicas import ReplicaMean, ReplicaSteps
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """What is asked for: how weights are gathered, gradients reduced, and these averaged over replicas; None: as torch does.
+
+    `optimizer`: decides on what is left open of error feedback. Raises TypeError for what is DDP's.
+    """
+
+    gather: Spec | None
+    reduce: Spec | None
+    replicas: Spec | None
+    spec: Spec | None = None
+    process_group: dist.ProcessGroup | None = None
+    optimizer: Optimizer | None = None
+
+    def __post_init__(self) -> None:
+        if self.spec is not None or self.process_group is not None:
+            raise TypeError(
+                "an FSDP2 model has process groups of its own, and says what travels how: "
+                "attach(fsdp_model, gather='int8', reduce='int4')"
+            )
+
+    @property
+    def of_shards(self) -> bool:
+        """Whether gradwire communicates among shards: not where it is to do so among replicas alone."""
+        return self.replicas is None or self.gather is not None or self.reduce is not None
+
+
+def attach_sharded(model: nn.Module, asked: Sharding, timeout: timedelta, transport: Decorator | None) -> ShardHandle:
+    """Communicate for an FSDP2 model.
+
+    Raises ValueError for a specification or a model that is refused, and RuntimeError for a torch that is too old.
+    """
+    codec, reduction = shard_codec(asked.gather or "none"), shard_sum(tuned(asked.reduce or "none", asked.optimizer))
+    modules = modules_of(model)
+    if taken := [module for module in modules if not module.takes_communication]:
+        raise ValueError(
+            f"somebody communicates for {len(taken)} of its {len(modules)} sharded modules already: attach once, or close() "
+            "the handle first"
+        )
+    replicas = _replicas(modules, asked, timeout, transport)
+    averager = ShardAverager(reduction, codec, modules[0].shard_group, modules[0].device, timeout, transport)
+    if asked.of_shards:
+        _take_shards(modules, averager, replicated=replicas is not None)
+    return ShardHandle(averager, replicas, modules, of_shards=asked.of_shards)
+
+
+def _take_shards(modules: Sequence[ShardedModule], averager: ShardAverager, *, replicated: bool) -> None:
+    """Have weights gathered, and gradients reduced, among those that share parameters."""
+    arrivals = Arrivals(averager, averager.device, averager.engines.timeout)
+    for module in modules:
+        others = 1 if module.replica_group is None else module.replica_group.size()
+        means = others if replicated else 1  # of replicas: their compressor divides
+        scale = 1.0 if module.divisor is None else module.shard_group.size() * means / module.divisor
+        divisor = 1.0 if module.divisor is not None or replicated else float(others)
+        reduction = ShardReduction(module, averager, arrivals, scale)
+        module.take(ShardGather(module, averager), reduction, divisor)
+
+
+def _replicas(
+    modules: Sequence[ShardedModule], asked: Sharding, timeout: timedelta, transport: Decorator | None
+) -> Handle | None:
+    """The handle of what averages over replicas, hooked."""
+    if asked.replicas is None:
+        return None
+    group = modules[0].replica_group
+    if group is None:
+        raise ValueError("it has no replicas: fully_shard(model, mesh=...) with a mesh of two dimensions makes some")
+    if not asked.of_shards and any(module.divisor is not None for module in modules):
+        raise ValueError("set_gradient_divide_factor holds for gradwire's sums alone: say reduce='none', too")
+    handle = Handle(tuned(asked.replicas, asked.optimizer), group, timeout, transport=transport)
+    steps = ReplicaSteps(handle)
+    arrivals = Arrivals(steps, modules[0].device, timeout)
+    for module in modules:
+        module.take_replicas(ReplicaMean(module, handle, steps, arrivals))
+    return handle

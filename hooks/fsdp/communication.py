@@ -1,0 +1,97 @@
+"""What FSDP2 calls in place of its own all-gather and reduce-scatter."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...compress.shards import ShardLayout
+from ...ddp_core import Pending, ShardAverager, start_all_gather
+from .arrivals import Arrivals
+from .modules import ShardedModule
+
+
+class GatherWork(dist._Work):
+    """Weights on their way; whoever waits for them decodes them."""
+
+    def __init__(self, pending: Pending, timeout: timedelta) -> None:
+        super().__init__()
+        self._pending, self._timeout = pending, timeout
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Return when they are there; raises RuntimeError where they do not come within the time limit."""
+        self._pending.wait(self._timeout)
+        return True
+
+
+class Allocating:
+    """Memory as torch's own communication allocates it."""
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A tensor of this size, not filled."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class ShardGather(Allocating):
+    """The all-gather of a module's parameters."""
+
+    def __init__(self, module: ShardedModule, averager: ShardAverager) -> None:
+        self._module, self._averager = module, averager
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> dist.Work | None:
+        """Fill the output. On the CPU torch waits for it where it needs the weights, so that what it prefetches overlaps.
+
+        As they are: bytes of parameters of several types, whole numbers, and what was gathered before and is now shared out
+        among fewer ranks (`reshard_after_forward` a number), which must stay what it was.
+        """
+        averager, module = self._averager, self._module
+        on_cpu = output_tensor.device.type == "cpu"
+        exact = averager.codec is None and not averager.decorated
+        if exact or not output_tensor.is_floating_point() or group.size() != module.shard_group.size():
+            averager.note_gather(module.index, module.names, input_tensor, output_tensor)
+            return start_all_gather(output_tensor, input_tensor, group, async_op=async_op or on_cpu)
+        pending = averager.gather(module.index, module.names, input_tensor, output_tensor)
+        timeout = averager.engines.timeout
+        if on_cpu:
+            return GatherWork(pending, timeout)
+        pending.wait(timeout)
+        return None
+
+
+class ShardReduction(Allocating):
+    """The reduce-scatter of a module's gradients."""
+
+    def __init__(self, module: ShardedModule, averager: ShardAverager, arrivals: Arrivals, scale: float) -> None:
+        self._module, self._averager, self._arrivals, self._scale = module, averager, arrivals, scale
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+    ) -> None:
+        """Fill the output: at once, or where torch does not look at it, by the end of backward.
+
+        Raises RuntimeError where parameters are left out, and what is held back of each is kept.
+        """
+        module, averager, arrivals = self._module, self._averager, self._arrivals
+        arrivals.begin()
+        layout = module.layout()
+        if layout.numel != input_tensor.numel():
+            layout = self._nameless(layout, input_tensor)
+        pending = averager.reduce(module.index, layout, input_tensor, output_tensor, self._scale)
+        at_once = module.averages_over_replicas or module.reads_gradients(output_tensor.dtype)
+        arrivals.take(pending, at_once=at_once)
+
+    def _nameless(self, layout: ShardLayout, grad: Tensor) -> ShardLayout:
+        """Where torch leaves parameters out, it does not tell which: what travels, as one parameter."""
+        if self._averager.memory.reduction.feedback:
+            raise RuntimeError(self._module.left_out)
+        ranks = layout.whole.world_size
+        whole = dataclasses.replace(layout.whole, names=("",), shapes=((ranks, grad.numel() // ranks),))
+        return ShardLayout(whole, (0,))

@@ -1,0 +1,104 @@
+"""What a user holds of an FSDP2 model that gradwire communicates for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...compress import Spec
+from ...compress.shards import shard_codec, shard_sum
+from ...compress.state import Entries
+from ...ddp_core import Handle, ShardAverager, Stats
+from .modules import ShardedModule
+from .state import FORMAT, among_replicas, checked, merged, own
+
+
+class ShardHandle:
+    """The communication of a sharded model on this rank: weights on their way out, gradients on their way in.
+
+    Made by `gradwire.attach(fsdp_model, gather=..., reduce=...)`. All ranks make one, with the same arguments, and call
+    `swap` and `load_state_dict` at the same step. `replicas`: the handle of the compression among replicas, if there is one;
+    its `stats` and `swap` are its own.
+    """
+
+    def __init__(
+        self, averager: ShardAverager, replicas: Handle | None, modules: Sequence[ShardedModule], *, of_shards: bool
+    ) -> None:
+        self.averager, self.replicas, self._modules, self._of_shards = averager, replicas, modules, of_shards
+        self._meet()
+
+    def _meet(self) -> None:
+        """Make what is remembered of all modules, so that a state tells from the start what it will hold."""
+        for module in self._modules:
+            layout = module.layout()
+            if layout.whole.names:
+                self.averager.memory.get(module.index, layout)
+
+    def swap(self, *, gather: Spec | None = None, reduce: Spec | None = None) -> None:
+        """Send other payloads from the next step on; what is left out stays as it is. All ranks swap at one step.
+
+        What was held back goes into the next gradients. Raises ValueError for a specification that is refused, and where
+        gradwire communicates among replicas alone.
+        """
+        if not self._of_shards:
+            raise ValueError("torch communicates among the shards here: swap what goes among replicas, handle.replicas")
+        reduction = self.averager.memory.reduction if reduce is None else shard_sum(reduce)
+        codec = self.averager.codec if gather is None else shard_codec(gather)
+        self.averager.replace(reduction, codec)
+
+    def rescale(self, factor: float) -> None:
+        """Multiply what is held back, when the loss scale has changed: see `Handle.rescale`."""
+        if not 0 < factor < math.inf:
+            raise ValueError(f"the factor is the new loss scale over the old one, above 0 and finite; got {factor}")
+        self.averager.memory.rescale(factor)
+        if self.replicas is not None:
+            self.replicas.rescale(factor)
+
+    def discard_step(self) -> None:
+        """Forget the gradients of the last backward, which you throw away: see `Handle.discard_step`."""
+        self.averager.memory.discard_step()
+        if self.replicas is not None:
+            self.replicas.discard_step()
+
+    def stats(self) -> Stats:
+        """Rounds, bytes and seconds of the last step, a row for each gather and each reduction, and in total."""
+        return self.averager.stats()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint of this rank needs: {"rank 0 of 4": {...}}, with a key that no other rank has.
+
+        So torch.distributed.checkpoint can save those of all ranks together. Inside: {"gradwire": format, "reduce", "step",
+        "parameters": {name: {field: tensor}}}, tensors in the shapes of whole parameters; with replicas their handle's state
+        as "replicas". Between steps.
+        """
+        memory = self.averager.memory
+        parameters: Entries = memory.save()
+        inside = {"gradwire": FORMAT, "reduce": repr(memory.reduction), "step": memory.step, "parameters": parameters}
+        return {self._key(): inside | ({} if self.replicas is None else {"replicas": self.replicas.state_dict()})}
+
+    def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, resize: bool = False) -> None:
+        """Go on from this rank's `state_dict()`.
+
+        `resize`: `saved` is a list of the states of all ranks, on every rank, and there may be another number of ranks now:
+        each holds back the mean of what they held back, and what was held back among replicas is dropped. Raises ValueError,
+        changing nothing, where it does not fit.
+        """
+        memory = self.averager.memory
+        inside = merged(saved) if resize else own(saved, self._key())
+        state = checked(inside, repr(memory.reduction), memory.names())
+        if self.replicas is not None and not resize:
+            self.replicas.load_state_dict(among_replicas(state))
+        self.averager.load(state["parameters"], state["step"])
+
+    def _key(self) -> str:
+        rank, ranks = self._modules[0].place
+        return f"rank {rank} of {ranks}"
+
+    def close(self) -> None:
+        """End what was made for it; torch communicates by itself again, and what is held back is dropped."""
+        for module in self._modules:
+            module.give_back()
+        self.averager.close()
+        if self.replicas is not None:
+            self.replicas.close()

@@ -1,0 +1,84 @@
+"""What a saved state of a sharded model must agree with before it is taken; and of all ranks, what they held back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+FORMAT = 1
+FIELDS = ("gradwire", "reduce", "step", "parameters")
+
+
+def own(saved: Any, key: str) -> Mapping[str, Any]:
+    """This rank's part of a state dict, under its key. Raises ValueError where it is another rank's."""
+    if not isinstance(saved, Mapping) or not saved:
+        raise ValueError(f"a state is the mapping that state_dict() of a handle returns, got {type(saved).__name__}")
+    if key not in saved:
+        raise ValueError(
+            f"the state is of {', '.join(map(str, saved))}, this is {key}: load each rank's own, or on another number of "
+            "ranks those of all: load_state_dict(states, resize=True)"
+        )
+    inside: Mapping[str, Any] = saved[key]
+    return inside
+
+
+def checked(state: Mapping[str, Any], reduction: str, names: set[str]) -> Mapping[str, Any]:
+    """The state, if it is one of this model and of gradients that travel so. Raises ValueError."""
+    missing = [key for key in FIELDS if not isinstance(state, Mapping) or key not in state]
+    if missing:
+        raise ValueError(f"this is no state of a gradwire handle of FSDP: it lacks {', '.join(missing)}")
+    for key, here in (("gradwire", FORMAT), ("reduce", reduction)):
+        if state[key] != here:
+            raise ValueError(
+                f"the state was saved with {key} = {state[key]}, here it is {here}: attach as it was when the state was "
+                "saved, load, then swap()"
+            )
+    saved = {name for name, fields in state["parameters"].items() if fields}
+    if differing := sorted(saved ^ names):
+        raise ValueError(
+            f"the state and the model do not have the same parameters; only one of them has {', '.join(differing[:3])}"
+        )
+    for name, fields in state["parameters"].items():
+        if wrong := [field for field, numbers in fields.items() if not _usable(numbers)]:
+            raise ValueError(f"the saved {wrong[0]!r} of parameter {name!r} has no finite numbers: it cannot be used")
+    return state
+
+
+def among_replicas(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a state that the handle of the replicas takes. Raises ValueError where there is none."""
+    if "replicas" not in state:
+        raise ValueError(
+            "the state was saved without compression among replicas: attach as it was, load, then attach anew"
+        )
+    inside: Mapping[str, Any] = state["replicas"]
+    return inside
+
+
+def _usable(numbers: Any) -> bool:
+    return isinstance(numbers, Tensor) and numbers.is_floating_point() and bool(numbers.isfinite().all())
+
+
+def merged(states: Any) -> dict[str, Any]:
+    """The state from which every rank goes on, whatever their number: the mean of what all ranks held back.
+
+    So the mean over ranks of what is held back, which is what the mean gradient lacks, stays what it was. Raises ValueError
+    unless `states` are those of all ranks after one step, each of them once.
+    """
+    if not isinstance(states, Sequence) or not all(isinstance(state, Mapping) for state in states):
+        raise ValueError(f"resize=True takes a list of the states of all ranks, got {type(states).__name__}")
+    given = {str(key): inside for state in states for key, inside in state.items()}
+    expected = {f"rank {rank} of {len(states)}" for rank in range(len(states))}
+    if not states or set(given) != expected:
+        raise ValueError(f"resize=True takes the states of all ranks, each of them once; got {', '.join(given)}")
+    parts = list(given.values())
+    for key in ("reduce", "step"):
+        if len(values := {part[key] for part in parts}) > 1:
+            raise ValueError(f"the states differ in their {key}: {values}")
+    return {**parts[0], "parameters": {name: _mean(parts, name) for name in parts[0]["parameters"]}}
+
+
+def _mean(parts: Sequence[Mapping[str, Any]], name: str) -> dict[str, Tensor]:
+    fields = parts[0]["parameters"][name]
+    return {field: sum(part["parameters"][name][field] for part in parts) / len(parts) for field in fields}

@@ -1,0 +1,76 @@
+"""The main job on FSDP2, beside the same job on DistributedDataParallel."""
+
+import json
+
+import pytest
+from torch import nn
+
+from gradwire.experiments.cli import main
+from gradwire.experiments.compare.config import CompareConfig
+from gradwire.experiments.workloads.sharding import blocks, payloads
+
+SHARED = (
+    "--model=mlp",
+    "--model.width=16",
+    "--data=digits",
+    "--nproc=2",
+    "--threads=1",
+    "--steps=6",
+    "--eval-batches=4",
+)
+
+
+def test_large_modules_of_lists_are_sharded_by_themselves_inner_ones_first():
+    inner = nn.Sequential(nn.Linear(40, 40), nn.ReLU())
+    model = nn.Sequential(nn.Linear(40, 2), inner, nn.ModuleList([nn.Linear(40, 40)]), nn.Linear(1, 1))
+    assert blocks(model) == [model[2][0], model[2], inner[0], inner, model[0]]
+
+
+def test_one_word_stands_for_weights_and_gradients():
+    assert payloads("int8:block=64/int4") == ("int8:block=64", "int4")
+    assert payloads("none") == ("none", "none")
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [("powersgd", "no rank has whole"), ("int8/topk", "no rank has whole"), ("int9/int8", "unknown compressor")],
+)
+def test_what_does_not_fit_shards_is_refused_before_anything_starts(spec, words):
+    with pytest.raises(ValueError, match=words):
+        CompareConfig(parallel="fsdp", compressors=[spec])
+
+
+def test_torchs_own_communication_takes_no_emulated_link():
+    with pytest.raises(ValueError, match="leave that out, or use a lab"):
+        CompareConfig(parallel="fsdp", compressors=["torch", "none"], link="100mbit")
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory):
+    """{compressor: results} on FSDP2, and of none on DistributedDataParallel."""
+    found = {}
+    for parallel, specs in (("fsdp", "torch,none,int8/int4"), ("ddp", "none")):
+        out = tmp_path_factory.mktemp(parallel) / "out"
+        arguments = (f"--parallel={parallel}", f"--compressors={specs}", "--sync-every=2", f"--out={out}")
+        assert main(["compare", *SHARED, *arguments]) == 0
+        found |= {
+            f"{parallel} {run['compressor']}": run for run in json.loads((out / "results.json").read_text())["runs"]
+        }
+    return found
+
+
+def test_as_they_are_shards_train_as_torchs_and_as_ddp(comparison):
+    assert comparison["fsdp none"]["parameters_digest"] == comparison["fsdp torch"]["parameters_digest"]
+    assert comparison["fsdp none"]["loss"] == pytest.approx(comparison["ddp none"]["loss"], rel=1e-5)
+    assert comparison["fsdp int8/int4"]["eval"]["loss"] == pytest.approx(
+        comparison["ddp none"]["eval"]["loss"], rel=2e-2
+    )
+
+
+def test_they_send_what_the_rules_say(comparison):
+    """Of two ranks each sends half of the weights, gathered twice in each of two batches, and half of gradients."""
+    sent = {name: run["sent_bytes_per_step"] for name, run in comparison.items()}
+    whole = 4 * ((64 * 16 + 16) + (16 * 16 + 16) + (16 * 10 + 10))
+    assert sent["fsdp none"] == pytest.approx((4 + 1) / 2 * whole)
+    assert sent["fsdp torch"] == pytest.approx((4 + 2) / 2 * whole)  # Gloo sends sums twice
+    assert sent["fsdp int8/int4"] < 0.4 * sent["fsdp none"]

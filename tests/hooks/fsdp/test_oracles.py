@@ -1,0 +1,156 @@
+"""FSDP2 with gradwire's communication: against torch's own, and against what formulas say of every payload."""
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import gradwire
+
+from .given import SHAPES, given_model, gradients, mean_gradients, mesh_of, network, trained, whole
+
+STEPS = 4
+EXACT = {"plain": {}, "no reshard": {"reshard_after_forward": False}}
+EXACT["bf16"] = {"mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)}
+EXACT["bf16 sums"] = {"mp_policy": MixedPrecisionPolicy(torch.bfloat16)}
+
+
+def both(rank, world_size, options):
+    """Parameters after the same training with torch's communication and with lossless communication of ours."""
+    with torch.backends.mkldnn.flags(enabled=False):  # which refuses bf16 on some processors
+        theirs = trained(network(world_size, **options), rank)
+        model = network(world_size, **options)
+        handle = gradwire.attach(model)
+        ours = trained(model, rank)
+    traffic = handle.stats().last.traffic
+    handle.close()
+    return theirs, ours, traffic
+
+
+@pytest.mark.parametrize("case", EXACT)
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_without_compression_it_trains_as_torch_does(ranks, world_size, case):
+    for theirs, ours, traffic in ranks.run(both, world_size, EXACT[case]):
+        tolerance = 2e-3 if case == "bf16 sums" else 1e-6  # torch adds up in bf16, we in float32
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+        assert traffic.rounds >= 6
+
+
+def quantized(values, bits):
+    """Blocks of 128, or one of all where there are fewer: the nearest multiple of a scale; written out anew, in float32."""
+    steps, largest_code = {8: (127.0, 127), 4: (8.0, 7)}[bits]
+    out = values.clone()
+    size = 128 if values.numel() > 128 else values.numel()
+    for first in range(0, values.numel(), size):
+        block = values[first : first + size]
+        largest = block.abs().max()
+        if largest > 0:
+            codes = (block / largest * steps).round().clamp(-largest_code, largest_code)
+            out[first : first + size] = codes * (largest / steps)
+    return out
+
+
+def rows_of(parts, world_size):
+    """(ranks, row): of each part its shards along the first axis, padded with zeros."""
+    columns = []
+    for part in parts:
+        size = -(-part.shape[0] // world_size)
+        padded = torch.zeros(size * world_size, *part.shape[1:])
+        padded[: part.shape[0]] = part
+        columns.append(padded.reshape(world_size, -1))
+    return torch.cat(columns, 1)
+
+
+def expected_means(world_size, bits, feedback):
+    """The rows of mean gradients of each module, step by step, and what each rank holds back in the end."""
+    held = [[torch.zeros_like(rows_of(part, world_size)) for part in gradients(0, 0)] for _ in range(world_size)]
+    steps = []
+    for step in range(STEPS):
+        means = []
+        for module in range(len(SHAPES)):
+            total = 0
+            for rank in range(world_size):
+                rows = rows_of(gradients(rank, step)[module], world_size) + held[rank][module]
+                sent = torch.stack([quantized(row, bits) for row in rows])
+                held[rank][module] = rows - sent if feedback else torch.zeros_like(rows)
+                total = total + sent
+            means.append(total / world_size)
+        steps.append(means)
+    return steps, held
+
+
+def averaged(rank, world_size, spec):
+    model = given_model(world_size)
+    handle = gradwire.attach(model, gather="int8", reduce=spec)
+    means = [mean_gradients(model, gradients(rank, step)) for step in range(STEPS)]
+    state = handle.state_dict()[f"rank {rank} of {world_size}"]
+    handle.close()
+    return means, state
+
+
+def by_module(named):
+    """The values of {name: value} as lists by module, in the order of the parameters."""
+    return [
+        [named[f"parts.{module}.p{place}"] for place in range(len(SHAPES[module]))] for module in range(len(SHAPES))
+    ]
+
+
+@pytest.mark.parametrize(("spec", "bits"), [("int8", 8), ("int4", 4), ("int4:error_feedback=false", 4)])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_quantized_gradients_are_the_sums_of_what_each_rank_sends(ranks, world_size, spec, bits):
+    feedback = "false" not in spec
+    expected, held = expected_means(world_size, bits, feedback)
+    for rank, (means, state) in enumerate(ranks.run(averaged, world_size, spec)):
+        for mean, rows in zip(means, expected, strict=True):
+            for parts, row in zip(by_module(mean), rows, strict=True):
+                torch.testing.assert_close(rows_of(parts, world_size), row, rtol=1e-5, atol=1e-6)
+        assert state["step"] == STEPS
+        if not feedback:
+            assert state["parameters"] == {}
+            continue
+        residuals = {name: fields["residual"] for name, fields in state["parameters"].items()}
+        for parts, rows in zip(by_module(residuals), held[rank], strict=True):
+            torch.testing.assert_close(rows_of(parts, world_size), rows, rtol=1e-4, atol=1e-5)
+
+
+class Shows(nn.Module):
+    """A module that keeps the weights it computes with."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(70, 9))
+        self.bias = nn.Parameter(torch.randn(11))
+
+    def forward(self, inputs):
+        self.seen = [self.weight.detach().clone(), self.bias.detach().clone()]
+        return inputs.sum() * self.weight.sum() + self.bias.sum()
+
+
+def weights(rank, world_size, spec, options):
+    """The weights in forward, and the exact ones, before and after an optimizer step."""
+    torch.manual_seed(1)
+    model = Shows()
+    first = [parameter.detach().clone() for parameter in model.parameters()]
+    fully_shard(model, mesh=mesh_of(world_size), **options)
+    handle = gradwire.attach(model, gather=spec)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    model(torch.ones(3)).backward()
+    seen, kept = model.seen, list(whole(model).values())
+    optimizer.step()
+    handle.close()
+    return first, seen, kept
+
+
+@pytest.mark.parametrize(("spec", "bits"), [("int8", 8), ("int4", 4)])
+@pytest.mark.parametrize("half", [False, True])
+def test_all_ranks_compute_with_the_same_quantized_weights_and_keep_the_exact_ones(ranks, spec, bits, half):
+    options = {"mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)} if half else {}
+    answers = ranks.run(weights, 3, spec, options)
+    for first, seen, kept in answers:
+        assert all(map(torch.equal, kept, first))
+        assert all(map(torch.equal, seen, answers[0][1]))
+        rounded = [each.bfloat16().float() if half else each for each in first]
+        rows = torch.stack([quantized(row, bits) for row in rows_of(rounded, 3)])
+        torch.testing.assert_close(
+            rows_of([each.float() for each in seen], 3), rows, rtol=1e-2 if half else 1e-6, atol=1e-6
+        )

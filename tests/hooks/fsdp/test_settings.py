@@ -1,0 +1,166 @@
+"""What FSDP2 can be set to, trained as without gradwire; and what is refused, with the way out."""
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
+from torch.distributed.tensor import Shard
+
+import gradwire
+
+from .given import mesh_of, network, trained, whole
+
+
+def frozen(model):
+    for name in ("0.weight", "2.0.bias"):
+        model.get_parameter(name).requires_grad_(False)
+    return model
+
+
+def clipped(model, rank):
+    """Norms of clipped gradients are those of whole ones."""
+    model(torch.ones(4, 7) * (rank + 1)).sum().backward()
+    return {"norm": torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1).full_tensor(), **trained(model, rank, 2)}
+
+
+def accumulated(model, rank):
+    """Two synced backwards, and one that is not, before a step."""
+    for batch in range(3):
+        model.set_requires_gradient_sync(batch != 1)
+        model.set_requires_gradient_sync(True) if batch == 2 else None
+        model(torch.full((4, 7), batch + rank + 1.0)).square().mean().backward()
+    return trained(model, rank, 1)
+
+
+def divided(model):
+    for module in (model[0], model[2], model):
+        module.set_gradient_divide_factor(7.0)
+        module.set_force_sum_reduction_for_comms(True)  # Gloo cannot multiply while it adds up
+    return model
+
+
+def hooked(model, rank):
+    """A hook that reads a gradient as soon as it is there."""
+    seen = []
+    parameter = model.get_parameter("0.weight")
+    parameter.register_post_accumulate_grad_hook(lambda each: seen.append(each.grad.full_tensor().clone()))
+    after = trained(model, rank, 2)
+    return {str(step): grad for step, grad in enumerate(seen)} | after
+
+
+def prefetching(model, rank):
+    model.set_modules_to_forward_prefetch([model[0], model[2]])
+    return trained(model, rank)
+
+
+def second_axis(parameter):
+    return Shard(parameter.dim() - 1) if parameter.shape[-1] % 4 == 0 else None
+
+
+CASES = {  # name: options of fully_shard, change of the model before attach, use of it
+    "frozen parameters": ({}, frozen, trained),
+    "CPU offload": ({"offload_policy": CPUOffloadPolicy(pin_memory=False)}, None, trained),
+    "clipping": ({}, None, clipped),
+    "accumulation": ({}, None, accumulated),
+    "a divisor of the user's": ({}, divided, trained),
+    "a hook of a gradient": ({}, None, hooked),
+    "forward prefetch": ({}, None, prefetching),
+    "resharded after forward to 2": ({"reshard_after_forward": 2}, None, trained),
+    "cut along the second axis": ({"shard_placement_fn": second_axis}, None, trained),
+}
+
+
+def both(rank, world_size, case, arguments):
+    options, change, use = CASES[case]
+    answers = []
+    for ours in (False, True):
+        model = network(world_size, **options)
+        model = change(model) if change else model
+        handle = gradwire.attach(model, **arguments) if ours else None
+        answers.append(use(model, rank))
+        if handle is not None:
+            handle.state_dict()
+            handle.close()
+    return answers
+
+
+@pytest.mark.parametrize("arguments", [{}, {"gather": "int8", "reduce": "int8"}], ids=["as they are", "int8"])
+@pytest.mark.parametrize("case", CASES)
+def test_it_trains_as_torch_does(ranks, case, arguments):
+    tolerance = 3e-2 if arguments else 1e-6
+    for theirs, ours in ranks.run(both, 4 if "2" in case or "axis" in case else 2, case, arguments):
+        assert theirs.keys() == ours.keys()
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def left_out(rank, world_size, reduce, unused):
+    """Two branches of one module, of which each step takes one."""
+
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.left, self.right = nn.Linear(6, 6), nn.Linear(6, 3)
+
+        def forward(self, inputs, name):
+            return getattr(self, name)(inputs).square().sum()
+
+    torch.manual_seed(0)
+    model = fully_shard(Branches(), mesh=mesh_of(world_size))
+    if unused:
+        model.set_reduce_scatter_unused_params(True)
+    handle = gradwire.attach(model, reduce=reduce)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for name in ("left", "right", "left"):
+        model(torch.ones(2, 6) * (rank + 1), name).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    handle.close()
+    return whole(model)
+
+
+@pytest.mark.parametrize(("reduce", "unused"), [("none", False), ("int8:error_feedback=false", False), ("int8", True)])
+def test_parameters_may_be_left_out_where_nothing_is_remembered_or_torch_sends_zeros(ranks, reduce, unused):
+    if unused and not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
+        pytest.skip("this torch does not send zeros")
+    exact, ours = (ranks.run(left_out, 2, each, unused)[0] for each in ("none", reduce))
+    torch.testing.assert_close(ours, exact, rtol=5e-2, atol=5e-2)
+
+
+def refused(rank, world_size, case):
+    try:
+        REFUSED[case]()
+    except (RuntimeError, TypeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "accepted"
+
+
+def twice():
+    model = network(2)
+    gradwire.attach(model, reduce="int8")
+    gradwire.attach(model)
+
+
+REFUSED = {
+    "twice": twice,
+    "a compressor as for DDP": lambda: gradwire.attach(network(2), "powersgd:rank=4"),
+    "gradients by powersgd": lambda: gradwire.attach(network(2), reduce="powersgd:rank=4"),
+    "weights at random": lambda: gradwire.attach(network(2), gather="int8:rounding=stochastic"),
+    "no replicas": lambda: gradwire.attach(network(2), replicas="powersgd:rank=4"),
+    "a bare module": lambda: gradwire.attach(nn.Linear(2, 2), gather="int8"),
+    "left out": lambda: left_out(torch.distributed.get_rank(), 2, "int8", unused=False),
+}
+WORDS = {
+    "twice": "somebody communicates for 3 of its 3 sharded modules already",
+    "a compressor as for DDP": "attach(fsdp_model, gather='int8', reduce='int4')",
+    "gradients by powersgd": "no rank has whole",
+    "weights at random": "to the nearest",
+    "no replicas": "a mesh of two dimensions",
+    "a bare module": "wrap it first, then attach",
+    "left out": "error_feedback=false",
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused_says_what_to_do(ranks, case):
+    for answer in ranks.run(refused, 2, case):
+        assert WORDS[case] in answer

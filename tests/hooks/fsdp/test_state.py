@@ -1,0 +1,223 @@
+"""What is held back of sharded parameters: saved by name, loaded, resized, swapped, taken back; and ranks that fail."""
+
+import io
+import os
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+import gradwire
+from gradwire.ddp_core import DEFAULT_TIMEOUT
+
+from .given import SHAPES, given_model, gradients, mean_gradients, network, trained
+
+
+def attached(world_size, reduce="int4", **arguments):
+    model = given_model(world_size)
+    return model, gradwire.attach(model, reduce=reduce, **arguments)
+
+
+def steps(model, rank, first, last):
+    return [mean_gradients(model, gradients(rank, step)) for step in range(first, last)]
+
+
+def same(some, others):
+    return all(torch.equal(one[name], other[name]) for one, other in zip(some, others, strict=True) for name in one)
+
+
+def residuals(state):
+    (inside,) = state.values()
+    return {name: fields["residual"] for name, fields in inside["parameters"].items()}
+
+
+def resumed(rank, world_size, folder, through):
+    """Whether steps after a resume are what they are without one."""
+    model, handle = attached(world_size)
+    steps(model, rank, 0, 3)
+    if through == "file":
+        buffer = io.BytesIO()
+        torch.save(handle.state_dict(), buffer)
+        state = torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
+    else:
+        dcp.save({"compression": handle.state_dict()}, checkpoint_id=folder)
+    again, other = attached(world_size)
+    if through != "file":
+        state = other.state_dict()
+        dcp.load({"compression": state}, checkpoint_id=folder)
+    other.load_state_dict(state)
+    alike = same(steps(model, rank, 3, 6), steps(again, rank, 3, 6))
+    handle.close()
+    other.close()
+    return alike
+
+
+@pytest.mark.parametrize("through", ["file", "torch.distributed.checkpoint"])
+def test_a_training_goes_on_to_the_bit(ranks, through, tmp_path):
+    assert ranks.run(resumed, 2, str(tmp_path), through) == [True, True]
+
+
+def saved(rank, world_size):
+    model, handle = attached(world_size)
+    steps(model, rank, 0, 3)
+    return handle.state_dict()
+
+
+def resized(rank, world_size, states):
+    """What each rank holds back after a load of the states of another number of ranks, and the next mean."""
+    model, handle = attached(world_size)
+    handle.load_state_dict(states, resize=True)
+    held = residuals(handle.state_dict())
+    return held, steps(model, rank, 3, 4)[0]
+
+
+def test_on_another_number_of_ranks_the_mean_of_what_was_held_back_stays(ranks):
+    states = ranks.run(saved, 3)
+    expected = {name: sum(residuals(state)[name] for state in states) / 3 for name in residuals(states[0])}
+    for held, mean in ranks.run(resized, 2, states):
+        torch.testing.assert_close(held, expected)
+        assert all(map(torch.isfinite, map(torch.sum, mean.values())))
+
+
+def load_errors(rank, world_size, states):
+    """What loads of wrong states raise; the state stays as it was."""
+    model, handle = attached(world_size)
+    steps(model, rank, 0, 1)
+    (inside,) = states[rank].values()
+    key = f"rank {rank} of {world_size}"
+    name = "parts.0.p0"
+    cases = [
+        states[1 - rank],
+        {key: {**inside, "reduce": "other"}},
+        {key: {**inside, "parameters": {each: f for each, f in inside["parameters"].items() if each != name}}},
+        {key: {**inside, "parameters": inside["parameters"] | {name: {"residual": torch.zeros(3)}}}},
+        {key: {**inside, "parameters": inside["parameters"] | {name: {"residual": torch.full((40, 7), torch.nan)}}}},
+        {key: {}},
+        None,
+    ]
+    before = residuals(handle.state_dict())
+    messages = [error_of(handle, case) for case in cases]
+    messages.append(error_of(handle, [{key: inside}, {key: inside}], resize=True))
+    after = residuals(handle.state_dict())
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    return messages
+
+
+def error_of(handle, state, **options):
+    try:
+        handle.load_state_dict(state, **options)
+    except ValueError as error:
+        return str(error)
+    return "accepted"
+
+
+WRONG = ["load each rank's own", "then swap()", "parts.0.p0", "shape (3,)", "no finite numbers", "lacks", "mapping"]
+WRONG += ["each of them once"]
+
+
+def test_states_that_do_not_fit_are_refused_and_change_nothing(ranks):
+    for messages in ranks.run(load_errors, 2, ranks.run(saved, 2)):
+        assert len(messages) == len(WRONG)
+        for message, word in zip(messages, WRONG, strict=True):
+            assert word in message
+
+
+def swapped(rank, world_size):
+    """The sum of all means and of what is held back, over swaps to other payloads; and of all gradients."""
+    model, handle = attached(world_size)
+    total = {}
+    for step, spec in enumerate(["int4", "int8", "none", "none"]):
+        handle.swap(reduce=spec, gather="int8")
+        for name, mean in mean_gradients(model, gradients(rank, step)).items():
+            total[name] = total.get(name, 0) + mean
+    left = handle.state_dict()
+    handle.close()
+    return total, residuals(left) if any(state["parameters"] for state in left.values()) else {}
+
+
+def test_after_a_swap_nothing_that_was_held_back_is_lost(ranks):
+    for total, left in ranks.run(swapped, 2):
+        assert left == {}
+        for module, shapes in enumerate(SHAPES):
+            for place in range(len(shapes)):
+                expected = sum(gradients(rank, step)[module][place] for rank in range(2) for step in range(4)) / 2
+                torch.testing.assert_close(total[f"parts.{module}.p{place}"], expected, rtol=1e-4, atol=1e-4)
+
+
+def undone(rank, world_size, how):
+    """What is held back before and after a step that does not count."""
+    model, handle = attached(world_size)
+    steps(model, rank, 0, 2)
+    before = residuals(handle.state_dict())
+    given = gradients(rank, 2)
+    if how == "not finite" and rank == 1:
+        given[0][0][0, 0] = torch.inf
+    mean = mean_gradients(model, given)
+    if how == "discarded":
+        handle.discard_step()
+    after = residuals(handle.state_dict())
+    same_numbers = all(torch.equal(before[name], after[name]) for name in before)
+    finite = all(bool(each.isfinite().all()) for each in mean.values())
+    handle.rescale(0.5)
+    halved = residuals(handle.state_dict())
+    assert all(torch.equal(halved[name], after[name] * 0.5) for name in after)
+    return same_numbers, finite
+
+
+@pytest.mark.parametrize("how", ["counts", "not finite", "discarded"])
+def test_a_step_that_does_not_count_leaves_what_is_held_back(ranks, how):
+    for same_numbers, finite in ranks.run(undone, 2, how):
+        assert same_numbers == (how != "counts")
+        assert finite == (how != "not finite")
+
+
+def closed(rank, world_size):
+    """Losses of training after the handle was closed are those of torch alone."""
+    model = network(world_size)
+    gradwire.attach(model, gather="int8", reduce="int4").close()
+    gradwire.attach(model).close()  # nobody communicates for it now
+    return trained(model, rank), trained(network(world_size), rank)
+
+
+def test_after_close_torch_trains_by_itself(ranks):
+    for ours, theirs in ranks.run(closed, 2):
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def differing(rank, world_size):
+    model, _ = attached(world_size, "int8" if rank else "int4")
+    steps(model, rank, 0, 1)
+
+
+def late(rank, world_size):
+    """One rank alone swaps."""
+    model, handle = attached(world_size)
+    steps(model, rank, 0, 2)
+    if rank:
+        handle.swap(reduce="int8")
+    steps(model, rank, 2, 4)
+
+
+@pytest.mark.parametrize(("function", "words"), [(differing, "set up differently"), (late, "set up differently")])
+def test_ranks_that_differ_all_say_so(ranks, function, words):
+    for answer in ranks.run(function, 2, expect_errors=True):
+        assert words in answer.message
+
+
+def deserted(rank, world_size, arguments, when):
+    """A rank dies: in forward, or when backward has begun."""
+    model = network(world_size)
+    gradwire.attach(model, timeout=DEFAULT_TIMEOUT, **arguments)
+    trained(model, rank, 1)
+    loss = None if when == "forward" and rank == 1 else model(torch.ones(4, 7)).sum()
+    if rank == 1:
+        os._exit(1)
+    loss.backward()
+
+
+@pytest.mark.parametrize("arguments", [{}, {"gather": "int8", "reduce": "int4"}], ids=["as they are", "quantized"])
+@pytest.mark.parametrize("when", ["forward", "backward"])
+def test_when_a_rank_dies_the_others_raise(ranks, arguments, when):
+    answers = ranks.run(deserted, 3, arguments, when, expect_errors=True, timeout=40)
+    assert "exit code 1" in answers[1].fate
+    assert all(answers[rank].seconds < 30 for rank in (0, 2))
