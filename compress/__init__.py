@@ -24,7 +24,7 @@ from .protocol import (
     all_to_all,
     reduce_scatter,
 )
-from .quantized import Int4, Int8, Ternary
+from .quantized import FP8, Int4, Int8, Ternary
 from .randomk import RandomK
 from .registry import register
 from .simulate import Simulation, Traffic, dry_run, most_rounds, simulate
@@ -33,6 +33,7 @@ from .topk import TopK
 from .wrappers import ErrorFeedback, Partition, Switch, Widen, warm_up_steps
 
 __all__ = [
+    "FP8",
     "ACPPowerSGD",
     "AllGather",
     "AllReduce",

@@ -1,4 +1,4 @@
-"""Jobs of payloads of 8, 4 and 2 bits, which have a scale a block."""
+"""Jobs of payloads of 8, 4 and 2 bits, which have a scale a block, and of rotations of blocks."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from torch import Tensor
 
 from ... import kernels
 from ...kernels import Residual
-from ...kernels.quantization import LARGEST_CODES, STEPS
+from ...kernels.quantization import FORMATS
 from .heavy_tail import HeavyTail
 from .job import Job, Output, bucket
 
-BLOCK = 128  # elements that share a scale: the default of the compressors int8, int4 and ternary
+BLOCK = 128  # elements that share a scale: the default of the compressors int8, fp8, int4 and ternary
+FLOATS = {4: torch.float8_e4m3fn, 5: torch.float8_e5m2}  # by bits of the exponent
 
 
 class QuantizeBlocks(Job):
