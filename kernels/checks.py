@@ -92,7 +92,13 @@ def check_sign_pack(grad: Tensor, residual: Residual | None, scales: Tensor, bit
 
 
 def check_quantize_blocks(
-    grad: Tensor, residual: Residual | None, scales: Tensor, codes: Tensor, length: int, bits: int = 8, exponent: int = 0
+    grad: Tensor,
+    residual: Residual | None,
+    scales: Tensor,
+    codes: Tensor,
+    length: int,
+    bits: int = 8,
+    exponent: int = 0,
 ) -> None:
     """The arguments of `quantize_blocks`."""
     _check_bits(bits, exponent)

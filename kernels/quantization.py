@@ -20,7 +20,6 @@ from .dispatch import operation
 from .residual import Residual
 
 
-
 class Format(NamedTuple):
     """What codes stand for, in scales of their block: numbers up to `limit`. The block's largest magnitude is `steps`.
 

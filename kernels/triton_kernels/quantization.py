@@ -164,10 +164,7 @@ def _quantize_units(
     levels = tl.minimum(tl.maximum(levels, -LIMIT), LIMIT)
     tl.store(scales + row * scale_stride + column, scale, mask=unit < units)
     byte = _bytes(UNIT, BITS)
-    if EXPONENT:
-        packed = codes_of(levels, unit_bits, EXPONENT, LEAST)
-    else:
-        packed = _packed(levels, BITS, UNITS, UNIT)
+    packed = codes_of(levels, unit_bits, EXPONENT, LEAST) if EXPONENT else _packed(levels, BITS, UNITS, UNIT)
     start = (row * code_stride + place_in_row(row, first, blocks, block) * BITS // 8)[:, None, None] + byte
     if WHOLE:
         tl.store(codes + start, packed)

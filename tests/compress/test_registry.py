@@ -41,8 +41,9 @@ OPTIONS = {
     "randomk": {"ratio": 0.01, "block": 256, "seed": 0, "error_feedback": True, "start_iter": 0, "warmup": "none"},
     "chunktopk": {"ratio": 0.01, "chunk": 512, "error_feedback": True, "start_iter": 0, "warmup": "none"},
 }
-for _name in ("int8", "int4", "ternary"):
-    OPTIONS[_name] = {**OPTIONS["onebit"], "block": 128, "rounding": "nearest"}
+for _name in ("int8", "fp8", "int4", "ternary"):
+    OPTIONS[_name] = {**OPTIONS["onebit"], "block": 128, "rounding": "nearest", "rotate": False}
+OPTIONS["fp8"]["format"] = "e4m3"
 OPTIONS["batched-powersgd"] = OPTIONS["powersgd"]
 
 

@@ -27,18 +27,25 @@ def payload(quantize, grad, residual, length, block, *levels):
 @pytest.mark.parametrize("grad_dtype", GRADS, ids=str)
 @pytest.mark.parametrize("block", [24, 128])
 @pytest.mark.parametrize("size", [9, 140_003])  # the last is enough work for two threads
-def test_payload_residual_and_mean_are_those_of_the_reference(level, threads, size, block, grad_dtype, bits, exponent, seed):
+def test_payload_residual_and_mean_are_those_of_the_reference(
+    level, threads, size, block, grad_dtype, bits, exponent, seed
+):
     length = -(-size // block // 2) * block or block
     grad, outputs = unaligned(numbers(size, grad_dtype)), []
     for quantize in IMPLEMENTATIONS:
         residual = unaligned(numbers(size, seed=1))
-        outputs.append((residual, *payload(quantize, grad, in_place(residual), length, block, bits, exponent, seed, 1 << 32)))
+        outputs.append(
+            (residual, *payload(quantize, grad, in_place(residual), length, block, bits, exponent, seed, 1 << 32))
+        )
     assert all(same(found, expected) for found, expected in zip(*outputs, strict=True))
     _, scales, codes = outputs[0]
     other = -128 if exponent else 1  # float16, by which floats are read, has infinities among the other codes
     for voters in (1, 2, 3):
         out, mean = unaligned(torch.full((size,), NAN)).to(grad_dtype), torch.empty(size, dtype=grad_dtype)
-        votes = torch.stack([scales * (v + 1) for v in range(voters)]), torch.stack([codes ^ other * v for v in range(voters)])
+        votes = (
+            torch.stack([scales * (v + 1) for v in range(voters)]),
+            torch.stack([codes ^ other * v for v in range(voters)]),
+        )
         kernels.dequantize_mean(*votes, out, bits, exponent)
         kernels.dequantize_mean.reference(*votes, mean, bits, exponent)
         assert same(out, mean)
