@@ -2,11 +2,14 @@
 
 from ..kernels import Residual
 from .acp_powersgd import ACPPowerSGD
+from .adacomp import AdaComp
 from .adapters import Gathered, TwoShot
 from .build import Spec, compressor, compressors, specification
 from .chunktopk import ChunkTopK
 from .dense import Dense
+from .dropping import Dropping
 from .half import BFloat16, Cast, Float16
+from .natural import Natural
 from .onebit import OneBit
 from .powersgd import BatchedPowerSGD, PowerSGD
 from .protocol import (
@@ -24,17 +27,21 @@ from .protocol import (
     all_to_all,
     reduce_scatter,
 )
+from .qsgd import QSGD
 from .quantized import FP8, Int4, Int8, Ternary
 from .randomk import RandomK
 from .registry import register
 from .simulate import Simulation, Traffic, dry_run, most_rounds, simulate
+from .terngrad import TernGrad
 from .together import together
 from .topk import TopK
 from .wrappers import ErrorFeedback, Partition, Switch, Widen, warm_up_steps
 
 __all__ = [
     "FP8",
+    "QSGD",
     "ACPPowerSGD",
+    "AdaComp",
     "AllGather",
     "AllReduce",
     "AllToAll",
@@ -46,12 +53,14 @@ __all__ = [
     "Compressor",
     "Dense",
     "DrawingCodec",
+    "Dropping",
     "ErrorFeedback",
     "Float16",
     "Gathered",
     "Int4",
     "Int8",
     "Layout",
+    "Natural",
     "OneBit",
     "Partition",
     "PowerSGD",
@@ -62,6 +71,7 @@ __all__ = [
     "Simulation",
     "Spec",
     "Switch",
+    "TernGrad",
     "Ternary",
     "TopK",
     "Traffic",

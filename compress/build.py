@@ -95,7 +95,7 @@ def _written(built: Any) -> str | None:
         return None
     options = {f.name: getattr(core, f.name) for f in dataclasses.fields(core) if getattr(core, f.name) != f.default}
     inner = options.pop("inner", None)
-    options |= {"error_feedback": False} if method.lossy and not feedback else {}
+    options |= {"error_feedback": feedback} if method.lossy and feedback != method.feedback else {}
     listed = ",".join(f"{key}={_plainly(value)}" for key, value in {**options, **stages}.items())
     text = f"{method.name}:{listed}" if listed else method.name
     return text if inner is None else f"{text}+{_written(inner)}"
@@ -134,7 +134,7 @@ def _build(mapping: Mapping[str, Any]) -> Compressor:
         raise ValueError(f"{method.name!r} wraps nothing; left of a '+' may stand: {wrappers}")
     values = {key: _value(method, key, value) for key, value in options.items()}
     stages = {key: values.pop(key) for key in ("start_iter", "warmup") if key in values}
-    feedback = values.pop("error_feedback", method.lossy)
+    feedback = values.pop("error_feedback", method.lossy and method.feedback)
     built = method.factory(**values, **({} if inner is None else {"inner": compressor(inner)}))
     built = method.adapter(built) if method.adapter else built
     built = _warmed_up(method, built, feedback, **stages)

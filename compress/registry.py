@@ -21,6 +21,7 @@ class Registration:
     factory: type
     adapter: Callable[[Any], Compressor] | None
     lossy: bool
+    feedback: bool = True
 
     @property
     def options(self) -> dict[str, tuple[Any, Any]]:
@@ -28,7 +29,7 @@ class Registration:
         hints = get_type_hints(self.factory)
         own = {f.name: (hints[f.name], f.default) for f in dataclasses.fields(self.factory) if f.name != "inner"}
         shared: dict[str, tuple[Any, Any]] = {"start_iter": (int, 0), "warmup": (Compressor, "none")}
-        feedback = {"error_feedback": (bool, True)} if self.lossy else {}
+        feedback = {"error_feedback": (bool, self.feedback)} if self.lossy else {}
         return {**own, **feedback, **({} if self.name == "none" else shared)}
 
     @property
@@ -45,11 +46,17 @@ class Registration:
 registered: dict[str, Registration] = {}
 
 
-def register(name: str, *, adapter: Callable[[Any], Compressor] | None = None, lossy: bool = True) -> Callable[[C], C]:
+def register(
+    name: str,
+    *,
+    adapter: Callable[[Any], Compressor] | None = None,
+    lossy: bool = True,
+    feedback: bool = True,
+) -> Callable[[C], C]:
     """Class decorator: make a frozen dataclass available under `name`.
 
     `adapter` turns a codec into a compressor (`Gathered`, `TwoShot`). A `lossy` method gets the option `error_feedback`,
-    on by default. Every method gets `start_iter` and `warmup`.
+    on by default if `feedback` is. Every method gets `start_iter` and `warmup`.
     """
 
     def add(factory: C) -> C:
@@ -58,7 +65,7 @@ def register(name: str, *, adapter: Callable[[Any], Compressor] | None = None, l
         known = registered.get(name)
         if known is not None and _full_name(known.factory) != _full_name(factory):
             raise ValueError(f"the name {name!r} is taken by {_full_name(known.factory)}; register under another")
-        registered[name] = Registration(name, factory, adapter, lossy)
+        registered[name] = Registration(name, factory, adapter, lossy, feedback)
         return factory
 
     return add

@@ -86,7 +86,7 @@ def quantize_blocks(
     whole = (levels / units).to(torch.int32)
     if exponent:
         whole = _as_float(whole, power - power_of_least(bits, exponent), bits - 1 - exponent)
-    codes.copy_(_packed(whole.view(rows, length).to(torch.int8), bits))
+    codes.copy_(pack(whole.view(rows, length).to(torch.int8), bits))
     if residual is not None:
         values.sub_(_decoded(scales, codes, bits, exponent).view(-1)[: values.numel()])
 
@@ -145,8 +145,8 @@ def _floats(bits: int, exponent: int) -> tuple[float, ...]:
     return (*(-each for each in found), *found)
 
 
-def _packed(levels: Tensor, bits: int) -> Tensor:
-    """int8 numbers (rows, length), those that share a byte in one."""
+def pack(levels: Tensor, bits: int) -> Tensor:
+    """int8 numbers (rows, length), in bytes: those that share one in one."""
     if bits == 8:
         return levels
     fields = levels.view(len(levels), -1, 8 // bits).bitwise_and((1 << bits) - 1)
@@ -175,7 +175,7 @@ def _decoded(scales: Tensor, codes: Tensor, bits: int, exponent: int) -> Tensor:
 
 def uniform(seed: int, counter: int, count: int, device: torch.device) -> Tensor:
     """`count` float32 numbers from [0, 1), multiples of 2^-24, the same for a seed and a counter on every device."""
-    counters = counter + torch.arange(-(-count // 4), device=device)
+    counters = counter % 2**63 + torch.arange(-(-count // 4), device=device)  # a dry run's steps may be beyond
     zero = torch.zeros_like(counters)
     words = torch.stack(philox(seed, (counters & WORD, (counters >> 32) & WORD, zero, zero)), 1)
     return ((words >> 8).float() * 2**-24).view(-1)[:count]

@@ -2,7 +2,6 @@
 namespace gradwire::GRADWIRE_LEVEL {
 
 using C8 = int8_t __attribute__((vector_size(8)));
-using B8 = uint8_t __attribute__((vector_size(8)));
 
 GRADWIRE_INLINE C8 to_bytes(I8 codes) {
 #if GRADWIRE_AVX2
@@ -21,6 +20,15 @@ GRADWIRE_INLINE I8 from_bytes(C8 bytes) {
     return bit_cast<I8>(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(bit_cast<int64_t>(bytes))));
 #else
     return __builtin_convertvector(bytes, I8);
+#endif
+}
+
+GRADWIRE_INLINE H8 to_halves(C8 bytes) {
+#if GRADWIRE_AVX2
+    return bit_cast<H8>(_mm_cvtepi8_epi16(_mm_cvtsi64_si128(bit_cast<int64_t>(bytes))));
+#else
+    using S8 = int16_t __attribute__((vector_size(16)));
+    return bit_cast<H8>(__builtin_convertvector(bytes, S8));
 #endif
 }
 
@@ -71,12 +79,11 @@ struct Floats {
         return (power > least ? power : least) - MANTISSA * ONE;
     }
 
-    // `value` is so many distances.
-    static GRADWIRE_INLINE void write(uint8_t* to, F8 value, F8 count, I8 distance) {
-        const I8 powers = (distance >> 23) - (LEAST - MANTISSA + BIAS), sign = (bit_cast<I8>(value) >> 31) & 0x80;
-        const I8 some = count != 0.0f;
-        const I8 size = __builtin_convertvector(absolute(count), I8) + (powers << MANTISSA);
-        const C8 narrow = to_bytes((size & some) | sign);
+    // So many distances, a whole number: 0 only where they are the least.
+    static GRADWIRE_INLINE void write(uint8_t* to, F8 count, I8 distance) {
+        const I8 powers = (distance >> (23 - MANTISSA)) - ((LEAST - MANTISSA + BIAS) << MANTISSA);
+        const I8 sign = (bit_cast<I8>(count) >> 24) & 0x80;
+        const C8 narrow = to_bytes((__builtin_convertvector(absolute(count), I8) + powers) | sign);
         std::memcpy(to, &narrow, sizeof(narrow));
     }
 
@@ -89,8 +96,8 @@ struct Floats {
             const I8 bits = from_bytes(bytes);
             return bit_cast<F8>(((bits & 0x7f) << 23) | (bits & INT32_MIN));
         } else {
-            const H8 bits = __builtin_convertvector(bit_cast<B8>(bytes), H8);
-            return widened(((bits & 0x80) << 8) | ((bits & 0x7f) << (10 - MANTISSA)), Float16{});
+            constexpr uint16_t SIGN_AND_SIZE = EXPONENT == 4 ? 0xbf80 : 0xff00;
+            return widened((to_halves(bytes) << (10 - MANTISSA)) & SIGN_AND_SIZE, Float16{});
         }
     }
 };

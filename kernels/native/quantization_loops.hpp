@@ -95,12 +95,13 @@ GRADWIRE_INLINE F8 write_nearest(const QuantizeJob& job, F8 levels, const float*
     if constexpr (RANDOM) levels = floored(levels + load(random));
     else levels = rounded(levels);
     if constexpr (EXPONENT > 0) {
-        levels = limited(levels * bit_cast<F8>(distance), job.limit);
-        Float::write(codes, levels, levels * inverse, distance);
-    } else {
-        levels = limited(levels, job.limit);
-        write_codes<BITS>(codes, levels);
+        const F8 unit = bit_cast<F8>(distance);
+        if constexpr (RANDOM) levels = limited(levels * unit, job.limit) * inverse;  // to nearest none is above it
+        Float::write(codes, levels, distance);
+        return levels * unit;
     }
+    levels = limited(levels, job.limit);
+    write_codes<BITS>(codes, levels);
     return levels;
 }
 

@@ -37,8 +37,22 @@ SPECS = [
     "fp16+acp-powersgd:rank=1",
     "ternary:rounding=stochastic",
     "powersgd:error_feedback=false",
+    "natural:error_feedback=true",
+    "dropping:ratio=0.2,cap=0.1",
+    "adacomp:bin=8,cap=0.3",
+    "qsgd:error_feedback=true",
+    "qsgd:levels=7,block=16,error_feedback=true",
+    "terngrad:error_feedback=true",
 ]
-TELESCOPING = [spec for spec in SPECS if "error_feedback=false" not in spec]
+UNBIASED = ("natural", "qsgd", "terngrad")  # they hold nothing back, unless they are asked to
+
+
+def forgets(spec):
+    """Whether what is not sent is lost."""
+    return "error_feedback=false" in spec or (spec.split(":")[0] in UNBIASED and "error_feedback=true" not in spec)
+
+
+TELESCOPING = [spec for spec in SPECS if not forgets(spec)]
 STEPS = 600
 CONSTANT = ((32, 24), (101,), (13, 3, 3, 3), (7,), (1,), (5, 1))  # small, so that top-k comes by every element often
 OBJECTS = {
@@ -97,7 +111,7 @@ def assert_conserves(spec, within, steps):
         before = mean_held_back(simulation, within)
         outputs = simulation.step(gradients)
         assert all(torch.equal(output, outputs[0]) for output in outputs)
-        if "error_feedback=false" in spec:
+        if forgets(spec):
             continue
         given = sum(gradient.double() for gradient in gradients) / within.world_size + before
         kept = outputs[0].double() + mean_held_back(simulation, within)

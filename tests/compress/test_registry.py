@@ -44,6 +44,13 @@ OPTIONS = {
 for _name in ("int8", "fp8", "int4", "ternary"):
     OPTIONS[_name] = {**OPTIONS["onebit"], "block": 128, "rounding": "nearest", "rotate": False}
 OPTIONS["fp8"]["format"] = "e4m3"
+OPTIONS["natural"] = {**OPTIONS["onebit"], "block": 128, "error_feedback": False}
+OPTIONS["qsgd"] = {**OPTIONS["natural"], "levels": 127}
+OPTIONS["terngrad"] = {**OPTIONS["natural"], "block": 1024, "clip": 2.5}
+OPTIONS["dropping"] = {**OPTIONS["onebit"], "cap": 0.02, "ratio": 0.01, "sample": 0.01}
+OPTIONS["adacomp"] = {**OPTIONS["onebit"], "cap": 0.02, "bin": 500}
+for _name in ("dropping", "adacomp"):
+    del OPTIONS[_name]["block"]
 OPTIONS["batched-powersgd"] = OPTIONS["powersgd"]
 
 
