@@ -11,6 +11,7 @@ from .dropping import Dropping
 from .half import BFloat16, Cast, Float16
 from .natural import Natural
 from .onebit import OneBit
+from .per_tensor import PerTensor
 from .powersgd import BatchedPowerSGD, PowerSGD
 from .protocol import (
     AllGather,
@@ -63,6 +64,7 @@ __all__ = [
     "Natural",
     "OneBit",
     "Partition",
+    "PerTensor",
     "PowerSGD",
     "Program",
     "RandomK",

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..kernels import Residual
-from .adapters import Gathered
 from .capped import COUNT_BYTES, Capped, chosen_places, first_place
+from .per_tensor import gathered
 from .registry import register
 
 
-@register("adacomp", adapter=Gathered)
+@register("adacomp", adapter=gathered)
 @dataclass(frozen=True)
 class AdaComp(Capped):
     """The elements that one more gradient would lift to the largest of their bin, as signs times one scale; the rest waits.

@@ -16,6 +16,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 
 from .dense import Dense
+from .per_tensor import PerTensor
 from .protocol import Compressor
 from .registry import Registration, register, registered
 from .wrappers import ErrorFeedback, Switch, Widen
@@ -89,6 +90,7 @@ def _written(built: Any) -> str | None:
         stages = {"start_iter": core.starts[1]}
         stages |= {} if core.stages[0] == Dense() else {"warmup": specification(core.stages[0])}
         core = core.stages[1]
+    core = core.inner if isinstance(core, PerTensor) else core
     core = getattr(core, "codec", core)
     method = next((each for each in registered.values() if each.factory is type(core)), None)
     if method is None:

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from .per_tensor import Scope, check_scope
 from .rows import padded
 
 COUNT_BYTES = 8
@@ -19,9 +20,11 @@ class Capped:
     """A row on the wire: how many elements are sent, then room for `cap` of all elements, rounded up.
 
     What is chosen beyond the cap waits in the residual; each step begins at another element, so that none waits forever.
+    `scope`: the bucket, or each tensor in it by itself.
     """
 
     cap: float = 0.02
+    scope: Scope = "bucket"
     method: ClassVar[str]
     slot_bytes: ClassVar[int]
     draws: ClassVar[bool] = True
@@ -29,6 +32,7 @@ class Capped:
     def __post_init__(self) -> None:
         if not 0 < self.cap <= 1:
             raise ValueError(f"{self.method}:cap is above 0 and at most 1, got {self.cap}")
+        check_scope(self.method, self.scope)
 
     def row_length(self, numel: int) -> int:
         """Any length that an index of 4 bytes reaches."""

@@ -12,14 +12,14 @@ from torch import Tensor
 from .. import kernels
 from ..kernels import Residual
 from ..kernels.quantization import uniform
-from .adapters import Gathered
 from .capped import COUNT_BYTES, Capped, chosen_places, first_place
+from .per_tensor import gathered
 from .registry import register
 
 FEWEST_SAMPLED = 1024  # elements
 
 
-@register("dropping", adapter=Gathered)
+@register("dropping", adapter=gathered)
 @dataclass(frozen=True)
 class Dropping(Capped):
     """The elements above a threshold found on a random sample, values and indices in one all-gather; the rest waits.

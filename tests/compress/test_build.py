@@ -75,7 +75,7 @@ ALL = (
     "acp-powersgd, adacomp, batched-powersgd, bf16, chunktopk, dropping, fp16, fp8, int4, int8, natural, none, onebit, "
     "powersgd, qsgd, randomk, ternary, terngrad, topk"
 )
-TOPK_OPTIONS = "ratio, k, value_dtype, error_feedback, start_iter, warmup"
+TOPK_OPTIONS = "ratio, k, value_dtype, scope, error_feedback, start_iter, warmup"
 REFUSED = {  # specification: what the message must say
     "": ["cannot read", "''", "name:key=value"],
     " ": ["cannot read", "' '", "name:key=value"],

@@ -20,6 +20,7 @@ SPECS = [
     "powersgd:warm_start=false",
     "powersgd:start_iter=2",
     "topk:k=9,value_dtype=fp16",
+    "topk:scope=tensor,ratio=0.1,start_iter=1",
     "topk:ratio=0.2,start_iter=2,warmup=bf16",
     "onebit:block=64",
     "int8:rounding=stochastic",

@@ -25,6 +25,7 @@ OPTIONS = {
         "ratio": 0.01,
         "k": None,
         "value_dtype": "fp32",
+        "scope": "bucket",
         "error_feedback": True,
         "start_iter": 0,
         "warmup": "none",
@@ -47,8 +48,8 @@ OPTIONS["fp8"]["format"] = "e4m3"
 OPTIONS["natural"] = {**OPTIONS["onebit"], "block": 128, "error_feedback": False}
 OPTIONS["qsgd"] = {**OPTIONS["natural"], "levels": 127}
 OPTIONS["terngrad"] = {**OPTIONS["natural"], "block": 1024, "clip": 2.5}
-OPTIONS["dropping"] = {**OPTIONS["onebit"], "cap": 0.02, "ratio": 0.01, "sample": 0.01}
-OPTIONS["adacomp"] = {**OPTIONS["onebit"], "cap": 0.02, "bin": 500}
+OPTIONS["dropping"] = {**OPTIONS["onebit"], "cap": 0.02, "scope": "bucket", "ratio": 0.01, "sample": 0.01}
+OPTIONS["adacomp"] = {**OPTIONS["onebit"], "cap": 0.02, "scope": "bucket", "bin": 500}
 for _name in ("dropping", "adacomp"):
     del OPTIONS[_name]["block"]
 OPTIONS["batched-powersgd"] = OPTIONS["powersgd"]
