@@ -8,9 +8,11 @@ from .build import Spec, compressor, compressors, specification
 from .chunktopk import ChunkTopK
 from .dense import Dense
 from .dropping import Dropping
+from .feedback import AdamSpace, Damped, WorkerMomentum
 from .half import BFloat16, Cast, Float16
 from .natural import Natural
 from .onebit import OneBit
+from .optimizers import tuned, without_momentum
 from .per_tensor import PerTensor
 from .powersgd import BatchedPowerSGD, PowerSGD
 from .protocol import (
@@ -43,6 +45,7 @@ __all__ = [
     "QSGD",
     "ACPPowerSGD",
     "AdaComp",
+    "AdamSpace",
     "AllGather",
     "AllReduce",
     "AllToAll",
@@ -52,6 +55,7 @@ __all__ = [
     "ChunkTopK",
     "Codec",
     "Compressor",
+    "Damped",
     "Dense",
     "DrawingCodec",
     "Dropping",
@@ -79,6 +83,7 @@ __all__ = [
     "Traffic",
     "TwoShot",
     "Widen",
+    "WorkerMomentum",
     "all_gather",
     "all_reduce",
     "all_to_all",
@@ -91,5 +96,7 @@ __all__ = [
     "simulate",
     "specification",
     "together",
+    "tuned",
     "warm_up_steps",
+    "without_momentum",
 ]

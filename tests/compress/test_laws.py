@@ -44,6 +44,9 @@ SPECS = [
     "qsgd:error_feedback=true",
     "qsgd:levels=7,block=16,error_feedback=true",
     "terngrad:error_feedback=true",
+    "topk:ratio=0.1,space=adam",
+    "ternary:space=adam,start_iter=2",
+    "powersgd:rank=1,space=adam",
 ]
 UNBIASED = ("natural", "qsgd", "terngrad")  # they hold nothing back, unless they are asked to
 
