@@ -2,15 +2,19 @@
 
 from ..kernels import Residual
 from .acp_powersgd import ACPPowerSGD
+from .adacomp import AdaComp
 from .adapters import Gathered, TwoShot
 from .build import Spec, compressor, compressors, specification
 from .chunktopk import ChunkTopK
 from .dense import Dense
+from .dropping import Dropping
 from .feedback import AdamSpace, Damped, WorkerMomentum
 from .guard import Guarded
 from .half import BFloat16, Cast, Float16
+from .natural import Natural
 from .onebit import OneBit
 from .optimizers import tuned, without_momentum
+from .per_tensor import PerTensor
 from .powersgd import BatchedPowerSGD, PowerSGD
 from .protocol import (
     AllGather,
@@ -27,16 +31,21 @@ from .protocol import (
     all_to_all,
     reduce_scatter,
 )
-from .quantized import Int4, Int8, Ternary
+from .qsgd import QSGD
+from .quantized import FP8, Int4, Int8, Ternary
 from .randomk import RandomK
 from .registry import register
 from .simulate import Simulation, Traffic, dry_run, most_rounds, simulate
+from .terngrad import TernGrad
 from .together import together
 from .topk import TopK
 from .wrappers import ErrorFeedback, Partition, Switch, Widen, warm_up_steps
 
 __all__ = [
+    "FP8",
+    "QSGD",
     "ACPPowerSGD",
+    "AdaComp",
     "AdamSpace",
     "AllGather",
     "AllReduce",
@@ -50,6 +59,7 @@ __all__ = [
     "Damped",
     "Dense",
     "DrawingCodec",
+    "Dropping",
     "ErrorFeedback",
     "Float16",
     "Gathered",
@@ -57,8 +67,10 @@ __all__ = [
     "Int4",
     "Int8",
     "Layout",
+    "Natural",
     "OneBit",
     "Partition",
+    "PerTensor",
     "PowerSGD",
     "Program",
     "RandomK",
@@ -67,6 +79,7 @@ __all__ = [
     "Simulation",
     "Spec",
     "Switch",
+    "TernGrad",
     "Ternary",
     "TopK",
     "Traffic",

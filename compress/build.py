@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 from .dense import Dense
 from .feedback import AdamSpace, Damped, WorkerMomentum
 from .guard import Guarded
+from .per_tensor import PerTensor
 from .protocol import Compressor
 from .registry import OF_ALL, Registration, register, registered
 from .wrappers import ErrorFeedback, Switch, Widen
@@ -90,13 +91,15 @@ def _written(built: Any) -> str | None:
         stages = {"start_iter": core.starts[1]}
         stages |= {} if core.stages[0] == Dense() else {"warmup": specification(core.stages[0])}
         core = core.stages[1]
+    core = core.inner if isinstance(core, PerTensor) else core
     core = getattr(core, "codec", core)
     method = next((each for each in registered.values() if each.factory is type(core)), None)
     if method is None:
         return None
     options = {f.name: getattr(core, f.name) for f in dataclasses.fields(core) if getattr(core, f.name) != f.default}
     inner = options.pop("inner", None)
-    options |= {"error_feedback": False} if method.lossy and not wrapping.pop("error_feedback", False) else {}
+    fed_back = wrapping.pop("error_feedback", False)
+    options |= {"error_feedback": fed_back} if method.lossy and fed_back != method.feedback else {}
     listed = ",".join(f"{key}={_plainly(value)}" for key, value in {**options, **wrapping, **stages}.items())
     text = f"{method.name}:{listed}" if listed else method.name
     return text if inner is None else f"{text}+{_written(inner)}"
@@ -162,8 +165,12 @@ def _build(mapping: Mapping[str, Any]) -> Compressor:
     return _wrapped(method, built, **{**shared, "feedback": feedback}) if method.lossy else built
 
 
-def _feedback(method: Registration, feedback: float = 1.0, error_feedback: bool | None = None, **_: Any) -> float:
+def _feedback(
+    method: Registration, feedback: float | None = None, error_feedback: bool | None = None, **_: Any
+) -> float:
     """What part of a residual is kept, from both options that tell."""
+    if feedback is None:
+        feedback = 1.0 if error_feedback or method.feedback else 0.0
     if not 0 <= feedback <= 1:
         raise ValueError(
             f"{method.name}:feedback is from 0 (none) to 1 (all that was not sent comes again), got {feedback}"

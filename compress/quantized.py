@@ -1,7 +1,8 @@
-"""Few bits an element: whole multiples of a scale a block."""
+"""Few bits an element: multiples of a scale a block."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -10,37 +11,32 @@ from torch import Tensor
 
 from .. import kernels
 from ..kernels import Residual
+from ..kernels.quantization import uniform
 from .adapters import TwoShot
+from .protocol import working_dtype
 from .registry import register
 from .rows import padded
 
 SCALE_BYTES = 4
+ROTATION_SEED = 0  # of the signs
+EXPONENTS = {"e4m3": 4, "e5m2": 5}  # their bits
 
 
 @dataclass(frozen=True)
-class Quantized:
-    """Codes of `bits` bits and one float32 scale a block of `block` elements, a multiple of 8; error feedback on both sides.
+class BlockCodes:
+    """Codes of `bits` bits, of floats so many of them `exponent`, and one float32 scale a block of `block` elements.
 
-    `rounding`: to the nearest code, or up and down at random (`stochastic`), so that the mean of many is exact without
-    error feedback too (Alistarh et al. 2017, QSGD); by Philox with a key a bucket and rank and a counter a step. A row on
-    the wire: its codes, then its scales.
+    A row on the wire: its codes, then its scales.
     """
 
     block: int = 128
-    rounding: Literal["nearest", "stochastic"] = "nearest"
+    method: ClassVar[str]
     bits: ClassVar[int]
+    exponent: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
-        name = type(self).__name__.lower()
         if self.block < 8 or self.block % 8:
-            raise ValueError(f"{name}:block is a multiple of 8, at least 8; got {self.block}")
-        if self.rounding not in ("nearest", "stochastic"):
-            raise ValueError(f"{name}:rounding is nearest or stochastic, got {self.rounding!r}")
-
-    @property
-    def draws(self) -> bool:
-        """Whether codes are rounded at random."""
-        return self.rounding == "stochastic"
+            raise ValueError(f"{self.method}:block is a multiple of 8, at least 8; got {self.block}")
 
     def row_length(self, numel: int) -> int:
         """`numel` rounded up to whole blocks, or to a multiple of 8 where one short block holds it all."""
@@ -51,16 +47,9 @@ class Quantized:
         """So many bits an element and 4 bytes a block, padded."""
         return padded(self._code_bytes(length) + SCALE_BYTES * self._blocks(length))
 
-    def encode(
-        self, grad: Tensor, residual: Residual | None, rows: Tensor, length: int, key: int = -1, counter: int = 0
-    ) -> None:
-        """Codes and scales of `grad` (+ `residual`); `residual` keeps the difference. With a key, rounded at random."""
-        scales, codes = self._parts(rows, length)
-        kernels.quantize_blocks(grad, residual, scales, codes, length, self.bits, key, counter)
-
     def decode(self, rows: Tensor, out: Tensor, length: int) -> None:
         """The mean over voters of `scale * code`."""
-        kernels.dequantize_mean(*self._parts(rows, length), out, self.bits)
+        kernels.dequantize_mean(*self._parts(rows, length), out, self.bits, self.exponent)
 
     def _blocks(self, length: int) -> int:
         return max(1, length // self.block)
@@ -76,6 +65,78 @@ class Quantized:
         return scales, rows[..., : length * self.bits // 8].view(torch.int8)
 
 
+@dataclass(frozen=True)
+class Quantized(BlockCodes):
+    """Codes and a scale a block of `block` elements, a multiple of 8; error feedback on both sides.
+
+    `rounding`: to the nearest code, or up and down at random (`stochastic`), so that the mean of many is exact without
+    error feedback too (Alistarh et al. 2017, QSGD); by Philox with a key a bucket and rank and a counter a step. `rotate`:
+    blocks are multiplied by a Hadamard matrix with random signs, always the same, before they are encoded and back after
+    they are decoded, so that no element stands out (Suresh et al. 2017; Jia et al. 2024, SDP4Bit); `block` is then a power
+    of two.
+    """
+
+    rounding: Literal["nearest", "stochastic"] = "nearest"
+    rotate: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rounding not in ("nearest", "stochastic"):
+            raise ValueError(f"{self.method}:rounding is nearest or stochastic, got {self.rounding!r}")
+        if self.rotate and self.block & (self.block - 1):
+            raise ValueError(f"{self.method}:block is a power of two where blocks are rotated, got {self.block}")
+
+    @property
+    def draws(self) -> bool:
+        """Whether codes are rounded at random."""
+        return self.rounding == "stochastic"
+
+    def row_length(self, numel: int) -> int:
+        """`numel` rounded up to whole blocks; without rotation to a multiple of 8 where one short block holds it all."""
+        return -(-numel // self.block) * self.block if self.rotate else super().row_length(numel)
+
+    def encode(
+        self, grad: Tensor, residual: Residual | None, rows: Tensor, length: int, key: int = -1, counter: int = 0
+    ) -> None:
+        """Codes and scales of `grad` (+ `residual`); `residual` keeps the difference. With a key, rounded at random."""
+        scales, codes = self._parts(rows, length)
+        if self.rotate:
+            grad, residual = self._rotated(grad, residual)
+        kernels.quantize_blocks(grad, residual, scales, codes, length, self.bits, self.exponent, key, counter)
+        if self.rotate and residual is not None:
+            kernels.rotate_blocks(residual.after, _signs(self.block, residual.after), True)
+
+    def decode(self, rows: Tensor, out: Tensor, length: int) -> None:
+        """The mean over voters of `scale * code`, rotated back."""
+        if not self.rotate:
+            return super().decode(rows, out, length)
+        wide = out.to(working_dtype(out.dtype))
+        super().decode(rows, wide, length)
+        kernels.rotate_blocks(wide, _signs(self.block, wide), True)
+        if wide is not out:
+            out.copy_(wide)
+
+    def _rotated(self, grad: Tensor, residual: Residual | None) -> tuple[Tensor, Residual | None]:
+        """The same in rotated blocks: their sum is in the place of both residuals, and `grad` zero."""
+        if residual is None:
+            wide = grad.to(working_dtype(grad.dtype))
+            kernels.rotate_blocks(wide, _signs(self.block, wide))
+            return wide, None
+        values = residual.plus(grad)
+        kernels.rotate_blocks(values, _signs(self.block, values))
+        return grad.zero_(), Residual(values, values)
+
+
+def _signs(block: int, like: Tensor) -> Tensor:
+    """1 or -1 for each element of a block, the same everywhere."""
+    return _drawn_signs(block, like.dtype, like.device)
+
+
+@functools.lru_cache(maxsize=16)
+def _drawn_signs(block: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.where(uniform(ROTATION_SEED, 0, block, device) < 0.5, -1, 1).to(dtype)
+
+
 @register("int8", adapter=TwoShot)
 @dataclass(frozen=True)
 class Int8(Quantized):
@@ -85,7 +146,32 @@ class Int8(Quantized):
     of ZeRO++ (Wang et al. 2023). Options: see `Quantized`.
     """
 
+    method: ClassVar[str] = "int8"
     bits: ClassVar[int] = 8
+
+
+@register("fp8", adapter=TwoShot)
+@dataclass(frozen=True)
+class FP8(Quantized):
+    """Floats of 8 bits and a scale a block, averaged in float32 by an all-to-all and an all-gather.
+
+    `format`: e4m3, with 3 bits of mantissa, whose block may span 2^18, or e5m2, with 2 bits and 2^32 (Micikevicius et al.
+    2022). A scale is a 448th or a 57344th of the largest magnitude of its block. Other options: see `Quantized`.
+    """
+
+    format: Literal["e4m3", "e5m2"] = "e4m3"
+    method: ClassVar[str] = "fp8"
+    bits: ClassVar[int] = 8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.format not in EXPONENTS:
+            raise ValueError(f"fp8:format is {' or '.join(EXPONENTS)}, got {self.format!r}")
+
+    @property
+    def exponent(self) -> int:  # type: ignore[override]
+        """Bits of the exponent."""
+        return EXPONENTS[self.format]
 
 
 @register("int4", adapter=TwoShot)
@@ -97,6 +183,7 @@ class Int4(Quantized):
     and SDP4Bit (Jia et al. 2024) send gradients so; LoCo (Xie et al. 2024) adds error feedback. Options: see `Quantized`.
     """
 
+    method: ClassVar[str] = "int4"
     bits: ClassVar[int] = 4
 
 
@@ -109,4 +196,5 @@ class Ternary(Quantized):
     and no error feedback all of it, as in TernGrad (Wen et al. 2017). Options: see `Quantized`.
     """
 
+    method: ClassVar[str] = "ternary"
     bits: ClassVar[int] = 2

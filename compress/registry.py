@@ -29,6 +29,7 @@ class Registration:
     factory: type
     adapter: Callable[[Any], Compressor] | None
     lossy: bool
+    feedback: bool = True
 
     @property
     def options(self) -> dict[str, tuple[Any, Any]]:
@@ -42,6 +43,8 @@ class Registration:
         """Those of them that wrappers answer for; an option of the method's own goes before one of its name."""
         own = {field.name for field in dataclasses.fields(self.factory)}
         listed = {**(OF_FEEDBACK if self.lossy else {}), **({} if self.name == "none" else OF_ALL)}
+        if self.lossy and not self.feedback:
+            listed |= {"error_feedback": (bool, False), "feedback": (float, 0.0)}
         return {option: each for option, each in listed.items() if option not in own}
 
     @property
@@ -58,11 +61,17 @@ class Registration:
 registered: dict[str, Registration] = {}
 
 
-def register(name: str, *, adapter: Callable[[Any], Compressor] | None = None, lossy: bool = True) -> Callable[[C], C]:
+def register(
+    name: str,
+    *,
+    adapter: Callable[[Any], Compressor] | None = None,
+    lossy: bool = True,
+    feedback: bool = True,
+) -> Callable[[C], C]:
     """Class decorator: make a frozen dataclass available under `name`.
 
     `adapter` turns a codec into a compressor (`Gathered`, `TwoShot`). A `lossy` method gets the options of error feedback,
-    which is on by default. Every method gets `start_iter` and `warmup`.
+    which is on by default unless `feedback` is false. Every method gets `start_iter` and `warmup`.
     """
 
     def add(factory: C) -> C:
@@ -71,7 +80,7 @@ def register(name: str, *, adapter: Callable[[Any], Compressor] | None = None, l
         known = registered.get(name)
         if known is not None and _full_name(known.factory) != _full_name(factory):
             raise ValueError(f"the name {name!r} is taken by {_full_name(known.factory)}; register under another")
-        registered[name] = Registration(name, factory, adapter, lossy)
+        registered[name] = Registration(name, factory, adapter, lossy, feedback)
         return factory
 
     return add

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import kernels
 from ..kernels import Residual
-from .adapters import Gathered
+from .per_tensor import Scope, check_scope, gathered
 from .protocol import working_dtype
 from .registry import register
 from .rows import padded
@@ -19,19 +19,21 @@ from .rows import padded
 VALUE_DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 
 
-@register("topk", adapter=Gathered)
+@register("topk", adapter=gathered)
 @dataclass(frozen=True)
 class TopK:
     """The elements of largest magnitude, values and indices in one all-gather; the rest waits in the residual.
 
     Aji and Heafield 2017; Lin et al. 2018 without momentum correction. `ratio`: the part of a bucket's elements that is
     sent, rounded up; `k`: their number a bucket instead. `value_dtype`: fp32 or fp16; what fp16 rounds away waits too.
-    Exact, ties go to the lower index. A row on the wire: its indices, then its values.
+    `scope`: the largest of the bucket, or of each tensor in it. Exact, ties go to the lower index. A row on the wire: its
+    indices, then its values.
     """
 
     ratio: float = 0.01
     k: int | None = None
     value_dtype: Literal["fp32", "fp16"] = "fp32"
+    scope: Scope = "bucket"
     takes_16_bits: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -39,6 +41,7 @@ class TopK:
             raise ValueError(f"topk:ratio is above 0 and at most 1, got {self.ratio}")
         if self.k is not None and self.k < 1:
             raise ValueError(f"topk:k is at least 1, got {self.k}")
+        check_scope("topk", self.scope)
 
     def row_length(self, numel: int) -> int:
         """Any length will do."""

@@ -14,6 +14,7 @@ from .finite import all_finite
 from .low_rank import low_rank_finish, low_rank_left, low_rank_right
 from .quantization import dequantize_mean, quantize_blocks
 from .residual import Residual
+from .rotation import rotate_blocks
 from .selection import scatter_mean, select_largest
 from .signs import sign_pack, sign_unpack_mean
 
@@ -38,6 +39,7 @@ __all__ = [
     "orthogonalize",
     "quantize_blocks",
     "register_backend",
+    "rotate_blocks",
     "scatter_mean",
     "select_largest",
     "sign_pack",

@@ -92,10 +92,16 @@ def check_sign_pack(grad: Tensor, residual: Residual | None, scales: Tensor, bit
 
 
 def check_quantize_blocks(
-    grad: Tensor, residual: Residual | None, scales: Tensor, codes: Tensor, length: int, bits: int = 8
+    grad: Tensor,
+    residual: Residual | None,
+    scales: Tensor,
+    codes: Tensor,
+    length: int,
+    bits: int = 8,
+    exponent: int = 0,
 ) -> None:
     """The arguments of `quantize_blocks`."""
-    _check_bits(bits)
+    _check_bits(bits, exponent)
     _check_blocks(scales, length)
     rows_of(torch.int8, codes=codes)
     expected = (scales.shape[0], length * bits // 8)
@@ -112,9 +118,9 @@ def check_sign_unpack_mean(scales: Tensor, bits: Tensor, out: Tensor, residual: 
     _as_long(out, None if residual is None else Residual(residual, residual))
 
 
-def check_dequantize_mean(scales: Tensor, codes: Tensor, out: Tensor, bits: int = 8) -> None:
+def check_dequantize_mean(scales: Tensor, codes: Tensor, out: Tensor, bits: int = 8, exponent: int = 0) -> None:
     """The arguments of `dequantize_mean`."""
-    _check_bits(bits)
+    _check_bits(bits, exponent)
     rows_of(torch.int8, codes=codes)
     _check_decoding(scales, codes, codes.shape[2] * 8 // bits, out, "codes")
 
@@ -203,8 +209,21 @@ def _check_product(factors: Factors, p: Tensor, q: Tensor, **tensors: Tensor | N
     check_factor("q", q, factors.right_offsets[-1])
 
 
-def _check_bits(bits: int) -> None:
+def check_rotate_blocks(values: Tensor, signs: Tensor) -> None:
+    """The arguments of `rotate_blocks`."""
+    block = signs.numel()
+    require(block > 0 and block & (block - 1) == 0, f"a block that is rotated is a power of two, got {block}")
+    on_one_device(values=values, signs=signs)
+    flat(values=values, signs=signs)
+    require(signs.dtype == values.dtype, f"values are of {values.dtype}, signs of {signs.dtype}", TypeError)
+
+
+def _check_bits(bits: int, exponent: int) -> None:
     require(bits in (8, 4, 2), f"a code has 8, 4 or 2 bits, got {bits}")
+    require(
+        exponent == 0 or (bits == 8 and exponent in (4, 5, 7)),
+        f"an exponent has 4, 5 or 7 bits of 8, or none; got {exponent} of {bits}",
+    )
 
 
 def _check_blocks(scales: Tensor, length: int) -> None:

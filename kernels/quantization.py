@@ -1,11 +1,15 @@
-"""Payloads of 8, 4 or 2 bits: one whole number an element and one float32 scale a block.
+"""Payloads of 8, 4 or 2 bits: one whole number, or a float of 8 bits, an element and one float32 scale a block.
 
 Rows and blocks are those of 1-bit payloads (`signs`): rows of `length` elements, blocks that divide it, a multiple of 8
-each; what lies past the end of the vector is encoded as zeros and ignored when decoded. Numbers are two's complements; of
-those that share a byte the first lies in its lowest bits.
+each; what lies past the end of the vector is encoded as zeros and ignored when decoded. Whole numbers are two's
+complements; of those that share a byte the first lies in its lowest bits. Floats have a sign, so many bits of exponent, and
+the rest of 8 as their mantissa; below the smallest power of two lie, as usual, equal distances down to zero.
 """
 
 from __future__ import annotations
+
+import functools
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,8 +19,26 @@ from .checks import check_dequantize_mean, check_quantize_blocks
 from .dispatch import operation
 from .residual import Residual
 
-LARGEST_CODES = {8: 127, 4: 7, 2: 1}  # by bits
-STEPS = {8: 127.0, 4: 8.0, 2: 2.25}  # of a scale up to the largest magnitude: what loses least where tails are heavy
+
+class Format(NamedTuple):
+    """What codes stand for, in scales of their block: numbers up to `limit`. The block's largest magnitude is `steps`.
+
+    `least`: of floats, the exponent of the smallest power of two that has a mantissa.
+    """
+
+    limit: float
+    steps: float
+    least: int = 0
+
+
+FORMATS = {  # by bits, and those of the exponent
+    (8, 0): Format(127, 127.0),
+    (4, 0): Format(7, 8.0),  # fewer steps than there are codes, or more: what loses least where tails are heavy
+    (2, 0): Format(1, 2.25),
+    (8, 4): Format(448, 448.0, least=-6),  # e4m3 and e5m2 of the OCP, without their infinities
+    (8, 5): Format(57344, 57344.0, least=-14),
+    (8, 7): Format(1, 1.0, least=-126),  # powers of two
+}
 MULTIPLIERS = 0xD2511F53, 0xCD9E8D57  # of Philox4x32
 KEY_STEPS = 0x9E3779B9, 0xBB67AE85
 WORD = 0xFFFFFFFF
@@ -30,64 +52,111 @@ def quantize_blocks(
     codes: Tensor,
     length: int,
     bits: int = 8,
+    exponent: int = 0,
     seed: int = -1,
     counter: int = 0,
 ) -> None:
-    """Encode `grad` (+ `residual`) as whole multiples of block scales; `residual.after` keeps the rest.
+    """Encode `grad` (+ `residual`) as multiples of block scales; `residual.after` keeps the rest.
 
     A block's scale is a 127th of its largest magnitude (Dettmers 2016, symmetric), with 4 `bits` an 8th, with 2 a part of
-    2.25; to nearest, ties to even, and -127 to 127, -7 to 7, -1 to 1. With a `seed` from 0 on up or down at random; without
-    `residual` the scale is then a 127th, a 7th, the whole, so that the mean of many is exact (Alistarh et al. 2017; Wen et
-    al. 2017); with one, so much noise would add up. Element i takes word i % 4 of Philox4x32-10 (Salmon et al. 2011) with
-    the key `seed` at `counter` + i // 4. `grad`: flat, any float dtype; `residual`: flat, float32 or float64; `scales`:
-    float32 (rows, blocks); `codes`: int8 (rows, length * bits / 8). With a non-finite element, the scale of its block is
-    not finite and its codes are zero.
+    2.25; to nearest, ties to even, and -127 to 127, -7 to 7, -1 to 1. With 4 or 5 bits of `exponent` codes are floats, e4m3
+    or e5m2 (Micikevicius et al. 2022), and a scale a 448th or a 57344th; with 7 they are powers of two from 2^-126 to 1.
+    With a `seed` from 0 on up or down at random; without `residual` the scale is then a 127th, a 7th, the whole, so that the
+    mean of many is exact (Alistarh et al. 2017; Wen et al. 2017); with one, so much noise would add up. Element i takes word
+    i % 4 of Philox4x32-10 (Salmon et al. 2011) with the key `seed` at `counter` + i // 4. `grad`: flat, any float dtype;
+    `residual`: flat, float32 or float64; `scales`: float32 (rows, blocks); `codes`: int8 (rows, length * bits / 8). With a
+    non-finite element, the scale of its block is not finite and its codes are zero.
     """
     values = grad if residual is None else residual.plus(grad)
     rows, blocks = scales.shape
     wide = values.to(torch.promote_types(values.dtype, scales.dtype))
     padded = pad(wide, (0, rows * length - values.numel())).view(rows, blocks, -1)
     largest = padded.abs().amax(2, keepdim=True)
-    limit, steps = LARGEST_CODES[bits], steps_of(bits, seed, residual)
+    limit, steps = FORMATS[bits, exponent].limit, steps_of(bits, exponent, seed, residual)
     scales.copy_((largest / steps).squeeze(2))
-    levels = padded / torch.where(largest == 0, 1, largest) * steps
+    levels = torch.where(largest.isfinite(), padded / torch.where(largest == 0, 1, largest) * steps, 0)
+    power = _powers(levels, bits, exponent)
+    units = _power_of_two(power)  # what lies between neighbouring codes, in scales
+    levels = levels / units
     if seed < 0:
         levels = levels.round()
     else:
         levels = (levels + uniform(seed, counter, levels.numel(), grad.device).view_as(levels)).floor()
-    levels = torch.where(largest.isfinite(), levels.clamp(-limit, limit), 0)
-    codes.copy_(_packed(levels.view(rows, length).to(torch.int8), bits))
+    levels = (levels * units).clamp(-limit, limit)
+    whole = (levels / units).to(torch.int32)
+    if exponent:
+        whole = _as_float(whole, power - power_of_least(bits, exponent), bits - 1 - exponent)
+    codes.copy_(pack(whole.view(rows, length).to(torch.int8), bits))
     if residual is not None:
-        values.sub_(_decoded(scales, codes, bits).view(-1)[: values.numel()])
+        values.sub_(_decoded(scales, codes, bits, exponent).view(-1)[: values.numel()])
 
 
 @operation(check=check_dequantize_mean, apart=[("scales", "out"), ("codes", "out")])
-def dequantize_mean(scales: Tensor, codes: Tensor, out: Tensor, bits: int = 8) -> None:
+def dequantize_mean(scales: Tensor, codes: Tensor, out: Tensor, bits: int = 8, exponent: int = 0) -> None:
     """The mean over voters of `scale * code`, into the flat `out`.
 
     `scales`: float32 (voters, rows, blocks); `codes`: int8 (voters, rows, length * bits / 8); summed in voter order.
     """
-    total = _decoded(scales[0], codes[0], bits)
+    total = _decoded(scales[0], codes[0], bits, exponent)
     for voter in range(1, len(scales)):
-        total.add_(_decoded(scales[voter], codes[voter], bits))
+        total.add_(_decoded(scales[voter], codes[voter], bits, exponent))
     out.copy_(total.div_(len(scales)).view(-1)[: out.numel()])
 
 
-def steps_of(bits: int, seed: int, residual: Residual | None) -> float:
+def steps_of(bits: int, exponent: int, seed: int, residual: Residual | None) -> float:
     """How many scales the largest magnitude of a block is: as many as the largest code where rounding has to be unbiased."""
-    return float(LARGEST_CODES[bits]) if seed >= 0 and residual is None else STEPS[bits]
+    limit, steps, _ = FORMATS[bits, exponent]
+    return float(limit) if seed >= 0 and residual is None else steps
 
 
-def _packed(levels: Tensor, bits: int) -> Tensor:
-    """int8 numbers (rows, length), those that share a byte in one."""
+def power_of_least(bits: int, exponent: int) -> int:
+    """The exponent of two of the smallest code above zero."""
+    return FORMATS[bits, exponent].least - (bits - 1 - exponent if exponent else 0)
+
+
+def _powers(levels: Tensor, bits: int, exponent: int) -> Tensor:
+    """The exponents of two of the distances between codes where `levels` are: int32, 0 for whole numbers."""
+    if not exponent:
+        return torch.zeros_like(levels, dtype=torch.int32)
+    powers = levels.frexp().exponent - (bits - exponent)  # frexp counts from a half on
+    least = power_of_least(bits, exponent)
+    return torch.where(levels == 0, least, powers).clamp(min=least)
+
+
+def _power_of_two(powers: Tensor) -> Tensor:
+    """2^powers in float32, exactly, from 2^-126 on."""
+    return (powers + 127).bitwise_left_shift_(23).view(torch.float32)
+
+
+def _as_float(whole: Tensor, powers: Tensor, mantissa: int) -> Tensor:
+    """The codes of floats that are so many times 2^(least + powers)."""
+    magnitudes = torch.where(whole == 0, 0, whole.abs() + powers.bitwise_left_shift(mantissa))
+    return torch.where(whole < 0, magnitudes - 128, magnitudes)
+
+
+@functools.cache
+def _floats(bits: int, exponent: int) -> tuple[float, ...]:
+    """What each code from -128 to 127 stands for."""
+    mantissa, least = bits - 1 - exponent, FORMATS[bits, exponent].least
+    found = []
+    for code in range(128):
+        power = max(code >> mantissa, 1) - 1
+        found.append((code - (power << mantissa)) * 2.0 ** (power + least - mantissa))
+    return (*(-each for each in found), *found)
+
+
+def pack(levels: Tensor, bits: int) -> Tensor:
+    """int8 numbers (rows, length), in bytes: those that share one in one."""
     if bits == 8:
         return levels
     fields = levels.view(len(levels), -1, 8 // bits).bitwise_and((1 << bits) - 1)
     return fields.bitwise_left_shift(_shifts(bits, levels.device)).sum(2, dtype=torch.int8)
 
 
-def _unpacked(codes: Tensor, bits: int) -> Tensor:
-    """int8 numbers (rows, length) of bytes that they share."""
+def _unpacked(codes: Tensor, bits: int, exponent: int) -> Tensor:
+    """Numbers (rows, length) of bytes that they share, or that are floats."""
+    if exponent:
+        return torch.tensor(_floats(bits, exponent), device=codes.device)[codes.int() + 128]
     if bits == 8:
         return codes
     raised = codes.unsqueeze(2).bitwise_left_shift(8 - bits - _shifts(bits, codes.device))
@@ -98,15 +167,15 @@ def _shifts(bits: int, device: torch.device) -> Tensor:
     return torch.arange(0, 8, bits, dtype=torch.int8, device=device)
 
 
-def _decoded(scales: Tensor, codes: Tensor, bits: int) -> Tensor:
+def _decoded(scales: Tensor, codes: Tensor, bits: int, exponent: int) -> Tensor:
     """`scale * code` of every element, float32 (rows, length)."""
     rows, blocks = scales.shape
-    return (_unpacked(codes, bits).reshape(rows, blocks, -1) * scales.unsqueeze(2)).view(rows, -1)
+    return (_unpacked(codes, bits, exponent).reshape(rows, blocks, -1) * scales.unsqueeze(2)).view(rows, -1)
 
 
 def uniform(seed: int, counter: int, count: int, device: torch.device) -> Tensor:
     """`count` float32 numbers from [0, 1), multiples of 2^-24, the same for a seed and a counter on every device."""
-    counters = counter + torch.arange(-(-count // 4), device=device)
+    counters = counter % 2**63 + torch.arange(-(-count // 4), device=device)  # a dry run's steps may be beyond
     zero = torch.zeros_like(counters)
     words = torch.stack(philox(seed, (counters & WORD, (counters >> 32) & WORD, zero, zero)), 1)
     return ((words >> 8).float() * 2**-24).view(-1)[:count]

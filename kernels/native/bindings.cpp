@@ -90,21 +90,29 @@ void bind_quantization(py::module_& module) {
     module.def(
         "quantize_blocks",
         [](Array grad, Array before, Array after, Array scales, Array codes, int64_t numel, int64_t rows, int64_t blocks,
-           int64_t block, int64_t bits, float steps, float limit, int64_t seed, int64_t counter, int64_t threads) {
+           int64_t block, int64_t bits, int64_t exponent, float steps, float limit, int64_t seed, int64_t counter,
+           int64_t threads) {
             quantize_blocks({at<const void>(grad), grad.format, residual(before, after), at<float>(scales),
-                             scales.outer, at<uint8_t>(codes), codes.outer, numel, blocks, block, bits, steps, limit,
-                             seed >= 0, static_cast<uint64_t>(seed), static_cast<uint64_t>(counter)},
+                             scales.outer, at<uint8_t>(codes), codes.outer, numel, blocks, block, bits, exponent, steps,
+                             limit, seed >= 0, static_cast<uint64_t>(seed), static_cast<uint64_t>(counter)},
                             rows, threads);
         },
         released);
     module.def(
         "dequantize_mean",
         [](Array scales, Array codes, Array out, int64_t voters, int64_t numel, int64_t blocks, int64_t block,
-           int64_t bits, int64_t threads) {
+           int64_t bits, int64_t exponent, int64_t threads) {
             dequantize_mean(
                 {at<const float>(scales), scales.outer, scales.inner, at<const uint8_t>(codes), codes.outer,
-                 codes.inner, at<void>(out), out.format, voters, numel, blocks, block, bits, streams(out.format, numel)},
+                 codes.inner, at<void>(out), out.format, voters, numel, blocks, block, bits, exponent,
+                 streams(out.format, numel)},
                 threads);
+        },
+        released);
+    module.def(
+        "rotate_blocks",
+        [](Array values, Array signs, int64_t numel, int64_t block, bool back, int64_t threads) {
+            rotate_blocks({at<float>(values), at<const float>(signs), block, 1.0f, back}, numel, threads);
         },
         released);
 }

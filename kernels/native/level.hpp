@@ -72,7 +72,8 @@ struct UnpackJob {
     bool streams;
 };
 
-// As above; codes have 8, 4 or 2 `bits`, `steps` scales are the largest magnitude, `limit` is the largest code.
+// As above; codes have 8, 4 or 2 `bits`, so many of `exponent`; `steps` scales are the largest magnitude, `limit` is the
+// largest that a code stands for.
 struct QuantizeJob {
     const void* grad;
     Format format;
@@ -81,7 +82,7 @@ struct QuantizeJob {
     int64_t scale_stride;
     uint8_t* codes;
     int64_t code_stride;
-    int64_t numel, blocks, block, bits;
+    int64_t numel, blocks, block, bits, exponent;
     float steps, limit;
     bool random;  // rounded up or down by the words of Philox with the key `seed` from `counter` on
     uint64_t seed, counter;
@@ -94,8 +95,17 @@ struct DequantizeJob {
     int64_t code_voter_stride, code_stride;
     void* out;
     Format format;
-    int64_t voters, numel, blocks, block, bits;
+    int64_t voters, numel, blocks, block, bits, exponent;
     bool streams;
+};
+
+// Blocks of a power of two of elements, one behind the other, and as many signs.
+struct RotateJob {
+    float* values;
+    const float* signs;
+    int64_t block;
+    float factor;  // of what is written
+    bool back;     // the signs come last
 };
 
 // A row to select from.
@@ -144,6 +154,7 @@ struct Level {
     void (*unpack)(const UnpackJob& job, int64_t first_block, int64_t last_block);
     void (*quantize)(const QuantizeJob& job, int64_t first_block, int64_t last_block);
     void (*dequantize)(const DequantizeJob& job, int64_t first_block, int64_t last_block);
+    void (*rotate)(const RotateJob& job, int64_t first_block, int64_t last_block);
     void (*sample)(const Row& row, const int64_t* indices, int64_t count, uint32_t* magnitudes);
     int64_t (*scan)(const Row& row, bool add, int64_t first, int64_t last, uint32_t threshold, Candidate* found);
     void (*take)(const Row& row, const Candidate* chosen, int64_t count, void* values, Format to);

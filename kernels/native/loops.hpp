@@ -9,7 +9,9 @@
 #include "bases_loops.hpp"
 #include "selection_loops.hpp"
 #include "signs_loops.hpp"
+#include "codes_loops.hpp"
 #include "quantization_loops.hpp"
+#include "rotation_loops.hpp"
 
 #define GRADWIRE_TEXT_OF(name) #name
 #define GRADWIRE_TEXT(name) GRADWIRE_TEXT_OF(name)
@@ -24,6 +26,7 @@ constexpr Level LOOPS{
     unpack,
     quantize,
     dequantize,
+    rotate,
     sample,
     scan,
     take,

@@ -3,62 +3,6 @@ namespace gradwire::GRADWIRE_LEVEL {
 
 constexpr int DRAWN = 4 * LANES;  // random numbers in one go
 
-using C8 = int8_t __attribute__((vector_size(8)));
-
-GRADWIRE_INLINE C8 to_bytes(I8 codes) {
-#if GRADWIRE_AVX2
-    const __m128i places = _mm_set1_epi32(0x0c080400);  // the lowest byte of each of four
-    const __m256i wide = bit_cast<__m256i>(codes);
-    const __m128i low = _mm_shuffle_epi8(_mm256_castsi256_si128(wide), places);
-    const __m128i high = _mm_shuffle_epi8(_mm256_extracti128_si256(wide, 1), places);
-    return bit_cast<C8>(_mm_cvtsi128_si64(_mm_unpacklo_epi32(low, high)));
-#else
-    return __builtin_convertvector(codes, C8);
-#endif
-}
-
-GRADWIRE_INLINE I8 from_bytes(C8 bytes) {
-#if GRADWIRE_AVX2
-    return bit_cast<I8>(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(bit_cast<int64_t>(bytes))));
-#else
-    return __builtin_convertvector(bytes, I8);
-#endif
-}
-
-// A whole number for each lane in so many bits, two's complements, the first lane's lowest: LANES * BITS / 8 bytes.
-template <int BITS>
-GRADWIRE_INLINE void write_codes(uint8_t* to, F8 levels) {
-    const I8 codes = __builtin_convertvector(levels, I8);
-    if constexpr (BITS == 8) {
-        const C8 narrow = to_bytes(codes);
-        std::memcpy(to, &narrow, sizeof(narrow));
-    } else {
-        const I8 places = I8{0, 1, 2, 3, 4, 5, 6, 7} * BITS;
-        using I4 = int32_t __attribute__((vector_size(16)));
-        const I8 fields = (codes & ((1 << BITS) - 1)) << places;
-        I4 halves[2];
-        std::memcpy(halves, &fields, sizeof(halves));
-        const I4 four = halves[0] | halves[1];
-        const int32_t word = (four[0] | four[1]) | (four[2] | four[3]);
-        std::memcpy(to, &word, BITS);
-    }
-}
-
-template <int BITS>
-GRADWIRE_INLINE F8 read_codes(const uint8_t* from) {
-    if constexpr (BITS == 8) {
-        C8 narrow;
-        std::memcpy(&narrow, from, sizeof(narrow));
-        return __builtin_convertvector(from_bytes(narrow), F8);
-    } else {
-        int32_t word = 0;
-        std::memcpy(&word, from, BITS);
-        const I8 places = 32 - BITS - I8{0, 1, 2, 3, 4, 5, 6, 7} * BITS;
-        const I8 all = {word, word, word, word, word, word, word, word};
-        return __builtin_convertvector((all << places) >> (32 - BITS), F8);
-    }
-}
-
 // The 64 bits of each lane's product with `factor`, by halves.
 GRADWIRE_INLINE void multiply_wide(U8 value, uint32_t factor, U8& high, U8& low) {
 #if GRADWIRE_AVX2
@@ -137,7 +81,31 @@ struct Block {
     uint64_t counter;
 };
 
-template <int BITS, bool RANDOM, class Element>
+// A code for each of `levels`, at random with the numbers at `random`, which may be null; what the codes stand for.
+template <int BITS, int EXPONENT, bool RANDOM>
+GRADWIRE_INLINE F8 write_nearest(const QuantizeJob& job, F8 levels, const float* random, uint8_t* codes) {
+    using Float = Floats<EXPONENT>;
+    I8 distance = {};
+    F8 inverse = {};
+    if constexpr (EXPONENT > 0) {
+        distance = Float::distance(levels);
+        inverse = bit_cast<F8>(2 * Float::BIAS * Float::ONE - distance);
+        levels *= inverse;
+    }
+    if constexpr (RANDOM) levels = floored(levels + load(random));
+    else levels = rounded(levels);
+    if constexpr (EXPONENT > 0) {
+        const F8 unit = bit_cast<F8>(distance);
+        if constexpr (RANDOM) levels = limited(levels * unit, job.limit) * inverse;  // to nearest none is above it
+        Float::write(codes, levels, distance);
+        return levels * unit;
+    }
+    levels = limited(levels, job.limit);
+    write_codes<BITS>(codes, levels);
+    return levels;
+}
+
+template <int BITS, int EXPONENT, bool RANDOM, class Element>
 float quantize_block(const QuantizeJob& job, const Block<Element>& block) {
     const int32_t bits = largest_magnitude(block.grad, block.residual, block.count);
     const float largest = bit_cast<float>(bits), scale = largest / job.steps;
@@ -146,23 +114,16 @@ float quantize_block(const QuantizeJob& job, const Block<Element>& block) {
     over_lanes<1>(0, block.count, [&](int64_t at, auto lanes, int) GRADWIRE_LAMBDA {
         F8 value = load(block.grad + at, lanes);
         if (block.residual) value += load(block.residual.before + at, lanes);
-        F8 levels = value / divisor * job.steps;
-        if constexpr (RANDOM) {
-            const int64_t within = at % DRAWN;
-            if (within == 0) draw_uniform(job.seed, block.counter + static_cast<uint64_t>(at / 4), random);
-            levels = floored(levels + load(random + within));
-        } else {
-            levels = rounded(levels);
-        }
-        levels = limited(levels, job.limit);
-        levels = finite > 0.0f ? levels : broadcast(0.0f);
-        write_codes<BITS>(block.codes + at * BITS / 8, levels);
+        const int64_t within = at % DRAWN;
+        if (RANDOM && within == 0) draw_uniform(job.seed, block.counter + static_cast<uint64_t>(at / 4), random);
+        F8 levels = finite > 0.0f ? value / divisor * job.steps : broadcast(0.0f);
+        levels = write_nearest<BITS, EXPONENT, RANDOM>(job, levels, random + within, block.codes + at * BITS / 8);
         if (block.residual) write(block.residual.after + at, value - levels * scale, lanes, block.residual.streams);
     });
     return scale;
 }
 
-template <int BITS, bool RANDOM, class Element>
+template <int BITS, int EXPONENT, bool RANDOM, class Element>
 void quantize_blocks_of(const QuantizeJob& job, int64_t first_block, int64_t last_block) {
     const int64_t bytes = job.block * BITS / 8;
     for (int64_t index = first_block; index < last_block; ++index) {
@@ -172,27 +133,36 @@ void quantize_blocks_of(const QuantizeJob& job, int64_t first_block, int64_t las
         uint8_t* codes = job.codes + row * job.code_stride + column * bytes;
         const Block<Element> block{static_cast<const Element*>(job.grad) + from, job.residual.from(from), codes, count,
                                    job.counter + static_cast<uint64_t>(start / 4)};
-        job.scales[row * job.scale_stride + column] = quantize_block<BITS, RANDOM>(job, block);
+        job.scales[row * job.scale_stride + column] = quantize_block<BITS, EXPONENT, RANDOM>(job, block);
         const int64_t written = (count + LANES - 1) / LANES * BITS;
         std::memset(codes + written, 0, static_cast<size_t>(bytes - written));
     }
     if (job.residual.streams) end_stream();
 }
 
-// Calls `function` with a constant that is `bits`.
+template <int BITS, int EXPONENT>
+struct CodesOf {
+    static constexpr int bits = BITS, exponent = EXPONENT;
+};
+
+// Calls `function` with the kind of codes.
 template <class Function>
-void with_bits(int64_t bits, Function function) {
-    if (bits == 8) function(std::integral_constant<int, 8>{});
-    else if (bits == 4) function(std::integral_constant<int, 4>{});
-    else function(std::integral_constant<int, 2>{});
+void with_codes(int64_t bits, int64_t exponent, Function function) {
+    if (exponent == 4) function(CodesOf<8, 4>{});
+    else if (exponent == 5) function(CodesOf<8, 5>{});
+    else if (exponent == 7) function(CodesOf<8, 7>{});
+    else if (bits == 8) function(CodesOf<8, 0>{});
+    else if (bits == 4) function(CodesOf<4, 0>{});
+    else function(CodesOf<2, 0>{});
 }
 
 inline void quantize(const QuantizeJob& job, int64_t first_block, int64_t last_block) {
     with_element(job.format, [&](auto* element) {
         using Element = std::remove_pointer_t<decltype(element)>;
-        with_bits(job.bits, [&](auto bits) {
-            if (job.random) quantize_blocks_of<decltype(bits)::value, true, Element>(job, first_block, last_block);
-            else quantize_blocks_of<decltype(bits)::value, false, Element>(job, first_block, last_block);
+        with_codes(job.bits, job.exponent, [&](auto codes) {
+            constexpr int BITS = decltype(codes)::bits, EXPONENT = decltype(codes)::exponent;
+            if (job.random) quantize_blocks_of<BITS, EXPONENT, true, Element>(job, first_block, last_block);
+            else quantize_blocks_of<BITS, EXPONENT, false, Element>(job, first_block, last_block);
         });
     });
 }
@@ -204,24 +174,28 @@ struct Codes {
 };
 
 // The sum over voters, in their order, of `scale * code`, each rounded, of COUNT vectors.
-template <int BITS, int COUNT>
+template <int BITS, int EXPONENT, int COUNT>
 GRADWIRE_INLINE void sum_codes(const DequantizeJob& job, const Codes& votes, int64_t at, F8 (&total)[COUNT]) {
     for (int j = 0; j < COUNT; ++j) total[j] = broadcast(-0.0f);  // plus x it is x, the sign of zero included
     const uint8_t* codes = votes.codes + at * BITS / 8;
     for (int64_t voter = 0; voter < job.voters; ++voter) {
         const uint8_t* from = codes + voter * job.code_voter_stride;
-        const F8 scale = broadcast(votes.scales[voter * job.scale_voter_stride]);
-        for (int j = 0; j < COUNT; ++j) total[j] += scale * read_codes<BITS>(from + j * BITS);
+        const float scale = votes.scales[voter * job.scale_voter_stride];
+        for (int j = 0; j < COUNT; ++j) {
+            if constexpr (EXPONENT > 0)
+                total[j] += broadcast(scale * Floats<EXPONENT>::SCALE) * Floats<EXPONENT>::read(from + j * BITS);
+            else total[j] += broadcast(scale) * read_codes<BITS>(from + j * BITS);
+        }
     }
 }
 
-template <int BITS, bool STREAMS, bool EXACT, class Element>
+template <int BITS, int EXPONENT, bool STREAMS, bool EXACT, class Element>
 void dequantize_block(const DequantizeJob& job, const Codes& votes, Element* out, int64_t count) {
     const float voters = static_cast<float>(job.voters);
     int64_t at = 0;
     for (; at + GROUPS * LANES <= count; at += GROUPS * LANES) {
         F8 total[GROUPS];
-        sum_codes<BITS>(job, votes, at, total);
+        sum_codes<BITS, EXPONENT>(job, votes, at, total);
         for (int j = 0; j < GROUPS; ++j) {
             if (STREAMS) stream(out + at + j * LANES, mean<EXACT>(total[j], voters));
             else store(out + at + j * LANES, mean<EXACT>(total[j], voters));
@@ -229,12 +203,12 @@ void dequantize_block(const DequantizeJob& job, const Codes& votes, Element* out
     }
     over_lanes<1>(at, count, [&](int64_t place, auto lanes, int) GRADWIRE_LAMBDA {
         F8 total[1];
-        sum_codes<BITS>(job, votes, place, total);
+        sum_codes<BITS, EXPONENT>(job, votes, place, total);
         store(out + place, mean<EXACT>(total[0], voters), lanes);
     });
 }
 
-template <int BITS, bool EXACT, class Element>
+template <int BITS, int EXPONENT, bool EXACT, class Element>
 void dequantize_blocks(const DequantizeJob& job, int64_t first_block, int64_t last_block) {
     for (int64_t index = first_block; index < last_block; ++index) {
         const int64_t row = index / job.blocks, column = index % job.blocks, start = index * job.block;
@@ -243,8 +217,8 @@ void dequantize_blocks(const DequantizeJob& job, int64_t first_block, int64_t la
         const Codes votes{job.scales + row * job.scale_stride + column,
                           job.codes + row * job.code_stride + column * (job.block * BITS / 8)};
         Element* out = static_cast<Element*>(job.out) + start;
-        if (job.streams && unaligned(out, 1) == 0) dequantize_block<BITS, true, EXACT>(job, votes, out, count);
-        else dequantize_block<BITS, false, EXACT>(job, votes, out, count);
+        if (job.streams && unaligned(out, 1) == 0) dequantize_block<BITS, EXPONENT, true, EXACT>(job, votes, out, count);
+        else dequantize_block<BITS, EXPONENT, false, EXACT>(job, votes, out, count);
     }
     if (job.streams) end_stream();
 }
@@ -252,11 +226,11 @@ void dequantize_blocks(const DequantizeJob& job, int64_t first_block, int64_t la
 inline void dequantize(const DequantizeJob& job, int64_t first_block, int64_t last_block) {
     with_element(job.format, [&](auto* element) {
         using Element = std::remove_pointer_t<decltype(element)>;
-        with_bits(job.bits, [&](auto bits) {
-            constexpr int BITS = decltype(bits)::value;
+        with_codes(job.bits, job.exponent, [&](auto codes) {
+            constexpr int BITS = decltype(codes)::bits, EXPONENT = decltype(codes)::exponent;
             if ((job.voters & (job.voters - 1)) == 0)
-                dequantize_blocks<BITS, true, Element>(job, first_block, last_block);
-            else dequantize_blocks<BITS, false, Element>(job, first_block, last_block);
+                dequantize_blocks<BITS, EXPONENT, true, Element>(job, first_block, last_block);
+            else dequantize_blocks<BITS, EXPONENT, false, Element>(job, first_block, last_block);
         });
     });
 }

@@ -29,17 +29,19 @@ from ..finite import all_finite, with_gaps
 from ..low_rank import low_rank_finish, low_rank_left, low_rank_right
 from ..quantization import dequantize_mean, quantize_blocks
 from ..residual import Residual
+from ..rotation import rotate_blocks
 from ..selection import scatter_mean, select_largest
 from ..signs import sign_pack, sign_unpack_mean
 
 NAME = "triton"
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
-LARGEST_BLOCK = 8192  # elements of a block that is quantized: those that a program holds
+LARGEST_BLOCK = 8192  # elements of a block that is quantized or rotated: those that a program holds
 MODULES: dict[str, dict[Operation[Any, Any], Supports]] = {  # the dtypes that the kernels of each operation know
     "casting": {cast_scaled: {"source": FLOATS, "out": FLOATS}},
     "finite": {all_finite: {"tensor": FLOATS}},
     "signs": {sign_pack: {"grad": FLOATS, "residual": WIDE}, sign_unpack_mean: {"out": FLOATS, "residual": WIDE}},
     "quantization": {quantize_blocks: {"grad": FLOATS, "residual": WIDE}, dequantize_mean: {"out": FLOATS}},
+    "rotation": {rotate_blocks: {"values": WIDE, "signs": WIDE}},
     "selection": {select_largest: {"grad": FLOATS, "residual": WIDE, "values": FLOATS}},
     "scatter": {scatter_mean: {"values": FLOATS, "out": WIDE}},
     "low_rank": {
@@ -68,7 +70,15 @@ def _large_block(grad: Tensor, residual: Residual | None, scales: Tensor, codes:
     return f"blocks above {LARGEST_BLOCK} elements" if length > LARGEST_BLOCK * max(1, blocks) else ""
 
 
-UNLESS: dict[Operation[Any, Any], Unless] = {all_finite: with_gaps, quantize_blocks: _large_block}
+def _large_rotation(values: Tensor, signs: Tensor) -> str:
+    return f"blocks above {LARGEST_BLOCK} elements" if signs.numel() > LARGEST_BLOCK else ""
+
+
+UNLESS: dict[Operation[Any, Any], Unless] = {
+    all_finite: with_gaps,
+    quantize_blocks: _large_block,
+    rotate_blocks: _large_rotation,
+}
 
 
 def _implement(operation: Operation[Any, Any], module: str, supports: Supports) -> None:

@@ -6,8 +6,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..quantization import LARGEST_CODES, steps_of
+from ..quantization import FORMATS, steps_of
 from ..residual import Residual
+from .float_codes import codes_of, spacing, values_of
 from .launching import on_device
 from .tiles import load_tile, store_tile
 from .units import cut, is_whole, place_in_row, unit_places
@@ -20,11 +21,13 @@ def quantize_blocks(
     codes: Tensor,
     length: int,
     bits: int = 8,
+    exponent: int = 0,
     seed: int = -1,
     counter: int = 0,
 ) -> None:
-    """Whole multiples of block scales; `residual` keeps the rest."""
+    """Multiples of block scales; `residual` keeps the rest."""
     rows, blocks = scales.shape
+    limit, _, least = FORMATS[bits, exponent]
     units = cut(rows * blocks, length // blocks)
     if not units.count:
         return
@@ -33,12 +36,12 @@ def quantize_blocks(
     with on_device(grad):
         _quantize[units.programs](
             grad, *held, scales, codes, *strides, max(seed, 0), counter, *place,
-            HELD=residual is not None, RANDOM=seed >= 0, BITS=bits, STEPS=steps_of(bits, seed, residual),
-            LIMIT=float(LARGEST_CODES[bits]), **units.sizes,
+            HELD=residual is not None, RANDOM=seed >= 0, BITS=bits, EXPONENT=exponent, LEAST=least,
+            STEPS=steps_of(bits, exponent, seed, residual), LIMIT=float(limit), **units.sizes,
         )  # fmt: skip
 
 
-def dequantize_mean(scales: Tensor, codes: Tensor, out: Tensor, bits: int = 8) -> None:
+def dequantize_mean(scales: Tensor, codes: Tensor, out: Tensor, bits: int = 8, exponent: int = 0) -> None:
     """The mean over voters of `scale * code`."""
     voters, rows, blocks = scales.shape
     units = cut(rows * blocks, codes.shape[2] * 8 // bits // blocks)
@@ -47,7 +50,10 @@ def dequantize_mean(scales: Tensor, codes: Tensor, out: Tensor, bits: int = 8) -
     place = (blocks, units.block, units.count, out.numel())
     strides = (*scales.stride()[:2], *codes.stride()[:2])
     with on_device(out):
-        _dequantize[units.programs](scales, codes, out, *strides, voters, 1 / voters, *place, BITS=bits, **units.sizes)
+        _dequantize[units.programs](
+            scales, codes, out, *strides, voters, 1 / voters, *place,
+            BITS=bits, EXPONENT=exponent, LEAST=FORMATS[bits, exponent].least, **units.sizes,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -108,15 +114,18 @@ def _quantize(
     grad: tl.tensor, before: tl.tensor, after: tl.tensor, scales: tl.tensor, codes: tl.tensor,
     scale_stride: tl.int64, code_stride: tl.int64, seed: tl.int64, counter: tl.int64,
     blocks: tl.int64, block: tl.int64, units: tl.int64, size: tl.int64,
-    HELD: tl.constexpr, RANDOM: tl.constexpr, BITS: tl.constexpr, STEPS: tl.constexpr, LIMIT: tl.constexpr,
+    HELD: tl.constexpr, RANDOM: tl.constexpr, BITS: tl.constexpr, EXPONENT: tl.constexpr, LEAST: tl.constexpr,
+    STEPS: tl.constexpr, LIMIT: tl.constexpr,
     EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr,
 ) -> None:  # fmt: skip
     if is_whole(units, size, UNITS, UNIT, EXACT):
         _quantize_units(grad, before, after, scales, codes, scale_stride, code_stride, seed, counter,
-                        blocks, block, units, size, HELD, RANDOM, BITS, STEPS, LIMIT, EACH, UNITS, UNIT, True)  # fmt: skip
+                        blocks, block, units, size, HELD, RANDOM, BITS, EXPONENT, LEAST, STEPS, LIMIT,
+                        EACH, UNITS, UNIT, True)  # fmt: skip
     else:
         _quantize_units(grad, before, after, scales, codes, scale_stride, code_stride, seed, counter,
-                        blocks, block, units, size, HELD, RANDOM, BITS, STEPS, LIMIT, EACH, UNITS, UNIT, False)  # fmt: skip
+                        blocks, block, units, size, HELD, RANDOM, BITS, EXPONENT, LEAST, STEPS, LIMIT,
+                        EACH, UNITS, UNIT, False)  # fmt: skip
 
 
 @triton.jit
@@ -124,7 +133,8 @@ def _quantize_units(
     grad: tl.tensor, before: tl.tensor, after: tl.tensor, scales: tl.tensor, codes: tl.tensor,
     scale_stride: tl.tensor, code_stride: tl.tensor, seed: tl.tensor, counter: tl.tensor,
     blocks: tl.tensor, block: tl.tensor, units: tl.tensor, size: tl.tensor,
-    HELD: tl.constexpr, RANDOM: tl.constexpr, BITS: tl.constexpr, STEPS: tl.constexpr, LIMIT: tl.constexpr,
+    HELD: tl.constexpr, RANDOM: tl.constexpr, BITS: tl.constexpr, EXPONENT: tl.constexpr, LEAST: tl.constexpr,
+    STEPS: tl.constexpr, LIMIT: tl.constexpr,
     EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr,
 ) -> None:  # fmt: skip
     unit, row, column, first, left = unit_places(blocks, block, EACH, UNITS, UNIT)
@@ -140,15 +150,21 @@ def _quantize_units(
     scale = tl.where(finite, tl.div_rn(largest, tl.full([UNITS], STEPS, tl.float32)), float("nan"))
     divisor = tl.where(largest == 0, 1.0, largest)[:, None, None]
     levels = tl.div_rn(numbers, divisor + tl.zeros([UNITS, UNIT // 4, 4], tl.float32)) * STEPS
+    levels = tl.where(finite[:, None, None], levels, 0.0)
+    if EXPONENT:
+        unit_bits = spacing(levels, EXPONENT, LEAST)
+        levels *= (0x7F000000 - unit_bits).to(tl.float32, bitcast=True)  # 1 over the unit
     if RANDOM:
         counters = counter + first[:, None] // 4 + tl.arange(0, UNIT // 4)[None, :]
         levels = tl.floor(levels + _uniform(seed, counters, UNITS, UNIT))
     else:
         levels = (levels + 12582912.0) - 12582912.0  # 1.5 * 2^23: what is added leaves no bits behind the point
+    if EXPONENT:
+        levels *= unit_bits.to(tl.float32, bitcast=True)
     levels = tl.minimum(tl.maximum(levels, -LIMIT), LIMIT)
-    levels = tl.where(finite[:, None, None], levels, 0.0)
     tl.store(scales + row * scale_stride + column, scale, mask=unit < units)
-    byte, packed = _bytes(UNIT, BITS), _packed(levels, BITS, UNITS, UNIT)
+    byte = _bytes(UNIT, BITS)
+    packed = codes_of(levels, unit_bits, EXPONENT, LEAST) if EXPONENT else _packed(levels, BITS, UNITS, UNIT)
     start = (row * code_stride + place_in_row(row, first, blocks, block) * BITS // 8)[:, None, None] + byte
     if WHOLE:
         tl.store(codes + start, packed)
@@ -163,14 +179,15 @@ def _dequantize(
     scales: tl.tensor, codes: tl.tensor, out: tl.tensor,
     voter_scales: tl.int64, scale_stride: tl.int64, voter_codes: tl.int64, code_stride: tl.int64,
     voters: tl.int64, share: tl.float32, blocks: tl.int64, block: tl.int64, units: tl.int64, size: tl.int64,
-    BITS: tl.constexpr, EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr,
+    BITS: tl.constexpr, EXPONENT: tl.constexpr, LEAST: tl.constexpr,
+    EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr,
 ) -> None:  # fmt: skip
     if is_whole(units, size, UNITS, UNIT, EXACT):
         _dequantize_units(scales, codes, out, voter_scales, scale_stride, voter_codes, code_stride, voters, share,
-                          blocks, block, units, size, BITS, EACH, UNITS, UNIT, True)  # fmt: skip
+                          blocks, block, units, size, BITS, EXPONENT, LEAST, EACH, UNITS, UNIT, True)  # fmt: skip
     else:
         _dequantize_units(scales, codes, out, voter_scales, scale_stride, voter_codes, code_stride, voters, share,
-                          blocks, block, units, size, BITS, EACH, UNITS, UNIT, False)  # fmt: skip
+                          blocks, block, units, size, BITS, EXPONENT, LEAST, EACH, UNITS, UNIT, False)  # fmt: skip
 
 
 @triton.jit
@@ -178,7 +195,8 @@ def _dequantize_units(
     scales: tl.tensor, codes: tl.tensor, out: tl.tensor,
     voter_scales: tl.tensor, scale_stride: tl.tensor, voter_codes: tl.tensor, code_stride: tl.tensor,
     voters: tl.tensor, share: tl.tensor, blocks: tl.tensor, block: tl.tensor, units: tl.tensor, size: tl.tensor,
-    BITS: tl.constexpr, EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr,
+    BITS: tl.constexpr, EXPONENT: tl.constexpr, LEAST: tl.constexpr,
+    EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr,
 ) -> None:  # fmt: skip
     unit, row, column, first, left = unit_places(blocks, block, EACH, UNITS, UNIT)
     byte = _bytes(UNIT, BITS)
@@ -192,6 +210,9 @@ def _dequantize_units(
             code = tl.load(codes + voter * voter_codes + byte)
         else:
             code = tl.load(codes + voter * voter_codes + byte, mask=inside, other=0)
-        total += scale[:, None, None] * _unpacked(code, BITS, UNITS, UNIT)
+        if EXPONENT:
+            total += scale[:, None, None] * values_of(code, EXPONENT, LEAST)
+        else:
+            total += scale[:, None, None] * _unpacked(code, BITS, UNITS, UNIT)
     limit = tl.where(there, tl.minimum(first + left, size), 0)[:, None, None]
     store_tile(out, first[:, None, None] + _lanes(UNIT), total * share, limit, WHOLE)

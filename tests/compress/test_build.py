@@ -89,9 +89,10 @@ MAPPINGS = [
     ({"name": "powersgd", "start_iter": 9, "warmup": BFloat16()}, "powersgd:start_iter=9,warmup=bf16"),
 ]
 ALL = (
-    "acp-powersgd, batched-powersgd, bf16, chunktopk, fp16, int4, int8, none, onebit, powersgd, randomk, ternary, topk"
+    "acp-powersgd, adacomp, batched-powersgd, bf16, chunktopk, dropping, fp16, fp8, int4, int8, natural, none, onebit, "
+    "powersgd, qsgd, randomk, ternary, terngrad, topk"
 )
-TOPK_OPTIONS = "ratio, k, value_dtype, error_feedback, feedback, momentum, space, guard, start_iter, warmup"
+TOPK_OPTIONS = "ratio, k, value_dtype, scope, error_feedback, feedback, momentum, space, guard, start_iter, warmup"
 REFUSED = {  # specification: what the message must say
     "": ["cannot read", "''", "name:key=value"],
     " ": ["cannot read", "' '", "name:key=value"],
@@ -141,6 +142,8 @@ REFUSED = {  # specification: what the message must say
     "onebit:block=12": ["onebit:block", "multiple of 8", "got 12"],
     "int4:block=12": ["int4:block", "multiple of 8", "got 12"],
     "ternary:rounding=up": ["ternary:rounding takes nearest, stochastic", "'up'"],
+    "int8:block=24,rotate=true": ["int8:block", "power of two", "got 24"],
+    "fp8:format=e3m4": ["fp8:format", "e4m3, e5m2", "'e3m4'"],
     "bf16+int8": ["packs its own bytes"],
     "acp-powersgd:rank=0": ["acp-powersgd:rank", "at least 1", "got 0"],
     "acp-powersgd:min_compression_rate=-1": ["acp-powersgd:min_compression_rate", "at least 0", "got -1.0"],

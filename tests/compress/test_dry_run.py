@@ -71,6 +71,8 @@ TWO_SHOT = {  # (specification, ranks): bytes of a part of the bucket
     ("onebit:block=64", 4): 128,  # 4 * 10 + 640 // 8
     ("onebit:block=8", 3): 528,  # 4 * 104 + 104
     ("int8", 1): 2560 + 4 * 20,
+    ("fp8", 1): 2560 + 4 * 20,
+    ("int8:rotate=true", 4): 640 + 4 * 5 + 12,
     ("int4", 2): 1280 // 2 + 4 * 10 + 8,  # padded to words of 16
     ("ternary", 4): 640 // 4 + 4 * 5 + 12,
     ("int8:block=1024", 4): 624 + 4 + 12,  # one short block
@@ -101,7 +103,17 @@ def test_a_dry_run_of_two_shots_counts_every_byte(spec, world_size):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize(
-    "spec", [*REDUCED, *GATHERED, "onebit", "onebit:block=64", "int8", "int4:rounding=stochastic", "ternary"]
+    "spec",
+    [
+        *REDUCED,
+        *GATHERED,
+        "onebit",
+        "onebit:block=64",
+        "int8",
+        "fp8:rotate=true",
+        "int4:rounding=stochastic",
+        "ternary",
+    ],
 )
 def test_a_dry_run_counts_what_a_real_run_sends(spec, dtype):
     within, built = layout(*SHAPES, dtype=dtype, world_size=3), compressor(spec)

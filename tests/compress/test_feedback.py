@@ -24,7 +24,7 @@ from gradwire.compress.registry import registered
 from gradwire.compress.state import Leaves
 
 from .given import RANKS, Scaled, gradients, layout, mean
-from .test_laws import LOSSY_PAYLOAD, mean_held_back
+from .test_laws import LOSSY_PAYLOAD, UNBIASED, mean_held_back
 
 LOSSY = [name for name in compressors() if registered[name].lossy and not name.startswith("shouting")]
 SHAPES = ((64, 32), (7,), (13, 3, 3, 3), (1,), (5, 1))
@@ -63,7 +63,8 @@ def test_conservation_what_goes_in_comes_out_is_held_back_or_is_forgotten_by_the
     bound = LOSSY_PAYLOAD["bf16"] if "warmup" in options else LOSSY_PAYLOAD["fp16"] if rounds else 1e-5
     for world_size in (1, 2, 3):
         within = layout(*SHAPES, dtype=dtype, world_size=world_size)
-        simulation, oracle = Simulation(compressor(f"{name}:{options}"), within), Oracle(options, within)
+        spec = f"{name}:{options}" + (",error_feedback=true" if name in UNBIASED else "")
+        simulation, oracle = Simulation(compressor(spec), within), Oracle(options, within)
         for step in range(4):
             given = gradients(within, step)
             before = mean_held_back(simulation, within)

@@ -20,9 +20,14 @@ SPECS = [
     "powersgd:warm_start=false",
     "powersgd:start_iter=2",
     "topk:k=9,value_dtype=fp16",
+    "topk:scope=tensor,ratio=0.1,start_iter=1",
     "topk:ratio=0.2,start_iter=2,warmup=bf16",
     "onebit:block=64",
     "int8:rounding=stochastic",
+    "int8:rotate=true",
+    "fp8:format=e5m2,rounding=stochastic",
+    "int4:block=16,rotate=true,rounding=stochastic",
+    "ternary:rotate=true",
     "int4:block=24,rounding=stochastic",
     "ternary:block=1024,start_iter=2",
     "randomk:ratio=0.1,block=16",
@@ -33,11 +38,25 @@ SPECS = [
     "fp16+acp-powersgd:rank=1",
     "ternary:rounding=stochastic",
     "powersgd:error_feedback=false",
+    "natural:error_feedback=true",
+    "dropping:ratio=0.2,cap=0.1",
+    "adacomp:bin=8,cap=0.3",
+    "qsgd:error_feedback=true",
+    "qsgd:levels=7,block=16,error_feedback=true",
+    "terngrad:error_feedback=true",
     "topk:ratio=0.1,space=adam",
     "ternary:space=adam,start_iter=2",
     "powersgd:rank=1,space=adam",
 ]
-TELESCOPING = [spec for spec in SPECS if "error_feedback=false" not in spec]
+UNBIASED = ("natural", "qsgd", "terngrad")  # they hold nothing back, unless they are asked to
+
+
+def forgets(spec):
+    """Whether what is not sent is lost."""
+    return "error_feedback=false" in spec or (spec.split(":")[0] in UNBIASED and "error_feedback=true" not in spec)
+
+
+TELESCOPING = [spec for spec in SPECS if not forgets(spec)]
 STEPS = 600
 CONSTANT = ((32, 24), (101,), (13, 3, 3, 3), (7,), (1,), (5, 1))  # small, so that top-k comes by every element often
 OBJECTS = {
@@ -96,7 +115,7 @@ def assert_conserves(spec, within, steps):
         before = mean_held_back(simulation, within)
         outputs = simulation.step(gradients)
         assert all(torch.equal(output, outputs[0]) for output in outputs)
-        if "error_feedback=false" in spec:
+        if forgets(spec):
             continue
         given = sum(gradient.double() for gradient in gradients) / within.world_size + before
         kept = outputs[0].double() + mean_held_back(simulation, within)

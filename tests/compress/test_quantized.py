@@ -4,8 +4,10 @@ import numpy
 import pytest
 import torch
 
-from gradwire.compress import Gathered, Int4, Int8, Simulation, Ternary, compressor, state
+from gradwire.compress import FP8, Gathered, Int4, Int8, Residual, Simulation, Ternary, compressor, simulate, state
+from gradwire.kernels.quantization import uniform
 
+from ..kernels.test_rotation import hadamard, parts
 from .given import gradients, layout, mean
 
 SPECS = {
@@ -13,7 +15,8 @@ SPECS = {
     "int4": (7, 8.0),
     "ternary": (1, 2.25),
 }  # the largest code; scales up to the largest magnitude
-STOCHASTIC = [f"{name}:rounding=stochastic" for name in SPECS]
+FLOATS = {"fp8": (448, torch.float8_e4m3fn), "fp8:format=e5m2": (57344, torch.float8_e5m2)}  # largest, torch's dtype
+STOCHASTIC = [f"{name}:rounding=stochastic" for name in (*SPECS, "fp8")]
 
 
 def quantized(vector, block, limit, steps):
@@ -23,6 +26,17 @@ def quantized(vector, block, limit, steps):
     return numpy.concatenate(
         [scale * numpy.rint(part / scale).clip(-limit, limit) for part, scale in zip(parts, scales, strict=True)]
     )
+
+
+def as_floats(vector, block, largest, dtype):
+    """Blocks of the nearest floats of 8 bits times a scale; in float32, as it is for torch's casts."""
+    scales = [torch.tensor(part).abs().max().float() / largest for part in numpy.split(vector, len(vector) // block)]
+    parts = numpy.split(vector, len(vector) // block)
+    said = [
+        scale.double() * (torch.tensor(part) / scale).float().to(dtype).double()
+        for part, scale in zip(parts, scales, strict=True)
+    ]
+    return torch.cat(said).numpy()
 
 
 def averages(spec, within, steps=4, seed=0):
@@ -47,6 +61,57 @@ def test_two_shot_quantizes_each_rank_s_gradient_then_each_server_s_mean(world_s
         if feedback:
             worker, server = corrected - said, served - average
         assert all(numpy.allclose(out.numpy(), average, atol=1e-5) for out in simulation.step(given))
+
+
+@pytest.mark.parametrize("spec", FLOATS)
+def test_floats_are_those_of_torch_times_a_scale_a_block(spec):
+    within = layout((64,), dtype=torch.float64, world_size=1)
+    simulation = Simulation(compressor(f"{spec}{',' if ':' in spec else ':'}block=16"), within)
+    worker, server = numpy.zeros(64), numpy.zeros(64)
+    for step in range(3):
+        given = gradients(within, step)
+        corrected = given[0].numpy() + worker
+        said = as_floats(corrected, 16, *FLOATS[spec])
+        average = as_floats(said + server, 16, *FLOATS[spec])
+        worker, server = corrected - said, said + server - average
+        assert numpy.allclose(simulation.step(given)[0].numpy(), average, atol=1e-5)
+
+
+@pytest.mark.parametrize("numel", [16, 21, 64])
+@pytest.mark.parametrize("feedback", [True, False])
+@pytest.mark.parametrize("spec", SPECS)
+def test_rotated_blocks_are_quantized_and_rotated_back(spec, feedback, numel):
+    """Against a Hadamard matrix by its formula, and signs drawn as described."""
+    within = layout((numel,), dtype=torch.float64, world_size=1)
+    simulation = Simulation(Gathered(compressor(f"{spec}:block=16,rotate=true").inner.inner.codec), within)
+    signs = numpy.where(uniform(0, 0, 16, torch.device("cpu")).numpy() < 0.5, -1.0, 1.0)
+    rotation, padded = numpy.zeros((numel, numel)), numpy.zeros(-(-numel // 16) * 16)
+    for start, width in parts(numel, 16):
+        matrix = hadamard(width).numpy() * signs[:width] / width**0.5
+        rotation[start : start + width, start : start + width] = matrix
+    given = gradients(within)[0]
+    padded[:numel] = rotation @ given.numpy()
+    said = rotation.T @ quantized(padded, 16, *SPECS[spec])[:numel]
+    residual = torch.zeros(numel, dtype=torch.float64) if feedback else None
+    program = simulation.compressor.reduce(
+        given.clone(), None, None if residual is None else Residual(residual, residual)
+    )
+    sent = simulate([program])[0]
+    assert numpy.allclose(sent.numpy(), said, atol=1e-5)
+    if feedback:
+        assert numpy.allclose(residual.numpy(), given.numpy() - said, atol=1e-5)
+
+
+def test_rotation_keeps_what_an_outlier_would_hide():
+    within = layout((128,), world_size=1)
+    given = gradients(within)
+    given[0][7] = 100.0
+    errors = {}
+    for rotate in (True, False):
+        averaged = Simulation(compressor(f"int4:rotate={rotate},error_feedback=false"), within).step(given)[0]
+        errors[rotate] = (averaged - given[0]).abs()[8:].mean().item()
+    assert errors[False] == pytest.approx(given[0].abs()[8:].mean().item())  # all of them are lost
+    assert errors[True] < 0.75 * errors[False]
 
 
 @pytest.mark.parametrize("spec", STOCHASTIC)
@@ -78,7 +143,7 @@ def test_random_rounding_is_repeated_by_the_same_steps_and_leaves_the_users_numb
     assert torch.equal(simulation.step(given)[0], fresh.step(given)[0])
 
 
-@pytest.mark.parametrize("codec", [Int8, Int4, Ternary])
+@pytest.mark.parametrize("codec", [Int8, FP8, Int4, Ternary])
 def test_ranks_steps_buckets_and_rounds_draw_apart(codec):
     gradient = torch.rand(4096, generator=torch.Generator().manual_seed(0))
     drawing = Gathered(codec(rounding="stochastic"))
@@ -95,7 +160,7 @@ def test_ranks_steps_buckets_and_rounds_draw_apart(codec):
     assert torch.equal(drawn[0], said(["a"], 0, 0))
 
 
-@pytest.mark.parametrize("spec", [*SPECS, *STOCHASTIC])
+@pytest.mark.parametrize("spec", [*SPECS, *FLOATS, *STOCHASTIC, "int4:rotate=true"])
 @pytest.mark.parametrize("bad", [torch.inf, torch.nan])
 def test_a_gradient_that_is_not_finite_spoils_its_block_of_the_average_on_every_rank(spec, bad):
     within = layout((1000,), world_size=3)
@@ -106,7 +171,9 @@ def test_a_gradient_that_is_not_finite_spoils_its_block_of_the_average_on_every_
         assert average[384:].isfinite().all()
 
 
-@pytest.mark.parametrize("codec", [Int8(), Int4(), Ternary(), Int4(block=24), Ternary(block=8)])
+@pytest.mark.parametrize(
+    "codec", [Int8(), Int4(), Ternary(), FP8(), Int4(block=24), Ternary(block=8), Int4(rotate=True)]
+)
 def test_rows_are_whole_words_of_16_bytes_and_hold_codes_and_scales(codec):
     for numel in (1, 8, 127, 128, 129, 1009):
         length = codec.row_length(numel)

@@ -26,6 +26,7 @@ OPTIONS = {
         "ratio": 0.01,
         "k": None,
         "value_dtype": "fp32",
+        "scope": "bucket",
         **OF_FEEDBACK,
         "start_iter": 0,
         "warmup": "none",
@@ -42,8 +43,16 @@ OPTIONS = {
     "randomk": {"ratio": 0.01, "block": 256, "seed": 0, **OF_FEEDBACK, "start_iter": 0, "warmup": "none"},
     "chunktopk": {"ratio": 0.01, "chunk": 512, **OF_FEEDBACK, "start_iter": 0, "warmup": "none"},
 }
-for _name in ("int8", "int4", "ternary"):
-    OPTIONS[_name] = {**OPTIONS["onebit"], "block": 128, "rounding": "nearest"}
+for _name in ("int8", "fp8", "int4", "ternary"):
+    OPTIONS[_name] = {**OPTIONS["onebit"], "block": 128, "rounding": "nearest", "rotate": False}
+OPTIONS["fp8"]["format"] = "e4m3"
+OPTIONS["natural"] = {**OPTIONS["onebit"], "block": 128, "error_feedback": False, "feedback": 0.0}
+OPTIONS["qsgd"] = {**OPTIONS["natural"], "levels": 127}
+OPTIONS["terngrad"] = {**OPTIONS["natural"], "block": 1024, "clip": 2.5}
+OPTIONS["dropping"] = {**OPTIONS["onebit"], "cap": 0.02, "scope": "bucket", "ratio": 0.01, "sample": 0.01}
+OPTIONS["adacomp"] = {**OPTIONS["onebit"], "cap": 0.02, "scope": "bucket", "bin": 500}
+for _name in ("dropping", "adacomp"):
+    del OPTIONS[_name]["block"]
 OPTIONS["batched-powersgd"] = OPTIONS["powersgd"]
 
 

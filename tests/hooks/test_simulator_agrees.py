@@ -62,7 +62,7 @@ WRAPPED = [
     "chunktopk:ratio=0.1,chunk=16",
     "bf16+chunktopk:ratio=0.1,chunk=16",
 ]
-IN_RANK_ORDER = ("topk", "onebit", "int8", "int4", "ternary")  # sums of gathered payloads
+IN_RANK_ORDER = ("topk", "onebit", "int8", "fp8", "int4", "ternary")  # sums of gathered payloads
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

@@ -122,6 +122,7 @@ def steady_calls():
         kernels.sign_unpack_mean: (scales[None], bits[None], grad),
         kernels.quantize_blocks: (grad, residual, scales, torch.zeros(1, 64, dtype=torch.int8), 64),
         kernels.dequantize_mean: (scales[None], torch.zeros(1, 1, 64, dtype=torch.int8), grad),
+        kernels.rotate_blocks: (grad, torch.ones(16)),
         kernels.select_largest: (grad, residual, indices, values, 64),
         kernels.scatter_mean: (indices[None], values[None], grad, 64),
         kernels.low_rank_left: (grad, residual, factors, q, p),

@@ -54,6 +54,12 @@ REFUSED = {
         (X, None, torch.ones(1, 2), BITS.view(torch.int8), 16, 3),
         "8, 4 or 2 bits",
     ),
+    "an exponent of 6 bits": (
+        kernels.quantize_blocks,
+        (X, None, torch.ones(1, 2), torch.zeros(1, 16, dtype=torch.int8), 16, 8, 6),
+        "4, 5 or 7 bits of 8, or none; got 6",
+    ),
+    "twelve signs": (kernels.rotate_blocks, (X, torch.ones(12)), "a power of two, got 12"),
     "voters differ": (kernels.sign_unpack_mean, (torch.ones(2, 1, 1), BITS[None], X), "bits of"),
     "k differs": (kernels.select_largest, (X, None, PLACES, torch.ones(1, 3), 16), "differ"),
     "rows differ": (kernels.select_largest, (X, None, PLACES, torch.ones(1, 2), 8), "do not hold 16"),

@@ -26,10 +26,10 @@ def signs(grad, residual, block):
     return scales, bits
 
 
-def quantized(grad, residual, block, bits=8, seed=-1):
+def quantized(grad, residual, block, bits=8, exponent=0, seed=-1):
     rows = -(-len(grad) // block)
     scales, codes = torch.zeros(rows, 1), torch.zeros(rows, block * bits // 8, dtype=torch.int8)
-    kernels.quantize_blocks(grad, residual, scales, codes, block, bits, seed)
+    kernels.quantize_blocks(grad, residual, scales, codes, block, bits, exponent, seed)
     return scales, codes
 
 
@@ -59,6 +59,7 @@ ENCODERS = {
     "quantization": partial(quantized, block=1_000),
     "quantization to 4 bits": partial(quantized, block=1_000, bits=4),
     "quantization to 2 bits": partial(quantized, block=128, bits=2),
+    "quantization to floats": partial(quantized, block=1_000, exponent=4),
     "quantization at random": partial(quantized, block=1_000, seed=7),
     "selection from short rows": partial(selected, k=9, length=200),
     "selection from a long row": partial(selected, k=90, length=9_001),

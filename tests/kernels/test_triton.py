@@ -9,6 +9,7 @@ import torch
 
 from gradwire import kernels
 from gradwire.kernels import Factors, Matrix, triton_kernels
+from gradwire.kernels.quantization import FORMATS
 
 from ..residuals import in_place
 from .forgetting import forget
@@ -207,8 +208,8 @@ def test_arguments_that_do_not_fit_are_refused_before_anything_runs():
 
 
 @pytest.mark.parametrize("seed", [-1, 1 << 40])
-@pytest.mark.parametrize("bits", [8, 4, 2])
-def test_quantized_blocks_are_those_of_the_reference_to_the_bit(bits, seed):
+@pytest.mark.parametrize(("bits", "exponent"), FORMATS)
+def test_quantized_blocks_are_those_of_the_reference_to_the_bit(bits, exponent, seed):
     outputs = []
     for quantize, mean in (
         (kernels.quantize_blocks, kernels.dequantize_mean),
@@ -216,7 +217,17 @@ def test_quantized_blocks_are_those_of_the_reference_to_the_bit(bits, seed):
     ):
         residual, out = numbers(SIZE, seed=1), torch.full((SIZE,), NAN)
         scales, codes = torch.full((3, 25), NAN), torch.zeros(3, 3200 * bits // 8, dtype=torch.int8)
-        quantize(numbers(SIZE), in_place(residual), scales, codes, 3200, bits, seed, 1 << 32)
-        mean(torch.stack([scales, scales * 2]), torch.stack([codes, codes]), out, bits)
+        quantize(numbers(SIZE), in_place(residual), scales, codes, 3200, bits, exponent, seed, 1 << 32)
+        mean(torch.stack([scales, scales * 2]), torch.stack([codes, codes]), out, bits, exponent)
         outputs.append((residual, scales, codes, out))
     assert all(same(found, expected) for found, expected in zip(*outputs, strict=True))
+
+
+@pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize("block", [1, 8, 128, 8192, 16_384])
+def test_rotated_blocks_are_those_of_the_reference_to_the_bit(block, back):
+    signs = numbers(block, seed=1).sign()
+    found, expected = numbers(SIZE), numbers(SIZE)
+    kernels.rotate_blocks(found, signs, back)
+    kernels.rotate_blocks.reference(expected, signs, back)
+    assert same(found, expected)

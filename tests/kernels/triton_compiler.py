@@ -21,6 +21,7 @@ from triton.runtime.jit import JITFunction
 
 from gradwire import kernels
 from gradwire.kernels import Factors, Matrix
+from gradwire.kernels.quantization import FORMATS
 from gradwire.kernels.triton_kernels import low_rank_dots
 from tests.residuals import in_place
 
@@ -73,11 +74,14 @@ def launch_streams():
         kernels.sign_pack(grad, in_place(None if residual is None else residual.clone()), scales, bits, block)
         if block < 8192:
             kernels.sign_unpack_mean(scales[None], bits[None], grad)
-    for bits in (8, 4, 2):
+    for bits, exponent in FORMATS:
         scales, codes = torch.ones(1, 40), torch.zeros(1, 5120 * bits, dtype=torch.int8)
-        kernels.quantize_blocks(wide, None, scales, codes, 40_960, bits)
-        kernels.quantize_blocks(narrow, in_place(torch.ones(size)), scales, codes, 40_960, bits, seed=1)
-        kernels.dequantize_mean(scales[None], codes[None], wide, bits)
+        kernels.quantize_blocks(wide, None, scales, codes, 40_960, bits, exponent)
+        kernels.quantize_blocks(narrow, in_place(torch.ones(size)), scales, codes, 40_960, bits, exponent, seed=1)
+        kernels.dequantize_mean(scales[None], codes[None], wide, bits, exponent)
+    for block in (8, 128, 4096):
+        kernels.rotate_blocks(wide, torch.ones(block))
+        kernels.rotate_blocks(wide, torch.ones(block), back=True)
 
 
 def launch_selection():
