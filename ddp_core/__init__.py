@@ -7,6 +7,7 @@ from .engine.driver import FuturePending
 from .engine.engine import DEFAULT_TIMEOUT, Engine
 from .handle import Handle
 from .local_steps.local_steps import LocalSteps
+from .local_steps.outer import outer
 from .local_steps.rounds import RoundStats
 from .measure.record import Record
 from .measure.stats import Stats
@@ -62,6 +63,7 @@ __all__ = [
     "keep_rendezvous",
     "layout_of",
     "obstacle",
+    "outer",
     "overlap",
     "plain",
     "refuse_inside",

@@ -57,6 +57,11 @@ class CompareConfig:
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """what trains it; with fsdp (torch's FSDP2) compressors are WEIGHTS/GRADIENTS, such as int8/int4, one word for both, or
     torch for its own communication"""
+    local_every: int = 0
+    """optimizer steps between two averages by local steps (gradwire.LocalSteps), which train the bare model and average
+    differences, compressed; 0 averages the gradients of every step"""
+    local_outer: str = "nesterov:lr=0.7,momentum=0.9"
+    """the outer optimizer of local steps, such as sgd:lr=1,momentum=0"""
     order: Order = BACKWARD
     """in which gradients go: backward, whose step waits for all of them; slices, the same in pieces of 4 MiB on the wire;
     priority: in pieces, first what the next forward needs first, and that waits where it needs them; auto"""

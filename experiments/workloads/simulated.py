@@ -13,21 +13,11 @@ from ...hooks.plan import bucket_layouts, ratio
 from ..results.comparison import RunResult, Seconds
 from ..results.statistics import percentiles
 from .data import Dataset
+from .evaluation import digest_of, evaluation_of, held_out_sums
 from .memory import peak_memory, reset_peak_memory
 from .optimizers import optimizer_for, schedule_for
 from .sample import Batch
-from .training import (
-    REPORT_EVERY,
-    History,
-    Report,
-    TrainingConfig,
-    digest_of,
-    evaluation_of,
-    held_out_sums,
-    initial_model,
-    loss_of,
-    steady,
-)
+from .training import REPORT_EVERY, History, Report, TrainingConfig, initial_model, loss_of, steady
 
 CPU = torch.device("cpu")
 

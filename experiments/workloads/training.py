@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -15,23 +14,25 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
+from torch.optim import Optimizer
 
-from ...compress import Traffic, compressor, warm_up_steps
-from ...ddp_core import Decorator, DistributedDataParallel, Record, averaged, exchange
-from ...hooks import Handle, ShardHandle, Stats, attach
+from ...compress import compressor, warm_up_steps
+from ...ddp_core import Decorator, DistributedDataParallel, averaged, exchange
+from ...hooks import Handle, ShardHandle, attach
 from ...hooks.plan import ratio
-from ..results.comparison import Evaluation, RunResult, Seconds
+from ..results.comparison import Evaluation, RunResult
 from ..results.statistics import percentiles
+from .communication import Communication, of_handle, of_torch
 from .data import DataConfig, Dataset
+from .evaluation import evaluate, same_digest
+from .local_training import LocalTraining, check_local
 from .memory import peak_memory, reset_peak_memory
 from .models import ModelConfig, build_model
 from .optimizers import optimizer_for, schedule_for
 from .order import BACKWARD, Order, drain, ordered
-from .sample import Batch
 from .sharding import copy_whole, sharded, torchs_traffic, without_sync
 
 REPORT_EVERY = 10  # steps between two looks at the loss of all ranks
-NOT_MEASURED = Seconds(encode=0.0, wait=0.0, decode=0.0)
 Steps: TypeAlias = Sequence[tuple[int, float, float]]  # number, mean loss over ranks, seconds of training at its end
 Report: TypeAlias = Callable[[Steps], None]
 
@@ -64,6 +65,10 @@ class TrainingConfig:
     """whose DistributedDataParallel; torch's has gradwire's hook"""
     parallel: Literal["ddp", "fsdp"]
     """what trains it: DistributedDataParallel, or torch's FSDP2"""
+    local_every: int
+    """optimizer steps between two averages by local steps; 0 averages the gradients of every step"""
+    local_outer: str
+    """the outer optimizer of local steps"""
     order: Order
     """in which gradients go; other orders than backward's with gradwire's DistributedDataParallel only"""
     eval_batches: int
@@ -82,6 +87,8 @@ class TrainingConfig:
             raise ValueError(f"sync_every is from 1 to steps, {self.steps}, got {self.sync_every}")
         if self.order != BACKWARD and self.ddp == "torch":
             raise ValueError(f"order {self.order} needs gradwire's DistributedDataParallel: leave out --ddp torch")
+        if self.local_every:
+            check_local(self.local_every, self.local_outer, self.parallel, self.order)
         if not 0 <= self.warmup < self.optimizer_steps:
             raise ValueError(
                 f"warmup is at least 0 and less than the optimizer steps, {self.optimizer_steps}, got {self.warmup}"
@@ -138,14 +145,18 @@ def train(
     reset_peak_memory(device)
     model = initial_model(config, dataset, device)
     wrapped, handle = _wrapped(model, spec, config, device, transport)
-    history = _steps(wrapped, spec, config, dataset, group, device, report)
+    optimizer = _optimizer(wrapped, spec, config)
+    at_end = handle.begin(wrapped, optimizer) if isinstance(handle, LocalTraining) else (lambda: None)
+    history = _steps(wrapped, optimizer, config, dataset, group, device, report, at_end)
     if config.parallel == "fsdp":
         model = initial_model(config, dataset, device)
         copy_whole(wrapped, model)
-    evaluation = _evaluate(model, config, dataset, group, device)
-    stats = None if handle is None else handle.stats()
-    traffic = torchs_traffic(wrapped, group.size(), config.sync_every) if stats is None else stats.last.traffic
-    result = _result(spec, config, model, stats, traffic, history, evaluation, group, device)
+    evaluation = evaluate(model, dataset, config.batch_size, config.eval_batches, group, device)
+    if handle is None:
+        sent = of_torch(torchs_traffic(wrapped, group.size(), config.sync_every), config.optimizer_steps)
+    else:
+        sent = handle.of_steps(config.optimizer_steps) if isinstance(handle, LocalTraining) else of_handle(handle)
+    result = _result(spec, config, model, sent, history, evaluation, group, device)
     if handle is not None:
         handle.close()  # not where this rank fails: its peers would fail, too, before it has told why
     return result
@@ -153,9 +164,11 @@ def train(
 
 def _wrapped(
     model: nn.Module, spec: str, config: TrainingConfig, device: torch.device, transport: Decorator | None
-) -> tuple[nn.Module, Handle | ShardHandle | None]:
+) -> tuple[nn.Module, Handle | ShardHandle | LocalTraining | None]:
     """The model as what is configured trains it, and the handle of its compression; None where torch communicates."""
     timeout = timedelta(seconds=config.timeout)
+    if config.local_every:
+        return model, LocalTraining(spec, config.local_every, config.local_outer, timeout, transport)
     if config.parallel == "fsdp":
         return model, sharded(model, spec, device, timeout, transport)
     if config.ddp == "torch":
@@ -184,18 +197,22 @@ def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
 
 
+def _optimizer(model: nn.Module, spec: str, config: TrainingConfig) -> Optimizer:
+    momentum_of = "none" if config.parallel == "fsdp" or config.local_every else spec
+    optimizer = optimizer_for(model, momentum_of, config.optimizer, config.lr, config.momentum)
+    return ordered(model, optimizer, config.order)
+
+
 def _steps(
     model: nn.Module,
-    spec: str,
+    optimizer: Optimizer,
     config: TrainingConfig,
     dataset: Dataset,
     group: dist.ProcessGroup,
     device: torch.device,
     report: Report,
+    at_end: Callable[[], None],
 ) -> History:
-    momentum_of = "none" if config.parallel == "fsdp" else spec
-    optimizer = optimizer_for(model, momentum_of, config.optimizer, config.lr, config.momentum)
-    optimizer = ordered(model, optimizer, config.order)
     schedule = schedule_for(optimizer, config.schedule, config.warmup, config.optimizer_steps)
     batches = dataset.train_batches(config.batch_size, seed=config.seed, rank=group.rank(), world_size=group.size())
     history = History()
@@ -212,6 +229,7 @@ def _steps(
             schedule.step()
         if step + 1 == config.steps:
             drain(optimizer)
+            at_end()
         history.add(loss.item(), time.perf_counter() - start)
         if (step + 1) % REPORT_EVERY == 0 or step + 1 == config.steps:
             report(history.look(group, device))
@@ -220,50 +238,16 @@ def _steps(
 
 def _unsynced(model: nn.Module) -> AbstractContextManager[None]:
     """A backward inside does not communicate."""
-    return model.no_sync() if isinstance(model, TorchDDP | DistributedDataParallel) else without_sync(model)
-
-
-def _evaluate(
-    model: nn.Module, config: TrainingConfig, dataset: Dataset, group: dist.ProcessGroup, device: torch.device
-) -> Evaluation:
-    """Loss and accuracy on held-out data; the ranks share the batches."""
-    batches = dataset.evaluation_batches(config.batch_size, config.eval_batches)
-    return evaluation_of(averaged(held_out_sums(model, _share(batches, group), device), group))
-
-
-@torch.no_grad()
-def held_out_sums(model: nn.Module, batches: Iterator[Batch], device: torch.device) -> Tensor:
-    """Loss, right answers and answers of the batches, summed: (3,) float64."""
-    model.eval()
-    sums = torch.zeros(3, dtype=torch.float64, device=device)
-    for inputs, targets in batches:
-        logits = model(inputs.to(device)).flatten(0, -2)
-        expected = targets.to(device).flatten()
-        loss = functional.cross_entropy(logits, expected, reduction="sum")
-        hits = (logits.argmax(-1) == expected).sum()
-        sums += torch.stack([loss.double(), hits.double(), torch.tensor(expected.numel(), device=device)])
-    model.train()
-    return sums
-
-
-def evaluation_of(sums: Tensor) -> Evaluation:
-    """The means, from the sums of all batches or their mean over ranks."""
-    loss_sum, hit_sum, count = sums.tolist()
-    return Evaluation(loss=loss_sum / count, accuracy=hit_sum / count)
-
-
-def _share(batches: Iterator[Batch], group: dist.ProcessGroup) -> Iterator[Batch]:
-    for index, batch in enumerate(batches):
-        if index % group.size() == group.rank():
-            yield batch
+    if isinstance(model, TorchDDP | DistributedDataParallel):
+        return model.no_sync()
+    return without_sync(model) if hasattr(model, "set_requires_gradient_sync") else nullcontext()
 
 
 def _result(
     spec: str,
     config: TrainingConfig,
     model: nn.Module,
-    stats: Stats | None,
-    last: Traffic,
+    sent: Communication,
     history: History,
     evaluation: Evaluation,
     group: dist.ProcessGroup,
@@ -277,38 +261,18 @@ def _result(
         loss=tuple(losses),
         eval=evaluation,
         step_seconds=percentiles(steady(history.step_seconds)),
-        seconds=NOT_MEASURED if stats is None else _mean_seconds(stats.total, stats.steps),
-        payload_bytes_per_step=last.payload_bytes,
-        sent_bytes_per_step=last.sent_bytes,
-        compression_ratio=ratio(elements, last, group.size()),
+        seconds=sent.seconds,
+        payload_bytes_per_step=sent.traffic.payload_bytes,
+        sent_bytes_per_step=sent.traffic.sent_bytes,
+        compression_ratio=ratio(elements, sent.traffic, group.size()),
         peak_memory_bytes=max(int(size) for size in exchange(str(peak_memory(device)), group)),
         train_seconds=tuple(history.train_seconds),
-        parameters_digest=_same_digest(model, group),
-        warmed_up=stats is None or config.parallel == "fsdp" or warm_up_steps(compressor(spec)) < stats.steps,
-        total_sent_bytes=last.sent_bytes * config.optimizer_steps if stats is None else stats.total.traffic.sent_bytes,
+        parameters_digest=same_digest(model, group),
+        warmed_up=config.parallel == "fsdp" or warm_up_steps(compressor(spec)) < sent.averages,
+        total_sent_bytes=sent.total_sent_bytes,
     )
 
 
 def steady(step_seconds: Sequence[float]) -> Sequence[float]:
     """Without the first steps, which build buckets and groups."""
     return step_seconds[min(len(step_seconds) // 5, 10) :]
-
-
-def _mean_seconds(total: Record, steps: int) -> Seconds:
-    return Seconds(encode=total.encode / steps, wait=total.wait / steps, decode=total.decode / steps)
-
-
-def _same_digest(model: nn.Module, group: dist.ProcessGroup) -> str:
-    """A digest of all parameters; RuntimeError unless it is the same on every rank."""
-    digests = exchange(digest_of(model), group)
-    if len(set(digests)) > 1:
-        raise RuntimeError(f"the ranks ended with different parameters: {digests}")
-    return digests[0]
-
-
-def digest_of(model: nn.Module) -> str:
-    """SHA-256 of all parameters, in hexadecimal digits."""
-    digest = hashlib.sha256()
-    for parameter in model.parameters():
-        digest.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()

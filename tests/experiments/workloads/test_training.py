@@ -45,3 +45,15 @@ def test_the_order_of_sending_changes_nothing_that_is_learned(trained):
 def test_torchs_ddp_knows_no_other_order(capsys):
     assert main(["compare", *SHARED, "--ddp=torch", "--order=priority"]) == 2
     assert "order priority needs gradwire's DistributedDataParallel" in capsys.readouterr().err
+
+
+def test_local_steps_train_and_tell_what_they_send(trained):
+    steps = ("--nproc=2", "--batch-size=8", "--steps=16", "--compressors=int4")
+    local, every_step = trained("local", *steps, "--local-every=8"), trained("every step", *steps)
+    assert local["eval"]["loss"] < local["loss"][0]
+    assert local["sent_bytes_per_step"] < every_step["sent_bytes_per_step"] / 3
+
+
+def test_local_steps_train_the_bare_model(capsys):
+    assert main(["compare", *SHARED, "--local-every=8", "--order=priority"]) == 2
+    assert "local steps train the bare model" in capsys.readouterr().err
