@@ -6,9 +6,11 @@ from typing import Any
 # {kind of optimizer: {method: {option: value}}}; what is not listed keeps the method's own default.
 FEEDBACK: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "SGD with momentum": {
-        "onebit": {"feedback": 0.9},
+        "onebit": {"feedback": 0.8},
+        "ternary": {"feedback": 0.8},
         "powersgd": {"feedback": 0.9},
         "batched-powersgd": {"feedback": 0.9},
+        "acp-powersgd": {"feedback": 0.9},
     },
     "Adam": {
         "topk": {"feedback": 0.8},
