@@ -93,8 +93,8 @@ class CompareConfig:
             raise ValueError("simulated ranks have no network: leave out link and netlab, or simulated")
         if self.simulated and self.backend not in ("auto", "gloo"):
             raise ValueError(f"simulated ranks train on the CPU, without a process group; got backend {self.backend!r}")
-        if self.simulated and self.ddp != "gradwire":
-            raise ValueError("simulated ranks have no DistributedDataParallel: leave out ddp, or simulated")
+        if self.simulated and (self.ddp != "gradwire" or self.order != BACKWARD):
+            raise ValueError("simulated ranks have no DistributedDataParallel: leave out ddp and order, or simulated")
         if not self.compressors:
             raise ValueError("compressors is empty: name at least one, such as none,bf16,powersgd:rank=4")
         if twice := sorted({spec for spec in self.compressors if self.compressors.count(spec) > 1}):
