@@ -47,7 +47,7 @@ def sharded(
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    modules = [*blocks(model), model]
+    modules: list[Any] = [*blocks(model), model]
     for module in modules:
         fully_shard(module, mesh=mesh)
     for module, following in pairwise(reversed(modules)):

@@ -52,8 +52,8 @@ class GivenParts(nn.Module):
         return sum(part(each) for part, each in zip(self.parts, gradients, strict=True))
 
 
-def given_model(world_size, **options):
-    model, mesh = GivenParts(), mesh_of(world_size)
+def given_model(world_size=None, mesh=None, **options):
+    model, mesh = GivenParts(), mesh or mesh_of(world_size)
     for part in model.parts:
         fully_shard(part, mesh=mesh, **options)
     fully_shard(model, mesh=mesh, **options)

@@ -6,9 +6,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import gradwire
 
-from .given import network, trained
-
-ROWS = 16 * 7
+from .given import given_model, gradients, mean_gradients, network, trained
 
 
 def hybrid(**options):
@@ -44,3 +42,28 @@ def test_it_trains_as_torchs_hybrid_sharding_does(ranks, arguments, tolerance):
         torch.testing.assert_close(ours, answers[0][1], rtol=0, atol=0)
         assert all(map(torch.isfinite, map(torch.sum, again.values())))
         assert (rounds or 0) >= (3 if "replicas" in arguments else 0)
+
+
+def resumed(rank, world_size):
+    """The keys of a state, and whether steps after a resume are what they are without one."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    arguments = {"gather": "int8", "reduce": "int4", "replicas": "topk:ratio=0.1"}
+    models = [given_model(mesh=mesh) for _ in range(2)]
+    first, second = (gradwire.attach(model, **arguments) for model in models)
+    for step in range(3):
+        mean_gradients(models[0], gradients(rank, step))
+    state = first.state_dict()
+    second.load_state_dict(state)
+    alike = []
+    for step in range(3, 5):
+        one, other = (mean_gradients(model, gradients(rank, step)) for model in models)
+        alike += [torch.equal(one[name], other[name]) for name in one]
+    first.close()
+    second.close()
+    return list(state), all(alike)
+
+
+def test_what_is_held_back_among_shards_and_among_replicas_comes_back_to_the_bit(ranks):
+    answers = ranks.run(resumed, 4)
+    assert [keys for keys, _ in answers] == [[f"rank {rank} of 4"] for rank in range(4)]
+    assert all(alike for _, alike in answers)
