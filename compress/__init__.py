@@ -7,6 +7,7 @@ from .adapters import Gathered, TwoShot
 from .build import Spec, compressor, compressors, specification
 from .chunktopk import ChunkTopK
 from .dense import Dense
+from .dgc import DGC
 from .dropping import Dropping
 from .feedback import AdamSpace, Damped, WorkerMomentum
 from .guard import Guarded
@@ -42,6 +43,7 @@ from .topk import TopK
 from .wrappers import ErrorFeedback, Partition, Switch, Widen, warm_up_steps
 
 __all__ = [
+    "DGC",
     "FP8",
     "QSGD",
     "ACPPowerSGD",

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from .build import Spec, compressor, parsed, specification
 from .defaults import FEEDBACK
+from .dgc import DGC
 from .feedback import WorkerMomentum
 from .protocol import Compressor, inside
 from .registry import registered
@@ -107,7 +108,7 @@ def _filled(given: Mapping[str, Any], defaults: Mapping[str, Mapping[str, Any]])
 
 
 def _check_momentum(built: Compressor, optimizer: Optimizer, name: str) -> None:
-    mine = next((each.momentum for each in inside(built) if isinstance(each, WorkerMomentum)), 0.0)
+    mine = next((each.momentum for each in inside(built) if isinstance(each, WorkerMomentum | DGC)), 0.0)
     if mine and (own := own_momentum(optimizer)):
         warnings.warn(
             f"{specification(built)} averages gradients with a momentum of {mine:g}, and {name} has one of {own:g} on top: "

@@ -70,6 +70,11 @@ class TopK:
             if residual is not None:
                 residual.add_(wide.sub_(out))
 
+    def indices(self, rows: Tensor, length: int) -> Tensor:
+        """Which elements encoded rows of `length` say, all in one, counted from the first row's first."""
+        indices = self._parts(rows, length)[0].long()
+        return indices.add_(torch.arange(len(rows), device=rows.device).unsqueeze(1) * length).view(-1)
+
     def _parts(self, rows: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Views of the indices and the values of encoded rows."""
         index, value = _index_dtype(length), VALUE_DTYPES[self.value_dtype]

@@ -53,6 +53,7 @@ OPTIONS["dropping"] = {**OPTIONS["onebit"], "cap": 0.02, "scope": "bucket", "rat
 OPTIONS["adacomp"] = {**OPTIONS["onebit"], "cap": 0.02, "scope": "bucket", "bin": 500}
 for _name in ("dropping", "adacomp"):
     del OPTIONS[_name]["block"]
+OPTIONS["dgc"] = {"ratio": 0.001, "momentum": 0.9, "warmup_steps": 0, "clip": None, "start_iter": 0, "warmup": "none"}
 OPTIONS["batched-powersgd"] = OPTIONS["powersgd"]
 
 

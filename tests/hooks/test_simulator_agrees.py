@@ -62,12 +62,13 @@ WRAPPED = [
     "chunktopk:ratio=0.1,chunk=16",
     "bf16+chunktopk:ratio=0.1,chunk=16",
 ]
+EVERY = [name for name in compressors() if name != "dgc"]  # which takes no parameters that may be unused
 IN_RANK_ORDER = ("topk", "onebit", "int8", "fp8", "int4", "ternary")  # sums of gathered payloads
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_real_ranks_compute_what_the_simulator_says_two_in_every_bit(ranks, world_size):
-    specs = [*compressors(), *WRAPPED] if world_size == 2 else ["none", "powersgd", *IN_RANK_ORDER]
+    specs = [*EVERY, *WRAPPED] if world_size == 2 else ["none", "powersgd", *IN_RANK_ORDER]
     for rank, runs in enumerate(ranks.run(run_for_simulator, world_size, specs)):
         for spec in specs:
             exact = world_size == 2 or spec.startswith(IN_RANK_ORDER)

@@ -13,6 +13,7 @@ from gradwire.compress import compressors
 from ..chain import SMALL, WIDTH, Chain, inputs_of, train, wrapped
 from ..nets import same
 
+EVERY = [name for name in compressors() if name != "dgc"]  # which takes no parameters that may be unused
 MORE = [
     "fp16+powersgd:rank=1",
     "powersgd:rank=2,start_iter=2",
@@ -43,7 +44,7 @@ def compared(rank, world_size, specs, view):
 
 @pytest.mark.parametrize(("world_size", "view"), [(2, False), (3, True)])
 def test_every_compressor_gives_all_ranks_the_bits_that_it_gives_attached_to_torch_s(ranks, world_size, view):
-    specs = [*compressors(), *MORE]
+    specs = [*EVERY, *MORE]
     answers = ranks.run(compared, world_size, specs, view, timeout=110)
     for results in answers:
         for spec, (mine, as_torch) in results.items():
