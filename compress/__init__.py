@@ -7,6 +7,7 @@ from .build import Spec, compressor, compressors, specification
 from .chunktopk import ChunkTopK
 from .dense import Dense
 from .half import BFloat16, Cast, Float16
+from .hosts import Hosts
 from .onebit import OneBit
 from .powersgd import BatchedPowerSGD, PowerSGD
 from .protocol import (
@@ -48,6 +49,7 @@ __all__ = [
     "ErrorFeedback",
     "Float16",
     "Gathered",
+    "Hosts",
     "Int4",
     "Int8",
     "Layout",

@@ -120,6 +120,15 @@ class FlatLeaf(Leaf):
         """Whether these are gradient that was held back, which must never be lost."""
         return True
 
+    @property
+    def weight(self) -> int:
+        """How often a number that is held back here is missing from the gradient of one rank."""
+        return 1
+
+    def pieces(self) -> Iterator[tuple[str, int, Tensor]]:
+        """(parameter, first element within its entry of the layout, numbers) of all that is held."""
+        raise NotImplementedError
+
 
 @dataclass
 class PerParameter(FlatLeaf):
@@ -161,6 +170,10 @@ class PerParameter(FlatLeaf):
                     )
         return {}
 
+    def pieces(self) -> Iterator[tuple[str, int, Tensor]]:
+        for name, view in self.layout.views(self.flat).items():
+            yield name, 0, view
+
     @property
     def holds_back(self) -> bool:
         return self.residual
@@ -182,8 +195,12 @@ class Chunk(FlatLeaf):
     start: int
     flat: Tensor
 
+    @property
+    def weight(self) -> int:
+        return self.layout.world_size
+
     def pieces(self) -> Iterator[tuple[str, int, Tensor]]:
-        """(parameter, first element within it, numbers) of every parameter that this chunk touches."""
+        """Of every parameter that this chunk touches."""
         end = self.start + self.flat.numel()
         for name, offset, size in zip(self.layout.names, self.layout.offsets, self.layout.sizes, strict=True):
             first, last = max(self.start, offset), min(end, offset + size)
@@ -231,7 +248,7 @@ class Chunk(FlatLeaf):
 
     def _owed(self, name: str, first: int, numbers: Tensor) -> Tensor:
         owed = numbers.new_zeros(self.layout.sizes[self.layout.names.index(name)])
-        owed[first : first + numbers.numel()] = numbers * self.layout.world_size
+        owed[first : first + numbers.numel()] = numbers * self.weight
         return owed
 
 

@@ -71,9 +71,7 @@ MAPPINGS = [
     ({"name": "powersgd", "start_iter": 9, "warmup": {"name": "bf16"}}, "powersgd:start_iter=9,warmup=bf16"),
     ({"name": "powersgd", "start_iter": 9, "warmup": BFloat16()}, "powersgd:start_iter=9,warmup=bf16"),
 ]
-ALL = (
-    "acp-powersgd, batched-powersgd, bf16, chunktopk, fp16, int4, int8, none, onebit, powersgd, randomk, ternary, topk"
-)
+ALL = "acp-powersgd, batched-powersgd, bf16, chunktopk, fp16, hosts, int4, int8, none, onebit, powersgd, randomk, ternary, topk"
 TOPK_OPTIONS = "ratio, k, value_dtype, error_feedback, start_iter, warmup"
 REFUSED = {  # specification: what the message must say
     "": ["cannot read", "''", "name:key=value"],
