@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial as partially
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...compress import AllReduce, Compressor, most_rounds
+from ...compress.shares import ranks_given
 from ..buckets.assignment import Rooms, own_rooms
 from ..buckets.checksum import checksum
 from ..buckets.grad_bucket import GradBucket
@@ -86,7 +88,14 @@ class CompressedAverager:
     def rooms(self, device: torch.device) -> Rooms:
         """Where buckets of our own DDP may best lie."""
         transport = self.engines.of(device, 0).transport
+        if ranks_given(self.memory.compressor) is not None and transport.allocates:
+            return partially(self._allocate, device)
         return transport.allocate if self.sums and transport.allocates else own_rooms
+
+    def _allocate(self, device: torch.device, buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
+        engine = self.engines.of(device, 0)
+        engine.transport.arrange(self.engines.ranks_per_host(self.memory.compressor, device))
+        return engine.transport.allocate(buckets)
 
     def expect_step(self) -> None:
         """The next bucket for a hook is the first of a step, and any may be the last: indices of buckets do not tell."""
@@ -213,25 +222,28 @@ class CompressedAverager:
         return self._bounds[index]
 
     def _parts(self, named: Mapping[str, Tensor], flat: Tensor, engine: Engine, index: int) -> list[Part]:
-        group = engine.transport.group
-        layout = layout_of(named, flat.dtype, flat.device, group.size(), group.rank())
+        group, placed = engine.transport.group, self.engines.ranks_per_host(self.memory.compressor, flat.device)
+        place = group.size(), group.rank(), placed
+        engine.transport.arrange(placed)
+        layout = layout_of(named, flat.dtype, flat.device, *place)
         if not self.memory.averages:
             compile_kernels(self.memory.compressor, layout)
         if not self._bounds:
-            self.memory.expect(self.names.values())
+            self.memory.expect(self.names.values(), placed)
             values = checksum(list(named.values())) if self._compares else None
             self.engines.agreement.meet(group, flat.device)
             engine.agree(setup(self.memory.compressor, self.memory.step - 1, layout, values))
             self._compares = False
         parts = []
         for names in self.memory.split(layout.names):
-            mine = layout_of({name: named[name] for name in names}, flat.dtype, flat.device, group.size(), group.rank())
+            mine = layout_of({name: named[name] for name in names}, flat.dtype, flat.device, *place)
             rounds = most_rounds(self.memory.compressor, [mine])
             engine.prepare(rounds + self.memory.partial)  # which parameters were used may travel apart
             places = None if mine == layout else places_in(layout, names)
             with self._lock:
                 memory = self.memory.get(mine) or self.memory.add(mine)
-            parts.append(Part(memory, places, labelled(index, names)))
+            room = engine.transport.room_for(flat if places is None else flat.new_empty(mine.numel))
+            parts.append(Part(memory, places, labelled(index, names), room))
         return parts
 
     def _name(self, parameter: Tensor) -> str:

@@ -20,22 +20,27 @@ from ..transport.protocol import Pending
 
 @dataclass(frozen=True)
 class Part:
-    """A bucket of ours inside one of DDP's: all of it (`places` is None) or the listed pieces of its flat buffer."""
+    """A bucket of ours inside one of DDP's: all of it (`places` is None) or the listed pieces of its flat buffer.
+
+    `room`: where it is averaged, if not in place.
+    """
 
     memory: BucketMemory
     places: tuple[tuple[int, int], ...] | None
     label: str
+    room: Tensor | None = None
 
     def reduce(self, flat: Tensor, step: int, buffer: Tensor, watched: bool) -> Program[Tensor]:
         """Average this part of `flat`, which is `buffer` as real numbers, in place; returns `buffer`.
 
         All of it is in the program, so that on CUDA it runs on the side stream, and the future's events cover it.
         """
-        if self.places is None:
+        if self.places is None and self.room is None:
             yield from self.memory.reduce(flat, step, watched)
             return buffer
-        pieces = [flat[first:end] for first, end in self.places]
-        average = yield from self.memory.reduce(torch.cat(pieces), step, watched)
+        pieces = [flat] if self.places is None else [flat[first:end] for first, end in self.places]
+        taken = torch.cat(pieces) if self.room is None else torch.cat(pieces, out=self.room)
+        average = yield from self.memory.reduce(taken, step, watched)
         torch._foreach_copy_(pieces, list(average.split([piece.numel() for piece in pieces])))
         return buffer
 

@@ -31,7 +31,10 @@ def merged(states: Any, compressor: Compressor, names: Mapping[Tensor, str]) -> 
     parameters = {name: parameter for parameter, name in names.items()}
     buckets = [_buckets(state, compressor, parameters, len(ordered), rank) for rank, state in enumerate(ordered)]
     held = summed(bucket.held_back() for mine in buckets for bucket in mine)
-    return {**ordered[0], "parameters": _owing(buckets[0], {name: held[name] / len(ordered) for name in held})}
+    mean = {name: held[name] / len(ordered) for name in held}
+    if (first := dict(ordered[0])).pop("ranks_per_host", None):  # all else was of rank 0's share
+        return {**first, "parameters": {name: {OWED: numbers} for name, numbers in mean.items()}}
+    return {**first, "parameters": _owing(buckets[0], mean)}
 
 
 def _ordered(states: Any) -> list[Mapping[str, Any]]:

@@ -71,7 +71,8 @@ MAPPINGS = [
     ({"name": "powersgd", "start_iter": 9, "warmup": {"name": "bf16"}}, "powersgd:start_iter=9,warmup=bf16"),
     ({"name": "powersgd", "start_iter": 9, "warmup": BFloat16()}, "powersgd:start_iter=9,warmup=bf16"),
 ]
-ALL = "acp-powersgd, batched-powersgd, bf16, chunktopk, fp16, hosts, int4, int8, none, onebit, powersgd, randomk, ternary, topk"
+FIRST = "acp-powersgd, batched-powersgd, bf16, chunktopk, fp16"
+ALL = f"{FIRST}, hosts, int4, int8, none, onebit, powersgd, randomk, ternary, topk"
 TOPK_OPTIONS = "ratio, k, value_dtype, error_feedback, start_iter, warmup"
 REFUSED = {  # specification: what the message must say
     "": ["cannot read", "''", "name:key=value"],
