@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,6 +17,7 @@ from .protocol import AllGather, AllReduce, Compressor, Layout, Program, ReduceS
 from .registry import register
 from .shares import Share, ignores_shapes, placed_on_hosts, ranks_given, share_of
 from .simulate import most_rounds
+from .state import Leaves
 from .together import next_request
 from .wrappers import ErrorFeedback
 
@@ -64,9 +66,15 @@ class Hosts:
         alone = layout.ranks_per_host == layout.world_size
         rounds = 0 if alone or not layout.numel else most_rounds(self.inner, [each for each in shares if each.numel])
         mine = shares[share.place]
-        inner = None if alone or not mine.numel else self.inner.init(mine)
+        inner = None if rounds == 0 else self.inner.init(mine) if mine.numel else self._empty(mine, shares)
         rounds_off = layout.dtype != mine.dtype and isinstance(self.inner, ErrorFeedback)
         return HostsState(share, inner, rounds, PerParameter.zeros(mine, residual=True) if rounds_off else None)
+
+    def _empty(self, mine: Layout, shares: Sequence[Layout]) -> PerParameter | None:
+        """The state of an empty share: nothing, but something where other ranks remember, as all ranks of a bucket do."""
+        other = next(share for share in shares if share.numel)
+        remembers = Leaves(self.inner.init(dataclasses.replace(other, device=torch.device("meta")))).flat
+        return PerParameter.zeros(mine, residual=True) if remembers else None
 
     def reduce(self, grad: Tensor, state: HostsState, residual: Residual | None = None) -> Program[Tensor]:
         """The average over all ranks; inside a host nothing is lost, but for what 16 bits cannot hold of it."""

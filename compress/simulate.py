@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from .protocol import (
     Program,
     ReduceScatter,
     Request,
+    Scope,
     children,
     members,
 )
@@ -138,16 +140,20 @@ def dry_run(compressor: Compressor, layout: Layout, step: int = STEADY) -> Traff
 
 def rehearse(compressor: Compressor, layout: Layout, step: int) -> Traffic:
     """The traffic of one step on a bucket of zeros, where all ranks do as this one: its kernels are compiled then."""
+    layout = placed_on_hosts(compressor, layout)
+    requests = _requests(compressor, layout, step)
+    return sum((traffic(each, layout.world_size, layout.ranks_per_host) for each in requests), Traffic())
+
+
+def _requests(compressor: Compressor, layout: Layout, step: int) -> Iterator[Request]:
+    """What a step asks for on a bucket of zeros where all ranks do as this one."""
     state = compressor.init(layout)
     Leaves(state).set_step(step)
     grad = torch.zeros(layout.numel, dtype=layout.dtype, device=layout.device)
     running = Running(compressor.reduce(grad, state))
-    total = Traffic()
-    layout = placed_on_hosts(compressor, layout)
     while (request := running.request) is not None:
-        total += traffic(request, layout.world_size, layout.ranks_per_host)
+        yield request
         running.advance(_alike(request, layout.members(request.scope), layout.rank))
-    return total
 
 
 def steady_traffic(compressor: Compressor, layouts: Sequence[Layout]) -> Traffic:
@@ -177,6 +183,13 @@ def boundaries(compressor: Compressor) -> set[int]:
 def most_rounds(compressor: Compressor, layouts: Sequence[Layout]) -> int:
     """The largest number of rounds that any stage takes for any of the layouts."""
     return max(dry_run(compressor, layout, step).rounds for step in boundaries(compressor) for layout in layouts)
+
+
+def scopes_by_round(compressor: Compressor, layout: Layout) -> list[set[Scope]]:
+    """Among whom the rounds of a bucket go, in any stage."""
+    layout = dataclasses.replace(placed_on_hosts(compressor, layout), device=torch.device("meta"))
+    stages = [[request.scope for request in _requests(compressor, layout, step)] for step in boundaries(compressor)]
+    return [{scope for scope in scopes if scope} for scopes in zip_longest(*stages)]
 
 
 class Simulation:

@@ -6,16 +6,14 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from functools import partial as partially
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compress import AllReduce, Compressor, most_rounds
-from ...compress.shares import ranks_given
-from ..buckets.assignment import Rooms, own_rooms
+from ...compress import AllReduce, Compressor
+from ..buckets.assignment import Rooms
 from ..buckets.checksum import checksum
 from ..buckets.grad_bucket import GradBucket
 from ..buckets.layout import as_real, layout_of
@@ -27,7 +25,19 @@ from ..measure.stats import Stats, Totals
 from ..measure.step import BucketStats, Step
 from ..memory.model_memory import ModelMemory, Snapshot
 from ..transport.protocol import Decorator, Pending
-from .bound import AllPending, Bound, OwnBound, Part, all_done, labelled, names_by_index, one_round, places_in, setup
+from .bound import (
+    AllPending,
+    Bound,
+    OwnBound,
+    Part,
+    all_done,
+    labelled,
+    names_by_index,
+    one_round,
+    places_in,
+    scopes_of_rounds,
+    setup,
+)
 from .compiling import compile_kernels
 from .engines import Engines
 from .protocol import Wishes
@@ -87,15 +97,7 @@ class CompressedAverager:
 
     def rooms(self, device: torch.device) -> Rooms:
         """Where buckets of our own DDP may best lie."""
-        transport = self.engines.of(device, 0).transport
-        if ranks_given(self.memory.compressor) is not None and transport.allocates:
-            return partially(self._allocate, device)
-        return transport.allocate if self.sums and transport.allocates else own_rooms
-
-    def _allocate(self, device: torch.device, buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
-        engine = self.engines.of(device, 0)
-        engine.transport.arrange(self.engines.ranks_per_host(self.memory.compressor, device))
-        return engine.transport.allocate(buckets)
+        return self.engines.rooms(self.memory.compressor, device, sums=self.sums)
 
     def expect_step(self) -> None:
         """The next bucket for a hook is the first of a step, and any may be the last: indices of buckets do not tell."""
@@ -237,8 +239,8 @@ class CompressedAverager:
         parts = []
         for names in self.memory.split(layout.names):
             mine = layout_of({name: named[name] for name in names}, flat.dtype, flat.device, *place)
-            rounds = most_rounds(self.memory.compressor, [mine])
-            engine.prepare(rounds + self.memory.partial)  # which parameters were used may travel apart
+            scopes = scopes_of_rounds(self.memory.compressor, mine, partial=self.memory.partial)
+            engine.prepare(len(scopes), scopes)
             places = None if mine == layout else places_in(layout, names)
             with self._lock:
                 memory = self.memory.get(mine) or self.memory.add(mine)

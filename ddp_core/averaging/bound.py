@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ...compress import AllReduce, Compressor, Layout, Program, specification
-from ...compress.protocol import Request
+from ...compress.protocol import Request, Scope
+from ...compress.simulate import scopes_by_round
 from ..engine.driver import FuturePending
 from ..engine.engine import Engine
 from ..memory.bucket_memory import BucketMemory
@@ -73,6 +74,14 @@ class OwnBound:
 def one_round(request: Request) -> Program[Tensor]:
     """A program of one request, whose reply it returns."""
     return (yield request)
+
+
+def scopes_of_rounds(compressor: Compressor, layout: Layout, *, partial: bool) -> list[set[Scope]]:
+    """Among whom the rounds of a bucket go. `partial`: one more may be among them, for which parameters were used."""
+    scopes = scopes_by_round(compressor, layout)
+    if not partial:
+        return scopes
+    return [{"all", *early, *late} for early, late in zip([*scopes, ()], [(), *scopes], strict=True)]
 
 
 @dataclass(frozen=True)

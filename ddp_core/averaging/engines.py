@@ -8,9 +8,11 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from ...compress import Compressor
 from ...compress.shares import ranks_given
+from ..buckets.assignment import Rooms, own_rooms
 from ..engine.engine import Engine
 from ..transport.agreement import Agreement
 from ..transport.host_memory import HostMemory
@@ -66,6 +68,20 @@ class Engines:
         if self._found is None:
             self._found = ranks_per_host(self.group, device)
         return self._found
+
+    def rooms(self, compressor: Compressor, device: torch.device, *, sums: bool) -> Rooms:
+        """Where buckets of our own DDP may best lie. `sums`: gradients are only summed."""
+        transport = self.of(device, 0).transport
+        if not transport.allocates:
+            return own_rooms
+        if ranks_given(compressor) is None:
+            return transport.allocate if sums else own_rooms
+
+        def allocated(buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
+            transport.arrange(self.ranks_per_host(compressor, device))
+            return transport.allocate(buckets)
+
+        return allocated
 
     def _transport(self, group: dist.ProcessGroup, device: torch.device) -> Transport:
         look = self.agreement.look

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -134,12 +134,19 @@ class ProcessGroup:
             self._ranks_per_host = ranks_per_host
             self._groups = {key: group for key, group in self._groups.items() if key[1] == "all"}
 
-    def open(self, channels: int) -> None:
-        """Have so many channels. A collective call: every rank makes it at the same bucket."""
-        while len(self._names) < channels:
-            channel = len(self._names)
-            self._names.append("" if self._device.type == "cuda" else new_name(self.group, self._device))
-            self._groups[channel, "all"] = self.group if self._device.type == "cuda" else self._private(channel, "all")
+    def open(self, channels: int, scopes: Sequence[Collection[Scope]] = ()) -> None:
+        """Have so many channels. A collective call: every rank makes it at the same bucket.
+
+        Groups are made here and not by those who use them: threads that wait for other ranks share one connection to the
+        store.
+        """
+        for channel in range(channels):
+            on_cuda = self._device.type == "cuda"
+            if channel == len(self._names):
+                self._names.append("" if on_cuda else new_name(self.group, self._device))
+            for scope in sorted({"all"} if on_cuda or not scopes else {*scopes[channel]} - {"self"}):
+                if (channel, scope) not in self._groups:
+                    self._groups[channel, scope] = self.group if on_cuda else self._private(channel, scope)
 
     def _private(self, channel: int, scope: Scope) -> dist.ProcessGroup:
         ranks = self._ranks(scope)

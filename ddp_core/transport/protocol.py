@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from typing import Protocol, TypeAlias
 
@@ -48,8 +48,11 @@ class Transport(Protocol):
     def arrange(self, ranks_per_host: int) -> None:
         """Have so many consecutive ranks be a host, in requests from now on. A collective call."""
 
-    def open(self, channels: int) -> None:
-        """Have so many channels, on each of which requests keep their order. A collective call."""
+    def open(self, channels: int, scopes: Sequence[Collection[Scope]] = ()) -> None:
+        """Have so many channels, on each of which requests keep their order. A collective call.
+
+        `scopes`: of the requests on each channel, by default all ranks.
+        """
 
     def allocate(self, buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
         """Memory that it carries best for buckets of these parameters; None: any will do. A collective call."""
@@ -83,9 +86,9 @@ class Decorated:
         """As the inner one."""
         self.inner.arrange(ranks_per_host)
 
-    def open(self, channels: int) -> None:
+    def open(self, channels: int, scopes: Sequence[Collection[Scope]] = ()) -> None:
         """As the inner one."""
-        self.inner.open(channels)
+        self.inner.open(channels, scopes)
 
     def allocate(self, buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
         """As the inner one."""
