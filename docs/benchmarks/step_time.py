@@ -6,7 +6,7 @@ Start it once on every host, by torchrun or by gradwire netlab:
 
 A case is WHAT@MEGABYTES, the latter the size of the buckets. WHAT is a gradwire specification, hooked on torch's DDP;
 gradwire:SPECIFICATION, with gradwire's own DDP; or torch:none, torch:fp16, torch:bf16, torch:powersgd (rank 1; on Gloo it
-needs one bucket). The model is a transformer of 19.2 M parameters; with --model tiny 600 layers of 272; with --model
+needs one bucket); or alone:none, with no DDP at all, and no communication. The model is a transformer of 19.2 M parameters; with --model tiny 600 layers of 272; with --model
 matrices 75 of 128 x 128.
 
 Where memory comes to lie is worth a few percent of a step, and stays as long as the models do. To tell smaller differences,
@@ -111,11 +111,13 @@ class Case:
         if kind == "gradwire":
             self.model = gradwire.DistributedDataParallel(self.build(), compressor=hook, **settings)
             self.closing = closing(self.model.compression)
+        elif kind == "alone":
+            self.model = self.build()
         else:
             self.model = DistributedDataParallel(self.build(), **settings)
         if hook in TORCH_HOOKS and kind == "torch":
             self.model.register_comm_hook(*TORCH_HOOKS[hook]())
-        elif kind not in ("torch", "gradwire"):
+        elif kind not in ("torch", "gradwire", "alone"):
             self.closing = closing(gradwire.attach(self.model, what))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
         self.rounds.append([])
