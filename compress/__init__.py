@@ -6,9 +6,11 @@ from .adapters import Gathered, TwoShot
 from .build import Spec, compressor, compressors, specification
 from .chunktopk import ChunkTopK
 from .dense import Dense
+from .feedback import AdamSpace, Damped, WorkerMomentum
 from .half import BFloat16, Cast, Float16
 from .hosts import Hosts
 from .onebit import OneBit
+from .optimizers import tuned, without_momentum
 from .powersgd import BatchedPowerSGD, PowerSGD
 from .protocol import (
     AllGather,
@@ -35,6 +37,7 @@ from .wrappers import ErrorFeedback, Partition, Switch, Widen, warm_up_steps
 
 __all__ = [
     "ACPPowerSGD",
+    "AdamSpace",
     "AllGather",
     "AllReduce",
     "AllToAll",
@@ -44,6 +47,7 @@ __all__ = [
     "ChunkTopK",
     "Codec",
     "Compressor",
+    "Damped",
     "Dense",
     "DrawingCodec",
     "ErrorFeedback",
@@ -68,6 +72,7 @@ __all__ = [
     "Traffic",
     "TwoShot",
     "Widen",
+    "WorkerMomentum",
     "all_gather",
     "all_reduce",
     "all_to_all",
@@ -80,5 +85,7 @@ __all__ = [
     "simulate",
     "specification",
     "together",
+    "tuned",
     "warm_up_steps",
+    "without_momentum",
 ]

@@ -19,12 +19,10 @@ import torch
 from torch import Tensor
 
 from ..kernels import Residual
+from .scopes import Scope, members
 
 T = TypeVar("T")
 Op: TypeAlias = Literal["mean", "sum"]
-Scope: TypeAlias = Literal[
-    "all", "host", "across", "self"
-]  # all; those of this host; of one place on every host; this one
 
 
 @dataclass(frozen=True)
@@ -133,20 +131,6 @@ def all_gather(tensor: Tensor, scope: Scope = "all") -> Program[Tensor]:
 def all_to_all(tensor: Tensor, scope: Scope = "all") -> Program[Tensor]:
     """One all-to-all round over the rows of `tensor`."""
     return (yield AllToAll(tensor, scope))
-
-
-def members(scope: Scope, rank: int, world_size: int, ranks_per_host: int = 1) -> range:
-    """The ranks that take part in a request of `rank`; hosts have consecutive ranks.
-
-    >>> [members(scope, 5, world_size=8, ranks_per_host=2) for scope in ("all", "host", "across")]
-    [range(0, 8), range(4, 6), range(1, 8, 2)]
-    """
-    if scope == "self":
-        return range(rank, rank + 1)
-    if scope == "host":
-        first = rank - rank % ranks_per_host
-        return range(first, first + ranks_per_host)
-    return range(rank % ranks_per_host, world_size, ranks_per_host) if scope == "across" else range(world_size)
 
 
 @dataclass(frozen=True)
@@ -288,6 +272,18 @@ def children(compressor: Any) -> Iterator[Compressor]:
     if dataclasses.is_dataclass(compressor):
         for field in dataclasses.fields(compressor):
             yield from _compressors_in(getattr(compressor, field.name))
+
+
+def inside(compressor: Any) -> Iterator[Any]:
+    """A compressor and all that are inside of it."""
+    yield compressor
+    for child in children(compressor):
+        yield from inside(child)
+
+
+def marked(compressor: Any, mark: str) -> Any:
+    """The first compressor in the tree whose attribute `mark` is true; None where there is none."""
+    return next((each for each in inside(compressor) if getattr(each, mark, False)), None)
 
 
 def _compressors_in(value: Any) -> Iterator[Compressor]:

@@ -93,10 +93,11 @@ class Share:
         for name in filter(entries.__contains__, self.whole.names):
             for start, first, saved in _saved(field, entries[name]):
                 mine = here.get((name, start, first))
-                if mine is not None and mine.shape == saved.shape:
-                    mine.copy_(saved)
-                elif leaf.holds_back:
+                if leaf.holds_back:
                     self._check_shape(name, saved)
+                if mine is not None and mine.numel() == saved.numel():
+                    mine.copy_(saved.reshape(-1))
+                elif leaf.holds_back:
                     self._owe(owed, name, start + first, saved.to(leaf.flat) * leaf.weight)
         return owed
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ...compress import AllReduce, Compressor, Layout, Program, specification
-from ...compress.protocol import Request, Scope
+from ...compress.protocol import Request
+from ...compress.scopes import Scope
 from ...compress.simulate import scopes_by_round
+from ..buckets.layout import layout_of
+from ..buckets.slices import BucketSlice, Sendable
 from ..engine.driver import FuturePending
 from ..engine.engine import Engine
 from ..memory.bucket_memory import BucketMemory
+from ..memory.model_memory import ModelMemory
 from ..transport.protocol import Pending
 
 
@@ -111,6 +117,35 @@ def places_in(layout: Layout, names: Sequence[str]) -> tuple[tuple[int, int], ..
     """First and last element of the named parameters in the flat buffer."""
     spans = {n: (o, o + s) for n, o, s in zip(layout.names, layout.offsets, layout.sizes, strict=True)}
     return tuple(spans[name] for name in names)
+
+
+def parts_of(
+    memory: ModelMemory, bucket: dist.GradBucket | Sendable, named: Mapping[str, Tensor], layout: Layout
+) -> list[Part]:
+    """The buckets of ours inside one of `layout`: those of a loaded state, or all of it. `named`: its parameters."""
+    if isinstance(bucket, BucketSlice):
+        return [slice_of(memory, bucket, layout)]
+    parts = []
+    for names in memory.split(layout.names):
+        mine = {name: named[name] for name in names}
+        own = layout_of(mine, layout.dtype, layout.device, layout.world_size, layout.rank, layout.ranks_per_host)
+        places = None if own == layout else places_in(layout, names)
+        parts.append(Part(memory.get(own) or memory.add(own), places, labelled(bucket.index(), names)))
+    return parts
+
+
+def slice_of(memory: ModelMemory, bucket: BucketSlice, layout: Layout) -> Part:
+    """A slice of a bucket of `layout`, of which nothing is remembered."""
+    own = bucket.layout(layout)
+    return Part(BucketMemory(memory.compressor, own, memory.step), None, labelled(bucket.index(), own.names))
+
+
+def prepared(part: Part, memory: ModelMemory, engine: Engine, flat: Tensor) -> Part:
+    """The part, with the channels that its rounds need, and memory where these are quicker. `flat`: its bucket's."""
+    scopes = scopes_of_rounds(memory.compressor, part.memory.layout, partial=memory.partial)
+    engine.prepare(len(scopes), scopes)
+    alone = flat if part.places is None else flat.new_empty(part.memory.layout.numel)
+    return dataclasses.replace(part, room=engine.transport.room_for(alone))
 
 
 def setup(compressor: Compressor, step: int, layout: Layout, values: str | None) -> str:

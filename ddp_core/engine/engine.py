@@ -15,7 +15,7 @@ from datetime import timedelta
 
 import torch
 
-from ...compress.protocol import Scope
+from ...compress.scopes import Scope
 from ..transport.collectives import exchange
 from ..transport.protocol import Pending, Transport
 from .driver import Driver
@@ -92,6 +92,10 @@ class Engine:
         with self._lock:
             self._live[task] = None
         return (self._on_wait if on_wait else self._beside).submit(task)
+
+    def send_all(self) -> None:
+        """Have all that was submitted come to its end, whoever waits for what, and in whatever order."""
+        self._beside.send_all()
 
     @property
     def idle(self) -> bool:

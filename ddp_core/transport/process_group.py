@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compress.protocol import AllGather, AllReduce, AllToAll, ReduceScatter, Request, Scope, members
+from ...compress.protocol import AllGather, AllReduce, AllToAll, ReduceScatter, Request
+from ...compress.scopes import Scope, members
 from .agreement import LOOK, Look, nothing
 from .private_group import new_name, private_group
 from .protocol import Reply

@@ -9,7 +9,8 @@ from typing import Protocol, TypeAlias
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compress.protocol import Request, Scope
+from ...compress.protocol import Request
+from ...compress.scopes import Scope
 
 
 class Pending(Protocol):

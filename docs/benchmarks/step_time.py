@@ -6,7 +6,8 @@ Start it once on every host, by torchrun or by gradwire netlab:
 
 A case is WHAT@MEGABYTES, the latter the size of the buckets. WHAT is a gradwire specification, hooked on torch's DDP;
 gradwire:SPECIFICATION, with gradwire's own DDP; or torch:none, torch:fp16, torch:bf16, torch:powersgd (rank 1; on Gloo it
-needs one bucket); or alone:none, with no DDP at all, and no communication. The model is a transformer of 19.2 M parameters; with --model tiny 600 layers of 272; with --model
+needs one bucket); or alone:none, with no DDP at all, and no communication. The model is a
+transformer of 19.2 M parameters; with --model tiny 600 layers of 272; with --model
 matrices 75 of 128 x 128.
 
 Where memory comes to lie is worth a few percent of a step, and stays as long as the models do. To tell smaller differences,
