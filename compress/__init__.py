@@ -12,6 +12,7 @@ from .dropping import Dropping
 from .feedback import AdamSpace, Damped, WorkerMomentum
 from .guard import Guarded
 from .half import BFloat16, Cast, Float16
+from .hosts import Hosts
 from .natural import Natural
 from .onebit import OneBit
 from .optimizers import tuned, without_momentum
@@ -66,6 +67,7 @@ __all__ = [
     "Float16",
     "Gathered",
     "Guarded",
+    "Hosts",
     "Int4",
     "Int8",
     "Layout",

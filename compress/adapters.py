@@ -47,6 +47,7 @@ class Gathered:
     """Every rank's encoded bucket goes to every other: one all-gather, bytes that grow with the number of ranks."""
 
     codec: Codec
+    ignores_shapes: ClassVar[bool] = True
     packs_bytes: ClassVar[bool] = True
 
     @property
@@ -89,6 +90,7 @@ class TwoShot:
     """
 
     codec: Codec
+    ignores_shapes: ClassVar[bool] = True
     packs_bytes: ClassVar[bool] = True
 
     @property

@@ -27,6 +27,7 @@ class ChunkTopK:
 
     ratio: float = 0.01
     chunk: int = 512
+    ignores_shapes: ClassVar[bool] = True
     forgets_what_it_sends: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

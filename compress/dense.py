@@ -17,6 +17,7 @@ from .registry import register
 class Dense:
     """No compression: one all-reduce of the mean in the gradient's own dtype, as DDP does by itself."""
 
+    ignores_shapes: ClassVar[bool] = True
     averages: ClassVar[bool] = True  # nothing but the mean: a reducer may scale gradients while it copies them
 
     def init(self, layout: Layout) -> None:

@@ -126,6 +126,11 @@ class FlatLeaf(Leaf):
         """Whether these are gradient that was held back, which must never be lost."""
         return True
 
+    @property
+    def weight(self) -> int:
+        """How often a number that is held back here is missing from the gradient of one rank."""
+        return 1
+
     def pieces(self) -> Iterator[tuple[str, int, Tensor]]:
         """(parameter, first element within it, numbers) of every parameter that this leaf has numbers of."""
         raise NotImplementedError
@@ -197,6 +202,10 @@ class Chunk(FlatLeaf):
     start: int
     flat: Tensor
 
+    @property
+    def weight(self) -> int:
+        return self.layout.world_size
+
     def pieces(self) -> Iterator[tuple[str, int, Tensor]]:
         end = self.start + self.flat.numel()
         for name, offset, size in zip(self.layout.names, self.layout.offsets, self.layout.sizes, strict=True):
@@ -245,7 +254,7 @@ class Chunk(FlatLeaf):
 
     def _owed(self, name: str, first: int, numbers: Tensor) -> Tensor:
         owed = numbers.new_zeros(self.layout.sizes[self.layout.names.index(name)])
-        owed[first : first + numbers.numel()] = numbers * self.layout.world_size
+        owed[first : first + numbers.numel()] = numbers * self.weight
         return owed
 
 

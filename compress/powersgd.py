@@ -151,6 +151,8 @@ class BatchedPowerSGD(PowerSGD):
     copied nor resized.
     """
 
+    ignores_shapes: ClassVar[bool] = True
+
     def init(self, layout: Layout) -> PowerSGDState:
         """The state of a bucket with one matrix, kept under its first parameter's name."""
         rows, columns = near_square(layout.numel, min(self.rank, math.isqrt(layout.numel) or 1))

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from ..kernels import Residual
+from .scopes import Scope, members
 
 T = TypeVar("T")
 Op: TypeAlias = Literal["mean", "sum"]
-Scope: TypeAlias = Literal["all", "host", "across"]  # all ranks; those of this host; those of one place on every host
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,14 @@ class AllReduce:
 class ReduceScatter:
     """Each rank gets the sum or mean of its row: `tensor` has shape (members, ...), the reply that of a row.
 
-    Rows are in the order of the ranks. A mean is divided before it is summed.
+    Rows are in the order of the ranks. A mean is divided before it is summed. `sizes`: of rows that differ, in elements;
+    then `tensor` is flat, and the reply may be a part of it.
     """
 
     tensor: Tensor
     op: Op = "mean"
     scope: Scope = "all"
+    sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _check("a reduce-scatter", self.scope, self.op)
@@ -67,10 +69,14 @@ class ReduceScatter:
 
 @dataclass(frozen=True)
 class AllGather:
-    """Every rank's `tensor`; the reply has shape (members, *tensor.shape), in rank order."""
+    """Every rank's `tensor`; the reply has shape (members, *tensor.shape), in rank order.
+
+    `sizes`: of the members' tensors where they differ, in elements; then these are flat, and so is the reply.
+    """
 
     tensor: Tensor
     scope: Scope = "all"
+    sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _check("an all-gather", self.scope)
@@ -125,18 +131,6 @@ def all_gather(tensor: Tensor, scope: Scope = "all") -> Program[Tensor]:
 def all_to_all(tensor: Tensor, scope: Scope = "all") -> Program[Tensor]:
     """One all-to-all round over the rows of `tensor`."""
     return (yield AllToAll(tensor, scope))
-
-
-def members(scope: Scope, rank: int, world_size: int, ranks_per_host: int = 1) -> range:
-    """The ranks that take part in a request of `rank`; hosts have consecutive ranks.
-
-    >>> [members(scope, 5, world_size=8, ranks_per_host=2) for scope in ("all", "host", "across")]
-    [range(0, 8), range(4, 6), range(1, 8, 2)]
-    """
-    if scope == "host":
-        first = rank - rank % ranks_per_host
-        return range(first, first + ranks_per_host)
-    return range(rank % ranks_per_host, world_size, ranks_per_host) if scope == "across" else range(world_size)
 
 
 @dataclass(frozen=True)

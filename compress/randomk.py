@@ -40,6 +40,7 @@ class RandomK:
     ratio: float = 0.01
     block: int = 256
     seed: int = 0
+    ignores_shapes: ClassVar[bool] = True
     forgets_what_it_sends: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

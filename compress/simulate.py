@@ -6,7 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, zip_longest
 from typing import Any
 
 import torch
@@ -23,8 +23,9 @@ from .protocol import (
     ReduceScatter,
     Request,
     children,
-    members,
 )
+from .scopes import Scope, members
+from .shares import placed_on_hosts
 from .state import Leaves
 from .together import Running
 from .wrappers import Switch
@@ -55,7 +56,9 @@ class Traffic:
 
 
 def traffic(request: Request, world_size: int, ranks_per_host: int = 1) -> Traffic:
-    """The traffic of one request."""
+    """The traffic of one request; a round without any keeps its place in the order of rounds."""
+    if request.scope == "self":
+        return Traffic(1)
     sent = request.sent_bytes(len(members(request.scope, 0, world_size, ranks_per_host)))
     in_host = request.scope == "host"
     return Traffic(1, request.tensor.nbytes, 0.0 if in_host else sent, sent if in_host else 0.0)
@@ -66,8 +69,8 @@ def simulate(
 ) -> list[Any]:
     """Run one program a rank to the end, in lock step; returns what each returned, in rank order.
 
-    `asked` is told of each request of rank 0. Raises RuntimeError where the ranks ask for different things, which on a real
-    group would hang or send garbage.
+    `asked` is told of each request of rank 0. Raises RuntimeError where ranks ask each other for different things, which
+    on a real group would hang or send garbage.
     """
     ranks = [Running(program) for program in programs]
     while any(rank.request is not None for rank in ranks):
@@ -80,25 +83,33 @@ def simulate(
 
 
 def _replies(requests: Sequence[Request | None], ranks_per_host: int) -> list[Tensor]:
-    asked = [
-        (type(r), getattr(r, "op", None), r.scope, r.tensor.shape, r.tensor.dtype) if r else None for r in requests
-    ]
-    if any(other != asked[0] for other in asked):
-        raise RuntimeError(f"the ranks ask for different collectives: {asked}")
+    asked = [None if request is None else _question(request) for request in requests]
     alike = [request for request in requests if request is not None]
-    if any(not request.tensor.numel() for request in alike):
-        raise RuntimeError("a program asked for an empty collective")
+    if len(alike) < len(requests):
+        raise RuntimeError(f"the ranks ask for different collectives: {asked}")
     replies: dict[int, Tensor] = {}
     for rank, request in enumerate(alike):
         group = members(request.scope, rank, len(alike), ranks_per_host)
+        if any(asked[member] != asked[rank] for member in group):
+            raise RuntimeError(f"the ranks ask for different collectives: {asked}")
         if rank not in replies:
             replies.update(zip(group, _answered(request, [alike[member].tensor for member in group]), strict=True))
     return [replies[rank] for rank in range(len(alike))]
 
 
+def _question(request: Request) -> tuple[object, ...]:
+    """What the requests of ranks that take part in one collective have in common."""
+    sizes = getattr(request, "sizes", ())
+    if not request.tensor.numel() and not sizes:
+        raise RuntimeError("a program asked for an empty collective")
+    shape = None if isinstance(request, AllGather) and sizes else request.tensor.shape
+    return (type(request), getattr(request, "op", None), request.scope, shape, request.tensor.dtype, sizes)
+
+
 def _answered(request: Request, tensors: Sequence[Tensor]) -> list[Tensor]:
     """The members' replies to requests like `request` for their tensors."""
-    if isinstance(request, AllToAll | ReduceScatter) and len(request.tensor) != len(tensors):
+    sizes = getattr(request, "sizes", ())
+    if isinstance(request, AllToAll | ReduceScatter) and len(sizes or request.tensor) != len(tensors):
         shape = tuple(request.tensor.shape)
         raise RuntimeError(f"{type(request).__name__} over {len(tensors)} ranks needs a row for each, got {shape}")
     match request:
@@ -106,9 +117,10 @@ def _answered(request: Request, tensors: Sequence[Tensor]) -> list[Tensor]:
             total = _reduced(tensors, op)
             return [tensor.copy_(total) for tensor in tensors]
         case ReduceScatter(op=op):
-            return list(_reduced(tensors, op))
+            total = _reduced(tensors, op)
+            return [part.clone() for part in (total.split(sizes) if sizes else total)]
         case AllGather():
-            return [torch.stack(list(tensors)) for _ in tensors]
+            return [torch.cat(list(tensors)) if sizes else torch.stack(list(tensors)) for _ in tensors]
         case AllToAll():
             return [torch.stack([tensor[place] for tensor in tensors]) for place in range(len(tensors))]
 
@@ -133,15 +145,20 @@ def dry_run(compressor: Compressor, layout: Layout, step: int = STEADY) -> Traff
 
 def rehearse(compressor: Compressor, layout: Layout, step: int) -> Traffic:
     """The traffic of one step on a bucket of zeros, where all ranks do as this one: its kernels are compiled then."""
+    layout = placed_on_hosts(compressor, layout)
+    requests = _requests(compressor, layout, step)
+    return sum((traffic(each, layout.world_size, layout.ranks_per_host) for each in requests), Traffic())
+
+
+def _requests(compressor: Compressor, layout: Layout, step: int) -> Iterator[Request]:
+    """What a step asks for on a bucket of zeros where all ranks do as this one."""
     state = compressor.init(layout)
     Leaves(state).set_step(step)
     grad = torch.zeros(layout.numel, dtype=layout.dtype, device=layout.device)
     running = Running(compressor.reduce(grad, state))
-    total = Traffic()
     while (request := running.request) is not None:
-        total += traffic(request, layout.world_size, layout.ranks_per_host)
-        running.advance(_alike(request, len(layout.members(request.scope))))
-    return total
+        yield request
+        running.advance(_alike(request, layout.members(request.scope), layout.rank))
 
 
 def steady_traffic(compressor: Compressor, layouts: Sequence[Layout]) -> Traffic:
@@ -151,13 +168,14 @@ def steady_traffic(compressor: Compressor, layouts: Sequence[Layout]) -> Traffic
     return Traffic(total.rounds // 2, total.payload_bytes // 2, total.sent_bytes / 2, total.host_bytes / 2)
 
 
-def _alike(request: Request, count: int) -> Tensor:
-    """The reply to a request where so many members ask for the same thing."""
+def _alike(request: Request, ranks: range, rank: int) -> Tensor:
+    """The reply to `rank`'s request where all of these ranks ask for the same thing."""
     match request:
-        case AllGather(tensor=tensor):
-            return torch.stack([tensor] * count)
-        case ReduceScatter(tensor=tensor):
-            return tensor[0]
+        case AllGather(tensor=tensor, sizes=sizes):
+            return tensor.new_zeros(sum(sizes)) if sizes else torch.stack([tensor] * len(ranks))
+        case ReduceScatter(tensor=tensor, sizes=sizes):
+            place = ranks.index(rank)
+            return tensor.split(sizes)[place] if sizes else tensor[place]
     return request.tensor
 
 
@@ -175,6 +193,13 @@ def most_rounds(compressor: Compressor, layouts: Sequence[Layout]) -> int:
     return max(dry_run(compressor, layout, step).rounds for step in boundaries(compressor) for layout in layouts)
 
 
+def scopes_by_round(compressor: Compressor, layout: Layout) -> list[set[Scope]]:
+    """Among whom the rounds of a bucket go, in any stage."""
+    layout = dataclasses.replace(placed_on_hosts(compressor, layout), device=torch.device("meta"))
+    stages = [[request.scope for request in _requests(compressor, layout, step)] for step in boundaries(compressor)]
+    return [{scope for scope in scopes if scope} for scopes in zip_longest(*stages)]
+
+
 class Simulation:
     """A compressor on one bucket over simulated ranks, step after step: what tests and notebooks use.
 
@@ -188,6 +213,7 @@ class Simulation:
 
     def __init__(self, compressor: Compressor, layout: Layout) -> None:
         self.compressor = compressor
+        layout = placed_on_hosts(compressor, layout)
         self.layouts = [dataclasses.replace(layout, rank=rank) for rank in range(layout.world_size)]
         self.states = [compressor.init(rank) for rank in self.layouts]
         self.traffic = Traffic()  # of rank 0 in the last step

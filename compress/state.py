@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .leaves import Chunk, Counter, Entries, FlatLeaf, Leaf, PerParameter
 from .protocol import Layout
+from .shares import Share
 
 __all__ = [
     "Chunk",
@@ -36,11 +37,19 @@ __all__ = [
 
 def leaves(state: Any, path: str = "") -> Iterator[tuple[str, Leaf]]:
     """The leaves of a state and their paths, such as `inner.stages.1.q`, by a walk of all its dataclasses and tuples."""
+    for place, leaf, _ in _walked(state, path, None):
+        yield place, leaf
+
+
+def _walked(state: Any, path: str, share: Share | None) -> Iterator[tuple[str, Leaf, Share | None]]:
+    """The leaves, and the share of a bucket that each is of, where it is not of all of it."""
     if isinstance(state, Leaf):
-        yield path, state
+        yield path, state, share
         return
+    if dataclasses.is_dataclass(state) and isinstance(getattr(state, "share", None), Share):
+        share = state.share
     for name, part in parts(state):
-        yield from leaves(part, f"{path}.{name}" if path else name)
+        yield from _walked(part, f"{path}.{name}" if path else name, share)
 
 
 def parts(state: Any) -> Iterator[tuple[str, Any]]:
@@ -59,7 +68,9 @@ class Leaves:
     """
 
     def __init__(self, state: Any, *, versioned: bool = False) -> None:
-        self._by_path = dict(leaves(state))
+        walked = list(_walked(state, "", None))
+        self._by_path = {path: leaf for path, leaf, _ in walked}
+        self._shares = {path: share for path, _, share in walked if share is not None}
         self.counters = tuple(leaf for leaf in self._by_path.values() if isinstance(leaf, Counter))
         self.flat = tuple(leaf for leaf in self._by_path.values() if isinstance(leaf, FlatLeaf))
         self.residuals = tuple(leaf for leaf in self.flat if leaf.holds_back)
@@ -93,11 +104,19 @@ class Leaves:
 
     def load(self, entries: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Fill in saved entries; returns what the next gradients must make up for, flat, by parameter name."""
-        return summed(leaf.load(path, entries) for path, leaf in self._by_path.items())
+        return summed(self._loaded(path, leaf, entries) for path, leaf in self._by_path.items())
+
+    def _loaded(self, path: str, leaf: Leaf, entries: Mapping[str, Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+        share = self._shares.get(path)
+        return share.load(leaf, path, entries) if share and isinstance(leaf, FlatLeaf) else leaf.load(path, entries)
 
     def held_back(self) -> dict[str, Tensor]:
         """What would be lost if the state were dropped, flat, by parameter name."""
-        return summed(leaf.held_back() for leaf in self._by_path.values())
+        return summed(self._held_back(path, leaf) for path, leaf in self._by_path.items())
+
+    def _held_back(self, path: str, leaf: Leaf) -> Mapping[str, Tensor]:
+        held, share = leaf.held_back(), self._shares.get(path)
+        return share.of_whole(held) if share else held
 
     def rescale(self, factor: float) -> None:
         """Multiply what is made of gradients, held back or not, between two steps: their units have changed."""
@@ -123,10 +142,10 @@ class Leaves:
     def release(self, layout: Layout, flat: Tensor, share: float = 1.0) -> None:
         """Move what is held back, or a share of it, into `flat`, this rank's gradient or residual, as a part of the step."""
         views = layout.views(flat)
-        for leaf in self.residuals:
-            if leaf.cleared and share < 1:
+        for path, leaf in self._by_path.items():
+            if not (isinstance(leaf, FlatLeaf) and leaf.holds_back) or (leaf.cleared and share < 1):
                 continue
-            for name, numbers in leaf.held_back().items():
+            for name, numbers in self._held_back(path, leaf).items():
                 views[name].view(-1).add_(numbers, alpha=share)
             leaf.damp(1 - share) if share < 1 else leaf.clear()
 

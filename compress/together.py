@@ -74,6 +74,7 @@ def _alike(running: Sequence[Running]) -> list[list[Running]]:
     for member in running:
         if (request := member.request) is not None:
             key = (type(request), getattr(request, "op", None), request.scope, request.tensor.dtype)
+            key += (id(member),) if getattr(request, "sizes", ()) else ()  # rows that differ travel by themselves
             groups.setdefault(key, []).append(member)
     return list(groups.values())
 

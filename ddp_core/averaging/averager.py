@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compress import AllReduce, Compressor, Layout, most_rounds
-from ..buckets.assignment import Rooms, own_rooms
+from ...compress import AllReduce, Compressor, Layout
+from ..buckets.assignment import Rooms
 from ..buckets.checksum import checksum
 from ..buckets.layout import as_real, layout_of
-from ..buckets.slices import BucketSlice, Sendable
+from ..buckets.slices import Sendable
 from ..buckets.sparse import SPARSE_ROUNDS, SparseBucket
 from ..engine.driver import FuturePending
 from ..engine.engine import FORKED, Engine
@@ -25,7 +25,7 @@ from ..measure.stats import Stats, Totals
 from ..measure.step import BucketStats, Step
 from ..memory.model_memory import ModelMemory, Snapshot
 from ..transport.protocol import Decorator, Pending
-from .bound import AllPending, Bound, OwnBound, all_done, labelled, names_by_index, one_round, parts_of, setup, slice_of
+from .bound import AllPending, Bound, OwnBound, all_done, labelled, names_by_index, one_round, parts_of, prepared, setup
 from .compiling import compile_kernels
 from .engines import Engines
 from .protocol import Wishes
@@ -88,8 +88,7 @@ class CompressedAverager:
 
     def rooms(self, device: torch.device) -> Rooms:
         """Where buckets of our own DDP may best lie."""
-        transport = self.engines.of(device, 0).transport
-        return transport.allocate if self.sums and transport.allocates else own_rooms
+        return self.engines.rooms(self.memory.compressor, device, sums=self.sums)
 
     def expect_step(self) -> None:
         """The next bucket for a hook is the first of a step, and any may be the last: indices of buckets do not tell."""
@@ -218,13 +217,8 @@ class CompressedAverager:
         flat = as_real(buffer)
         layout = self._met(named, flat, engine)
         with self._lock:
-            if isinstance(bucket, BucketSlice):
-                parts = [slice_of(self.memory, bucket, layout)]
-            else:
-                parts = parts_of(self.memory, named, layout, index)
-        for part in parts:
-            rounds = most_rounds(self.memory.compressor, [part.memory.layout])
-            engine.prepare(rounds + self.memory.partial)  # which parameters were used may travel apart
+            parts = parts_of(self.memory, bucket, named, layout)
+        parts = [prepared(part, self.memory, engine, flat) for part in parts]
         self._bounds[index] = Bound(self._known, parameters, engine, label, names, flat.numel(), parts)
         with self._lock:
             self.memory.arrange(names_by_index(self._bounds))
@@ -236,12 +230,13 @@ class CompressedAverager:
 
     def _met(self, named: Mapping[str, Tensor], flat: Tensor, engine: Engine) -> Layout:
         """The layout of a bucket that was not there before; the first one tells whether all ranks have the same."""
-        group = engine.transport.group
-        layout = layout_of(named, flat.dtype, flat.device, group.size(), group.rank())
+        group, on_host = engine.transport.group, self.engines.ranks_per_host(self.memory.compressor, flat.device)
+        engine.transport.arrange(on_host)
+        layout = layout_of(named, flat.dtype, flat.device, group.size(), group.rank(), on_host)
         if not self.memory.averages:
             compile_kernels(self.memory.compressor, layout)
         if not self._bounds:
-            self.memory.expect(self.names.values())
+            self.memory.expect(self.names.values(), on_host)
             values = checksum(list(named.values())) if self._compares else None
             self.engines.agreement.meet(group, flat.device)
             engine.agree(setup(self.memory.compressor, self.memory.step - 1, layout, values))

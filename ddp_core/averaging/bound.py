@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ...compress import AllReduce, Compressor, Layout, Program, specification
 from ...compress.protocol import Request
+from ...compress.scopes import Scope
+from ...compress.simulate import scopes_by_round
 from ..buckets.layout import layout_of
-from ..buckets.slices import BucketSlice
+from ..buckets.slices import BucketSlice, Sendable
 from ..engine.driver import FuturePending
 from ..engine.engine import Engine
 from ..memory.bucket_memory import BucketMemory
@@ -23,22 +27,27 @@ from ..transport.protocol import Pending
 
 @dataclass(frozen=True)
 class Part:
-    """A bucket of ours inside one of DDP's: all of it (`places` is None) or the listed pieces of its flat buffer."""
+    """A bucket of ours inside one of DDP's: all of it (`places` is None) or the listed pieces of its flat buffer.
+
+    `room`: where it is averaged, if not in place.
+    """
 
     memory: BucketMemory
     places: tuple[tuple[int, int], ...] | None
     label: str
+    room: Tensor | None = None
 
     def reduce(self, flat: Tensor, step: int, buffer: Tensor, watched: bool) -> Program[Tensor]:
         """Average this part of `flat`, which is `buffer` as real numbers, in place; returns `buffer`.
 
         All of it is in the program, so that on CUDA it runs on the side stream, and the future's events cover it.
         """
-        if self.places is None:
+        if self.places is None and self.room is None:
             yield from self.memory.reduce(flat, step, watched)
             return buffer
-        pieces = [flat[first:end] for first, end in self.places]
-        average = yield from self.memory.reduce(torch.cat(pieces), step, watched)
+        pieces = [flat] if self.places is None else [flat[first:end] for first, end in self.places]
+        taken = torch.cat(pieces) if self.room is None else torch.cat(pieces, out=self.room)
+        average = yield from self.memory.reduce(taken, step, watched)
         torch._foreach_copy_(pieces, list(average.split([piece.numel() for piece in pieces])))
         return buffer
 
@@ -73,6 +82,14 @@ def one_round(request: Request) -> Program[Tensor]:
     return (yield request)
 
 
+def scopes_of_rounds(compressor: Compressor, layout: Layout, *, partial: bool) -> list[set[Scope]]:
+    """Among whom the rounds of a bucket go. `partial`: one more may be among them, for which parameters were used."""
+    scopes = scopes_by_round(compressor, layout)
+    if not partial:
+        return scopes
+    return [{"all", *early, *late} for early, late in zip([*scopes, ()], [(), *scopes], strict=True)]
+
+
 @dataclass(frozen=True)
 class AllPending:
     """All parts of a bucket, each of whose programs returns the bucket's buffer."""
@@ -102,14 +119,18 @@ def places_in(layout: Layout, names: Sequence[str]) -> tuple[tuple[int, int], ..
     return tuple(spans[name] for name in names)
 
 
-def parts_of(memory: ModelMemory, named: Mapping[str, Tensor], layout: Layout, index: int) -> list[Part]:
+def parts_of(
+    memory: ModelMemory, bucket: dist.GradBucket | Sendable, named: Mapping[str, Tensor], layout: Layout
+) -> list[Part]:
     """The buckets of ours inside one of `layout`: those of a loaded state, or all of it. `named`: its parameters."""
+    if isinstance(bucket, BucketSlice):
+        return [slice_of(memory, bucket, layout)]
     parts = []
     for names in memory.split(layout.names):
         mine = {name: named[name] for name in names}
-        own = layout_of(mine, layout.dtype, layout.device, layout.world_size, layout.rank)
+        own = layout_of(mine, layout.dtype, layout.device, layout.world_size, layout.rank, layout.ranks_per_host)
         places = None if own == layout else places_in(layout, names)
-        parts.append(Part(memory.get(own) or memory.add(own), places, labelled(index, names)))
+        parts.append(Part(memory.get(own) or memory.add(own), places, labelled(bucket.index(), names)))
     return parts
 
 
@@ -117,6 +138,14 @@ def slice_of(memory: ModelMemory, bucket: BucketSlice, layout: Layout) -> Part:
     """A slice of a bucket of `layout`, of which nothing is remembered."""
     own = bucket.layout(layout)
     return Part(BucketMemory(memory.compressor, own, memory.step), None, labelled(bucket.index(), own.names))
+
+
+def prepared(part: Part, memory: ModelMemory, engine: Engine, flat: Tensor) -> Part:
+    """The part, with the channels that its rounds need, and memory where these are quicker. `flat`: its bucket's."""
+    scopes = scopes_of_rounds(memory.compressor, part.memory.layout, partial=memory.partial)
+    engine.prepare(len(scopes), scopes)
+    alone = flat if part.places is None else flat.new_empty(part.memory.layout.numel)
+    return dataclasses.replace(part, room=engine.transport.room_for(alone))
 
 
 def setup(compressor: Compressor, step: int, layout: Layout, values: str | None) -> str:

@@ -8,10 +8,16 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
+from ...compress import Compressor
+from ...compress.shares import ranks_given
+from ..buckets.assignment import Rooms, own_rooms
 from ..engine.engine import Engine
 from ..transport.agreement import Agreement
 from ..transport.host_memory import HostMemory
+from ..transport.host_places import ranks_per_host
+from ..transport.host_shares import HostShares
 from ..transport.process_group import ProcessGroup
 from ..transport.protocol import Decorator, Transport
 
@@ -28,6 +34,7 @@ class Engines:
         self.timeout, self.agreement = timeout, Agreement()
         self._groups, self._decorate = list(groups), decorate
         self._made: dict[tuple[torch.device, int], Engine] = {}
+        self._found: int | None = None  # ranks of a host
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -53,11 +60,34 @@ class Engines:
             self._made[device, place] = engine
         return self._made[device, place]
 
+    def ranks_per_host(self, compressor: Compressor, device: torch.device) -> int:
+        """The ranks that a host has as a compressor sees it: 1 for one of one level. The first look is a collective call."""
+        given = ranks_given(compressor)
+        if given is None or given:
+            return given or 1
+        if self._found is None:
+            self._found = ranks_per_host(self.group, device)
+        return self._found
+
+    def rooms(self, compressor: Compressor, device: torch.device, *, sums: bool) -> Rooms:
+        """Where buckets of our own DDP may best lie. `sums`: gradients are only summed."""
+        transport = self.of(device, 0).transport
+        if not transport.allocates:
+            return own_rooms
+        if ranks_given(compressor) is None:
+            return transport.allocate if sums else own_rooms
+
+        def allocated(buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
+            transport.arrange(self.ranks_per_host(compressor, device))
+            return transport.allocate(buckets)
+
+        return allocated
+
     def _transport(self, group: dist.ProcessGroup, device: torch.device) -> Transport:
         look = self.agreement.look
         transport: Transport = ProcessGroup(group, device, self.timeout, look=look)
         if device.type == "cpu" and len(self._groups) == 1:
-            transport = HostMemory(transport, look)
+            transport = HostShares(HostMemory(transport, look), look)
         return transport if self._decorate is None else self._decorate(transport)
 
     def send_all(self) -> None:

@@ -52,11 +52,16 @@ def memory_shape(parameter: Tensor) -> tuple[int, ...]:
 
 
 def layout_of(
-    named: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device, world_size: int, rank: int
+    named: Mapping[str, Tensor],
+    dtype: torch.dtype,
+    device: torch.device,
+    world_size: int,
+    rank: int,
+    ranks_per_host: int = 1,
 ) -> Layout:
     """The layout of a bucket with these parameters, in order."""
     shapes = tuple(memory_shape(parameter) for parameter in named.values())
-    return Layout(tuple(named), shapes, dtype, device, world_size, rank)
+    return Layout(tuple(named), shapes, dtype, device, world_size, rank, ranks_per_host)
 
 
 def as_real(buffer: Tensor) -> Tensor:

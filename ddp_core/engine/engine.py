@@ -10,10 +10,12 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 
 import torch
 
+from ...compress.scopes import Scope
 from ..transport.collectives import exchange
 from ..transport.protocol import Pending, Transport
 from .driver import Driver
@@ -57,10 +59,13 @@ class Engine:
         )
         self._on_wait: Driver = self._beside if on_cuda else OnWait(transport, timeout, self._ended)
 
-    def prepare(self, rounds: int) -> None:
-        """Make ready for tasks of `rounds` rounds. A collective call, made by all ranks at the same bucket."""
+    def prepare(self, rounds: int, scopes: Sequence[Collection[Scope]] = ()) -> None:
+        """Make ready for tasks of `rounds` rounds, each among the ranks of some scopes, or all of them.
+
+        A collective call, made by all ranks at the same bucket.
+        """
         self._refuse_if_failed()
-        self.transport.open(rounds)
+        self.transport.open(rounds, scopes)
 
     def agree(self, text: str) -> None:
         """Raise ValueError on every rank unless all ranks pass the same text. A collective call."""

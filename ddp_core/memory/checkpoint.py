@@ -12,6 +12,7 @@ from ...compress import Compressor, Layout, specification
 from ...compress import state as states
 from ...compress.build import fingerprint
 from ...compress.leaves import PART
+from ...compress.shares import ranks_given
 from ...compress.state import Entries
 from ..buckets.layout import axis_order, layout_of, plain
 from .model_memory import OWED
@@ -51,6 +52,8 @@ def sealed(state: Mapping[str, Any], compressor: Compressor, names: Mapping[Tens
 def blank(compressor: Compressor, names: Mapping[Tensor, str], world_size: int, rank: int) -> Entries:
     """What a step will fill in by parameter, as zeros, for loaders that fill in what is there; not what is by bucket."""
     entries: Entries = {}
+    if ranks_given(compressor) is not None:  # shares are of buckets
+        return entries
     for parameter, name in names.items():
         layout = layout_of({name: parameter}, parameter.dtype.to_real(), parameter.device, world_size, rank)
         fields = states.save(compressor.init(layout)).get(name, {})
@@ -87,6 +90,9 @@ def check_form(saved: Mapping[str, Any]) -> None:
         raise ValueError(f"the step of a state is a number of steps, got {step!r}")
     if not _nested(buckets, list | tuple) or not all(isinstance(name, str) for names in buckets for name in names):
         raise ValueError(f"the buckets of a state are lists of names, got {buckets!r}")
+    on_hosts = saved.get("ranks_per_host", 1)
+    if type(on_hosts) is not int or on_hosts < 1 or saved.get("world_size", on_hosts) % on_hosts:
+        raise ValueError(f"the ranks_per_host of a state divide its ranks, got {on_hosts!r}")
     if len(set(listed := [name for names in buckets for name in names])) < len(listed):
         raise ValueError(f"the buckets of a state have a parameter twice: {buckets!r}")
     if not isinstance(parameters, Mapping) or not _nested(tuple(parameters.values()), Mapping):
@@ -162,8 +168,8 @@ def layouts(
     for bucket in filter(None, saved["buckets"]):
         if unknown := sorted(set(bucket) - set(parameters)):
             raise ValueError(f"the state has buckets of parameters that the model does not train: {', '.join(unknown)}")
-        dtype = parameters[bucket[0]].dtype.to_real()
-        yield layout_of({name: parameters[name] for name in bucket}, dtype, device, world_size, rank)
+        dtype, on_hosts = parameters[bucket[0]].dtype.to_real(), saved.get("ranks_per_host", 1)
+        yield layout_of({name: parameters[name] for name in bucket}, dtype, device, world_size, rank, on_hosts)
 
 
 def _check_order(saved: Mapping[str, Any], name: str, parameter: Tensor) -> None:
@@ -192,6 +198,8 @@ def renamed(saved: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any
         "buckets": [[names[name] for name in bucket if name in names] for bucket in saved["buckets"]],
         "parameters": {names[name]: fields for name, fields in saved["parameters"].items() if name in names},
     }
+    if "ranks_per_host" in saved:
+        state["ranks_per_host"] = saved["ranks_per_host"]
     if isinstance(saved.get("orders"), Mapping):
         state["orders"] = {names.get(name, name): order for name, order in saved["orders"].items()}
     return state

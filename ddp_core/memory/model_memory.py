@@ -12,6 +12,7 @@ from torch import Tensor
 from ...compress import specification
 from ...compress.gauge import Gauge
 from ...compress.protocol import Compressor, Layout, Program, marked
+from ...compress.shares import ranks_given
 from ...compress.state import Entries, Leaves
 from ...kernels import all_finite
 from ..buckets.layout import as_real
@@ -30,13 +31,17 @@ def _check_partial(compressor: Compressor, partial: bool) -> None:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The memory of a model after `step` steps; later ones do not change it. `loaded`: what no bucket has taken up yet."""
+    """The memory of a model after `step` steps; later ones do not change it. `loaded`: what no bucket has taken up yet.
+
+    `ranks_per_host`: where a compressor of two levels took them into account.
+    """
 
     compressor: Compressor
     step: int
     buckets: Sequence[tuple[str, ...]]
     loaded: Entries
     live: Sequence[BucketMemory]
+    ranks_per_host: int | None = None
 
     @property
     def begun(self) -> bool:
@@ -48,7 +53,8 @@ class Snapshot:
         entries = dict(self.loaded)
         for bucket in self.live:
             entries.update(bucket.save())
-        return {"step": self.step, "buckets": list(map(list, self.buckets)), "parameters": entries}
+        hosts = {} if self.ranks_per_host is None else {"ranks_per_host": self.ranks_per_host}
+        return {"step": self.step, "buckets": list(map(list, self.buckets)), "parameters": entries, **hosts}
 
 
 class ModelMemory:
@@ -71,6 +77,7 @@ class ModelMemory:
         self._layouts: dict[str, Layout] = {}  # of those of them that had a bucket, each parameter's alone
         self._former: Compressor | None = None  # whose state `_foreign` is: loaded, then swapped before any step
         self._foreign: Entries = {}
+        self.saved_on: int | None = None  # the ranks of a host where a state was saved that no step has taken up
 
     @property
     def gauges(self) -> Iterator[tuple[tuple[str, ...], Gauge]]:
@@ -120,8 +127,14 @@ class ModelMemory:
         bucket = self._live.get(layout.names)
         return bucket if bucket is not None and bucket.layout == layout else None
 
-    def expect(self, names: Iterable[str]) -> None:
-        """Raise ValueError where a state was loaded, and none of its parameters has one of these names."""
+    def expect(self, names: Iterable[str], ranks_per_host: int = 1) -> None:
+        """Raise ValueError where a state was loaded, and none of its parameters has one of these names, or hosts differ."""
+        if self.saved_on not in (None, ranks_per_host):
+            raise ValueError(
+                f"the state was saved on hosts of {self.saved_on} ranks, here they have {ranks_per_host}: load the states "
+                f"of all ranks with load_state_dict(states, resize=True)"
+            )
+        self.saved_on = None
         loaded = {*self._homeless, *self._foreign, *(name for bucket in self._unmet for name in bucket)}
         if loaded and loaded.isdisjoint(names):
             raise ValueError(
@@ -260,7 +273,10 @@ class ModelMemory:
         buckets = self._names_before if under_way else [*self._live, *self._unmet]
         loaded = {name: dict(fields) for name, fields in self._homeless.items()}
         live = [bucket.taken(keep=keep, owing=owing) for bucket in self._live.values()]
-        return Snapshot(self.compressor, self.step - under_way, buckets, loaded, live)
+        on_hosts = {bucket.layout.ranks_per_host for bucket in live} if ranks_given(self.compressor) is not None else ()
+        return Snapshot(
+            self.compressor, self.step - under_way, buckets, loaded, live, max(on_hosts, default=self.saved_on)
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the last step: see `Snapshot`."""
@@ -276,4 +292,5 @@ class ModelMemory:
             for name, fields in saved["parameters"].items()
         }
         self._owing = any(OWED in fields for fields in self._homeless.values())
+        self.saved_on = saved.get("ranks_per_host")
         self._former, self._foreign = None, {}

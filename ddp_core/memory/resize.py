@@ -32,11 +32,13 @@ def merged(states: Any, compressor: Compressor, names: Mapping[Tensor, str]) -> 
     parameters = {name: parameter for parameter, name in names.items()}
     buckets = [_buckets(state, compressor, parameters, len(ordered), rank) for rank, state in enumerate(ordered)]
     held = summed(bucket.held_back() for mine in buckets for bucket in mine)
-    momenta = _mean_momenta(buckets)
-    entries = _owing(buckets[0], {name: held[name] / len(ordered) for name in held})
-    for name, fields in momenta.items():
+    mean = {name: held[name] / len(ordered) for name in held}
+    if (first := dict(ordered[0])).pop("ranks_per_host", None):  # all else was of rank 0's share
+        return {**first, "parameters": {name: {OWED: numbers} for name, numbers in mean.items()}}
+    entries = _owing(buckets[0], mean)
+    for name, fields in _mean_momenta(buckets).items():
         entries[name].update(fields)
-    return {**ordered[0], "parameters": entries}
+    return {**first, "parameters": entries}
 
 
 def _mean_momenta(buckets: Sequence[Sequence[BucketMemory]]) -> Entries:

@@ -11,7 +11,7 @@ from ...compress.protocol import AllReduce, Request
 from .agreement import Look, nothing
 from .host_segment import Segment
 from .protocol import Decorated, Reply, Transport
-from .shared_buffer import SharedBuffer, SharedSum
+from .shared_buffer import SharedBuffer, SharedSum, Sums
 
 ADDED = (torch.float32, torch.float64)  # what the extension can add up
 
@@ -23,7 +23,7 @@ class HostMemory(Decorated):
         super().__init__(inner)
         self._look = look
         self._hopeful = self.group.size() > 1  # not known to be in vain
-        self._buffers: dict[int, SharedBuffer] = {}  # by the identity of the tensor that stands for it
+        self._buffers: dict[int, SharedBuffer[Sums]] = {}  # by the identity of the tensor that stands for it
 
     @property
     def allocates(self) -> bool:
@@ -36,7 +36,7 @@ class HostMemory(Decorated):
         What was allocated before goes first, so that both never use memory.
         """
         self._buffers = {}
-        sizes = [sum(parameter.numel() for parameter in bucket) if _fits(bucket) else 0 for bucket in buckets]
+        sizes = [sum(parameter.numel() for parameter in bucket) if fits(bucket) else 0 for bucket in buckets]
         types = [bucket[0].dtype for bucket, size in zip(buckets, sizes, strict=True) if size]
         made = self._mapped([size for size in sizes if size], types) if types and self._hopeful else []
         self._hopeful = bool(made)
@@ -44,7 +44,7 @@ class HostMemory(Decorated):
         tensors = iter([buffer.flat for buffer in made])
         return [next(tensors, None) if size else None for size in sizes]
 
-    def _mapped(self, sizes: Sequence[int], types: Sequence[torch.dtype]) -> Sequence[SharedBuffer]:
+    def _mapped(self, sizes: Sequence[int], types: Sequence[torch.dtype]) -> Sequence[SharedBuffer[Sums]]:
         segment = Segment(sizes, types, self.group)
         try:
             return segment.shared()
@@ -55,8 +55,7 @@ class HostMemory(Decorated):
         """Begin a sum in shared memory, each rank as soon as it likes; or what else it is, as the inner one does."""
         buffer = self._buffers.get(id(request.tensor))
         if buffer is not None and isinstance(request, AllReduce) and request.op == "sum":
-            if buffer.flat.data_ptr() != buffer.room.data_ptr():
-                buffer.room.copy_(buffer.flat)
+            buffer.fill_room()
             buffer.sums.arrive(buffer.place)
             return SharedSum(buffer, self._look)
         return self.inner.start(request, channel)
@@ -68,5 +67,6 @@ class HostMemory(Decorated):
         self.inner.abort()
 
 
-def _fits(bucket: Sequence[Tensor]) -> bool:
+def fits(bucket: Sequence[Tensor]) -> bool:
+    """Whether a bucket of these parameters can be added up in shared memory."""
     return bool(bucket) and bucket[0].device.type == "cpu" and bucket[0].dtype in ADDED

@@ -29,20 +29,35 @@ MEMORY = "where their buckets lie in memory"
 
 
 class Segment:
-    """This rank's memory for buckets, on its way to being mapped by all: a file without a name, in memory."""
+    """This rank's memory for buckets, on its way to being mapped by all: a file without a name, in memory.
 
-    def __init__(self, sizes: Sequence[int], types: Sequence[torch.dtype], group: dist.ProcessGroup) -> None:
-        self._sizes, self._types, self._group = sizes, types, group
+    `kind`: the extension's class for what is done in it. `ranks_per_host`: so many consecutive ranks map each other's, where
+    it is not all of them.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        types: Sequence[torch.dtype],
+        group: dist.ProcessGroup,
+        kind: str = "SharedSums",
+        ranks_per_host: int = 0,
+    ) -> None:
+        self._sizes, self._types, self._group, self._kind = sizes, types, group, kind
+        self._count = ranks_per_host or group.size()
+        self._first = group.rank() - group.rank() % self._count
         self._files: list[int] = []
         self._spans: list[tuple[int, int, int]] = []  # of each bucket: offset in bytes, elements, bytes of one
         self._bytes = 0
         self._mark = secrets.token_bytes(MARK_BYTES)  # not to take another file for this one
 
-    def shared(self) -> list[SharedBuffer]:
+    def shared(self) -> list[SharedBuffer[Any]]:
         """All buckets, once all ranks have mapped them; none where any rank could not. A collective call."""
         told = exchange(self._told(), self._group, what=MEMORY)
-        why = _separated(told)
-        buffers = [] if why else self._mapped([text.split()[2:] for text in told])
+        hosts = range(0, len(told), self._count)
+        why = next(filter(None, (_separated(told[first : first + self._count], first) for first in hosts)), "")
+        mine = told[self._first : self._first + self._count]
+        buffers = [] if why else self._mapped([text.split()[2:] for text in mine])
         if not why and not all(exchange("mapped" if buffers else "", self._group, what=MEMORY)):
             why = "a rank cannot map the memory of another"
         if why:
@@ -64,7 +79,7 @@ class Segment:
 
     def _made(self) -> str:
         """The buckets' places, and the file, as this rank's process, its number there, and its mark."""
-        offset = _pages(extension().SharedSums.header_bytes(len(self._sizes), self._group.size()))
+        offset = _pages(self._class().header_bytes(len(self._sizes), self._count))
         for size, kind in zip(self._sizes, self._types, strict=True):
             self._spans.append((offset, size, kind.itemsize))
             offset = _pages(offset + size * kind.itemsize)
@@ -76,19 +91,22 @@ class Segment:
         places = hashlib.sha256(repr(self._spans).encode()).hexdigest()
         return f"{places} {os.getpid()} {file} {self._mark.hex()}"
 
-    def _mapped(self, files: Sequence[Sequence[str]]) -> list[SharedBuffer]:
+    def _class(self) -> Any:
+        return getattr(extension(), self._kind)
+
+    def _mapped(self, files: Sequence[Sequence[str]]) -> list[SharedBuffer[Any]]:
         """The buckets in the memory of all ranks; none where one's is out of reach."""
-        rank = self._group.rank()
+        rank, first = self._group.rank(), self._first
         try:
-            others = Processes({other: int(file[0]) for other, file in enumerate(files) if other != rank})
+            others = Processes({other: int(file[0]) for other, file in enumerate(files, first) if other != rank})
             memories = [self._map(*file) for file in files]
-            sums = extension().SharedSums(memories, rank, self._spans)
-            flats, rooms = (self._tensors(memories[rank]) for _ in range(2))
+            sums = self._class()(memories, rank - first, self._spans)
+            flats, rooms = (self._tensors(memories[rank - first]) for _ in range(2))
         except (OSError, RuntimeError, MemoryError) as error:
             logger.info("rank %d cannot map the memory of all ranks: %s", rank, error)
             return []
         pairs = zip(flats, rooms, strict=True)
-        return [SharedBuffer(flat, room, sums, others, place) for place, (flat, room) in enumerate(pairs)]
+        return [SharedBuffer(flat, room, sums, others, place, first) for place, (flat, room) in enumerate(pairs)]
 
     def _tensors(self, memory: Any) -> list[Tensor]:
         spans = zip(self._types, self._spans, strict=True)
@@ -128,14 +146,14 @@ def machine() -> str:
     return ",".join([BOOT.read_text().strip(), *(os.readlink(SPACES / kind) for kind in ("net", "pid"))])
 
 
-def _separated(told: Sequence[str]) -> str:
-    """Why ranks that told this have no memory in common; empty where they may have."""
+def _separated(told: Sequence[str], first: int = 0) -> str:
+    """Why ranks from `first` on that told this have no memory in common; empty where they may have."""
     words = [text.split() for text in told]
-    for rank, text in enumerate(told):
+    for place, text in enumerate(told):
         if text.startswith(UNABLE):
-            return f"rank {rank}: {text.removeprefix(UNABLE)}"
-        if words[rank][0] != words[0][0]:
-            return f"ranks 0 and {rank} are on different machines, or in containers of their own"
-        if words[rank][1] != words[0][1]:
-            return f"ranks 0 and {rank} have different buckets"
+            return f"rank {first + place}: {text.removeprefix(UNABLE)}"
+        if words[place][0] != words[0][0]:
+            return f"ranks {first} and {first + place} are on different machines, or in containers of their own"
+        if words[place][1] != words[0][1]:
+            return f"ranks {first} and {first + place} have different buckets"
     return "ranks are threads of one process" if len({each[2] for each in words}) < len(told) else ""

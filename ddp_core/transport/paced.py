@@ -47,9 +47,14 @@ class Paced(Decorated):
         """Any memory will do."""
         return [None] * len(buckets)
 
+    def room_for(self, flat: Tensor) -> None:
+        """Any memory will do."""
+
     def start(self, request: Request, channel: int) -> Reply:
-        """Begin now, both on the inner transport and on the link."""
+        """Begin now, both on the inner transport and on the link; inside a host there is none."""
         pending = self.inner.start(request, channel)
+        if request.scope in ("host", "self"):
+            return pending
         return PacedPending(pending, self._link.due(request.sent_bytes(self.members(request.scope))))
 
 

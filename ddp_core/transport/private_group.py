@@ -13,6 +13,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from .collectives import exchange
 
+CPU = torch.device("cpu")
 _made: WeakKeyDictionary[dist.ProcessGroup, tuple[str, int]] = WeakKeyDictionary()
 
 
@@ -28,9 +29,15 @@ def new_name(parent: dist.ProcessGroup, device: torch.device) -> str:
 
 
 def private_group(
-    parent: dist.ProcessGroup, timeout: timedelta, name: str, members: Sequence[int] = ()
+    parent: dist.ProcessGroup,
+    timeout: timedelta,
+    name: str,
+    members: Sequence[int] = (),
+    device: torch.device = CPU,
 ) -> dist.ProcessGroup:
-    """A Gloo group of the ranks of `parent`, or of its `members`, known to its owner alone. A collective call of these.
+    """A group of the ranks of `parent`, or of its `members`, known to its owner alone. A collective call of these.
+
+    On CUDA it is of NCCL where `parent` is, else of Gloo.
 
     `torch.distributed.new_group` numbers all groups; made by some ranks only, it would have the ranks differ about the
     number of the next one, and that hangs. This group ends with its last reference. `parent` may be of any backend whose
@@ -46,8 +53,13 @@ def private_group(
     ranks = members or range(parent.size())
     rank, size = ranks.index(parent.rank()), len(ranks)
     group = dist.ProcessGroup(store, rank, size)
-    backend = dist.ProcessGroupGloo(store, rank, size, timeout)
-    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+    types = dist.ProcessGroup.BackendType
+    if device.type == "cuda" and parent._get_backend(device).name() == "nccl":
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        group._register_backend(device, types.NCCL, dist.ProcessGroupNCCL(store, rank, size, options))
+    else:
+        group._register_backend(device, types.GLOO, dist.ProcessGroupGloo(store, rank, size, timeout))
     return group
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compress.protocol import AllGather, AllReduce, AllToAll, ReduceScatter, Request, Scope, members
+from ...compress.protocol import AllGather, AllReduce, AllToAll, ReduceScatter, Request
+from ...compress.scopes import Scope, members
 from .agreement import LOOK, Look, nothing
 from .private_group import new_name, private_group
+from .protocol import Reply
 
 
 class GroupPending:
@@ -75,11 +78,31 @@ class GroupPending:
         self._work = None
 
 
+@dataclass(frozen=True)
+class Here:
+    """What a rank asks nobody but itself for: it keeps its place in the order of rounds."""
+
+    tensor: Tensor
+
+    def wait(self, timeout: timedelta) -> Tensor:
+        """It is there."""
+        return self.tensor
+
+    def expect_late_wait(self) -> None:
+        """It is not late."""
+
+    def arrived_at(self) -> None:
+        """It did not travel."""
+
+    def abandon(self) -> None:
+        """Nobody else knows of it."""
+
+
 class ProcessGroup:
     """Carries requests over `group`. `timeout`: for making the channels, and of what travels on the CPU. `look`: see there.
 
     `ranks_per_host`: consecutive ones, for requests within and across hosts. These have groups of their own, which the ranks
-    make at the first such request of a channel; on the CPU only.
+    make at the first such request of a channel.
     """
 
     allocates = False
@@ -95,6 +118,7 @@ class ProcessGroup:
         self.group, self.world_size, self.look = group, group.size(), look
         self._device, self._timeout, self._ranks_per_host = device, timeout, ranks_per_host
         self._names: list[str] = []  # of the channels
+        self._arrangement = ""  # a name that no other has
         self._groups: dict[tuple[int, Scope], dist.ProcessGroup] = {}
 
     def members(self, scope: Scope) -> int:
@@ -104,21 +128,35 @@ class ProcessGroup:
     def _ranks(self, scope: Scope) -> range:
         return members(scope, self.group.rank(), self.group.size(), self._ranks_per_host)
 
-    def open(self, channels: int) -> None:
-        """Have so many channels. A collective call: every rank makes it at the same bucket."""
-        while len(self._names) < channels:
-            channel = len(self._names)
-            self._names.append("" if self._device.type == "cuda" else new_name(self.group, self._device))
-            self._groups[channel, "all"] = self.group if self._device.type == "cuda" else self._private(channel, "all")
+    def arrange(self, ranks_per_host: int) -> None:
+        """Forget the groups within and across hosts of other ranks, and have a name for those to come."""
+        if ranks_per_host != self._ranks_per_host:
+            self._arrangement = new_name(self.group, self._device)
+            self._ranks_per_host = ranks_per_host
+            self._groups = {key: group for key, group in self._groups.items() if key[1] == "all"}
+
+    def open(self, channels: int, scopes: Sequence[Collection[Scope]] = ()) -> None:
+        """Have so many channels. A collective call: every rank makes it at the same bucket.
+
+        Groups are made here and not by those who use them: threads that wait for other ranks share one connection to the
+        store.
+        """
+        for channel in range(channels):
+            on_cuda = self._device.type == "cuda"
+            if channel == len(self._names):
+                self._names.append("" if on_cuda else new_name(self.group, self._device))
+            for scope in sorted({"all"} if on_cuda or not scopes else {*scopes[channel]} - {"self"}):
+                if (channel, scope) not in self._groups:
+                    self._groups[channel, scope] = self.group if on_cuda else self._private(channel, scope)
 
     def _private(self, channel: int, scope: Scope) -> dist.ProcessGroup:
-        if self._device.type == "cuda":
-            raise RuntimeError(f"on CUDA collectives run over all ranks, not over the scope {scope!r}")
         ranks = self._ranks(scope)
         began = time.monotonic()
-        name = self._names[channel] if scope == "all" else f"{self._names[channel]}/{scope}-{ranks[0]}"
+        name = (
+            self._names[channel] if scope == "all" else f"{self._names[channel]}{self._arrangement}/{scope}-{ranks[0]}"
+        )
         try:
-            return private_group(self.group, self._timeout, name, ranks)
+            return private_group(self.group, self._timeout, name, ranks, self._device)
         except RuntimeError as error:
             everyone = dist.get_process_group_ranks(self.group)
             raise RuntimeError(
@@ -130,8 +168,13 @@ class ProcessGroup:
         """Any memory will do."""
         return [None] * len(buckets)
 
-    def start(self, request: Request, channel: int) -> GroupPending:
+    def room_for(self, flat: Tensor) -> None:
+        """Any memory will do."""
+
+    def start(self, request: Request, channel: int) -> Reply:
         """Give a request to the group of a channel. Raises RuntimeError where there are not so many."""
+        if request.scope == "self":
+            return Here(request.tensor)
         group = self._groups.get((channel, request.scope))
         if group is None:
             if channel >= len(self._names):
@@ -148,11 +191,17 @@ class ProcessGroup:
 
 
 def started(request: Request, group: dist.ProcessGroup, look: Look = nothing) -> GroupPending:
-    """A request as a collective of a process group."""
+    """A request as a collective of a process group. Rows that differ travel in all-reduces, as all rows do with Gloo."""
     tensor = request.tensor
     if isinstance(request, AllReduce | ReduceScatter) and request.op == "mean" and group.size() > 1:
         tensor.mul_(1 / group.size())  # as torch: bit for bit what its DDP gives
     match request:
+        case ReduceScatter(sizes=sizes) if sizes:
+            return GroupPending(group.allreduce([tensor]), tensor.split(sizes)[group.rank()], look=look)
+        case AllGather(sizes=sizes) if sizes:
+            reply = tensor.new_zeros(sum(sizes))
+            reply.split(sizes)[group.rank()].copy_(tensor)
+            return GroupPending(group.allreduce([reply]), reply, look=look)
         case AllReduce():
             return GroupPending(group.allreduce([tensor]), tensor, look=look)
         case ReduceScatter():

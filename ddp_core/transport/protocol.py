@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from typing import Protocol, TypeAlias
 
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compress.protocol import Request, Scope
+from ...compress.protocol import Request
+from ...compress.scopes import Scope
 
 
 class Pending(Protocol):
@@ -45,11 +46,20 @@ class Transport(Protocol):
     def members(self, scope: Scope) -> int:
         """How many ranks take part in a request of a scope."""
 
-    def open(self, channels: int) -> None:
-        """Have so many channels, on each of which requests keep their order. A collective call."""
+    def arrange(self, ranks_per_host: int) -> None:
+        """Have so many consecutive ranks be a host, in requests from now on. A collective call."""
+
+    def open(self, channels: int, scopes: Sequence[Collection[Scope]] = ()) -> None:
+        """Have so many channels, on each of which requests keep their order. A collective call.
+
+        `scopes`: of the requests on each channel, by default all ranks.
+        """
 
     def allocate(self, buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
         """Memory that it carries best for buckets of these parameters; None: any will do. A collective call."""
+
+    def room_for(self, flat: Tensor) -> Tensor | None:
+        """Memory that carries a bucket better than that where it lies; None: there is no better. A collective call."""
 
     def start(self, request: Request, channel: int) -> Reply:
         """Give a request to a channel; returns at once."""
@@ -73,13 +83,21 @@ class Decorated:
         """As the inner one."""
         return self.inner.members(scope)
 
-    def open(self, channels: int) -> None:
+    def arrange(self, ranks_per_host: int) -> None:
         """As the inner one."""
-        self.inner.open(channels)
+        self.inner.arrange(ranks_per_host)
+
+    def open(self, channels: int, scopes: Sequence[Collection[Scope]] = ()) -> None:
+        """As the inner one."""
+        self.inner.open(channels, scopes)
 
     def allocate(self, buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
         """As the inner one."""
         return self.inner.allocate(buckets)
+
+    def room_for(self, flat: Tensor) -> Tensor | None:
+        """As the inner one."""
+        return self.inner.room_for(flat)
 
     def start(self, request: Request, channel: int) -> Reply:
         """As the inner one."""

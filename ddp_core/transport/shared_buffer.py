@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -49,7 +49,7 @@ class Processes:
 
 
 class Sums(Protocol):
-    """The sums of all buckets that were made together, by their places: see native/shared_sums.hpp."""
+    """What ranks wait for of all buckets that were made together, by its place: see native/shared_sums.hpp."""
 
     def arrive(self, place: int) -> None: ...
     def wait(self, place: int, seconds: float) -> bool: ...
@@ -59,19 +59,58 @@ class Sums(Protocol):
     def given_up(self) -> int: ...
 
 
+S = TypeVar("S", bound=Sums, covariant=True)
+
+
 @dataclass(frozen=True, eq=False)
-class SharedBuffer:
+class SharedBuffer(Generic[S]):
     """A bucket's numbers, `flat`, in memory that all ranks can reach.
 
     `room`: the same memory, for nobody else: who has `flat`, or a view of it, may make torch move that elsewhere
-    (`share_memory_`). `place`: the bucket's number among those that were made together.
+    (`share_memory_`). `place`: the bucket's number among those that were made together. `first`: of the ranks that have it.
     """
 
     flat: Tensor
     room: Tensor
-    sums: Sums
+    sums: S
     processes: Processes
     place: int
+    first: int = 0
+
+    def fill_room(self) -> None:
+        """Have the numbers where the others find them."""
+        if self.flat.data_ptr() != self.room.data_ptr():
+            self.room.copy_(self.flat)
+
+    def filled(self) -> Tensor:
+        """`flat`, with the numbers that the others have left."""
+        if self.flat.data_ptr() != self.room.data_ptr():
+            self.flat.copy_(self.room)
+        return self.flat
+
+    def wait(self, place: int, timeout: timedelta, look: Look) -> None:
+        """Until it is there; RuntimeError where a rank has ended or gives up, or after the time limit."""
+        if not self.sums.wait(place, LOOK_SECONDS):
+            self._wait_and_look(place, timeout, look)
+
+    def _wait_and_look(self, place: int, timeout: timedelta, look: Look) -> None:
+        deadline = time.monotonic() + timeout.total_seconds()
+        ended: list[int] = []
+        while not self.sums.wait(place, LOOK_SECONDS):
+            look()  # first: those that differ give up
+            if (rank := self.sums.given_up()) >= 0:
+                raise RuntimeError(f"rank {self.first + rank} has given up or was closed; see what it raised")
+            if ended:
+                raise RuntimeError(f"rank {ended[0]} has ended before the sum was there")
+            if time.monotonic() > deadline:
+                missing = [self.first + rank for rank in self.sums.missing(place)]
+                late = (
+                    f"of ranks {missing} gradients are missing"
+                    if missing
+                    else "a rank has not done its part of the sum"
+                )
+                raise RuntimeError(f"timed out after {timeout}: {late}")
+            ended = self.processes.ended()  # what they have left undone may be under way: one more look
 
 
 @dataclass(frozen=True)
@@ -81,35 +120,13 @@ class SharedSum:
     `look`: what a wait that takes long does now and then; it may raise.
     """
 
-    buffer: SharedBuffer
+    buffer: SharedBuffer[Sums]
     look: Look = nothing
 
     def wait(self, timeout: timedelta) -> Tensor:
         """The bucket when it is there; RuntimeError where a rank has ended or gives up, or after the time limit."""
-        if not self.buffer.sums.wait(self.buffer.place, LOOK_SECONDS):
-            self._wait_and_look(timeout)
-        if self.buffer.flat.data_ptr() != self.buffer.room.data_ptr():
-            self.buffer.flat.copy_(self.buffer.room)
-        return self.buffer.flat
-
-    def _wait_and_look(self, timeout: timedelta) -> None:
-        deadline = time.monotonic() + timeout.total_seconds()
-        ended: list[int] = []
-        while not self.buffer.sums.wait(self.buffer.place, LOOK_SECONDS):
-            self.look()  # first: those that differ give up
-            if (rank := self.buffer.sums.given_up()) >= 0:
-                raise RuntimeError(f"rank {rank} has given up or was closed; see what it raised")
-            if ended:
-                raise RuntimeError(f"rank {ended[0]} has ended before the sum was there")
-            if time.monotonic() > deadline:
-                missing = self.buffer.sums.missing(self.buffer.place)
-                late = (
-                    f"of ranks {missing} gradients are missing"
-                    if missing
-                    else "a rank has not done its part of the sum"
-                )
-                raise RuntimeError(f"timed out after {timeout}: {late}")
-            ended = self.buffer.processes.ended()  # what they have left undone may be under way: one more look
+        self.buffer.wait(self.buffer.place, timeout, self.look)
+        return self.buffer.filled()
 
     def expect_late_wait(self) -> None:
         """The sums note it anyway."""

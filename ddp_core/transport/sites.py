@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from typing import Protocol
 
@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compress.protocol import AllGather, Request, Scope
+from ...compress.protocol import AllGather, Request
+from ...compress.scopes import Scope
 from .collectives import exchange, spread
 from .private_group import new_name, private_group
 from .process_group import GroupPending, started
@@ -34,12 +35,18 @@ class Meeting:
         """Every one is a host of its own."""
         return 1 if scope == "host" else self.world_size
 
-    def open(self, channels: int) -> None:
+    def arrange(self, ranks_per_host: int) -> None:
+        """Every one stays a host of its own."""
+
+    def open(self, channels: int, scopes: Sequence[Collection[Scope]] = ()) -> None:
         """One channel is enough: requests follow each other."""
 
     def allocate(self, buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
         """Any memory will do."""
         return [None] * len(buckets)
+
+    def room_for(self, flat: Tensor) -> None:
+        """Any memory will do."""
 
     def start(self, request: Request, channel: int) -> GroupPending:
         """Give a request to the group. Raises ValueError for one inside hosts, which sites are not."""

@@ -6,9 +6,9 @@ Start it once on every host, by torchrun or by gradwire netlab:
 
 A case is WHAT@MEGABYTES, the latter the size of the buckets. WHAT is a gradwire specification, hooked on torch's DDP;
 gradwire:SPECIFICATION, with gradwire's own DDP; torch:none, torch:fp16, torch:bf16, torch:powersgd (rank 1; on Gloo it
-needs one bucket); or fsdp:torch and fsdp:WEIGHTS/GRADIENTS, torch's FSDP2 with its own communication and with gradwire's, a
-module a block and no buckets (fsdp:int8/int4@0). The model is a transformer of 19.2 M parameters; with --model tiny 600
-layers of 272; with --model matrices 75 of 128 x 128.
+needs one bucket); fsdp:torch and fsdp:WEIGHTS/GRADIENTS, torch's FSDP2 with its own communication and with gradwire's, a
+module a block and no buckets (fsdp:int8/int4@0); or alone:none, with no DDP at all, and no communication. The model is a
+transformer of 19.2 M parameters; with --model tiny 600 layers of 272; with --model matrices 75 of 128 x 128.
 
 Where memory comes to lie is worth a few percent of a step, and stays as long as the models do. To tell smaller differences,
 --rounds N builds all cases N times, every other time in reverse order; the interval is then over rounds.
@@ -131,11 +131,13 @@ class Case:
         elif kind == "gradwire":
             self.model = gradwire.DistributedDataParallel(self.build(), compressor=hook, **settings)
             self.closing = closing(self.model.compression)
+        elif kind == "alone":
+            self.model = self.build()
         else:
             self.model = DistributedDataParallel(self.build(), **settings)
         if hook in TORCH_HOOKS and kind == "torch":
             self.model.register_comm_hook(*TORCH_HOOKS[hook]())
-        elif kind not in ("torch", "gradwire", "fsdp"):
+        elif kind not in ("torch", "gradwire", "fsdp", "alone"):
             self.closing = closing(gradwire.attach(self.model, what))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
         self.rounds.append([])

@@ -91,7 +91,7 @@ def test_every_method_is_listed_with_its_options_and_defaults(name):
 def test_the_list_is_sorted_and_says_who_wraps():
     listed = compressors()
     assert list(listed) == sorted(listed)
-    assert {name for name, method in listed.items() if method["wraps"]} == {"fp16", "bf16"}
+    assert {name for name, method in listed.items() if method["wraps"]} == {"fp16", "bf16", "hosts"}
 
 
 def test_every_summary_is_one_line_that_says_something():

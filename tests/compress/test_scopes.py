@@ -161,7 +161,7 @@ def test_an_empty_reduce_scatter_is_no_round():
 class TestErrors:
     @pytest.mark.parametrize("request_of", [AllReduce, ReduceScatter, AllGather, AllToAll])
     def test_an_unknown_scope_is_refused(self, request_of):
-        with pytest.raises(ValueError, match=r"the scope of .* is 'all' or 'host' or 'across', got 'rack'"):
+        with pytest.raises(ValueError, match=r"the scope of .* is 'all' or 'host' or 'across' or 'self', got 'rack'"):
             request_of(torch.ones(1, 1), scope="rack")
 
     def test_an_unknown_op_is_refused(self):

@@ -73,3 +73,20 @@ def test_real_ranks_compute_what_the_simulator_says_two_in_every_bit(ranks, worl
         for spec in specs:
             exact = world_size == 2 or spec.startswith(IN_RANK_ORDER)
             assert_as_simulated(rank, runs[spec], spec, world_size, 0 if exact else 1e-4)
+
+
+HOSTS = (
+    "none",
+    "topk:ratio=0.1",
+    "powersgd:rank=2",
+    "onebit:block=64",
+    "fp16",
+    "randomk:ratio=0.1,block=16,start_iter=2",
+)
+
+
+def test_hosts_of_two_ranks_compute_what_the_simulator_says_in_every_bit(ranks):
+    specs = [f"hosts:ranks=2+{spec}" for spec in HOSTS]
+    for rank, runs in enumerate(ranks.run(run_for_simulator, 4, specs)):
+        for spec in specs:
+            assert_as_simulated(rank, runs[spec], spec, 4, 0)

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <memory>
 
+#include "shared_shares.hpp"
 #include "shared_sums.hpp"
 
 namespace py = pybind11;
@@ -55,20 +56,23 @@ private:
 };
 
 struct WithoutGil {
-    void operator()(SharedSums* sums) const {
+    template <class Sums>
+    void operator()(Sums* sums) const {
         const py::gil_scoped_release released;
         delete sums;
     }
 };
-using Holder = std::unique_ptr<SharedSums, WithoutGil>;
+template <class Sums>
+using Holder = std::unique_ptr<Sums, WithoutGil>;
 
-Holder made(const std::vector<const Memory*>& memories, size_t rank,
+template <class Sums>
+Holder<Sums> made(const std::vector<const Memory*>& memories, size_t rank,
             const std::vector<std::tuple<size_t, size_t, size_t>>& buckets) {
     std::vector<char*> begins;
     for (const Memory* memory : memories) begins.push_back(memory->begin());
     std::vector<Bucket> all;
     for (const auto& [offset, numel, element_size] : buckets) all.push_back({offset, numel, element_size});
-    return Holder(new SharedSums(std::move(begins), rank, std::move(all)));
+    return Holder<Sums>(new Sums(std::move(begins), rank, std::move(all)));
 }
 
 }  // namespace
@@ -82,8 +86,8 @@ PYBIND11_MODULE(_shared, module) {
     py::class_<Memory>(module, "Memory", py::buffer_protocol())
         .def(py::init<int, size_t>())
         .def_buffer(&Memory::info);
-    py::class_<SharedSums, Holder>(module, "SharedSums")
-        .def(py::init(&made), py::keep_alive<1, 2>())
+    py::class_<SharedSums, Holder<SharedSums>>(module, "SharedSums")
+        .def(py::init(&made<SharedSums>), py::keep_alive<1, 2>())
         .def_static("header_bytes", &SharedSums::header_bytes)
         .def("arrive", &SharedSums::arrive)
         .def("wait", &SharedSums::wait, released)
@@ -92,4 +96,15 @@ PYBIND11_MODULE(_shared, module) {
         .def("missing", &SharedSums::missing)
         .def("give_up", &SharedSums::give_up, released)
         .def("given_up", &SharedSums::given_up);
+    py::class_<SharedShares, Holder<SharedShares>>(module, "SharedShares")
+        .def(py::init(&made<SharedShares>), py::keep_alive<1, 2>())
+        .def_static("header_bytes", &SharedShares::header_bytes)
+        .def("arrive", &SharedShares::arrive)
+        .def("wait", &SharedShares::wait, released)
+        .def("since", &SharedShares::since)
+        .def("missing", &SharedShares::missing)
+        .def("sum", &SharedShares::sum, released)
+        .def("share", &SharedShares::share, released)
+        .def("give_up", &SharedShares::give_up, released)
+        .def("given_up", &SharedShares::given_up);
 }

@@ -1,57 +1,21 @@
 #include "shared_sums.hpp"
 
-#include <linux/futex.h>
 #include <pthread.h>
 #include <signal.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cfenv>
-#include <climits>
-#include <ctime>
 #include <stdexcept>
+
+#include "waiting.hpp"
 
 namespace gradwire {
 
 namespace {
 
-constexpr size_t LINE = 64;                // bytes
 constexpr size_t CHUNK = 1 << 16;          // elements that are taken at once
 constexpr size_t BLOCK = 1 << 10;          // elements that stay in the first cache
 constexpr size_t GLOO_SEGMENT = 1 << 20;   // bytes: the most that Gloo's ring passes on at once
-constexpr int64_t NANOSECONDS = 1'000'000'000;
-
-int64_t now() {
-    timespec time{};
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return time.tv_sec * NANOSECONDS + time.tv_nsec;
-}
-
-// Until `word` is no longer `seen`, or some other process says so, or the time is over.
-void doze(std::atomic<uint32_t>& word, uint32_t seen, int64_t nanoseconds) {
-    const timespec limit{nanoseconds / NANOSECONDS, nanoseconds % NANOSECONDS};
-    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT, seen, &limit, nullptr, 0);
-}
-
-void rouse(std::atomic<uint32_t>& word) {
-    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
-}
-
-// The usual rounding, with the smallest numbers kept, whatever thread this is: the bits must not depend on who adds up.
-class Arithmetic {
-public:
-    Arithmetic() {
-        std::fegetenv(&before_);
-        std::fesetenv(FE_DFL_ENV);
-    }
-    ~Arithmetic() { std::fesetenv(&before_); }
-    Arithmetic(const Arithmetic&) = delete;
-    Arithmetic& operator=(const Arithmetic&) = delete;
-
-private:
-    std::fenv_t before_{};
-};
 
 size_t rounded_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 

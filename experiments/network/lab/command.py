@@ -17,7 +17,7 @@ FEWEST_TO_CHECK = 2
 
 @dataclass(frozen=True)
 class NetlabCommandConfig(NetlabConfig):
-    """Run a command once on every host of a network that is made for it, with the variables that torchrun sets."""
+    """Run a command on every rank of a network that is made for it, with the variables that torchrun sets."""
 
     check: bool = False
     """run no command, but measure what the links carry"""
@@ -37,6 +37,10 @@ def netlab_command(config: NetlabCommandConfig) -> int:
         raise ValueError("give a command behind --, or --check: gradwire netlab --hosts 4 --rate 100mbit -- COMMAND")
     if not config.check:
         return run_on_hosts(config, config.command)
+    if config.ranks_per_host > 1:
+        raise ValueError(
+            f"--check measures links with one rank behind each, got --ranks-per-host {config.ranks_per_host}"
+        )
     if config.hosts < FEWEST_TO_CHECK or not parse_rate(config.rate):
         raise ValueError(f"--check needs two hosts and a rate, got {config.described}")
     if lab_here() is not None:

@@ -12,24 +12,29 @@ MOST_HOSTS = 99
 
 @dataclass(frozen=True)
 class NetlabConfig:
-    """Hosts on this machine, one rank each, every one behind a link of its own."""
+    """Hosts on this machine, every one behind a link of its own, which its ranks share."""
 
     hosts: int = 0
-    """network namespaces on a bridge, a rank in each; 0 is no lab (Linux, root)"""
+    """network namespaces on a bridge; 0 is no lab (Linux, root)"""
     rate: str = "0"
     """of each host's link, up and down, in tc's units: 100mbit, 1gbit; 0 is no limit"""
     utilization: str | None = None
     """JSON file for the bytes over each link every 10 ms; a picture is put beside it"""
+    ranks_per_host: int = 1
+    """ranks on each host, behind its one link"""
 
     def __post_init__(self) -> None:
         if not 0 <= self.hosts <= MOST_HOSTS:
             raise ValueError(f"hosts are 0 to {MOST_HOSTS}, got {self.hosts}")
+        if not 1 <= self.ranks_per_host <= MOST_HOSTS:
+            raise ValueError(f"ranks_per_host is 1 to {MOST_HOSTS}, got {self.ranks_per_host}")
         parse_rate(self.rate)
 
     @property
     def described(self) -> str:
-        """In words: `4 hosts at 100mbit`."""
-        return f"{self.hosts} hosts " + (f"at {self.rate}" if parse_rate(self.rate) else "without limits")
+        """In words: `4 hosts at 100mbit`, `2 hosts of 4 ranks at 1gbit`."""
+        hosts = f"{self.hosts} hosts " + (f"of {self.ranks_per_host} ranks " if self.ranks_per_host > 1 else "")
+        return hosts + (f"at {self.rate}" if parse_rate(self.rate) else "without limits")
 
 
 def check_lab(lab: NetlabConfig) -> None:

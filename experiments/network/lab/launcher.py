@@ -42,7 +42,7 @@ def rerun_on_hosts(config: NetlabConfig) -> int | None:
 
 
 def run_on_hosts(config: NetlabConfig, command: Sequence[str]) -> int:
-    """Run a command once on every host, with torchrun's variables and Gloo bound to the limited link.
+    """Run a command once for every rank of every host, with torchrun's variables and Gloo bound to the limited link.
 
     Shows the output of rank 0, and of others that fail by themselves. The first rank that fails ends the others; its exit
     code is returned, 128 + n for signal n. However this ends, nothing is left. Raises NetlabError where there can be no lab,
@@ -50,13 +50,14 @@ def run_on_hosts(config: NetlabConfig, command: Sequence[str]) -> int:
     """
     _check(config, command)
     with sigterm_interrupts(), temporary_lab(config) as lab, ExitStack() as files:
-        outputs = [files.enter_context(tempfile.TemporaryFile()) for _ in range(1, lab.hosts)]
+        ranks = range(1, config.hosts * config.ranks_per_host)
+        outputs = [files.enter_context(tempfile.TemporaryFile()) for _ in ranks]
         with _started(lab, config, command, outputs) as processes, recorded(config, lab):
             failures = _failures(processes)
-        for host, code in failures.items():
-            if host:
-                _show(host, outputs[host - 1])
-            print(f"netlab: host {host} ended with exit code {code}", file=sys.stderr)
+        for rank, code in failures.items():
+            if rank:
+                _show(_named(rank, config), outputs[rank - 1])
+            print(f"netlab: {_named(rank, config)} ended with exit code {code}", file=sys.stderr)
         return next(iter(failures.values()), 0)
 
 
@@ -76,14 +77,15 @@ def _check(config: NetlabConfig, command: Sequence[str]) -> None:
 def _started(
     lab: Lab, config: NetlabConfig, command: Sequence[str], outputs: Sequence[IO[bytes]]
 ) -> Iterator[list[Process]]:
-    """A process on every host; none is left at the end."""
+    """A process for every rank; none is left at the end."""
     processes: list[Process] = []
     try:
-        for host, output in enumerate([None, *outputs]):
+        for rank, output in enumerate([None, *outputs]):
+            namespace = lab.namespace(rank // config.ranks_per_host)
             processes.append(
                 subprocess.Popen(
-                    ["ip", "netns", "exec", lab.namespace(host), *command],
-                    env={**os.environ, **_variables(lab, config, host)},
+                    ["ip", "netns", "exec", namespace, *command],
+                    env={**os.environ, **_variables(lab, config, rank)},
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
@@ -96,13 +98,14 @@ def _started(
         _end(processes)
 
 
-def _variables(lab: Lab, config: NetlabConfig, host: int) -> Mapping[str, str]:
-    threads = max(1, (os.cpu_count() or 1) // lab.hosts)
+def _variables(lab: Lab, config: NetlabConfig, rank: int) -> Mapping[str, str]:
+    ranks, here = config.hosts * config.ranks_per_host, config.ranks_per_host
+    threads = max(1, (os.cpu_count() or 1) // ranks)
     return {
-        "RANK": str(host),
-        "WORLD_SIZE": str(lab.hosts),
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
+        "RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_RANK": str(rank % here),
+        "LOCAL_WORLD_SIZE": str(here),
         "MASTER_ADDR": str(lab.address(0)),
         "MASTER_PORT": str(PORT),
         "GLOO_SOCKET_IFNAME": WIRE,
@@ -113,12 +116,12 @@ def _variables(lab: Lab, config: NetlabConfig, host: int) -> Mapping[str, str]:
 
 
 def _failures(processes: Sequence[Process]) -> dict[int, int]:
-    """Wait for all ranks, and after a failure a moment only; by host the exit codes that are not 0, as they were seen."""
+    """Wait for all ranks, and after a failure a moment only; by rank the exit codes that are not 0, as they were seen."""
     running, failures, deadline = dict(enumerate(processes)), dict[int, int](), math.inf
     while running and time.monotonic() < deadline:
-        ended = {host: code for host, process in running.items() if (code := process.poll()) is not None}
-        running = {host: process for host, process in running.items() if host not in ended}
-        failures |= {host: code if code > 0 else SIGNALLED - code for host, code in ended.items() if code}
+        ended = {rank: code for rank, process in running.items() if (code := process.poll()) is not None}
+        running = {rank: process for rank, process in running.items() if rank not in ended}
+        failures |= {rank: code if code > 0 else SIGNALLED - code for rank, code in ended.items() if code}
         if failures:
             deadline = min(deadline, time.monotonic() + VICTIM_SECONDS)
         time.sleep(POLL_SECONDS)
@@ -147,7 +150,13 @@ def _signal(process: Process, number: signal.Signals) -> None:
         os.killpg(process.pid, number)
 
 
-def _show(host: int, output: IO[bytes]) -> None:
+def _named(rank: int, config: NetlabConfig) -> str:
+    if config.ranks_per_host == 1:
+        return f"host {rank}"
+    return f"rank {rank} on host {rank // config.ranks_per_host}"
+
+
+def _show(name: str, output: IO[bytes]) -> None:
     output.seek(0)
     for line in output.read().decode(errors="replace").splitlines()[-SHOWN_LINES:]:
-        print(f"host {host}: {line}", file=sys.stderr)
+        print(f"{name}: {line}", file=sys.stderr)

@@ -32,6 +32,20 @@ def test_every_host_gets_the_variables_of_a_launcher(possible, capfd, tmp_path):
     assert left_by(os.getpid()) == []
 
 
+def test_ranks_of_a_host_share_its_network(possible, capfd, tmp_path):
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", LAB_VARIABLE)
+    line = " ".join(f"${name}" for name in names)
+    command = shell(f"echo {line} $(readlink /proc/self/ns/net) > {tmp_path}/$RANK; exit $((RANK == 3))")
+    assert run_on_hosts(NetlabConfig(2, "100mbit", ranks_per_host=2), command) == 1
+    told = [(tmp_path / str(rank)).read_text().rpartition(" ") for rank in range(4)]
+    assert [words for words, _, _ in told] == [
+        f"{rank} 4 {rank % 2} 2 2 hosts of 2 ranks at 100mbit" for rank in range(4)
+    ]
+    networks = [network for _, _, network in told]
+    assert networks[0] == networks[1] != networks[2] == networks[3]
+    assert capfd.readouterr().err == "netlab: rank 3 on host 1 ended with exit code 1\n"
+
+
 def test_the_first_rank_that_fails_ends_the_others_and_shows_what_it_said(possible, capfd, tmp_path):
     began = time.monotonic()
     command = (

@@ -1,0 +1,126 @@
+"""Two levels for hosts of several ranks: exact sums inside a host, another method between hosts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..kernels import Residual
+from .dense import Dense
+from .leaves import PerParameter
+from .protocol import AllGather, AllReduce, Compressor, Layout, Program, ReduceScatter, children, working_dtype
+from .registry import register
+from .shares import Share, ignores_shapes, placed_on_hosts, ranks_given, share_of
+from .simulate import most_rounds
+from .state import Leaves
+from .together import next_request
+from .wrappers import ErrorFeedback
+
+
+@dataclass
+class HostsState:
+    """This rank's share, None where hosts have one rank each; the inner state; the rounds that all of a host's ranks take.
+
+    `rounding`: what averages lost when they were rounded to gradients of 16 bits.
+    """
+
+    share: Share | None
+    inner: Any
+    rounds: int = 0
+    rounding: PerParameter | None = None
+
+
+@register("hosts", lossy=False)
+@dataclass(frozen=True)
+class Hosts:
+    """Exact sums inside each host; between hosts the inner method, each rank of a host for its share of a bucket.
+
+    A reduce-scatter inside the host, the inner method among the ranks of one place on every host, an all-gather inside the
+    host (hierarchical all-reduce: Jia et al. 2018, "Highly Scalable Deep Learning Training System"). Residuals and
+    arithmetic are divided among the ranks of a host. A method that looks at matrices is dealt whole parameters. On a single
+    host the average is exact. `ranks`: of each host, consecutive ones; without it machines are told apart.
+    """
+
+    inner: Compressor = Dense()
+    ranks: int | None = None
+    two_levels: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.ranks is not None and self.ranks < 1:
+            raise ValueError(f"hosts:ranks is at least 1, got {self.ranks}")
+        if any(ranks_given(child) is not None for child in children(self)):
+            raise ValueError("there are two levels, hosts and their ranks: write hosts+ once")
+
+    def init(self, layout: Layout) -> HostsState:
+        """The inner state for this rank's share."""
+        layout = placed_on_hosts(self, layout)
+        if layout.ranks_per_host == 1:
+            return HostsState(None, self.inner.init(layout))
+        share = share_of(layout, cut=ignores_shapes(self.inner))
+        shares = [share.at(place).widened() for place in range(layout.ranks_per_host)]
+        alone = layout.ranks_per_host == layout.world_size
+        rounds = 0 if alone or not layout.numel else most_rounds(self.inner, [each for each in shares if each.numel])
+        mine = shares[share.place]
+        inner = None if rounds == 0 else self.inner.init(mine) if mine.numel else self._empty(mine, shares)
+        rounds_off = layout.dtype != mine.dtype and isinstance(self.inner, ErrorFeedback)
+        return HostsState(share, inner, rounds, PerParameter.zeros(mine, residual=True) if rounds_off else None)
+
+    def _empty(self, mine: Layout, shares: Sequence[Layout]) -> PerParameter | None:
+        """The state of an empty share: nothing, but something where other ranks remember, as all ranks of a bucket do."""
+        other = next(share for share in shares if share.numel)
+        remembers = Leaves(self.inner.init(dataclasses.replace(other, device=torch.device("meta")))).flat
+        return PerParameter.zeros(mine, residual=True) if remembers else None
+
+    def reduce(self, grad: Tensor, state: HostsState, residual: Residual | None = None) -> Program[Tensor]:
+        """The average over all ranks; inside a host nothing is lost, but for what 16 bits cannot hold of it."""
+        if state.share is None:
+            return (yield from self.inner.reduce(grad, state.inner, residual))
+        if not grad.numel():
+            return grad
+        wide = grad.to(working_dtype(grad.dtype))
+        if residual is not None:
+            wide.add_(residual.before)
+            residual.after.zero_()
+        share = yield ReduceScatter(wide, "mean", "host", state.share.sizes)
+        if state.rounding is not None:
+            share.add_(state.rounding.before)
+        yield from self._average(share, state)
+        share = _rounded(share, grad.dtype, state.rounding)
+        return (yield AllGather(share, "host", state.share.sizes))
+
+    def _average(self, share: Tensor, state: HostsState) -> Program[None]:
+        """The inner average of the share over hosts, in place, in as many rounds as the host's other ranks take."""
+        done = 0
+        if share.numel() and state.rounds:
+            average, done = yield from _across(self.inner.reduce(share, state.inner))
+            if average is not share:
+                share.copy_(average)
+        for _ in range(state.rounds - done):
+            yield AllReduce(torch.zeros(1, device=share.device), scope="self")
+
+
+def _across(program: Program[Tensor]) -> Program[tuple[Tensor, int]]:
+    """A program's result, its requests made to the other hosts; and how many they were."""
+    reply, rounds = None, 0
+    try:
+        while True:
+            request, result = next_request(program, reply)
+            if request is None:
+                return result, rounds
+            reply = yield dataclasses.replace(request, scope="across")
+            rounds += 1
+    finally:
+        program.close()
+
+
+def _rounded(share: Tensor, dtype: torch.dtype, rounding: PerParameter | None) -> Tensor:
+    """The share in the gradient's type; what that cannot hold is kept for the next step."""
+    narrow = share.to(dtype)
+    if rounding is not None:
+        torch.sub(share, narrow, out=rounding.update().after)
+    return narrow

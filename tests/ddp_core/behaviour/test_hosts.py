@@ -1,0 +1,208 @@
+"""Hosts of several ranks: exact sums inside them, overlap, failures, states; four ranks of one machine are two hosts."""
+
+import os
+import signal
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import gradwire
+from gradwire.ddp_core import obstacle
+from gradwire.ddp_core.transport import host_places, host_segment
+from gradwire.ddp_core.transport.protocol import Decorated
+
+from ...hooks.given import Given, average, gradients
+from ...ranks import LostRank
+
+pytestmark = pytest.mark.skipif(bool(obstacle()), reason=obstacle())
+SHAPES = ((40, 30), (40,), (10, 200), (3,), (50, 20))
+ZEROS = [torch.zeros(shape) for shape in SHAPES]
+LIMIT = timedelta(seconds=20)
+
+
+def model_of(spec, **options):
+    return gradwire.DistributedDataParallel(
+        Given(SHAPES), compressor=spec, bucket_cap_mb=0.008, timeout=LIMIT, **options
+    )
+
+
+def averages(rank, spec, steps=3, **options):
+    model = model_of(spec, **options)
+    found = [average(model, gradients(rank, step, SHAPES)) for step in range(steps)]
+    shared = model.reducer.plan.shared
+    model.compression.close()
+    return found, shared
+
+
+def plainly(rank, world_size):
+    """Averages in shared memory, and where one rank does without."""
+    with_memory, shared = averages(rank, "hosts:ranks=2+none", gradient_as_bucket_view=True)
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == world_size - 1:
+            patch.setenv(host_segment.SWITCH, "0")
+        without, used = averages(rank, "hosts:ranks=2+none")
+    assert (shared, used) == (True, False)
+    return with_memory, without
+
+
+def test_plain_sums_are_the_mean_and_have_the_same_bits_everywhere(ranks):
+    answers = ranks.run(plainly, 4)
+    for step in range(3):
+        given = [gradients(rank, step, SHAPES) for rank in range(4)]
+        for index in range(len(SHAPES)):
+            found = [way[step][f"p{index}"] for answer in answers for way in answer]
+            assert all(torch.equal(each, found[0]) for each in found)
+            expected = sum(mine[index].double() for mine in given) / 4
+            torch.testing.assert_close(found[0].double(), expected, rtol=0, atol=1e-6)
+
+
+def found_by_themselves(rank, world_size):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host_places, "host_name", lambda: f"host {rank // 2}")
+        found, shared = averages(rank, "hosts+topk:ratio=0.1")
+    given, _ = averages(rank, "hosts:ranks=2+topk:ratio=0.1")
+    return shared, all(torch.equal(a[name], b[name]) for a, b in zip(found, given, strict=True) for name in a)
+
+
+def test_hosts_are_found_by_themselves(ranks):
+    assert ranks.run(found_by_themselves, 4) == [(True, True)] * 4
+
+
+def on_hosts(rank, world_size, hosts):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host_places, "host_name", lambda: hosts[rank])
+        with pytest.raises(ValueError, match="hosts") as refusal:
+            model_of("hosts+topk")
+    return str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "words"), [("aaab", "different numbers of ranks: [3, 1]"), ("abab", "do not follow each other")]
+)
+def test_hosts_of_another_kind_are_refused_with_the_way_out(ranks, hosts, words):
+    for message in ranks.run(on_hosts, 4, hosts):
+        assert words in message
+        assert "hosts:ranks=2+" in message
+
+
+class Held(Decorated):
+    """Keeps back the first bucket's reply from the other hosts until the second bucket has asked these for its own."""
+
+    asked = 0
+
+    def start(self, request, channel):
+        pending = self.inner.start(request, channel)
+        if request.scope != "across":
+            return pending
+        self.asked += 1
+        if self.asked == 1:
+            self.second = threading.Event()
+            return Waiting(pending, self.second)
+        self.second.set()
+        return pending
+
+
+class Waiting:
+    def __init__(self, pending, event):
+        self.pending, self.event = pending, event
+
+    def wait(self, timeout):
+        assert self.event.wait(timeout.total_seconds())
+        return self.pending.wait(timeout)
+
+    def __getattr__(self, name):
+        return getattr(self.pending, name)
+
+
+def overlapping(rank, world_size):
+    found, _ = averages(rank, "hosts:ranks=2+none", steps=1, transport=Held)
+    return found[0]["p0"]
+
+
+def test_the_next_bucket_is_summed_in_the_host_while_the_last_one_is_on_the_wire(ranks):
+    mean = sum(gradients(rank, 0, SHAPES)[0].double() for rank in range(4)) / 4
+    for found in ranks.run(overlapping, 4):
+        torch.testing.assert_close(found.double(), mean, rtol=0, atol=1e-6)
+
+
+def beside_a_death(rank, world_size, spec):
+    model = model_of(spec)
+    for step in range(2):  # after the first the order of buckets is agreed on
+        average(model, gradients(rank, step, SHAPES))
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    try:
+        average(model, gradients(rank, 2, SHAPES))
+    finally:
+        seconds, files = time.monotonic() - began, os.listdir("/dev/shm")
+        assert seconds < LIMIT.total_seconds() + 5
+        assert not any("gradwire" in file for file in files)
+
+
+@pytest.mark.parametrize("spec", ["hosts:ranks=2+none", "hosts:ranks=2+powersgd:rank=2"])
+def test_where_a_rank_dies_all_others_raise_in_time_and_nothing_is_left(ranks, spec):
+    for rank, failure in enumerate(ranks.run(beside_a_death, 4, spec, expect_errors=True)):
+        assert isinstance(failure, LostRank) if rank == 1 else failure.message.startswith("bucket 0 "), failure
+
+
+STATEFUL = ["hosts:ranks=2+topk:ratio=0.05", "hosts:ranks=2+onebit", "hosts:ranks=2+powersgd:rank=2"]
+
+
+def flushed(model):
+    """All that is held back: the average of zeros once nothing compresses."""
+    model.compression.swap("none")
+    found = average(model, ZEROS)
+    model.compression.close()
+    return found
+
+
+def saved_and_gone_on(rank, world_size):
+    """By specification: whether a loaded state goes on to the bit; the state; what comes out of it."""
+    answers = {}
+    for spec in STATEFUL:
+        model, again = model_of(spec), model_of(spec)
+        for step in range(3):
+            average(model, gradients(rank, step, SHAPES))
+        state = model.compression.state_dict()
+        again.compression.load_state_dict(state)
+        pairs = [(average(model, given), average(again, given)) for given in (gradients(rank, 3, SHAPES), ZEROS)]
+        same = all(torch.equal(a[name], b[name]) for a, b in pairs for name in a)
+        again.compression.close()
+        kept = model.compression.state_dict()
+        answers[spec] = same, kept, flushed(model)
+    return answers
+
+
+def resized(rank, world_size, states, spec):
+    model = model_of(f"{spec}")
+    model.compression.load_state_dict(states, resize=True)
+    return flushed(model)
+
+
+def refused_elsewhere(rank, world_size, states):
+    """A state of hosts of two ranks, where all ranks are one host."""
+    spec = "hosts:ranks=2+topk:ratio=0.05"
+    model = gradwire.DistributedDataParallel(Given(SHAPES), compressor=spec)
+    model.compression.load_state_dict({**states[rank], "ranks_per_host": 4})
+    average(model, ZEROS)
+
+
+def test_states_go_on_to_the_bit_and_lose_nothing_by_a_swap_or_on_other_ranks(ranks):
+    old = ranks.run(saved_and_gone_on, 4)
+    for spec in STATEFUL:
+        assert all(answers[spec][0] for answers in old)
+        assert old[0][spec][1]["ranks_per_host"] == 2
+        expected = old[0][spec][2]
+        states = [answers[spec][1] for answers in old]
+        for found in ranks.run(resized, 2, states, spec):
+            for name, numbers in expected.items():
+                torch.testing.assert_close(found[name], numbers, rtol=1e-5, atol=1e-5)
+    states = [answers[STATEFUL[0]][1] for answers in old]
+    for failure in ranks.run(refused_elsewhere, 4, states, expect_errors=True):
+        assert "saved on hosts of 4 ranks, here they have 2: load the states of all ranks" in failure.message
