@@ -30,7 +30,6 @@ from .replicas.module_buffers import BufferSync
 from .replicas.same_model import described, verify
 from .schedule.bucket_order import BucketOrder
 from .schedule.overlap import Overlap
-from .schedule.partial_step import PartialStep
 from .torch_face.arguments import Arguments, localize, states, trained
 from .torch_face.attributes import TorchFace
 from .torch_face.join import ShadowSteps
@@ -130,7 +129,7 @@ class DistributedDataParallel(TorchFace):
         self._lazy_init_ran = False
         self.reducer.logger = self.logger = Logger(self)
         if self._overlap is not None:
-            self._overlap.bind(self.reducer, averager, self._order, self._buffers_sync)
+            self._bind_overlap(self._overlap)
 
     @property
     def _averager(self) -> CompressedAverager | None:
@@ -221,21 +220,14 @@ class DistributedDataParallel(TorchFace):
         mine = self.require_backward_grad_sync and not joined
         return bool(largest(int(mine), self.process_group, self.device))
 
-    def overlap(self, stepper: PartialStep, order: str, slice_mb: float) -> Overlap:
-        """What `gradwire.overlap` asks for: averages that arrive while the next forward runs."""
-        if self._overlap is not None or self._hook is not None:
-            what = (
-                "is overlapped already, with the optimizer of another call"
-                if self._overlap
-                else "has a hook that averages"
-            )
-            raise RuntimeError(
-                f"overlap() is for a model of its own: this one {what}. Make another, with compressor=..."
-            )
-        overlap = Overlap(self.module, stepper, order, slice_mb)
+    def overlap(self, overlap: Overlap) -> None:
+        """Let averages arrive while the next forward runs: `gradwire.overlap` asks for it, on all ranks."""
+        if self._overlap is not None:
+            raise RuntimeError("the model is overlapped already, with another optimizer: one overlap() for each model")
+        if self._hook is not None:
+            raise RuntimeError("overlap() takes no model with a communication hook: make it with compressor=...")
         self._bind_overlap(overlap)
         self._overlap = overlap
-        return overlap
 
     def _bind_overlap(self, overlap: Overlap) -> None:
         overlap.bind(self.reducer, self.compression.averager, self._order)

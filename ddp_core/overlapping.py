@@ -9,7 +9,8 @@ from torch.optim import Optimizer
 
 from .module import DistributedDataParallel
 from .schedule import messages
-from .schedule.overlapped_optimizer import OverlappedOptimizer, overlapped
+from .schedule.overlap import Overlap
+from .schedule.overlapped_optimizer import OverlappedOptimizer, check_step, overlapped
 from .schedule.partial_step import PartialStep, check
 from .schedule.slice_order import ORDERS
 
@@ -50,7 +51,8 @@ def overlap(
             "the optimizer is overlapped already: one optimizer for one model, and one call of overlap()"
         )
     check(optimizer, per_parameter=per_parameter)
-    result: AnyOptimizer = overlapped(
-        optimizer, model.overlap(PartialStep(optimizer, type(optimizer)), order, slice_mb)
-    )
-    return result
+    check_step(optimizer)
+    result = Overlap(model.module, PartialStep(optimizer, type(optimizer)), order, slice_mb)
+    model.overlap(result)
+    overlapped(optimizer, result)
+    return optimizer

@@ -15,19 +15,17 @@ from torch import Tensor
 from ...compress import AllReduce, Compressor, Layout, most_rounds
 from ..buckets.assignment import Rooms, own_rooms
 from ..buckets.checksum import checksum
-from ..buckets.grad_bucket import GradBucket
 from ..buckets.layout import as_real, layout_of
-from ..buckets.slices import BucketSlice
+from ..buckets.slices import BucketSlice, Sendable
 from ..buckets.sparse import SPARSE_ROUNDS, SparseBucket
 from ..engine.driver import FuturePending
 from ..engine.engine import FORKED, Engine
 from ..engine.task import Task
 from ..measure.stats import Stats, Totals
 from ..measure.step import BucketStats, Step
-from ..memory.bucket_memory import BucketMemory
 from ..memory.model_memory import ModelMemory, Snapshot
 from ..transport.protocol import Decorator, Pending
-from .bound import AllPending, Bound, OwnBound, Part, all_done, labelled, names_by_index, one_round, places_in, setup
+from .bound import AllPending, Bound, OwnBound, all_done, labelled, names_by_index, one_round, parts_of, setup, slice_of
 from .compiling import compile_kernels
 from .engines import Engines
 from .protocol import Wishes
@@ -140,7 +138,7 @@ class CompressedAverager:
             else:
                 change()
 
-    def start(self, bucket: GradBucket) -> Pending:
+    def start(self, bucket: Sendable) -> Pending:
         """Begin to average a bucket of our own DDP."""
         own = bucket.bound
         if not isinstance(own, OwnBound) or own.bound.known is not self._known:
@@ -155,11 +153,11 @@ class CompressedAverager:
         self._step.programs.append(BucketStats(names, total.tensor.numel(), task.record))
         return bound.engine.submit(task, on_wait=not self.sparse)
 
-    def _bind_own(self, bucket: GradBucket) -> OwnBound:
+    def _bind_own(self, bucket: Sendable) -> OwnBound:
         bound, buffer = self._bind(bucket, bucket.all_parameters), bucket.buffer()
         return OwnBound(bound, buffer, AllReduce(buffer if buffer.is_sparse else as_real(buffer), "sum"))
 
-    def average(self, bucket: dist.GradBucket | GradBucket) -> torch.futures.Future[Tensor]:
+    def average(self, bucket: dist.GradBucket | Sendable) -> torch.futures.Future[Tensor]:
         """Average a bucket that a hook is given. The future holds its buffer, averaged in place."""
         if os.getpid() != self._process:
             raise RuntimeError(FORKED)
@@ -175,7 +173,7 @@ class CompressedAverager:
         assert isinstance(pending, FuturePending)
         return pending.future
 
-    def _averages(self, bound: Bound, bucket: dist.GradBucket | GradBucket, *, future: bool = False) -> Pending:
+    def _averages(self, bound: Bound, bucket: dist.GradBucket | Sendable, *, future: bool = False) -> Pending:
         """The average of a bucket, by a program for each of ours in it, beside backward. `future`: it must be one."""
         buffer, step, watched = bucket.buffer(), self.memory.step - 1, self.memory.watched
         if isinstance(bucket, SparseBucket):
@@ -197,7 +195,7 @@ class CompressedAverager:
         self._step.programs.append(BucketStats(names, elements, task.record))
         return bound.engine.submit(task)
 
-    def _bind(self, bucket: dist.GradBucket | GradBucket, parameters: Sequence[Tensor]) -> Bound:
+    def _bind(self, bucket: dist.GradBucket | Sendable, parameters: Sequence[Tensor]) -> Bound:
         """Meet a bucket that was not there before. All ranks meet the same one at the same time."""
         index, buffer = bucket.index(), bucket.buffer()
         engine = self.engines.of(buffer.device, index)
@@ -210,37 +208,23 @@ class CompressedAverager:
         if index == 0 and self.memory.remembers:
             self._thrown_away.watch(parameters)
         flat = as_real(buffer)
-        cut = isinstance(bucket, BucketSlice)
-        parts = [self._cut(bucket, named, flat, engine)] if cut else self._parts(named, flat, engine, index)
+        layout = self._met(named, flat, engine)
+        with self._lock:
+            if isinstance(bucket, BucketSlice):
+                parts = [slice_of(self.memory, bucket, layout)]
+            else:
+                parts = parts_of(self.memory, named, layout, index)
+        for part in parts:
+            rounds = most_rounds(self.memory.compressor, [part.memory.layout])
+            engine.prepare(rounds + self.memory.partial)  # which parameters were used may travel apart
         self._bounds[index] = Bound(self._known, parameters, engine, label, names, flat.numel(), parts)
         with self._lock:
             self.memory.arrange(names_by_index(self._bounds))
         return self._bounds[index]
 
-    def _parts(self, named: Mapping[str, Tensor], flat: Tensor, engine: Engine, index: int) -> list[Part]:
-        group = engine.transport.group
-        layout = self._met(named, flat, engine)
-        parts = []
-        for names in self.memory.split(layout.names):
-            mine = layout_of({name: named[name] for name in names}, flat.dtype, flat.device, group.size(), group.rank())
-            rounds = most_rounds(self.memory.compressor, [mine])
-            engine.prepare(rounds + self.memory.partial)  # which parameters were used may travel apart
-            places = None if mine == layout else places_in(layout, names)
-            with self._lock:
-                memory = self.memory.get(mine) or self.memory.add(mine)
-            parts.append(Part(memory, places, labelled(index, names)))
-        return parts
-
     def _drain(self) -> None:
         if self.drain is not None:
             self.drain()
-
-    def _cut(self, bucket: BucketSlice, named: Mapping[str, Tensor], flat: Tensor, engine: Engine) -> Part:
-        """A slice, of which nothing is remembered."""
-        layout = bucket.layout(self._met(named, flat, engine))
-        engine.prepare(most_rounds(self.memory.compressor, [layout]))
-        memory = BucketMemory(self.memory.compressor, layout, self.memory.step)
-        return Part(memory, None, labelled(bucket.index(), layout.names))
 
     def _met(self, named: Mapping[str, Tensor], flat: Tensor, engine: Engine) -> Layout:
         """The layout of a bucket that was not there before; the first one tells whether all ranks have the same."""
@@ -306,5 +290,7 @@ class CompressedAverager:
 
     def close(self) -> None:
         """End the threads and process groups that were made; training with it is over."""
-        self._drain()
-        self.engines.close()
+        try:
+            self._drain()
+        finally:
+            self.engines.close()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
-from ..buckets.grad_bucket import GradBucket
+from ..buckets.slices import Sendable
 from ..measure.step import Step
 from .usage import Usage
 
@@ -67,7 +67,7 @@ class Backward:
         """By index, not 0 for the parameters that any rank used; None where it is not asked, or not asked yet."""
         return self.static_usage if self.usage is None else self.usage.by_any()
 
-    def needs(self, bucket: GradBucket) -> bool:
+    def needs(self, bucket: Sendable) -> bool:
         """Whether a bucket is sent; parts of it that no rank used are taken out (section 6.2.2)."""
         if not (self.skips or self.fresh) or (used := self.used_by_any()) is None:
             return True

@@ -15,6 +15,7 @@ from torch.autograd import Variable
 from ..averaging.protocol import Averager
 from ..buckets.assignment import BucketPlan
 from ..buckets.grad_bucket import GradBucket, undifferentiated
+from ..buckets.slices import Sendable
 from ..measure.step import Step
 from ..measure.timeline import Timeline
 from . import messages
@@ -51,7 +52,7 @@ class Reducer(HookedParameters):
         self._over = False  # the averages are there, and no forward has begun since
         self.finished = 0
         self.share = 1.0  # of the ranks that have inputs, where the average is to be over these
-        self.before_sending: Callable[[GradBucket], None] | None = None
+        self.before_sending: Callable[[Sendable], None] | None = None
         self.at_end: list[Callable[[], None]] = []
         self.later: Later | None = None  # who hands averages out after the end of backward
         self.timeline = Timeline()
@@ -186,7 +187,7 @@ class Reducer(HookedParameters):
                 if not backward.ending:
                     Variable._execution_engine.queue_callback(self._finish)
 
-    def _send(self, backward: Backward, bucket: GradBucket) -> None:
+    def _send(self, backward: Backward, bucket: Sendable) -> None:
         """Give a bucket to the averager."""
         if (backward.skips or backward.fresh) and not backward.needs(bucket):
             return
@@ -206,7 +207,7 @@ class Reducer(HookedParameters):
             raise
         self._average(backward, bucket)
 
-    def _average(self, backward: Backward, bucket: GradBucket) -> None:
+    def _average(self, backward: Backward, bucket: Sendable) -> None:
         if self.before_sending is not None:
             self.before_sending(bucket)
         if not backward.step.number:

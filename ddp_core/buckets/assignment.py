@@ -9,7 +9,7 @@ from typing import TypeAlias
 from torch import Tensor
 
 from .grad_bucket import GradBucket
-from .slices import MUCH, BucketSlice, CutBucket
+from .slices import MUCH, CutBucket, Sendable
 from .sparse import SparseBucket
 
 MEBIBYTE = 1024 * 1024
@@ -97,7 +97,7 @@ class BucketPlan:
         """Make the buckets for parameters that get ready in this order. All ranks do so between the same steps."""
         self.buckets: list[GradBucket] = []  # the old ones go first, so that both never use memory
         self.bucket_of: list[GradBucket] = []
-        self.sending: list[GradBucket | BucketSlice] = []  # them, or their slices, in the order in which they leave
+        self.sending: list[Sendable] = []  # them, or their slices, in the order in which they leave
         self.order = list(order)
         ready = [self._parameters[index] for index in order]
         positions = assigned(ready, self.caps, [self._sparse[index] for index in order])

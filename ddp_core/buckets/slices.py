@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeAlias
 
-import torch
 from torch import Tensor
 
 from ...compress import Layout
@@ -43,14 +43,14 @@ class CutBucket(GradBucket):
             self._full = True
             super().fill(used)
 
-    @property  # type: ignore[override]
+    @property
     def pending(self) -> Pending | None:
         """The average of the whole, once slices are on their way."""
-        parts = [each.pending for each in self.slices if each.pending is not None]
-        return SlicesPending(self._memory, parts) if parts else None
+        sent = [each for each in self.slices if each.pending is not None]
+        return SlicesPending(self._memory, sent) if sent else None
 
     @pending.setter
-    def pending(self, none: None) -> None:
+    def pending(self, none: Pending | None) -> None:
         for each in self.slices:
             each.pending = none
 
@@ -96,6 +96,9 @@ class BucketSlice:
         """Zeros, for a rank that has no gradients to give."""
         self.flat.zero_()
 
+    def leave_out(self, members: Sequence[int]) -> None:
+        """A slice is never sent in part."""
+
     def layout(self, whole: Layout) -> Layout:
         """Of this slice; `whole`: of its bucket."""
         end = self.start + self.flat.numel() * (2 if self.flat.is_complex() else 1)
@@ -115,11 +118,16 @@ class SlicesPending:
     """The slices of a bucket, on their way."""
 
     memory: Tensor
-    parts: Sequence[Pending]
+    slices: Sequence[BucketSlice]
 
     def wait(self, timeout: timedelta) -> Tensor:
         """The bucket's buffer, when all slices are there."""
-        arrived = [part.wait(timeout) for part in self.parts]
-        if not all(torch._C._is_alias_of(each, self.memory) for each in arrived):
-            torch.cat([each.view(-1) for each in arrived], out=self.memory)
+        for each in self.slices:
+            assert each.pending is not None
+            average = each.pending.wait(timeout)
+            if average.data_ptr() != each.flat.data_ptr():
+                each.flat.copy_(average)
         return self.memory
+
+
+Sendable: TypeAlias = GradBucket | BucketSlice  # what leaves at once

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 UPDATE = "_gradwire_update"  # the attribute of an awaited parameter that has its update
-_set_gradient = Tensor.grad.__set__  # type: ignore[attr-defined]
-_ATTRIBUTES = (
+_set_gradient = vars(torch._C.TensorBase)["grad"].__set__
+_ATTRIBUTES: tuple[str, ...] = (
     "shape",
     "dtype",
     "device",
@@ -28,7 +28,7 @@ _ATTRIBUTES = (
     "is_meta",
 )
 _ATTRIBUTES += ("itemsize", "nbytes", "is_quantized", "output_nr", "grad_fn")
-_METHODS = (
+_METHODS: tuple[str, ...] = (
     "size",
     "dim",
     "numel",
@@ -97,12 +97,12 @@ def update_of(parameter: Any) -> Update:
 def awaits(parameter: Tensor, update: Update) -> None:
     """Have whoever uses a parameter wait for its update from now on."""
     setattr(parameter, UPDATE, update)
-    parameter.__class__ = Awaited  # type: ignore[assignment]
+    parameter.__class__ = Awaited
 
 
 def restore(parameter: Tensor) -> None:
     """Let a parameter be a plain one again."""
-    parameter.__class__ = nn.Parameter  # type: ignore[assignment]
+    parameter.__class__ = nn.Parameter
     delattr(parameter, UPDATE)
 
 

@@ -27,14 +27,19 @@ def synchronous(reason: str) -> str:
     return f"with {reason} gradwire.overlap() does not overlap: steps wait at the end of backward"
 
 
+def raised(error: Exception, names: Sequence[str]) -> str:
+    """The optimizer raised in a late update."""
+    return f"the optimizer's step raised for {shown(names)}, which may be half updated: {type(error).__name__}: {error}"
+
+
 def not_updated(why: str, made: Sequence[str], pending: Sequence[str]) -> str:
     """An average did not come while updates were under way. `made`, `pending`: parameters after and before their step."""
     after = (
         f"the optimizer's step was made for {shown(made)}" if made else "the optimizer's step was made for no parameter"
     )
     return (
-        f"{why}. No parameter is half updated: {after}; it was not made for {shown(pending)}, which are as before it. Load "
-        f"a checkpoint into a new DistributedDataParallel"
+        f"{why}. Apart from that each parameter is as before or as after its update: {after}; it was not made for "
+        f"{shown(pending)}, which are as before it. Load a checkpoint into a new DistributedDataParallel"
     )
 
 

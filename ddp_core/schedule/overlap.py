@@ -145,12 +145,19 @@ class Overlap:
             try:
                 average = self._reducer.average_of(update.bucket, update.backward)
                 update.waited = time.perf_counter() - began
-                update.make(average)
             except Exception as error:
                 raise self._failed(update, error) from error
+            self._make(update, average)
             del self._pending[update]
             if not self._pending:
                 self._end_step(update.backward)
+
+    def _make(self, update: PendingUpdate, average: Tensor | None) -> None:
+        try:
+            update.make(average)
+        except Exception as error:
+            names = self._names([update])
+            raise self._failed(update, RuntimeError(messages.raised(error, names))) from error
 
     def _end_step(self, backward: Backward) -> None:
         waited = sum(update.waited for update in self._updates)
@@ -162,12 +169,16 @@ class Overlap:
         )
 
     def _failed(self, update: PendingUpdate, error: Exception) -> RuntimeError:
-        """An average did not come, or an update raised: nothing else is updated, and training with it is over."""
+        """An average did not come, or an update raised: nothing else is updated, and training with it is over.
+
+        What raised in the middle of its update is none of the others, of which each is as before or after its step.
+        """
         made = [each for each in self._updates if each not in self._pending and each.step is not None]
         pending, self._pending = list(self._pending), {}
         for each in pending:
             each.give_up()
-        text = messages.not_updated(str(error), *(self._names(each) for each in (made, pending)))
+        left = [each for each in pending if each is not update or not each.begun]
+        text = messages.not_updated(str(error), *(self._names(each) for each in (made, left)))
         self._reducer.fail(update.backward, text)
         return RuntimeError(text)
 
@@ -226,8 +237,8 @@ class Overlap:
             self._step_number,
             self._exposed,
             self.order.name,
-            bounds and bounds.optimal,
-            bounds and bounds.synchronous,
+            None if bounds is None else bounds.optimal,
+            None if bounds is None else bounds.synchronous,
             dict(self._readers.counts),
         )
 

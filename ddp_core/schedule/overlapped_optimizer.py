@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copyreg
 from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
@@ -80,21 +79,28 @@ class OverlappedOptimizer(Optimizer):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A copy is one without overlap."""
         self._overlap.drain()
-        return copyreg.__newobj__, (self._kind,), self.__getstate__()  # type: ignore[attr-defined]
+        return blank, (self._kind,), self.__getstate__()
 
 
-def overlapped(optimizer: Optimizer, overlap: Overlap) -> Any:
-    """The optimizer, whose steps are `overlap`'s from now on. RuntimeError where something else has replaced `step`."""
+def blank(kind: type[Optimizer]) -> Optimizer:
+    """An optimizer that its state is still to make."""
+    return kind.__new__(kind)
+
+
+def check_step(optimizer: Optimizer) -> None:
+    """Raise RuntimeError where something else than a scheduler has replaced the optimizer's `step`."""
     replaced = optimizer.__dict__.get("step")
     if replaced is not None and not hasattr(replaced, "_wrapped_by_lr_sched"):
         raise RuntimeError(
             f"the optimizer's step() was replaced by {getattr(replaced, '__qualname__', replaced)}: call gradwire.overlap() "
             "before that"
         )
+
+
+def overlapped(optimizer: Any, overlap: Overlap) -> None:
+    """Let the optimizer's steps be `overlap`'s from now on."""
     optimizer.__dict__.pop("step", None)  # a scheduler's wrapper, which only notes the call
     kind = type(optimizer)
-    optimizer.__class__ = type(
-        kind.__name__, (OverlappedOptimizer, kind), {"__module__": kind.__module__, "_kind": kind}
-    )
-    optimizer._overlap = overlap  # type: ignore[attr-defined]
-    return optimizer
+    named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "_kind": kind}
+    optimizer.__class__ = type(kind.__name__, (OverlappedOptimizer, kind), named)
+    optimizer._overlap = overlap

@@ -70,12 +70,15 @@ class PendingUpdate:
         """Whether the loop has gone on with it: what else is asked of it comes after its update."""
         return self.step is not None or bool(self.cleared)
 
+    begun = False  # to be made
+
     def make(self, average: Tensor | None) -> None:
         """Hand out the average, if the bucket was sent, and update; then the parameters are plain ones again.
 
         Until then other threads that use them wait. Not on CUDA, where torch's optimizers choose what they do by the
         class, and threads order their streams anyway.
         """
+        self.begun = True
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
             late = list(map(GRADIENT, self.parameters))
             lent = self._hand_out(average)
