@@ -135,7 +135,8 @@ def on_paper(rows: Sequence[MeasuredRow], config: ReplayConfig) -> Iterator[dict
     for row in different.values():
         for hosts in config.hosts:
             cost = cost_on(hosts, row.rate, config.latency)
-            steps = {order: predicted(row.trace, row.compressor, hosts, cost, order) for order in PAPER_ORDERS}
+            place = (row.trace, row.compressor, hosts, cost)
+            steps: dict[str, float] = {order: predicted(*place, order) for order in PAPER_ORDERS}
             without_latency = step_by_layers(row.trace, row.compressor, hosts, LinkCost(0.0, cost.beta))
             yield {**_place(row, hosts), **steps, "bound": optimal(without_latency)}
 

@@ -89,6 +89,7 @@ class BucketPlan:
         self._parameters, self._sparse, self.caps, self.alias = parameters, sparse, caps, alias
         self._traced: list[int] = []
         self._traced_before: list[int] | None = None
+        self.builds = 0  # how often buckets were made
         self.cut: int | None = None  # bytes of a slice of larger buckets; None where they are sent as they are
         self.shared = False  # whether any lies in memory that was given
         self.build(range(len(parameters))[::-1], rooms)
@@ -98,6 +99,7 @@ class BucketPlan:
         self.buckets: list[GradBucket] = []  # the old ones go first, so that both never use memory
         self.bucket_of: list[GradBucket] = []
         self.sending: list[Sendable] = []  # them, or their slices, in the order in which they leave
+        self.builds += 1
         self.order = list(order)
         ready = [self._parameters[index] for index in order]
         positions = assigned(ready, self.caps, [self._sparse[index] for index in order])

@@ -71,27 +71,33 @@ class Awaited(nn.Parameter):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         if func == _set_gradient and args[1] is None and type(args[0]) is Awaited:
-            return update_of(args[0]).clear(args[0], to_none=True)
+            return clear(args[0], to_none=True)
         for used in _awaited((args, kwargs)):
-            update_of(used).settle()
+            settle(used)
         return func(*args, **(kwargs or {}))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        update_of(self).settle()
+        settle(self)
         return self.__deepcopy__(memo)  # of the class that it has now
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        update_of(self).settle()
+        settle(self)
         return self.__reduce_ex__(protocol)
 
     def __setstate__(self, state: Any) -> NoReturn:
         raise TypeError("a parameter whose update is on its way is never saved")
 
 
-def update_of(parameter: Any) -> Update:
-    """The update that an awaited parameter waits for."""
+def settle(parameter: Any) -> None:
+    """Wait for a parameter's update, unless another thread just has."""
+    if (update := getattr(parameter, UPDATE, None)) is not None:
+        update.settle()
+
+
+def clear(parameter: Any, *, to_none: bool) -> None:
+    """Have the gradient of an awaited parameter cleared after its update."""
     update: Update = getattr(parameter, UPDATE)
-    return update
+    update.clear(parameter, to_none=to_none)
 
 
 def awaits(parameter: Tensor, update: Update) -> None:

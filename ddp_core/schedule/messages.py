@@ -11,6 +11,11 @@ COMPILED = (
     "all updates before it begins, so that only the time between backward and forward hides communication"
 )
 
+CAPTURED = (
+    "gradwire.overlap() cannot be captured in a CUDA graph, which would wait for nothing: capture without overlap(), or "
+    "with order='synchronous'"
+)
+
 
 def unseen(names: Sequence[str]) -> str:
     """Parameters that got gradients from a forward that did not wait for their update."""

@@ -32,7 +32,7 @@ from ..buckets.assignment import own_rooms
 from ..buckets.sparse import SparseBucket
 from ..engine.engine import FORKED
 from . import messages
-from .awaited import Awaited, update_of
+from .awaited import Awaited, clear
 from .bucket_order import BucketOrder
 from .measured_step import MeasuredStep
 from .partial_step import PartialStep
@@ -55,7 +55,7 @@ class Overlap:
         self._pending: dict[PendingUpdate, None] = {}
         self._updates: list[PendingUpdate] = []  # all of the last step's
         self._members: dict[int, list[list[Tensor]]] = {}  # of the optimizer's groups, by bucket
-        self._groups: list[int] = []  # what they were found for
+        self._found_for: tuple[int, list[int]] = (0, [])  # the buckets and groups
         self._began, self._in_forward, self._joins = 0.0, False, False
         self._measured = True  # whether the last step was, in the forward after it
         self._unseen: set[int] = set()  # members of the buckets that the last forward was not seen to use
@@ -67,7 +67,7 @@ class Overlap:
         """Take over a model's reducer: slices for buckets, and averages that come later. A collective call."""
         self._reducer, self._averager = reducer, averager
         device = reducer.device
-        buckets.drain = averager.drain = weak_call(self.drain)
+        averager.drain, buckets.drain = weak_call(self.drain), weak_call(self._leave)
         self._buckets = buckets
         self._slice()
         self.order = SliceOrder(self._wanted, reducer.plan, reducer.group, device)
@@ -126,6 +126,8 @@ class Overlap:
     def hold(self, backward: Backward) -> None:
         """All of a step was sent: let its parameters wait for its averages."""
         with self._lock:
+            if self._reducer.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                raise RuntimeError(messages.CAPTURED)
             self._averager.engines.send_all()
             self._readers.next_step()
             buckets = self._reducer.plan.buckets
@@ -191,12 +193,19 @@ class Overlap:
             for update in list(self._pending):
                 self.settle(update)
 
+    def _leave(self) -> None:
+        """Have nothing more to do with today's buckets, which need their memory for others."""
+        self.drain()
+        self._updates, self._measured = [], True
+
     def step(self) -> None:
         """The optimizer's step: now for what has arrived, with the same hyperparameters later for what has not."""
         with self._lock:
             for update in list(self._pending):
                 if update.changed or update.late:
                     self.settle(update)
+            if not self._pending:
+                return self._stepper.whole()
             settings, stepper = self._stepper.settings(), self._stepper
             pending = list(self._pending)
             waiting = list(chain.from_iterable(update.parameters for update in pending))
@@ -207,13 +216,13 @@ class Overlap:
             increment_version(waiting)  # a graph that has saved them is not to be gone through any more
 
     def _find_members(self) -> None:
-        """Forget which parameters the optimizer has in which group, if that has changed."""
-        groups = self._stepper.identity()
-        if groups != self._groups:
-            self._groups, self._members = groups, {}
+        """Forget which parameters the optimizer has in which group, if that may have changed."""
+        now = self._reducer.plan.builds, self._stepper.identity()
+        if now != self._found_for:
+            self._found_for, self._members = now, {}
 
     def _members_of(self, update: PendingUpdate) -> list[list[Tensor]]:
-        key = id(update.bucket)
+        key = update.bucket.number
         if key not in self._members:
             self._members[key] = self._stepper.members(update.parameters)
         return self._members[key]
@@ -223,7 +232,7 @@ class Overlap:
         with self._lock:
             for parameter in parameters:
                 if type(parameter) is Awaited:
-                    update_of(parameter).clear(parameter, to_none=to_none)
+                    clear(parameter, to_none=to_none)
                 elif to_none:
                     parameter.grad = None
                 elif parameter.grad is not None:

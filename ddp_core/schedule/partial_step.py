@@ -85,16 +85,23 @@ class PartialStep:
             [each for each in group["params"] if id(each) not in not_wanted] for group in self._optimizer.param_groups
         ]
 
+    def whole(self) -> None:
+        """The step for all parameters."""
+        self._step(self._shadow())
+
     def run(self, settings: Settings, members: Sequence[Sequence[Tensor]]) -> None:
         """The step for these parameters, by group."""
         groups = [{**group, "params": mine} for group, mine in zip(settings, members, strict=True) if mine]
         if not groups:
             return
-        shadow = self._kind.__new__(self._kind)
-        shadow.__dict__.update(self._optimizer.__dict__)
-        shadow.__dict__.pop("step", None)
+        shadow = self._shadow()
         shadow.param_groups = groups
         self._step(shadow)
+
+    def _shadow(self) -> Optimizer:
+        shadow = self._kind.__new__(self._kind)
+        shadow.__dict__.update(self._optimizer.__dict__)
+        return shadow
 
 
 def _kept(value: Any) -> Any:

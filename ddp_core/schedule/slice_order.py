@@ -33,14 +33,16 @@ class SliceOrder:
     """Decides between steps, on all ranks alike, in which order `plan` sends, and whether updates wait for their use.
 
     `wanted`: one of `ORDERS`. "backward" and "synchronous" are never planned. "priority" always takes the planned order;
-    "auto" only one that promises 3 %, against waiting at the end of backward.
+    "auto" only one that promises 3 %, against waiting at the end of backward. On CUDA, whose times the host does not know,
+    nothing is planned.
     """
 
     def __init__(self, wanted: str, plan: BucketPlan, group: dist.ProcessGroup, device: torch.device) -> None:
         self._wanted, self._plan, self._group, self._device = wanted, plan, group, device
+        self._plans = wanted in ("auto", "priority") and device.type != "cuda"
         self.measurements = Measurements()
         self.bounds: Bounds | None = None
-        self._buckets = plan.buckets
+        self._builds = plan.builds
         self._since = 0  # steps when these were made
         self._overlaps = wanted not in ("synchronous", "auto")
         self._planned = False
@@ -52,18 +54,19 @@ class SliceOrder:
 
     def overlaps(self, steps: int) -> bool:
         """Whether the step after so many waits where parameters are needed."""
-        return self._overlaps or (self._wanted == "auto" and self._till_look(steps - self._since) <= MEASURED)
+        measures = self._plans and self._till_look(steps - self._since) <= MEASURED
+        return self._overlaps or measures
 
     def _till_look(self, age: int) -> int:
         return FIRST_LOOK - age if age < FIRST_LOOK else INTERVAL - age % INTERVAL
 
     def look(self, steps: int) -> None:
         """Now and then: take rank 0's order. `steps`: so far. A collective call, of all ranks at the same step."""
-        if self._plan.buckets is not self._buckets:
+        if self._plan.builds != self._builds:
             self._restart(steps)
         age = steps - self._since
         due = age == FIRST_LOOK or (age and age % INTERVAL == 0)
-        if not due or self._wanted in ("backward", "synchronous"):
+        if not due or not self._plans:
             return
         told = torch.tensor(self._proposal(), device=self._device)
         spread([told], 0, self._group, what="the order of slices")
@@ -74,7 +77,7 @@ class SliceOrder:
             self.measurements.clear()
 
     def _restart(self, steps: int) -> None:
-        self._buckets, self._since = self._plan.buckets, steps
+        self._builds, self._since = self._plan.builds, steps
         self._overlaps, self._planned = self._wanted not in ("synchronous", "auto"), False
         self.measurements.clear()
 

@@ -78,7 +78,13 @@ def inception_a(pooled: int) -> list[Unit]:
 
 def inception_c(width: int) -> list[Unit]:
     """Convolutions with 7 x 1 and 1 x 7 kernels at 17 x 17 positions."""
-    doubled = [(width, 1), (width, (7, 1)), (width, (1, 7)), (width, (7, 1)), (192, (1, 7))]
+    doubled: list[tuple[int, int | tuple[int, int]]] = [
+        (width, 1),
+        (width, (7, 1)),
+        (width, (1, 7)),
+        (width, (7, 1)),
+        (192, (1, 7)),
+    ]
     return [
         ("branch1x1", 192, 1, 17),
         ("branch7x7_1", width, 1, 17),

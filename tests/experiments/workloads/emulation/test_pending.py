@@ -5,6 +5,7 @@ import torch
 
 from gradwire.ddp_core.planning.replay import backward_order, planned_order, replay
 from gradwire.ddp_core.planning.step_model import layered
+from gradwire.ddp_core.schedule.awaited import awaits, restore
 from gradwire.experiments.workloads.emulation import emulated
 from gradwire.experiments.workloads.emulation.model import Stream
 
@@ -68,3 +69,23 @@ def test_what_a_sleep_lasts_too_long_is_not_taken_off_twice_where_a_layer_waits(
     """The first layer ends late, and the second waits longer than that: its seconds count in full from there."""
     seconds = forward_seconds(emulated(TRACE), clock, (0.0, 0.05, 0.0, 0.0, 0.0))
     assert seconds == pytest.approx(0.05 + TRACE.forward_seconds - 0.01, abs=1.01 * clock.oversleep)
+
+
+class Update:
+    """Of one parameter of an overlapped model: notes when it was made."""
+
+    def __init__(self, name, parameter, made):
+        self.name, self.parameter, self.made = name, parameter, made
+        awaits(parameter, self)
+
+    def settle(self):
+        self.made.append(self.name)
+        restore(self.parameter)
+
+
+def test_the_updates_of_overlap_are_made_layer_by_layer_in_the_order_of_forward(clock):
+    model, made = emulated(TRACE), []
+    for name, parameter in reversed(list(model.named_parameters())):
+        Update(name, parameter, made)
+    model(INPUTS)
+    assert made == list(TRACE.parameters)
