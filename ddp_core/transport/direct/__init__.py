@@ -1,0 +1,5 @@
+"""Collectives in which each block crosses the network once, straight to who needs it."""
+
+from .collectives import Collectives
+
+__all__ = ["Collectives"]
