@@ -12,6 +12,7 @@ from queue import SimpleQueue
 import torch.distributed as dist
 from torch import Tensor
 
+from .fastest import Fastest, Ring, Way
 from .staggered import Staggered
 from .wire import Wire
 
@@ -19,15 +20,27 @@ JOIN_SECONDS = 5.0
 Job = tuple[Callable[[], None], "Future[None]"]
 
 
+def fastest(wire: Wire) -> Way:
+    """The fastest of all ways, for each size."""
+    return Fastest(wire, {"ring": Ring(wire), "staggered": Staggered(wire)})
+
+
 class Collectives:
     """All-gathers and reduce-scatters of a group's ranks, two at least, who all ask for the same ones in the same order.
 
     `store`: where these ranks meet, under names that nobody else uses; they do at the first one. After a failure, or beyond
-    `timeout`, that and all later ones end in a RuntimeError on every rank.
+    `timeout`, that and all later ones end in a RuntimeError on every rank. `choose`: the way that they go.
     """
 
-    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
-        self.timeout = timeout
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        choose: Callable[[Wire], Way] = fastest,
+    ) -> None:
+        self.timeout, self._choose = timeout, choose
         self._meet = partial(Wire, dist.PrefixStore("direct/", store), rank, size, timeout)
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -37,12 +50,12 @@ class Collectives:
     def all_gather(self, outputs: Sequence[Tensor], block: Tensor) -> Future[None]:
         """Begin to write every rank's `block` to its output."""
         flat = [output.view(-1) for output in outputs]
-        return self._submit(lambda: self._staggered.all_gather(flat, block.view(-1)))
+        return self._submit(lambda: self._way.all_gather(flat, block.view(-1)))
 
     def reduce_scatter(self, output: Tensor, rows: Sequence[Tensor]) -> Future[None]:
         """Begin to write the sum of all ranks' rows for this one to `output`; see `Staggered`."""
         flat = [row.view(-1) for row in rows]
-        return self._submit(lambda: self._staggered.reduce_scatter(output.view(-1), flat))
+        return self._submit(lambda: self._way.reduce_scatter(output.view(-1), flat))
 
     def close(self) -> None:
         """Break the connections once what was asked for is done, or has failed."""
@@ -75,10 +88,10 @@ class Collectives:
         try:
             if self._wire is None:
                 self._wire = self._meet()
-                self._staggered = Staggered(self._wire)
+                self._way = self._choose(self._wire)
             self._wire.limit(self.timeout)
             job()
         except BaseException as error:
             self._failure, self._wire = error, None  # closes the connections, so that the others learn of it
-            del self._staggered
+            del self._way
             raise

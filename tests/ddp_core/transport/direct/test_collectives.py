@@ -8,46 +8,47 @@ import torch
 import torch.distributed as dist
 
 from gradwire.ddp_core.transport.direct import Collectives
-from gradwire.ddp_core.transport.direct.staggered import CHUNK_BYTES, run
+from gradwire.ddp_core.transport.direct.collectives import fastest
+from gradwire.ddp_core.transport.direct.fastest import Ring
+from gradwire.ddp_core.transport.direct.staggered import CHUNK_BYTES, Staggered, run
 from gradwire.ddp_core.transport.private_group import store_of
 
 LIMIT = timedelta(seconds=20)
 CHUNK = CHUNK_BYTES // 4
-EVEN = 4 * CHUNK  # of which Gloo gives every rank as much as a direct reduce-scatter does
-SIZES = (1, 5 * CHUNK + 3, EVEN)
+EVEN = CHUNK  # of which Gloo gives each of two or four ranks as much as a direct reduce-scatter does
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64)
+CASES = [(1, torch.float32), (5 * CHUNK + 3, torch.float32), *((EVEN, dtype) for dtype in DTYPES)]
 
 
 def numbers(rank, size, dtype=torch.float32):
     return torch.randn(size, generator=torch.Generator().manual_seed(rank)).mul(100).to(dtype)
 
 
-def collectives(limit=LIMIT):
+def collectives(way=Staggered, limit=LIMIT):
     group = dist.group.WORLD
-    return Collectives(dist.PrefixStore("test", store_of(group)), group.rank(), group.size(), limit)
+    return Collectives(dist.PrefixStore("test", store_of(group)), group.rank(), group.size(), limit, way)
 
 
-def gathered_and_summed(rank, world_size):
+def gathered_and_summed(rank, world_size, way):
     """By size and dtype: what direct collectives give, and what Gloo's do."""
-    direct, found = collectives(), {}
-    for size in SIZES:
-        for dtype in DTYPES:
-            rows = numbers(rank, world_size * size, dtype).view(world_size, size)
-            mine, theirs = torch.empty(2, world_size, size, dtype=dtype)
-            total, expected = torch.empty(2, size, dtype=dtype)
-            gather, reduce = direct.all_gather(mine.unbind(), rows[0]), direct.reduce_scatter(total, rows.unbind())
-            dist.all_gather_into_tensor(theirs.view(-1), rows[0])
-            dist.reduce_scatter_tensor(expected, rows.clone().view(-1))
-            gather.result(20)
-            reduce.result(20)
-            found[size, dtype] = (mine, theirs, total, expected)
+    direct, found = collectives(way), {}
+    for size, dtype in CASES:
+        rows = numbers(rank, world_size * size, dtype).view(world_size, size)
+        mine, theirs = torch.empty(2, world_size, size, dtype=dtype)
+        total, expected = torch.empty(2, size, dtype=dtype)
+        gather, reduce = direct.all_gather(mine.unbind(), rows[0]), direct.reduce_scatter(total, rows.unbind())
+        dist.all_gather_into_tensor(theirs.view(-1), rows[0])
+        dist.reduce_scatter_tensor(expected, rows.clone().view(-1))
+        gather.result(20)
+        reduce.result(20)
+        found[size, dtype] = (mine, theirs, total, expected)
     direct.close()
     return found
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_every_rank_gets_all_blocks_and_the_sum_of_its_row_with_gloos_bits_where_it_adds_alike(ranks, world_size):
-    for rank, found in enumerate(ranks.run(gathered_and_summed, world_size)):
+@pytest.mark.parametrize(("way", "world_size"), [(Staggered, 4), (Staggered, 2), (Ring, 2), (fastest, 2)])
+def test_every_rank_gets_all_blocks_and_the_sum_of_its_row_with_gloos_bits_where_it_adds_alike(ranks, way, world_size):
+    for rank, found in enumerate(ranks.run(gathered_and_summed, world_size, way)):
         for (size, dtype), (mine, theirs, total, expected) in found.items():
             given = [numbers(other, world_size * size, dtype).view(world_size, size) for other in range(world_size)]
             assert torch.equal(mine, torch.stack([rows[0] for rows in given]))
@@ -80,7 +81,7 @@ def test_where_a_rank_dies_the_others_raise_at_once(ranks):
 
 
 def one_rank_stays_away(rank, world_size):
-    direct = collectives(timedelta(seconds=1))
+    direct = collectives(limit=timedelta(seconds=1))
     output, block = torch.empty(world_size, 8), torch.ones(8)
     direct.all_gather(output.unbind(), block).result(20)
     if rank == 0:

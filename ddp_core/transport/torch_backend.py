@@ -1,0 +1,232 @@
+"""A backend of torch.distributed: large all-gathers and reduce-scatters are direct, all else is Gloo's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import Backend
+
+from .direct import Collectives
+
+NAME = "gradwire"
+LEAST_TORCH = (2, 14)  # from which on a backend can be written in Python
+SMALLEST_BYTES = 2**16  # of all ranks' blocks; below, Gloo has begun and ended before a thread wakes
+SUMMED = (
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.int32,
+    torch.int64,
+    torch.int8,
+    torch.uint8,
+)
+UNLIMITED = timedelta(0)  # torch's word for a wait without a limit of its own
+HANDED_ON = (  # to Gloo
+    "allgather_coalesced",
+    "allreduce",
+    "allreduce_coalesced",
+    "allreduce_sparse",
+    "all_to_all_single",
+    "alltoall",
+    "alltoall_base",
+    "barrier",
+    "broadcast",
+    "gather",
+    "gather_into_tensor",
+    "gather_single",
+    "monitored_barrier",
+    "recv",
+    "recv_anysource",
+    "reduce",
+    "scatter",
+    "send",
+)
+
+
+def register() -> None:
+    """Make `init_process_group("gradwire")` known to torch. RuntimeError where torch is too old for it."""
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if version < LEAST_TORCH:
+        raise RuntimeError(
+            f"the backend gradwire needs torch {'.'.join(map(str, LEAST_TORCH))} or later, and this is {torch.__version__}: "
+            "upgrade torch, or use init_process_group('gloo')"
+        )
+    dist.Backend.register_backend(NAME, DirectBackend.of, extended_api=True, devices=["cpu"])
+
+
+class Direct(dist.Work):
+    """Collectives that have begun, and the tensors that they write."""
+
+    def __init__(self, begun: Sequence[Future[None]], written: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._begun, self._written = begun, list(written)
+
+    def wait(self, timeout: timedelta = UNLIMITED) -> bool:
+        """Wait for all; RuntimeError where one fails or takes longer, and beyond the group's time limit it fails."""
+        limit = timeout.total_seconds() if timeout > UNLIMITED else None
+        for each in self._begun:
+            try:
+                each.result(limit)
+            except TimeoutError as error:
+                raise RuntimeError(f"the collective has not ended within {timeout}") from error
+        return True
+
+    def get_future(self) -> torch.futures.Future[list[Tensor]]:
+        """One that ends when all have."""
+        future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
+        self._begun[-1].add_done_callback(lambda last: self._end(future, last))
+        return future
+
+    def _end(self, future: torch.futures.Future[list[Tensor]], last: Future[None]) -> None:
+        """They end in order, and fail together."""
+        if (error := last.exception()) is not None:
+            future.set_exception(error)  # type: ignore[arg-type]  # torch takes any
+        else:
+            future.set_result(self._written)
+
+    def is_completed(self) -> bool:
+        """Whether all have ended, well or not."""
+        return self._begun[-1].done()
+
+    def is_success(self) -> bool:
+        """Whether all have ended well."""
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> BaseException | None:
+        """What was wrong with those that have ended."""
+        return next((each.exception() for each in self._begun if each.done() and each.exception()), None)
+
+    def result(self) -> list[Tensor]:
+        """What they have written."""
+        return self._written
+
+
+class DirectBackend(Backend):
+    """What torch calls; see `dist.Backend`. Groups of one rank are Gloo's alone."""
+
+    @classmethod
+    def of(cls, options: Any, _: Any = None) -> DirectBackend:
+        """For torch's `_DistributedBackendOptions`."""
+        return cls(options.store, options.group_rank, options.group_size, options.timeout)
+
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(rank, size)
+        self._ranks = size
+        self._gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), rank, size, timeout)
+        self._direct = Collectives(store, rank, size, timeout)
+
+    def getBackendName(self) -> str:
+        """Its name."""
+        return NAME
+
+    def allgather(self, outputs: Sequence[Sequence[Tensor]], blocks: Sequence[Tensor], options: Any) -> dist.Work:
+        """One tensor of each rank, to a list of tensors."""
+        if len(blocks) == 1 and self._is_direct(blocks[0], outputs[0]):
+            return Direct([self._direct.all_gather(outputs[0], blocks[0])], outputs[0])
+        return self._gloo.allgather(outputs, blocks, options)
+
+    def all_gather_single(self, output: Tensor, block: Tensor, options: Any) -> dist.Work:
+        """One tensor of each rank, to one tensor."""
+        if self._is_direct(block, [output]):
+            return Direct([self._direct.all_gather(self._rows(output), block)], [output])
+        return self._gloo.all_gather_single(output, block, options)
+
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Tensor], blocks: Sequence[Tensor], options: Any
+    ) -> dist.Work:
+        """Some tensors of each rank, to as many tensors."""
+        pairs = list(zip(outputs, blocks, strict=True))
+        if pairs and all(self._is_direct(block, [output]) for output, block in pairs):
+            return Direct([self._direct.all_gather(self._rows(output), block) for output, block in pairs], outputs)
+        return self._gloo.all_gather_single_coalesced(outputs, blocks, options)
+
+    def reduce_scatter(self, outputs: Sequence[Tensor], rows: Sequence[Sequence[Tensor]], options: Any) -> dist.Work:
+        """Sums of one tensor for each rank, from a list of tensors."""
+        if len(outputs) == 1 and self._is_summed(outputs[0], rows[0], options):
+            return Direct([self._direct.reduce_scatter(outputs[0], rows[0])], outputs)
+        return self._gloo.reduce_scatter(outputs, rows, options)
+
+    def reduce_scatter_single(self, output: Tensor, rows: Tensor, options: Any) -> dist.Work:
+        """Sums of one tensor for each rank, from one tensor."""
+        if self._is_summed(output, [rows], options):
+            return Direct([self._direct.reduce_scatter(output, self._rows(rows))], [output])
+        return self._gloo.reduce_scatter_single(output, rows, options)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[Tensor], rows: Sequence[Tensor], options: Any
+    ) -> dist.Work:
+        """As many sums as there are tensors."""
+        pairs = list(zip(outputs, rows, strict=True))
+        if pairs and all(self._is_summed(output, [row], options) for output, row in pairs):
+            begun = [self._direct.reduce_scatter(output, self._rows(row)) for output, row in pairs]
+            return Direct(begun, outputs)
+        return self._gloo.reduce_scatter_single_coalesced(outputs, rows, options)
+
+    def _rows(self, tensor: Tensor) -> Sequence[Tensor]:
+        """A contiguous tensor's parts for each rank."""
+        return tensor.view(self._ranks, -1).unbind()
+
+    def _is_direct(self, block: Tensor, all_blocks: Sequence[Tensor]) -> bool:
+        """Whether direct collectives take a block and those of all ranks, in a tensor or a list; the same on all ranks."""
+        tensors, total = [block, *all_blocks], sum(each.numel() for each in all_blocks)
+        return (
+            self._ranks > 1
+            and total == self._ranks * block.numel()
+            and total * block.element_size() >= SMALLEST_BYTES
+            and all(_is_plain(each) and each.dtype == block.dtype for each in tensors)
+        )
+
+    def _is_summed(self, output: Tensor, rows: Sequence[Tensor], options: Any) -> bool:
+        """Whether direct collectives take what a reduce-scatter was given."""
+        memory = output.untyped_storage().data_ptr()
+        return (
+            options.reduceOp == dist.ReduceOp.SUM
+            and output.dtype in SUMMED
+            and self._is_direct(output, rows)
+            and all(row.untyped_storage().data_ptr() != memory for row in rows)
+        )
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Of all that begins from now on."""
+        self._gloo.set_timeout(timeout)
+        self._direct.timeout = timeout
+
+    def shutdown(self) -> None:
+        """End what has begun, and close the connections."""
+        self._direct.close()
+        self._gloo.shutdown()
+
+    def abort(self) -> None:
+        """As `shutdown`."""
+        self._direct.close()
+        self._gloo.abort()
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return (
+        tensor.device.type == "cpu"
+        and tensor.layout == torch.strided
+        and tensor.is_contiguous()
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
+
+
+def _handed_on(name: str) -> Callable[..., Any]:
+    def collective(self: DirectBackend, *arguments: Any) -> Any:
+        return getattr(self._gloo, name)(*arguments)
+
+    collective.__name__ = name
+    collective.__doc__ = f"Gloo's {name}."
+    return collective
+
+
+for _name in HANDED_ON:
+    setattr(DirectBackend, _name, _handed_on(_name))
