@@ -42,7 +42,7 @@ class Ring:
 
     def reduce_scatter(self, output: Tensor, rows: Sequence[Tensor]) -> None:
         """As a `Way`."""
-        self._wire.wait(self._wire.gloo.reduce_scatter([output], [list(rows)]))
+        self._wire.wait(self._wire.gloo._reduce_scatter_base(output, torch.cat(list(rows))))
 
 
 class Fastest:

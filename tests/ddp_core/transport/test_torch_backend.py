@@ -74,7 +74,10 @@ def test_collectives_give_what_they_give_on_gloo(ranks, backend):
     for found, expected in zip(ours, theirs, strict=True):
         assert found.keys() == expected.keys()
         for name, tensor in expected.items():
-            assert torch.equal(found[name], tensor), name
+            if name == "reduce_scatter list":  # which Gloo adds up in another order than that of a single tensor
+                torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-5)
+            else:
+                assert torch.equal(found[name], tensor), name
 
 
 def model():
@@ -157,7 +160,7 @@ def one_rank_stays_away(rank, world_size):
 @needs_torch
 def test_a_rank_that_waits_for_one_which_stays_away_raises_at_the_time_limit(ranks):
     waiting, _ = ranks.run(one_rank_stays_away, 2, expect_errors=True)
-    assert "Timed out" in waiting.message
+    assert "timed out" in waiting.message.lower()
 
 
 def test_a_torch_that_is_too_old_is_told_the_way_out(monkeypatch):
