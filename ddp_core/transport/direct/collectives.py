@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .fastest import Fastest, Ring, Way
+from .hosts import hosts_of
+from .rails import rails
 from .staggered import Staggered
 from .wire import Wire
 
@@ -21,8 +23,11 @@ Job = tuple[Callable[[], None], "Future[None]"]
 
 
 def fastest(wire: Wire) -> Way:
-    """The fastest of all ways, for each size."""
-    return Fastest(wire, {"ring": Ring(wire), "staggered": Staggered(wire)})
+    """The fastest of all ways, for each size. A collective call."""
+    ways: dict[str, Way] = {"ring": Ring(wire), "staggered": Staggered(wire)}
+    if (shared := rails(wire, hosts_of(wire))) is not None:
+        ways["rails"] = shared
+    return Fastest(wire, ways)
 
 
 class Collectives:
@@ -88,6 +93,7 @@ class Collectives:
         try:
             if self._wire is None:
                 self._wire = self._meet()
+                self._wire.limit(self.timeout)
                 self._way = self._choose(self._wire)
             self._wire.limit(self.timeout)
             job()

@@ -9,12 +9,11 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch import Tensor
 
-TAG = 1
 SHORTEST = 0.001  # seconds of a wait; Gloo takes 0 for no limit
 
 
 class Wire:
-    """Sends and receives of one rank. One thread at a time; messages of two ranks keep their order.
+    """Sends and receives of one rank. One thread at a time; messages of one kind between two ranks keep their order.
 
     `gloo`: the same ranks' collectives, for that thread too. Making one is a collective call.
     """
@@ -28,13 +27,13 @@ class Wire:
         """Have all waits from now on end within `timeout`."""
         self._deadline = time.monotonic() + timeout.total_seconds()
 
-    def send(self, tensor: Tensor, rank: int) -> dist.Work:
+    def send(self, tensor: Tensor, rank: int, kind: int = 0) -> dist.Work:
         """Begin to send a contiguous tensor, which is to stay as it is until this was waited for."""
-        return self.gloo.send([tensor], rank, TAG)
+        return self.gloo.send([tensor], rank, kind)
 
-    def receive(self, tensor: Tensor, rank: int) -> dist.Work:
+    def receive(self, tensor: Tensor, rank: int, kind: int = 0) -> dist.Work:
         """Begin to receive into a contiguous tensor of the size that was sent."""
-        return self.gloo.recv([tensor], rank, TAG)
+        return self.gloo.recv([tensor], rank, kind)
 
     def wait(self, work: dist.Work) -> None:
         """Wait for a work, once; RuntimeError where the rank is gone, or at the time limit."""
