@@ -12,15 +12,18 @@ from .measure.trace import trace
 from .memory.model_memory import OWED, BucketMemory, ModelMemory
 from .module import DistributedDataParallel
 from .torch_face.nested import refuse_inside
-from .transport.collectives import averaged, exchange, start_sum
+from .transport.collectives import averaged, exchange, largest_and_sum, start_gather, start_scatter, start_sum
 from .transport.faulty import Fault, Faulty, InjectedError, faulty
 from .transport.host_segment import obstacle
 from .transport.paced import Link, Paced
 from .transport.process_group import ProcessGroup
 from .transport.protocol import Decorator, Transport
+from .transport.torch_backend import LEAST_TORCH
+from .transport.torch_backend import register as register_backend
 
 __all__ = [
     "DEFAULT_TIMEOUT",
+    "LEAST_TORCH",
     "OWED",
     "Bucket",
     "BucketMemory",
@@ -46,9 +49,13 @@ __all__ = [
     "caps_in_bytes",
     "exchange",
     "faulty",
+    "largest_and_sum",
     "layout_of",
     "obstacle",
     "refuse_inside",
+    "register_backend",
+    "start_gather",
+    "start_scatter",
     "start_sum",
     "trace",
 ]
