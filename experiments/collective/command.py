@@ -103,33 +103,40 @@ def _drawn(rows: Sequence[Row], path: Path) -> Sequence[Path]:
 
 
 def _table(rows: Sequence[Row]) -> Table:
+    """What is the same for all rows is in the title; where rows compare, what tells least is left out."""
     first = rows[0]
-    several = {name: len({row[name] for row in rows}) > 1 for name in ("operation", "backend", "total_elements")}
-    title = [
-        " and ".join(dict.fromkeys(row["operation"].replace("_", "-") for row in rows))
-        + ("" if several["total_elements"] else f" of {first['total_elements']:,} float32"),
-        f"{first['world_size']} ranks",
-        " and ".join(dict.fromkeys(row["backend"] for row in rows)),
-    ]
-    table = Table(title=", ".join([*title, *first["labels"]]), title_justify="left")
-    named = [name for name in ("operation", "backend") if several[name]]
-    share = ["link"] * any(row["link_share"] for row in rows)
-    for heading in [*named, "elements", "pieces", "p50", "p95", "MB/s", "bus MB/s", *share, "processor"]:
-        table.add_column(heading, justify="right")
+    same = {name: len({row[name] for row in rows}) == 1 for name in ("operation", "backend", "total_elements")}
+    compared = not (same["operation"] and same["backend"])
+    operations = " and ".join(dict.fromkeys(row["operation"].replace("_", "-") for row in rows))
+    size = f" of {first['total_elements']:,} float32" if same["total_elements"] else ""
+    backends = " and ".join(dict.fromkeys(row["backend"] for row in rows))
+    title = ", ".join([f"{operations}{size}", f"{first['world_size']} ranks", backends, *first["labels"]])
+    table = Table(title=title, title_justify="left")
+    columns = [name for name in COLUMNS if not (same.get(name) or (compared and name in LEAST_TELLING))]
+    if not first["link_share"]:
+        columns.remove("link")
+    for name in columns:
+        table.add_column(name, justify="right")
     for row in rows:
-        table.add_row(*(row[name].replace("_", "-") for name in named), *_cells(row))
+        table.add_row(*(COLUMNS[name](row) for name in columns))
     return table
 
 
-def _cells(row: Row) -> Sequence[str]:
-    times = [f"{row['seconds'][name]:.3f} s" for name in ("p50", "p95")]
-    rates = [f"{row[name] / 1e6:.0f}" for name in ("bytes_per_second", "bus_bytes_per_second")]
-    share = [f"{row['link_share']:.1%}"] if row["link_share"] else []
-    return [
-        f"{row['elements']:,}",
-        f"{row['pieces']:,}",
-        *times,
-        *rates,
-        *share,
-        f"{row['processor_seconds']['p50']:.3f} s",
-    ]
+def _time(seconds: float) -> str:
+    return f"{seconds:.3f} s" if seconds >= SHORT else f"{seconds * 1e3:.2f} ms"
+
+
+COLUMNS: dict[str, Callable[[Row], str]] = {
+    "operation": lambda row: row["operation"].replace("_", "-"),
+    "backend": lambda row: row["backend"],
+    "elements": lambda row: f"{row['elements']:,}",
+    "pieces": lambda row: f"{row['pieces']:,}",
+    "p50": lambda row: _time(row["seconds"]["p50"]),
+    "p95": lambda row: _time(row["seconds"]["p95"]),
+    "MB/s": lambda row: f"{row['bytes_per_second'] / 1e6:.0f}",
+    "bus MB/s": lambda row: f"{row['bus_bytes_per_second'] / 1e6:.0f}",
+    "link": lambda row: f"{row['link_share']:.1%}",
+    "processors": lambda row: _time(row["processor_seconds"]["p50"]),
+}
+LEAST_TELLING = ("pieces", "p95", "MB/s")
+SHORT = 0.1  # seconds
