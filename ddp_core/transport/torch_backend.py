@@ -1,4 +1,4 @@
-"""A backend of torch.distributed: large all-gathers and reduce-scatters are direct, all else is Gloo's."""
+"""A backend of torch.distributed: what is large and faster so goes direct, all else is Gloo's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Backend
 
-from .direct import Collectives
+from .direct import Choice, Collectives, Kind
 
 NAME = "gradwire"
 LEAST_TORCH = (2, 14)  # from which on a backend can be written in Python
@@ -30,7 +30,6 @@ SUMMED = (
 UNLIMITED = timedelta(0)  # torch's word for a wait without a limit of its own
 HANDED_ON = (  # to Gloo
     "allgather_coalesced",
-    "allreduce",
     "allreduce_coalesced",
     "allreduce_sparse",
     "all_to_all_single",
@@ -45,6 +44,7 @@ HANDED_ON = (  # to Gloo
     "recv",
     "recv_anysource",
     "reduce",
+    "reduce_scatter_single_coalesced",
     "scatter",
     "send",
 )
@@ -121,6 +121,7 @@ class DirectBackend(Backend):
         self._ranks = size
         self._gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), rank, size, timeout)
         self._direct = Collectives(store, rank, size, timeout)
+        self._choice = Choice(self._gloo, self._direct)
 
     def getBackendName(self) -> str:
         """Its name."""
@@ -128,14 +129,14 @@ class DirectBackend(Backend):
 
     def allgather(self, outputs: Sequence[Sequence[Tensor]], blocks: Sequence[Tensor], options: Any) -> dist.Work:
         """One tensor of each rank, to a list of tensors."""
-        if len(blocks) == 1 and self._is_direct(blocks[0], outputs[0]):
-            return Direct([self._direct.all_gather(outputs[0], blocks[0])], outputs[0])
+        if len(blocks) == 1 and (way := self._way("all_gather", blocks[0], outputs[0])):
+            return Direct([self._direct.all_gather(way, outputs[0], blocks[0])], outputs[0])
         return self._gloo.allgather(outputs, blocks, options)
 
     def all_gather_single(self, output: Tensor, block: Tensor, options: Any) -> dist.Work:
         """One tensor of each rank, to one tensor."""
-        if self._is_direct(block, [output]):
-            return Direct([self._direct.all_gather(self._rows(output), block)], [output])
+        if way := self._way("all_gather", block, [output]):
+            return Direct([self._direct.all_gather(way, self._rows(output), block)], [output])
         return self._gloo.all_gather_single(output, block, options)
 
     def all_gather_single_coalesced(
@@ -143,55 +144,51 @@ class DirectBackend(Backend):
     ) -> dist.Work:
         """Some tensors of each rank, to as many tensors."""
         pairs = list(zip(outputs, blocks, strict=True))
-        if pairs and all(self._is_direct(block, [output]) for output, block in pairs):
-            return Direct([self._direct.all_gather(self._rows(output), block) for output, block in pairs], outputs)
-        return self._gloo.all_gather_single_coalesced(outputs, blocks, options)
+        ways = [self._way("all_gather", block, [output]) for output, block in pairs]
+        begun = [
+            self._direct.all_gather(way, self._rows(output), block)
+            for way, (output, block) in zip(ways, pairs, strict=True)
+            if way and all(ways)
+        ]
+        return Direct(begun, outputs) if begun else self._gloo.all_gather_single_coalesced(outputs, blocks, options)
 
     def reduce_scatter(self, outputs: Sequence[Tensor], rows: Sequence[Sequence[Tensor]], options: Any) -> dist.Work:
         """Sums of one tensor for each rank, from a list of tensors."""
-        if len(outputs) == 1 and self._is_summed(outputs[0], rows[0], options):
-            return Direct([self._direct.reduce_scatter(outputs[0], rows[0])], outputs)
+        if len(outputs) == 1 and (way := self._sum_way(outputs[0], rows[0], options)):
+            return Direct([self._direct.reduce_scatter(way, outputs[0], rows[0])], outputs)
         return self._gloo.reduce_scatter(outputs, rows, options)
 
     def reduce_scatter_single(self, output: Tensor, rows: Tensor, options: Any) -> dist.Work:
         """Sums of one tensor for each rank, from one tensor."""
-        if self._is_summed(output, [rows], options):
-            return Direct([self._direct.reduce_scatter(output, self._rows(rows))], [output])
+        if way := self._sum_way(output, [rows], options):
+            return Direct([self._direct.reduce_scatter(way, output, self._rows(rows))], [output])
         return self._gloo.reduce_scatter_single(output, rows, options)
 
-    def reduce_scatter_single_coalesced(
-        self, outputs: Sequence[Tensor], rows: Sequence[Tensor], options: Any
-    ) -> dist.Work:
-        """As many sums as there are tensors."""
-        pairs = list(zip(outputs, rows, strict=True))
-        if pairs and all(self._is_summed(output, [row], options) for output, row in pairs):
-            begun = [self._direct.reduce_scatter(output, self._rows(row)) for output, row in pairs]
-            return Direct(begun, outputs)
-        return self._gloo.reduce_scatter_single_coalesced(outputs, rows, options)
+    def allreduce(self, tensors: Sequence[Tensor], options: Any) -> dist.Work:
+        """The sum of one tensor, in place, or what else is asked for."""
+        if len(tensors) == 1 and _is_sum(tensors[0], options) and (way := self._way("all_reduce", None, tensors)):
+            return Direct([self._direct.all_reduce(way, tensors[0])], tensors)
+        return self._gloo.allreduce(tensors, options)
 
     def _rows(self, tensor: Tensor) -> Sequence[Tensor]:
         """A contiguous tensor's parts for each rank."""
-        return tensor.view(self._ranks, -1).unbind()
+        return tensor.view(-1).view(self._ranks, -1).unbind()
 
-    def _is_direct(self, block: Tensor, all_blocks: Sequence[Tensor]) -> bool:
-        """Whether direct collectives take a block and those of all ranks, in a tensor or a list; the same on all ranks."""
-        tensors, total = [block, *all_blocks], sum(each.numel() for each in all_blocks)
-        return (
-            self._ranks > 1
-            and total == self._ranks * block.numel()
-            and total * block.element_size() >= SMALLEST_BYTES
-            and all(_is_plain(each) and each.dtype == block.dtype for each in tensors)
-        )
+    def _way(self, kind: Kind, block: Tensor | None, whole: Sequence[Tensor]) -> str | None:
+        """Which way direct collectives take what all ranks have together, and a rank's block of it; None is Gloo's."""
+        tensors, numel = [*([] if block is None else [block]), *whole], sum(each.numel() for each in whole)
+        size = numel * whole[0].element_size() if whole else 0
+        if self._ranks == 1 or size < SMALLEST_BYTES or (block is not None and numel != self._ranks * block.numel()):
+            return None
+        if not all(_is_plain(each) and each.dtype == whole[0].dtype for each in tensors):
+            return None
+        return self._choice.way(kind, size)
 
-    def _is_summed(self, output: Tensor, rows: Sequence[Tensor], options: Any) -> bool:
-        """Whether direct collectives take what a reduce-scatter was given."""
+    def _sum_way(self, output: Tensor, rows: Sequence[Tensor], options: Any) -> str | None:
+        """As `_way`, of a reduce-scatter; None where its output lies among its rows, which may still be on their way."""
         memory = output.untyped_storage().data_ptr()
-        return (
-            options.reduceOp == dist.ReduceOp.SUM
-            and output.dtype in SUMMED
-            and self._is_direct(output, rows)
-            and all(row.untyped_storage().data_ptr() != memory for row in rows)
-        )
+        apart = all(row.untyped_storage().data_ptr() != memory for row in rows)
+        return self._way("reduce_scatter", output, rows) if apart and _is_sum(output, options) else None
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Of all that begins from now on."""
@@ -207,6 +204,10 @@ class DirectBackend(Backend):
         """As `shutdown`."""
         self._direct.close()
         self._gloo.abort()
+
+
+def _is_sum(tensor: Tensor, options: Any) -> bool:
+    return options.reduceOp == dist.ReduceOp.SUM and tensor.dtype in SUMMED
 
 
 def _is_plain(tensor: Tensor) -> bool:

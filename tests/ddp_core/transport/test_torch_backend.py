@@ -2,6 +2,7 @@
 
 import os
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,20 +14,25 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.ddp_core.transport import torch_backend
+from gradwire.ddp_core.transport.direct.choice import PINNED, race_bytes
 from gradwire.ddp_core.transport.private_group import store_of
 
 LIMIT = timedelta(seconds=30)
 NEW_ENOUGH = tuple(map(int, torch.__version__.split(".")[:2])) >= torch_backend.LEAST_TORCH
 needs_torch = pytest.mark.skipif(not NEW_ENOUGH, reason="torch cannot have backends in Python")
+OTHER_ORDER = ("reduce_scatter list", "all_reduce")  # in which Gloo adds up; not so that of a single tensor
 LARGE = torch_backend.SMALLEST_BYTES  # elements, of which any number of ranks has enough bytes
 
 
-def begin_anew(backend, limit=LIMIT):
-    """This pool's ranks, in a default group of this backend."""
+def begin_anew(backend, way="staggered", limit=LIMIT):
+    """This pool's ranks, in a default group of this backend, whose large collectives go this way."""
     import gradwire.backend
+
+    os.environ[PINNED] = way
 
     assert gradwire.backend.register
     store, rank, world_size = store_of(dist.group.WORLD), dist.get_rank(), dist.get_world_size()
+    dist.barrier()  # or one closes what another has not opened yet
     dist.destroy_process_group()
     dist.init_process_group(
         backend, store=dist.PrefixStore("anew", store), rank=rank, world_size=world_size, timeout=limit
@@ -37,9 +43,9 @@ def numbers(rank, *shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(rank))
 
 
-def works_of_torch(rank, world_size, backend):
+def works_of_torch(rank, world_size, backend, way):
     """What some of torch's collectives give, by name."""
-    begin_anew(backend)
+    begin_anew(backend, way)
     found, block, rows = {}, numbers(rank, LARGE), numbers(rank, world_size, LARGE)
     found["all_gather"] = torch.empty(world_size * LARGE)
     dist.all_gather_into_tensor(found["all_gather"], block)
@@ -47,7 +53,7 @@ def works_of_torch(rank, world_size, backend):
     dist.all_gather(list(found["all_gather list"].unbind()), block)
     found["reduce_scatter"] = torch.empty(LARGE)
     work = dist.reduce_scatter_tensor(found["reduce_scatter"], rows.view(-1), async_op=True)
-    if backend != "gloo":  # whose reduce-scatters have none
+    if "gradwire" in backend and way != "gloo":  # whose reduce-scatters have none
         assert torch.equal(work.get_future().wait()[0], found["reduce_scatter"])
     work.wait()
     found["reduce_scatter list"] = torch.empty(LARGE)
@@ -68,13 +74,15 @@ def works_of_torch(rank, world_size, backend):
 
 
 @needs_torch
-@pytest.mark.parametrize("backend", ["gradwire", "cpu:gradwire,cuda:gloo"])
-def test_collectives_give_what_they_give_on_gloo(ranks, backend):
-    ours, theirs = ranks.run(works_of_torch, 4, backend), ranks.run(works_of_torch, 4, "gloo")
+@pytest.mark.parametrize(
+    ("backend", "way"), [("gradwire", "staggered"), ("gradwire", "rails"), ("cpu:gradwire,cuda:gloo", "gloo")]
+)
+def test_collectives_give_what_they_give_on_gloo(ranks, backend, way):
+    ours, theirs = (ranks.run(works_of_torch, 4, each, way) for each in (backend, "gloo"))
     for found, expected in zip(ours, theirs, strict=True):
         assert found.keys() == expected.keys()
         for name, tensor in expected.items():
-            if name == "reduce_scatter list":  # which Gloo adds up in another order than that of a single tensor
+            if way == "rails" or name in OTHER_ORDER:
                 torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-5)
             else:
                 assert torch.equal(found[name], tensor), name
@@ -107,8 +115,8 @@ def trained(rank, wrapped):
     return torch.cat([parameter.flatten() for parameter in whole])
 
 
-def trained_on_both(rank, world_size):
-    begin_anew("gradwire")
+def trained_on_both(rank, world_size, way):
+    begin_anew("gradwire", way)
     ours = DeviceMesh("cpu", range(world_size))
     theirs = DeviceMesh.from_group(dist.new_group(backend="gloo"), "cpu")
     found = {wrap.__name__: [trained(rank, wrap(mesh)) for mesh in (ours, theirs)] for wrap in (sharded, replicated)}
@@ -121,18 +129,19 @@ def trained_on_both(rank, world_size):
 
 
 @needs_torch
-def test_ddp_fsdp2_and_dtensor_give_what_they_give_on_gloo(ranks):
+@pytest.mark.parametrize("way", ["staggered", "rails"])
+def test_ddp_fsdp2_and_dtensor_give_what_they_give_on_gloo(ranks, way):
     alone = model().state_dict()
     start = torch.cat([parameter.flatten() for parameter in alone.values()])
-    for found in ranks.run(trained_on_both, 4):
+    for found in ranks.run(trained_on_both, 4, way):
         for name, (ours, theirs) in found.items():
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6, msg=name)
         assert not torch.equal(found["sharded"][0], start)
         torch.testing.assert_close(found["sharded"][0], found["replicated"][0], rtol=0, atol=1e-5)
 
 
-def one_rank_dies(rank, world_size):
-    begin_anew("gradwire")
+def one_rank_dies(rank, world_size, way):
+    begin_anew("gradwire", way)
     block, every = torch.ones(LARGE), torch.empty(world_size * LARGE)
     dist.all_gather_into_tensor(every, block)
     if rank == 1:
@@ -141,8 +150,11 @@ def one_rank_dies(rank, world_size):
 
 
 @needs_torch
-def test_where_a_rank_dies_the_others_raise_at_once(ranks):
-    first, dead, last = ranks.run(one_rank_dies, 3, expect_errors=True)
+@pytest.mark.parametrize("way", ["staggered", "rails"])
+def test_where_a_rank_dies_the_others_raise_at_once_and_nothing_is_left(ranks, way):
+    before = set(Path("/dev/shm").glob("*"))
+    first, dead, last = ranks.run(one_rank_dies, 3, way, expect_errors=True)
+    assert set(Path("/dev/shm").glob("*")) <= before
     assert dead.fate == "died with exit code 7"
     for survivor in (first, last):
         assert survivor.type_name == "RuntimeError"
@@ -150,7 +162,7 @@ def test_where_a_rank_dies_the_others_raise_at_once(ranks):
 
 
 def one_rank_stays_away(rank, world_size):
-    begin_anew("gradwire", timedelta(seconds=1))
+    begin_anew("gradwire", limit=timedelta(seconds=1))
     block, every = torch.ones(LARGE), torch.empty(world_size * LARGE)
     dist.all_gather_into_tensor(every, block)
     if rank == 0:
@@ -169,3 +181,34 @@ def test_a_torch_that_is_too_old_is_told_the_way_out(monkeypatch):
         RuntimeError, match=r"gradwire needs torch 99\.1 or later, and this is .*: upgrade torch, or use"
     ):
         torch_backend.register()
+
+
+def races(rank, world_size):
+    """The winners, by kind and size; each rank's."""
+    begin_anew("gradwire", "")
+    block, every = torch.ones(LARGE), torch.empty(world_size * LARGE)
+    for _ in range(2):
+        dist.all_gather_into_tensor(every, block)
+        dist.all_reduce(every)
+        dist.reduce_scatter_tensor(block, every)
+    return dist.group.WORLD._get_backend(torch.device("cpu"))._choice.winners
+
+
+@needs_torch
+def test_all_ranks_agree_on_the_winners_of_races_and_hold_each_once(ranks):
+    winners = ranks.run(races, 2)
+    assert winners[0] == winners[1]
+    size = race_bytes(2 * LARGE * 4)
+    assert winners[0].keys() == {(kind, size) for kind in ("all_gather", "all_reduce", "reduce_scatter")}
+    assert set(winners[0].values()) <= {"gloo", "staggered", "rails"}
+
+
+def pinned_to_what_there_is_not(rank, world_size):
+    begin_anew("gradwire", "raft")
+    dist.all_reduce(torch.ones(LARGE))
+
+
+@needs_torch
+def test_a_way_that_there_is_not_is_refused_with_those_that_there_are(ranks):
+    for failure in ranks.run(pinned_to_what_there_is_not, 2, expect_errors=True):
+        assert "GRADWIRE_COLLECTIVES is 'raft', and here there are: gloo, staggered" in failure.message
