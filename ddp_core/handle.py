@@ -127,6 +127,8 @@ class Handle:
     def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, resize: bool = False) -> None:
         """Go on from this rank's `state_dict()`; training then is bit-identical to not having stopped.
 
+        (Not the order in which more than two ranks of a host are summed, where a swap to `none` came before the save.)
+
         `resize`: `saved` has the states of all ranks, on every rank, and there may be another number of ranks now: the mean
         of what they held back is owed to the next average. On another thread than training's, a step that is under way
         comes to its end first. Raises ValueError, changing nothing, where it was saved with another compressor, rank or

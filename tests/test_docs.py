@@ -122,6 +122,7 @@ def ran(tmp_path_factory):
     return {page: [(folder / name).read_text("utf-8") for name in RECORDS] for page, folder in folders.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", WITH_PYTHON)
 def test_the_python_of_a_page_runs_and_prints_what_is_shown(page, ran):
     code, printed, errors = ran[page]

@@ -62,6 +62,7 @@ class CompressedAverager:
         self._expected = True  # the next one is the first of a step, whatever its index
         self.begun = 0  # steps since construction
         self._told = False  # when a step begins; else the indices of buckets alone tell
+        self._first_ones: set[int] = set()  # identities of the parameters that the first step has brought
         self._compares = True  # the values of parameters: at the first step, and after a load
         self._lock = threading.RLock()  # held while a step begins, and while somebody takes or changes the memory
         self._process = os.getpid()
@@ -159,11 +160,15 @@ class CompressedAverager:
         """Average a bucket that a hook is given. The future holds its buffer, averaged in place."""
         if os.getpid() != self._process:
             raise RuntimeError(FORKED)
-        static = self._told and self.begun == 1  # a static graph's first step has all its buckets at index 0
+        parameters = bucket.parameters()
+        first = self._told and self.begun == 1  # a static graph's first step has all its buckets at index 0
+        static = first and id(parameters[0]) not in self._first_ones
         if self._expected or (bucket.index() <= self._last_index and not static):
             self.begin_step(Step())
         assert self._step is not None
-        parameters, bound = bucket.parameters(), self._bounds.get(bucket.index())
+        if self.begun == 1:
+            self._first_ones.update(map(id, parameters))
+        bound = self._bounds.get(bucket.index())
         if bound is None or list(map(id, bound.parameters)) != list(map(id, parameters)):
             bound = self._bind(bucket, parameters)
         pending = self._averages(bound, bucket, future=True)

@@ -44,6 +44,7 @@ def kernels_in_the_tree():
     return {*launched, *re.findall(r"\((\w+), \w+\(rank\)\)", text)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.timeout(300)
 def test_every_kernel_compiles_and_keeps_to_registers(compilers, target):

@@ -30,7 +30,29 @@ def discarded_before_no_sync(trial):
     return any(trial.steps[number].micro_batches > 1 for number in named(trial, "discard"))
 
 
+def stepping_on_after_a_raise(trial):
+    """After an error in forward one rank's next step meets the others' last one in torch's own collectives: Gloo aborts."""
+    mishap = trial.mishap
+    raised = mishap is not None and (mishap.kind, mishap.place) == ("raise", "forward")
+    return not trial.ours and raised and trial.dynamic
+
+
+def summed_elsewhere(trial):
+    """After a swap to plain sums buckets stay where they are; those of a new model lie in shared memory, summed in order."""
+    new = [name for kind in ("resume", "deepcopy", "pickle", "rewrap") for name in named(trial, kind)]
+    plain = any((event, spec) == ("swap", "none") for step in trial.steps for event, spec in step.events)
+    return trial.ours and trial.shared_memory and trial.world_size > 2 and plain and bool(new)
+
+
+def joined_without_inputs(trial):
+    """A static graph of torch's, with a rank that has no inputs at all: its collectives do not match the others'."""
+    return not trial.ours and "static_graph" in trial.options and 0 in trial.inputs
+
+
 KNOWN = (
+    joined_without_inputs,
+    summed_elsewhere,
+    stepping_on_after_a_raise,
     discarded_before_no_sync,
     copied_gaps,
     first_buckets,

@@ -90,6 +90,7 @@ class Ledger:
             self.spec = argument
         if name == "rescale":
             self.due = {name: numbers * argument for name, numbers in self.due.items()}
+            self.largest *= max(1.0, argument)  # what rounding took before is scaled, too
 
     @property
     def exact(self):

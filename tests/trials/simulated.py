@@ -6,6 +6,7 @@ from gradwire.compress import Simulation, compressor
 from gradwire.compress import state as states
 from gradwire.ddp_core import layout_of
 
+from .gradients import in_memory_order
 from .models import SPARSE, Headed
 
 OTHER_ORDER = 1e-4  # what sums in another order may make, on more than two ranks
@@ -34,17 +35,26 @@ class Simulated:
         after = {names: each.copy() for names, each in self.buckets.items()}
         for names, simulation in after.items():
             flats = [
-                torch.cat([(note.given[name] + owed.get(name, 0.0)).to(note.given[name].dtype) for name in names])
+                torch.cat([self.given(note, name, owed) for name in names])
                 for note, owed in zip(notes, self.owed, strict=True)
             ]
             expected = simulation.layouts[0].views(simulation.step(flats)[0])
             for name in names if notes[0].finite else ():
-                if not self.agrees(expected[name].reshape(-1), notes[0].got[name]):
+                got = notes[0].got[name]  # None where no rank used it
+                if got is not None and not self.agrees(expected[name].reshape(-1), got):
                     yield f"{name} is not what the simulator says"
         if notes[0].finite:
             self.buckets, self.owed = after, [{} for _ in notes]
         for state in (state for simulation in self.buckets.values() for state in simulation.states):
             states.set_step(state, number + 1)  # those count that overflow, too
+
+    def given(self, note, name, owed):
+        """What a rank sends for a parameter: zeros where it has no gradient."""
+        gradient = note.given[name]
+        if gradient is None:
+            parameter = self.parameters[name]
+            gradient = in_memory_order(torch.zeros_like(parameter), parameter)
+        return (gradient + owed.get(name, 0.0)).to(gradient.dtype)
 
     def arrange(self, buckets, number):
         """Have these buckets, with what the ones before remember."""

@@ -104,6 +104,7 @@ def test_the_file_has_all_that_was_measured(measured):
             assert rows[2, ddp, "powersgd:rank=1", overlap]["compression_ratio"] > 50
 
 
+@pytest.mark.slow
 def test_ranks_of_another_launcher_are_measured_and_what_is_emulated_is_labelled(tmp_path, unused_port):
     path = tmp_path / "b.json"
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unused_port)}

@@ -132,6 +132,7 @@ def test_plan_tells_the_same_bytes(comparison, capsys):
         assert row == {name: run[name] for name in row}
 
 
+@pytest.mark.slow
 def test_under_torchrun_it_works_as_it_stands_and_the_same_seed_gives_the_same_run_bit_for_bit(
     comparison, text, tmp_path
 ):

@@ -145,6 +145,7 @@ def test_ctrl_c_keeps_what_had_finished_and_leaves_no_process(arguments, tmp_pat
     check_kept(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_request_to_terminate_keeps_what_had_finished_and_leaves_no_process(arguments, tmp_path, capsys):
     def unhandled(number, frame):
         raise AssertionError("compare had no handler")

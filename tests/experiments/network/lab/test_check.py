@@ -11,6 +11,7 @@ from gradwire.experiments.network.lab.check import report_rate
 TRIES = 3  # other work delays the ranks
 
 
+@pytest.mark.slow
 def test_the_check_measures_the_links_with_gloo(possible, capfd):
     for _ in range(TRIES):
         code = main(["netlab", "--hosts=2", "--rate=20mbit", "--check"])

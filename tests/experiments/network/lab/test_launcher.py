@@ -88,6 +88,7 @@ def test_compare_runs_itself_on_every_host(possible, capfd, monkeypatch):
     assert capfd.readouterr().out == f"-m gradwire {' '.join(arguments)}\n"
 
 
+@pytest.mark.slow
 def test_bench_dilates_the_links_of_its_lab(possible, tmp_path):
     file, use = tmp_path / "bench.json", tmp_path / "use.json"
     lab = ["--netlab.hosts=2", "--netlab.rate=1000mbit", f"--netlab.utilization={use}"]
