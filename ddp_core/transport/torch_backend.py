@@ -119,7 +119,9 @@ class DirectBackend(Backend):
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
         self._ranks = size
-        self._gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), rank, size, timeout)
+        self._gloo: Any = dist.ProcessGroupGloo(  # torch's types do not list what it can do
+            dist.PrefixStore("gloo/", store), rank, size, timeout
+        )
         self._direct = Collectives(store, rank, size, timeout)
         self._choice = Choice(self._gloo, self._direct)
 
@@ -131,13 +133,13 @@ class DirectBackend(Backend):
         """One tensor of each rank, to a list of tensors."""
         if len(blocks) == 1 and (way := self._way("all_gather", blocks[0], outputs[0])):
             return Direct([self._direct.all_gather(way, outputs[0], blocks[0])], outputs[0])
-        return self._gloo.allgather(outputs, blocks, options)
+        return self._by_gloo("allgather", outputs, blocks, options)
 
     def all_gather_single(self, output: Tensor, block: Tensor, options: Any) -> dist.Work:
         """One tensor of each rank, to one tensor."""
         if way := self._way("all_gather", block, [output]):
             return Direct([self._direct.all_gather(way, self._rows(output), block)], [output])
-        return self._gloo.all_gather_single(output, block, options)
+        return self._by_gloo("all_gather_single", output, block, options)
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], blocks: Sequence[Tensor], options: Any
@@ -150,25 +152,31 @@ class DirectBackend(Backend):
             for way, (output, block) in zip(ways, pairs, strict=True)
             if way and all(ways)
         ]
-        return Direct(begun, outputs) if begun else self._gloo.all_gather_single_coalesced(outputs, blocks, options)
+        return (
+            Direct(begun, outputs) if begun else self._by_gloo("all_gather_single_coalesced", outputs, blocks, options)
+        )
 
     def reduce_scatter(self, outputs: Sequence[Tensor], rows: Sequence[Sequence[Tensor]], options: Any) -> dist.Work:
         """Sums of one tensor for each rank, from a list of tensors."""
         if len(outputs) == 1 and (way := self._sum_way(outputs[0], rows[0], options)):
             return Direct([self._direct.reduce_scatter(way, outputs[0], rows[0])], outputs)
-        return self._gloo.reduce_scatter(outputs, rows, options)
+        return self._by_gloo("reduce_scatter", outputs, rows, options)
 
     def reduce_scatter_single(self, output: Tensor, rows: Tensor, options: Any) -> dist.Work:
         """Sums of one tensor for each rank, from one tensor."""
         if way := self._sum_way(output, [rows], options):
             return Direct([self._direct.reduce_scatter(way, output, self._rows(rows))], [output])
-        return self._gloo.reduce_scatter_single(output, rows, options)
+        return self._by_gloo("reduce_scatter_single", output, rows, options)
 
     def allreduce(self, tensors: Sequence[Tensor], options: Any) -> dist.Work:
         """The sum of one tensor, in place, or what else is asked for."""
         if len(tensors) == 1 and _is_sum(tensors[0], options) and (way := self._way("all_reduce", None, tensors)):
             return Direct([self._direct.all_reduce(way, tensors[0])], tensors)
-        return self._gloo.allreduce(tensors, options)
+        return self._by_gloo("allreduce", tensors, options)
+
+    def _by_gloo(self, name: str, *arguments: Any) -> dist.Work:
+        work: dist.Work = getattr(self._gloo, name)(*arguments)
+        return work
 
     def _rows(self, tensor: Tensor) -> Sequence[Tensor]:
         """A contiguous tensor's parts for each rank."""

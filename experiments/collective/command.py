@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
 from ...ddp_core import register_backend
 from ..network.lab import backend_here, rerun_on_hosts
 from ..ranks.device import chosen_backend, device_here
-from ..ranks.group import joined
+from ..ranks.group import further_group, joined
 from ..ranks.launchers import adopt_launcher
 from ..ranks.processes import supervised
 from ..ranks.stopping import sigterm_interrupts
@@ -77,8 +76,7 @@ def _rank(
     if "gradwire" in (backend, *config.against):
         register_backend()
     with joined(backend, timedelta(seconds=config.timeout), rendezvous) as group, bar:
-        others = [other for other in dict.fromkeys(config.against) if other != backend]
-        groups = {backend: group} | {other: dist.new_group(backend=other) for other in others}
+        groups = {backend: group} | {other: further_group(other) for other in config.against if other != backend}
         for row in rows_of(config, groups, device, bar):
             if rank == 0:
                 keep(row)

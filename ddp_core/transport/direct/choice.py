@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,10 +28,10 @@ SMALLEST_RACE, LARGEST_RACE = 2**16, 2**24  # bytes of all ranks' blocks; what i
 class Choice:
     """The winners of races, each held when its size is first asked for; all ranks ask for the same ones in the same order.
 
-    `gloo`: for a thread of a rank at a time. ValueError where the environment names a way that there is not.
+    `gloo`: torch's backend, for a thread of a rank at a time. ValueError where the environment names a way that is not there.
     """
 
-    def __init__(self, gloo: dist.ProcessGroupGloo, direct: Collectives) -> None:
+    def __init__(self, gloo: Any, direct: Collectives) -> None:
         self._gloo, self._direct = gloo, direct
         self.winners: dict[tuple[Kind, int], str] = {}  # by kind and the bytes of the race
 
@@ -58,16 +61,17 @@ class Choice:
         numel = max(1, size // torch.float32.itemsize // ranks)
         whole, block = torch.zeros(ranks * numel), torch.zeros(numel)
         rows = whole.view(ranks, -1).unbind()
-        of_gloo: Mapping[Kind, Callable[[], dist.Work]] = {
-            "all_gather": lambda: self._gloo._allgather_base(whole, block),
-            "reduce_scatter": lambda: self._gloo._reduce_scatter_base(block, whole),
-            "all_reduce": lambda: self._gloo.allreduce([whole]),
-        }
-        arguments = {"all_gather": (rows, block), "reduce_scatter": (block, rows), "all_reduce": (whole,)}[kind]
-        runs: dict[str, Callable[[], object]] = {GLOO: lambda: of_gloo[kind]().wait()}
-        for way in direct.ways():
-            runs[way] = lambda way=way: getattr(direct, kind)(way, *arguments).result()
-        return runs
+        of_gloo, arguments = {
+            "all_gather": (lambda: self._gloo._allgather_base(whole, block).wait(), (rows, block)),
+            "reduce_scatter": (lambda: self._gloo._reduce_scatter_base(block, whole).wait(), (block, rows)),
+            "all_reduce": (lambda: self._gloo.allreduce([whole]).wait(), (whole,)),
+        }[kind]
+        run = partial(_run, getattr(direct, kind), arguments)
+        return {GLOO: of_gloo} | {way: partial(run, way) for way in direct.ways()}
+
+
+def _run(start: Callable[..., Future[None]], arguments: tuple[Any, ...], way: str) -> None:
+    start(way, *arguments).result()
 
 
 def race_bytes(size: int) -> int:

@@ -28,7 +28,8 @@ def run(chunks: Iterable[Chunk], under_way: int = UNDER_WAY) -> None:
 
 def split(flat: Tensor, chunk_bytes: int = CHUNK_BYTES) -> Sequence[Tensor]:
     """A flat tensor's chunks, the last of which may be shorter."""
-    return flat.split(chunk_bytes // flat.element_size())
+    chunks: Sequence[Tensor] = flat.split(chunk_bytes // flat.element_size())
+    return chunks
 
 
 class Scratch:
@@ -45,4 +46,5 @@ class Scratch:
         place, self._turn = self._turn, (self._turn + 1) % self._places
         if place == len(self._made):
             self._made.append(torch.empty(self._bytes, dtype=torch.uint8))
-        return self._made[place].view(like.dtype)[: self._rows * like.numel()].view(self._rows, -1).unbind()
+        room = self._made[place].view(like.dtype)[: self._rows * like.numel()]
+        return room.view(self._rows, -1).unbind()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -96,7 +97,8 @@ def _all_reduce(way: Way, wire: Wire, flat: Tensor) -> None:
 
 def _work(jobs: Jobs, meet: Callable[[], Wire], make_ways: Callable[[Wire], Ways]) -> None:
     """Do what is asked for, until the end or the first failure; then end the rest."""
-    wire, ways = None, None
+    wire: Wire | None = None
+    ways: Ways | None = None
     while (item := jobs.get()) is not None:
         job, timeout, future = item
         try:
@@ -106,7 +108,9 @@ def _work(jobs: Jobs, meet: Callable[[], Wire], make_ways: Callable[[Wire], Ways
             job(ways, wire)
             future.set_result(None)
         except BaseException as error:  # whatever it is, who waits must learn of it
-            wire = ways = job = item = None  # closes the connections, so that the others learn of it
+            wire = ways = None
+            del item, job
+            traceback.clear_frames(error.__traceback__)  # the last that holds the connections: the others learn of it
             future.set_exception(error)
             _refuse(jobs, str(error))
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
@@ -20,7 +21,7 @@ class Wire:
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         self.rank, self.size = rank, size
-        self.gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+        self.gloo: Any = dist.ProcessGroupGloo(store, rank, size, timeout)  # torch's types do not list what it can do
         self._deadline = 0.0
 
     def limit(self, timeout: timedelta) -> None:
@@ -29,11 +30,13 @@ class Wire:
 
     def send(self, tensor: Tensor, rank: int, kind: int = 0) -> dist.Work:
         """Begin to send a contiguous tensor, which is to stay as it is until this was waited for."""
-        return self.gloo.send([tensor], rank, kind)
+        work: dist.Work = self.gloo.send([tensor], rank, kind)
+        return work
 
     def receive(self, tensor: Tensor, rank: int, kind: int = 0) -> dist.Work:
         """Begin to receive into a contiguous tensor of the size that was sent."""
-        return self.gloo.recv([tensor], rank, kind)
+        work: dist.Work = self.gloo.recv([tensor], rank, kind)
+        return work
 
     def wait(self, work: dist.Work) -> None:
         """Wait for a work, once; RuntimeError where the rank is gone, or at the time limit."""

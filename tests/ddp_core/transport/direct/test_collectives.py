@@ -78,11 +78,11 @@ def test_every_rank_gets_all_blocks_and_the_sum_of_its_row(ranks, way, world_siz
             assert size != EVEN or way in (one_host, two_hosts) or torch.equal(total, expected)
 
 
-def one_rank_dies(rank, world_size):
-    direct = collectives()
+def one_rank_dies(rank, world_size, way):
+    direct = collectives(way)
     output, block = torch.empty(world_size, 100 * CHUNK), torch.ones(100 * CHUNK)
     direct.all_gather("way", output.unbind(), block).result(20)
-    if rank == 1:
+    if rank == world_size - 1:
         os._exit(7)
     pending = direct.reduce_scatter("way", block, output.unbind())
     later = direct.all_gather("way", output.unbind(), block)
@@ -91,10 +91,11 @@ def one_rank_dies(rank, world_size):
     pending.result(0)
 
 
-def test_where_a_rank_dies_the_others_raise_at_once(ranks):
-    first, dead, last = ranks.run(one_rank_dies, 3, expect_errors=True)
+@pytest.mark.parametrize(("way", "world_size"), [(Staggered, 3), (two_hosts, 4)])
+def test_where_a_rank_dies_all_others_raise_at_once(ranks, way, world_size):
+    *survivors, dead = ranks.run(one_rank_dies, world_size, way, expect_errors=True)
     assert dead.fate == "died with exit code 7"
-    for survivor in (first, last):
+    for survivor in survivors:  # on rails some wait for others, which have raised
         assert survivor.type_name == "RuntimeError"
         assert "onnection" in survivor.message
         assert survivor.seconds < 10
