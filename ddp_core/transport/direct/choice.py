@@ -28,7 +28,7 @@ SMALLEST_RACE, LARGEST_RACE = 2**16, 2**24  # bytes of all ranks' blocks; what i
 class Choice:
     """The winners of races, each held when its size is first asked for; all ranks ask for the same ones in the same order.
 
-    `gloo`: torch's backend, for a thread of a rank at a time. ValueError where the environment names a way that is not there.
+    `gloo`: torch's backend, for one thread at a time. ValueError where the environment names a way that there is not.
     """
 
     def __init__(self, gloo: Any, direct: Collectives) -> None:

@@ -19,15 +19,16 @@ from .hosts import shared_memory
 from .wire import Wire
 
 MOST_BYTES = 2**26  # of a host's shared memory
-HOST_CHUNK_BYTES = 2**20  # where nothing crosses a network
+ALONE = 2, 4, 2**20  # of a host without others: chunks under way, parts of the memory, bytes of a chunk
 SMALLEST_CHUNK = 2**12
 
 
 class Rails:
-    """Both over the ranks of `hosts`, as many on each, a `Way`. `memory`: shared by each host's, of `shared_bytes`.
+    """Both over the ranks of `hosts`, as many on each, a `Way`. `memory`: what each host's share.
 
-    Chunks take turns in `turns` parts of the memory, one more than are under way: that all mates say that they have done the
-    next chunk means that they have read this one.
+    Chunks take turns in the parts of the memory. A part is free again once all mates have told of a later chunk what they
+    only do when they have read this one: with other hosts, that the next one's blocks have come; without, that they have
+    begun the chunk that is as many further on as are under way.
     """
 
     def __init__(self, wire: Wire, hosts: Sequence[Sequence[int]], memory: Tensor) -> None:
@@ -113,12 +114,10 @@ class Rails:
 
 def _layout(hosts: Sequence[Sequence[int]]) -> tuple[int, int, int]:
     """Chunks under way, parts of the memory, and bytes of a chunk."""
-    under_way = UNDER_WAY if len(hosts) > 1 else 1
-    slots = (under_way + 1) * len(hosts[0]) ** 2 * len(hosts)
-    chunk = CHUNK_BYTES if len(hosts) > 1 else HOST_CHUNK_BYTES
-    while chunk * slots > MOST_BYTES and chunk > SMALLEST_CHUNK:
+    under_way, turns, chunk = (UNDER_WAY, UNDER_WAY + 1, CHUNK_BYTES) if len(hosts) > 1 else ALONE
+    while chunk * turns * len(hosts[0]) ** 2 * len(hosts) > MOST_BYTES and chunk > SMALLEST_CHUNK:
         chunk //= 2
-    return under_way, under_way + 1, chunk
+    return under_way, turns, chunk
 
 
 def rails(wire: Wire, hosts: Sequence[Sequence[int]]) -> Rails | None:
