@@ -14,12 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .chunks import CHUNK_BYTES, UNDER_WAY, Chunk, Scratch, run, split
+from .chunks import Chunk, Scratch, run, split
 from .hosts import shared_memory
 from .wire import Wire
 
 MOST_BYTES = 2**26  # of a host's shared memory
-ALONE = 2, 4, 2**20  # of a host without others: chunks under way, parts of the memory, bytes of a chunk
+ALONE = 2, 4, 2**20  # of a host without others: chunks under way, parts of the memory, bytes of a row's chunk
+AMONG_OTHERS = 2, 3, 2**18
+MOST_GATHERED = 2**20  # bytes of a block's chunk, for which there is room where rows of all mates have it
 SMALLEST_CHUNK = 2**12
 
 
@@ -40,21 +42,22 @@ class Rails:
         later = [hosts[(mine + step) % len(hosts)] for step in range(1, len(hosts))]
         self._earlier = later[::-1]  # hosts, in the order in which their blocks arrive
         self._targets, self._sources = [ranks[place] for ranks in later], [ranks[place] for ranks in self._earlier]
-        self._under_way, turns, self._chunk_bytes = _layout(hosts)
-        self._memory = memory.view(turns, len(self._host), wire.size, self._chunk_bytes)
+        self._under_way, turns, chunk = _layout(hosts)
+        self._summed, self._gathered = chunk, min(chunk * len(self._host), MOST_GATHERED)
+        self._memory = memory.view(turns, -1)
         self._turn: Iterator[int] = (number % turns for number in count())
-        self._scratch = Scratch(max(1, len(hosts) - 1), self._chunk_bytes, self._under_way)
+        self._scratch = Scratch(max(1, len(hosts) - 1), chunk, self._under_way)
         self._token = torch.zeros(1, dtype=torch.uint8)
         self._heard = torch.empty(1, dtype=torch.uint8)
 
     def all_gather(self, outputs: Sequence[Tensor], block: Tensor) -> None:
         """Write every rank's `block` to its output."""
-        parts = zip(*(split(output, self._chunk_bytes) for output in outputs), strict=True)
-        blocks = split(block, self._chunk_bytes)
+        parts = zip(*(split(output, self._gathered) for output in outputs), strict=True)
+        blocks = split(block, self._gathered)
         run((self._gather(out, part) for out, part in zip(parts, blocks, strict=True)), self._under_way)
 
     def _gather(self, outputs: Sequence[Tensor], block: Tensor) -> Chunk:
-        slots = self._slots(block)[0]
+        (slots,) = self._slots(block, 1)
         heard = [self._hear(step) for step in range(len(self._sources) + 1)]
         arrivals = [self._wire.receive(slots[source], source) for source in self._sources]
         slots[self._wire.rank].copy_(block)
@@ -72,12 +75,12 @@ class Rails:
 
     def reduce_scatter(self, output: Tensor, rows: Sequence[Tensor]) -> None:
         """Write to `output` the sum over ranks of the rows for this one."""
-        parts = zip(*(split(row, self._chunk_bytes) for row in rows), strict=True)
-        outputs = split(output, self._chunk_bytes)
+        parts = zip(*(split(row, self._summed) for row in rows), strict=True)
+        outputs = split(output, self._summed)
         run((self._reduce(out, part) for out, part in zip(outputs, parts, strict=True)), self._under_way)
 
     def _reduce(self, output: Tensor, rows: Sequence[Tensor]) -> Chunk:
-        slots, arrived = self._slots(output), self._scratch.next(output)
+        slots, arrived = self._slots(output, len(self._host)), self._scratch.next(output)
         heard = self._hear(0)
         arrivals = [self._wire.receive(room, rank) for room, rank in zip(arrived, self._sources, strict=False)]
         for slot, row in zip(slots[self._place], rows, strict=True):
@@ -100,10 +103,10 @@ class Rails:
             total.add_(row)
         return total
 
-    def _slots(self, like: Tensor) -> Sequence[Sequence[Tensor]]:
-        """By place and rank, the next part of the memory, as chunks of this type and size."""
-        memory = self._memory[next(self._turn)].view(like.dtype)[..., : like.numel()]
-        return [place.unbind() for place in memory]
+    def _slots(self, like: Tensor, places: int) -> Sequence[Sequence[Tensor]]:
+        """By place and rank, room for chunks of this type and size, in the next part of the memory."""
+        part = self._memory[next(self._turn)].view(like.dtype)[: places * self._wire.size * like.numel()]
+        return [place.unbind() for place in part.view(places, self._wire.size, -1)]
 
     def _tell(self, step: int) -> list[dist.Work]:
         return [self._wire.send(self._token, mate, step + 1) for mate in self._mates]
@@ -113,8 +116,8 @@ class Rails:
 
 
 def _layout(hosts: Sequence[Sequence[int]]) -> tuple[int, int, int]:
-    """Chunks under way, parts of the memory, and bytes of a chunk."""
-    under_way, turns, chunk = (UNDER_WAY, UNDER_WAY + 1, CHUNK_BYTES) if len(hosts) > 1 else ALONE
+    """Chunks under way, parts of the memory, and bytes of a row's chunk."""
+    under_way, turns, chunk = AMONG_OTHERS if len(hosts) > 1 else ALONE
     while chunk * turns * len(hosts[0]) ** 2 * len(hosts) > MOST_BYTES and chunk > SMALLEST_CHUNK:
         chunk //= 2
     return under_way, turns, chunk
