@@ -18,7 +18,15 @@ from .memory.model_memory import OWED, BucketMemory, ModelMemory
 from .module import DistributedDataParallel
 from .overlapping import overlap
 from .torch_face.nested import refuse_inside
-from .transport.collectives import averaged, exchange, start_all_gather, start_sum
+from .transport.collectives import (
+    averaged,
+    exchange,
+    largest_and_sum,
+    start_all_gather,
+    start_all_gather,
+    start_scatter,
+    start_sum,
+)
 from .transport.faulty import Fault, Faulty, InjectedError, faulty
 from .transport.host_segment import obstacle
 from .transport.paced import Link, Paced
@@ -26,9 +34,12 @@ from .transport.process_group import ProcessGroup
 from .transport.protocol import Decorator, Pending, Transport
 from .transport.rendezvous import Rendezvous
 from .transport.rendezvous import keep as keep_rendezvous
+from .transport.torch_backend import LEAST_TORCH
+from .transport.torch_backend import register as register_backend
 
 __all__ = [
     "DEFAULT_TIMEOUT",
+    "LEAST_TORCH",
     "OWED",
     "Bucket",
     "BucketMemory",
@@ -61,13 +72,17 @@ __all__ = [
     "exchange",
     "faulty",
     "keep_rendezvous",
+    "largest_and_sum",
     "layout_of",
     "obstacle",
     "outer",
     "overlap",
     "plain",
     "refuse_inside",
+    "register_backend",
     "start_all_gather",
+    "start_all_gather",
+    "start_scatter",
     "start_sum",
     "trace",
 ]

@@ -53,6 +53,19 @@ def start_all_gather(out: Tensor, mine: Tensor, group: dist.ProcessGroup, *, asy
     return dist.all_gather_into_tensor(out, mine, group=group, async_op=async_op)
 
 
+def start_scatter(rows: Tensor, output: Tensor, group: dist.ProcessGroup) -> dist.Work | None:
+    """Begin to write to a flat `output` the sum over ranks of this one's part of `rows`. It does not block."""
+    return dist.reduce_scatter_tensor(output, rows, group=group, async_op=True)
+
+
+def largest_and_sum(first: float, second: float, group: dist.ProcessGroup, device: torch.device) -> tuple[float, float]:
+    """The largest of all ranks' first numbers, and the sum of their second ones."""
+    largest, total = torch.tensor([[first], [second]], dtype=torch.float64, device=device)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+    dist.all_reduce(total, group=group)
+    return float(largest), float(total)
+
+
 def spread(tensors: Sequence[Tensor], source: int, group: dist.ProcessGroup, *, what: str) -> None:
     """Copy tensors from rank `source` of the group to all its ranks, many in one message. `what`: they are, for errors."""
     with telling(what):

@@ -91,7 +91,7 @@ COMMANDS: dict[str, Command] = {
         positional=("folders",),
     ),
     "collective": Command(
-        "time all-reduces by the size of their pieces",
+        "time all-reduces, all-gathers and reduce-scatters by the size of their pieces",
         config=".collective:CollectiveConfig",
         function=".collective:collective",
     ),

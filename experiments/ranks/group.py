@@ -29,6 +29,13 @@ def joined(backend: str, timeout: timedelta, rendezvous: dict[str, Any] | None =
     dist.destroy_process_group()
 
 
+def further_group(backend: str) -> dist.ProcessGroup:
+    """A group of all ranks of the default one, over another backend. A collective call."""
+    group = dist.new_group(backend=backend)
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
 def rendezvous_in(folder: Path, rank: int, nproc: int) -> dict[str, Any]:
     """For `joined`: a file in a folder of this machine, of whatever name, through which `nproc` ranks meet."""
     return {"store": dist.FileStore(str(folder / RENDEZVOUS), nproc), "rank": rank, "world_size": nproc}

@@ -4,28 +4,31 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
-from gradwire.experiments import collective as driver
+from gradwire.ddp_core import LEAST_TORCH
 from gradwire.experiments.cli import main
-from gradwire.experiments.collective import elements_of
+from gradwire.experiments.collective import command as driver
+from gradwire.experiments.collective import elements_of, measure
 from gradwire.experiments.ranks.launchers import LAUNCHERS
 
 SMALL = ["collective", "--elements=100,1k", "--total=2500", "--repeats=1"]
+NEW_ENOUGH = tuple(map(int, torch.__version__.split(".")[:2])) >= LEAST_TORCH
 TITLE = "all-reduce of 2,500 float32, "
 
 
 @pytest.fixture
 def interrupted(monkeypatch):
     """Ctrl-C during the second size; the process group, which the end of the process would close, is closed."""
-    measured = driver.seconds
+    measured = measure.seconds
 
     def seconds(pieces, group):
-        if len(pieces[0]) == 1000:
+        if len(pieces) == 1:  # warms up for pieces of 1000
             raise KeyboardInterrupt
         return measured(pieces, group)
 
-    monkeypatch.setattr(driver, "seconds", seconds)
+    monkeypatch.setattr(measure, "seconds", seconds)
     yield
     dist.destroy_process_group()
 
@@ -47,6 +50,25 @@ def test_it_measures_every_size_and_writes_rows(tmp_path, capfd, monkeypatch):
         assert 0 < row["seconds"]["p50"] <= row["seconds"]["p95"]
         assert row["bytes_per_second"] == pytest.approx(4 * 2500 / row["seconds"]["p50"])
     assert "all-reduce of 2,500 float32, 2 ranks, gloo" in capfd.readouterr().out
+
+
+@pytest.mark.skipif(not NEW_ENOUGH, reason="torch cannot have backends in Python")
+def test_backends_take_turns_and_their_bandwidth_is_what_a_rank_must_send(tmp_path, capfd):
+    file = tmp_path / "collectives.json"
+    flags = ["--backend=gloo", "--against=gradwire,gloo", "--operations=all_gather,reduce_scatter,all_reduce"]
+    sizes = ["--elements=1k,100k", "--pieces=2", "--repeats=2"]
+    assert main(["collective", "--nproc=2", *flags, *sizes, f"--json={file}"]) == 0
+    rows = json.loads(file.read_text())["rows"]
+    found = [(row["elements"], row["operation"], row["backend"]) for row in rows]
+    operations = ("all_gather", "reduce_scatter", "all_reduce")
+    assert found == [(size, name, by) for size in (1000, 100000) for name in operations for by in ("gloo", "gradwire")]
+    for row in rows:
+        sent = 4 * 2 * row["elements"] * (1 if row["operation"] == "all_reduce" else 1 / 2)  # both pieces, of 2 ranks
+        assert row["bus_bytes_per_second"] == pytest.approx(sent / row["seconds"]["p50"])
+        assert row["link_share"] is None
+        assert row["processor_seconds"]["p50"] > 0
+    assert file.with_suffix(".png").stat().st_size > 0
+    assert "all-gather and reduce-scatter and all-reduce, 2 ranks, gloo and gradwire" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -128,6 +150,8 @@ def test_processes_of_another_launcher_are_ranks_of_one_measurement(started, mon
         ("--json=/nowhere/a.json", "there is no folder /nowhere"),
         ("--json=.", "json: . is a folder; name a file, such as figures.json"),
         ("--netlab.rate=1gbit", "netlab.rate without hosts"),
+        ("--operations=", "name at least one of all_reduce, all_gather, reduce_scatter"),
+        ("--pieces=-1", "pieces is at least 1, or 0 for as many as make up the total; got -1"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(wrong, message, capsys):

@@ -1,0 +1,96 @@
+"""Whether a collective of a size is direct, and which way, or Gloo's: whatever wins a race between them on this network."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .collectives import Collectives
+from .way import Kind
+
+GLOO = "gloo"
+PINNED = (
+    "GRADWIRE_COLLECTIVES"  # a way for all, in the environment of all ranks: no races, and the same bits in every run
+)
+REPEATS = 3  # of which a way's fastest counts
+CLASS = 4  # a race stands for sizes up to so many times the last
+SMALLEST_RACE, LARGEST_RACE = 2**16, 2**24  # bytes of all ranks' blocks; what is larger goes the way of the largest
+
+
+class Choice:
+    """The winners of races, each held when its size is first asked for; all ranks ask for the same ones in the same order.
+
+    `gloo`: torch's backend, for one thread at a time. ValueError where the environment names a way that there is not.
+    """
+
+    def __init__(self, gloo: Any, direct: Collectives) -> None:
+        self._gloo, self._direct = gloo, direct
+        self.winners: dict[tuple[Kind, int], str] = {}  # by kind and the bytes of the race
+
+    def way(self, kind: Kind, size: int) -> str | None:
+        """For a collective of so many bytes of all ranks together; None is Gloo's. It may hold a race, and then blocks."""
+        race = race_bytes(size)
+        if (kind, race) not in self.winners:
+            self.winners[kind, race] = self._winner(kind, race)
+        winner = self.winners[kind, race]
+        return None if winner == GLOO else winner
+
+    def _winner(self, kind: Kind, size: int) -> str:
+        """Whose slowest rank is fastest; or the one that is pinned."""
+        if pinned := os.environ.get(PINNED):
+            if pinned != GLOO and pinned not in (ways := self._direct.ways()):
+                raise ValueError(f"{PINNED} is {pinned!r}, and here there are: {', '.join([GLOO, *ways])}")
+            return pinned
+        runs = self._runs(kind, size)
+        seconds = torch.tensor([_seconds(run) for run in runs.values()], dtype=torch.float64)
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.MAX
+        self._gloo.allreduce([seconds], options).wait()
+        return list(runs)[int(seconds.argmin())]
+
+    def _runs(self, kind: Kind, size: int) -> Mapping[str, Callable[[], object]]:
+        direct, ranks = self._direct, self._gloo.size()
+        numel = max(1, size // torch.float32.itemsize // ranks)
+        whole, block = torch.zeros(ranks * numel), torch.zeros(numel)
+        rows = whole.view(ranks, -1).unbind()
+        of_gloo, arguments = {
+            "all_gather": (lambda: self._gloo._allgather_base(whole, block).wait(), (rows, block)),
+            "reduce_scatter": (lambda: self._gloo._reduce_scatter_base(block, whole).wait(), (block, rows)),
+            "all_reduce": (lambda: self._gloo.allreduce([whole]).wait(), (whole,)),
+        }[kind]
+        run = partial(_run, getattr(direct, kind), arguments)
+        return {GLOO: of_gloo} | {way: partial(run, way) for way in direct.ways()}
+
+
+def _run(start: Callable[..., Future[None]], arguments: tuple[Any, ...], way: str) -> None:
+    start(way, *arguments).result()
+
+
+def race_bytes(size: int) -> int:
+    """The size that the race for `size` is held with, both in bytes of all ranks' blocks.
+
+    >>> [race_bytes(size) for size in (1, 2**16, 2**16 + 1, 2**30)]
+    [65536, 65536, 262144, 16777216]
+    """
+    race = SMALLEST_RACE
+    while race < min(size, LARGEST_RACE):
+        race *= CLASS
+    return race
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    """Of the fastest of some repeats, after one that opens what is opened once."""
+    run()
+    ends = [time.perf_counter()]
+    for _ in range(REPEATS):
+        run()
+        ends.append(time.perf_counter())
+    return min(end - begin for begin, end in pairwise(ends))

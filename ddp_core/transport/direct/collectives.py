@@ -1,0 +1,129 @@
+"""Direct collectives on a thread of their own, in the order in which they are asked for."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from datetime import timedelta
+from functools import partial
+from queue import SimpleQueue
+from typing import TypeAlias
+
+import torch.distributed as dist
+from torch import Tensor
+
+from .hosts import hosts_of
+from .rails import rails
+from .staggered import Staggered
+from .way import Way
+from .wire import Wire
+
+JOIN_SECONDS = 5.0
+Ways: TypeAlias = Mapping[str, Way]
+Job: TypeAlias = Callable[[Ways, Wire], None]
+Jobs: TypeAlias = "SimpleQueue[tuple[Job, timedelta, Future[None]] | None]"
+
+
+def all_ways(wire: Wire) -> Ways:
+    """Those that there are between these ranks, by name. A collective call."""
+    shared = rails(wire, hosts_of(wire))
+    return {"staggered": Staggered(wire)} | ({} if shared is None else {"rails": shared})
+
+
+class Collectives:
+    """Direct collectives of a group's ranks, two at least, who all ask for the same ones in the same order.
+
+    `store`: where these ranks meet, under names that nobody else uses; they do at the first one. After a failure, or beyond
+    `timeout`, that and all later ones end in a RuntimeError on every rank.
+    """
+
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        make_ways: Callable[[Wire], Ways] = all_ways,
+    ) -> None:
+        self.timeout = timeout
+        self._jobs: Jobs = SimpleQueue()
+        self._names: Sequence[str] = ()
+        meet = partial(Wire, dist.PrefixStore("direct/", store), rank, size, timeout)
+        work = partial(_work, self._jobs, meet, make_ways)
+        self._thread = threading.Thread(target=work, name="gradwire-collectives", daemon=True)
+        self.close = weakref.finalize(self, _close, self._jobs, self._thread)  # a thread inside torch aborts the exit
+
+    def ways(self) -> Sequence[str]:
+        """The names of the ways that these ranks have. A collective call, which blocks when it is the first."""
+        if not self._names:
+            names: list[str] = []
+            self._submit(lambda ways, _: names.extend(ways)).result()
+            self._names = names
+        return self._names
+
+    def all_gather(self, way: str, outputs: Sequence[Tensor], block: Tensor) -> Future[None]:
+        """Begin to write every rank's `block` to its output."""
+        flat = [output.view(-1) for output in outputs]
+        return self._submit(lambda ways, _: ways[way].all_gather(flat, block.view(-1)))
+
+    def reduce_scatter(self, way: str, output: Tensor, rows: Sequence[Tensor]) -> Future[None]:
+        """Begin to write the sum of all ranks' rows for this one to `output`."""
+        flat = [row.view(-1) for row in rows]
+        return self._submit(lambda ways, _: ways[way].reduce_scatter(output.view(-1), flat))
+
+    def all_reduce(self, way: str, tensor: Tensor) -> Future[None]:
+        """Begin to sum a tensor over ranks, in place: each sums up a part, and all get it."""
+        return self._submit(lambda ways, wire: _all_reduce(ways[way], wire, tensor.view(-1)))
+
+    def _submit(self, job: Job) -> Future[None]:
+        if self._thread.ident is None:
+            self._thread.start()
+        future: Future[None] = Future()
+        self._jobs.put((job, self.timeout, future))
+        return future
+
+
+def _all_reduce(way: Way, wire: Wire, flat: Tensor) -> None:
+    whole = flat.numel() // wire.size * wire.size
+    rows = flat[:whole].view(wire.size, -1).unbind()
+    way.reduce_scatter(rows[wire.rank], rows)
+    way.all_gather(rows, rows[wire.rank])
+    if whole < flat.numel():
+        wire.wait(wire.gloo.allreduce([flat[whole:]]))
+
+
+def _work(jobs: Jobs, meet: Callable[[], Wire], make_ways: Callable[[Wire], Ways]) -> None:
+    """Do what is asked for, until the end or the first failure; then end the rest."""
+    wire: Wire | None = None
+    ways: Ways | None = None
+    while (item := jobs.get()) is not None:
+        job, timeout, future = item
+        try:
+            wire = wire or meet()
+            wire.limit(timeout)
+            ways = ways or make_ways(wire)
+            job(ways, wire)
+            future.set_result(None)
+        except BaseException as error:  # whatever it is, who waits must learn of it
+            wire = ways = None
+            del item, job
+            traceback.clear_frames(error.__traceback__)  # the last that holds the connections: the others learn of it
+            future.set_exception(error)
+            _refuse(jobs, str(error))
+            return
+        del item, job, future  # which hold tensors
+
+
+def _refuse(jobs: Jobs, why: str) -> None:
+    while (item := jobs.get()) is not None:
+        item[2].set_exception(RuntimeError(f"an earlier collective of this group has failed: {why}"))
+
+
+def _close(jobs: Jobs, thread: threading.Thread) -> None:
+    """Break the connections once what was asked for is done, or has failed."""
+    jobs.put(None)
+    if thread.ident is not None and thread is not threading.current_thread():
+        thread.join(JOIN_SECONDS)

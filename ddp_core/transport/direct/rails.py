@@ -1,0 +1,133 @@
+"""All-gather and reduce-scatter over hosts with several ranks, which share memory: a block enters a host once.
+
+The ranks of one place on every host are a rail. A block goes along its rail alone, straight into memory that all ranks of
+the receiving host have mapped, and these copy it out. A reduce-scatter is the mirror image: the ranks of a host put their
+rows into shared memory, each adds up those that its rail is to have, and sends the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import count
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .chunks import Chunk, Scratch, run, split
+from .hosts import shared_memory
+from .wire import Wire
+
+MOST_BYTES = 2**26  # of a host's shared memory
+ALONE = 2, 4, 2**20  # of a host without others: chunks under way, parts of the memory, bytes of a row's chunk
+AMONG_OTHERS = 2, 3, 2**18
+MOST_GATHERED = 2**20  # bytes of a block's chunk, for which there is room where rows of all mates have it
+SMALLEST_CHUNK = 2**12
+
+
+class Rails:
+    """Both over the ranks of `hosts`, as many on each, a `Way`. `memory`: what each host's share.
+
+    Chunks take turns in the parts of the memory. A part is free again once all mates have told of a later chunk what they
+    only do when they have read this one: with other hosts, that the next one's blocks have come; without, that they have
+    begun the chunk that is as many further on as are under way.
+    """
+
+    def __init__(self, wire: Wire, hosts: Sequence[Sequence[int]], memory: Tensor) -> None:
+        self._wire = wire
+        (mine,) = (host for host, ranks in enumerate(hosts) if wire.rank in ranks)
+        self._place = place = hosts[mine].index(wire.rank)
+        self._host = hosts[mine]
+        self._mates = [rank for rank in self._host if rank != wire.rank]
+        later = [hosts[(mine + step) % len(hosts)] for step in range(1, len(hosts))]
+        self._earlier = later[::-1]  # hosts, in the order in which their blocks arrive
+        self._targets, self._sources = [ranks[place] for ranks in later], [ranks[place] for ranks in self._earlier]
+        self._under_way, turns, chunk = _layout(hosts)
+        self._summed, self._gathered = chunk, min(chunk * len(self._host), MOST_GATHERED)
+        self._memory = memory.view(turns, -1)
+        self._turn: Iterator[int] = (number % turns for number in count())
+        self._scratch = Scratch(max(1, len(hosts) - 1), chunk, self._under_way)
+        self._token = torch.zeros(1, dtype=torch.uint8)
+        self._heard = torch.empty(1, dtype=torch.uint8)
+
+    def all_gather(self, outputs: Sequence[Tensor], block: Tensor) -> None:
+        """Write every rank's `block` to its output."""
+        parts = zip(*(split(output, self._gathered) for output in outputs), strict=True)
+        blocks = split(block, self._gathered)
+        run((self._gather(out, part) for out, part in zip(parts, blocks, strict=True)), self._under_way)
+
+    def _gather(self, outputs: Sequence[Tensor], block: Tensor) -> Chunk:
+        (slots,) = self._slots(block, 1)
+        heard = [self._hear(step) for step in range(len(self._sources) + 1)]
+        arrivals = [self._wire.receive(slots[source], source) for source in self._sources]
+        slots[self._wire.rank].copy_(block)
+        works = [self._wire.send(slots[self._wire.rank], target) for target in self._targets]
+        works += self._tell(0)
+        yield
+        for step, host in enumerate([self._host, *self._earlier]):
+            if step:
+                self._wire.wait(arrivals[step - 1])
+                works += self._tell(step)
+            self._wire.wait_all(heard[step])
+            for rank in host:
+                outputs[rank].copy_(slots[rank])
+        self._wire.wait_all(works)
+
+    def reduce_scatter(self, output: Tensor, rows: Sequence[Tensor]) -> None:
+        """Write to `output` the sum over ranks of the rows for this one."""
+        parts = zip(*(split(row, self._summed) for row in rows), strict=True)
+        outputs = split(output, self._summed)
+        run((self._reduce(out, part) for out, part in zip(outputs, parts, strict=True)), self._under_way)
+
+    def _reduce(self, output: Tensor, rows: Sequence[Tensor]) -> Chunk:
+        slots, arrived = self._slots(output, len(self._host)), self._scratch.next(output)
+        heard = self._hear(0)
+        arrivals = [self._wire.receive(room, rank) for room, rank in zip(arrived, self._sources, strict=False)]
+        for slot, row in zip(slots[self._place], rows, strict=True):
+            slot.copy_(row)
+        works = self._tell(0)
+        self._wire.wait_all(heard)
+        works += [self._wire.send(self._host_sum(slots, target), target) for target in self._targets]
+        total = self._host_sum(slots, self._wire.rank)
+        yield
+        for room, arrival in zip(arrived, arrivals, strict=False):
+            self._wire.wait(arrival)
+            total.add_(room)
+        output.copy_(total)
+        self._wire.wait_all(works)
+
+    def _host_sum(self, slots: Sequence[Sequence[Tensor]], rank: int) -> Tensor:
+        """The sum of this host's rows for a rank, in this rank's slot: no other rank of the host reads that."""
+        total, *others = (slots[(self._place + step) % len(slots)][rank] for step in range(len(slots)))
+        for row in others:
+            total.add_(row)
+        return total
+
+    def _slots(self, like: Tensor, places: int) -> Sequence[Sequence[Tensor]]:
+        """By place and rank, room for chunks of this type and size, in the next part of the memory."""
+        part = self._memory[next(self._turn)].view(like.dtype)[: places * self._wire.size * like.numel()]
+        return [place.unbind() for place in part.view(places, self._wire.size, -1)]
+
+    def _tell(self, step: int) -> list[dist.Work]:
+        return [self._wire.send(self._token, mate, step + 1) for mate in self._mates]
+
+    def _hear(self, step: int) -> list[dist.Work]:
+        return [self._wire.receive(self._heard, mate, step + 1) for mate in self._mates]
+
+
+def _layout(hosts: Sequence[Sequence[int]]) -> tuple[int, int, int]:
+    """Chunks under way, parts of the memory, and bytes of a row's chunk."""
+    under_way, turns, chunk = AMONG_OTHERS if len(hosts) > 1 else ALONE
+    while chunk * turns * len(hosts[0]) ** 2 * len(hosts) > MOST_BYTES and chunk > SMALLEST_CHUNK:
+        chunk //= 2
+    return under_way, turns, chunk
+
+
+def rails(wire: Wire, hosts: Sequence[Sequence[int]]) -> Rails | None:
+    """None, on all ranks, where hosts have one rank each, not as many each, or cannot share memory. A collective call."""
+    if len(hosts[0]) == 1 or len({len(ranks) for ranks in hosts}) > 1:
+        return None
+    _, turns, chunk = _layout(hosts)
+    (mates,) = (ranks for ranks in hosts if wire.rank in ranks)
+    memory = shared_memory(wire, mates, turns * len(mates) * wire.size * chunk)
+    return None if memory is None else Rails(wire, hosts, memory)

@@ -1,0 +1,59 @@
+"""All-gather and reduce-scatter without intermediaries: in step d each rank sends to the one d ranks on.
+
+So no rank has two that begin with it, and a block arrives after one message, where a ring passes it on from rank to rank.
+Sums of one chunk overlap the arrival of the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .chunks import Chunk, Scratch, run, split
+from .wire import Wire
+
+
+class Staggered:
+    """Direct collectives over a wire, a `Way`; all ranks make the same calls in the same order."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        rank, size = wire.rank, wire.size
+        self._targets = [(rank + step) % size for step in range(1, size)]
+        self._sources = [(rank - step) % size for step in range(1, size)]
+        self._scratch = Scratch(size - 1)
+
+    def all_gather(self, outputs: Sequence[Tensor], block: Tensor) -> None:
+        """Write every rank's `block` to its output."""
+        chunks = zip(*map(split, outputs), strict=True)
+        run(self._gather(parts, part) for parts, part in zip(chunks, split(block), strict=True))
+
+    def _gather(self, outputs: Sequence[Tensor], block: Tensor) -> Chunk:
+        works = [self._wire.receive(outputs[source], source) for source in self._sources]
+        works += [self._wire.send(block, target) for target in self._targets]
+        outputs[self._wire.rank].copy_(block)
+        yield
+        self._wire.wait_all(works)
+
+    def reduce_scatter(self, output: Tensor, rows: Sequence[Tensor]) -> None:
+        """Write to `output` the sum over ranks of the rows for this one.
+
+        Rows are added in the order of Gloo's ring: from the rank before this one backwards, its own last.
+        """
+        chunks = zip(*map(split, rows), strict=True)
+        run(self._reduce(out, parts) for out, parts in zip(split(output), chunks, strict=True))
+
+    def _reduce(self, output: Tensor, rows: Sequence[Tensor]) -> Chunk:
+        arrived = self._scratch.next(output)
+        arrivals = [self._wire.receive(room, source) for room, source in zip(arrived, self._sources, strict=True)]
+        sends = [self._wire.send(rows[target], target) for target in self._targets]
+        yield
+        total = arrived[0]
+        for place, arrival in enumerate(arrivals):
+            self._wire.wait(arrival)
+            if place:
+                torch.add(arrived[place], total, out=total)
+        torch.add(rows[self._wire.rank], total, out=output)
+        self._wire.wait_all(sends)

@@ -1,0 +1,93 @@
+"""What `gradwire collective` measures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, get_args
+
+import torch
+
+from ...ddp_core import LEAST_TORCH
+from ..network.lab import NetlabConfig, backend_here, check_lab
+from ..results.files import check_file
+
+Operation: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter"]
+UNITS = {"k": 10**3, "M": 10**6, "G": 10**9}
+
+
+@dataclass(frozen=True)
+class CollectiveConfig:
+    """Move a number of elements over ranks in pieces of each size: all start at once, then all are awaited."""
+
+    nproc: int = 2
+    """ranks on this machine (the launcher's own number where one starts the ranks)"""
+    backend: Literal["auto", "gloo", "nccl", "gloo-cuda", "gradwire"] = "auto"
+    """process group; auto is nccl with a GPU for every rank and no lab, else gloo; with gloo-cuda ranks can share GPUs"""
+    against: list[Literal["gloo", "gradwire"]] = field(default_factory=list)
+    """further process groups, of the CPU, which take turns with it"""
+    operations: list[Operation] = field(default_factory=lambda: ["all_reduce"])
+    """collectives"""
+    elements: list[str] = field(default_factory=lambda: ["1k", "10k", "100k", "1M", "10M"])
+    """float32 numbers in a piece: of a rank; of all ranks together where they gather, or scatter sums"""
+    total: str = "60M"
+    """float32 numbers in all pieces"""
+    pieces: int = 0
+    """so many of each size, in place of total"""
+    repeats: int = 3
+    """of each measurement"""
+    netlab: NetlabConfig = field(default_factory=NetlabConfig)
+    """hosts on this machine, joined by links of a set rate, in place of nproc ranks"""
+    threads: int = 1
+    """torch threads a rank"""
+    timeout: float = 300.0
+    """seconds that any wait for other ranks may take"""
+    json: str | None = None
+    """file to write all figures to; a picture is put beside it"""
+
+    def __post_init__(self) -> None:
+        for name in ("nproc", "repeats", "threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is at least 1, got {getattr(self, name)}")
+        if not self.timeout > 0:
+            raise ValueError(f"timeout is above 0, got {self.timeout}")
+        check_lab(self.netlab)
+        backend_here(self.backend, hosts=self.netlab.hosts)
+        self._check_backends()
+        self._check_pieces()
+        check_file("json", self.json)
+
+    def _check_backends(self) -> None:
+        version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+        if "gradwire" in (self.backend, *self.against) and version < LEAST_TORCH:
+            needed = ".".join(map(str, LEAST_TORCH))
+            raise ValueError(f"the backend gradwire needs torch {needed} or later, and this is {torch.__version__}")
+        if self.against and self.backend in ("nccl", "gloo-cuda"):
+            raise ValueError(f"against is of process groups on the CPU, and {self.backend} is not: leave one out")
+
+    def _check_pieces(self) -> None:
+        if not self.elements:
+            raise ValueError("elements is empty: name at least one size, such as 1k or 1M")
+        if not self.operations:
+            raise ValueError(f"operations is empty: name at least one of {', '.join(get_args(Operation))}")
+        if self.pieces < 0:
+            raise ValueError(f"pieces is at least 1, or 0 for as many as make up the total; got {self.pieces}")
+        total = elements_of(self.total)
+        for size in self.elements:
+            if elements_of(size) > total and not self.pieces:
+                raise ValueError(f"a piece of {size} is larger than the total of {self.total}")
+
+
+def elements_of(text: str) -> int:
+    """A number of elements from its text, in powers of ten.
+
+    >>> elements_of("60M"), elements_of("100")
+    (60000000, 100)
+    """
+    unit = UNITS.get(text[-1:], 1)
+    try:
+        count = round(float(text[:-1] if unit > 1 else text) * unit)
+    except (ValueError, OverflowError):
+        raise ValueError(f"sizes are numbers of elements such as 100, 10k or 1M, got {text!r}") from None
+    if count < 1:
+        raise ValueError(f"sizes are at least 1 element, got {text}")
+    return count

@@ -1,0 +1,130 @@
+"""Direct collectives: each rank's blocks and sums against float64 by hand, and against Gloo's bits."""
+
+import os
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from gradwire.ddp_core.transport.direct import Collectives
+from gradwire.ddp_core.transport.direct.chunks import CHUNK_BYTES, run
+from gradwire.ddp_core.transport.direct.hosts import hosts_of
+from gradwire.ddp_core.transport.direct.rails import rails
+from gradwire.ddp_core.transport.direct.staggered import Staggered
+from gradwire.ddp_core.transport.private_group import store_of
+
+LIMIT = timedelta(seconds=20)
+CHUNK = CHUNK_BYTES // 4
+EVEN = CHUNK  # of which Gloo gives each of two or four ranks as much as a direct reduce-scatter does
+DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64)
+CASES = [(1, torch.float32), (5 * CHUNK + 3, torch.float32), *((EVEN, dtype) for dtype in DTYPES)]
+
+
+def numbers(rank, size, dtype=torch.float32):
+    return torch.randn(size, generator=torch.Generator().manual_seed(rank)).mul(100).to(dtype)
+
+
+def collectives(make_way=Staggered, limit=LIMIT):
+    group, store = dist.group.WORLD, dist.PrefixStore("test", store_of(dist.group.WORLD))
+    return Collectives(store, group.rank(), group.size(), limit, lambda wire: {"way": make_way(wire)})
+
+
+def one_host(wire):
+    return rails(wire, hosts_of(wire))
+
+
+def two_hosts(wire):
+    """Ranks 0 and 2 on one, 1 and 3 on another."""
+    return rails(wire, [[0, 2], [1, 3]])
+
+
+def gathered_and_summed(rank, world_size, way):
+    """By size and dtype: what direct collectives give, and what Gloo's do."""
+    direct, found = collectives(way), {}
+    for size, dtype in CASES:
+        rows = numbers(rank, world_size * size, dtype).view(world_size, size)
+        mine, theirs = torch.empty(2, world_size, size, dtype=dtype)
+        total, expected = torch.empty(2, size, dtype=dtype)
+        gather, reduce = (
+            direct.all_gather("way", mine.unbind(), rows[0]),
+            direct.reduce_scatter("way", total, rows.unbind()),
+        )
+        dist.all_gather_into_tensor(theirs.view(-1), rows[0])
+        dist.reduce_scatter_tensor(expected, rows.clone().view(-1))
+        gather.result(20)
+        reduce.result(20)
+        direct.all_reduce("way", rows).result(20)
+        found[size, dtype] = (mine, theirs, total, expected, rows)
+    direct.close()
+    return found
+
+
+KEPT = []
+WAYS = [(Staggered, 4), (Staggered, 2), (one_host, 3), (two_hosts, 4)]
+
+
+@pytest.mark.parametrize(("way", "world_size"), WAYS)
+def test_every_rank_gets_all_blocks_and_the_sum_of_its_row(ranks, way, world_size):
+    for rank, found in enumerate(ranks.run(gathered_and_summed, world_size, way)):
+        for (size, dtype), (mine, theirs, total, expected, sums) in found.items():
+            given = [numbers(other, world_size * size, dtype).view(world_size, size) for other in range(world_size)]
+            assert torch.equal(mine, torch.stack([rows[0] for rows in given]))
+            assert torch.equal(mine, theirs)
+            exact = torch.stack([rows[rank].double() for rows in given]).sum(0)
+            torch.testing.assert_close(total.double(), exact, rtol=0, atol=8 if dtype == torch.bfloat16 else 1e-3)
+            all_sums = torch.stack([rows.double() for rows in given]).sum(0)
+            torch.testing.assert_close(sums.double(), all_sums, rtol=0, atol=8 if dtype == torch.bfloat16 else 1e-3)
+            assert size != EVEN or way in (one_host, two_hosts) or torch.equal(total, expected)
+
+
+def one_rank_dies(rank, world_size, way):
+    direct = collectives(way)
+    output, block = torch.empty(world_size, 100 * CHUNK), torch.ones(100 * CHUNK)
+    direct.all_gather("way", output.unbind(), block).result(20)
+    if rank == world_size - 1:
+        os._exit(7)
+    pending = direct.reduce_scatter("way", block, output.unbind())
+    later = direct.all_gather("way", output.unbind(), block)
+    with pytest.raises(RuntimeError, match="an earlier collective of this group has failed"):
+        later.result(20)
+    pending.result(0)
+
+
+@pytest.mark.parametrize(("way", "world_size"), [(Staggered, 3), (two_hosts, 4)])
+def test_where_a_rank_dies_all_others_raise_at_once(ranks, way, world_size):
+    *survivors, dead = ranks.run(one_rank_dies, world_size, way, expect_errors=True)
+    assert dead.fate == "died with exit code 7"
+    for survivor in survivors:  # on rails some wait for others, which have raised
+        assert survivor.type_name == "RuntimeError"
+        assert "onnection" in survivor.message
+        assert survivor.seconds < 10
+
+
+def one_rank_stays_away(rank, world_size):
+    direct = collectives(limit=timedelta(seconds=1))
+    KEPT.append(direct)  # or its connections close
+    output, block = torch.empty(world_size, 8), torch.ones(8)
+    direct.all_gather("way", output.unbind(), block).result(20)
+    if rank == 0:
+        direct.all_gather("way", output.unbind(), block).result(20)
+
+
+def test_a_rank_that_waits_for_one_which_stays_away_raises_at_the_time_limit(ranks):
+    waiting, _ = ranks.run(one_rank_stays_away, 2, expect_errors=True)
+    assert "timed out" in waiting.message.lower()
+    assert 0.9 < waiting.seconds < 5
+
+
+@pytest.mark.parametrize(("under_way", "order"), [(1, "bebebe"), (2, "bbebee"), (9, "bbbeee")])
+def test_chunks_begin_and_end_in_order_a_few_at_a_time(under_way, order):
+    seen = []
+
+    def chunk(number):
+        seen.append(("b", number))
+        yield
+        seen.append(("e", number))
+
+    run(map(chunk, range(3)), under_way)
+    assert "".join(kind for kind, _ in seen) == order
+    assert [number for kind, number in seen if kind == "e"] == [0, 1, 2]
