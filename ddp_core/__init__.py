@@ -4,6 +4,8 @@ from .buckets.assignment import assigned, caps_in_bytes
 from .buckets.layout import layout_of
 from .engine.engine import DEFAULT_TIMEOUT, Engine
 from .handle import Handle
+from .local_steps.local_steps import LocalSteps
+from .local_steps.rounds import RoundStats
 from .measure.record import Record
 from .measure.stats import Stats
 from .measure.step import BucketStats
@@ -19,6 +21,8 @@ from .transport.host_segment import obstacle
 from .transport.paced import Link, Paced
 from .transport.process_group import ProcessGroup
 from .transport.protocol import Decorator, Transport
+from .transport.rendezvous import Rendezvous
+from .transport.rendezvous import keep as keep_rendezvous
 
 __all__ = [
     "DEFAULT_TIMEOUT",
@@ -35,10 +39,13 @@ __all__ = [
     "Handle",
     "InjectedError",
     "Link",
+    "LocalSteps",
     "ModelMemory",
     "Paced",
     "ProcessGroup",
     "Record",
+    "Rendezvous",
+    "RoundStats",
     "Stats",
     "StepTimes",
     "Transport",
@@ -47,6 +54,7 @@ __all__ = [
     "caps_in_bytes",
     "exchange",
     "faulty",
+    "keep_rendezvous",
     "layout_of",
     "obstacle",
     "overlap",

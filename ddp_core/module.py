@@ -14,7 +14,7 @@ from torch.autograd.profiler import record_function
 from torch.distributed.algorithms.join import Join, Joinable
 from torch.distributed.utils import _to_kwargs
 
-from ..compress import Spec
+from ..compress import Spec, tuned
 from ..compress import compressor as compressor_of
 from .averaging.averager import CompressedAverager
 from .averaging.hooked import HookAverager
@@ -39,7 +39,7 @@ from .torch_face.torch_reducer import TorchReducer
 from .transport.collectives import largest
 from .transport.protocol import Decorator
 
-OWN_ARGUMENTS = ("module", "compressor", "timeout", "transport")
+OWN_ARGUMENTS = ("module", "compressor", "timeout", "transport", "optimizer")
 LEFT_OUT = (  # of pickles
     "process_group",
     "device_mesh",
@@ -59,8 +59,8 @@ class DistributedDataParallel(TorchFace):
 
     Takes torch's arguments, in torch's order and with its defaults: see `Arguments`. `compressor`: what goes on the wire,
     such as "powersgd:rank=4". `process_group` may be a list of groups, among which buckets go in turn. `timeout`: of waits
-    for averages on the CPU. `transport`: what to put around each transport, such as an emulated link. `compression` is the
-    handle: statistics, checkpoints, `swap`.
+    for averages on the CPU. `transport`: what to put around each transport, such as an emulated link. `optimizer`: fills in
+    what `compressor` leaves open of error feedback. `compression` is the handle: statistics, checkpoints, `swap`.
 
     Raises RuntimeError on every rank where models differ, naming the first difference.
     """
@@ -74,6 +74,7 @@ class DistributedDataParallel(TorchFace):
         compressor: Spec = "none",
         timeout: timedelta = DEFAULT_TIMEOUT,
         transport: Decorator | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
         **named_arguments: Any,
     ) -> None:
         nn.Module.__init__(self)
@@ -81,6 +82,7 @@ class DistributedDataParallel(TorchFace):
         self.logger = None
         self.arguments = Arguments.given(arguments, named_arguments, OWN_ARGUMENTS)
         self.arguments.warn()
+        compressor = tuned(compressor, optimizer)
         self._setup = (compressor, timeout, transport)
         if self.arguments.device_mesh is not None:
             self.device_mesh = self.arguments.device_mesh

@@ -29,6 +29,7 @@ from .bound import AllPending, Bound, OwnBound, all_done, labelled, names_by_ind
 from .compiling import compile_kernels
 from .engines import Engines
 from .protocol import Wishes
+from .runaway import Runaway
 from .thrown_away import ThrownAway
 
 
@@ -55,7 +56,7 @@ class CompressedAverager:
         self._bounds: dict[int, Bound] = {}
         self._known = object()  # made anew when what is known of buckets is forgotten
         self._step: Step | None = None
-        self._thrown_away = ThrownAway()
+        self._thrown_away, self._runaway = ThrownAway(), Runaway()
         self._totals = Totals()
         self._loaded_order: list[str] = []
         self._last_index = -1  # of the bucket that a hook was given
@@ -63,6 +64,7 @@ class CompressedAverager:
         self.begun = 0  # steps since construction
         self.drain: Callable[[], None] | None = None  # waits for averages that are handed out after backward's end
         self._told = False  # when a step begins; else the indices of buckets alone tell
+        self._first_ones: set[int] = set()  # identities of the parameters that the first step has brought
         self._compares = True  # the values of parameters: at the first step, and after a load
         self._lock = threading.RLock()  # held while a step begins, and while somebody takes or changes the memory
         self._process = os.getpid()
@@ -100,6 +102,7 @@ class CompressedAverager:
             if self._thrown_away.parameters:
                 self._thrown_away.look(counts=self.memory.counts)
             self.memory.end_step()
+            self._runaway.look(self.memory.step, self.memory.gauges)
             self._take(step)
             self.memory.step += 1
             step.number, self.memory.settled = self.memory.step, False
@@ -161,11 +164,15 @@ class CompressedAverager:
         """Average a bucket that a hook is given. The future holds its buffer, averaged in place."""
         if os.getpid() != self._process:
             raise RuntimeError(FORKED)
-        static = self._told and self.begun == 1  # a static graph's first step has all its buckets at index 0
+        parameters = bucket.parameters()
+        first = self._told and self.begun == 1  # a static graph's first step has all its buckets at index 0
+        static = first and id(parameters[0]) not in self._first_ones
         if self._expected or (bucket.index() <= self._last_index and not static):
             self.begin_step(Step())
         assert self._step is not None
-        parameters, bound = bucket.parameters(), self._bounds.get(bucket.index())
+        if self.begun == 1:
+            self._first_ones.update(map(id, parameters))
+        bound = self._bounds.get(bucket.index())
         if bound is None or list(map(id, bound.parameters)) != list(map(id, parameters)):
             bound = self._bind(bucket, parameters)
         pending = self._averages(bound, bucket, future=True)
@@ -179,20 +186,21 @@ class CompressedAverager:
         if isinstance(bucket, SparseBucket):
             program = self.memory.reduce_sparse(buffer, self.engines.group.size(), watched)
             task = Task(program, bound.label, needs_future=future)
-            return self._beside(bound, task, bound.names, bound.elements)
+            return self._beside(bound, task, BucketStats(bound.names, bound.elements, task.record))
         flat = as_real(buffer)
         pendings = []
         for part in bound.parts:
             program, layout = part.reduce(flat, step, buffer, watched), part.memory.layout
             task = Task(program, part.label, needs_future=future)
-            pendings.append(self._beside(bound, task, layout.names, layout.numel))
+            stats = BucketStats(layout.names, layout.numel, task.record, part.memory.gauge)
+            pendings.append(self._beside(bound, task, stats))
         if len(pendings) == 1 or (future and flat.is_cuda):
             return pendings[-1]  # on the side stream each has come to its end before the next
         return all_done(pendings, buffer) if future else AllPending(pendings)
 
-    def _beside(self, bound: Bound, task: Task, names: tuple[str, ...], elements: int) -> Pending:
+    def _beside(self, bound: Bound, task: Task, stats: BucketStats) -> Pending:
         assert self._step is not None
-        self._step.programs.append(BucketStats(names, elements, task.record))
+        self._step.programs.append(stats)
         return bound.engine.submit(task)
 
     def _bind(self, bucket: dist.GradBucket | Sendable, parameters: Sequence[Tensor]) -> Bound:

@@ -9,13 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...compress.protocol import Compressor, Layout, Program
+from ...compress import specification
+from ...compress.gauge import Gauge
+from ...compress.protocol import Compressor, Layout, Program, marked
 from ...compress.state import Entries, Leaves
 from ...kernels import all_finite
 from ..buckets.layout import as_real
 from ..buckets.sparse import sparse_mean
 from .bucket_memory import OWED, BucketMemory
 from .device_flag import DeviceFlag
+
+
+def _check_partial(compressor: Compressor, partial: bool) -> None:
+    if partial and marked(compressor, "needs_all_parameters"):
+        raise ValueError(
+            f"{specification(compressor)} needs the gradients of all parameters in every step, and with "
+            f"find_unused_parameters=True some may be missing: leave out momentum=, or set it to False"
+        )
 
 
 @dataclass(frozen=True)
@@ -45,6 +55,7 @@ class ModelMemory:
     """The memory of all buckets of a model. It follows parameters by name when buckets change."""
 
     def __init__(self, compressor: Compressor, *, partial: bool = False) -> None:
+        _check_partial(compressor, partial)
         self._choose(compressor)
         self.partial = partial
         self.step = 0
@@ -60,6 +71,11 @@ class ModelMemory:
         self._layouts: dict[str, Layout] = {}  # of those of them that had a bucket, each parameter's alone
         self._former: Compressor | None = None  # whose state `_foreign` is: loaded, then swapped before any step
         self._foreign: Entries = {}
+
+    @property
+    def gauges(self) -> Iterator[tuple[tuple[str, ...], Gauge]]:
+        """How error feedback fares, by the names in a bucket."""
+        return ((names, bucket.gauge) for names, bucket in self._live.items() if bucket.gauge is not None)
 
     @property
     def averages(self) -> bool:
@@ -203,6 +219,7 @@ class ModelMemory:
 
     def replace(self, compressor: Compressor) -> None:
         """Go on with another compressor; what was held back is owed to the next average."""
+        _check_partial(compressor, self.partial)
         self.end_step()
         released = {name: memory.held_back()[name] for name, memory in self._released()}
         if self._former is None:

@@ -112,6 +112,11 @@ COMMANDS: dict[str, Command] = {
         function=".network.lab.command:netlab_command",
         positional=("command",),
     ),
+    "rendezvous": Command(
+        "keep a place where sites meet that train by local steps",
+        config=".rendezvous:RendezvousConfig",
+        function=".rendezvous:rendezvous",
+    ),
     "info": Command(
         "show versions, devices, kernel backends, process groups and network interfaces",
         config=".info:InfoConfig",

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..results.rows import Row
 
-KINDS = ("line", "bar", "box")
+KINDS = ("line", "bar", "box", "points")
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,10 @@ class Figure:
     """A picture of the rows.
 
     `x`, `y`: columns; several `y` are drawn on top of each other in bars, as lines of their own otherwise. Columns of
-    lists are curves, or the samples of a box. `series`: columns that tell lines or groups of bars apart. `where`: only
-    rows with these values. `log`: axes that are logarithmic. `lines`: {label: height} of reference lines. `bounds`: {label:
-    column} of reference curves, the same for all series. `spread`: two columns that bound a band around a line. `smooth`:
-    curves as moving averages.
+    lists are curves, or the samples of a box. `series`: columns that tell lines or groups of bars apart, or name points.
+    `where`: only rows with these values, or one of a list of them. `log`: axes that are logarithmic. `lines`: {label:
+    height} of reference lines. `bounds`: {label: column} of reference curves, the same for all series. `spread`: two
+    columns that bound a band around a line. `smooth`: curves as moving averages.
     """
 
     name: str
@@ -59,8 +59,12 @@ class Figure:
 
     def shown(self, rows: Sequence[Row]) -> list[Row]:
         """Of the rows, those that it is about and that have what it draws."""
-        about = [row for row in rows if all(row.get(name) == value for name, value in self.where.items())]
+        about = [row for row in rows if all(_is(row.get(name), value) for name, value in self.where.items())]
         return [row for row in about if all(row.get(name) is not None for name in (self.x, *self.y))]
+
+
+def _is(value: Any, wanted: Any) -> bool:
+    return value in wanted if isinstance(wanted, list) else bool(value == wanted)
 
 
 def check_drawing(figures: Sequence[Figure]) -> None:
