@@ -22,7 +22,7 @@ def overlap(
     optimizer: AnyOptimizer,
     *,
     order: str = "auto",
-    slice_mb: float = 4.0,
+    slice_mb: float = 2.0,
     per_parameter: bool = False,
 ) -> AnyOptimizer:
     """Let the averages of a step arrive during the next forward, each before its first use. All ranks call it.

@@ -54,7 +54,7 @@ class CompareConfig:
     ddp: Literal["gradwire", "torch"] = "gradwire"
     """whose DistributedDataParallel; torch's has gradwire's hook"""
     order: Order = BACKWARD
-    """in which gradients go: backward, whose step waits for all of them; slices, the same in pieces of 4 MiB on the wire;
+    """in which gradients go: backward, whose step waits for all of them; slices, the same in pieces of 2 MiB on the wire;
     priority: in pieces, first what the next forward needs first, and that waits where it needs them; auto"""
     eval_batches: int = 40
     """held-out batches at the end"""

@@ -12,7 +12,7 @@ from ...ddp_core.schedule.overlapped_optimizer import OverlappedOptimizer
 
 Order: TypeAlias = Literal["backward", "slices", "priority", "auto"]
 BACKWARD: Order = "backward"
-SLICE_MB = 4.0  # on the wire, as gradwire.overlap has it
+SLICE_MB = 2.0  # on the wire, as gradwire.overlap has it
 
 
 def ordered(model: nn.Module, optimizer: Optimizer, order: Order, slice_mb: float | None = None) -> Optimizer:

@@ -7,11 +7,10 @@ import math
 from ....ddp_core.planning.bounds import synchronous
 from ....ddp_core.planning.link_cost import LinkCost
 from ....ddp_core.planning.replay import planned_order, replay
+from ....ddp_core.schedule.slice_order import WORTH
 from ..order import BACKWARD, SLICE_MB, Order
 from .step_model import step_by_buckets, step_by_slices
 from .trace import Trace
-
-WORTH = 0.97  # of a synchronous step's seconds: what gradwire.overlap's "auto" must be promised
 
 
 def predicted(

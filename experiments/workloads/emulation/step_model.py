@@ -17,11 +17,11 @@ from ....ddp_core.buckets.assignment import DEFAULT_CAP_MB, MEBIBYTE
 from ....ddp_core.buckets.slices import MUCH
 from ....ddp_core.planning.link_cost import LinkCost
 from ....ddp_core.planning.step_model import Piece, StepModel, layered, merged
+from ....ddp_core.schedule.slice_size import SAMPLE
 from ....hooks.plan import bucket_layouts
 from ..order import SLICE_MB
 from .trace import Shape, Trace
 
-SAMPLE = 1024  # the sides of a matrix that tells by how much a compressor makes gradients smaller
 ALL = 1e9  # MiB: one bucket for everything
 
 

@@ -115,10 +115,24 @@ def test_bounds_of_layers_have_their_closed_forms(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_planned_orders_are_a_piece_from_the_bound_and_often_the_best(seed):
+def test_planned_orders_are_a_piece_from_the_bound_at_most(seed):
     model = random_model(seed)
     planned = replay(model, planned_order(model)).step
     assert optimal(model) <= shortest(model) <= planned <= optimal(model) + max(p.wire for p in model.pieces)
+
+
+def test_planned_orders_are_nearly_always_the_best():
+    """Of 60 models; sending the ready piece that is needed first, and nothing else, misses the best order of ten."""
+    models = [random_model(seed) for seed in SEEDS]
+    missed = [model for model in models if replay(model, planned_order(model)).step > shortest(model)]
+    assert len(missed) <= 1
+
+
+def test_a_piece_is_kept_back_that_would_be_in_the_way():
+    """The large one is ready a second earlier, and needed last: the small one goes first, and the link idles meanwhile."""
+    model = StepModel(10.0, 2.0, (Piece(1.0, 6.0, 9.0), Piece(2.0, 1.0, 0.0)))
+    assert planned_order(model) == [1, 0]
+    assert replay(model, [1, 0]).step < replay(model, [0, 1]).step
 
 
 @pytest.mark.parametrize("seed", SEEDS)
