@@ -2,12 +2,13 @@
 
 import random
 import time
-import warnings
 
 import pytest
 import torch
 
-from .overlapped import STEPS, Setting, equal, slow
+from gradwire.ddp_core import Fault, Link, Paced, faulty
+
+from .overlapped import STEPS, Layers, Setting, equal, slow
 
 COMPRESSORS = {
     "none": 0.004,
@@ -85,11 +86,19 @@ def test_planning_in_mid_run_changes_the_order_on_all_ranks_and_no_bits(ranks):
     assert orders[-1] != sorted(orders[-1])  # what forward needs first does not leave last
 
 
-def random_schedules(rank, world_size, schedules):
+def disturbed(inner):
+    """A transport behind a link, some of whose requests are started late on some ranks."""
+    chance = random.Random(inner.group.rank())
+    turns = chance.sample(range(5000), 500)
+    naps = [Fault("call", inner.group.rank(), turn, action=lambda: time.sleep(0.0005)) for turn in turns]
+    return Paced(faulty(*naps)(inner), Link(1e8))
+
+
+def random_schedules(rank, world_size, schedules, link):
     """Whether parameters are as without overlap after steps that leave in any order, waited for in any order."""
     results = []
     for order in ("synchronous", "backward"):
-        setting = Setting(rank, order, link=None, optimizer=torch.optim.SGD)
+        setting = Setting(rank, order, net=Layers, link=link, optimizer=torch.optim.SGD, slice_mb=0.001)
         shared, mine = random.Random(1), random.Random(rank)
         parameters = list(setting.model.parameters())
         for step in range(schedules):
@@ -107,17 +116,10 @@ def random_schedules(rank, world_size, schedules):
     return equal(*results)
 
 
-def without_shared_memory(rank, world_size, schedules):
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        patch.setenv("GRADWIRE_SHARED_MEMORY", "0")
-        return random_schedules(rank, world_size, schedules)
-
-
-@pytest.mark.parametrize("run", [random_schedules, without_shared_memory])
+@pytest.mark.parametrize("link", [None, disturbed], ids=["shared memory", "disturbed link"])
 @pytest.mark.parametrize("schedules", [30, pytest.param(1000, marks=pytest.mark.slow)])
-def test_nothing_hangs_and_all_is_right_whatever_leaves_and_waits_when(ranks, run, schedules):
-    assert ranks.run(run, 2, schedules, timeout=120) == [True, True]
+def test_nothing_hangs_and_all_is_right_whatever_leaves_and_waits_when(ranks, schedules, link):
+    assert ranks.run(random_schedules, 2, schedules, link, timeout=120) == [True, True]
 
 
 def reported(rank, world_size):
