@@ -23,7 +23,6 @@ from .transport.collectives import (
     exchange,
     largest_and_sum,
     start_all_gather,
-    start_all_gather,
     start_scatter,
     start_sum,
 )
@@ -80,7 +79,6 @@ __all__ = [
     "plain",
     "refuse_inside",
     "register_backend",
-    "start_all_gather",
     "start_all_gather",
     "start_scatter",
     "start_sum",
