@@ -61,7 +61,6 @@ class DistributedDataParallel(TorchFace):
     such as "powersgd:rank=4". `process_group` may be a list of groups, among which buckets go in turn. `timeout`: of waits
     for averages on the CPU. `transport`: what to put around each transport, such as an emulated link. `optimizer`: fills in
     what `compressor` leaves open of error feedback. `compression` is the handle: statistics, checkpoints, `swap`.
-
     Raises RuntimeError on every rank where models differ, naming the first difference.
     """
 

@@ -57,7 +57,7 @@ class CompressedAverager:
         self._known = object()  # made anew when what is known of buckets is forgotten
         self._step: Step | None = None
         self._thrown_away, self._runaway = ThrownAway(), Runaway()
-        self._totals = Totals()
+        self._totals, self._process = Totals(), os.getpid()
         self._loaded_order: list[str] = []
         self._last_index = -1  # of the bucket that a hook was given
         self._expected = True  # the next one is the first of a step, whatever its index
@@ -67,7 +67,6 @@ class CompressedAverager:
         self._first_ones: set[int] = set()  # identities of the parameters that the first step has brought
         self._compares = True  # the values of parameters: at the first step, and after a load
         self._lock = threading.RLock()  # held while a step begins, and while somebody takes or changes the memory
-        self._process = os.getpid()
         self._thread = 0  # that the step which began last runs on
         self._waiting: list[Callable[[], None]] = []  # changes that another thread wants, for the end of the step
 
@@ -105,8 +104,7 @@ class CompressedAverager:
             self._take(step)
             self.memory.step += 1
             step.number, self.memory.settled = self.memory.step, False
-            self.begun += 1
-            self.engines.agreement.step = self.begun
+            self.engines.agreement.step = self.begun = self.begun + 1
             self._thread = threading.get_ident()
         self._last_index, self._expected = -1, False
 
@@ -150,9 +148,8 @@ class CompressedAverager:
             return self._averages(bound, bucket)
         if bucket.flat is not own.buffer:  # parts of it are not sent, or lie elsewhere
             total, names = AllReduce(as_real(bucket.flat), "sum"), tuple(map(self._name, bucket.parameters()))
-        assert self._step is not None
         task = Task(one_round(total), bound.label)
-        self._step.programs.append(BucketStats(names, total.tensor.numel(), task.record))
+        self._note(BucketStats(names, total.tensor.numel(), task.record))
         return bound.engine.submit(task, on_wait=not self.sparse)
 
     def _bind_own(self, bucket: Sendable) -> OwnBound:
@@ -185,22 +182,21 @@ class CompressedAverager:
         if isinstance(bucket, SparseBucket):
             program = self.memory.reduce_sparse(buffer, self.engines.group.size(), watched)
             task = Task(program, bound.label, needs_future=future)
-            return self._beside(bound, task, BucketStats(bound.names, bound.elements, task.record))
-        flat = as_real(buffer)
-        pendings = []
+            self._note(BucketStats(bound.names, bound.elements, task.record))
+            return bound.engine.submit(task)
+        flat, pendings = as_real(buffer), list[Pending]()
         for part in bound.parts:
             program, layout = part.reduce(flat, step, buffer, watched), part.memory.layout
             task = Task(program, part.label, needs_future=future)
-            stats = BucketStats(layout.names, layout.numel, task.record, part.memory.gauge)
-            pendings.append(self._beside(bound, task, stats))
+            self._note(BucketStats(layout.names, layout.numel, task.record, part.memory.gauge))
+            pendings.append(bound.engine.submit(task))
         if len(pendings) == 1 or (future and flat.is_cuda):
             return pendings[-1]  # on the side stream each has come to its end before the next
         return all_done(pendings, buffer) if future else AllPending(pendings)
 
-    def _beside(self, bound: Bound, task: Task, stats: BucketStats) -> Pending:
+    def _note(self, stats: BucketStats) -> None:
         assert self._step is not None
         self._step.programs.append(stats)
-        return bound.engine.submit(task)
 
     def _bind(self, bucket: dist.GradBucket | Sendable, parameters: Sequence[Tensor]) -> Bound:
         """Meet a bucket that was not there before. All ranks meet the same one at the same time."""
