@@ -13,12 +13,12 @@ from ...hooks.plan import bucket_layouts, ratio
 from ..results.comparison import RunResult, Seconds
 from ..results.statistics import percentiles
 from .data import Dataset
+from .history import History
 from .memory import peak_memory, reset_peak_memory
 from .optimizers import optimizer_for, schedule_for
 from .sample import Batch
 from .training import (
     REPORT_EVERY,
-    History,
     Report,
     TrainingConfig,
     digest_of,

@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal, TypeAlias
 
@@ -23,6 +23,7 @@ from ...hooks.plan import ratio
 from ..results.comparison import Evaluation, RunResult, Seconds
 from ..results.statistics import percentiles
 from .data import DataConfig, Dataset
+from .history import History, Steps
 from .memory import peak_memory, reset_peak_memory
 from .models import ModelConfig, build_model
 from .optimizers import optimizer_for, schedule_for
@@ -32,7 +33,6 @@ from .sharding import copy_whole, sharded, torchs_traffic, without_sync
 
 REPORT_EVERY = 10  # steps between two looks at the loss of all ranks
 NOT_MEASURED = Seconds(encode=0.0, wait=0.0, decode=0.0)
-Steps: TypeAlias = Sequence[tuple[int, float, float]]  # number, mean loss over ranks, seconds of training at its end
 Report: TypeAlias = Callable[[Steps], None]
 
 
@@ -91,34 +91,6 @@ class TrainingConfig:
     def optimizer_steps(self) -> int:
         """Steps of the optimizer in the run."""
         return self.steps // self.sync_every
-
-
-@dataclass
-class History:
-    """What a run has measured so far: this rank's `losses`, and `mean_losses` over ranks up to the last look."""
-
-    losses: list[float] = field(default_factory=list)
-    mean_losses: list[float] = field(default_factory=list)
-    step_seconds: list[float] = field(default_factory=list)
-    train_seconds: list[float] = field(default_factory=list)
-
-    def add(self, loss: float, seconds: float) -> None:
-        """A step has ended."""
-        self.losses.append(loss)
-        self.step_seconds.append(seconds)
-        self.train_seconds.append(seconds + (self.train_seconds[-1] if self.train_seconds else 0.0))
-
-    def look(self, group: dist.ProcessGroup, device: torch.device) -> Steps:
-        """The steps since the last look. A collective call."""
-        new = torch.tensor(self.losses[len(self.mean_losses) :], device=device)
-        return self.look_at(averaged(new, group).tolist())
-
-    def look_at(self, mean_losses: Sequence[float]) -> Steps:
-        """The steps since the last look, whose mean losses over ranks these are."""
-        first = len(self.mean_losses)
-        self.mean_losses += mean_losses
-        numbers = range(first + 1, len(self.losses) + 1)
-        return list(zip(numbers, self.mean_losses[first:], self.train_seconds[first:], strict=True))
 
 
 def train(
