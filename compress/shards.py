@@ -178,7 +178,9 @@ class ShardSum:
             out.copy_(total.mul_(scale / len(received)))
             return out
         length = self.codec.row_length(state.layout.row)
-        votes = yield from all_to_all(self._encoded(self.codec, grad, state, length))
+        payloads = self._encoded(self.codec, grad, state, length)
+        del grad  # its memory is free while payloads travel
+        votes = yield from all_to_all(payloads)
         if state.residual is not None:
             state.finite.hear(votes[:, -1])
         mean = out if out.dtype == working_dtype(out.dtype) else out.to(working_dtype(out.dtype))
@@ -192,14 +194,17 @@ class ShardSum:
         payloads = torch.zeros(ranks, size + ALIGNMENT, dtype=torch.uint8, device=grad.device)
         if state.residual is not None:
             payloads[:, -1] = state.finite.look(grad)
-        wide, held = grad.to(working_dtype(grad.dtype)), state.residual and state.residual.update()
+        wide = grad.to(working_dtype(grad.dtype))
+        held: Residual | None = None
+        if state.residual is not None and self.feedback:
+            held = state.residual.update()
         random: tuple[int, ...] = drawn(state.draws)[0]
         for rank in range(ranks):
             part = slice(rank * row, (rank + 1) * row)
             residual = Residual(held.before[part], held.after[part]) if held else None
             numbers = (random[0], random[1] + rank * length) if random else ()
             codec.encode(wide[part], residual, payloads[rank : rank + 1, :size], length, *numbers)
-        if state.residual is not None and self.feedback < 1:
+        if state.residual is not None and 0 < self.feedback < 1:
             state.residual.damp(self.feedback)
         return payloads
 

@@ -28,9 +28,10 @@ from ..results.environment import command_line, environment
 from ..results.files import prepared_folder
 from ..results.loggers import check_loggers, open_loggers
 from ..workloads.data import Dataset, load_dataset
+from ..workloads.history import Steps
 from ..workloads.models import build_model
 from ..workloads.simulated import train_simulated
-from ..workloads.training import Report, Steps, train
+from ..workloads.training import Report, train
 from .config import CompareConfig
 from .output import write_output
 

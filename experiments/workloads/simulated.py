@@ -14,10 +14,11 @@ from ..results.comparison import RunResult, Seconds
 from ..results.statistics import percentiles
 from .data import Dataset
 from .evaluation import digest_of, evaluation_of, held_out_sums
+from .history import History
 from .memory import peak_memory, reset_peak_memory
 from .optimizers import optimizer_for, schedule_for
 from .sample import Batch
-from .training import REPORT_EVERY, History, Report, TrainingConfig, initial_model, loss_of, steady
+from .training import REPORT_EVERY, Report, TrainingConfig, initial_model, loss_of, steady
 
 CPU = torch.device("cpu")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal, TypeAlias
 
@@ -25,6 +25,7 @@ from ..results.statistics import percentiles
 from .communication import Communication, of_handle, of_torch
 from .data import DataConfig, Dataset
 from .evaluation import evaluate, same_digest
+from .history import History, Steps
 from .local_training import LocalTraining, check_local
 from .memory import peak_memory, reset_peak_memory
 from .models import ModelConfig, build_model
@@ -33,7 +34,6 @@ from .order import BACKWARD, Order, drain, ordered
 from .sharding import copy_whole, sharded, torchs_traffic, without_sync
 
 REPORT_EVERY = 10  # steps between two looks at the loss of all ranks
-Steps: TypeAlias = Sequence[tuple[int, float, float]]  # number, mean loss over ranks, seconds of training at its end
 Report: TypeAlias = Callable[[Steps], None]
 
 
@@ -98,34 +98,6 @@ class TrainingConfig:
     def optimizer_steps(self) -> int:
         """Steps of the optimizer in the run."""
         return self.steps // self.sync_every
-
-
-@dataclass
-class History:
-    """What a run has measured so far: this rank's `losses`, and `mean_losses` over ranks up to the last look."""
-
-    losses: list[float] = field(default_factory=list)
-    mean_losses: list[float] = field(default_factory=list)
-    step_seconds: list[float] = field(default_factory=list)
-    train_seconds: list[float] = field(default_factory=list)
-
-    def add(self, loss: float, seconds: float) -> None:
-        """A step has ended."""
-        self.losses.append(loss)
-        self.step_seconds.append(seconds)
-        self.train_seconds.append(seconds + (self.train_seconds[-1] if self.train_seconds else 0.0))
-
-    def look(self, group: dist.ProcessGroup, device: torch.device) -> Steps:
-        """The steps since the last look. A collective call."""
-        new = torch.tensor(self.losses[len(self.mean_losses) :], device=device)
-        return self.look_at(averaged(new, group).tolist())
-
-    def look_at(self, mean_losses: Sequence[float]) -> Steps:
-        """The steps since the last look, whose mean losses over ranks these are."""
-        first = len(self.mean_losses)
-        self.mean_losses += mean_losses
-        numbers = range(first + 1, len(self.losses) + 1)
-        return list(zip(numbers, self.mean_losses[first:], self.train_seconds[first:], strict=True))
 
 
 def train(

@@ -82,6 +82,14 @@ def test_means_of_a_constant_gradient_converge_to_it():
     assert errors[63] < errors[0] / 20
 
 
+def test_a_part_of_what_is_held_back_may_be_kept():
+    whole, half = Ranks("int4", 4), Ranks("int4:feedback=0.5", 4)
+    named = [wholes(rank) for rank in range(4)]
+    assert torch.equal(whole.step(named), half.step(named))
+    for one, other in zip(whole.held(), half.held(), strict=True):
+        torch.testing.assert_close(other, 0.5 * one)
+
+
 def test_the_mean_is_scaled():
     named = [wholes(rank) for rank in range(2)]
     once, thrice = (Ranks("int8", 2).step(named, scale) for scale in (1.0, 3.0))
@@ -143,6 +151,7 @@ def test_a_residual_is_saved_in_the_shapes_of_whole_parameters_and_loaded_on_any
         (shard_sum, "topk", "none, int8, int4, ternary or onebit"),
         (shard_codec, "bf16", "none, int8, int4, ternary or onebit"),
         (shard_codec, "int8:rounding=stochastic", "to the nearest"),
+        (shard_sum, "int8:momentum=0.9", "with block, rounding and feedback"),
         (shard_sum, "int9", "unknown compressor"),
     ],
 )
