@@ -4,7 +4,10 @@ import json
 
 import pytest
 
+from gradwire.ddp_core.planning.replay import planned_order, replay
+from gradwire.ddp_core.planning.step_model import layered
 from gradwire.experiments.cli import main
+from gradwire.experiments.replay.picture import forward_spans
 from gradwire.experiments.workloads.emulation import cost_on, load_trace, predicted
 
 GBIT = 1e9 / 8
@@ -106,6 +109,21 @@ def test_without_json_there_are_tables_and_the_error(capsys, file):
     shown = capsys.readouterr().out
     for told in ("predicted beside measured", "error of the prediction: median", "on paper", "1024"):
         assert told in shown
+
+
+def test_a_picture_is_drawn_of_the_first_row(file, tmp_path, capsys):
+    assert main(["replay", file(row()), "--picture", str(tmp_path / "steps.png")]) == 0
+    assert (tmp_path / "steps.png").stat().st_size > 10_000
+
+
+def test_what_forward_computes_between_its_waits_is_all_of_it_and_ends_with_the_step():
+    model = layered([(1.0, 2.0, 3.0), (2.0, 4.0, 5.0), (1.0, 1.0, 0.5)])
+    for until_needed in (True, False):
+        found = replay(model, planned_order(model), until_needed=until_needed)
+        spans = list(forward_spans(model, found, until_needed=until_needed))
+        assert sum(seconds for _, seconds in spans) == pytest.approx(model.forward)
+        assert sum(spans[-1]) == pytest.approx(found.step)
+        assert spans[0][0] >= model.backward
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,20 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ..ddp_core.planning.bounds import optimal, synchronous
-from ..ddp_core.planning.link_cost import LinkCost
-from .network.link import parse_rate
-from .workloads.emulation import Trace, chosen_trace, cost_on, predicted, step_by_layers
-from .workloads.order import BACKWARD, Order
+from ...ddp_core.planning.bounds import optimal, synchronous
+from ...ddp_core.planning.link_cost import LinkCost
+from ..network.link import parse_rate
+from ..results.files import check_file
+from ..workloads.emulation import (
+    Trace,
+    chosen_trace,
+    cost_on,
+    predicted,
+    step_by_buckets,
+    step_by_layers,
+    step_by_slices,
+)
+from ..workloads.order import BACKWARD, Order
 
 MILLI = 1000
 PAPER_ORDERS: tuple[Order, ...] = (BACKWARD, "slices", "priority")
@@ -32,6 +41,8 @@ class ReplayConfig:
     """numbers of hosts to predict steps for, with the same link each"""
     latency: float = 20e-6
     """seconds from one host to another; a collective has 2 log2(hosts) of them one after the other"""
+    picture: str | None = None
+    """PNG file: link and computation of the first row in backward's order and by priority"""
     json: bool = False
     """print JSON instead of tables"""
 
@@ -42,6 +53,7 @@ class ReplayConfig:
             raise ValueError(f"hosts are at least 1, got {too_few[0]}")
         if not 0 <= self.latency < math.inf:
             raise ValueError(f"latency is at least 0 seconds, got {self.latency}")
+        check_file("picture", self.picture)
 
 
 @dataclass(frozen=True)
@@ -68,6 +80,8 @@ class MeasuredRow:
 def replay_command(config: ReplayConfig) -> int:
     """Show both tables; the exit code."""
     rows = [row for file in config.files for row in measured_rows(Path(file).expanduser())]
+    if config.picture:
+        draw_row(rows[0], Path(config.picture).expanduser())
     compared, paper = [beside(row) for row in rows], list(on_paper(rows, config))
     if config.json:
         print(json.dumps({"measured": compared, "predicted": paper}, indent=2))
@@ -139,6 +153,17 @@ def on_paper(rows: Sequence[MeasuredRow], config: ReplayConfig) -> Iterator[dict
             steps: dict[str, float] = {order: predicted(*place, order) for order in PAPER_ORDERS}
             without_latency = step_by_layers(row.trace, row.compressor, hosts, LinkCost(0.0, cost.beta))
             yield {**_place(row, hosts), **steps, "bound": optimal(without_latency)}
+
+
+def draw_row(row: MeasuredRow, path: Path) -> None:
+    """Draw the steps of a row's trace, compressor and link."""
+    from .picture import draw  # here, since matplotlib is optional
+
+    cost = LinkCost(0.0, 1 / row.rate if row.rate else 0.0)
+    buckets = step_by_buckets(row.trace, row.compressor, row.world_size, cost)
+    slices = step_by_slices(row.trace, row.compressor, row.world_size, cost)
+    name = f"{row.trace.name}, {row.compressor}, {row.world_size} hosts, {row.rate * 8 / 1e9:g} Gbit/s"
+    draw(buckets, slices, name, path)
 
 
 def _place(row: MeasuredRow, hosts: int) -> dict[str, Any]:
