@@ -145,8 +145,9 @@ class ProcessGroup:
             on_cuda = self._device.type == "cuda"
             if channel == len(self._names):
                 self._names.append("" if on_cuda else new_name(self.group, self._device))
-            for scope in sorted({"all"} if on_cuda or not scopes else {*scopes[channel]} - {"self"}):
-                if (channel, scope) not in self._groups:
+            wanted: Collection[Scope] = ("all",) if on_cuda or not scopes else scopes[channel]
+            for scope in sorted(wanted):
+                if scope != "self" and (channel, scope) not in self._groups:
                     self._groups[channel, scope] = self.group if on_cuda else self._private(channel, scope)
 
     def _private(self, channel: int, scope: Scope) -> dist.ProcessGroup:
