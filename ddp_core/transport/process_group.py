@@ -17,7 +17,6 @@ from .agreement import LOOK, Look, nothing
 from .private_group import new_name, private_group
 from .protocol import Reply
 
-
 EVERYONE: tuple[Scope, ...] = ("all",)
 
 
