@@ -46,8 +46,8 @@ def _walked(state: Any, path: str, share: Share | None) -> Iterator[tuple[str, L
     if isinstance(state, Leaf):
         yield path, state, share
         return
-    if dataclasses.is_dataclass(state) and isinstance(getattr(state, "share", None), Share):
-        share = state.share
+    own = getattr(state, "share", None)
+    share = own if isinstance(own, Share) else share
     for name, part in parts(state):
         yield from _walked(part, f"{path}.{name}" if path else name, share)
 

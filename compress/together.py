@@ -73,8 +73,8 @@ def _alike(running: Sequence[Running]) -> list[list[Running]]:
     groups: dict[object, list[Running]] = {}
     for member in running:
         if (request := member.request) is not None:
-            key = (type(request), getattr(request, "op", None), request.scope, request.tensor.dtype)
-            key += (id(member),) if getattr(request, "sizes", ()) else ()  # rows that differ travel by themselves
+            alone = id(member) if getattr(request, "sizes", ()) else None  # rows that differ travel by themselves
+            key = (type(request), getattr(request, "op", None), request.scope, request.tensor.dtype, alone)
             groups.setdefault(key, []).append(member)
     return list(groups.values())
 

@@ -17,6 +17,8 @@ from .agreement import LOOK, Look, nothing
 from .private_group import new_name, private_group
 from .protocol import Reply
 
+EVERYONE: tuple[Scope, ...] = ("all",)
+
 
 class GroupPending:
     """A collective of a process group, and the tensor that will hold its result.
@@ -145,8 +147,9 @@ class ProcessGroup:
             on_cuda = self._device.type == "cuda"
             if channel == len(self._names):
                 self._names.append("" if on_cuda else new_name(self.group, self._device))
-            for scope in sorted({"all"} if on_cuda or not scopes else {*scopes[channel]} - {"self"}):
-                if (channel, scope) not in self._groups:
+            wanted = EVERYONE if on_cuda or not scopes else scopes[channel]
+            for scope in sorted(wanted):
+                if scope != "self" and (channel, scope) not in self._groups:
                     self._groups[channel, scope] = self.group if on_cuda else self._private(channel, scope)
 
     def _private(self, channel: int, scope: Scope) -> dist.ProcessGroup:

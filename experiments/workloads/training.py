@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.optim import Optimizer
 
 from ...compress import compressor, warm_up_steps
-from ...ddp_core import Decorator, DistributedDataParallel, averaged, exchange
+from ...ddp_core import Decorator, DistributedDataParallel, exchange
 from ...hooks import Handle, ShardHandle, attach
 from ...hooks.plan import ratio
 from ..results.comparison import Evaluation, RunResult
