@@ -6,8 +6,10 @@ from .adapters import Gathered, TwoShot
 from .build import Spec, compressor, compressors, specification
 from .chunktopk import ChunkTopK
 from .dense import Dense
+from .feedback import AdamSpace, Damped, WorkerMomentum
 from .half import BFloat16, Cast, Float16
 from .onebit import OneBit
+from .optimizers import tuned, without_momentum
 from .powersgd import BatchedPowerSGD, PowerSGD
 from .protocol import (
     AllGather,
@@ -34,6 +36,7 @@ from .wrappers import ErrorFeedback, Partition, Switch, Widen, warm_up_steps
 
 __all__ = [
     "ACPPowerSGD",
+    "AdamSpace",
     "AllGather",
     "AllReduce",
     "AllToAll",
@@ -43,6 +46,7 @@ __all__ = [
     "ChunkTopK",
     "Codec",
     "Compressor",
+    "Damped",
     "Dense",
     "DrawingCodec",
     "ErrorFeedback",
@@ -66,6 +70,7 @@ __all__ = [
     "Traffic",
     "TwoShot",
     "Widen",
+    "WorkerMomentum",
     "all_gather",
     "all_reduce",
     "all_to_all",
@@ -78,5 +83,7 @@ __all__ = [
     "simulate",
     "specification",
     "together",
+    "tuned",
     "warm_up_steps",
+    "without_momentum",
 ]

@@ -16,13 +16,15 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 
 from .dense import Dense
+from .feedback import AdamSpace, Damped, WorkerMomentum
 from .protocol import Compressor
-from .registry import Registration, register, registered
+from .registry import OF_ALL, Registration, register, registered
 from .wrappers import ErrorFeedback, Switch, Widen
 
 logger = logging.getLogger(__name__)
 OUTER_END = re.compile(r"(?<![0-9][eE])\+")  # a '+' that is not part of a number such as 1e+3
 ENTRY_POINT_GROUP = "gradwire.compressors"
+WRAPPERS = (WorkerMomentum, Damped, ErrorFeedback, Widen, AdamSpace)  # of a lossy method, from the outermost
 Spec: TypeAlias = str | Mapping[str, Any] | Compressor
 
 
@@ -53,7 +55,7 @@ def compressor(spec: Spec) -> Compressor:
     Float16(inner=Widen(inner=PowerSGD(rank=2, min_compression_rate=2.0, power_iterations=1, warm_start=True, seed=0)))
     """
     if isinstance(spec, str):
-        return _build(_parsed(spec))
+        return _build(parsed(spec))
     if isinstance(spec, Mapping):
         return _build(spec)
     if isinstance(spec, Compressor) and not isinstance(spec, type):
@@ -81,9 +83,7 @@ def specification(built: Compressor) -> str:
 
 def _written(built: Any) -> str | None:
     """The string of a compressor as `_build` makes them."""
-    feedback = isinstance(built, ErrorFeedback)
-    core = built.inner if feedback else built
-    core = core.inner if isinstance(core, Widen) else core
+    core, wrapping = _unwrapped(built)
     stages: dict[str, Any] = {}
     if isinstance(core, Switch) and len(core.stages) == 2:
         stages = {"start_iter": core.starts[1]}
@@ -95,17 +95,34 @@ def _written(built: Any) -> str | None:
         return None
     options = {f.name: getattr(core, f.name) for f in dataclasses.fields(core) if getattr(core, f.name) != f.default}
     inner = options.pop("inner", None)
-    options |= {"error_feedback": False} if method.lossy and not feedback else {}
-    listed = ",".join(f"{key}={_plainly(value)}" for key, value in {**options, **stages}.items())
+    options |= {"error_feedback": False} if method.lossy and not wrapping.pop("error_feedback", False) else {}
+    listed = ",".join(f"{key}={_plainly(value)}" for key, value in {**options, **wrapping, **stages}.items())
     text = f"{method.name}:{listed}" if listed else method.name
     return text if inner is None else f"{text}+{_written(inner)}"
+
+
+def _unwrapped(built: Any) -> tuple[Any, dict[str, Any]]:
+    """What `_wrapped` was given, and the options that tell so; `error_feedback` only where there is."""
+    options: dict[str, Any] = {}
+    while isinstance(built, WRAPPERS):
+        match built:
+            case Damped(feedback=value):
+                options["feedback"] = value
+            case WorkerMomentum(momentum=value):
+                options["momentum"] = value
+            case AdamSpace():
+                options["space"] = "adam"
+            case ErrorFeedback():
+                options["error_feedback"] = True
+        built = built.inner
+    return built, options
 
 
 def _plainly(value: Any) -> str:
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
-def _parsed(text: str) -> Mapping[str, Any]:
+def parsed(text: str) -> Mapping[str, Any]:
     """`outer+inner:key=value` as nested mappings."""
     plus = OUTER_END.search(text)
     outer, inner = (text[: plus.start()], text[plus.end() :]) if plus else (text, "")
@@ -114,7 +131,7 @@ def _parsed(text: str) -> Mapping[str, Any]:
         raise ValueError(
             f"cannot read the compressor {text!r}: write name, name:key=value,key=value or outer+inner:..."
         )
-    mapping: dict[str, Any] = {"name": name, **({"inner": _parsed(inner)} if plus else {})}
+    mapping: dict[str, Any] = {"name": name, **({"inner": parsed(inner)} if plus else {})}
     for option in options.split(",") if options else ():
         key, equals, value = option.partition("=")
         if not equals or not value:
@@ -133,14 +150,36 @@ def _build(mapping: Mapping[str, Any]) -> Compressor:
         wrappers = ", ".join(sorted(name for name, other in registered.items() if other.wraps))
         raise ValueError(f"{method.name!r} wraps nothing; left of a '+' may stand: {wrappers}")
     values = {key: _value(method, key, value) for key, value in options.items()}
-    stages = {key: values.pop(key) for key in ("start_iter", "warmup") if key in values}
-    feedback = values.pop("error_feedback", method.lossy)
+    shared = {key: values.pop(key) for key in method.shared if key in values}
+    stages = {key: shared.pop(key) for key in OF_ALL if key in shared}
+    feedback = _feedback(method, **shared) if method.lossy else 0.0
     built = method.factory(**values, **({} if inner is None else {"inner": compressor(inner)}))
     built = method.adapter(built) if method.adapter else built
-    built = _warmed_up(method, built, feedback, **stages)
-    if not method.lossy:
-        return built
-    return ErrorFeedback(Widen(built)) if feedback else Widen(built)
+    built = _warmed_up(method, built, feedback > 0, **stages)
+    return _wrapped(method, built, **{**shared, "feedback": feedback}) if method.lossy else built
+
+
+def _feedback(method: Registration, feedback: float = 1.0, error_feedback: bool | None = None, **_: Any) -> float:
+    """What part of a residual is kept, from both options that tell."""
+    if not 0 <= feedback <= 1:
+        raise ValueError(
+            f"{method.name}:feedback is from 0 (none) to 1 (all that was not sent comes again), got {feedback}"
+        )
+    if error_feedback is False and 0 < feedback < 1:
+        raise ValueError(f"{method.name}:error_feedback=false leaves nothing to damp: leave out feedback={feedback}")
+    return 0.0 if error_feedback is False else feedback
+
+
+def _wrapped(
+    method: Registration, built: Compressor, feedback: float, momentum: float = 0.0, space: str = "gradient", **_: Any
+) -> Compressor:
+    """A lossy method with what surrounds it."""
+    if not 0 <= momentum < 1:
+        raise ValueError(f"{method.name}:momentum is at least 0 (none) and below 1, got {momentum}")
+    built = Widen(AdamSpace(built) if space == "adam" else built)
+    built = ErrorFeedback(built) if feedback else built
+    built = Damped(built, feedback) if 0 < feedback < 1 else built
+    return WorkerMomentum(built, momentum) if momentum else built
 
 
 def _warmed_up(

@@ -13,7 +13,7 @@ from torch import Tensor
 from .. import kernels
 from ..kernels import Residual
 from .dense import Dense
-from .protocol import AllReduce, Compressor, Layout, Program, ReduceScatter, Request, children
+from .protocol import AllReduce, Compressor, Layout, Program, ReduceScatter, Request, marked
 from .registry import register
 
 T = TypeVar("T")
@@ -120,13 +120,6 @@ def largest_summand(dtype: torch.dtype, count: int) -> float:
 def packing(compressor: Any) -> Any:
     """The first compressor in the tree that packs bytes itself (`packs_bytes`); None where all send numbers."""
     return marked(compressor, "packs_bytes")
-
-
-def marked(compressor: Any, mark: str) -> Any:
-    """The first compressor in the tree whose attribute `mark` is true; None where there is none."""
-    if getattr(compressor, mark, False):
-        return compressor
-    return next((found for child in children(compressor) if (found := marked(child, mark))), None)
 
 
 @register("fp16", lossy=False)

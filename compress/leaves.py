@@ -56,6 +56,7 @@ class FlatLeaf(Leaf):
 
     flat: Tensor
     versioned = False
+    of_gradients: bool = False  # made of this rank's gradients: in their units, and other ranks have others
     _other: Tensor | None = None  # the old numbers while a step is under way, else room for the next ones
     _changed = False  # by the step that is under way
     _taken: tuple[Tensor, ...] = ()  # those of `flat` and `_other` that somebody has: nobody may write to them again
@@ -110,6 +111,11 @@ class FlatLeaf(Leaf):
         zeros = self.update().after.zero_()
         self._zeros = zeros
 
+    def damp(self, factor: float) -> None:
+        """Multiply all numbers, as a part of the step."""
+        before, after = self.update()
+        torch.mul(before, factor, out=after)
+
     @property
     def cleared(self) -> bool:
         """Whether nothing was written since `clear`."""
@@ -120,24 +126,33 @@ class FlatLeaf(Leaf):
         """Whether these are gradient that was held back, which must never be lost."""
         return True
 
+    def pieces(self) -> Iterator[tuple[str, int, Tensor]]:
+        """(parameter, first element within it, numbers) of every parameter that this leaf has numbers of."""
+        raise NotImplementedError
+
 
 @dataclass
 class PerParameter(FlatLeaf):
     """A flat tensor cut by parameter name.
 
-    `residual` marks gradient that was held back, which must never be lost. A tensor that is not one may be drawn anew
-    where a saved one does not fit (`optional`).
+    `residual` marks gradient that was held back, which must never be lost; `of_gradients` what else is made of this rank's
+    gradients. A tensor that is neither may be drawn anew where a saved one does not fit (`optional`).
     """
 
     layout: Layout
     flat: Tensor
     residual: bool = False
     optional: bool = False
+    of_gradients: bool = False
 
     @classmethod
     def zeros(cls, layout: Layout, **flags: bool) -> PerParameter:
         """Zeros in the layout's dtype, on its device."""
         return cls(layout, torch.zeros(layout.numel, dtype=layout.dtype, device=layout.device), **flags)
+
+    def pieces(self) -> Iterator[tuple[str, int, Tensor]]:
+        for name, view in self.layout.views(self.flat).items():
+            yield name, 0, view.reshape(-1)
 
     def save(self, field: str) -> Entries:
         views = self.layout.views(self.flat)
@@ -168,7 +183,7 @@ class PerParameter(FlatLeaf):
     def held_back(self) -> dict[str, Tensor]:
         if not self.residual:
             return {}
-        return {name: view.reshape(-1) for name, view in self.layout.views(self.flat).items()}
+        return {name: numbers for name, _, numbers in self.pieces()}
 
 
 @dataclass
@@ -183,7 +198,6 @@ class Chunk(FlatLeaf):
     flat: Tensor
 
     def pieces(self) -> Iterator[tuple[str, int, Tensor]]:
-        """(parameter, first element within it, numbers) of every parameter that this chunk touches."""
         end = self.start + self.flat.numel()
         for name, offset, size in zip(self.layout.names, self.layout.offsets, self.layout.sizes, strict=True):
             first, last = max(self.start, offset), min(end, offset + size)

@@ -280,6 +280,18 @@ def children(compressor: Any) -> Iterator[Compressor]:
             yield from _compressors_in(getattr(compressor, field.name))
 
 
+def inside(compressor: Any) -> Iterator[Any]:
+    """A compressor and all that are inside of it."""
+    yield compressor
+    for child in children(compressor):
+        yield from inside(child)
+
+
+def marked(compressor: Any, mark: str) -> Any:
+    """The first compressor in the tree whose attribute `mark` is true; None where there is none."""
+    return next((each for each in inside(compressor) if getattr(each, mark, False)), None)
+
+
 def _compressors_in(value: Any) -> Iterator[Compressor]:
     if isinstance(value, Compressor):
         yield value

@@ -6,11 +6,18 @@ import dataclasses
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Literal, TypeVar, get_type_hints
 
 from .protocol import Compressor
 
 C = TypeVar("C", bound=type)
+OF_FEEDBACK: dict[str, tuple[Any, Any]] = {  # options of every lossy method: (type, default)
+    "error_feedback": (bool, True),
+    "feedback": (float, 1.0),
+    "momentum": (float, 0.0),
+    "space": (Literal["gradient", "adam"], "gradient"),
+}
+OF_ALL: dict[str, tuple[Any, Any]] = {"start_iter": (int, 0), "warmup": (Compressor, "none")}
 
 
 @dataclass(frozen=True)
@@ -27,9 +34,14 @@ class Registration:
         """{option: (type, default)} of everything a specification may set."""
         hints = get_type_hints(self.factory)
         own = {f.name: (hints[f.name], f.default) for f in dataclasses.fields(self.factory) if f.name != "inner"}
-        shared: dict[str, tuple[Any, Any]] = {"start_iter": (int, 0), "warmup": (Compressor, "none")}
-        feedback = {"error_feedback": (bool, True)} if self.lossy else {}
-        return {**own, **feedback, **({} if self.name == "none" else shared)}
+        return {**own, **self.shared}
+
+    @property
+    def shared(self) -> dict[str, tuple[Any, Any]]:
+        """Those of them that wrappers answer for; an option of the method's own goes before one of its name."""
+        own = {field.name for field in dataclasses.fields(self.factory)}
+        listed = {**(OF_FEEDBACK if self.lossy else {}), **({} if self.name == "none" else OF_ALL)}
+        return {option: each for option, each in listed.items() if option not in own}
 
     @property
     def wraps(self) -> bool:
@@ -48,8 +60,8 @@ registered: dict[str, Registration] = {}
 def register(name: str, *, adapter: Callable[[Any], Compressor] | None = None, lossy: bool = True) -> Callable[[C], C]:
     """Class decorator: make a frozen dataclass available under `name`.
 
-    `adapter` turns a codec into a compressor (`Gathered`, `TwoShot`). A `lossy` method gets the option `error_feedback`,
-    on by default. Every method gets `start_iter` and `warmup`.
+    `adapter` turns a codec into a compressor (`Gathered`, `TwoShot`). A `lossy` method gets the options of error feedback,
+    which is on by default. Every method gets `start_iter` and `warmup`.
     """
 
     def add(factory: C) -> C:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,14 +59,19 @@ def traffic(request: Request, world_size: int, ranks_per_host: int = 1) -> Traff
     return Traffic(1, request.tensor.nbytes, 0.0 if in_host else sent, sent if in_host else 0.0)
 
 
-def simulate(programs: Sequence[Program[Any]], ranks_per_host: int = 1) -> list[Any]:
+def simulate(
+    programs: Sequence[Program[Any]], ranks_per_host: int = 1, asked: Callable[[Request], None] | None = None
+) -> list[Any]:
     """Run one program a rank to the end, in lock step; returns what each returned, in rank order.
 
-    Raises RuntimeError where the ranks ask for different things, which on a real group would hang or send garbage.
+    `asked` is told of each request of rank 0. Raises RuntimeError where the ranks ask for different things, which on a real
+    group would hang or send garbage.
     """
     ranks = [Running(program) for program in programs]
     while any(rank.request is not None for rank in ranks):
         requests = [rank.request for rank in ranks]
+        if asked is not None and requests[0] is not None:
+            asked(requests[0])
         for rank, reply in zip(ranks, _replies(requests, ranks_per_host), strict=True):
             rank.advance(reply)
     return [rank.result for rank in ranks]
@@ -180,12 +185,17 @@ class Simulation:
         self.compressor = compressor
         self.layouts = [dataclasses.replace(layout, rank=rank) for rank in range(layout.world_size)]
         self.states = [compressor.init(rank) for rank in self.layouts]
+        self.traffic = Traffic()  # of rank 0 in the last step
 
     def step(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """The averages that each rank gets for the ranks' flat gradients, which are left as they are."""
         for state in self.states:
             _count_as_one(state)
-        return simulate(list(self._programs(gradients)), self.layouts[0].ranks_per_host)
+        self.traffic = Traffic()
+        return simulate(list(self._programs(gradients)), self.layouts[0].ranks_per_host, self._note)
+
+    def _note(self, request: Request) -> None:
+        self.traffic += traffic(request, self.layouts[0].world_size, self.layouts[0].ranks_per_host)
 
     def _programs(self, gradients: Sequence[Tensor]) -> Iterator[Program[Tensor]]:
         for gradient, state in zip(gradients, self.states, strict=True):

@@ -39,14 +39,16 @@ def leaves(state: Any, path: str = "") -> Iterator[tuple[str, Leaf]]:
     if isinstance(state, Leaf):
         yield path, state
         return
-    if dataclasses.is_dataclass(state) and not isinstance(state, type):
-        parts = [(field.name, getattr(state, field.name)) for field in dataclasses.fields(state)]
-    elif isinstance(state, tuple):
-        parts = [(str(index), item) for index, item in enumerate(state)]
-    else:
-        return
-    for name, part in parts:
+    for name, part in parts(state):
         yield from leaves(part, f"{path}.{name}" if path else name)
+
+
+def parts(state: Any) -> Iterator[tuple[str, Any]]:
+    """The fields of a dataclass or the items of a tuple, with their names; nothing of anything else."""
+    if dataclasses.is_dataclass(state) and not isinstance(state, type):
+        yield from ((field.name, getattr(state, field.name)) for field in dataclasses.fields(state))
+    elif isinstance(state, tuple):
+        yield from ((str(index), item) for index, item in enumerate(state))
 
 
 class Leaves:
@@ -60,7 +62,7 @@ class Leaves:
         self._by_path = dict(leaves(state))
         self.counters = tuple(leaf for leaf in self._by_path.values() if isinstance(leaf, Counter))
         self.flat = tuple(leaf for leaf in self._by_path.values() if isinstance(leaf, FlatLeaf))
-        self._residuals = tuple(leaf for leaf in self.flat if leaf.holds_back)
+        self.residuals = tuple(leaf for leaf in self.flat if leaf.holds_back)
         for leaf in self.flat:
             leaf.versioned = versioned or leaf.versioned
 
@@ -87,11 +89,7 @@ class Leaves:
 
     def save(self) -> Entries:
         """Copies of all numbers, by parameter name and field."""
-        entries: Entries = {}
-        for path, leaf in self._by_path.items():
-            for name, fields in leaf.save(path).items():
-                entries.setdefault(name, {}).update(fields)
-        return entries
+        return _saved(self._by_path.items())
 
     def load(self, entries: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Fill in saved entries; returns what the next gradients must make up for, flat, by parameter name."""
@@ -102,22 +100,41 @@ class Leaves:
         return summed(leaf.held_back() for leaf in self._by_path.values())
 
     def rescale(self, factor: float) -> None:
-        """Multiply what is held back, between two steps."""
-        for leaf in self._residuals:
-            leaf.multiply(factor)
+        """Multiply what is made of gradients, held back or not, between two steps: their units have changed."""
+        for leaf in self.flat:
+            if leaf.holds_back or leaf.of_gradients:
+                leaf.multiply(factor)
+
+    def averaged(self) -> Entries:
+        """Copies of what is made of this rank's gradients and not held back: a resize goes on with the mean over ranks."""
+        return _saved((path, leaf) for path, leaf in self._by_path.items() if getattr(leaf, "of_gradients", False))
+
+    def damp(self, factor: float) -> None:
+        """Multiply what is held back, as a part of the step."""
+        for leaf in self.residuals:
+            if not leaf.cleared:
+                leaf.damp(factor)
 
     @property
     def hold_back(self) -> bool:
         """Whether anything may be held back that was not released."""
-        return any(not leaf.cleared for leaf in self._residuals)
+        return any(not leaf.cleared for leaf in self.residuals)
 
     def release(self, layout: Layout, flat: Tensor) -> None:
         """Move what is held back into `flat`, this rank's gradient or residual, as a part of the step."""
         views = layout.views(flat)
-        for leaf in self._residuals:
+        for leaf in self.residuals:
             for name, numbers in leaf.held_back().items():
                 views[name].view(-1).add_(numbers)
             leaf.clear()
+
+
+def _saved(found: Iterable[tuple[str, Leaf]]) -> Entries:
+    entries: Entries = {}
+    for path, leaf in found:
+        for name, fields in leaf.save(path).items():
+            entries.setdefault(name, {}).update(fields)
+    return entries
 
 
 def save(state: Any) -> Entries:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..kernels import Residual
 from .dense import Dense
+from .gauge import Gauge
 from .leaves import Counter, PerParameter
 from .pieces import Place, joined, pieces, put_back
 from .protocol import Compressor, Layout, Program, children, working_dtype
@@ -21,10 +22,11 @@ from .together import together
 
 @dataclass
 class ErrorFeedbackState:
-    """What this rank held back, and the inner compressor's state."""
+    """What this rank held back, the inner compressor's state, and how it fares."""
 
     residual: PerParameter
     inner: Any
+    gauge: Gauge
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ class ErrorFeedback:
 
     def init(self, layout: Layout) -> ErrorFeedbackState:
         """A zero residual, float32 or wider."""
-        return ErrorFeedbackState(PerParameter.zeros(layout.widened(), residual=True), self.inner.init(layout))
+        residual = PerParameter.zeros(layout.widened(), residual=True)
+        return ErrorFeedbackState(residual, self.inner.init(layout), Gauge())
 
     def reduce(self, grad: Tensor, state: ErrorFeedbackState, residual: Residual | None = None) -> Program[Tensor]:
         """The inner average of `grad` plus what was held back; an outer residual moves into this one."""
@@ -44,7 +47,10 @@ class ErrorFeedback:
             torch.add(held.before, residual.before, out=held.after)
             residual.after.zero_()
             held = state.residual.update()
-        return (yield from self.inner.reduce(grad, state.inner, held))
+        state.gauge.begin(grad, held)
+        average = yield from self.inner.reduce(grad, state.inner, held)
+        state.gauge.end(held)
+        return average
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,8 @@ from .buckets.assignment import assigned, caps_in_bytes
 from .buckets.layout import layout_of
 from .engine.engine import DEFAULT_TIMEOUT, Engine
 from .handle import Handle
+from .local_steps.local_steps import LocalSteps
+from .local_steps.rounds import RoundStats
 from .measure.record import Record
 from .measure.stats import Stats
 from .measure.step import BucketStats
@@ -11,6 +13,7 @@ from .measure.timeline import BucketTimes, StepTimes
 from .measure.trace import trace
 from .memory.model_memory import OWED, BucketMemory, ModelMemory
 from .module import DistributedDataParallel
+from .overlapping import overlap
 from .torch_face.nested import refuse_inside
 from .transport.collectives import averaged, exchange, largest_and_sum, start_gather, start_scatter, start_sum
 from .transport.faulty import Fault, Faulty, InjectedError, faulty
@@ -18,6 +21,8 @@ from .transport.host_segment import obstacle
 from .transport.paced import Link, Paced
 from .transport.process_group import ProcessGroup
 from .transport.protocol import Decorator, Transport
+from .transport.rendezvous import Rendezvous
+from .transport.rendezvous import keep as keep_rendezvous
 from .transport.torch_backend import LEAST_TORCH
 from .transport.torch_backend import register as register_backend
 
@@ -37,10 +42,13 @@ __all__ = [
     "Handle",
     "InjectedError",
     "Link",
+    "LocalSteps",
     "ModelMemory",
     "Paced",
     "ProcessGroup",
     "Record",
+    "Rendezvous",
+    "RoundStats",
     "Stats",
     "StepTimes",
     "Transport",
@@ -49,9 +57,11 @@ __all__ = [
     "caps_in_bytes",
     "exchange",
     "faulty",
+    "keep_rendezvous",
     "largest_and_sum",
     "layout_of",
     "obstacle",
+    "overlap",
     "refuse_inside",
     "register_backend",
     "start_gather",

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..compress import Compressor, Spec, compressor
+from ..compress import Compressor, Spec, compressor, tuned
 from .averaging.averager import CompressedAverager
 from .buckets.layout import plain
 from .engine.engine import DEFAULT_TIMEOUT
@@ -78,12 +78,12 @@ class Handle:
         """Whether a step has begun with it."""
         return self.averager.begun > 0
 
-    def swap(self, spec: Spec) -> None:
+    def swap(self, spec: Spec, *, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Go on with another compressor from the next step; nothing held back is lost. All ranks swap at one step.
 
-        On another thread than training's, a step that is under way comes to its end first.
+        `optimizer`: as for `attach`. On another thread than training's, a step that is under way comes to its end first.
         """
-        self.averager.replace(compressor(spec))
+        self.averager.replace(compressor(tuned(spec, optimizer)))
 
     def rescale(self, factor: float) -> None:
         """Multiply what is held back, when the loss scale has changed: it was scaled with the old one.

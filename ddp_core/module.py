@@ -14,7 +14,7 @@ from torch.autograd.profiler import record_function
 from torch.distributed.algorithms.join import Join, Joinable
 from torch.distributed.utils import _to_kwargs
 
-from ..compress import Spec
+from ..compress import Spec, tuned
 from ..compress import compressor as compressor_of
 from .averaging.averager import CompressedAverager
 from .averaging.hooked import HookAverager
@@ -29,6 +29,7 @@ from .measure.timeline import StepTimes
 from .replicas.module_buffers import BufferSync
 from .replicas.same_model import described, verify
 from .schedule.bucket_order import BucketOrder
+from .schedule.overlap import Overlap
 from .torch_face.arguments import Arguments, localize, states, trained
 from .torch_face.attributes import TorchFace
 from .torch_face.join import ShadowSteps
@@ -38,7 +39,7 @@ from .torch_face.torch_reducer import TorchReducer
 from .transport.collectives import largest
 from .transport.protocol import Decorator
 
-OWN_ARGUMENTS = ("module", "compressor", "timeout", "transport")
+OWN_ARGUMENTS = ("module", "compressor", "timeout", "transport", "optimizer")
 LEFT_OUT = (  # of pickles
     "process_group",
     "device_mesh",
@@ -49,6 +50,7 @@ LEFT_OUT = (  # of pickles
     "_order",
     "_forks",
     "_hook",
+    "_overlap",
 )
 
 
@@ -57,11 +59,13 @@ class DistributedDataParallel(TorchFace):
 
     Takes torch's arguments, in torch's order and with its defaults: see `Arguments`. `compressor`: what goes on the wire,
     such as "powersgd:rank=4". `process_group` may be a list of groups, among which buckets go in turn. `timeout`: of waits
-    for averages on the CPU. `transport`: what to put around each transport, such as an emulated link. `compression` is the
-    handle: statistics, checkpoints, `swap`.
+    for averages on the CPU. `transport`: what to put around each transport, such as an emulated link. `optimizer`: fills in
+    what `compressor` leaves open of error feedback. `compression` is the handle: statistics, checkpoints, `swap`.
 
     Raises RuntimeError on every rank where models differ, naming the first difference.
     """
+
+    _overlap: Overlap | None = None
 
     def __init__(
         self,
@@ -70,6 +74,7 @@ class DistributedDataParallel(TorchFace):
         compressor: Spec = "none",
         timeout: timedelta = DEFAULT_TIMEOUT,
         transport: Decorator | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
         **named_arguments: Any,
     ) -> None:
         nn.Module.__init__(self)
@@ -77,6 +82,7 @@ class DistributedDataParallel(TorchFace):
         self.logger = None
         self.arguments = Arguments.given(arguments, named_arguments, OWN_ARGUMENTS)
         self.arguments.warn()
+        compressor = tuned(compressor, optimizer)
         self._setup = (compressor, timeout, transport)
         if self.arguments.device_mesh is not None:
             self.device_mesh = self.arguments.device_mesh
@@ -124,6 +130,8 @@ class DistributedDataParallel(TorchFace):
         self._order = BucketOrder(plan, names, self.process_group, self.device, self.timeline)
         self._lazy_init_ran = False
         self.reducer.logger = self.logger = Logger(self)
+        if self._overlap is not None:
+            self._bind_overlap(self._overlap)
 
     @property
     def _averager(self) -> CompressedAverager | None:
@@ -169,6 +177,8 @@ class DistributedDataParallel(TorchFace):
         self.sync_buffers(candidate=True)
         if self._join_config.enable:
             self.backward_is_synced(joined=False)
+        if self._overlap is not None:
+            self._overlap.forward_begins(joins=self._join_config.enable)
         self.timeline.forward_begins()
         if self.device_ids:
             moved, moved_kwargs = _to_kwargs(inputs, kwargs, torch.device(self.device_type, self.device_ids[0]), True)
@@ -177,7 +187,7 @@ class DistributedDataParallel(TorchFace):
 
     @torch._disable_dynamo
     def _post_forward(self, output: Any) -> Any:
-        self.timeline.forward_ends()
+        self.timeline.forward_ends(0.0 if self._overlap is None else self._overlap.forward_ends())
         self.sync_buffers(candidate=True, after_forward=True)
         synced = torch.is_grad_enabled() and self.require_backward_grad_sync
         if self.require_forward_param_sync != synced:  # setting a module's attribute is dear
@@ -193,6 +203,8 @@ class DistributedDataParallel(TorchFace):
         """Between steps: buckets for the order in which gradients get ready, where it is time to look."""
         hooked, dynamic = self._hook is not None, self.reducer.rules.dynamic
         self._order.look(self.reducer.finished, self._averager, hooked=hooked, dynamic=dynamic)
+        if self._overlap is not None:
+            self._overlap.look()
 
     def sync_buffers(self, *, candidate: bool, after_forward: bool = False) -> None:
         """Make the buffers of all ranks those of one; `candidate`: it may be this one."""
@@ -210,6 +222,26 @@ class DistributedDataParallel(TorchFace):
         mine = self.require_backward_grad_sync and not joined
         return bool(largest(int(mine), self.process_group, self.device))
 
+    def overlap(self, overlap: Overlap) -> None:
+        """Let averages arrive while the next forward runs: `gradwire.overlap` asks for it, on all ranks."""
+        if self._overlap is not None:
+            raise RuntimeError("the model is overlapped already, with another optimizer: one overlap() for each model")
+        if self._hook is not None:
+            raise RuntimeError("overlap() takes no model with a communication hook: make it with compressor=...")
+        self._bind_overlap(overlap)
+        self._overlap = overlap
+
+    def _bind_overlap(self, overlap: Overlap) -> None:
+        overlap.bind(self.reducer, self.compression.averager, self._order)
+        self._buffers_sync.separate(self.device)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of all parameters; those under way once their averages were used, without waiting."""
+        if self._overlap is None or not self._overlap.pending:
+            super().zero_grad(set_to_none)
+        else:
+            self._overlap.clear(self.parameters(), to_none=set_to_none)
+
     def join_hook(self, **kwargs: Any) -> ShadowSteps:
         """What `join` has this rank do once its inputs have ended; `divide_by_initial_world_size` as in torch."""
         return ShadowSteps(self, kwargs.get("divide_by_initial_world_size", True))
@@ -217,6 +249,8 @@ class DistributedDataParallel(TorchFace):
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         """Let `hook(state, bucket)` average buckets: torch's hooks, gradwire's, or your own. Once a model."""
         self._check_comm_hook(hook)
+        if self._overlap is not None:
+            raise RuntimeError("an overlapped model takes no hook: make it with compressor=..., which does the same")
         assert self.logger is not None
         if self._hook is not None or self._setup[0] != "none":
             self._log_and_throw(

@@ -27,7 +27,7 @@ class PlanConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     """gpt, resnet18-cifar, lstm, mlp or torchvision:NAME, and its sizes"""
     data: str | None = None
-    """text, digits, mnist or cifar10, for which compare would build the model; its paper's where none is given"""
+    """text, digits, patterns, mnist or cifar10, for which compare would build the model; its paper's where none is given"""
     compressors: list[str] = field(default_factory=lambda: ["none", "bf16", "powersgd:rank=4", "topk", "onebit"])
     """specifications, separated by commas"""
     workers: int = 8

@@ -12,8 +12,8 @@ _here = Path(__file__).parent
 if not (_here / "compress").exists():  # imported from a clone, where the other layers lie beside this folder
     __path__.append(str(_here.parent))
 
-from .compress import Compressor, Layout, compressor, compressors, register
-from .ddp_core import DistributedDataParallel, trace
+from .compress import Compressor, Layout, compressor, compressors, register, without_momentum
+from .ddp_core import DistributedDataParallel, LocalSteps, Rendezvous, overlap, trace
 from .hooks import Handle, Plan, Stats, attach, comm_hook, plan
 
 try:
@@ -26,14 +26,18 @@ __all__ = [
     "DistributedDataParallel",
     "Handle",
     "Layout",
+    "LocalSteps",
     "Plan",
+    "Rendezvous",
     "Stats",
     "__version__",
     "attach",
     "comm_hook",
     "compressor",
     "compressors",
+    "overlap",
     "plan",
     "register",
     "trace",
+    "without_momentum",
 ]

@@ -73,14 +73,19 @@ def ratio(elements: int, traffic: Traffic, world_size: int) -> float:
     return before / now if now else 1.0
 
 
-def bucket_layouts(ready: Mapping[str, Tensor], bucket_mb: float | None, world_size: int) -> list[Layout]:
+def bucket_layouts(
+    ready: Mapping[str, Tensor],
+    bucket_mb: float | None,
+    world_size: int,
+    device: torch.device = torch.device("meta"),  # noqa: B008  a constant
+) -> list[Layout]:
     """DDP's buckets, in the order sent, once it has rebuilt them: parameters as they get ready, one dtype a bucket."""
     names, parameters = list(ready), list(ready.values())
     layouts = []
     for members in assigned(parameters, caps_in_bytes(bucket_mb), [False] * len(parameters)):
         named = {names[index]: parameters[index] for index in members}
         dtype = parameters[members[0]].dtype.to_real()
-        layouts.append(layout_of(named, dtype, torch.device("meta"), world_size, 0))
+        layouts.append(layout_of(named, dtype, device, world_size, 0))
     return layouts
 
 

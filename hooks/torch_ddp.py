@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..compress import Spec
+from ..compress import Spec, tuned
 from ..ddp_core import DEFAULT_TIMEOUT, Decorator, Handle, refuse_inside
 from .keywords import nearest_named
 from .never_called import NeverCalled
@@ -47,11 +47,13 @@ def attach(
     process_group: dist.ProcessGroup | None = None,
     timeout: timedelta = DEFAULT_TIMEOUT,
     transport: Decorator | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> Handle:
     """Compress the gradients of a DDP model: `handle = attach(ddp_model, "powersgd:rank=4,start_iter=1000")`.
 
     `process_group`: where to reduce, by default the model's own. `timeout`: of waits for averages on the CPU. `transport`:
-    what to put around each transport, such as an emulated link. All ranks call it before the first backward. Raises
+    what to put around each transport, such as an emulated link. `optimizer`: the one that will be given the averages; it
+    decides on what the specification leaves open of error feedback. All ranks call it before the first backward. Raises
     TypeError for a model that is not DDP and ValueError for a wrong specification. DDP may be inside of what torch.compile,
     Lightning Fabric or Accelerate have made of it.
     """
@@ -62,7 +64,8 @@ def attach(
             f"{_way_out(model)}"
         )
     refuse_inside(ddp.module, (each for each in ddp._module_parameters if each.requires_grad))  # no ignored ones
-    state, hook = comm_hook(spec, ddp, process_group=process_group, timeout=timeout, transport=transport)
+    options: dict[str, Any] = {"process_group": process_group, "timeout": timeout, "transport": transport}
+    state, hook = comm_hook(spec, ddp, **options, optimizer=optimizer)
     ddp.register_comm_hook(state, hook)
     return state
 
@@ -86,20 +89,21 @@ def comm_hook(
     timeout: timedelta = DEFAULT_TIMEOUT,
     partial: bool | None = None,
     transport: Decorator | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> tuple[Handle, HookFunction]:
     """State and hook for whoever registers them: `ddp_model.register_comm_hook(*comm_hook("bf16", ddp_model))`.
 
     `model`, DDP or bare, gives parameters their names. Without it they are numbered in the order in which DDP first hands
     them over (the model's order where DDP starts with one bucket, as it does without find_unused_parameters), until
     `handle.bind(model)` is called. `partial`: whether backwards may leave parameters out; DDP's find_unused_parameters where
-    `model` is DDP.
+    `model` is DDP. `optimizer`: as for `attach`.
     """
     ddp = ddp_inside(model)
     if process_group is None and ddp is not None:
         process_group = ddp.process_group
     if partial is None:
         partial = ddp is not None and ddp.find_unused_parameters and not ddp.static_graph
-    handle = Handle(spec, process_group, timeout, partial=partial, transport=transport)
+    handle = Handle(tuned(spec, optimizer), process_group, timeout, partial=partial, transport=transport)
     if model is not None:
         handle.bind(ddp or model)
         NeverCalled.watch(handle, ddp or model)

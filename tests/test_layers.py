@@ -24,24 +24,25 @@ METHODS = (
 )  # of process groups, and of nothing else
 FLOORS = {  # the rooms of a layer, folders and files, from the ground up; those of one floor do not import each other
     "ddp_core": [
-        "measure",
+        "measure planning",
         "transport",
         "engine",
         "buckets",
         "memory",
-        "averaging",
+        "averaging local_steps",
         "backward",
         "schedule",
         "replicas",
         "handle torch_face",
         "module",
+        "overlapping",
     ],
     "experiments": [
         "ranks",
         "results",
         "network kernels",
         "workloads",
-        "bench collective info plan ready report",
+        "bench collective info plan ready rendezvous replay report",
         "compare sweep",
         "cli",
     ],

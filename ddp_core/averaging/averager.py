@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compress import AllReduce, Compressor, most_rounds
+from ...compress import AllReduce, Compressor, Layout, most_rounds
 from ..buckets.assignment import Rooms, own_rooms
 from ..buckets.checksum import checksum
-from ..buckets.grad_bucket import GradBucket
 from ..buckets.layout import as_real, layout_of
+from ..buckets.slices import BucketSlice, Sendable
 from ..buckets.sparse import SPARSE_ROUNDS, SparseBucket
 from ..engine.driver import FuturePending
 from ..engine.engine import FORKED, Engine
@@ -25,10 +25,11 @@ from ..measure.stats import Stats, Totals
 from ..measure.step import BucketStats, Step
 from ..memory.model_memory import ModelMemory, Snapshot
 from ..transport.protocol import Decorator, Pending
-from .bound import AllPending, Bound, OwnBound, Part, all_done, labelled, names_by_index, one_round, places_in, setup
+from .bound import AllPending, Bound, OwnBound, all_done, labelled, names_by_index, one_round, parts_of, setup, slice_of
 from .compiling import compile_kernels
 from .engines import Engines
 from .protocol import Wishes
+from .runaway import Runaway
 from .thrown_away import ThrownAway
 
 
@@ -55,12 +56,13 @@ class CompressedAverager:
         self._bounds: dict[int, Bound] = {}
         self._known = object()  # made anew when what is known of buckets is forgotten
         self._step: Step | None = None
-        self._thrown_away = ThrownAway()
+        self._thrown_away, self._runaway = ThrownAway(), Runaway()
         self._totals = Totals()
         self._loaded_order: list[str] = []
         self._last_index = -1  # of the bucket that a hook was given
         self._expected = True  # the next one is the first of a step, whatever its index
         self.begun = 0  # steps since construction
+        self.drain: Callable[[], None] | None = None  # waits for averages that are handed out after backward's end
         self._told = False  # when a step begins; else the indices of buckets alone tell
         self._first_ones: set[int] = set()  # identities of the parameters that the first step has brought
         self._compares = True  # the values of parameters: at the first step, and after a load
@@ -100,6 +102,7 @@ class CompressedAverager:
             if self._thrown_away.parameters:
                 self._thrown_away.look(counts=self.memory.counts)
             self.memory.end_step()
+            self._runaway.look(self.memory.step, self.memory.gauges)
             self._take(step)
             self.memory.step += 1
             step.number, self.memory.settled = self.memory.step, False
@@ -131,13 +134,14 @@ class CompressedAverager:
 
     def between_steps(self, change: Callable[[], None]) -> None:
         """Change the memory now, or when the step is over that runs on another thread."""
+        self._drain()
         with self._lock:
             if self._under_way() and self._thread != threading.get_ident():  # on this one it broke off
                 self._waiting.append(change)
             else:
                 change()
 
-    def start(self, bucket: GradBucket) -> Pending:
+    def start(self, bucket: Sendable) -> Pending:
         """Begin to average a bucket of our own DDP."""
         own = bucket.bound
         if not isinstance(own, OwnBound) or own.bound.known is not self._known:
@@ -152,11 +156,11 @@ class CompressedAverager:
         self._step.programs.append(BucketStats(names, total.tensor.numel(), task.record))
         return bound.engine.submit(task, on_wait=not self.sparse)
 
-    def _bind_own(self, bucket: GradBucket) -> OwnBound:
+    def _bind_own(self, bucket: Sendable) -> OwnBound:
         bound, buffer = self._bind(bucket, bucket.all_parameters), bucket.buffer()
         return OwnBound(bound, buffer, AllReduce(buffer if buffer.is_sparse else as_real(buffer), "sum"))
 
-    def average(self, bucket: dist.GradBucket | GradBucket) -> torch.futures.Future[Tensor]:
+    def average(self, bucket: dist.GradBucket | Sendable) -> torch.futures.Future[Tensor]:
         """Average a bucket that a hook is given. The future holds its buffer, averaged in place."""
         if os.getpid() != self._process:
             raise RuntimeError(FORKED)
@@ -176,29 +180,30 @@ class CompressedAverager:
         assert isinstance(pending, FuturePending)
         return pending.future
 
-    def _averages(self, bound: Bound, bucket: dist.GradBucket | GradBucket, *, future: bool = False) -> Pending:
+    def _averages(self, bound: Bound, bucket: dist.GradBucket | Sendable, *, future: bool = False) -> Pending:
         """The average of a bucket, by a program for each of ours in it, beside backward. `future`: it must be one."""
         buffer, step, watched = bucket.buffer(), self.memory.step - 1, self.memory.watched
         if isinstance(bucket, SparseBucket):
             program = self.memory.reduce_sparse(buffer, self.engines.group.size(), watched)
             task = Task(program, bound.label, needs_future=future)
-            return self._beside(bound, task, bound.names, bound.elements)
+            return self._beside(bound, task, BucketStats(bound.names, bound.elements, task.record))
         flat = as_real(buffer)
         pendings = []
         for part in bound.parts:
             program, layout = part.reduce(flat, step, buffer, watched), part.memory.layout
             task = Task(program, part.label, needs_future=future)
-            pendings.append(self._beside(bound, task, layout.names, layout.numel))
+            stats = BucketStats(layout.names, layout.numel, task.record, part.memory.gauge)
+            pendings.append(self._beside(bound, task, stats))
         if len(pendings) == 1 or (future and flat.is_cuda):
             return pendings[-1]  # on the side stream each has come to its end before the next
         return all_done(pendings, buffer) if future else AllPending(pendings)
 
-    def _beside(self, bound: Bound, task: Task, names: tuple[str, ...], elements: int) -> Pending:
+    def _beside(self, bound: Bound, task: Task, stats: BucketStats) -> Pending:
         assert self._step is not None
-        self._step.programs.append(BucketStats(names, elements, task.record))
+        self._step.programs.append(stats)
         return bound.engine.submit(task)
 
-    def _bind(self, bucket: dist.GradBucket | GradBucket, parameters: Sequence[Tensor]) -> Bound:
+    def _bind(self, bucket: dist.GradBucket | Sendable, parameters: Sequence[Tensor]) -> Bound:
         """Meet a bucket that was not there before. All ranks meet the same one at the same time."""
         index, buffer = bucket.index(), bucket.buffer()
         engine = self.engines.of(buffer.device, index)
@@ -211,13 +216,26 @@ class CompressedAverager:
         if index == 0 and self.memory.remembers:
             self._thrown_away.watch(parameters)
         flat = as_real(buffer)
-        parts = self._parts(named, flat, engine, index)
+        layout = self._met(named, flat, engine)
+        with self._lock:
+            if isinstance(bucket, BucketSlice):
+                parts = [slice_of(self.memory, bucket, layout)]
+            else:
+                parts = parts_of(self.memory, named, layout, index)
+        for part in parts:
+            rounds = most_rounds(self.memory.compressor, [part.memory.layout])
+            engine.prepare(rounds + self.memory.partial)  # which parameters were used may travel apart
         self._bounds[index] = Bound(self._known, parameters, engine, label, names, flat.numel(), parts)
         with self._lock:
             self.memory.arrange(names_by_index(self._bounds))
         return self._bounds[index]
 
-    def _parts(self, named: Mapping[str, Tensor], flat: Tensor, engine: Engine, index: int) -> list[Part]:
+    def _drain(self) -> None:
+        if self.drain is not None:
+            self.drain()
+
+    def _met(self, named: Mapping[str, Tensor], flat: Tensor, engine: Engine) -> Layout:
+        """The layout of a bucket that was not there before; the first one tells whether all ranks have the same."""
         group = engine.transport.group
         layout = layout_of(named, flat.dtype, flat.device, group.size(), group.rank())
         if not self.memory.averages:
@@ -228,22 +246,14 @@ class CompressedAverager:
             self.engines.agreement.meet(group, flat.device)
             engine.agree(setup(self.memory.compressor, self.memory.step - 1, layout, values))
             self._compares = False
-        parts = []
-        for names in self.memory.split(layout.names):
-            mine = layout_of({name: named[name] for name in names}, flat.dtype, flat.device, group.size(), group.rank())
-            rounds = most_rounds(self.memory.compressor, [mine])
-            engine.prepare(rounds + self.memory.partial)  # which parameters were used may travel apart
-            places = None if mine == layout else places_in(layout, names)
-            with self._lock:
-                memory = self.memory.get(mine) or self.memory.add(mine)
-            parts.append(Part(memory, places, labelled(index, names)))
-        return parts
+        return layout
 
     def _name(self, parameter: Tensor) -> str:
         return self.names.setdefault(parameter, str(len(self.names)))
 
     def taken(self) -> Snapshot:
         """The memory after the last step that came to its end; on any thread, at any time."""
+        self._drain()
         with self._lock:
             return self.memory.taken(under_way=self._under_way())
 
@@ -288,4 +298,7 @@ class CompressedAverager:
 
     def close(self) -> None:
         """End the threads and process groups that were made; training with it is over."""
-        self.engines.close()
+        try:
+            self._drain()
+        finally:
+            self.engines.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -12,9 +12,12 @@ from torch import Tensor
 
 from ...compress import AllReduce, Compressor, Layout, Program, specification
 from ...compress.protocol import Request
+from ..buckets.layout import layout_of
+from ..buckets.slices import BucketSlice
 from ..engine.driver import FuturePending
 from ..engine.engine import Engine
 from ..memory.bucket_memory import BucketMemory
+from ..memory.model_memory import ModelMemory
 from ..transport.protocol import Pending
 
 
@@ -97,6 +100,23 @@ def places_in(layout: Layout, names: Sequence[str]) -> tuple[tuple[int, int], ..
     """First and last element of the named parameters in the flat buffer."""
     spans = {n: (o, o + s) for n, o, s in zip(layout.names, layout.offsets, layout.sizes, strict=True)}
     return tuple(spans[name] for name in names)
+
+
+def parts_of(memory: ModelMemory, named: Mapping[str, Tensor], layout: Layout, index: int) -> list[Part]:
+    """The buckets of ours inside one of `layout`: those of a loaded state, or all of it. `named`: its parameters."""
+    parts = []
+    for names in memory.split(layout.names):
+        mine = {name: named[name] for name in names}
+        own = layout_of(mine, layout.dtype, layout.device, layout.world_size, layout.rank)
+        places = None if own == layout else places_in(layout, names)
+        parts.append(Part(memory.get(own) or memory.add(own), places, labelled(index, names)))
+    return parts
+
+
+def slice_of(memory: ModelMemory, bucket: BucketSlice, layout: Layout) -> Part:
+    """A slice of a bucket of `layout`, of which nothing is remembered."""
+    own = bucket.layout(layout)
+    return Part(BucketMemory(memory.compressor, own, memory.step), None, labelled(bucket.index(), own.names))
 
 
 def setup(compressor: Compressor, step: int, layout: Layout, values: str | None) -> str:

@@ -60,6 +60,11 @@ class Engines:
             transport = HostMemory(transport, look)
         return transport if self._decorate is None else self._decorate(transport)
 
+    def send_all(self) -> None:
+        """Have all that was submitted come to its end, whoever waits for what, and in whatever order."""
+        for engine in self._made.values():
+            engine.send_all()
+
     def close(self) -> None:
         """End their threads and connections."""
         for engine in self._made.values():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
-from ..buckets.grad_bucket import GradBucket
+from ..buckets.slices import Sendable
 from ..engine.driver import FuturePending
 from ..measure.step import Step
 from .averager import CompressedAverager
@@ -41,7 +41,7 @@ class HookAverager:
         else:
             self.own.begin_step(step)
 
-    def start(self, bucket: GradBucket) -> FuturePending:
+    def start(self, bucket: Sendable) -> FuturePending:
         """What the hook returns: a future, or anything else that can be waited for."""
         future = self.hook(self.state, bucket)
         self._step.watch(bucket.number, future)

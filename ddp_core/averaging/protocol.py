@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..buckets.grad_bucket import GradBucket
+from ..buckets.slices import Sendable
 from ..measure.step import Step
 from ..transport.protocol import Pending
 
@@ -32,7 +32,7 @@ class Averager(Protocol):
     def begin_step(self, step: Step) -> None:
         """The first bucket of a synchronized step comes next: give it its number."""
 
-    def start(self, bucket: GradBucket) -> Pending:
+    def start(self, bucket: Sendable) -> Pending:
         """Begin to average a bucket over ranks, after those before; its average is what waiting for it gives."""
 
     def end_step(self) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol
 
-from ..buckets.grad_bucket import GradBucket
+from ..buckets.slices import Sendable
 from ..measure.step import Step
 from .usage import Usage
 
@@ -51,6 +52,10 @@ class Backward:
         """Whether other ranks may have got something of it."""
         return bool(self.order or self.launched or self.usage or self.broken)
 
+    def absent(self, names: Sequence[str]) -> dict[int, str]:
+        """The parameters without gradient, by index; `names`: of all."""
+        return {index: name for index, name in enumerate(names) if self.missing[index] > 0}
+
     def __enter__(self) -> None:
         """In the body averages arrive; why it fails is kept for the next iteration."""
 
@@ -62,7 +67,7 @@ class Backward:
         """By index, not 0 for the parameters that any rank used; None where it is not asked, or not asked yet."""
         return self.static_usage if self.usage is None else self.usage.by_any()
 
-    def needs(self, bucket: GradBucket) -> bool:
+    def needs(self, bucket: Sendable) -> bool:
         """Whether a bucket is sent; parts of it that no rank used are taken out (section 6.2.2)."""
         if not (self.skips or self.fresh) or (used := self.used_by_any()) is None:
             return True
@@ -82,3 +87,13 @@ class Backward:
         self.missing = [1] * len(counted)
         self.order = list(dict.fromkeys(reversed(self.order)))[::-1]
         return counted
+
+
+class Later(Protocol):
+    """Who waits for the averages of a step, and hands them out, when its backward has long returned."""
+
+    def takes(self, backward: Backward) -> bool:
+        """Whether it does so for this backward."""
+
+    def hold(self, backward: Backward) -> None:
+        """All of it has been sent: from now on it is responsible."""

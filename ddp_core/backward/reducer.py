@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
-import warnings
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -18,16 +15,18 @@ from torch.autograd import Variable
 from ..averaging.protocol import Averager
 from ..buckets.assignment import BucketPlan
 from ..buckets.grad_bucket import GradBucket, undifferentiated
+from ..buckets.slices import Sendable
 from ..measure.step import Step
 from ..measure.timeline import Timeline
 from . import messages
-from .graph import add_hooks, arriving, gradient_node, remove
-from .progress import Backward, Rules
+from .graph import arriving, gradient_node
+from .hooked_parameters import HookedParameters
+from .progress import Backward, Later, Rules
 from .usage import Usage
 from .weak_call import weak_call
 
 
-class Reducer:
+class Reducer(HookedParameters):
     """Averages the gradients of `parameters` during backward, by `averager`, bucket by bucket.
 
     `names`: of the parameters, for messages. `plan`: their buckets. `timeout`: of waits on the CPU.
@@ -43,29 +42,23 @@ class Reducer:
         averager: Averager,
         timeout: timedelta,
     ) -> None:
+        super().__init__(parameters, names, weak_call(self.fired))
         self.averager, self.group = averager, group
         self.rules, self._timeout = rules, timeout
-        self._parameters, self._names = list(parameters), list(names)
         self._firings: list[int] | None = None  # of each parameter's hook in a step; None until a static graph is known
         self._static_usage: Sequence[int] | None = None  # by index, not 0 for parameters that any rank uses in it
         self._backward: Backward | None = None
         self._used = bytearray(len(parameters))  # on this rank, since the last synchronization
-        self._warned: set[str] = set()
         self._over = False  # the averages are there, and no forward has begun since
         self.finished = 0
         self.share = 1.0  # of the ranks that have inputs, where the average is to be over these
-        self.before_sending: Callable[[GradBucket], None] | None = None
+        self.before_sending: Callable[[Sendable], None] | None = None
         self.at_end: list[Callable[[], None]] = []
+        self.later: Later | None = None  # who hands averages out after the end of backward
         self.timeline = Timeline()
         self.plan = plan
         self.anchor = torch.zeros((), requires_grad=True, device="cpu")
         self._anchor_node = gradient_node(self.anchor)
-        self._nodes = list(map(gradient_node, parameters))
-        self._lock = threading.RLock()  # autograd has a thread for each GPU
-        several = len({parameter.device for parameter in parameters}) > 1
-        handles = add_hooks(self._nodes, weak_call(self.fired), self._lock if several else None)
-        self._detach = weakref.finalize(self, remove, handles)
-        self._detach.atexit = False
 
     def begin(self) -> None:
         """The end of a forward whose backward is to be synchronized."""
@@ -135,9 +128,8 @@ class Reducer:
             return
         if backward.broken:
             raise self._failure(messages.broken(backward.broken))
-        absent = {index: name for index, name in enumerate(self._names) if backward.missing[index] > 0}
-        static, watched = self._firings is not None, self.rules.find_unused_parameters
-        raise self._failure(messages.unfinished(absent, self.group.rank(), static=static, watched=watched))
+        static, watched, rank = self._firings is not None, self.rules.find_unused_parameters, self.group.rank()
+        raise self._failure(messages.unfinished(backward.absent(self._names), rank, static=static, watched=watched))
 
     def fired(self, index: int, _: Any, gradients: tuple[Tensor | None, ...]) -> None:
         """A parameter's hook: its gradient is there, or undefined, where the loss did not depend on it."""
@@ -183,19 +175,19 @@ class Reducer:
 
     def _launch(self, backward: Backward) -> None:
         """Send the buckets that are complete, in order; with the last one, ask for the end of backward."""
-        buckets = self.plan.buckets
-        while backward.launched < len(buckets) and not buckets[backward.launched].waiting:
-            bucket = buckets[backward.launched]
+        sending = self.plan.sending
+        while backward.launched < len(sending) and not sending[backward.launched].waiting:
+            bucket = sending[backward.launched]
             backward.launched += 1
             self._send(backward, bucket)
-            if backward.launched == len(buckets):
+            if backward.launched == len(sending):
                 if backward.usage is None and backward.asks:
                     backward.usage = self._ask(self._used)
                 backward.step.last_launch = time.perf_counter()
                 if not backward.ending:
                     Variable._execution_engine.queue_callback(self._finish)
 
-    def _send(self, backward: Backward, bucket: GradBucket) -> None:
+    def _send(self, backward: Backward, bucket: Sendable) -> None:
         """Give a bucket to the averager."""
         if (backward.skips or backward.fresh) and not backward.needs(bucket):
             return
@@ -210,13 +202,12 @@ class Reducer:
             else:
                 bucket.fill(used)
         except RuntimeError as error:
-            gradients = {self._names[index]: self._parameters[index].grad for index in bucket.members}
-            if sparse := [name for name, grad in gradients.items() if grad is not None and grad.is_sparse]:
-                raise self._failure(messages.sparse(sparse)) from error
+            if sparse := bucket.sparse_members():
+                raise self._failure(messages.sparse(self.names_of(sparse))) from error
             raise
         self._average(backward, bucket)
 
-    def _average(self, backward: Backward, bucket: GradBucket) -> None:
+    def _average(self, backward: Backward, bucket: Sendable) -> None:
         if self.before_sending is not None:
             self.before_sending(bucket)
         if not backward.step.number:
@@ -225,12 +216,12 @@ class Reducer:
         bucket.pending = self.averager.start(bucket)
 
     def _ask(self, used: Sequence[int]) -> Usage:
-        return Usage(used, self.group, self._parameters[0].device, self._timeout)
+        return Usage(used, self.group, self.device, self._timeout)
 
     def _flush(self) -> None:
         """The end of a backward: what it did not reach was not used."""
         backward = self._backward
-        if backward is None or not backward.started or backward.launched == len(self.plan.buckets):
+        if backward is None or not backward.started or backward.launched == len(self.plan.sending):
             return
         if backward.counts:
             self._firings = backward.firings()
@@ -240,61 +231,66 @@ class Reducer:
                 self._mark_ready(backward, index, brought=bool(self._used[index]))
         self._launch(backward)
         backward.ending = False
-        if backward.launched == len(self.plan.buckets):
+        if backward.launched == len(self.plan.sending):
             self._finish()
 
     def _finish(self) -> None:
-        """Wait for the buckets, in order, and hand out the averages."""
+        """Wait for the buckets, in order, and hand out the averages; or leave that to whoever hands them out later."""
         backward = self._backward
         if backward is None or backward.over:
             return
         backward.over = True
         backward.step.computed = time.perf_counter()
-        with backward:
-            undifferentiated(self._hand_out, backward)
-        self._backward = None
         self.plan.trace(backward.order)
+        later = self.later if self.later is not None and self.later.takes(backward) else None
+        if later is None:
+            with backward:
+                undifferentiated(self._hand_out, backward)
+        self._backward = None
         self._over = True
         self._end_step(backward)
-        self.timeline.step_ends(backward.step)
+        if later is None:
+            self.delivered(backward)
+        else:
+            later.hold(backward)
         for end in self.at_end:
             end()
 
     def _hand_out(self, backward: Backward) -> None:
-        for bucket, average in self._averages(backward):
-            bucket.deliver(average if self.share == 1.0 else average.div_(self.share), backward.used_by_any())
-
-    def _averages(self, backward: Backward) -> Iterator[tuple[GradBucket, Tensor]]:
         for bucket in self.plan.buckets:
-            if bucket.pending is not None:
-                try:
-                    average = bucket.pending.wait(self._timeout)
-                except Exception as error:
-                    names = [self._names[index] for index in bucket.members]
-                    raise self._failure(messages.failed(bucket.number, names, error)) from error
-                bucket.pending = None
-                backward.step.done.setdefault(bucket.number, time.perf_counter())
-                yield bucket, average
+            if (average := self.average_of(bucket, backward)) is not None:
+                bucket.deliver(average if self.share == 1.0 else average.div_(self.share), backward.used_by_any())
+
+    def average_of(self, bucket: GradBucket, backward: Backward) -> Tensor | None:
+        """Wait for a bucket's average; None where it was not sent."""
+        if bucket.pending is None:
+            return None
+        try:
+            average = bucket.pending.wait(self._timeout)
+        except Exception as error:
+            names = self.names_of(bucket.members)
+            raise self._failure(messages.failed(bucket.number, names, error)) from error
+        bucket.pending = None
+        backward.step.done.setdefault(bucket.number, time.perf_counter())
+        return average
 
     def _end_step(self, backward: Backward) -> None:
+        """This rank has given what it has to give."""
         if self.rules.static_graph:
             self._static_usage = backward.used_by_any()
         self._used = bytearray(len(self._parameters))
         self.finished += 1
+
+    def delivered(self, backward: Backward) -> None:
+        """All averages of a step have been handed out."""
         backward.step.end()
         self.averager.end_step()
+        self.timeline.step_ends(backward.step)
 
-    def detach(self) -> None:
-        """Take the hooks off the parameters."""
-        self._detach()
+    def brought_of(self, indices: Iterable[int]) -> list[int]:
+        """Those of the parameters that have got a gradient on this rank since the last synchronization."""
+        return [index for index in indices if self._used[index]]
 
-    def _failure(self, text: str) -> RuntimeError:
-        """The error to raise; it averages no more, another one may."""
-        self.detach()
-        return RuntimeError(text)
-
-    def _warn(self, reason: str, text: str) -> None:
-        """Once for each reason."""
-        if reason not in self._warned:
-            self._warned.add(reason)
-            warnings.warn(text, stacklevel=3)
+    def fail(self, backward: Backward, why: str) -> None:
+        """Averages of a step that was handed over did not come: the next iteration is told."""
+        backward.broken, self._backward = why, backward

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from torch import Tensor
 
 from .grad_bucket import GradBucket
+from .slices import MUCH, CutBucket, Sendable
 from .sparse import SparseBucket
 
 MEBIBYTE = 1024 * 1024
@@ -85,9 +86,10 @@ class BucketPlan:
         alias: bool,
         rooms: Rooms = own_rooms,
     ) -> None:
-        self._parameters, self._sparse, self._caps, self.alias = parameters, sparse, caps, alias
+        self._parameters, self._sparse, self.caps, self.alias = parameters, sparse, caps, alias
         self._traced: list[int] = []
         self._traced_before: list[int] | None = None
+        self.cut: int | None = None  # bytes of a slice of larger buckets; None where they are sent as they are
         self.shared = False  # whether any lies in memory that was given
         self.build(range(len(parameters))[::-1], rooms)
 
@@ -95,15 +97,19 @@ class BucketPlan:
         """Make the buckets for parameters that get ready in this order. All ranks do so between the same steps."""
         self.buckets: list[GradBucket] = []  # the old ones go first, so that both never use memory
         self.bucket_of: list[GradBucket] = []
+        self.sending: list[Sendable] = []  # them, or their slices, in the order in which they leave
         self.order = list(order)
         ready = [self._parameters[index] for index in order]
-        positions = assigned(ready, self._caps, [self._sparse[index] for index in order])
+        positions = assigned(ready, self.caps, [self._sparse[index] for index in order])
         members = [[self.order[position] for position in bucket] for bucket in positions]
         dense = [[] if self._sparse[each[0]] else [self._parameters[index] for index in each] for each in members]
         given = rooms(dense)
         self.shared = any(room is not None for room in given)
         last = len(members) - 1
         self.buckets = [self._bucket(n, each, given[n], last=n == last) for n, each in enumerate(members)]
+        self.sending = [each for bucket in self.buckets for each in getattr(bucket, "slices", (bucket,))]
+        for place, each in enumerate(self.sending):
+            each.place = place
         places = {index: bucket for bucket in self.buckets for index in bucket.members}
         self.bucket_of = [places[index] for index in range(len(places))]
 
@@ -111,7 +117,17 @@ class BucketPlan:
         parameters = [self._parameters[index] for index in members]
         if self._sparse[members[0]]:
             return SparseBucket(place, members, parameters, last=last)
-        return GradBucket(place, members, parameters, last=last, alias=self.alias, room=room)
+        size = sum(parameter.nbytes for parameter in parameters)
+        if self.cut is None or room is not None or size <= MUCH * self.cut:
+            return GradBucket(place, members, parameters, last=last, alias=self.alias, room=room)
+        bucket = CutBucket(place, members, parameters, last=last, alias=self.alias)
+        bucket.cut(-(-size // self.cut))
+        return bucket
+
+    def send_in(self, order: Sequence[int]) -> None:
+        """Let what is sent leave in this order of its indices. All ranks do so between the same steps."""
+        by_index = {each.index(): each for each in self.sending}
+        self.sending = [by_index[index] for index in order]
 
     def trace(self, order: list[int]) -> None:
         """Note the order in which a step's gradients got ready; parameters without one are missing from it."""

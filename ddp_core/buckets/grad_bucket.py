@@ -48,7 +48,8 @@ class GradBucket:
         room: Tensor | None = None,
     ) -> None:
         self.members = tuple(members)
-        self.number, self._last, self._alias = index, last, alias
+        self.number = self.place = index
+        self._last, self._alias = last, alias
         self._parameters = list(parameters)
         self._sizes = [parameter.numel() for parameter in parameters]
         self._memory: Tensor = _zeros(sum(self._sizes), parameters[0]) if room is None else room
@@ -63,8 +64,8 @@ class GradBucket:
         self.open(1.0)
 
     def index(self) -> int:
-        """Its place in the order sent."""
-        return self.number
+        """Its place among all that is sent."""
+        return self.place
 
     def buffer(self) -> Tensor:
         """All gradients, flat."""
@@ -225,6 +226,11 @@ class GradBucket:
             if not self._dense[place]:
                 self._move(grads[place], self._views[place])
 
+    def sparse_members(self) -> list[int]:
+        """The members whose gradients are sparse, which do not fit in here."""
+        grads = zip(self.members, map(GRADIENT, self._parameters), strict=True)
+        return [member for member, grad in grads if grad is not None and grad.is_sparse]
+
     def _pieces(self, places: Sequence[int]) -> list[Tensor]:
         pieces = self._memory.split(self._sizes)
         return [pieces[place] for place in places]
@@ -269,6 +275,13 @@ class GradBucket:
             kept = torch.autograd._unsafe_preserve_version_counter(tuple(grads))
             with kept:  # others may look at theirs, and share it
                 torch._foreach_copy_(grads, views)
+
+    def lend(self, average: Tensor) -> None:
+        """Let the gradients be views of the average for a while, with nothing copied: whoever asks for it clears them."""
+        if average is not self._memory:
+            self._take(average)
+        for parameter, view in zip(self._parameters, self._views, strict=True):
+            parameter.grad = view
 
 
 def _zeros(numel: int, like: Tensor) -> Tensor:

@@ -18,7 +18,8 @@ class SparseBucket(GradBucket):
 
     def __init__(self, index: int, members: Sequence[int], parameters: Sequence[Tensor], *, last: bool) -> None:
         self.members = tuple(members)
-        self.number, self._last = index, last
+        self.number = self.place = index
+        self._last = last
         self._parameters = list(parameters)
         self._sent = None
         self.bound = None

@@ -21,6 +21,9 @@ class Driver(Protocol):
     def submit(self, task: Task) -> Pending:
         """Take a task behind those before; returns at once."""
 
+    def send_all(self) -> None:
+        """Let no request of what was submitted depend on anybody's waiting."""
+
     def close(self, deadline: float) -> None:
         """End what runs between calls, once what is queued is done."""
 

@@ -88,6 +88,10 @@ class Engine:
             self._live[task] = None
         return (self._on_wait if on_wait else self._beside).submit(task)
 
+    def send_all(self) -> None:
+        """Have all that was submitted come to its end, whoever waits for what, and in whatever order."""
+        self._beside.send_all()
+
     @property
     def idle(self) -> bool:
         """Whether all tasks so far came to their end."""

@@ -45,6 +45,9 @@ class Lanes:
             self._lanes.append(Lane(number, partial(self._advance, lane=number)))
         self._lanes[number].queue.put(task)
 
+    def send_all(self) -> None:
+        """The lanes wait for each other alone."""
+
     def close(self, deadline: float) -> None:
         """End the threads once they have done what is queued; wait until `deadline` at most."""
         switch_interval.restore(self)

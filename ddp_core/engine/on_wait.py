@@ -31,6 +31,9 @@ class OnWait:
             waited.error = error
         return waited
 
+    def send_all(self) -> None:
+        """Tasks of one round, which was begun where they were submitted; of more rounds none may come here then."""
+
     def close(self, deadline: float) -> None:
         """Nothing runs between calls."""
 

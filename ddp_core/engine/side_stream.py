@@ -59,6 +59,12 @@ class SideStream:
             while queued.runs:
                 self._carry_on()
 
+    def send_all(self) -> None:
+        """Queue the rest of all tasks, in an order that depends on that of the tasks alone."""
+        with _on(self._stream, instead_of=self.current()), _full_precision():
+            while self._running:
+                self._carry_on()
+
     def current(self) -> torch.cuda.Stream:
         """The device's current stream; a number for the device spares the host some time."""
         return torch.cuda.current_stream(self._stream.device_index)

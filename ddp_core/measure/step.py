@@ -7,16 +7,21 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ...compress.gauge import Gauge
 from .record import Record
 
 
 @dataclass(frozen=True)
 class BucketStats:
-    """What one bucket cost this rank in the last synced step."""
+    """What one bucket cost this rank in the last synced step.
+
+    `feedback`: how error feedback fares, by samples of this and earlier steps; None for compressors without it.
+    """
 
     parameters: tuple[str, ...]
     elements: int
     record: Record
+    feedback: Gauge | None = None
 
 
 @dataclass(eq=False)

@@ -72,9 +72,9 @@ class Timeline:
         """The module's forward is about to run."""
         self.forward = time.perf_counter(), self.forward[1]
 
-    def forward_ends(self) -> None:
-        """It has run."""
-        self.forward = self.forward[0], time.perf_counter()
+    def forward_ends(self, waited: float = 0.0) -> None:
+        """It has run; `waited`: so many seconds of it for averages of the step before, which count as that one's."""
+        self.forward = self.forward[0] + waited, time.perf_counter()
 
     def step_ends(self, step: Step) -> None:
         """All averages are there."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...compress import state as states
+from ...compress.gauge import gauges
 from ...compress.protocol import Compressor, Layout, Program, all_reduce
 from ...compress.state import Entries, Leaves, PerParameter
 from ...compress.together import together
@@ -34,6 +35,7 @@ class BucketMemory:
         self.owed: dict[str, Tensor] = {}
         self._compressor = compressor
         self.state = compressor.init(layout)
+        self.gauge = next(gauges(self.state), None)
         self._leaves = Leaves(self.state, versioned=True)
         self._leaves.set_step(step)
         self._owing, self._remembers = owing, bool(self._leaves.flat)
@@ -144,6 +146,10 @@ class BucketMemory:
         for name, numbers in self._dropped().items():
             entries.setdefault(name, {})[OWED] = numbers
         return entries
+
+    def averaged(self) -> Entries:
+        """What is made of this rank's gradients and not held back, by parameter name and field."""
+        return self._leaves.averaged()
 
     def load(self, entries: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Take saved numbers; those that lost their place are owed to the next average."""

@@ -6,15 +6,26 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ...compress.protocol import Compressor, Layout, Program
-from ...compress.state import Entries
+from ...compress import specification
+from ...compress.gauge import Gauge
+from ...compress.protocol import Compressor, Layout, Program, marked
+from ...compress.state import Entries, Leaves
 from ...kernels import all_finite
 from ..buckets.layout import as_real
 from ..buckets.sparse import sparse_mean
 from .bucket_memory import OWED, BucketMemory
 from .device_flag import DeviceFlag
+
+
+def _check_partial(compressor: Compressor, partial: bool) -> None:
+    if partial and marked(compressor, "needs_all_parameters"):
+        raise ValueError(
+            f"{specification(compressor)} needs the gradients of all parameters in every step, and with "
+            f"find_unused_parameters=True some may be missing: leave out momentum=, or set it to False"
+        )
 
 
 @dataclass(frozen=True)
@@ -44,6 +55,7 @@ class ModelMemory:
     """The memory of all buckets of a model. It follows parameters by name when buckets change."""
 
     def __init__(self, compressor: Compressor, *, partial: bool = False) -> None:
+        _check_partial(compressor, partial)
         self._choose(compressor)
         self.partial = partial
         self.step = 0
@@ -61,6 +73,11 @@ class ModelMemory:
         self._foreign: Entries = {}
 
     @property
+    def gauges(self) -> Iterator[tuple[tuple[str, ...], Gauge]]:
+        """How error feedback fares, by the names in a bucket."""
+        return ((names, bucket.gauge) for names, bucket in self._live.items() if bucket.gauge is not None)
+
+    @property
     def averages(self) -> bool:
         """Whether the compressor only averages, and no rank owes anything: gradients may then come divided already."""
         return self._plain and not self._still_owing()
@@ -69,6 +86,17 @@ class ModelMemory:
     def remembers(self) -> bool:
         """Whether what a step is given may be kept, or brings out what was kept; the same on all ranks."""
         return not self._plain or (self.partial and self._still_owing())
+
+    @property
+    def owing(self) -> bool:
+        """Whether any rank may owe something outside a compressor's state; the same on all ranks."""
+        return self._owing
+
+    @property
+    def forgets(self) -> bool:
+        """Whether nothing is remembered of any gradient, so that what is sent may be cut anywhere; the same on all ranks."""
+        sample = Layout(("sample",), ((64, 64),), torch.float32, torch.device("cpu"), world_size=2)
+        return not (self.partial or self._owing or Leaves(self.compressor.init(sample)).flat)
 
     def _choose(self, compressor: Compressor) -> None:
         self.compressor = compressor
@@ -191,6 +219,7 @@ class ModelMemory:
 
     def replace(self, compressor: Compressor) -> None:
         """Go on with another compressor; what was held back is owed to the next average."""
+        _check_partial(compressor, self.partial)
         self.end_step()
         released = {name: memory.held_back()[name] for name, memory in self._released()}
         if self._former is None:

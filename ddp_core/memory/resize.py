@@ -18,8 +18,9 @@ from .checkpoint import check_parameters, check_whole, checked, layouts
 def merged(states: Any, compressor: Compressor, names: Mapping[Tensor, str]) -> dict[str, Any]:
     """The state from which every rank goes on, whatever their number: it owes the mean of what all ranks held back.
 
-    So the mean over ranks of what is held back, which is what the average lacks, stays what it was. All else is rank 0's,
-    and alike on all ranks. Raises ValueError unless `states` are those of all ranks after one step, each of them once.
+    So the mean over ranks of what is held back, which is what the average lacks, stays what it was; so does that of momenta.
+    All else is rank 0's, and alike on all ranks. Raises ValueError unless `states` are those of all ranks after one step,
+    each of them once.
     """
     given = _ordered(states)
     ordered = [checked(state, compressor, len(given), rank) for rank, state in enumerate(given)]
@@ -31,7 +32,20 @@ def merged(states: Any, compressor: Compressor, names: Mapping[Tensor, str]) -> 
     parameters = {name: parameter for parameter, name in names.items()}
     buckets = [_buckets(state, compressor, parameters, len(ordered), rank) for rank, state in enumerate(ordered)]
     held = summed(bucket.held_back() for mine in buckets for bucket in mine)
-    return {**ordered[0], "parameters": _owing(buckets[0], {name: held[name] / len(ordered) for name in held})}
+    momenta = _mean_momenta(buckets)
+    entries = _owing(buckets[0], {name: held[name] / len(ordered) for name in held})
+    for name, fields in momenta.items():
+        entries[name].update(fields)
+    return {**ordered[0], "parameters": entries}
+
+
+def _mean_momenta(buckets: Sequence[Sequence[BucketMemory]]) -> Entries:
+    """The mean over ranks of what is made of their gradients and is not held back."""
+    total: Entries = {}
+    for bucket in (bucket for mine in buckets for bucket in mine):
+        for name, fields in bucket.averaged().items():
+            total[name] = summed([total.get(name, {}), fields])
+    return {name: {field: sums[field] / len(buckets) for field in sums} for name, sums in total.items()}
 
 
 def _ordered(states: Any) -> list[Mapping[str, Any]]:

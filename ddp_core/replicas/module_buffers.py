@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..transport.collectives import largest, spread
+from ..transport.collectives import largest, spread, twin
 
 
 class BufferSync:
@@ -25,6 +25,14 @@ class BufferSync:
         self.hook = hook
         self._group = group
         self._pending: list[torch.futures.Future[Any]] = []
+
+    def separate(self, device: torch.device) -> None:
+        """Have a group of their own where gradients travel on the model's, and buffers would queue behind them.
+
+        On the CPU gradients have groups of their own. A collective call.
+        """
+        if device.type == "cuda":
+            self._group = twin(self._group)
 
     @property
     def after_forward(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -33,6 +33,7 @@ class BucketOrder:
         self._looked_at = 0
         self._followed_at: int | None = None  # when a state brought buckets, while these have memory of their own
         self.agreed = False  # rank 0 has told its order once
+        self.drain: Callable[[], None] | None = None  # before the buckets are made anew
         self._name()
 
     def look(self, steps: int, averager: CompressedAverager | None, *, hooked: bool, dynamic: bool) -> None:
@@ -69,8 +70,21 @@ class BucketOrder:
 
     def _rebuild(self, order: list[int], rooms: Rooms) -> None:
         if order != self._plan.order or not (self._plan.shared or rooms is own_rooms):
-            self._plan.build(order, rooms)
-            self._name()
+            self._build(order, rooms)
+
+    def resize(self, size: int, rooms: Rooms, *, cut: bool) -> None:
+        """Make the buckets anew, of another size in bytes; all ranks do so between the same steps.
+
+        `cut`: those that are larger, as with a large parameter, are sent in slices of that size.
+        """
+        self._plan.caps, self._plan.cut = [size], size if cut else None
+        self._build(self._plan.order, rooms)
+
+    def _build(self, order: list[int], rooms: Rooms) -> None:
+        if self.drain is not None:
+            self.drain()
+        self._plan.build(order, rooms)
+        self._name()
 
     def _name(self) -> None:
         self._timeline.name_buckets(

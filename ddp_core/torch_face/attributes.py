@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.nn.parallel.distributed import _BufferCommHookLocation
 
 from ..backward.weak_call import weak_call
-from ..buckets.grad_bucket import GradBucket
+from ..buckets.slices import Sendable
 from ..measure.timeline import Timeline
 from ..replicas.module_buffers import BufferSync
 from .arguments import Arguments, states
@@ -210,7 +210,7 @@ class TorchFace(TorchDDP):
         if agent and _in_a_distributed_context():
             self._log_and_throw(RuntimeError, DISTRIBUTED_AUTOGRAD)
 
-    def _refuse_bypassed(self, bucket: GradBucket) -> None:
+    def _refuse_bypassed(self, bucket: Sendable) -> None:
         """Raise RuntimeError where gradients of a bucket came that are not in `.grad`."""
         parameters = self.reducer.parameters
         if any(self.reducer.brought(index) and parameters[index].grad is None for index in bucket.members):

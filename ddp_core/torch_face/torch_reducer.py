@@ -75,16 +75,18 @@ class TorchReducer(Reducer):
         backward.over = True
         with backward:
             self._send_nothing(backward)
-            for _ in self._averages(backward):
-                pass
+            for bucket in self.plan.buckets:
+                self.average_of(bucket, backward)
         self._backward = None
         self._end_step(backward)
+        backward.step.end()
+        self.averager.end_step()
 
     def _send_nothing(self, backward: Backward) -> None:
         nothing = bytearray(len(self._parameters))
         if self.rules.dynamic and (backward.skips or backward.fresh):
             backward.usage = self._ask(nothing)
-        for bucket in self.plan.buckets:
+        for bucket in self.plan.sending:
             if backward.needs(bucket):
                 bucket.clear()
                 self._average(backward, bucket)

@@ -78,3 +78,11 @@ def largest(value: int, group: dist.ProcessGroup, device: torch.device) -> int:
     with telling("whether they have inputs left"):
         dist.all_reduce(values, op=dist.ReduceOp.MAX, group=group)
     return int(values)
+
+
+def twin(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Another group of the same ranks and kind, whose collectives wait for none of the first one's. A collective call."""
+    ranks = dist.get_process_group_ranks(group)
+    made = dist.new_group(ranks, backend=dist.get_backend(group), use_local_synchronization=True)
+    assert isinstance(made, dist.ProcessGroup)
+    return made

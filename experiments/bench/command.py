@@ -24,6 +24,7 @@ from ..ranks.launchers import adopt_launcher, lab_here, threads_here, under_laun
 from ..ranks.processes import supervised
 from ..results.environment import command_line, environment
 from ..results.progress_bar import progress_bar
+from .bounds import bounds
 from .config import BenchConfig
 from .models import Task
 from .rows import KIND, Placement, row, stretched, write
@@ -175,5 +176,5 @@ def _rows(
     with world.joined(count, name):
         for case, measured in measure(chosen, setup, config, world, advance):
             found = row(task.name, setup.batch_size, case, placement, measured, config.labels())
-            yield {**found, **stretched(found, config.emulated_seconds)}
+            yield {**found, **stretched(found, config.emulated_seconds), **bounds(config, case, count)}
     bar.remove_task(shown)

@@ -13,12 +13,13 @@ from ..network.lab import NetlabConfig, backend_here, check_lab
 from ..network.link import check_link
 from ..results.files import check_file
 from ..workloads import emulation
-from ..workloads.emulation import check_dilation, chosen_trace, dilated
+from ..workloads.emulation import Trace, check_dilation, chosen_trace, dilated
+from ..workloads.order import BACKWARD, Order
 from .models import RESNETS, Task, emulated_task, task
 from .rows import NO_DDP, Case
 
 AT_LEAST_ONE = ("nproc", "batch_size", "image_size", "steps", "warmup")
-LISTS = ("models", "ddp", "compressors", "process_groups", "sync_every", "overlap")
+LISTS = ("models", "ddp", "compressors", "process_groups", "sync_every", "overlap", "order")
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,9 @@ class BenchConfig:
     """gradients are averaged in every k-th iteration only, the others run in no_sync"""
     overlap: list[bool] = field(default_factory=lambda: [True])
     """whether buckets go while backward still runs; false holds them until its last gradient"""
+    order: list[Order] = field(default_factory=lambda: [BACKWARD])
+    """in which gradients go: backward, whose step waits for all of them; slices, the same in pieces of bucket_mb on the wire
+    (4 if not given); priority: in pieces, first what the next forward needs first, which waits where it uses them; auto"""
     world_sizes: list[int] = field(default_factory=list)
     """numbers of ranks; 1, 2, 4, ... of a machine and then 1, 2, 4, ... machines if not given"""
     no_ddp: bool = True
@@ -104,15 +108,12 @@ class BenchConfig:
 
     def tasks(self) -> list[Task]:
         """What is trained, one after the other."""
-        if (trace := chosen_trace(self.compute)) is not None:
-            return [emulated_task(trace, self.dilate)]
+        if self.trace is not None:
+            return [emulated_task(self.trace, self.dilate)]
         return [task(name, self.image_size) for name in dict.fromkeys(self.models)]
 
     def cases(self) -> list[Case]:
-        """All settings to compare, without those that torch's DistributedDataParallel does not have.
-
-        Raises ValueError where none is left.
-        """
+        """All settings to compare, but for those that there are not. Raises ValueError where none is left."""
         factors: tuple[Sequence[Any], ...] = (
             self.ddp,
             self.compressors,
@@ -120,12 +121,15 @@ class BenchConfig:
             self.process_groups,
             self.sync_every,
             self.overlap,
+            self.order,
         )
         found = [Case(*values) for values in product(*(dict.fromkeys(each) for each in factors))]
-        kept = [case for case in found if case.ddp != "torch" or case.process_groups == 1]
+        kept = list(filter(_exists, found))
         if not kept:
             raise ValueError(
-                f"torch's DistributedDataParallel takes one process group, got {self.process_groups}: use --ddp gradwire"
+                f"torch's DistributedDataParallel takes one process group and backward's order, and orders other than that "
+                f"overlap with backward on one process group; got ddp {','.join(self.ddp)}, process_groups "
+                f"{self.process_groups}, overlap {self.overlap}, order {','.join(self.order)}"
             )
         return kept
 
@@ -135,13 +139,17 @@ class BenchConfig:
 
     def labels(self) -> list[str]:
         """What every output says of figures that are not of a real accelerator and network."""
-        return emulation.labels(chosen_trace(self.compute), self.dilate) + netlab.labels(self.link)
+        return emulation.labels(self.trace, self.dilate) + netlab.labels(self.link)
+
+    @property
+    def trace(self) -> Trace | None:
+        """Of the emulated accelerator; None on a real one."""
+        return chosen_trace(self.compute)
 
     @property
     def emulated_seconds(self) -> float | None:
         """What forward and backward take on the emulated accelerator, dilated; None on a real one."""
-        trace = chosen_trace(self.compute)
-        return None if trace is None else trace.seconds * self.dilate
+        return None if self.trace is None else self.trace.seconds * self.dilate
 
     @property
     def slowed_link(self) -> str | None:
@@ -152,3 +160,11 @@ class BenchConfig:
     def slowed_netlab(self) -> NetlabConfig:
         """The lab, its links as slow as the dilation makes them."""
         return replace(self.netlab, rate=dilated(self.netlab.rate, self.dilate))
+
+
+def _exists(case: Case) -> bool:
+    """Whether there is such a setting: what torch's DistributedDataParallel does, or any order with all that it needs."""
+    backward = case.order == BACKWARD
+    if case.ddp == "torch" and not (backward and case.process_groups == 1):
+        return False
+    return backward or (case.overlap and case.process_groups == 1)

@@ -27,6 +27,7 @@ class Task:
     """A model to train: `build` makes it on the current default device, `sample` some inputs and targets.
 
     `loss` takes the model, inputs and targets. `batch_size`: the samples of a step, where that is not the user's choice.
+    `fused`: the optimizer goes over the parameters once, as its time on this processor is not what is emulated.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Task:
     sample: Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
     loss: Callable[[nn.Module, Tensor, Tensor], Tensor]
     batch_size: int | None = None
+    fused: bool = False
 
 
 def task_names() -> list[str]:
@@ -54,7 +56,7 @@ def task(name: str, image_size: int) -> Task:
 
 def emulated_task(trace: Trace, dilate: float) -> Task:
     """The layers of a trace, which take its time: neither inputs nor targets matter."""
-    return Task(trace.name, lambda: emulated(trace, dilate), _nothing, _own_loss, trace.batch_size)
+    return Task(trace.name, lambda: emulated(trace, dilate), _nothing, _own_loss, trace.batch_size, fused=True)
 
 
 def _own_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..results.statistics import percentiles
+from ..workloads.order import BACKWARD, Order
 
 KIND = "bench"
 PHASES = ("forward", "backward", "exposed", "optimizer")
@@ -18,7 +19,9 @@ PHASES = ("forward", "backward", "exposed", "optimizer")
 
 @dataclass(frozen=True)
 class Case:
-    """A setting of the benchmark. `bucket_mb`: None is 1 MiB for the first bucket and 25 for the others."""
+    """A setting of the benchmark. `bucket_mb`: None is 1 MiB for the first bucket and 25 for the others; in another `order`
+    than backward's it is the size of slices on the wire, and None is 4.
+    """
 
     ddp: Literal["torch", "gradwire", "none"]
     compressor: str = "none"
@@ -26,6 +29,7 @@ class Case:
     process_groups: int = 1
     sync_every: int = 1
     overlap: bool = True
+    order: Order = BACKWARD
 
 
 NO_DDP = Case("none")

@@ -83,12 +83,15 @@ def value(factor: str, setting: Any) -> str:
         return f"sync every {setting}"
     if factor == "overlap":
         return "overlap" if setting else "no overlap"
+    if factor == "order":
+        return f"{setting} order" if setting == "backward" else str(setting)
     return str(setting)
 
 
 def common(cases: Sequence[Case]) -> str:
     """What all settings have in common."""
-    same = [name for name in FACTORS if name not in varied(cases)]
+    usual = [name for name in ("order",) if getattr(cases[-1], name) == getattr(NO_DDP, name)]
+    same = [name for name in FACTORS if name not in (*varied(cases), *usual)]
     words = [value(name, getattr(cases[0], name)) for name in same]
     return ", ".join(f"{word} DDP" if name == "ddp" else word for name, word in zip(same, words, strict=True))
 

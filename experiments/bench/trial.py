@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -12,11 +11,13 @@ import torch
 import torch.distributed as dist
 
 from ...ddp_core import Decorator, exchange
+from ..workloads.order import BACKWARD, drain, ordered, waited_seconds
 from .clock import LastGradient, Moment, clock_for
 from .models import Task
 from .rows import PHASES, Case, Measured
 from .wrapping import traffic, wrapped
 
+PLANNED_AFTER = 12  # steps: an order of sending is planned from the ninth on
 LR, MOMENTUM, WEIGHT_DECAY = 0.001, 0.9, 1e-4  # as in PyTorch's benchmark
 
 
@@ -45,7 +46,10 @@ class Trial:
             model = setup.task.build().to(setup.device)
         self._last_gradient = LastGradient(model, self._clock)
         self._model, self._handle = wrapped(model, case, groups, setup.timeout, setup.transport)
-        self._optimizer = torch.optim.SGD(model.parameters(), LR, MOMENTUM, weight_decay=WEIGHT_DECAY)
+        fused = setup.task.fused or None  # None: torch's choice
+        optimizer = torch.optim.SGD(model.parameters(), LR, MOMENTUM, weight_decay=WEIGHT_DECAY, fused=fused)
+        self._optimizer = ordered(self._model, optimizer, case.order, case.bucket_mb)
+        self._lead = 0 if case.order == BACKWARD else PLANNED_AFTER
         generator = torch.Generator().manual_seed(setup.seed + groups[0].rank())
         inputs, targets = setup.task.sample(setup.batch_size, generator)
         self._inputs, self._targets = inputs.to(setup.device), targets.to(setup.device)
@@ -53,16 +57,31 @@ class Trial:
         self._phases: dict[str, list[float]] = {name: [] for name in PHASES}
 
     def turn(self) -> None:
-        """`sync_every` iterations, of which the last averages gradients and steps the optimizer."""
+        """`sync_every` iterations, of which the last averages gradients and steps the optimizer.
+
+        Where communication goes on through the next forward, that of a turn before comes first and what is left at the end
+        is waited for behind the clock: so a turn has just one step's.
+        """
+        self._clock.synchronize()
+        for _ in range(self._lead):
+            self._iterations()
+        self._lead = min(self._lead, 1)
+        start = self._clock.mark()
+        marks = self._iterations()
+        waited = waited_seconds(self._optimizer)
+        drain(self._optimizer)
+        self._clock.synchronize()
         iterations = self.case.sync_every
-        self._clock.synchronize()
-        start = time.perf_counter()
-        marks = [self._iteration(synced=index == iterations - 1) for index in range(iterations)]
-        self._clock.synchronize()
-        self._seconds.append((time.perf_counter() - start) / iterations)
+        self._seconds.append(self._clock.seconds(start, marks[-1][-1]) / iterations)
         for name, begin in zip(PHASES, range(len(PHASES)), strict=True):
             spans = (self._clock.seconds(moments[begin], moments[begin + 1]) for moments in marks)
-            self._phases[name].append(sum(spans) / iterations)
+            hidden = {"forward": -waited, "exposed": waited}.get(name, 0.0)
+            self._phases[name].append((sum(spans) + hidden) / iterations)
+
+    def _iterations(self) -> list[tuple[Moment, ...]]:
+        """A step of the optimizer: when each of its iterations began, and when each of their phases ended."""
+        iterations = self.case.sync_every
+        return [self._iteration(synced=index == iterations - 1) for index in range(iterations)]
 
     def _iteration(self, *, synced: bool) -> tuple[Moment, ...]:
         """When it began, and when each of its phases ended."""

@@ -149,8 +149,8 @@ def config_file(text: str) -> Path:
     """A file by its path, or one that is shipped by its name, such as `powersgd-post`; ValueError where there is neither."""
     path = Path(text)
     shipped = {file.stem: file for file in CONFIGS.rglob("*.yaml")}
-    if path.exists() or text in shipped:
-        return path if path.exists() else shipped[text]
+    if path.is_file() or text in shipped:
+        return path if path.is_file() else shipped[text]
     near = difflib.get_close_matches(path.stem, shipped, 1)
     hint = f" (did you mean {near[0]}?)" if near else ""
     raise ValueError(f"cannot read {CONFIG_FLAG} {text}: No such file{hint}; shipped are: {', '.join(sorted(shipped))}")

@@ -68,6 +68,12 @@ COMMANDS: dict[str, Command] = {
         config=".plan:PlanConfig",
         function=".plan:plan_command",
     ),
+    "replay": Command(
+        "predict the steps that bench measured on an emulated accelerator, and those of more hosts",
+        config=".replay:ReplayConfig",
+        function=".replay:replay_command",
+        positional=("files",),
+    ),
     "kernels": Command(
         "time the arithmetic on each backend against memory and torch's operators, after checking it",
         config=".kernels:KernelsConfig",
@@ -105,6 +111,11 @@ COMMANDS: dict[str, Command] = {
         config=".network.lab.command:NetlabCommandConfig",
         function=".network.lab.command:netlab_command",
         positional=("command",),
+    ),
+    "rendezvous": Command(
+        "keep a place where sites meet that train by local steps",
+        config=".rendezvous:RendezvousConfig",
+        function=".rendezvous:rendezvous",
     ),
     "info": Command(
         "show versions, devices, kernel backends, process groups and network interfaces",

@@ -6,14 +6,13 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-import torch.distributed as dist
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -24,18 +23,20 @@ from ..ranks.device import chosen_backend, device_here, device_of, shared_gpus, 
 from ..ranks.group import joined
 from ..ranks.launchers import adopt_launcher, lab_here, threads_here
 from ..ranks.processes import supervised
-from ..results.comparison import Results, RunResult, ranks_on
+from ..results.comparison import ONE_PROCESS, SIMULATED, Results, RunResult, ranks_on
 from ..results.environment import command_line, environment
 from ..results.files import prepared_folder
 from ..results.loggers import check_loggers, open_loggers
 from ..workloads.data import Dataset, load_dataset
 from ..workloads.models import build_model
-from ..workloads.training import Steps, train
+from ..workloads.simulated import train_simulated
+from ..workloads.training import Report, Steps, train
 from .config import CompareConfig
 from .output import write_output
 
 logger = logging.getLogger(__name__)
 RESULTS = "results.json"
+Trainer: TypeAlias = Callable[[str, Report], RunResult]  # of a compressor's specification
 WRITTEN = (RESULTS, "loss.png", "tradeoff.png", "report.html")  # in the output folder, at the end or on the way
 
 
@@ -44,12 +45,14 @@ def compare(config: CompareConfig) -> int:
     check_loggers(config.logger)
     if (code := rerun_on_hosts(config.netlab)) is not None:
         return code
-    launcher = adopt_launcher()
+    launcher = None if config.simulated else adopt_launcher()
     dataset = load_dataset(config.data, config.model)
     with torch.device("meta"):
         build_model(config.model, dataset)
     ranks = int(os.environ["WORLD_SIZE"]) if launcher else config.nproc
     dataset.train_batches(config.batch_size, seed=config.seed, rank=0, world_size=ranks)  # refuses too few samples
+    if config.simulated:
+        return _simulated(config, dataset)
     wanted = backend_here(config.backend, config.link)
     backend = chosen_backend(wanted, int(os.environ.get("LOCAL_WORLD_SIZE", config.nproc)))
     if launcher:
@@ -89,7 +92,7 @@ def _warnings(config: CompareConfig, backend: str) -> Iterator[str]:
 
 
 def _network(config: CompareConfig) -> str | None:
-    return ", ".join(labels(config.link)) or None
+    return SIMULATED if config.simulated else ", ".join(labels(config.link)) or None
 
 
 def _inside_launcher(config: CompareConfig, dataset: Dataset, backend: str, launcher: str) -> int:
@@ -99,6 +102,20 @@ def _inside_launcher(config: CompareConfig, dataset: Dataset, backend: str, laun
     run_rank(config, dataset, backend, "netlab" if lab_here() else launcher, out, None)
     if out is not None:
         write_output(Results.read(out / RESULTS), out)
+    return 0
+
+
+def _simulated(config: CompareConfig, dataset: Dataset) -> int:
+    """All ranks are simulated in this process."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    out = _begun(config, ONE_PROCESS, config.nproc)
+
+    def trainer(spec: str, report: Report) -> RunResult:
+        return train_simulated(spec, config.training, dataset, config.nproc, report)
+
+    _run_all(config, _empty_results(config, dataset, ONE_PROCESS, "gradwire", config.nproc), trainer, out)
+    write_output(Results.read(out / RESULTS), out)
     return 0
 
 
@@ -119,28 +136,28 @@ def run_rank(
     rendezvous: dict[str, Any] | None,
 ) -> None:
     """All compressors, one after the other, on this rank; the rank with `out` writes and shows results."""
-    device = device_here(backend)
+    device, link = device_here(backend), over_link(config.link)
     with joined(backend, timedelta(seconds=config.timeout), rendezvous) as group:
-        results = _empty_results(config, dataset, backend, launcher, group)
+
+        def trainer(spec: str, report: Report) -> RunResult:
+            return train(spec, config.training, dataset, group, device, report, link)
+
+        _run_all(config, _empty_results(config, dataset, backend, launcher, group.size()), trainer, out)
+
+
+def _run_all(config: CompareConfig, results: Results, trainer: Trainer, out: Path | None) -> None:
+    """Train with all compressors, one after the other; the results are in `out` after each of them."""
+    if out is not None:
+        results.write(out / RESULTS)
+    for index, spec in enumerate(config.compressors):
+        with _progress(index, config, show=out is not None) as bar:
+            run = _one(spec, config, trainer, bar, out)
+        results = dataclasses.replace(results, runs=(*results.runs, run))
         if out is not None:
             results.write(out / RESULTS)
-        for index, spec in enumerate(config.compressors):
-            with _progress(index, config, show=out is not None) as bar:
-                run = _one(spec, config, dataset, group, device, bar, out)
-            results = dataclasses.replace(results, runs=(*results.runs, run))
-            if out is not None:
-                results.write(out / RESULTS)
 
 
-def _one(
-    spec: str,
-    config: CompareConfig,
-    dataset: Dataset,
-    group: dist.ProcessGroup,
-    device: torch.device,
-    bar: Progress,
-    out: Path | None,
-) -> RunResult:
+def _one(spec: str, config: CompareConfig, trainer: Trainer, bar: Progress, out: Path | None) -> RunResult:
     task = bar.add_task(spec, total=config.steps, loss="")
     loggers = open_loggers(config.logger, spec, dataclasses.asdict(config), out) if out is not None else []
 
@@ -150,7 +167,7 @@ def _one(
         for each, figures in product(loggers, recent):
             each.step(*figures)
 
-    run = train(spec, config.training, dataset, group, device, report, over_link(config.link))
+    run = trainer(spec, report)
     for each in loggers:
         each.finish(run)
     return run
@@ -168,13 +185,11 @@ def _progress(index: int, config: CompareConfig, *, show: bool) -> Progress:
     )
 
 
-def _empty_results(
-    config: CompareConfig, dataset: Dataset, backend: str, launcher: str, group: dist.ProcessGroup
-) -> Results:
+def _empty_results(config: CompareConfig, dataset: Dataset, backend: str, launcher: str, world_size: int) -> Results:
     with torch.device("meta"):
         elements = sum(p.numel() for p in build_model(config.model, dataset).parameters())
     return Results(
-        world_size=group.size(),
+        world_size=world_size,
         backend=backend,
         model={"name": config.model.name, "parameters": elements},
         data=dataset.summary(),

@@ -10,6 +10,7 @@ from ..network.lab import NetlabConfig, backend_here, check_lab
 from ..network.link import check_link
 from ..workloads.data import DataConfig
 from ..workloads.models import ModelConfig
+from ..workloads.order import BACKWARD, Order
 from ..workloads.training import TrainingConfig
 
 
@@ -19,13 +20,15 @@ class CompareConfig:
 
     nproc: int = 2
     """ranks on this machine (the launcher's own number where one starts the ranks)"""
+    simulated: bool = False
+    """train the nproc ranks in turn, in one process: their losses and bytes, without a network and its times"""
     backend: Literal["auto", "gloo", "nccl", "gloo-cuda"] = "auto"
     """process group; auto is nccl with a GPU for every rank and neither lab nor emulated link, else gloo;
     gloo-cuda has Gloo carry CUDA tensors, so that ranks can share a GPU"""
     model: ModelConfig = field(default_factory=ModelConfig)
     """gpt, resnet18-cifar, lstm, mlp or torchvision:NAME, and its sizes"""
     data: DataConfig = field(default_factory=DataConfig)
-    """text, digits, mnist or cifar10, and where it lies"""
+    """text, digits, patterns, mnist or cifar10, and where it lies"""
     compressors: list[str] = field(default_factory=lambda: ["none", "bf16", "powersgd:rank=4"])
     """specifications, separated by commas: none,powersgd:rank=1,topk:ratio=0.01"""
     steps: int = 100
@@ -40,12 +43,19 @@ class CompareConfig:
     """learning rate"""
     momentum: float = 0.5
     """of sgd"""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """of the learning rate after its warm-up; cosine ends at zero"""
+    warmup: int = 0
+    """optimizer steps in which the learning rate grows to lr"""
     seed: int = 0
     """of the initial model and the order of samples"""
     bucket_mb: float | None = None
     """DDP's bucket size, MiB; null is 1 for the first and 25 for the others"""
     ddp: Literal["gradwire", "torch"] = "gradwire"
     """whose DistributedDataParallel; torch's has gradwire's hook"""
+    order: Order = BACKWARD
+    """in which gradients go: backward, whose step waits for all of them; slices, the same in pieces of 4 MiB on the wire;
+    priority: in pieces, first what the next forward needs first, and that waits where it needs them; auto"""
     eval_batches: int = 40
     """held-out batches at the end"""
     threads: int = 0
@@ -70,6 +80,12 @@ class CompareConfig:
         check_link(self.link)
         check_lab(self.netlab)
         backend_here(self.backend, self.link, self.netlab.hosts)
+        if self.simulated and (self.link or self.netlab.hosts):
+            raise ValueError("simulated ranks have no network: leave out link and netlab, or simulated")
+        if self.simulated and self.backend not in ("auto", "gloo"):
+            raise ValueError(f"simulated ranks train on the CPU, without a process group; got backend {self.backend!r}")
+        if self.simulated and self.ddp != "gradwire":
+            raise ValueError("simulated ranks have no DistributedDataParallel: leave out ddp, or simulated")
         if not self.compressors:
             raise ValueError("compressors is empty: name at least one, such as none,bf16,powersgd:rank=4")
         if twice := sorted({spec for spec in self.compressors if self.compressors.count(spec) > 1}):

@@ -14,6 +14,8 @@ import torch
 
 from ... import __version__
 
+ONE_PROCESS, SIMULATED = "one process", "simulated ranks"  # backend and network where ranks are simulated
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -40,6 +42,7 @@ class RunResult:
     steps left out. Bytes are a rank's in a step that communicates; `compression_ratio` is what a dense float32 ring
     all-reduce sends over `sent_bytes_per_step`. `train_seconds`: when each step ended. `parameters_digest`: SHA-256, the
     same on all ranks. `warmed_up`: whether the compressor's warm-up, if it has one, ended before the last synced step.
+    `total_sent_bytes`: a rank's in all steps; None in files of earlier versions.
     """
 
     compressor: str
@@ -55,6 +58,7 @@ class RunResult:
     train_seconds: tuple[float, ...]
     parameters_digest: str
     warmed_up: bool = True
+    total_sent_bytes: float | None = None
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from .comparison import Results
+from .comparison import SIMULATED, Results
 
 UNCOMPRESSED = ("none", "bf16", "fp16")  # what a user gets without giving anything up
 WORTHWHILE = 1.1  # a speed-up below this is not worth a lossy method
@@ -26,6 +26,8 @@ def recommendation(results: Results) -> str:
 
 
 def _recommendation(results: Results) -> str:
+    if results.environment.get("network") == SIMULATED:
+        return "No verdict: simulated ranks have no network. Losses and bytes are those of real ranks."
     plain = [run for run in results.runs if run.compressor in UNCOMPRESSED]
     if not plain or len(plain) == len(results.runs):
         return "No verdict: it takes a run of none, bf16 or fp16 and one of another compressor."

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from ..results.rows import Row
 from .config import SweepConfig
 from .derive import derivations
+from .mean import RUNS, spread_of
 from .rows import SOMETIMES, column_of
 
 
@@ -30,6 +31,8 @@ def _unknown(config: SweepConfig, known: set[str], row: Row) -> Iterator[str]:
     for name, derivation in derivations(config.derive).items():
         yield from _absent(derivation.columns, known, f"derive.{name}")
         known = {*known, name}
+    if config.mean_over:
+        known = {*known, RUNS, *(spread_of(name) for name in known)}
     yield from _absent([column_of(name, row) for name in config.columns], known, "columns")
     for figure in config.drawn:
         yield from _absent(figure.named, known, f"figure {figure.name}")

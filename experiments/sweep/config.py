@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -12,7 +13,8 @@ from .figure import Figure, figures_of
 from .recommendation import Criterion, criterion_of
 from .rows import READERS, USE, USED_BY
 
-SHORTENED = ("base", "grid")
+SHORTENED = ("base", "grid", "cases", "skip")
+CASE = "case"  # the column that tells which
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,16 @@ class SweepConfig:
     """options of the command that all points share"""
     grid: dict[str, Any] = field(default_factory=dict)
     """options with a list of values each; the points are their product"""
+    cases: dict[str, Any] = field(default_factory=dict)
+    """sets of options that change together, {name: {option: value}}; the grid is run for each, the column is case"""
+    skip: list[dict[str, Any]] = field(default_factory=list)
+    """places of the grid that are left out: {column: [values]}, all columns together"""
+    only: dict[str, Any] = field(default_factory=dict)
+    """the part of the grid that is run and shown: {column: [values]}"""
+    mean_over: list[str] = field(default_factory=list)
+    """columns, such as seed, whose rows are shown as one: the mean, and NAME.spread, its standard deviation"""
     shortened: dict[str, Any] = field(default_factory=dict)
-    """what --short replaces: {base: {...}, grid: {...}}"""
+    """what --short replaces, key by key: {base: {...}, grid: {...}}; cases and skip as a whole"""
     derive: dict[str, Any] = field(default_factory=dict)
     """columns computed from others: {speedup: {of: COLUMN, against: {compressor: none}}}"""
     columns: list[str] = field(default_factory=list)
@@ -74,6 +84,12 @@ class SweepConfig:
             raise ValueError(f"{USE} is for points of {USED_BY}, whose steps are timed; leave it out of {self.command}")
         if not self.limit > 0:
             raise ValueError(f"limit is above 0 seconds, got {self.limit}")
+        for place in (self.only, *self.skip):
+            if unknown := place.keys() - {CASE, *self.chosen_grid}:
+                raise ValueError(
+                    f"only and skip name columns of the grid, {', '.join([CASE, *self.chosen_grid])}; got "
+                    f"{', '.join(sorted(unknown))}"
+                )
         derivations(self.derive)
         figures_of(self.figures)
         criterion_of(self.verdict)
@@ -95,6 +111,20 @@ class SweepConfig:
         return {**self.grid, **(self.shortened.get("grid", {}) if self.short else {})}
 
     @property
+    def chosen_cases(self) -> Mapping[str, Mapping[str, Any]]:
+        """The cases, of the short form if it is asked for."""
+        return self.shortened.get("cases", self.cases) if self.short else self.cases
+
+    @property
+    def places(self) -> list[dict[str, Any]]:
+        """The product of cases and grid, the last key varying fastest, without what is skipped or not asked for."""
+        names = [*([CASE] if self.chosen_cases else []), *self.chosen_grid]
+        values = [*([self.chosen_cases] if self.chosen_cases else []), *self.chosen_grid.values()]
+        skip = self.shortened.get("skip", self.skip) if self.short else self.skip
+        found = [dict(zip(names, each, strict=True)) for each in itertools.product(*values)]
+        return [each for each in found if lies_in(each, self.only) and not any(lies_in(each, part) for part in skip)]
+
+    @property
     def drawn(self) -> list[Figure]:
         """The pictures."""
         return figures_of(self.figures)
@@ -111,3 +141,16 @@ class SweepConfig:
             return self.columns
         drawn = [column for figure in self.drawn for column in figure.columns]
         return list(dict.fromkeys([*self.grid, *drawn, *self.derive]))
+
+
+def lies_in(place: Mapping[str, Any], part: Mapping[str, Any]) -> bool:
+    """Whether a place of the grid has one of a part's values in each of the part's columns.
+
+    >>> lies_in({"seed": 1, "compressors": ["none", "int8"]}, {"seed": [0, 1], "compressors": "int8"})
+    True
+    """
+    return all(not set(map(str, _listed(place[name]))).isdisjoint(map(str, _listed(part[name]))) for name in part)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from ..network.link import parse_rate
 from ..results.rows import Row
 from ..results.statistics import smoothed
 
@@ -42,10 +43,11 @@ class Speedup(Derivation):
 
 @dataclass(frozen=True)
 class Relative(Derivation):
-    """How many times as large a column is as in the row with the values `against`."""
+    """How many times as large a column is as in the row with the values `against`; `percent`: by how much, in per cent."""
 
     of: str
     against: Mapping[str, Any]
+    percent: bool = False
 
     @property
     def columns(self) -> list[str]:
@@ -53,7 +55,8 @@ class Relative(Derivation):
 
     def value(self, row: Row, rows: Sequence[Row], dimensions: Sequence[str]) -> float | None:
         reference = counterpart(row, rows, dimensions, self.against)
-        return _divided(row.get(self.of), reference.get(self.of)) if reference else None
+        found = _divided(row.get(self.of), reference.get(self.of)) if reference else None
+        return found if found is None or not self.percent else 100 * (found - 1)
 
 
 @dataclass(frozen=True)
@@ -99,11 +102,38 @@ class TimeToLoss(Derivation):
         return next((time for time, loss in zip(times, smoothed(losses), strict=True) if loss <= target), None)
 
 
+@dataclass(frozen=True)
+class SecondsOverLink(Derivation):
+    """When each step of a simulated training would end on a link of `rate`, such as 100mbit: a list, computed.
+
+    A step takes its median seconds of computation, then the seconds of its bytes, without overlap and latency. Bytes of a
+    warm-up are sent first.
+    """
+
+    rate: str
+
+    def __post_init__(self) -> None:
+        parse_rate(self.rate)
+
+    @property
+    def columns(self) -> list[str]:
+        return ["steps", "step_seconds.p50", "sent_bytes_per_step", "total_sent_bytes"]
+
+    def value(self, row: Row, rows: Sequence[Row], dimensions: Sequence[str]) -> list[float] | None:
+        found = [row.get(name) for name in self.columns]
+        if None in found:
+            return None
+        steps, seconds, sent, total = found
+        sent_by = [max(0.0, total - (steps - step) * sent) for step in range(1, steps + 1)]
+        return [step * seconds + sent / parse_rate(self.rate) for step, sent in enumerate(sent_by, start=1)]
+
+
 KINDS: dict[str, type[Derivation]] = {
     "speedup": Speedup,
     "relative": Relative,
     "quotient": Quotient,
     "time_to_loss": TimeToLoss,
+    "seconds_over_link": SecondsOverLink,
 }
 
 

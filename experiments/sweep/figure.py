@@ -9,7 +9,7 @@ from typing import Any
 
 from ..results.rows import Row
 
-KINDS = ("line", "bar", "box")
+KINDS = ("line", "bar", "box", "points")
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,9 @@ class Figure:
     """A picture of the rows.
 
     `x`, `y`: columns; several `y` are drawn on top of each other in bars, as lines of their own otherwise. Columns of
-    lists are curves, or the samples of a box. `series`: columns that tell lines or groups of bars apart. `where`: only
-    rows with these values. `log`: axes that are logarithmic. `lines`: {label: height} of reference lines. `spread`: two
+    lists are curves, or the samples of a box. `series`: columns that tell lines or groups of bars apart, or name points.
+    `where`: only rows with these values, or one of a list of them. `log`: axes that are logarithmic. `lines`: {label:
+    height} of reference lines. `bounds`: {label: column} of reference curves, the same for all series. `spread`: two
     columns that bound a band around a line. `smooth`: curves as moving averages.
     """
 
@@ -31,6 +32,7 @@ class Figure:
     log: list[str] = field(default_factory=list)
     labels: Mapping[str, str] = field(default_factory=dict)
     lines: Mapping[str, float] = field(default_factory=dict)
+    bounds: Mapping[str, str] = field(default_factory=dict)
     spread: list[str] = field(default_factory=list)
     caption: str = ""
     smooth: bool = False
@@ -40,6 +42,8 @@ class Figure:
             raise ValueError(f"figure {self.name}: kind is one of {', '.join(KINDS)}, got {self.kind!r}")
         if unknown := set(self.log) - {"x", "y"}:
             raise ValueError(f"figure {self.name}: log has x and y, got {', '.join(sorted(unknown))}")
+        if self.bounds and self.kind != "line":
+            raise ValueError(f"figure {self.name}: bounds are curves of a line, and its kind is {self.kind}")
         if len(self.spread) not in (0, 2):
             raise ValueError(f"figure {self.name}: spread is a lower and an upper column, got {self.spread}")
 
@@ -51,12 +55,16 @@ class Figure:
     @property
     def named(self) -> list[str]:
         """All columns that it speaks of."""
-        return [*self.columns, *self.spread, *self.where]
+        return [*self.columns, *self.spread, *self.where, *self.bounds.values()]
 
     def shown(self, rows: Sequence[Row]) -> list[Row]:
         """Of the rows, those that it is about and that have what it draws."""
-        about = [row for row in rows if all(row.get(name) == value for name, value in self.where.items())]
+        about = [row for row in rows if all(_is(row.get(name), value) for name, value in self.where.items())]
         return [row for row in about if all(row.get(name) is not None for name in (self.x, *self.y))]
+
+
+def _is(value: Any, wanted: Any) -> bool:
+    return value in wanted if isinstance(wanted, list) else bool(value == wanted)
 
 
 def check_drawing(figures: Sequence[Figure]) -> None:

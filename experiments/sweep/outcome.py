@@ -15,8 +15,9 @@ from rich.table import Table
 from ..bench.rows import FACTORS
 from ..results.rows import Row, shown
 from .cache import Finished
-from .config import SweepConfig
+from .config import CASE, SweepConfig
 from .derive import derived
+from .mean import means
 from .points import Point
 from .provenance import command_of, provenance
 from .recommendation import recommendations
@@ -24,7 +25,19 @@ from .rows import column_of, named
 
 STUDY = "study.json"
 PAGE = "README.md"
-DESCRIBED = ("command", "base", "grid", "shortened", "derive", "figures", "verdict")
+DESCRIBED = (
+    "command",
+    "base",
+    "cases",
+    "grid",
+    "skip",
+    "only",
+    "mean_over",
+    "shortened",
+    "derive",
+    "figures",
+    "verdict",
+)
 IDENTITY = ("model", "world_size", *FACTORS)  # besides the grid: what a row is compared at
 
 
@@ -42,10 +55,14 @@ class Outcome:
     def rows(self) -> list[Row]:
         """With the derived columns."""
         rows = [row for point in self.finished for row in point.rows]
-        return derived(rows, self.config.derive, [*IDENTITY, *self._grid(rows)])
+        dimensions = [*IDENTITY, *self._grid(rows)]
+        found = derived(rows, self.config.derive, dimensions)
+        drawn = [column for figure in self.config.drawn for column in figure.columns]
+        return means(found, self.config.mean_over, dimensions, drawn) if self.config.mean_over else found
 
     def _grid(self, rows: Sequence[Row]) -> list[str]:
-        return [column_of(key, rows[0]) for key in self.config.chosen_grid] if rows else []
+        names = [CASE] * bool(self.config.chosen_cases) + list(self.config.chosen_grid)
+        return [column_of(key, rows[0]) for key in names] if rows else []
 
     @property
     def named_rows(self) -> list[tuple[str, Row]]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
@@ -20,6 +19,8 @@ from ..results.picture import DPI
 from ..results.rows import Row
 from ..results.statistics import smoothed
 from .figure import Figure
+from .mean import spread_of
+from .naming import name_points
 from .rows import named
 
 SIZE = (8.0, 4.8)  # inches
@@ -28,6 +29,8 @@ TITLE_CHARACTERS = 95  # in a line
 GROUP_WIDTH = 0.8  # of the distance between two groups of bars
 MARKED = 40  # points of a line that get marks, at most
 STYLES = ("-", "--", ":", "-.")
+BOUND_STYLES = ("--", ":", "-.")
+COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#B2A200")  # Okabe and Ito 2008
 LEGEND_CHARACTERS = 110  # that fit beside each other below a picture
 HANDLE_CHARACTERS = 7  # that a line's sample takes
 GBIT = 1e9
@@ -46,11 +49,15 @@ def draw(figure: Figure, rows: Sequence[Row], title: str, out: Path) -> Path:
     if figure.kind == "line":
         figure, rows = _by_rate(figure, rows)
     canvas = Canvas(figsize=SIZE, layout="constrained")
+    FigureCanvasAgg(canvas)
     axes = canvas.subplots()
     DRAWERS[figure.kind](axes, figure, rows)
     _set_axes(axes, figure, title)
     _legend(canvas, axes)
-    FigureCanvasAgg(canvas)
+    if figure.kind == "points":
+        name_points(
+            canvas, axes, [(row[figure.x], row[figure.y[0]]) for row in rows], [_name(figure, row) for row in rows]
+        )
     canvas.savefig(out / f"{figure.name}.png", dpi=DPI)
     return out / f"{figure.name}.png"
 
@@ -59,11 +66,12 @@ def _set_axes(axes: Axes, figure: Figure, title: str) -> None:
     for label, height in figure.lines.items():
         axes.axhline(height, color="black", linewidth=1, linestyle="--", label=label)
     for axis in figure.log:
-        axes.set(**{f"{axis}scale": "log"})
+        lowest = min(getattr(axes, f"get_{axis}lim")())
+        axes.set(**{f"{axis}scale": "log" if lowest > 0 or figure.kind != "points" else "symlog"})
     if "y" in figure.log:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_formatter(SmallTicks())
-    elif not figure.smooth and axes.get_ylim()[0] > 0:
+    elif not figure.smooth and figure.kind != "points" and axes.get_ylim()[0] > 0:
         axes.set_ylim(0, HEADROOM * axes.get_ylim()[1])
     axes.set_xlabel(figure.labels.get("x", figure.x))
     axes.set_ylabel(figure.labels.get("y", ", ".join(figure.y)))
@@ -102,28 +110,37 @@ def _gbit(value: Any) -> float | None:
         return None
 
 
-def _color(index: int) -> tuple[float, float, float, float]:
-    return colormaps["tab10"](index % 10)
+def _color(index: int) -> str:
+    return COLORS[index % len(COLORS)]
 
 
 def series_of(figure: Figure, rows: Sequence[Row]) -> dict[str, list[Row]]:
     """The rows of each line or group of bars, by its name."""
     found: dict[str, list[Row]] = {}
     for row in rows:
-        name = ", ".join(named(column, row.get(column)) for column in figure.series)
-        found.setdefault(name, []).append(row)
+        found.setdefault(_name(figure, row), []).append(row)
     return found
+
+
+def _name(figure: Figure, row: Row) -> str:
+    return ", ".join(named(column, row.get(column)) for column in figure.series)
 
 
 def _lines(axes: Axes, figure: Figure, rows: Sequence[Row]) -> None:
     for index, (name, members) in enumerate(series_of(figure, rows).items()):
         for style, column in zip(STYLES, figure.y, strict=False):
             label = name if len(figure.y) == 1 else f"{name} {column}".strip()
+            if len(figure.y) == 1:
+                style = STYLES[index // len(COLORS) % len(STYLES)]
             for across, up in _curves(figure, column, members):
                 marker = "o" if len(across) <= MARKED else ""
                 axes.plot(across, up, style, color=_color(index), label=label, marker=marker, markersize=4)
         if figure.spread:
             _band(axes, figure, members, index)
+    for style, (label, column) in zip(BOUND_STYLES, figure.bounds.items(), strict=False):
+        known = {row[figure.x]: row for row in rows if row.get(column) is not None}
+        for across, up in _curves(figure, column, list(known.values())) if known else ():
+            axes.plot(across, up, style, color="black", linewidth=1, label=label)
 
 
 def _curves(figure: Figure, column: str, rows: Sequence[Row]) -> list[tuple[list[Any], list[float]]]:
@@ -200,4 +217,17 @@ def _boxes(axes: Axes, figure: Figure, rows: Sequence[Row]) -> None:
     axes.set_xticks(range(len(groups)), groups, fontsize=8)
 
 
-DRAWERS = {"line": _lines, "bar": _bars, "box": _boxes}
+def _points(axes: Axes, figure: Figure, rows: Sequence[Row]) -> None:
+    """A point for every row, with its spread, and a line along those that no other is left of and below."""
+    column = figure.y[0]
+    for row in rows:
+        error = row.get(spread_of(column)) or 0.0
+        axes.errorbar(row[figure.x], row[column], yerr=error, fmt="o", color=_color(0), markersize=4, linewidth=0.8)
+    best: list[tuple[float, float]] = []
+    for place in sorted((row[figure.x], row[column]) for row in rows):
+        best += [place] if not best or place[1] < best[-1][1] else []
+    axes.plot(*zip(*best, strict=True), "--", color="grey", linewidth=0.8, zorder=0)
+    axes.margins(0.1)
+
+
+DRAWERS = {"line": _lines, "bar": _bars, "box": _boxes, "points": _points}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ... import __version__
-from .config import SweepConfig
+from .config import CASE, SweepConfig
 
 # All options of a command with these arguments, defaults included; ValueError where the command refuses them.
 OptionsOf: TypeAlias = Callable[[str, Sequence[str]], Mapping[str, Any]]
@@ -45,14 +44,15 @@ class Point:
 
 
 def points_of(config: SweepConfig, options_of: OptionsOf) -> list[Point]:
-    """The product of the grid, the last key varying fastest. Raises ValueError for a point that its command refuses."""
-    names = list(config.chosen_grid)
-    products = itertools.product(*config.chosen_grid.values())
-    return [_point(config, dict(zip(names, values, strict=True)), options_of) for values in products]
+    """A point for every place of the grid. Raises ValueError where there is none, and for one that its command refuses."""
+    if not config.places:
+        raise ValueError(f"no place of the grid has the values of only, {config.only}")
+    return [_point(config, chosen, options_of) for chosen in config.places]
 
 
 def _point(config: SweepConfig, chosen: Mapping[str, Any], options_of: OptionsOf) -> Point:
-    given = {**config.chosen_base, **chosen}
+    of_case = config.chosen_cases.get(chosen.get(CASE, ""), {})
+    given = {**config.chosen_base, **of_case, **{key: value for key, value in chosen.items() if key != CASE}}
     try:
         options = options_of(config.command, _flags(given))
     except ValueError as error:

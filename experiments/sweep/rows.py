@@ -27,7 +27,15 @@ def _compare(document: Mapping[str, Any]) -> list[Row]:
         "world_size": document["world_size"],
         "labels": [network] if network else [],
     }
-    return [{**shared, **flat(run), "step": list(range(1, run["steps"] + 1))} for run in document["runs"]]
+    runs = [{name: _short(value) for name, value in flat(run).items()} for run in document["runs"]]
+    return [{**shared, **run, "step": list(range(1, run["steps"] + 1))} for run in runs]
+
+
+def _short(value: Any) -> Any:
+    """Curves to six digits: there are many."""
+    if not isinstance(value, list):
+        return value
+    return [float(f"{each:.6g}") if isinstance(each, float) else each for each in value]
 
 
 def _listed(document: Mapping[str, Any]) -> list[Row]:

@@ -25,6 +25,9 @@ from ..results.statistics import percentiles
 from .data import DataConfig, Dataset
 from .memory import peak_memory, reset_peak_memory
 from .models import ModelConfig, build_model
+from .optimizers import optimizer_for, schedule_for
+from .order import BACKWARD, Order, drain, ordered
+from .sample import Batch
 
 REPORT_EVERY = 10  # steps between two looks at the loss of all ranks
 Replica: TypeAlias = TorchDDP | DistributedDataParallel
@@ -48,12 +51,18 @@ class TrainingConfig:
     lr: float
     momentum: float
     """of sgd"""
+    schedule: Literal["constant", "cosine"]
+    """of the learning rate after its warm-up; cosine ends at zero"""
+    warmup: int
+    """optimizer steps in which the learning rate grows to `lr`"""
     seed: int
     """of the initial model and the order of samples"""
     bucket_mb: float | None
     """DDP's bucket size, MiB; None is 1 for the first and 25 for the others"""
     ddp: Literal["gradwire", "torch"]
     """whose DistributedDataParallel; torch's has gradwire's hook"""
+    order: Order
+    """in which gradients go; other orders than backward's with gradwire's DistributedDataParallel only"""
     eval_batches: int
     """held-out batches at the end"""
     timeout: float
@@ -68,6 +77,17 @@ class TrainingConfig:
                 raise ValueError(f"{name} is above 0, got {getattr(self, name)}")
         if not 1 <= self.sync_every <= self.steps:
             raise ValueError(f"sync_every is from 1 to steps, {self.steps}, got {self.sync_every}")
+        if self.order != BACKWARD and self.ddp == "torch":
+            raise ValueError(f"order {self.order} needs gradwire's DistributedDataParallel: leave out --ddp torch")
+        if not 0 <= self.warmup < self.optimizer_steps:
+            raise ValueError(
+                f"warmup is at least 0 and less than the optimizer steps, {self.optimizer_steps}, got {self.warmup}"
+            )
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Steps of the optimizer in the run."""
+        return self.steps // self.sync_every
 
 
 @dataclass
@@ -87,8 +107,13 @@ class History:
 
     def look(self, group: dist.ProcessGroup, device: torch.device) -> Steps:
         """The steps since the last look. A collective call."""
+        new = torch.tensor(self.losses[len(self.mean_losses) :], device=device)
+        return self.look_at(averaged(new, group).tolist())
+
+    def look_at(self, mean_losses: Sequence[float]) -> Steps:
+        """The steps since the last look, whose mean losses over ranks these are."""
         first = len(self.mean_losses)
-        self.mean_losses += averaged(torch.tensor(self.losses[first:], device=device), group).tolist()
+        self.mean_losses += mean_losses
         numbers = range(first + 1, len(self.losses) + 1)
         return list(zip(numbers, self.mean_losses[first:], self.train_seconds[first:], strict=True))
 
@@ -108,9 +133,9 @@ def train(
     transport. Raises RuntimeError where ranks end with different parameters.
     """
     reset_peak_memory(device)
-    model = _model(config, dataset, device)
+    model = initial_model(config, dataset, device)
     wrapped, handle = _wrapped(model, spec, config, transport)
-    history = _steps(wrapped, config, dataset, group, device, report)
+    history = _steps(wrapped, spec, config, dataset, group, device, report)
     evaluation = _evaluate(model, config, dataset, group, device)
     result = _result(spec, model, handle, history, evaluation, group, device)
     handle.close()  # not where this rank fails: its peers would fail, too, before it has told why
@@ -136,18 +161,11 @@ def _wrapped(
     return ours, ours.compression
 
 
-def _model(config: TrainingConfig, dataset: Dataset, device: torch.device) -> nn.Module:
+def initial_model(config: TrainingConfig, dataset: Dataset, device: torch.device) -> nn.Module:
     """The same initial model for every rank and compressor; the caller's random state stays as it was."""
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)
         return build_model(config.model, dataset).to(device)
-
-
-def optimizer_for(model: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:
-    """The configured optimizer."""
-    if config.optimizer == "sgd":
-        return torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum)
-    return torch.optim.AdamW(model.parameters(), lr=config.lr)
 
 
 def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -157,13 +175,15 @@ def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
 
 def _steps(
     model: Replica,
+    spec: str,
     config: TrainingConfig,
     dataset: Dataset,
     group: dist.ProcessGroup,
     device: torch.device,
     report: Report,
 ) -> History:
-    optimizer = optimizer_for(model, config)
+    optimizer = ordered(model, optimizer_for(model, spec, config.optimizer, config.lr, config.momentum), config.order)
+    schedule = schedule_for(optimizer, config.schedule, config.warmup, config.optimizer_steps)
     batches = dataset.train_batches(config.batch_size, seed=config.seed, rank=group.rank(), world_size=group.size())
     history = History()
     for step in range(config.steps):
@@ -176,31 +196,45 @@ def _steps(
         if synced:
             optimizer.step()
             optimizer.zero_grad()
+            schedule.step()
+        if step + 1 == config.steps:
+            drain(optimizer)
         history.add(loss.item(), time.perf_counter() - start)
         if (step + 1) % REPORT_EVERY == 0 or step + 1 == config.steps:
             report(history.look(group, device))
     return history
 
 
-@torch.no_grad()
 def _evaluate(
     model: nn.Module, config: TrainingConfig, dataset: Dataset, group: dist.ProcessGroup, device: torch.device
 ) -> Evaluation:
     """Loss and accuracy on held-out data; the ranks share the batches."""
+    batches = dataset.evaluation_batches(config.batch_size, config.eval_batches)
+    return evaluation_of(averaged(held_out_sums(model, _share(batches, group), device), group))
+
+
+@torch.no_grad()
+def held_out_sums(model: nn.Module, batches: Iterator[Batch], device: torch.device) -> Tensor:
+    """Loss, right answers and answers of the batches, summed: (3,) float64."""
     model.eval()
-    sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, hits, count
-    for inputs, targets in _share(dataset.evaluation_batches(config.batch_size, config.eval_batches), group):
+    sums = torch.zeros(3, dtype=torch.float64, device=device)
+    for inputs, targets in batches:
         logits = model(inputs.to(device)).flatten(0, -2)
         expected = targets.to(device).flatten()
         loss = functional.cross_entropy(logits, expected, reduction="sum")
         hits = (logits.argmax(-1) == expected).sum()
         sums += torch.stack([loss.double(), hits.double(), torch.tensor(expected.numel(), device=device)])
     model.train()
-    loss_sum, hit_sum, count = averaged(sums, group).tolist()
+    return sums
+
+
+def evaluation_of(sums: Tensor) -> Evaluation:
+    """The means, from the sums of all batches or their mean over ranks."""
+    loss_sum, hit_sum, count = sums.tolist()
     return Evaluation(loss=loss_sum / count, accuracy=hit_sum / count)
 
 
-def _share(batches: Iterator[tuple[Tensor, Tensor]], group: dist.ProcessGroup) -> Iterator[tuple[Tensor, Tensor]]:
+def _share(batches: Iterator[Batch], group: dist.ProcessGroup) -> Iterator[Batch]:
     for index, batch in enumerate(batches):
         if index % group.size() == group.rank():
             yield batch
@@ -219,13 +253,12 @@ def _result(
     stats = handle.stats()
     last = stats.last.traffic
     elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    timed = history.step_seconds[min(len(history.step_seconds) // 5, 10) :]  # first steps build buckets and groups
     return RunResult(
         compressor=spec,
         steps=len(losses),
         loss=tuple(losses),
         eval=evaluation,
-        step_seconds=percentiles(timed),
+        step_seconds=percentiles(steady(history.step_seconds)),
         seconds=_mean_seconds(stats.total, stats.steps),
         payload_bytes_per_step=last.payload_bytes,
         sent_bytes_per_step=last.sent_bytes,
@@ -234,7 +267,13 @@ def _result(
         train_seconds=tuple(history.train_seconds),
         parameters_digest=_same_digest(model, group),
         warmed_up=warm_up_steps(compressor(spec)) < stats.steps,
+        total_sent_bytes=stats.total.traffic.sent_bytes,
     )
+
+
+def steady(step_seconds: Sequence[float]) -> Sequence[float]:
+    """Without the first steps, which build buckets and groups."""
+    return step_seconds[min(len(step_seconds) // 5, 10) :]
 
 
 def _mean_seconds(total: Record, steps: int) -> Seconds:
@@ -243,10 +282,15 @@ def _mean_seconds(total: Record, steps: int) -> Seconds:
 
 def _same_digest(model: nn.Module, group: dist.ProcessGroup) -> str:
     """A digest of all parameters; RuntimeError unless it is the same on every rank."""
-    digest = hashlib.sha256()
-    for parameter in model.parameters():
-        digest.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-    digests = exchange(digest.hexdigest(), group)
+    digests = exchange(digest_of(model), group)
     if len(set(digests)) > 1:
         raise RuntimeError(f"the ranks ended with different parameters: {digests}")
     return digests[0]
+
+
+def digest_of(model: nn.Module) -> str:
+    """SHA-256 of all parameters, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -7,9 +7,11 @@ import pytest
 
 from gradwire.compress import (
     ACPPowerSGD,
+    AdamSpace,
     BatchedPowerSGD,
     BFloat16,
     ChunkTopK,
+    Damped,
     Dense,
     ErrorFeedback,
     Float16,
@@ -22,6 +24,7 @@ from gradwire.compress import (
     TopK,
     TwoShot,
     Widen,
+    WorkerMomentum,
     compressor,
     specification,
 )
@@ -50,6 +53,17 @@ BUILT = {
     "powersgd:warm_start=false,seed=7": fed_back(PowerSGD(warm_start=False, seed=7)),
     "powersgd:warm_start=False": fed_back(PowerSGD(warm_start=False)),
     "powersgd:error_feedback=false": Widen(PowerSGD()),
+    "powersgd:feedback=1": fed_back(PowerSGD()),
+    "powersgd:feedback=0": Widen(PowerSGD()),
+    "topk:feedback=0.9": Damped(fed_back(Gathered(TopK())), 0.9),
+    "topk:momentum=0.9": WorkerMomentum(fed_back(Gathered(TopK())), 0.9),
+    "topk:momentum=0.5,error_feedback=false": WorkerMomentum(Widen(Gathered(TopK())), 0.5),
+    "onebit:space=adam": fed_back(AdamSpace(TwoShot(OneBit()))),
+    "onebit:space=gradient": fed_back(TwoShot(OneBit())),
+    "powersgd:space=adam,feedback=0.7,momentum=0.9,start_iter=5": WorkerMomentum(
+        Damped(fed_back(AdamSpace(Switch({0: Dense(), 5: PowerSGD()}))), 0.7), 0.9
+    ),
+    "fp16+powersgd:feedback=0.9": Float16(Damped(fed_back(PowerSGD()), 0.9)),
     " powersgd:rank=1, seed = 2 ": fed_back(PowerSGD(rank=1, seed=2)),
     "powersgd:start_iter=0": fed_back(PowerSGD()),
     "powersgd:start_iter=10": fed_back(Switch({0: Dense(), 10: PowerSGD()})),
@@ -74,7 +88,7 @@ MAPPINGS = [
 ALL = (
     "acp-powersgd, batched-powersgd, bf16, chunktopk, fp16, int4, int8, none, onebit, powersgd, randomk, ternary, topk"
 )
-TOPK_OPTIONS = "ratio, k, value_dtype, error_feedback, start_iter, warmup"
+TOPK_OPTIONS = "ratio, k, value_dtype, error_feedback, feedback, momentum, space, start_iter, warmup"
 REFUSED = {  # specification: what the message must say
     "": ["cannot read", "''", "name:key=value"],
     " ": ["cannot read", "' '", "name:key=value"],
@@ -104,6 +118,14 @@ REFUSED = {  # specification: what the message must say
     "topk:ratio=0": ["topk:ratio", "above 0", "at most 1", "got 0.0"],
     "topk:ratio=1.5": ["topk:ratio", "at most 1", "got 1.5"],
     "topk:ratio=nan": ["topk:ratio", "at most 1", "got nan"],
+    "topk:feedback=1.1": ["topk:feedback", "from 0", "to 1", "got 1.1"],
+    "topk:feedback=-0.1": ["topk:feedback", "from 0", "to 1", "got -0.1"],
+    "topk:feedback=nan": ["topk:feedback", "from 0", "to 1", "got nan"],
+    "topk:feedback=0.9,error_feedback=false": ["topk:error_feedback=false", "leave out feedback=0.9"],
+    "topk:momentum=1": ["topk:momentum", "at least 0", "below 1", "got 1.0"],
+    "topk:momentum=-0.5": ["topk:momentum", "at least 0", "got -0.5"],
+    "topk:space=sgd": ["topk:space takes gradient, adam", "'sgd'"],
+    "bf16:feedback=0.9": ["'bf16' has no option 'feedback'"],
     "topk:k=0": ["topk:k", "at least 1", "got 0"],
     "powersgd:rank=0": ["powersgd:rank", "at least 1", "got 0"],
     "powersgd:power_iterations=0": ["powersgd:power_iterations", "at least 1", "got 0"],
@@ -193,6 +215,10 @@ def test_a_plus_inside_a_number_does_not_nest():
         "topk:ratio=0.05",
         "topk:k=3,value_dtype=fp16,error_feedback=false",
         "onebit:block=8",
+        "topk:ratio=0.1,feedback=0.9",
+        "onebit:momentum=0.9,feedback=0.5,space=adam",
+        "int4:error_feedback=false,momentum=0.9",
+        "bf16+powersgd:rank=2,momentum=0.9,feedback=0.7,start_iter=9",
         "randomk:ratio=0.1,seed=2",
         "chunktopk:chunk=64",
         "acp-powersgd:rank=2,min_compression_rate=1.0",

@@ -33,6 +33,9 @@ SPECS = [
     "fp16+acp-powersgd:rank=1",
     "ternary:rounding=stochastic",
     "powersgd:error_feedback=false",
+    "topk:ratio=0.1,space=adam",
+    "ternary:space=adam,start_iter=2",
+    "powersgd:rank=1,space=adam",
 ]
 TELESCOPING = [spec for spec in SPECS if "error_feedback=false" not in spec]
 STEPS = 600

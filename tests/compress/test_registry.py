@@ -7,6 +7,7 @@ import pytest
 from gradwire.compress import Dense, Gathered, TopK, compressor, compressors, register, registry
 from gradwire.compress.wrappers import ErrorFeedback, Widen
 
+OF_FEEDBACK = {"error_feedback": True, "feedback": 1.0, "momentum": 0.0, "space": "gradient"}
 OPTIONS = {
     "none": {},
     "fp16": {"start_iter": 0, "warmup": "none"},
@@ -17,7 +18,7 @@ OPTIONS = {
         "power_iterations": 1,
         "warm_start": True,
         "seed": 0,
-        "error_feedback": True,
+        **OF_FEEDBACK,
         "start_iter": 0,
         "warmup": "none",
     },
@@ -25,21 +26,21 @@ OPTIONS = {
         "ratio": 0.01,
         "k": None,
         "value_dtype": "fp32",
-        "error_feedback": True,
+        **OF_FEEDBACK,
         "start_iter": 0,
         "warmup": "none",
     },
-    "onebit": {"block": 1024, "error_feedback": True, "start_iter": 0, "warmup": "none"},
+    "onebit": {"block": 1024, **OF_FEEDBACK, "start_iter": 0, "warmup": "none"},
     "acp-powersgd": {
         "rank": 4,
         "min_compression_rate": 2.0,
         "seed": 0,
-        "error_feedback": True,
+        **OF_FEEDBACK,
         "start_iter": 0,
         "warmup": "none",
     },
-    "randomk": {"ratio": 0.01, "block": 256, "seed": 0, "error_feedback": True, "start_iter": 0, "warmup": "none"},
-    "chunktopk": {"ratio": 0.01, "chunk": 512, "error_feedback": True, "start_iter": 0, "warmup": "none"},
+    "randomk": {"ratio": 0.01, "block": 256, "seed": 0, **OF_FEEDBACK, "start_iter": 0, "warmup": "none"},
+    "chunktopk": {"ratio": 0.01, "chunk": 512, **OF_FEEDBACK, "start_iter": 0, "warmup": "none"},
 }
 for _name in ("int8", "int4", "ternary"):
     OPTIONS[_name] = {**OPTIONS["onebit"], "block": 128, "rounding": "nearest"}

@@ -6,11 +6,15 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from .dataset import Dataset
 
-HELD_OUT = 5  # one handwritten digit in five
+HELD_OUT = 5  # one sample in five
+CLASSES, GENERATED, SIDE, SHIFT = 10, 10240, 8, 1  # of the generated patterns
+NOISE = 0.6  # standard deviation; that of the patterns is below 1
+WRONG = 0.2  # the part of the labels that is drawn anew
 
 
 def digits(path: Path | None, context: int) -> Dataset:
@@ -23,6 +27,25 @@ def digits(path: Path | None, context: int) -> Dataset:
     held_out = torch.arange(len(labels)) % HELD_OUT == 0
     parts = [(images[chosen], labels[chosen]) for chosen in (~held_out, held_out)]
     return _dataset("digits", parts, "scikit-learn")
+
+
+def patterns(path: Path | None, context: int) -> Dataset:
+    """Generated images of 8 x 8 pixels: a class is a smooth pattern, moved at random, under noise; the same everywhere.
+
+    One label in five is drawn anew, so that the loss stays well above zero and differences of it can be told.
+    """
+    private = torch.Generator().manual_seed(0)
+    coarse = torch.randn(CLASSES, 1, 4, 4, generator=private)
+    smooth = functional.interpolate(coarse, scale_factor=SIDE // 4, mode="bilinear")
+    labels = torch.randint(CLASSES, (GENERATED,), generator=private)
+    down, right = torch.randint(-SHIFT, SHIFT + 1, (2, GENERATED, SIDE), generator=private)[..., :1]
+    rows, columns = ((torch.arange(SIDE) + shift) % SIDE for shift in (down, right))
+    moved = smooth[labels, 0][torch.arange(GENERATED)[:, None, None], rows[:, :, None], columns[:, None, :]]
+    images = (moved + NOISE * torch.randn(moved.shape, generator=private)).unsqueeze(1)
+    wrong = torch.rand(GENERATED, generator=private) < WRONG
+    labels = torch.where(wrong, torch.randint(CLASSES, (GENERATED,), generator=private), labels)
+    cut = GENERATED - GENERATED // HELD_OUT
+    return _dataset("patterns", [(images[:cut], labels[:cut]), (images[cut:], labels[cut:])], "generated")
 
 
 def mnist(path: Path | None, context: int) -> Dataset:

@@ -10,12 +10,13 @@ from pathlib import Path
 from ..models import ModelConfig
 from ..sample import SampleShape
 from .dataset import Dataset
-from .images import cifar10, digits, mnist
+from .images import cifar10, digits, mnist, patterns
 from .text import BYTES, text
 
 DATA: dict[str, Callable[[Path | None, int], Dataset]] = {
     "text": text,
     "digits": digits,
+    "patterns": patterns,
     "mnist": mnist,
     "cifar10": cifar10,
 }
@@ -26,7 +27,7 @@ class DataConfig:
     """Which data, and where they lie."""
 
     name: str = "text"
-    """text, digits, mnist or cifar10"""
+    """text, digits, patterns (generated images), mnist or cifar10"""
     path: str | None = None
     """file or folder of your own text; folder in which torchvision keeps mnist or cifar10"""
 
@@ -49,6 +50,7 @@ def data_shape(name: str, model: ModelConfig) -> SampleShape:
     return {
         "text": SampleShape("text", "tokens", BYTES, (model.context,)),
         "digits": SampleShape("digits", "images", 10, (1, 8, 8)),
+        "patterns": SampleShape("patterns", "images", 10, (1, 8, 8)),
         "mnist": SampleShape("mnist", "images", 10, (1, 28, 28)),
         "cifar10": SampleShape("cifar10", "images", 10, (3, 32, 32)),
     }[name]

@@ -3,8 +3,10 @@
 from .command import TraceConfig, trace_command
 from .model import EmulatedModel, emulated
 from .options import check_dilation, chosen_trace, dilated, labels
+from .prediction import cost_on, predicted
 from .recording import from_flops, measured
 from .shipped import load_trace, trace_names
+from .step_model import step_by_buckets, step_by_layers, step_by_slices
 from .trace import Layer, Trace
 
 __all__ = [
@@ -14,12 +16,17 @@ __all__ = [
     "TraceConfig",
     "check_dilation",
     "chosen_trace",
+    "cost_on",
     "dilated",
     "emulated",
     "from_flops",
     "labels",
     "load_trace",
     "measured",
+    "predicted",
+    "step_by_buckets",
+    "step_by_layers",
+    "step_by_slices",
     "trace_command",
     "trace_names",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,10 +30,17 @@ class Stream:
     """A sequence of layers on an emulated device, each of which begins when the one before ends.
 
     What the host does between two layers (communication hooks, say) delays the next, as it runs on the same thread. What
-    a sleep lasts too long does not: it is taken off the next.
+    a sleep lasts too long does not: it is taken off the next, or off what that has to wait.
     """
 
     late_seconds: float = 0.0
+
+    def take(self, parameters: Iterable[Tensor]) -> None:
+        """Use the parameters of the next layer as a real one would, which waits for those whose update is pending."""
+        begin = time.perf_counter()
+        for parameter in parameters:
+            parameter.view_as(parameter)
+        self.late_seconds = max(0.0, self.late_seconds - (time.perf_counter() - begin))
 
     @contextmanager
     def busy(self, seconds: float) -> Iterator[None]:
@@ -120,7 +127,8 @@ class EmulatedModel(nn.Module):
             (), device=device, requires_grad=True
         )  # so that layers without parameters have a backward
         for layer in self.trace.layers:
-            own = (parameters[layer.full(name)] for name in layer.parameters)
+            own = [parameters[layer.full(name)] for name in layer.parameters]
+            current.forward.take(own)
             carried = EmulatedLayer.apply(carried, current, layer, *own)
         return carried
 

@@ -25,9 +25,9 @@ class ModelConfig:
     name: str = "gpt"
     """gpt, resnet18-cifar, lstm, mlp or torchvision:NAME"""
     width: int | None = None
-    """numbers a position (gpt: 128, lstm: 650) or hidden units a layer (mlp: 256)"""
+    """numbers a position (gpt: 128, lstm: 650), hidden units a layer (mlp: 256) or first channels (resnet18-cifar: 64)"""
     layers: int | None = None
-    """gpt: 4, lstm: 3, mlp: 2"""
+    """gpt: 4, lstm: 3, mlp: 2; blocks a stage (resnet18-cifar: 2)"""
     heads: int | None = None
     """of gpt's attention: one for every 64 of width"""
     vocabulary: int | None = None
@@ -83,7 +83,7 @@ def _mlp(config: ModelConfig, dataset: SampleShape | None) -> nn.Module:
 
 def _resnet18(config: ModelConfig, dataset: SampleShape | None) -> nn.Module:
     (channels, _, _), classes = _pictures(dataset)
-    return ResNet18(channels, classes)
+    return ResNet18(channels, classes, config.width or 64, config.layers or 2)
 
 
 def _pictures(dataset: SampleShape | None) -> tuple[tuple[int, ...], int]:

@@ -29,13 +29,14 @@ class Block(nn.Module):
 class ResNet18(nn.Sequential):
     """Logits (batch, classes) from images; with 3 channels and 10 classes 11,173,962 parameters (He et al. 2016).
 
-    As is usual for CIFAR: the first convolution is 3 x 3 with stride 1, and there is no pooling before the blocks.
+    As is usual for CIFAR: the first convolution is 3 x 3 with stride 1, and there is no pooling before the blocks. `width`:
+    channels of the first stage; later ones have 2, 4 and 8 times as many. `blocks`: of each stage.
     """
 
-    def __init__(self, channels: int, classes: int) -> None:
-        blocks, inside = [], 64
-        for outside, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
-            blocks += [Block(inside, outside, stride), Block(outside, outside, 1)]
+    def __init__(self, channels: int, classes: int, width: int = 64, blocks: int = 2) -> None:
+        stages, inside = [], width
+        for outside, stride in ((width, 1), (2 * width, 2), (4 * width, 2), (8 * width, 2)):
+            stages += [Block(inside, outside, stride), *(Block(outside, outside, 1) for _ in range(blocks - 1))]
             inside = outside
-        pooled = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))
-        super().__init__(_convolution(channels, 64, 3), nn.ReLU(), *blocks, *pooled)
+        pooled = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * width, classes))
+        super().__init__(_convolution(channels, width, 3), nn.ReLU(), *stages, *pooled)

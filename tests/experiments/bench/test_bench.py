@@ -11,9 +11,11 @@ import torch
 from torch import nn
 
 from gradwire.experiments.bench import BenchConfig, command, rows, run, show
+from gradwire.experiments.bench.bounds import bounds
 from gradwire.experiments.bench.clock import HostClock, LastGradient
 from gradwire.experiments.bench.command import rank_main
 from gradwire.experiments.bench.models import task
+from gradwire.experiments.bench.rows import NO_DDP, Case
 from gradwire.experiments.bench.run import world_sizes
 from gradwire.experiments.bench.world import World
 from gradwire.experiments.cli import main
@@ -110,6 +112,7 @@ def test_ranks_of_another_launcher_are_measured_and_what_is_emulated_is_labelled
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unused_port)}
     sizes = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
     emulated = ("--compute", "emulate:resnet18-cifar@0.05", "--link", "10gbit", "--sync-every", "1,2")
+    emulated += ("--order", "backward,priority")
     command = [sys.executable, "-m", "gradwire", "bench", *QUICK, *emulated]
     ranks = [
         subprocess.Popen(
@@ -127,12 +130,20 @@ def test_ranks_of_another_launcher_are_measured_and_what_is_emulated_is_labelled
     assert "started by Open MPI" in outputs[0][0]
     assert not outputs[1][0].strip()
     rows = json.loads(path.read_text())["benchmark_results"]
-    assert [(row["machines"], row["sync_every"]) for row in rows] == [(1, 1), (1, 1), (1, 2), (2, 1), (2, 2)]
+    settings = [(every, order) for every in (1, 2) for order in ("backward", "priority")]
+    places = [(row["machines"], row["sync_every"], row["order"]) for row in rows]
+    assert places == [(1, 1, "backward"), *((machines, *setting) for machines in (1, 2) for setting in settings)]
     for row in rows:
         assert row["measurements"]["sec_per_iter"]["p50"] > 0.05
         compute, link = row["labels"]
         assert compute.startswith("emulated compute resnet18-cifar")
         assert link == "emulated link 10gbit"
+        bounds = row["synchronous_bound_seconds"], row["bound_seconds"]
+        if row["ddp"] == "none" or row["sync_every"] > 1:
+            assert bounds == (None, None)
+        else:
+            assert row["measurements"]["sec_per_iter"]["p50"] > bounds[0] >= bounds[1] >= 0.05 - 1e-9
+            assert (bounds[0] > bounds[1]) == (row["world_size"] > 1)
         assert {f"* NOT REAL: {label}" for label in row["labels"]} <= set(outputs[0][0].splitlines())
 
 
@@ -147,6 +158,12 @@ def test_ranks_of_another_launcher_are_measured_and_what_is_emulated_is_labelled
         (["--sync-every", "0"], "sync_every are at least 1, got 0"),
         (["--ddp", "horovod"], "--ddp takes items separated by commas, each torch or gradwire, got 'horovod'"),
         (["--ddp", "torch", "--process-groups", "3"], "torch's DistributedDataParallel takes one process group"),
+        (
+            ["--ddp", "torch", "--order", "priority"],
+            "torch's DistributedDataParallel takes one process group and backward",
+        ),
+        (["--overlap", "false", "--order", "auto,priority"], "orders other than that overlap with backward"),
+        (["--order", "random"], "--order takes items separated by commas, each backward or slices or priority or auto"),
         (["--compressors", "powersg"], "powersg"),
         (["--compute", "emulate:nothing"], "nothing"),
         (["--link", "fast"], "fast"),
@@ -168,6 +185,42 @@ def test_a_missing_library_of_a_model_is_named(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert main(["bench", "--models", "bert"]) == 2
     assert "transformers is not installed; pip install 'gradwire[transformers]'" in capsys.readouterr().err
+
+
+def test_bounds_of_a_setting_are_those_of_its_compressor_its_ranks_and_the_slowed_link():
+    config = BenchConfig(compute="emulate:resnet50", dilate=10, link="4gbit")
+    found = {
+        (spec, ranks): bounds(config, Case("gradwire", spec), ranks)
+        for spec, ranks in [("none", 4), ("bf16", 4), ("none", 1)]
+    }
+    assert {key: [round(seconds, 2) for seconds in each.values()] for key, each in found.items()} == {
+        ("none", 4): [3.07, 3.39],
+        ("bf16", 4): [1.53, 1.86],
+        ("none", 1): [0.97, 0.97],
+    }
+    unlimited = bounds(BenchConfig(compute="emulate:resnet50"), Case("gradwire"), 4)
+    assert list(unlimited.values()) == pytest.approx([0.097, 0.097])
+
+
+def test_bounds_are_not_told_of_real_computation_nor_where_some_iterations_send_nothing():
+    emulated = BenchConfig(compute="emulate:resnet50", link="4gbit")
+    for config, case in [
+        (BenchConfig(), Case("gradwire")),
+        (emulated, NO_DDP),
+        (emulated, Case("gradwire", sync_every=2)),
+    ]:
+        assert bounds(config, case, 4) == {"bound_seconds": None, "synchronous_bound_seconds": None}
+
+
+def test_every_order_is_a_setting_of_gradwires_ddp_alone_where_buckets_overlap_with_backward():
+    config = BenchConfig(ddp=["torch", "gradwire"], overlap=[True, False], order=["backward", "priority", "auto"])
+    cases = [(case.ddp, case.overlap, case.order) for case in config.cases()]
+    assert cases == [
+        ("torch", True, "backward"),
+        ("torch", False, "backward"),
+        *(("gradwire", True, order) for order in ("backward", "priority", "auto")),
+        ("gradwire", False, "backward"),
+    ]
 
 
 def world(local_ranks):

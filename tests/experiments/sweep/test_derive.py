@@ -1,3 +1,5 @@
+import pytest
+
 from gradwire.experiments.sweep.derive import derived
 
 
@@ -20,3 +22,22 @@ def test_time_to_loss_is_when_the_smoothed_loss_gets_to_the_reference_s_last():
     ]
     found = derived(rows, {"time": {"kind": "time_to_loss", "against": {"compressor": "bf16"}}}, ["compressor"])
     assert [row["time"] for row in found] == [1.0, 0.2, None, None, None]
+
+
+def test_an_excess_in_per_cent_is_against_the_row_at_the_same_place():
+    rows = [{"compressor": "none", "loss": 2.0}, {"compressor": "int4", "loss": 2.01}]
+    excess = {"kind": "relative", "of": "loss", "against": {"compressor": "none"}, "percent": True}
+    assert [row["excess"] for row in derived(rows, {"excess": excess}, ["compressor"])] == pytest.approx([0, 0.5])
+
+
+def test_seconds_over_a_link_are_those_of_computation_and_of_bytes_sent_so_far():
+    row = {"steps": 3, "step_seconds.p50": 0.5, "sent_bytes_per_step": 125_000, "total_sent_bytes": 1_500_000}
+    (found,) = derived([row], {"seconds": {"kind": "seconds_over_link", "rate": "1mbit"}}, [])
+    dense = 1_500_000 - 2 * 125_000  # what the warm-up sent, all of it by the first step
+    assert found["seconds"] == pytest.approx([0.5 + 8e-6 * dense, 1 + 8e-6 * dense + 1, 1.5 + 8e-6 * dense + 2])
+
+
+def test_without_bytes_there_are_no_seconds_over_a_link():
+    row = {"steps": 3, "step_seconds.p50": 0.5, "sent_bytes_per_step": 1}
+    (found,) = derived([row], {"seconds": {"kind": "seconds_over_link", "rate": "1mbit"}}, [])
+    assert found["seconds"] is None

@@ -1,7 +1,10 @@
 """Pictures of studies: what is written on their axes, and that nothing is covered."""
 
+import itertools
+
 import pytest
 from matplotlib.figure import Figure as Canvas
+from matplotlib.text import Text
 
 from gradwire.experiments.sweep.figure import Figure
 from gradwire.experiments.sweep.picture import draw
@@ -72,3 +75,51 @@ def test_a_band_lies_around_those_points_that_have_its_bounds(bounded, bands, dr
     (axes,) = drawn(Figure("speed", "line", "size", ["speed"], spread=["low", "high"]), rows).axes
     assert list(axes.lines[0].get_xdata()) == [1, 2, 3]
     assert len(axes.collections) == bands
+
+
+def test_bounds_are_a_curve_each_whatever_series_there_are(drawn):
+    rows = [
+        {"rate": rate, "order": order, "speed": 1.0, "best": 10.0 * rate, "waiting": 5.0}
+        for order in ("backward", "priority")
+        for rate in (2, 1)
+    ]
+    bounds = {"at best": "best", "if all waits": "waiting"}
+    (axes,) = drawn(Figure("speed", "line", "rate", ["speed"], series=["order"], bounds=bounds), rows).axes
+    curves = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines}
+    assert list(curves) == ["backward", "priority", *bounds]
+    assert curves["at best"] == ([1, 2], [10, 20])
+    assert curves["if all waits"] == ([1, 2], [5, 5])
+
+
+def test_bounds_belong_to_lines():
+    with pytest.raises(ValueError, match="bounds are curves of a line, and its kind is bar"):
+        Figure("speed", "bar", "rate", ["speed"], bounds={"best": "bound"})
+
+
+def test_names_of_points_cover_neither_each_other_nor_points(drawn):
+    rows = [
+        {"spec": f"method:rank={n}", "sent": 1e6 * 1.1 ** (n % 5), "excess": 0.1 * (n // 5) - 0.1} for n in range(15)
+    ]
+    canvas = drawn(Figure("frontier", "points", "sent", ["excess"], series=["spec"], log=["x", "y"]), rows)
+    (axes,) = canvas.axes
+    boxes = [Text.get_window_extent(text) for text in axes.texts]
+    places = axes.transData.transform([(row["sent"], row["excess"]) for row in rows])
+    assert [text.get_text() for text in axes.texts] == [
+        row["spec"] for row in sorted(rows, key=lambda r: (r["sent"], r["excess"]))
+    ]
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+    assert not any(box.contains(*place) for box in boxes for place in places)
+    assert all(axes.get_window_extent().fully_containsx(box.x0) for box in boxes)
+
+
+def test_the_line_joins_points_that_no_other_is_left_of_and_below(drawn):
+    rows = [{"spec": s, "sent": x, "excess": y} for s, x, y in (("a", 1, 3), ("b", 2, 4), ("c", 3, 2), ("d", 4, 2.5))]
+    (axes,) = drawn(Figure("frontier", "points", "sent", ["excess"], series=["spec"]), rows).axes
+    frontier = next(line for line in axes.lines if line.get_linestyle() == "--")
+    assert list(zip(*frontier.get_data(), strict=True)) == [(1, 3), (3, 2)]
+
+
+def test_rows_are_chosen_by_one_value_or_by_a_list():
+    rows = [{"spec": spec, "ranks": 2, "loss": 1.0} for spec in "abc"]
+    figure = Figure("loss", "line", "ranks", ["loss"], where={"ranks": 2, "spec": ["a", "c"]})
+    assert [row["spec"] for row in figure.shown(rows)] == ["a", "c"]

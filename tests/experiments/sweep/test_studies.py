@@ -111,5 +111,10 @@ def drawable(name, rows):
     return [
         f"{figure.name}.png"
         for figure in figures
-        if any(figure.where.items() <= row.items() and None not in map(row.get, figure.columns) for row in rows)
+        if any(fits(figure.where, row) and None not in map(row.get, figure.columns) for row in rows)
     ]
+
+
+def fits(where, row):
+    """Whether a row has the wanted values, of which a list means any of it."""
+    return all(row.get(name) in (value if isinstance(value, list) else [value]) for name, value in where.items())

@@ -32,3 +32,16 @@ def test_two_batches_a_step_are_one_of_twice_the_size(trained, ddp):
 def test_it_is_from_one_to_the_number_of_batches(every, capsys):
     assert main(["compare", *SHARED, "--steps=4", f"--sync-every={every}"]) == 2
     assert f"sync_every is from 1 to steps, 4, got {every}" in capsys.readouterr().err
+
+
+def test_the_order_of_sending_changes_nothing_that_is_learned(trained):
+    steps = ("--nproc=2", "--batch-size=8", "--steps=14", "--model.width=64")
+    slices, priority = (trained(order, *steps, f"--order={order}") for order in ("slices", "priority"))
+    assert priority["parameters_digest"] == slices["parameters_digest"]
+    assert priority["loss"] == slices["loss"]
+    assert priority["eval"] == slices["eval"]
+
+
+def test_torchs_ddp_knows_no_other_order(capsys):
+    assert main(["compare", *SHARED, "--ddp=torch", "--order=priority"]) == 2
+    assert "order priority needs gradwire's DistributedDataParallel" in capsys.readouterr().err

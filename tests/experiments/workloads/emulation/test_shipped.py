@@ -17,6 +17,8 @@ PARAMETERS = VISION_PARAMETERS | {
     "bert-large": 335_141_888,
     "gpt-20m": 19_176_704,
     "resnet18-cifar": 11_173_962,
+    "inceptionv3": 23_834_568,
+    "sockeye": 37_970_205,
 }
 
 
@@ -54,6 +56,32 @@ def test_a_shipped_trace_has_the_shapes_and_operations_of_torchvisions_model(nam
     models = pytest.importorskip("torchvision").models
     with torch.device("meta"):
         assert_defined_as(name, models.get_model(name), torch.zeros(32, 3, 224, 224))
+
+
+def test_inceptions_trace_has_the_shapes_and_operations_of_torchvisions_without_its_auxiliary_classifier():
+    models = pytest.importorskip("torchvision").models
+    with torch.device("meta"):
+        model = models.inception_v3(aux_logits=False, init_weights=False)
+        assert_defined_as("inceptionv3", model, torch.zeros(32, 3, 299, 299))
+
+
+def test_sockeyes_trace_has_the_shapes_of_torchs_modules_and_its_first_layer_takes_no_time():
+    """Vocabularies of IWSLT 2015, Vietnamese; the widths that Sockeye's first version had by default."""
+    with torch.device("meta"):
+        encoder = {"embedding": nn.Embedding(17191, 512), "lstm": nn.LSTM(512, 512, bidirectional=True)}
+        attention = {"query": nn.Linear(1024, 256), "key": nn.Linear(1024, 256), "score": nn.Linear(256, 1, bias=False)}
+        decoder = {
+            "embedding": nn.Embedding(7709, 512),
+            "lstm": nn.LSTM(512 + 1024, 1024),
+            "attention": nn.ModuleDict(attention),
+            "hidden": nn.Linear(2048, 1024),
+            "output": nn.Linear(1024, 7709),
+        }
+        model = nn.ModuleDict({"encoder": nn.ModuleDict(encoder), "decoder": nn.ModuleDict(decoder)})
+    trace = load_trace("sockeye")
+    assert shapes(model) == trace.parameters
+    assert trace.layers[0].forward_seconds == 0 < trace.layers[1].forward_seconds
+    assert trace.seconds == pytest.approx(0.4)
 
 
 @pytest.mark.parametrize("name", trace_names())

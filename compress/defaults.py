@@ -1,0 +1,17 @@
+"""What error feedback had best be for an optimizer, by method: for options that a specification leaves open."""
+
+from collections.abc import Mapping
+from typing import Any
+
+# {kind of optimizer: {method: {option: value}}}; what is not listed keeps the method's own default.
+FEEDBACK: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "SGD with momentum": {
+        "onebit": {"feedback": 0.9},
+        "powersgd": {"feedback": 0.9},
+        "batched-powersgd": {"feedback": 0.9},
+    },
+    "Adam": {
+        "topk": {"feedback": 0.8},
+        "onebit": {"feedback": 0.7},
+    },
+}

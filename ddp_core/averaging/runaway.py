@@ -1,0 +1,34 @@
+"""Notices error feedback that holds back ever more."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+
+from ...compress.gauge import EVERY, Gauge
+
+ADVICE = (
+    "steps come late, and training may diverge. Damp what is held back (feedback=0.9, or less), begin with dense steps "
+    "(start_iter=), lower the learning rate, or let guard=true do it when it is needed"
+)
+
+
+class Runaway:
+    """Warns once, of the first bucket that it is found in."""
+
+    def __init__(self) -> None:
+        self._told = False
+
+    def look(self, step: int, gauges: Iterable[tuple[tuple[str, ...], Gauge]]) -> None:
+        """Between steps; looks when a sample has been taken since."""
+        if self._told or step % EVERY:
+            return
+        for names, gauge in gauges:
+            if gauge.runs_away and not gauge.guarded:
+                self._told = True
+                warnings.warn(
+                    f"compression of {names[0]} and others in its bucket holds back {gauge.residual_ratio:.0f} times a "
+                    f"gradient, and what is sent has a cosine of {gauge.cosine:.2f} with what was meant: {ADVICE}",
+                    stacklevel=2,
+                )
+                return

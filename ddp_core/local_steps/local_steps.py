@@ -1,0 +1,207 @@
+"""`local = LocalSteps(model, optimizer, every=64)`: what the user holds."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...compress import Spec, compressor, specification
+from ..buckets.layout import plain
+from ..transport.protocol import Decorator
+from ..transport.rendezvous import Rendezvous
+from ..transport.sites import Ranks, Sites
+from . import saved
+from .fragment import Fragment, fragments
+from .outer import outer
+from .rounds import Rounds, RoundStats
+
+logger = logging.getLogger(__name__)
+DEFAULT_TIMEOUT = timedelta(minutes=30)
+
+
+class LocalSteps:
+    """Each site trains alone; now and then the differences are averaged, and an outer optimizer applies them.
+
+    One line behind the optimizer, and the loop stays as it was: its `step()` counts. SlowMo (Wang et al. 2019) and DiLoCo
+    (Douillard et al. 2023); with fragments and overlap, Streaming DiLoCo (Douillard et al. 2025).
+
+    `every`: steps between two averages of a parameter. `outer`: "nesterov:lr=0.7,momentum=0.9" or "sgd:lr=1,momentum=0",
+    which is plain averaging. `compressor`: of the differences. `fragments`: the model is averaged in so many parts, one of
+    them every `every // fragments` steps. `overlap`: a part's average is awaited at the next one's turn, `delay` steps
+    later; what training has changed meanwhile is kept. `at`: where sites meet that may come and go; without it all ranks of
+    `process_group`, by default of the default group, take part. `timeout`: of waits among ranks. `transport`:
+    what to put around each transport, such as an emulated link. `round` counts the averages
+    that this site has taken over, alike at all sites, which end training together by it where they come and go.
+
+    All begin with the model of the first one. What the optimizer remembers stays at its site. In CPU memory there are three
+    more copies of the model in float32, and what the compressor remembers. Raises ValueError for options out of range and
+    where sites are set up differently, and RuntimeError, also from `optimizer.step()`, where a round fails.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        every: int = 64,
+        outer: str = "nesterov:lr=0.7,momentum=0.9",
+        compressor: Spec = "int4",
+        fragments: int = 4,
+        overlap: bool = True,
+        at: Rendezvous | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        timeout: timedelta = DEFAULT_TIMEOUT,
+        transport: Decorator | None = None,
+    ) -> None:
+        if every < 1 or not 1 <= fragments <= every:
+            raise ValueError(f"every is at least 1, and fragments from 1 to every; got {every} and {fragments}")
+        self.every, self.overlap, self.steps = every, overlap, 0
+        self.round = 0
+        self.history: list[RoundStats] = []
+        self.waited = 0.0
+        sites = at or _ranks(process_group, timeout)
+        self._rounds, self._buffers = _rounds(model, fragments, outer, compressor, sites, transport)
+        self._parts = self._rounds.fragments
+        self.spacing = every // len(self._parts)
+        self._setup = self._described(outer, compressor)
+        self._flight: Future[RoundStats] | None = None
+        self._rounds.sites.join(self._setup)
+        self._begin(None)
+        self._settle()
+        self._hook = optimizer.register_step_post_hook(self._stepped)
+
+    def _described(self, outer: str, spec: Spec) -> str:
+        shapes = [(name, tuple(p.shape)) for part in self._parts for name, p in part.parameters.items()]
+        model = f"{len(shapes)} parameters {saved.digest(shapes)}"
+        options = f"every={self.every}, overlap={self.overlap}, outer={outer!r}"
+        return f"{options}, compressor={specification(compressor(spec))!r}, {len(self._parts)} fragments of {model}"
+
+    @property
+    def delay(self) -> int:
+        """Steps from taking a difference to applying the average."""
+        return self.spacing if self.overlap else 0
+
+    def _stepped(self, *_: Any) -> None:
+        """The optimizer has made a step."""
+        self.steps += 1
+        if self.steps % self.spacing == 0:
+            self._settle()
+            self._begin(self._parts[self._rounds.turn])
+            if not self.overlap:
+                self._settle()
+
+    @torch.no_grad()
+    def _begin(self, part: Fragment | None) -> None:
+        difference = None if part is None else part.capture()
+        self._flight = self._rounds.begin(difference, _flat(self._buffers))
+
+    @torch.no_grad()
+    def _settle(self) -> None:
+        """Wait for the round that is on its way, and bring what it has changed into the model."""
+        if self._land():
+            return self._reset()
+        for part in self._parts:
+            if part.captured is not None:
+                part.follow()
+                if part is self._parts[-1]:
+                    self._take_buffers()
+
+    def _land(self) -> bool:
+        """Wait until the round on its way has come to its end; whether it brought another model."""
+        if self._flight is None:
+            return False
+        flight, self._flight, began = self._flight, None, time.perf_counter()
+        stats = flight.result(self._rounds.sites.patience)
+        self.waited += time.perf_counter() - began
+        self.history.append(stats)
+        self.round = stats.round
+        if stats.replaced and stats.round:
+            logger.warning("this site was late or had numbers that are not finite, and goes on with the others' model")
+        return stats.replaced
+
+    def _reset(self) -> None:
+        """Take what all sites have in common for the model."""
+        for part in self._parts:
+            part.reset()
+        self._take_buffers()
+
+    def _take_buffers(self) -> None:
+        sizes = [buffer.numel() for buffer in self._buffers]
+        for buffer, value in zip(self._buffers, self._rounds.buffers.split(sizes), strict=True):
+            buffer.copy_(value.view(buffer.shape))
+
+    def synchronize(self) -> None:
+        """Average all of the model now: then it is the same at all sites. All call it after the same step."""
+        self._settle()
+        for _ in self._parts:
+            self._begin(self._parts[self._rounds.turn])
+            self._settle()
+        with torch.no_grad():
+            self._reset()
+
+    def finish(self) -> None:
+        """Average all of the model, and end; its sites then have the same one."""
+        self.synchronize()
+        self.close()
+
+    def close(self) -> None:
+        """End without averaging: the sites' models differ."""
+        self._hook.remove()
+        self._rounds.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint of this site needs beside its model and optimizer; waits for the round that is on its way."""
+        self._land_beside()
+        return saved.state_of(self._setup, self.steps, self._rounds)
+
+    @torch.no_grad()
+    def _land_beside(self) -> None:
+        """Wait for the round on its way without applying its average, which is due later; another model is taken at once."""
+        if self._land():
+            self._reset()
+
+    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Go on from this site's state, loaded after its model; or, with another number of sites, from those of all.
+
+        From a list each site takes the first one's common model, and owes the mean of what all held back. Raises ValueError,
+        changing nothing, for a state that does not fit.
+        """
+        self._land_beside()
+        self.steps = saved.load(state, self._setup, self._rounds)
+        self.round = self._rounds.round
+
+
+def _ranks(group: dist.ProcessGroup | None, timeout: timedelta) -> Ranks:
+    if group is None and not dist.is_initialized():
+        raise RuntimeError(
+            "local steps are averaged over the ranks of a process group, or over sites that meet: call "
+            "torch.distributed.init_process_group() first, or give at=gradwire.Rendezvous(...)"
+        )
+    chosen = group if group is not None else dist.group.WORLD
+    assert chosen is not None
+    return Ranks(chosen, timeout)
+
+
+def _rounds(
+    model: nn.Module, count: int, specification: str, spec: Spec, sites: Sites, decorate: Decorator | None
+) -> tuple[Rounds, list[Tensor]]:
+    """The rounds of a model, and its buffers of real numbers."""
+    module = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    named = {plain(name): p for name, p in module.named_parameters() if p.requires_grad}
+    buffers = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
+    rounds = Rounds(sites, fragments(named, count), _flat(buffers), outer(specification), compressor(spec), decorate)
+    return rounds, buffers
+
+
+def _flat(buffers: Sequence[Tensor]) -> Tensor:
+    empty = torch.empty(0, dtype=torch.float32)
+    return torch.cat([empty, *(buffer.detach().to("cpu", torch.float32).reshape(-1) for buffer in buffers)])

@@ -1,0 +1,53 @@
+"""The outer optimizer: what is made of the mean difference between the common model and those trained from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+METHODS = ("nesterov", "sgd")
+
+
+@dataclass(frozen=True)
+class Outer:
+    """Momentum SGD on differences, as torch.optim.SGD computes it (Wang et al. 2019; Douillard et al. 2023).
+
+    `sgd:lr=1,momentum=0` is plain averaging; with momentum it is SlowMo, whose slow learning rate is `lr`.
+    """
+
+    lr: float
+    momentum: float
+    nesterov: bool
+
+    def step(self, anchor: Tensor, difference: Tensor, momentum: Tensor) -> None:
+        """Move `anchor` by the mean `difference`, which is overwritten; `momentum` is what it remembers."""
+        momentum.mul_(self.momentum).add_(difference)
+        moved = difference.add_(momentum, alpha=self.momentum) if self.nesterov else momentum
+        anchor.sub_(moved, alpha=self.lr)
+
+
+def outer(specification: str) -> Outer:
+    """From "nesterov:lr=0.7,momentum=0.9". Raises ValueError, saying what is allowed.
+
+    >>> outer("sgd:lr=1,momentum=0.5")
+    Outer(lr=1.0, momentum=0.5, nesterov=False)
+    """
+    method, _, rest = specification.partition(":")
+    values = {"lr": 0.7, "momentum": 0.9} if method == "nesterov" else {"lr": 1.0, "momentum": 0.0}
+    allowed = (
+        f"an outer optimizer is {' or '.join(METHODS)}, with lr and momentum, such as nesterov:lr=0.7,momentum=0.9"
+    )
+    if method not in METHODS:
+        raise ValueError(f"{allowed}; got {specification!r}")
+    for option in filter(None, rest.split(",")):
+        key, _, value = option.partition("=")
+        if key not in values:
+            raise ValueError(f"{allowed}; got {specification!r}")
+        try:
+            values[key] = float(value)
+        except ValueError:
+            raise ValueError(f"{key} is a number; {specification!r} has {value!r}") from None
+    if not 0 < values["lr"] < float("inf") or not 0 <= values["momentum"] < 1:
+        raise ValueError(f"lr is above 0 and momentum from 0 to below 1; got {specification!r}")
+    return Outer(values["lr"], values["momentum"], method == "nesterov")

@@ -1,0 +1,170 @@
+"""Rounds: each averages one fragment over those that take part, on a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ...compress import Compressor, Program
+from ...compress.protocol import all_reduce
+from ...compress.together import together
+from ..engine.task import Task
+from ..memory.bucket_memory import BucketMemory
+from ..transport.protocol import Decorator, Transport
+from ..transport.sites import Meeting, Sites
+from .fragment import Fragment
+from .outer import Outer
+
+logger = logging.getLogger(__name__)
+NEW = -1  # the round of a site that has not been in any
+
+
+@dataclass(frozen=True)
+class RoundStats:
+    """A finished round. `fragment`: its number; `seconds` it took beside training; `sites`: that took part.
+
+    `payload_bytes` that this site gave to collectives, `sent_bytes` that left it in ring collectives. `replaced`: this site
+    took the others' model over, as it was late or its own was not finite.
+    """
+
+    round: int
+    fragment: int
+    sites: int
+    seconds: float
+    payload_bytes: int
+    sent_bytes: float
+    replaced: bool
+
+
+class Rounds:
+    """Keeps all fragments' anchors the same on all sites.
+
+    `buffers`: flat, of a model that has any, averaged with the last fragment. `round`: finished ones; it tells whose turn it
+    is among the fragments. A site that missed one takes the anchors of those that did not. One round runs at a time.
+    """
+
+    def __init__(
+        self,
+        sites: Sites,
+        fragments: Sequence[Fragment],
+        buffers: Tensor,
+        outer: Outer,
+        compressor: Compressor,
+        decorate: Decorator | None = None,
+    ) -> None:
+        self.sites, self.fragments, self.buffers = sites, list(fragments), buffers
+        self.round = NEW
+        self.memories: dict[int, BucketMemory] = {}  # by fragment
+        self._outer, self.compressor, self._decorate = outer, compressor, decorate
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="gradwire-local-steps")
+
+    @property
+    def turn(self) -> int:
+        """The number of the fragment whose round comes next."""
+        return max(self.round, 0) % len(self.fragments)
+
+    def begin(self, difference: Tensor | None, buffers: Tensor | None) -> Future[RoundStats]:
+        """Average a difference of the fragment whose turn it is; None: there is none, as after a start."""
+        return self._thread.submit(self._until_done, difference, buffers)
+
+    def _until_done(self, difference: Tensor | None, buffers: Tensor | None) -> RoundStats:
+        began = time.perf_counter()
+        while True:
+            meeting = self.sites.meet()
+            try:
+                return self._take_part(meeting, difference, buffers, began)
+            except RuntimeError as error:
+                for memory in self.memories.values():
+                    memory.end_step(keep=False, owing=True)
+                self.sites.break_up(error)
+
+    def _take_part(
+        self, meeting: Meeting, difference: Tensor | None, buffers: Tensor | None, began: float
+    ) -> RoundStats:
+        able = difference is not None and bool(difference.isfinite().all())
+        standing = meeting.tell([self.round, able])
+        newest = max(number for number, _ in standing)
+        counted = [number == newest and bool(fit) for number, fit in standing]
+        if newest == NEW or any(number < newest for number, _ in standing):
+            meeting.copy_from([number for number, _ in standing].index(newest), self._common())
+            self.round = max(newest, 0)
+        done = partial(self._stats, meeting, self.turn, began, replaced=not counted[meeting.rank])
+        if not any(counted):
+            return done(None)
+        task = Task(
+            self._program(meeting, difference if counted[meeting.rank] else None, buffers), "a local step's round"
+        )
+        transport: Transport = meeting if self._decorate is None else self._decorate(meeting)
+        while task.advance(transport, 0, meeting.timeout):
+            pass
+        self._apply(task.result, meeting.world_size / sum(counted))
+        return done(task)
+
+    def _common(self) -> list[Tensor]:
+        """What all sites have in common."""
+        return [*(each for part in self.fragments for each in (part.anchor, part.momentum)), self.buffers]
+
+    def _program(self, meeting: Meeting, difference: Tensor | None, buffers: Tensor | None) -> Program[Tensor]:
+        """The mean difference; of the last fragment with the mean of the buffers behind it."""
+        fragment, counts = self.fragments[self.turn], difference is not None
+        flat = (
+            torch.zeros(fragment.layout.numel, dtype=fragment.layout.dtype)
+            if difference is None
+            else difference.clone()
+        )
+        averaging = self._memory(meeting).reduce(flat, max(self.round, 0) // len(self.fragments), True)
+        if self.turn < len(self.fragments) - 1 or not self.buffers.numel():
+            return (yield from averaging)
+        mine = buffers.clone() if buffers is not None and counts else torch.zeros_like(self.buffers)
+        averages: list[Tensor] = yield from together(averaging, all_reduce(mine))
+        return torch.cat([each.to(flat.dtype) for each in averages])
+
+    def _memory(self, meeting: Meeting) -> BucketMemory:
+        """The compressor's memory of the fragment; what was held back is owed where others take part than before."""
+        here = self.memories.get(self.turn)
+        layout = replace(self.fragments[self.turn].layout, world_size=meeting.world_size, rank=meeting.rank)
+        if here is None or here.layout != layout:
+            fresh = BucketMemory(self.compressor, layout, max(self.round, 0))
+            for name, numbers in here.held_back().items() if here is not None else ():
+                fresh.owe(name, numbers)
+            here = self.memories[self.turn] = fresh
+        return here
+
+    def _apply(self, average: Tensor | None, scale: float) -> None:
+        """Let the outer optimizer make its step, if the average is finite, which it is everywhere or nowhere."""
+        assert average is not None
+        fragment, memory = self.fragments[self.turn], self.memories[self.turn]
+        finite = bool(average.isfinite().all())
+        memory.end_step(keep=finite, owing=bool(memory.owed))
+        self.round += 1
+        if not finite:
+            logger.warning("round %d is skipped: its average is not finite", self.round)
+            return
+        average.mul_(scale)
+        self._outer.step(fragment.anchor, average[: fragment.layout.numel], fragment.momentum)
+        if average.numel() > fragment.layout.numel:
+            self.buffers.copy_(average[fragment.layout.numel :])
+
+    def _stats(self, meeting: Meeting, turn: int, began: float, task: Task | None, *, replaced: bool) -> RoundStats:
+        requests = task.record.requests if task is not None else []
+        return RoundStats(
+            self.round,
+            turn,
+            meeting.world_size,
+            time.perf_counter() - began,
+            sum(payload for _, payload, _ in requests),
+            sum(sent for _, _, sent in requests),
+            replaced,
+        )
+
+    def close(self) -> None:
+        """End the thread, once the round that runs has ended."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        self.sites.close()

@@ -1,0 +1,113 @@
+"""What a checkpoint of local steps holds, and what it must agree with before it is taken."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...compress.state import summed
+from ..memory.bucket_memory import BucketMemory
+from .fragment import Fragment
+from .rounds import Rounds
+
+FORMAT = 1
+FIELDS = ("gradwire_local_steps", "setup", "steps", "round", "parameters", "fragments", "buffers")
+
+
+def digest(value: object) -> str:
+    """A few letters that tell two values apart."""
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:12]
+
+
+def state_of(setup: str, steps: int, rounds: Rounds) -> dict[str, Any]:
+    """The state between two rounds; safe with `torch.load(weights_only=True)`.
+
+    {"parameters": {name: {"anchor", "momentum", and "captured" where its round has ended and is not applied yet}},
+    "fragments": [{"world_size", "rank", "memory": {name: {field: tensor}}} or None], ...}
+    """
+    parameters: dict[str, dict[str, Tensor]] = {}
+    for part in rounds.fragments:
+        for field, flat in _fields(part).items():
+            for name, view in part.layout.views(flat).items():
+                parameters.setdefault(name, {})[field] = view.clone()
+    memories = [rounds.memories.get(index) for index in range(len(rounds.fragments))]
+    return {
+        "gradwire_local_steps": FORMAT,
+        "setup": setup,
+        "steps": steps,
+        "round": rounds.round,
+        "parameters": parameters,
+        "fragments": [None if memory is None else _saved(memory) for memory in memories],
+        "buffers": rounds.buffers.clone(),
+    }
+
+
+def _fields(part: Fragment) -> dict[str, Tensor]:
+    fields = {"anchor": part.anchor, "momentum": part.momentum}
+    return fields if part.captured is None else {**fields, "captured": part.captured}
+
+
+def _saved(memory: BucketMemory) -> dict[str, Any]:
+    return {"world_size": memory.layout.world_size, "rank": memory.layout.rank, "memory": memory.save()}
+
+
+def load(state: Mapping[str, Any] | Sequence[Mapping[str, Any]], setup: str, rounds: Rounds) -> int:
+    """Take a state, or those of all sites; the steps so far. Raises ValueError, changing nothing, where one does not fit."""
+    states = list(state) if isinstance(state, Sequence) else [state]
+    if not states:
+        raise ValueError("the list of states is empty")
+    for each in states:
+        _check(each, setup, rounds)
+    if len(counts := {each["round"] for each in states}) > 1:
+        raise ValueError(f"the states were saved after different rounds: {sorted(counts)}")
+    memories = [_memory(states, index, rounds) for index in range(len(rounds.fragments))]
+    first = states[0]
+    for part in rounds.fragments:
+        part.captured = None
+        for field in first["parameters"][part.layout.names[0]]:
+            flat = torch.cat([first["parameters"][name][field].reshape(-1) for name in part.layout.names])
+            setattr(part, field, flat.to(part.layout.dtype))
+    rounds.round = int(first["round"])
+    rounds.buffers.copy_(first["buffers"])
+    rounds.memories = {index: memory for index, memory in enumerate(memories) if memory is not None}
+    return int(first["steps"])
+
+
+def _check(state: Any, setup: str, rounds: Rounds) -> None:
+    if not isinstance(state, Mapping) or (missing := [key for key in FIELDS if key not in state]):
+        lacking = f": it lacks {', '.join(missing)}" if isinstance(state, Mapping) else f", but {type(state).__name__}"
+        raise ValueError(f"this is no state of local steps{lacking}")
+    if state["gradwire_local_steps"] != FORMAT or state["setup"] != setup:
+        raise ValueError(f"the state was saved with {state['setup']}, here it is {setup}")
+    for part in rounds.fragments:
+        for name, shape in zip(part.layout.names, part.layout.shapes, strict=True):
+            fields = state["parameters"].get(name, {})
+            if not {"anchor", "momentum"} <= set(fields):
+                raise ValueError(f"the state lacks the anchor or the momentum of parameter {name!r}")
+            for field, numbers in fields.items():
+                if tuple(numbers.shape) != shape or not bool(numbers.isfinite().all()):
+                    raise ValueError(
+                        f"the saved {field!r} of parameter {name!r} is not of shape {shape}, or not finite"
+                    )
+
+
+def _memory(states: Sequence[Mapping[str, Any]], index: int, rounds: Rounds) -> BucketMemory | None:
+    """What the compressor remembers of a fragment: as saved, or of several sites' the mean of what they held back."""
+    layout = rounds.fragments[index].layout
+    memories = []
+    for state in states:
+        if (entry := state["fragments"][index]) is not None:
+            place = replace(layout, world_size=int(entry["world_size"]), rank=int(entry["rank"]))
+            memories.append(BucketMemory(rounds.compressor, place, rounds.round))
+            memories[-1].load(entry["memory"])
+    if len(states) == 1 or not memories:
+        return memories[0] if memories else None
+    fresh = BucketMemory(rounds.compressor, layout, rounds.round)
+    for name, numbers in summed([memory.held_back() for memory in memories]).items():
+        fresh.owe(name, numbers / len(states))
+    return fresh

@@ -1,0 +1,58 @@
+"""`gradwire.overlap`: communication that goes on while the next forward runs."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from torch import nn
+from torch.optim import Optimizer
+
+from .module import DistributedDataParallel
+from .schedule import messages
+from .schedule.overlap import Overlap
+from .schedule.overlapped_optimizer import OverlappedOptimizer, check_step, overlapped
+from .schedule.partial_step import PartialStep, check
+from .schedule.slice_order import ORDERS
+
+AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
+
+
+def overlap(
+    model: nn.Module,
+    optimizer: AnyOptimizer,
+    *,
+    order: str = "auto",
+    slice_mb: float = 4.0,
+    per_parameter: bool = False,
+) -> AnyOptimizer:
+    """Let the averages of a step arrive during the next forward, each before its first use. All ranks call it.
+
+    `optimizer = gradwire.overlap(model, optimizer)`; the loop stays as it was, and so do the results, bit for bit those of
+    `order="synchronous"`. Returns the optimizer itself, with two more methods: `drain()` waits for all that is under way,
+    `report()` tells what was waited for. `model`: wrapped in gradwire.DistributedDataParallel.
+
+    `order`: of what is sent. "auto" plans it from measured times, and waits at the end of backward as long as nothing
+    promises 3 %; "priority" always overlaps, first what forward needs first; "backward" overlaps without another order;
+    "synchronous" does not overlap. `slice_mb`: MiB on the wire of what is sent at once; large parameters are cut where the
+    compressor remembers nothing of them. `per_parameter`: an optimizer that is not torch's updates each parameter from its
+    own gradient and state alone.
+
+    Raises TypeError or ValueError for a model, an optimizer or a value that this cannot be, and RuntimeError where the model
+    or the optimizer is overlapped already, or a communication hook averages; each says what to do.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        raise TypeError(messages.not_ours(model))
+    if order not in ORDERS:
+        raise ValueError(f"the order is one of {', '.join(ORDERS)}; got {order!r}")
+    if not 0 < slice_mb < float("inf"):
+        raise ValueError(f"slice_mb is a number of MiB above 0, got {slice_mb}")
+    if isinstance(optimizer, OverlappedOptimizer):
+        raise RuntimeError(
+            "the optimizer is overlapped already: one optimizer for one model, and one call of overlap()"
+        )
+    check(optimizer, per_parameter=per_parameter)
+    check_step(optimizer)
+    result = Overlap(model.module, PartialStep(optimizer, type(optimizer)), order, slice_mb)
+    model.overlap(result)
+    overlapped(optimizer, result)
+    return optimizer

@@ -1,0 +1,61 @@
+"""What no order of sending can beat, and what other ways of hiding communication come to."""
+
+from __future__ import annotations
+
+import heapq
+
+from .replay import backward_order, planned_order, replay
+from .step_model import Piece, StepModel
+
+
+def optimal(model: StepModel) -> float:
+    """T*: seconds of the shortest step over all ways to share the link, its pieces cut as finely as one likes.
+
+    Earliest deadline first with preemption, which is optimal on one link (Horn 1974). For layers whose gradients get ready
+    in the reverse order of forward it is max(F + B, max over i of wire of layers 0 to i + computation of layers i and on).
+    """
+    return max(
+        [model.computation, *(moment + model.forward - model.pieces[i].needed for i, moment in _preempted(model))]
+    )
+
+
+def _preempted(model: StepModel) -> list[tuple[int, float]]:
+    """(piece, when it has arrived) where the piece that is needed first always goes, whatever is under way."""
+    waiting = backward_order(model)[::-1]
+    ready: list[tuple[float, int]] = []
+    left = [piece.wire for piece in model.pieces]
+    arrived: list[tuple[int, float]] = []
+    now = 0.0
+    while waiting or ready:
+        if not ready:
+            now = max(now, model.pieces[waiting[-1]].ready)
+        while waiting and model.pieces[waiting[-1]].ready <= now:
+            heapq.heappush(ready, (model.pieces[waiting[-1]].needed, waiting.pop()))
+        first = ready[0][-1]
+        ends = now + left[first]
+        until = min(ends, model.pieces[waiting[-1]].ready) if waiting else ends
+        left[first], now = left[first] - (until - now), until
+        if until == ends:
+            heapq.heappop(ready)
+            arrived.append((first, now))
+    return arrived
+
+
+def synchronous(model: StepModel) -> float:
+    """Seconds of a step whose forward waits for all of it: the link never idles while anything is ready.
+
+    Pieces go as they get ready. No order does better, and neither does cutting them.
+    """
+    return replay(model, backward_order(model), until_needed=False).step
+
+
+def decoupled(model: StepModel) -> float:
+    """Seconds of a step with reduce-scatters in backward and all-gathers in forward, half the wire each (DeAR, Zhang et
+    al. 2023): no all-gather starts before the last reduce-scatter has ended.
+    """
+    halves = [Piece(piece.ready, piece.wire / 2, piece.needed) for piece in model.pieces]
+    scattered = replay(StepModel(model.forward, model.backward, tuple(halves)), backward_order(model))
+    begun = max([model.backward, *scattered.arrived])
+    gathers = tuple(Piece(0.0, half.wire, half.needed) for half in halves)
+    late = StepModel(model.forward, 0.0, gathers)
+    return begun + replay(late, planned_order(late)).step

@@ -1,0 +1,58 @@
+"""What a collective costs by its size: latency and seconds a byte, from collectives that were measured."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+MOST = 256  # collectives that a fit looks at: it compares each two
+
+
+@dataclass(frozen=True)
+class LinkCost:
+    """alpha + beta * bytes (as MG-WFBP has it, Shi et al. 2019): `alpha` seconds a collective, `beta` seconds a byte that a
+    rank sends.
+    """
+
+    alpha: float
+    beta: float
+
+    def seconds(self, sent_bytes: float, rounds: float = 1) -> float:
+        """Of `rounds` collectives that send so many bytes together.
+
+        >>> LinkCost(alpha=0.5, beta=0.25).seconds(8)
+        2.5
+        """
+        return self.alpha * rounds + self.beta * sent_bytes
+
+    @classmethod
+    def fitted(cls, samples: Iterable[tuple[float, float]]) -> LinkCost:
+        """From (bytes sent, seconds): beta is the median slope between two of them, weighed by their distance in bytes,
+        alpha the median of what is left; both at least 0.
+
+        So a few collectives that took long for reasons of their own do not count (Sen 1968; weights after Jaeckel 1972). Of
+        sizes that are all alike alpha cannot be told, and is 0. Of many samples `MOST` are taken, evenly spaced by size.
+        Raises ValueError without a sample that sent something.
+        """
+        found = sorted((sent, seconds) for sent, seconds in samples if sent > 0)
+        if not found:
+            raise ValueError("a link's cost is fitted to collectives that sent something, and there are none")
+        chosen = [found[place * len(found) // MOST] for place in range(MOST)] if len(found) > MOST else found
+        slopes = [((b[1] - a[1]) / (b[0] - a[0]), b[0] - a[0]) for a, b in combinations(chosen, 2) if b[0] > a[0]]
+        if not slopes:
+            return cls(0.0, statistics.median(seconds / sent for sent, seconds in chosen))
+        beta = max(0.0, _weighted_median(slopes))
+        return cls(max(0.0, statistics.median(seconds - beta * sent for sent, seconds in chosen)), beta)
+
+
+def _weighted_median(values: Sequence[tuple[float, float]]) -> float:
+    """Of (value, weight): half of the weight lies on either side."""
+    half = sum(weight for _, weight in values) / 2
+    reached = 0.0
+    for value, weight in sorted(values):
+        reached += weight
+        if reached >= half:
+            return value
+    raise AssertionError("the weights are above 0")

@@ -1,0 +1,117 @@
+"""Parameters whose update is on its way: whoever uses one waits for it first.
+
+Such a parameter's class is `Awaited` for the time being, and torch hands whatever is done with it to `__torch_function__`:
+functions and methods, also with it in a list; attributes such as `.grad` and `.data`. What torch does not hand over sees the
+value from before the update: compiled graphs, TorchScript, C++ extensions and torch.func's transforms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn, Protocol
+
+import torch
+from torch import Tensor, nn
+
+UPDATE = "_gradwire_update"  # the attribute of an awaited parameter that has its update
+_set_gradient = vars(torch._C.TensorBase)["grad"].__set__
+_ATTRIBUTES: tuple[str, ...] = (
+    "shape",
+    "dtype",
+    "device",
+    "requires_grad",
+    "layout",
+    "ndim",
+    "is_leaf",
+    "is_cuda",
+    "is_sparse",
+    "is_meta",
+)
+_ATTRIBUTES += ("itemsize", "nbytes", "is_quantized", "output_nr", "grad_fn")
+_METHODS: tuple[str, ...] = (
+    "size",
+    "dim",
+    "numel",
+    "nelement",
+    "stride",
+    "element_size",
+    "is_floating_point",
+    "is_complex",
+    "is_contiguous",
+)
+_METHODS += ("ndimension", "get_device", "is_shared", "is_same_size")
+NEUTRAL: frozenset[Any] = frozenset(
+    [
+        *(getattr(Tensor, name).__get__ for name in _ATTRIBUTES),
+        *(getattr(Tensor, name) for name in _METHODS),
+        torch.is_floating_point,
+        torch.is_complex,
+        torch.numel,
+    ]
+)  # what needs neither the value nor the gradient
+
+
+class Update(Protocol):
+    """The update of some parameters."""
+
+    def settle(self) -> None:
+        """Wait for it, and make it; the parameters are as they were then. On any thread, and once only."""
+
+    def clear(self, parameter: Tensor, *, to_none: bool) -> None:
+        """Have a parameter's gradient cleared after the update."""
+
+
+class Awaited(nn.Parameter):
+    """A parameter whose update is on its way."""
+
+    @classmethod
+    def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Settle what is used, then do it."""
+        if func in NEUTRAL:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        if func == _set_gradient and args[1] is None and type(args[0]) is Awaited:
+            return update_of(args[0]).clear(args[0], to_none=True)
+        for used in _awaited((args, kwargs)):
+            update_of(used).settle()
+        return func(*args, **(kwargs or {}))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        update_of(self).settle()
+        return self.__deepcopy__(memo)  # of the class that it has now
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        update_of(self).settle()
+        return self.__reduce_ex__(protocol)
+
+    def __setstate__(self, state: Any) -> NoReturn:
+        raise TypeError("a parameter whose update is on its way is never saved")
+
+
+def update_of(parameter: Any) -> Update:
+    """The update that an awaited parameter waits for."""
+    update: Update = getattr(parameter, UPDATE)
+    return update
+
+
+def awaits(parameter: Tensor, update: Update) -> None:
+    """Have whoever uses a parameter wait for its update from now on."""
+    setattr(parameter, UPDATE, update)
+    parameter.__class__ = Awaited
+
+
+def restore(parameter: Tensor) -> None:
+    """Let a parameter be a plain one again."""
+    parameter.__class__ = nn.Parameter
+    delattr(parameter, UPDATE)
+
+
+def _awaited(value: Any) -> Iterator[Any]:
+    """The awaited parameters among arguments."""
+    if type(value) is Awaited:
+        yield value
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from _awaited(each)
+    elif isinstance(value, dict):
+        yield from _awaited(tuple(value.values()))

@@ -1,0 +1,284 @@
+"""Communication that goes on while the next forward runs (Jayarajan et al. 2019), for our DistributedDataParallel.
+
+Backward returns when gradients have left. Each bucket then is a `PendingUpdate`, and its parameters wait for it where they
+are used: see `awaited.py`. What leaves when is `slice_order.py`'s.
+
+Nothing hangs, whatever waits when. All requests of a step are started in backward, in an order that the ranks have agreed
+on, by backward's thread or, for later rounds, by lanes in the same order (on CUDA the rest of all programs is queued at
+backward's end). Who waits starts nothing: no rank's progress depends on where another one waits, only on its running the
+same backwards. So ranks may wait in any order, one may read a gradient that others do not, and a rank that waits in a
+barrier holds up nobody. A wait has the time limit of the model, and ends with the error of whatever has failed.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import warnings
+from collections.abc import Iterable
+from functools import partial
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import increment_version
+
+from ..averaging.averager import CompressedAverager
+from ..backward.progress import Backward
+from ..backward.reducer import Reducer
+from ..backward.weak_call import weak_call
+from ..buckets.assignment import own_rooms
+from ..buckets.sparse import SparseBucket
+from ..engine.engine import FORKED
+from . import messages
+from .awaited import Awaited, update_of
+from .bucket_order import BucketOrder
+from .measured_step import MeasuredStep
+from .partial_step import PartialStep
+from .pending_update import PendingUpdate
+from .readers import Readers
+from .report import OverlapReport
+from .slice_order import SliceOrder
+from .slice_size import slice_bytes
+from .unseen_use import compiles, scripted
+
+
+class Overlap:
+    """The updates of one model that are under way, and who waits for them. `stepper`: takes the optimizer's steps."""
+
+    def __init__(self, module: nn.Module, stepper: PartialStep, order: str, slice_mb: float) -> None:
+        stepper.check_parameters(module)
+        self._module, self._stepper, self._wanted, self._slice_mb = module, stepper, order, slice_mb
+        self._lock = threading.RLock()
+        self._process = os.getpid()
+        self._pending: dict[PendingUpdate, None] = {}
+        self._updates: list[PendingUpdate] = []  # all of the last step's
+        self._members: dict[int, list[list[Tensor]]] = {}  # of the optimizer's groups, by bucket
+        self._groups: list[int] = []  # what they were found for
+        self._began, self._in_forward, self._joins = 0.0, False, False
+        self._measured = True  # whether the last step was, in the forward after it
+        self._unseen: set[int] = set()  # members of the buckets that the last forward was not seen to use
+        self._step_number, self._exposed = 0, 0.0
+        self._told: set[str] = set()
+        self._readers = Readers()
+
+    def bind(self, reducer: Reducer, averager: CompressedAverager, buckets: BucketOrder) -> None:
+        """Take over a model's reducer: slices for buckets, and averages that come later. A collective call."""
+        self._reducer, self._averager = reducer, averager
+        device = reducer.device
+        buckets.drain = averager.drain = weak_call(self.drain)
+        self._buckets = buckets
+        self._slice()
+        self.order = SliceOrder(self._wanted, reducer.plan, reducer.group, device)
+        reducer.later = self
+
+    def look(self) -> None:
+        """Between steps, where all ranks are: see `SliceOrder`. After a swap the slices are made anew."""
+        memory = self._averager.memory
+        if self._sliced_for != (memory.compressor, memory.owing):
+            self._slice()
+        self.order.look(self._reducer.finished)
+
+    def _slice(self) -> None:
+        """Make buckets of the size of slices, and cut what is larger, where that is of use and nothing remembers it."""
+        averager, device, rules = self._averager, self._reducer.device, self._reducer.rules
+        rooms = averager.rooms(device)
+        whole = rules.dynamic or rules.skip_all_reduce_unused_params or rules.static_graph
+        cut = rooms is own_rooms and averager.memory.forgets and not whole
+        self._buckets.resize(slice_bytes(averager, self._slice_mb, device), rooms, cut=cut)
+        self._sliced_for = averager.memory.compressor, averager.memory.owing
+
+    @property
+    def pending(self) -> bool:
+        """Whether any update is under way."""
+        return bool(self._pending)
+
+    def takes(self, backward: Backward) -> bool:
+        """Whether this backward's averages may come later."""
+        if self._unseen and (used := self._reducer.brought_of(self._unseen)):
+            self._tell(messages.unseen(self._reducer.names_of(used)))
+        if not self.order.overlaps(self._reducer.finished):
+            return False
+        if reason := self._obstacle(backward):
+            self._tell(messages.synchronous(reason))
+            return False
+        return True
+
+    def _tell(self, text: str) -> None:
+        """Once."""
+        if text not in self._told:
+            self._told.add(text)
+            warnings.warn(text, stacklevel=2)
+
+    def _obstacle(self, backward: Backward) -> str:
+        """Why a step has to be synchronous."""
+        if backward.asks or backward.usage is not None:
+            return "" if self._reducer.rules.static_graph else "find_unused_parameters=True"
+        if any(isinstance(bucket, SparseBucket) for bucket in self._reducer.plan.buckets):
+            return "sparse gradients"
+        if self._joins or self._reducer.share != 1.0:
+            return "join()"
+        if len(self._reducer.at_end) > 1:
+            return "an optimizer that steps in backward"
+        return "create_graph=True" if torch.is_grad_enabled() else ""
+
+    def hold(self, backward: Backward) -> None:
+        """All of a step was sent: let its parameters wait for its averages."""
+        with self._lock:
+            self._averager.engines.send_all()
+            self._readers.next_step()
+            buckets = self._reducer.plan.buckets
+            self._updates = [PendingUpdate(self, bucket, backward) for bucket in buckets]
+            self._pending, self._measured = dict.fromkeys(self._updates), False
+
+    def settle(self, update: PendingUpdate) -> None:
+        """Wait for an update, and make it, unless it was made."""
+        with self._lock:
+            if update not in self._pending:
+                return
+            if os.getpid() != self._process:
+                raise RuntimeError(FORKED)
+            if not self._in_forward:
+                self._readers.note()
+            began = update.want()
+            try:
+                average = self._reducer.average_of(update.bucket, update.backward)
+                update.waited = time.perf_counter() - began
+            except Exception as error:
+                raise self._failed(update, error) from error
+            self._make(update, average)
+            del self._pending[update]
+            if not self._pending:
+                self._end_step(update.backward)
+
+    def _make(self, update: PendingUpdate, average: Tensor | None) -> None:
+        try:
+            update.make(average)
+        except Exception as error:
+            names = self._names([update])
+            raise self._failed(update, RuntimeError(messages.raised(error, names))) from error
+
+    def _end_step(self, backward: Backward) -> None:
+        waited = sum(update.waited for update in self._updates)
+        backward.step.ended = backward.step.computed + waited
+        self._reducer.delivered(backward)
+        self._step_number, self._exposed = (
+            backward.step.number,
+            waited + backward.step.computed - backward.step.last_launch,
+        )
+
+    def _failed(self, update: PendingUpdate, error: Exception) -> RuntimeError:
+        """An average did not come, or an update raised: nothing else is updated, and training with it is over.
+
+        What raised in the middle of its update is none of the others, of which each is as before or after its step.
+        """
+        made = [each for each in self._updates if each not in self._pending and each.step is not None]
+        pending, self._pending = list(self._pending), {}
+        for each in pending:
+            each.give_up()
+        left = [each for each in pending if each is not update or not each.begun]
+        text = messages.not_updated(str(error), *(self._names(each) for each in (made, left)))
+        self._reducer.fail(update.backward, text)
+        return RuntimeError(text)
+
+    def _names(self, updates: Iterable[PendingUpdate]) -> list[str]:
+        return self._reducer.names_of(chain.from_iterable(update.bucket.members for update in updates))
+
+    def drain(self) -> None:
+        """Wait for all updates that are under way; on any thread."""
+        with self._lock:
+            for update in list(self._pending):
+                self.settle(update)
+
+    def step(self) -> None:
+        """The optimizer's step: now for what has arrived, with the same hyperparameters later for what has not."""
+        with self._lock:
+            for update in list(self._pending):
+                if update.changed or update.late:
+                    self.settle(update)
+            settings, stepper = self._stepper.settings(), self._stepper
+            pending = list(self._pending)
+            waiting = list(chain.from_iterable(update.parameters for update in pending))
+            stepper.run(settings, stepper.others(waiting))
+            self._find_members()
+            for update in pending:
+                update.step = partial(stepper.run, settings, self._members_of(update))
+            increment_version(waiting)  # a graph that has saved them is not to be gone through any more
+
+    def _find_members(self) -> None:
+        """Forget which parameters the optimizer has in which group, if that has changed."""
+        groups = self._stepper.identity()
+        if groups != self._groups:
+            self._groups, self._members = groups, {}
+
+    def _members_of(self, update: PendingUpdate) -> list[list[Tensor]]:
+        key = id(update.bucket)
+        if key not in self._members:
+            self._members[key] = self._stepper.members(update.parameters)
+        return self._members[key]
+
+    def clear(self, parameters: Iterable[Tensor], *, to_none: bool) -> None:
+        """Clear gradients: of what is under way once it was used. Nothing is waited for."""
+        with self._lock:
+            for parameter in parameters:
+                if type(parameter) is Awaited:
+                    update_of(parameter).clear(parameter, to_none=to_none)
+                elif to_none:
+                    parameter.grad = None
+                elif parameter.grad is not None:
+                    parameter.grad = parameter.grad.detach()
+                    parameter.grad.zero_()
+
+    def report(self) -> OverlapReport:
+        """What is known so far."""
+        bounds = self.order.bounds
+        return OverlapReport(
+            self._step_number,
+            self._exposed,
+            self.order.name,
+            None if bounds is None else bounds.optimal,
+            None if bounds is None else bounds.synchronous,
+            dict(self._readers.counts),
+        )
+
+    def forward_begins(self, *, joins: bool) -> None:
+        """Of our DistributedDataParallel. `joins`: ranks may run out of inputs."""
+        self._joins, self._in_forward, self._began = joins, True, time.perf_counter()
+        if self._pending and (not torch.is_grad_enabled() or self._unnoticed()):
+            self._measured = True
+            self.drain()
+
+    def _unnoticed(self) -> bool:
+        """Whether forward may use parameters without anybody noticing."""
+        if not (compiles() or scripted(self._module)):
+            return False
+        self._tell(messages.COMPILED)
+        return True
+
+    def forward_ends(self) -> float:
+        """All that is still under way is waited for: no part of this forward has used it. Seconds that forward waited."""
+        unused, end = list(self._pending), time.perf_counter()
+        self.drain()
+        self._in_forward = False
+        self._unseen = {index for update in unused for index in update.bucket.members}
+        waits = [(update.needed or 0.0, update.waited) for update in self._updates]
+        waited = sum(seconds for needed, seconds in waits if needed >= self._began)
+        if not self._measured:
+            self._measured = True
+            self._measure(end - self._began)
+        return waited
+
+    def _measure(self, forward: float) -> None:
+        """Note when the buckets were ready, and when this forward needed them, had it never waited."""
+        step = self._updates[0].backward.step
+        began, waited, needed = self._began, 0.0, [0.0] * len(self._updates)
+        order = sorted(range(len(needed)), key=lambda place: self._updates[place].needed or 0.0)
+        for place in order:
+            update = self._updates[place]
+            at = (update.needed or 0.0) - began
+            needed[place] = max(0.0, at - waited)
+            waited += update.waited if 0.0 <= at <= forward else 0.0
+        ready = [step.ready[update.bucket.number] - step.forward[1] for update in self._updates]
+        records = [program.record for program in step.programs]
+        self.order.measurements.add(MeasuredStep(forward - waited, max(ready), ready, needed, records))

@@ -1,0 +1,62 @@
+"""Who makes a step wait before its next forward: the line of the user's code that reads a parameter or a gradient."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+OURS = (str(Path(__file__).parents[2]), str(Path(torch.__file__).parent))
+STEPS = 3  # in a row, until it is told
+
+
+class Readers:
+    """Notes who reads between a backward and the next forward, and tells once where every step is made to wait.
+
+    `counts`: steps, by "file:line in function".
+    """
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._in_a_row, self._told, self._this_step = 0, False, False
+
+    def note(self) -> None:
+        """Somebody reads now. Once a step counts."""
+        if self._this_step:
+            return
+        self._this_step = True
+        where = reader()
+        self.counts[where] += 1
+        self._in_a_row += 1
+        if self._in_a_row == STEPS and not self._told:
+            self._told = True
+            warnings.warn(
+                f"{where} reads parameters or gradients between backward and the next forward, which waits for their "
+                "averages at every step: nothing overlaps there. Results are right; clipping by norm and GradScaler must",
+                stacklevel=4,
+            )
+
+    def next_step(self) -> None:
+        """Another backward has ended."""
+        if not self._this_step:
+            self._in_a_row = 0
+        self._this_step = False
+
+
+def reader() -> str:
+    """The innermost line that is neither ours nor torch's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(OURS) and not _of_tests(frame):
+        frame = frame.f_back
+    if frame is None:
+        return "code outside of Python"
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def _of_tests(frame: FrameType) -> bool:
+    """In a clone, the tests lie beside us."""
+    return Path(frame.f_code.co_filename).is_relative_to(Path(OURS[0], "tests"))

@@ -1,0 +1,191 @@
+"""Sites that come and go: before each round they meet in a store that outlives them, and go on with those that came.
+
+The store has a numbered meeting for each round. A site adds its name to the next one; the last that is expected closes it,
+or the first whose patience ends, by writing who is there. Where these share a process group already they keep it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import uuid
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .sites import Meeting
+
+logger = logging.getLogger(__name__)
+PHASES = 3  # of a round's limit: waiting for others, the round itself, meeting again without those that it lost
+LOOK = 0.02  # seconds between two looks into the store
+CONNECT = timedelta(seconds=60)
+OPEN_END = timedelta(days=365)
+
+
+class Rendezvous:
+    """Where sites meet: a TCP store at `address` ("host:port"), such as `gradwire rendezvous` keeps.
+
+    `sites`: how many are waited for at the very start. `name`: this one's, for messages. `limit`: of a round; a site that
+    is later is left out, and comes back with what the others have by then. `start`: limit of the wait at the start.
+    `prefix` tells trainings apart that share a store. Raises ValueError for an address that is none and RuntimeError where
+    no store answers.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        sites: int,
+        *,
+        name: str | None = None,
+        limit: timedelta = timedelta(minutes=3),
+        start: timedelta = timedelta(minutes=30),
+        prefix: str = "training",
+    ) -> None:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal():
+            raise ValueError(f"the address of a rendezvous is host:port, such as 10.0.0.1:29400; got {address!r}")
+        if sites < 1 or limit.total_seconds() <= 0:
+            raise ValueError(f"sites is at least 1 and limit above 0; got {sites} and {limit}")
+        self.patience = 10 * limit.total_seconds() + start.total_seconds()
+        self._address, self._sites, self._start, self._phase = address, sites, start, limit / PHASES
+        self._id = uuid.uuid4().hex[:12]
+        self._name = name or f"site {self._id}"
+        self._store = dist.PrefixStore(f"gradwire/{prefix}", _connected(host, int(port), address))
+        self._number = 0  # of the last meeting that this site was in
+        self._expected: set[str] = set()
+        self._meeting: Meeting | None = None
+        self._group_name = ""
+        self._setup = ""
+
+    def join(self, setup: str) -> None:
+        """Remember how this site is set up; the first meeting compares."""
+        self._setup = setup
+
+    def meet(self) -> Meeting:
+        """Come to the next meeting, and connect with those that did."""
+        while True:
+            record = self._closed_meeting()
+            arrivals = record["arrivals"]
+            names = [arrival["name"] for arrival in arrivals]
+            if lost := self._expected - _ids(record):
+                logger.warning("round %d goes on without %d sites: with %s", self._number, len(lost), ", ".join(names))
+            self._expected = _ids(record)
+            try:
+                return self._connect(arrivals, names)
+            except RuntimeError as error:  # one has died since
+                self.break_up(error)
+
+    def _connect(self, arrivals: list[dict[str, str]], names: list[str]) -> Meeting:
+        held = {arrival["group"] for arrival in arrivals}
+        kept = self._meeting
+        if kept is not None and held == {self._group_name} and kept.world_size == len(arrivals):
+            return kept
+        rank = next(place for place, arrival in enumerate(arrivals) if arrival["id"] == self._id)
+        self._meeting, self._group_name = None, ""
+        store = dist.PrefixStore(f"group/{self._number}", self._store)
+        group = dist.ProcessGroup(store, rank, len(arrivals))
+        backend = dist.ProcessGroupGloo(store, rank, len(arrivals), self._phase)
+        group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+        self._meeting, self._group_name = Meeting(group, names, self._phase), str(self._number)
+        return self._meeting
+
+    def break_up(self, error: Exception) -> None:
+        """Drop the connection; the next meeting finds out who is left."""
+        logger.warning("a round failed, and is done again with those that are left: %s", error)
+        self._meeting, self._group_name = None, ""
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._meeting = None
+
+    def _closed_meeting(self) -> Mapping[str, Any]:
+        """The record of the first meeting that this site got into."""
+        try:
+            while True:
+                number = max(self._number, self._latest()) + 1
+                record = self._attend(number)
+                if record is not None:
+                    self._number = number
+                    return record
+        except (dist.DistNetworkError, dist.DistStoreError) as error:
+            raise RuntimeError(
+                f"the rendezvous at {self._address} has gone; start it again, then all sites from their checkpoints. {error}"
+            ) from error
+
+    def _latest(self) -> int:
+        return int(self._store.get("latest")) if self._store.check(["latest"]) else 0
+
+    def _attend(self, number: int) -> Mapping[str, Any] | None:
+        """Come to a meeting: its record, or None where it was closed without this site."""
+        if not self._store.check([f"{number}/closed"]):
+            mine = {"id": self._id, "name": self._name, "setup": self._setup, "group": self._group_name}
+            place = self._store.add(f"{number}/count", 1)
+            self._store.set(f"{number}/arrival/{place}", json.dumps(mine))
+            self._await_end(number)
+        record = self._record(number)
+        if record["setup"] != self._setup:
+            raise ValueError(
+                f"the sites were set up differently: the others have {record['setup']}, here {self._setup}"
+            )
+        if self._id not in _ids(record):
+            self._number = number  # too late for this one
+            return None
+        return record
+
+    def _await_end(self, number: int) -> None:
+        """Wait until a meeting is closed, by others or here."""
+        before = self._record(number - 1)
+        expected = _ids(before)
+        deadline = time.monotonic() + (self._phase if self._id in expected else self._start).total_seconds()
+        while not self._store.check([f"{number}/closed"]):
+            late = time.monotonic() > deadline
+            here = self._arrivals(number)
+            everyone = expected <= {each["id"] for each in here} if expected else len(here) >= self._sites
+            if late and not expected:
+                raise RuntimeError(
+                    f"only {len(here)} of {self._sites} sites came to {self._address} within {self._start}: "
+                    f"{', '.join(arrival['name'] for arrival in here)}"
+                )
+            if everyone or late:
+                self._close(number, here, before.get("setup") or here[0]["setup"])
+            time.sleep(LOOK)
+
+    def _record(self, number: int) -> dict[str, Any]:
+        """Of a meeting that is closed; empty of another."""
+        key = f"{number}/closed"
+        return dict(json.loads(self._store.get(key))) if self._store.check([key]) else {}
+
+    def _arrivals(self, number: int) -> list[dict[str, str]]:
+        places = range(1, self._store.add(f"{number}/count", 0) + 1)
+        keys = [key for place in places if self._store.check([key := f"{number}/arrival/{place}"])]
+        return [json.loads(self._store.get(key)) for key in keys]
+
+    def _close(self, number: int, here: list[dict[str, str]], setup: str) -> None:
+        """Write who is there, but for those that are set up differently; the first to do so wins."""
+        record = json.dumps({"arrivals": [each for each in here if each["setup"] == setup], "setup": setup})
+        if self._store.compare_set(f"{number}/closed", "", record).decode() == record:
+            self._store.set("latest", str(number))
+            for place in range(1, self._store.add(f"{number - 2}/count", 0) + 1):
+                self._store.delete_key(f"{number - 2}/arrival/{place}")
+
+
+def _ids(record: Mapping[str, Any]) -> set[str]:
+    return {arrival["id"] for arrival in record.get("arrivals", ())}
+
+
+def _connected(host: str, port: int, address: str) -> dist.TCPStore:
+    try:
+        return dist.TCPStore(host, port, is_master=False, timeout=CONNECT)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"no rendezvous answers at {address}: keep one there by `gradwire rendezvous --port {port}`. {error}"
+        ) from error
+
+
+def keep(port: int) -> dist.TCPStore:
+    """A store in which sites meet, as long as this process keeps it. Raises RuntimeError where the port is taken."""
+    return dist.TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False, timeout=OPEN_END)

@@ -1,0 +1,114 @@
+"""Who takes part in a round of local steps: the ranks of a process group, or sites that come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...compress.protocol import AllGather, Request, Scope
+from .collectives import exchange, spread
+from .private_group import new_name, private_group
+from .process_group import GroupPending, started
+
+CPU = torch.device("cpu")
+
+
+class Meeting:
+    """Those that take part in a round, and what carries between them. Its tensors are on the CPU.
+
+    `names`: of all of them, in rank order, for messages. `timeout`: of each wait.
+    """
+
+    allocates = False
+
+    def __init__(self, group: dist.ProcessGroup, names: Sequence[str], timeout: timedelta) -> None:
+        self.group, self.names, self.timeout = group, list(names), timeout
+        self.rank, self.world_size = group.rank(), group.size()
+
+    def members(self, scope: Scope) -> int:
+        """Every one is a host of its own."""
+        return 1 if scope == "host" else self.world_size
+
+    def open(self, channels: int) -> None:
+        """One channel is enough: requests follow each other."""
+
+    def allocate(self, buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
+        """Any memory will do."""
+        return [None] * len(buckets)
+
+    def start(self, request: Request, channel: int) -> GroupPending:
+        """Give a request to the group. Raises ValueError for one inside hosts, which sites are not."""
+        if request.scope == "host":
+            raise ValueError("local steps are averaged over whole sites: use a compressor without hosts+")
+        return started(request, self.group)
+
+    def tell(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Every one's numbers, in rank order."""
+        return started(AllGather(torch.tensor(numbers)), self.group).wait(self.timeout).tolist()
+
+    def copy_from(self, source: int, tensors: Sequence[Tensor]) -> None:
+        """Take over the tensors of rank `source`, in place."""
+        spread(tensors, source, self.group, what="what the model is now")
+
+    def abort(self) -> None:
+        """Nothing here runs between calls."""
+
+
+class Sites(Protocol):
+    """How those that take part find each other. `patience`: seconds after which a round has failed for sure."""
+
+    patience: float
+
+    def join(self, setup: str) -> None:
+        """Be there for the first time. Raises ValueError where others are set up differently."""
+
+    def meet(self) -> Meeting:
+        """Who takes part in the next round."""
+
+    def break_up(self, error: Exception) -> None:
+        """A round has failed: have the next one without whoever is gone, or raise the error."""
+
+    def close(self) -> None:
+        """Let go of what connects."""
+
+
+class Ranks:
+    """The ranks of a process group, always all of them."""
+
+    def __init__(self, group: dist.ProcessGroup, timeout: timedelta) -> None:
+        self.patience = timeout.total_seconds()
+        self._parent, self._timeout = group, timeout
+        self._meeting: Meeting | None = None
+
+    def join(self, setup: str) -> None:
+        """Make a group of their own, whose requests do not mix with the user's. A collective call."""
+        texts = exchange(setup, self._parent, what="how local steps are set up")
+        if differing := [rank for rank, text in enumerate(texts) if text != texts[0]]:
+            raise ValueError(
+                f"the ranks were set up differently: rank 0 has {texts[0]}, rank {differing[0]} has {texts[differing[0]]}"
+            )
+        group = private_group(self._parent, self._timeout, new_name(self._parent, CPU))
+        self._meeting = Meeting(group, [f"rank {rank}" for rank in range(group.size())], self._timeout)
+
+    def meet(self) -> Meeting:
+        """All of them."""
+        if self._meeting is None:
+            raise RuntimeError("a round of local steps has failed, or close() was called: there are no more")
+        return self._meeting
+
+    def break_up(self, error: Exception) -> None:
+        """Raise it: a rank of a process group cannot be done without."""
+        self._meeting = None
+        raise RuntimeError(
+            f"a round of local steps failed, as a rank has died, hangs or raised an error; sites that may come and go meet "
+            f"in a gradwire.Rendezvous instead of a process group. {error}"
+        ) from error
+
+    def close(self) -> None:
+        """Let go of the group."""
+        self._meeting = None

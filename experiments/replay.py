@@ -1,0 +1,166 @@
+"""`gradwire replay`: predicted beside measured steps of an emulated accelerator, and the same on paper for more hosts."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ..ddp_core.planning.bounds import optimal, synchronous
+from ..ddp_core.planning.link_cost import LinkCost
+from .network.link import parse_rate
+from .workloads.emulation import Trace, chosen_trace, cost_on, predicted, step_by_layers
+from .workloads.order import BACKWARD, Order
+
+MILLI = 1000
+PAPER_ORDERS: tuple[Order, ...] = (BACKWARD, "slices", "priority")
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """Replay the steps that bench measured on an emulated accelerator, and those of more hosts on paper."""
+
+    files: list[str] = field(default_factory=list)
+    """of `gradwire bench --compute emulate:TRACE --json FILE`, with a link or a lab"""
+    hosts: list[int] = field(default_factory=lambda: [16, 64, 256, 1024])
+    """numbers of hosts to predict steps for, with the same link each"""
+    latency: float = 20e-6
+    """seconds from one host to another; a collective has 2 log2(hosts) of them one after the other"""
+    json: bool = False
+    """print JSON instead of tables"""
+
+    def __post_init__(self) -> None:
+        if not self.files:
+            raise ValueError("files is empty: name files of gradwire bench --compute emulate:TRACE --json FILE")
+        if too_few := [count for count in self.hosts if count < 1]:
+            raise ValueError(f"hosts are at least 1, got {too_few[0]}")
+        if not 0 <= self.latency < math.inf:
+            raise ValueError(f"latency is at least 0 seconds, got {self.latency}")
+
+
+@dataclass(frozen=True)
+class MeasuredRow:
+    """A row of bench. `rate`: of each host's link, bytes a second, not dilated; 0 is no limit. Seconds are dilated ones."""
+
+    trace: Trace
+    dilate: float
+    rate: float
+    world_size: int
+    compressor: str
+    order: Order
+    bucket_mb: float | None
+    seconds: float
+    optimizer: float
+
+    def predicted(self) -> float:
+        """The step by replay, at the nominal rate, and the optimizer's measured seconds behind it."""
+        cost = LinkCost(0.0, self.dilate / self.rate if self.rate else 0.0)
+        place = (self.trace, self.compressor, self.world_size, cost, self.order)
+        return predicted(*place, dilate=self.dilate, bucket_mb=self.bucket_mb) + self.optimizer
+
+
+def replay_command(config: ReplayConfig) -> int:
+    """Show both tables; the exit code."""
+    rows = [row for file in config.files for row in measured_rows(Path(file).expanduser())]
+    compared, paper = [beside(row) for row in rows], list(on_paper(rows, config))
+    if config.json:
+        print(json.dumps({"measured": compared, "predicted": paper}, indent=2))
+        return 0
+    console = Console(width=max(Console().width, 120))
+    errors = sorted(abs(row["error"]) for row in compared)
+    middle = errors[len(errors) // 2]
+    console.print(_table("predicted beside measured steps, ms (of an undilated accelerator)", compared))
+    console.print(f"error of the prediction: median {middle:.1%}, worst {errors[-1]:.1%}", highlight=False)
+    console.print(_table(f"on paper, ms: {config.latency * 1e6:g} us from host to host", paper))
+    return 0
+
+
+def measured_rows(path: Path) -> list[MeasuredRow]:
+    """The rows of a file that replay can tell of. Raises ValueError for a file without one."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        config, rows = document["config"], document["benchmark_results"]
+        trace = chosen_trace(config["compute"])
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no file of gradwire bench --json: {type(error).__name__} {error}") from error
+    if trace is None:
+        raise ValueError(
+            f"{path} was measured without an emulated accelerator: only --compute emulate:TRACE is replayed"
+        )
+    rate = min(filter(None, map(parse_rate, (config["link"] or "0", config["netlab"]["rate"]))), default=0.0)
+    found = [
+        MeasuredRow(
+            trace,
+            config["dilate"],
+            rate,
+            row["world_size"],
+            row["compressor"],
+            row["order"],
+            row["bucket_mb"],
+            row["measurements"]["sec_per_iter"]["p50"],
+            row["phases"]["optimizer"],
+        )
+        for row in rows
+        if row["ddp"] == "gradwire" and row["sync_every"] == 1 and row["overlap"]
+    ]
+    if not found:
+        raise ValueError(f"{path} has no row of gradwire's DistributedDataParallel that averages in every iteration")
+    return found
+
+
+def beside(row: MeasuredRow) -> dict[str, Any]:
+    """A measured step and the prediction, in undilated seconds."""
+    expected, cost = row.predicted(), LinkCost(0.0, 1 / row.rate if row.rate else 0.0)
+    model = step_by_layers(row.trace, row.compressor, row.world_size, cost)
+    return {
+        **_place(row, row.world_size),
+        "order": row.order,
+        "predicted": expected / row.dilate,
+        "measured": row.seconds / row.dilate,
+        "error": expected / row.seconds - 1,
+        "bound": optimal(model),
+        "synchronous_bound": synchronous(model),
+    }
+
+
+def on_paper(rows: Sequence[MeasuredRow], config: ReplayConfig) -> Iterator[dict[str, Any]]:
+    """The step of each trace, compressor and link on other numbers of hosts, in each order."""
+    different = {(row.trace.name, row.trace.seconds, row.compressor, row.rate): row for row in rows}
+    for row in different.values():
+        for hosts in config.hosts:
+            cost = cost_on(hosts, row.rate, config.latency)
+            steps = {order: predicted(row.trace, row.compressor, hosts, cost, order) for order in PAPER_ORDERS}
+            without_latency = step_by_layers(row.trace, row.compressor, hosts, LinkCost(0.0, cost.beta))
+            yield {**_place(row, hosts), **steps, "bound": optimal(without_latency)}
+
+
+def _place(row: MeasuredRow, hosts: int) -> dict[str, Any]:
+    return {
+        "trace": f"{row.trace.name}, {row.trace.seconds:.3g} s",
+        "gbit": row.rate * 8 / 1e9,
+        "compressor": row.compressor,
+        "hosts": hosts,
+    }
+
+
+def _table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for name, value in rows[0].items():
+        table.add_column(name.replace("_", " "), justify="left" if isinstance(value, str) else "right")
+    for row in rows:
+        table.add_row(*(_text(name, value) for name, value in row.items()))
+    return table
+
+
+def _text(name: str, value: Any) -> str:
+    if name == "error":
+        return f"{value:+.1%}"
+    if name == "gbit":
+        return f"{value:g}" if value else "no limit"
+    return f"{value * MILLI:.1f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,153 @@
+"""Models for images, as their papers and torchvision define them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .work import Work, convolution, linear, norm
+
+
+def resnet(blocks: tuple[int, ...], groups: int = 1, group_width: int = 64) -> Iterator[Work]:
+    """A ResNet or ResNeXt of bottleneck blocks for 224 x 224 images and 1,000 classes (He et al. 2016, Xie et al. 2017)."""
+    yield convolution("conv1", 3, 64, 7, 112)
+    yield norm("bn1", 64)
+    inside, side = 64, 56
+    for stage, count in enumerate(blocks):
+        width, outside = 64 * 2**stage * group_width // 64 * groups, 256 * 2**stage
+        for block in range(count):
+            name = f"layer{stage + 1}.{block}"
+            before, side = side, 56 // 2**stage
+            yield convolution(f"{name}.conv1", inside, width, 1, before)
+            yield norm(f"{name}.bn1", width)
+            yield convolution(f"{name}.conv2", width, width, 3, side, groups=groups)
+            yield norm(f"{name}.bn2", width)
+            yield convolution(f"{name}.conv3", width, outside, 1, side)
+            yield norm(f"{name}.bn3", outside)
+            if block == 0:
+                yield convolution(f"{name}.downsample.0", inside, outside, 1, side)
+                yield norm(f"{name}.downsample.1", outside)
+            inside = outside
+    yield linear("fc", inside, 1000)
+
+
+def vgg19() -> Iterator[Work]:
+    """VGG-19 without batch normalisation, for 224 x 224 images and 1,000 classes (Simonyan and Zisserman 2015)."""
+    inside, position = 3, 0
+    for stage, (outside, count) in enumerate(((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))):
+        for _ in range(count):
+            yield convolution(f"features.{position}", inside, outside, 3, 224 // 2**stage, bias=True)
+            inside, position = outside, position + 2  # an activation stands behind each
+        position += 1  # and a pooling behind each stage
+    for name, sizes in (("0", (512 * 7 * 7, 4096)), ("3", (4096, 4096)), ("6", (4096, 1000))):
+        yield linear(f"classifier.{name}", *sizes)
+
+
+def resnet18_cifar() -> Iterator[Work]:
+    """ResNet-18 as this package builds it for CIFAR-10."""
+    yield convolution("0.0", 3, 64, 3, 32)
+    yield norm("0.1", 64)
+    inside = 64
+    for stage, outside in enumerate((64, 128, 256, 512)):
+        side = 32 // 2**stage
+        for block in range(2):
+            name = f"{2 + 2 * stage + block}"
+            parts = {"first": (inside, 3), "second": (outside, 3), "shortcut": (inside, 1)}
+            for part, (width, size) in list(parts.items())[: 3 if inside != outside else 2]:
+                yield convolution(f"{name}.{part}.0", width, outside, size, side)
+                yield norm(f"{name}.{part}.1", outside)
+            inside = outside
+    yield linear("12", 512, 10)
+
+
+Unit = tuple[str, int, int | tuple[int, int], int]  # branch and place in it, channels, kernel, side of the output
+AGAIN = ("branch3x3_2b", "branch3x3dbl_3b")  # beside the unit before them, not behind it
+
+
+def inception_a(pooled: int) -> list[Unit]:
+    """Four branches at 35 x 35 positions; `pooled`: channels of the last."""
+    return [
+        ("branch1x1", 64, 1, 35),
+        ("branch5x5_1", 48, 1, 35),
+        ("branch5x5_2", 64, 5, 35),
+        ("branch3x3dbl_1", 64, 1, 35),
+        ("branch3x3dbl_2", 96, 3, 35),
+        ("branch3x3dbl_3", 96, 3, 35),
+        ("branch_pool", pooled, 1, 35),
+    ]
+
+
+def inception_c(width: int) -> list[Unit]:
+    """Convolutions with 7 x 1 and 1 x 7 kernels at 17 x 17 positions."""
+    doubled = [(width, 1), (width, (7, 1)), (width, (1, 7)), (width, (7, 1)), (192, (1, 7))]
+    return [
+        ("branch1x1", 192, 1, 17),
+        ("branch7x7_1", width, 1, 17),
+        ("branch7x7_2", width, (1, 7), 17),
+        ("branch7x7_3", 192, (7, 1), 17),
+        *((f"branch7x7dbl_{place}", channels, kernel, 17) for place, (channels, kernel) in enumerate(doubled, 1)),
+        ("branch_pool", 192, 1, 17),
+    ]
+
+
+INCEPTION_B: list[Unit] = [
+    ("branch3x3", 384, 3, 17),
+    ("branch3x3dbl_1", 64, 1, 35),
+    ("branch3x3dbl_2", 96, 3, 35),
+    ("branch3x3dbl_3", 96, 3, 17),
+]
+INCEPTION_D: list[Unit] = [
+    ("branch3x3_1", 192, 1, 17),
+    ("branch3x3_2", 320, 3, 8),
+    ("branch7x7x3_1", 192, 1, 17),
+    ("branch7x7x3_2", 192, (1, 7), 17),
+    ("branch7x7x3_3", 192, (7, 1), 17),
+    ("branch7x7x3_4", 192, 3, 8),
+]
+INCEPTION_E: list[Unit] = [
+    ("branch1x1", 320, 1, 8),
+    ("branch3x3_1", 384, 1, 8),
+    ("branch3x3_2a", 384, (1, 3), 8),
+    ("branch3x3_2b", 384, (3, 1), 8),
+    ("branch3x3dbl_1", 448, 1, 8),
+    ("branch3x3dbl_2", 384, 3, 8),
+    ("branch3x3dbl_3a", 384, (1, 3), 8),
+    ("branch3x3dbl_3b", 384, (3, 1), 8),
+    ("branch_pool", 192, 1, 8),
+]
+INCEPTION: list[tuple[str, int, list[Unit]]] = [  # name, channels that come in, units
+    ("Mixed_5b", 192, inception_a(32)),
+    ("Mixed_5c", 256, inception_a(64)),
+    ("Mixed_5d", 288, inception_a(64)),
+    ("Mixed_6a", 288, INCEPTION_B),
+    *(
+        (f"Mixed_6{letter}", 768, inception_c(width))
+        for letter, width in zip("bcde", (128, 160, 160, 192), strict=True)
+    ),
+    ("Mixed_7a", 768, INCEPTION_D),
+    ("Mixed_7b", 1280, INCEPTION_E),
+    ("Mixed_7c", 2048, INCEPTION_E),
+]
+
+
+def inception_v3() -> Iterator[Work]:
+    """Inception v3 for 299 x 299 images and 1,000 classes, without its auxiliary classifier (Szegedy et al. 2016)."""
+    stem: list[Unit] = [("1a_3x3", 32, 3, 149), ("2a_3x3", 32, 3, 147), ("2b_3x3", 64, 3, 147)]
+    stem += [("3b_1x1", 80, 1, 73), ("4a_3x3", 192, 3, 71)]
+    inside = 3
+    for name, outside, kernel, side in stem:
+        yield from inception_unit(f"Conv2d_{name}", inside, outside, kernel, side)
+        inside = outside
+    for block, channels, units in INCEPTION:
+        source = before = channels
+        for name, outside, kernel, side in units:
+            first = "_" not in name or name.endswith(("_1", "_pool"))  # of its branch
+            source = channels if first else source if name in AGAIN else before
+            before = outside
+            yield from inception_unit(f"{block}.{name}", source, outside, kernel, side)
+    yield linear("fc", 2048, 1000)
+
+
+def inception_unit(name: str, inside: int, outside: int, kernel: int | tuple[int, int], side: int) -> Iterator[Work]:
+    """A convolution and its normalisation."""
+    yield convolution(f"{name}.conv", inside, outside, kernel, side)
+    yield norm(f"{name}.bn", outside)

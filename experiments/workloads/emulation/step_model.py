@@ -1,0 +1,105 @@
+"""A trace's training step for a planner: its layers' times, and what a compressor sends for them over a link."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ....compress import Layout, Traffic, compressor
+from ....compress.simulate import steady_traffic
+from ....compress.state import Leaves
+from ....ddp_core.buckets.assignment import DEFAULT_CAP_MB, MEBIBYTE
+from ....ddp_core.buckets.slices import MUCH
+from ....ddp_core.planning.link_cost import LinkCost
+from ....ddp_core.planning.step_model import Piece, StepModel, layered, merged
+from ....hooks.plan import bucket_layouts
+from ..order import SLICE_MB
+from .trace import Shape, Trace
+
+SAMPLE = 1024  # the sides of a matrix that tells by how much a compressor makes gradients smaller
+ALL = 1e9  # MiB: one bucket for everything
+
+
+def step_by_layers(trace: Trace, spec: str, world_size: int, cost: LinkCost, dilate: float = 1.0) -> StepModel:
+    """The step with a piece a layer, for bounds: what a compressor sends for each layer alone, once warm-ups are over."""
+    model = _computation(trace, dilate)
+    pieces = []
+    for layer, piece in zip(trace.layers, model.pieces, strict=True):
+        if layer.parameters:
+            sent = _traffic(tuple(layer.parameters.values()), spec, world_size)
+            pieces.append(replace(piece, wire=cost.seconds(sent.sent_bytes, sent.rounds)))
+    return replace(model, pieces=tuple(pieces))
+
+
+def step_by_buckets(
+    trace: Trace, spec: str, world_size: int, cost: LinkCost, dilate: float = 1.0, bucket_mb: float | None = None
+) -> StepModel:
+    """The step with a piece a bucket, as DistributedDataParallel makes them once it has seen the order of backward."""
+    model, layouts = _computation(trace, dilate), _buckets(trace, bucket_mb, world_size)
+    return replace(model, pieces=tuple(piece for piece, _ in _pieces(trace, model, layouts, spec, cost)))
+
+
+def step_by_slices(
+    trace: Trace, spec: str, world_size: int, cost: LinkCost, dilate: float = 1.0, slice_mb: float = SLICE_MB
+) -> StepModel:
+    """The step with slices of `slice_mb` MiB on the wire, as gradwire.overlap makes them: buckets of that size, and of a
+    larger one, where the compressor remembers nothing, parts that are ready and needed together.
+    """
+    gradient_mb = slice_mb * max(1.0, min(_shrinks(spec, world_size), DEFAULT_CAP_MB / slice_mb))
+    model, layouts = _computation(trace, dilate), _buckets(trace, gradient_mb, world_size)
+    cut = gradient_mb * MEBIBYTE if _forgets(spec) else math.inf
+    sliced: list[Piece] = []
+    for layout, (bucket, sent) in zip(layouts, _pieces(trace, model, layouts, spec, cost), strict=True):
+        size = layout.numel * layout.dtype.itemsize
+        count = math.ceil(size / cut) if size > MUCH * cut else 1
+        sliced += [replace(bucket, wire=cost.seconds(sent.sent_bytes / count, sent.rounds))] * count
+    return replace(model, pieces=tuple(sliced))
+
+
+def _computation(trace: Trace, dilate: float) -> StepModel:
+    """A piece a layer, none of which sends anything."""
+    return layered((layer.forward_seconds * dilate, layer.backward_seconds * dilate, 0.0) for layer in trace.layers)
+
+
+def _buckets(trace: Trace, bucket_mb: float | None, world_size: int) -> list[Layout]:
+    return _layouts(dict(reversed(trace.parameters.items())), bucket_mb, world_size)
+
+
+def _pieces(
+    trace: Trace, model: StepModel, layouts: Sequence[Layout], spec: str, cost: LinkCost
+) -> Iterator[tuple[Piece, Traffic]]:
+    """A bucket's piece and what it sends, for each of the layouts; `model` has a piece for each layer of the trace."""
+    layers = zip(trace.layers, model.pieces, strict=True)
+    parts = {layer.full(name): piece for layer, piece in layers for name in layer.parameters}
+    for layout in layouts:
+        sent = steady_traffic(compressor(spec), [layout])
+        yield merged([parts[name] for name in layout.names], cost.seconds(sent.sent_bytes, sent.rounds)), sent
+
+
+def _shrinks(spec: str, world_size: int) -> float:
+    """How many times as much an all-reduce of a large matrix sends."""
+    sent, dense = (_traffic(((SAMPLE, SAMPLE),), each, world_size).sent_bytes for each in (spec, "none"))
+    return dense / sent if sent else 1.0
+
+
+def _forgets(spec: str) -> bool:
+    """Whether nothing is remembered of a gradient, so that what is sent may be cut anywhere."""
+    sample = Layout(("sample",), ((64, 64),), torch.float32, torch.device("cpu"), world_size=2)
+    return not Leaves(compressor(spec).init(sample)).flat
+
+
+@functools.lru_cache(maxsize=4096)
+def _traffic(shapes: tuple[Shape, ...], spec: str, world_size: int) -> Traffic:
+    """Of these parameters by themselves."""
+    layouts = _layouts({str(index): shape for index, shape in enumerate(shapes)}, ALL, world_size)
+    return steady_traffic(compressor(spec), layouts)
+
+
+def _layouts(shapes: Mapping[str, Shape], bucket_mb: float | None, world_size: int) -> list[Layout]:
+    tensors: dict[str, Tensor] = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    return bucket_layouts(tensors, bucket_mb, world_size)

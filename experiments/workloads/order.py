@@ -1,0 +1,41 @@
+"""The order in which a training sends its gradients, and whether they go on through the next forward."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ...ddp_core import DistributedDataParallel, overlap
+from ...ddp_core.schedule.overlapped_optimizer import OverlappedOptimizer
+
+Order: TypeAlias = Literal["backward", "slices", "priority", "auto"]
+BACKWARD: Order = "backward"
+SLICE_MB = 4.0  # on the wire, as gradwire.overlap has it
+
+
+def ordered(model: nn.Module, optimizer: Optimizer, order: Order, slice_mb: float | None = None) -> Optimizer:
+    """The optimizer of a model whose gradients go in an order.
+
+    `backward`: buckets, all of which have arrived when backward ends. `slices`: the same with slices of `slice_mb` MiB on
+    the wire. `priority`, `auto`: gradwire.overlap's. Raises ValueError for another order than backward's where the model is
+    not wrapped in gradwire's DistributedDataParallel.
+    """
+    if order == BACKWARD:
+        return optimizer
+    if not isinstance(model, DistributedDataParallel):
+        raise ValueError(f"order {order} needs gradwire's DistributedDataParallel, got {type(model).__name__}")
+    how = "synchronous" if order == "slices" else order
+    return overlap(model, optimizer, order=how, slice_mb=slice_mb or SLICE_MB)
+
+
+def drain(optimizer: Optimizer) -> None:
+    """Wait for all updates that are under way."""
+    if isinstance(optimizer, OverlappedOptimizer):
+        optimizer.drain()
+
+
+def waited_seconds(optimizer: Optimizer) -> float:
+    """What the last forward waited for the step before it."""
+    return optimizer.report().exposed if isinstance(optimizer, OverlappedOptimizer) else 0.0

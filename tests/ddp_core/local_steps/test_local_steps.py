@@ -1,0 +1,261 @@
+import io
+import itertools
+import logging
+import time
+
+import pytest
+import torch
+
+from gradwire import LocalSteps
+
+from .sites import LIMIT, Net, Town, descend, together
+
+PLAIN = {"outer": "sgd:lr=1,momentum=0", "compressor": "none"}
+
+
+@pytest.fixture(scope="module")
+def town():
+    return Town()
+
+
+@pytest.fixture
+def places(town, request):
+    """Makes the rendezvous of a site: in a training of this test's own."""
+    numbers = itertools.count()
+
+    def made(sites, name=None, **options):
+        options.setdefault("prefix", request.node.name)
+        return town.meeting_place(sites, name or f"site {next(numbers)}", **options)
+
+    return made
+
+
+def trained(site, at, steps=16, seed=None, dtype=torch.float32, finish=True, **options):
+    """A site's model after so many steps, and what averaged it."""
+    model = Net(site if seed is None else seed, dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    local = LocalSteps(model, optimizer, at=at, **{"every": 4, "fragments": 2, **options})
+    for step in range(steps):
+        descend(model, optimizer, site, step)
+    if finish:
+        local.finish()
+    return model, optimizer, local
+
+
+def numbers(model):
+    return [each.detach().clone() for each in model.state_dict().values() if each.is_floating_point()]
+
+
+def assert_same(models):
+    first, *others = map(numbers, models)
+    for other in others:
+        for left, right in zip(first, other, strict=True):
+            assert torch.equal(left, right)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("spec", ["none", "int4", "powersgd:rank=1", "topk:ratio=0.2", "onebit"])
+def test_all_sites_end_with_the_same_model(places, spec, overlap):
+    made = [places(3) for _ in range(3)]
+    results = together(3, lambda site: trained(site, made[site], compressor=spec, overlap=overlap))
+    assert_same(model for model, _, _ in results)
+    assert results[0][2].round == 16 // 2 + 2
+    assert all(stats.sites == 3 for stats in results[0][2].history)
+
+
+def test_plain_averages_after_each_step_of_sgd_are_data_parallel_training(places):
+    def alone(site):
+        model = Net(0, torch.float64)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        local = LocalSteps(model, optimizer, at=made[site], every=1, fragments=1, overlap=False, **PLAIN)
+        for step in range(6):
+            descend(model, optimizer, site, step)
+        local.finish()
+        return model
+
+    made = [places(2), places(2)]
+    first, second = together(2, alone)
+    assert_same([first, second])
+    model, buffers = Net(0, torch.float64), [Net(0, torch.float64), Net(0, torch.float64)]
+    for step in range(6):
+        for each in buffers:
+            each.load_state_dict(model.state_dict())
+        for site, each in enumerate(buffers):
+            descend(each, torch.optim.SGD(each.parameters(), lr=0.1), site, step)
+        with torch.no_grad():
+            for mine, *theirs in zip(model.parameters(), *(each.parameters() for each in buffers), strict=True):
+                mine.copy_(sum(theirs) / 2)
+    for mine, theirs in zip(model.parameters(), first.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+def simulated(sites, steps, every, parts, lr, momentum):
+    """Two fragments taking turns with delayed averages, written down plainly; the parameters at the end."""
+    models = [Net(0, torch.float64) for _ in range(sites)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in models]
+    names = [name for name, _ in models[0].named_parameters()]
+    common = {name: parameter.detach().clone() for name, parameter in models[0].named_parameters()}
+    speed = {name: torch.zeros_like(numbers) for name, numbers in common.items()}
+    captured, turn = None, 0
+
+    def apply():
+        chosen, before = captured
+        for name in chosen:
+            mean = sum(common[name] - each[name] for each in before) / sites
+            speed[name] = momentum * speed[name] + mean
+            common[name] = common[name] - lr * (mean + momentum * speed[name])
+            for model, each in zip(models, before, strict=True):
+                with torch.no_grad():
+                    parameter = model.get_parameter(name)
+                    parameter.copy_(common[name] + (parameter - each[name]))
+
+    for step in range(steps):
+        for site, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            descend(model, optimizer, site, step)
+        if (step + 1) % (every // len(parts)) == 0:
+            if captured:
+                apply()
+            chosen = [name for name in names if name.partition(".")[0] in parts[turn % len(parts)]]
+            before = [{n: p.detach().clone() for n, p in model.named_parameters() if n in chosen} for model in models]
+            captured, turn = (chosen, before), turn + 1
+    apply()
+    return [dict(model.named_parameters()) for model in models]
+
+
+def test_overlapped_fragments_move_the_model_as_written_down_plainly(places):
+    made = [places(2), places(2)]
+    outer = "nesterov:lr=0.7,momentum=0.9"
+    options = {"compressor": "none", "outer": outer, "seed": 0, "dtype": torch.float64, "finish": False}
+
+    def run(site):
+        model, _, local = trained(site, made[site], steps=15, **options)
+        local._settle()
+        local.close()
+        return model, [sorted(part.parameters) for part in local._parts]
+
+    results = together(2, run)
+    parts = [{name.partition(".")[0] for name in part} for part in results[0][1]]
+    expected = simulated(2, 15, 4, parts, 0.7, 0.9)
+    for (model, _), theirs in zip(results, expected, strict=True):
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(parameter, theirs[name], rtol=1e-10, atol=1e-10)
+
+
+def test_a_site_that_is_gone_is_left_out_and_the_others_go_on(places, caplog):
+    made = [places(3, f"site {place}") for place in range(3)]
+
+    def run(site):
+        if site == 2:
+            return trained(site, made[site], steps=5, finish=False)[2].close()
+        return trained(site, made[site], steps=16)
+
+    with caplog.at_level(logging.WARNING):
+        first, second, _ = together(3, run)
+    assert_same([first[0], second[0]])
+    assert first[2].history[0].sites == 3
+    assert first[2].history[-1].sites == 2
+    assert max(stats.seconds for stats in first[2].history[1:]) < LIMIT + 1
+    assert "goes on without 1 sites: with site 0, site 1" in caplog.text.replace("site 1, site 0", "site 0, site 1")
+
+
+def until_round(last, model, local, optimizer, site, before=lambda step: None):
+    """Train until the sites have had so many rounds, which all of them count alike."""
+    while local.round < last:
+        before(local.steps)
+        time.sleep(0.02)
+        descend(model, optimizer, site, local.steps)
+    local.finish()
+    return model, local
+
+
+def test_a_site_that_is_late_takes_the_others_model_and_goes_on(places):
+    made = [places(3) for _ in range(3)]
+
+    def oversleep(step):
+        if step == 5:
+            time.sleep(0.7 * LIMIT)
+
+    def run(site):
+        model = Net(site)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        local = LocalSteps(model, optimizer, at=made[site], every=4, fragments=2, compressor="int4")
+        before = {"before": oversleep} if site == 2 else {"before": lambda step: time.sleep(0.1)}
+        return until_round(14, model, local, optimizer, site, **before)
+
+    results = together(3, run)
+    assert_same(model for model, _ in results)
+    assert any(stats.replaced for stats in results[2][1].history[1:])
+    assert not any(stats.replaced for stats in results[0][1].history[1:])
+
+
+def test_a_site_that_comes_later_takes_part(places):
+    made = [places(2) for _ in range(3)]
+    begun = []
+
+    def run(site):
+        while site == 2 and len(begun) < 8:
+            time.sleep(0.01)
+        model = Net(site)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        local = LocalSteps(model, optimizer, at=made[site], every=4, fragments=2)
+        return until_round(12, model, local, optimizer, site, before=begun.append)
+
+    results = together(3, run)
+    assert_same(model for model, _ in results)
+    assert results[2][1].history[0].replaced
+    assert results[0][1].history[-1].sites == 3
+
+
+def test_numbers_that_are_not_finite_at_one_site_reach_no_other(places):
+    made = [places(2), places(2)]
+
+    def run(site):
+        model = Net(site)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        local = LocalSteps(model, optimizer, at=made[site], every=2, fragments=1, overlap=False)
+        for step in range(6):
+            if (site, step) == (1, 3):
+                with torch.no_grad():
+                    model.first.weight[0, 0] = torch.nan
+            descend(model, optimizer, site, step)
+        local.finish()
+        return model, local
+
+    results = together(2, run)
+    assert_same(model for model, _ in results)
+    assert all(each.isfinite().all() for each in numbers(results[0][0]))
+    assert any(stats.replaced for stats in results[1][1].history[1:])
+
+
+def through_file(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("stopped_at", [6, 7])
+def test_resumed_training_is_bit_identical(places, stopped_at, request):
+    def run(site, until, states=None, at=None):
+        model = Net(0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        local = LocalSteps(model, optimizer, at=at[site], every=4, fragments=2, compressor="topk:ratio=0.3")
+        if states is not None:
+            for each, state in zip((model, optimizer, local), states[site], strict=True):
+                each.load_state_dict(state)
+        for step in range(local.steps, until):
+            descend(model, optimizer, site, step)
+        state = [through_file(each.state_dict()) for each in (model, optimizer, local)]
+        local.close()
+        return state
+
+    def in_training(name):
+        return [places(2, prefix=f"{request.node.name}/{name}") for _ in range(2)]
+
+    whole, first, second = map(in_training, ("whole", "first", "second"))
+    expected = together(2, lambda site: run(site, 13, at=whole))
+    half = together(2, lambda site: run(site, stopped_at, at=first))
+    got = together(2, lambda site: run(site, 13, half, at=second))
+    for left, right in zip(expected, got, strict=True):
+        for name, tensor in left[0].items():
+            assert torch.equal(tensor, right[0][name]), name

@@ -1,0 +1,161 @@
+"""An overlapped training is, bit for bit, that of the same slices without overlap."""
+
+import random
+import time
+import warnings
+
+import pytest
+import torch
+
+from .overlapped import STEPS, Setting, equal, slow
+
+COMPRESSORS = {
+    "none": 0.004,
+    "bf16": 0.004,
+    "int8": 0.002,
+    "topk:ratio=0.1": 0.002,
+    "onebit": 0.0003,
+    "powersgd:rank=2": 0.0001,
+}
+
+
+class Sleepy:
+    """Sleeps at random, differently on each rank."""
+
+    def __init__(self, rank):
+        self._random = random.Random(rank)
+
+    def __call__(self, *_):
+        time.sleep(self._random.random() * 0.001)
+
+
+def trained(rank, order, steps=STEPS, *, shuffled=False, **options):
+    setting = Setting(rank, order, **options)
+    sleepy, shuffle = Sleepy(rank), random.Random(5)
+    for module in setting.model.module.modules():
+        module.register_forward_pre_hook(sleepy)
+    pending = []
+    for _ in range(steps):
+        if shuffled and setting.model.reducer.finished > 1:
+            order = list(range(len(setting.model.reducer.plan.sending)))
+            setting.model.reducer.plan.send_in(shuffle.sample(order, len(order)))
+        setting.step()
+        pending.append(setting.pending)
+    return setting.end(), pending, len(setting.model.reducer.plan.sending)
+
+
+def compared(rank, world_size, compressor, order):
+    """Whether it is the same without overlap, how often updates were under way after a step, and how many slices."""
+    options = {"compressor": compressor, "slice_mb": COMPRESSORS[compressor]}
+    expected, never, slices = trained(rank, "synchronous", **options)
+    found, pending, others = trained(rank, order, shuffled=order == "backward", **options)
+    assert slices == others
+    return equal(expected, found), any(never), all(pending), slices
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("order", ["backward", "priority"])
+@pytest.mark.parametrize("compressor", COMPRESSORS)
+def test_with_overlap_the_same_bits_come_out_in_whatever_order_slices_leave(ranks, compressor, order, world_size):
+    for same, waits, overlaps, slices in ranks.run(compared, world_size, compressor, order):
+        assert same
+        assert not waits
+        assert overlaps
+        assert slices > 1
+
+
+def planned_in_mid_run(rank, world_size):
+    """Whether a training that is planned twice ends as one that never is, and the orders of sending that it had."""
+    expected = trained(rank, "synchronous", steps=18)[0]
+    setting, orders = Setting(rank, "priority"), []
+    for step in range(18):
+        setting.step()
+        orders.append([each.index() for each in setting.model.reducer.plan.sending])
+        if step == 12:
+            setting.model._overlap.order._since = 5  # as if these buckets were as many steps old as for a look
+    return equal(expected, setting.end()), orders
+
+
+def test_planning_in_mid_run_changes_the_order_on_all_ranks_and_no_bits(ranks):
+    (same, orders), (other_same, other_orders) = ranks.run(planned_in_mid_run, 2)
+    assert same
+    assert other_same
+    assert orders == other_orders
+    assert all(sorted(order) == sorted(orders[-1]) for order in orders[2:])
+    assert orders[-1] != sorted(orders[-1])  # what forward needs first does not leave last
+
+
+def random_schedules(rank, world_size, schedules):
+    """Whether parameters are as without overlap after steps that leave in any order, waited for in any order."""
+    results = []
+    for order in ("synchronous", "backward"):
+        setting = Setting(rank, order, link=None, optimizer=torch.optim.SGD)
+        shared, mine = random.Random(1), random.Random(rank)
+        parameters = list(setting.model.parameters())
+        for step in range(schedules):
+            sending = setting.model.reducer.plan.sending
+            if step > 1:
+                setting.model.reducer.plan.send_in(shared.sample(range(len(sending)), len(sending)))
+            setting.optimizer.zero_grad()
+            setting.loss().backward()
+            for parameter in mine.sample(parameters, mine.randrange(3)):
+                parameter.grad.sum()
+            setting.optimizer.step()
+            for parameter in mine.sample(parameters, mine.randrange(3)):
+                parameter.sum()
+        results.append(setting.end())
+    return equal(*results)
+
+
+def without_shared_memory(rank, world_size, schedules):
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patch.setenv("GRADWIRE_SHARED_MEMORY", "0")
+        return random_schedules(rank, world_size, schedules)
+
+
+@pytest.mark.parametrize("run", [random_schedules, without_shared_memory])
+@pytest.mark.parametrize("schedules", [30, pytest.param(1000, marks=pytest.mark.slow)])
+def test_nothing_hangs_and_all_is_right_whatever_leaves_and_waits_when(ranks, run, schedules):
+    assert ranks.run(run, 2, schedules, timeout=120) == [True, True]
+
+
+def reported(rank, world_size):
+    setting = Setting(rank, "priority")
+    for _ in range(12):
+        setting.step()
+    setting.optimizer.drain()
+    pending, report = setting.pending, setting.optimizer.report()
+    setting.end()
+    return pending, report, str(report)
+
+
+def test_a_report_tells_what_was_exposed_and_the_bounds(ranks):
+    for pending, report, text in ranks.run(reported, 2):
+        assert not pending
+        assert report.step == 12
+        assert report.order == "priority"
+        assert 0 < report.bound <= report.synchronous_bound
+        assert 0 < report.exposed < 1
+        assert "order priority" in text
+
+
+def automatic(rank, world_size):
+    """What "auto" uses on a link that costs nothing, and on a slow one."""
+    orders = []
+    for link in (None, slow):
+        setting = Setting(rank, "auto", link=link)
+        for _ in range(10):
+            setting.step()
+        orders.append((setting.optimizer.report().order, setting.model._overlap.order.bounds))
+        setting.end()
+    return orders
+
+
+def test_auto_overlaps_where_it_promises_three_percent(ranks):
+    for orders in zip(*ranks.run(automatic, 2), strict=True):
+        assert len({order for order, _ in orders}) == 1
+        _, bounds = orders[0]
+        assert (orders[0][0] == "synchronous") == (bounds.optimal > 0.97 * bounds.synchronous) or orders[0][
+            0
+        ] != "priority"

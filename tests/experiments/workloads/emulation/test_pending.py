@@ -1,0 +1,70 @@
+"""An emulated layer waits for parameters whose update is pending, as a real one does; what a study says if not."""
+
+import pytest
+import torch
+
+from gradwire.ddp_core.planning.replay import backward_order, planned_order, replay
+from gradwire.ddp_core.planning.step_model import layered
+from gradwire.experiments.workloads.emulation import emulated
+from gradwire.experiments.workloads.emulation.model import Stream
+
+from .given import TRACE
+
+INPUTS = torch.zeros(1)
+WIRE = (0.10, 0.05, 0.0, 0.01, 0.02)  # seconds of each layer
+ORDERS = {"backward": backward_order, "priority": planned_order}
+
+
+class Pending(torch.nn.Parameter):
+    """A parameter whose average is still on its way: whoever computes with it waits until `arrives`."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        for each in args:
+            if isinstance(each, Pending):
+                each.__class__ = torch.nn.Parameter
+                each.clock.now = max(each.clock.now, each.arrives)
+        return function(*args, **(kwargs or {}))
+
+
+def forward_seconds(model, clock, arrivals):
+    """Of the emulated forward, if the parameters of each layer arrive so many seconds after its beginning."""
+    for layer, seconds in zip(TRACE.layers, arrivals, strict=True):
+        for name in layer.parameters:
+            parameter = model.get_parameter(layer.full(name))
+            parameter.clock, parameter.arrives = clock, clock.now + seconds
+            parameter.__class__ = Pending
+    begin = clock.now
+    model(INPUTS)
+    return clock.now - begin
+
+
+@pytest.fixture(params=ORDERS)
+def planned(request):
+    """A step on a slow link in some order, and when the pieces of each layer arrive, counted from backward's end."""
+    layers = zip(TRACE.layers, WIRE, strict=True)
+    model = layered((layer.forward_seconds, layer.backward_seconds, wire) for layer, wire in layers)
+    step = replay(model, ORDERS[request.param](model))
+    assert step.exposed > 0.01
+    return step, [moment - TRACE.backward_seconds for moment in step.arrived]
+
+
+def test_a_forward_takes_what_the_replay_of_the_pieces_says(clock, planned):
+    step, arrivals = planned
+    found = forward_seconds(emulated(TRACE), clock, arrivals)
+    assert found == pytest.approx(TRACE.forward_seconds + step.exposed, abs=2 * clock.oversleep)
+
+
+def test_if_its_layers_did_not_take_their_parameters_a_step_would_be_short_by_all_that_is_exposed(
+    clock, planned, monkeypatch
+):
+    step, arrivals = planned
+    monkeypatch.setattr(Stream, "take", lambda stream, parameters: None)
+    missing = TRACE.forward_seconds + step.exposed - forward_seconds(emulated(TRACE), clock, arrivals)
+    assert missing == pytest.approx(step.exposed, abs=2 * clock.oversleep)
+
+
+def test_what_a_sleep_lasts_too_long_is_not_taken_off_twice_where_a_layer_waits(clock):
+    """The first layer ends late, and the second waits longer than that: its seconds count in full from there."""
+    seconds = forward_seconds(emulated(TRACE), clock, (0.0, 0.05, 0.0, 0.0, 0.0))
+    assert seconds == pytest.approx(0.05 + TRACE.forward_seconds - 0.01, abs=1.01 * clock.oversleep)

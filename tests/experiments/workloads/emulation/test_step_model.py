@@ -1,0 +1,76 @@
+"""Steps of the shipped traces for a planner, against figures computed by hand from sizes and rates."""
+
+import pytest
+
+from gradwire.ddp_core.planning.bounds import decoupled, optimal, synchronous
+from gradwire.ddp_core.planning.link_cost import LinkCost
+from gradwire.experiments.workloads.emulation import load_trace, step_by_buckets, step_by_layers, step_by_slices
+
+GBIT = 1e9 / 8  # bytes a second
+KNOWN = [  # trace, hosts, Gbit/s, compressor; milliseconds: synchronous, decoupled halves, optimal
+    ("resnet50", 4, 4, "none", 339, 307, 307),
+    ("resnet50", 4, 10, "none", 155, 126, 123),
+    ("resnet50", 4, 4, "bf16", 186, 153, 153),
+    ("resnet50", 4, 7, "bf16", 120, 108.5, 97),
+    ("vgg19", 2, 10, "none", 617, 544, 471),
+    ("vgg19", 4, 10, "none", 847, 690, 690),
+]
+
+
+@pytest.mark.parametrize(("trace", "hosts", "rate", "spec", "waits", "halves", "best"), KNOWN)
+def test_bounds_of_known_models(trace, hosts, rate, spec, waits, halves, best):
+    model = step_by_layers(load_trace(trace), spec, hosts, LinkCost(0.0, 1 / (rate * GBIT)))
+    found = [1e3 * bound(model) for bound in (synchronous, decoupled, optimal)]
+    assert found == pytest.approx([waits, halves, best], abs=0.6)
+
+
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_on_the_wire_a_ring_sends_each_byte_less_than_twice(hosts):
+    trace, cost = load_trace("resnet50"), LinkCost(0.0, 1 / GBIT)
+    dense = 2 * (hosts - 1) / hosts * 4 * trace.elements / GBIT
+    for build in (step_by_layers, step_by_buckets):
+        assert build(trace, "none", hosts, cost).wire == pytest.approx(dense, rel=1e-4)
+        assert build(trace, "bf16", hosts, cost).wire == pytest.approx(dense / 2, rel=1e-4)
+
+
+def test_latency_counts_for_each_round_of_each_piece_and_dilation_for_computation_alone():
+    trace = load_trace("resnet50")
+    layers = sum(bool(layer.parameters) for layer in trace.layers)
+    cost = LinkCost(alpha=1.0, beta=0.0)
+    assert step_by_layers(trace, "none", 4, cost).wire == layers
+    assert step_by_layers(trace, "powersgd:rank=4", 4, cost).wire > layers
+    slow = step_by_layers(trace, "none", 4, cost, dilate=10)
+    assert slow.computation == pytest.approx(0.97)
+    assert slow.wire == layers
+
+
+def test_buckets_are_those_of_ddp_in_the_order_of_backward():
+    model = step_by_buckets(load_trace("vgg19"), "none", 2, LinkCost(0.0, 1.0))
+    first, *_, last = model.pieces
+    assert first.wire == 4 * 1000 * 4097  # the last layer fills the first bucket, of 1 MiB, alone
+    assert last.ready == pytest.approx(model.backward)
+    assert last.needed == 0
+    assert [piece.ready for piece in model.pieces] == sorted(piece.ready for piece in model.pieces)
+
+
+def test_one_rank_sends_nothing():
+    assert step_by_layers(load_trace("resnet50"), "none", 1, LinkCost(0.0, 1.0)).wire == 0
+
+
+def test_slices_are_equal_parts_of_large_buckets_unless_the_compressor_remembers_something():
+    """Of vgg19's first classifier of 411 MB, whose gradients bf16 halves."""
+    largest = 4 * 4096 * 25088
+    for spec, size in [("none", largest), ("bf16", largest / 2)]:
+        pieces = step_by_slices(load_trace("vgg19"), spec, 2, LinkCost(0.0, 1.0), slice_mb=4).pieces
+        parts = [piece for piece in pieces if piece.wire == pytest.approx(4 * 2**20, rel=0.02)]
+        assert sum(piece.wire for piece in parts) > size
+        assert max(piece.wire for piece in pieces) <= 1.5 * 4 * 2**20
+        assert sum(piece.wire for piece in pieces) == pytest.approx(4 * 143_667_240 * size / largest)
+    whole = step_by_slices(load_trace("vgg19"), "topk:ratio=0.1", 2, LinkCost(0.0, 1.0)).pieces
+    assert len(whole) < 20
+
+
+def test_latency_counts_for_each_slice():
+    trace, none = load_trace("vgg19"), LinkCost(0.0, 0.0)
+    few, many = (step_by_slices(trace, "none", 2, LinkCost(1.0, 0.0), slice_mb=size).wire for size in (16, 1))
+    assert few == len(step_by_slices(trace, "none", 2, none, slice_mb=16).pieces) < many / 10

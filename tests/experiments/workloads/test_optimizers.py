@@ -1,0 +1,44 @@
+import math
+
+import pytest
+import torch
+
+from gradwire.experiments.cli import main
+from gradwire.experiments.workloads.optimizers import optimizer_for, schedule_for
+
+
+def rates(name, warmup, steps):
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=2.0)
+    schedule = schedule_for(optimizer, name, warmup, steps)
+    found = []
+    for _ in range(steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    return found, optimizer.param_groups[0]["lr"]
+
+
+def test_the_rate_grows_in_equal_steps_and_stays():
+    assert rates("constant", 4, 6)[0] == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.0, 2.0])
+
+
+def test_cosine_falls_from_the_rate_to_zero():
+    found, after = rates("cosine", 0, 8)
+    assert found == pytest.approx([1 + math.cos(math.pi * step / 8) for step in range(8)])
+    assert after == pytest.approx(0)
+
+
+def test_without_a_schedule_the_rate_is_the_same_from_the_first_step():
+    assert set(rates("constant", 0, 3)[0]) == {2.0}
+
+
+@pytest.mark.parametrize(("spec", "kept"), [("topk", 0.9), ("topk:momentum=0.9", 0.0)])
+def test_the_optimizer_has_no_momentum_where_the_workers_have(spec, kept):
+    model = torch.nn.Linear(2, 2)
+    assert optimizer_for(model, spec, "sgd", 0.1, 0.9).param_groups[0]["momentum"] == kept
+    assert optimizer_for(model, spec, "adamw", 0.1, 0.9).param_groups[0]["betas"][0] == kept
+
+
+def test_a_warm_up_ends_within_the_run(capsys):
+    assert main(["compare", "--steps=8", "--sync-every=2", "--warmup=4"]) == 2
+    assert "warmup is at least 0 and less than the optimizer steps, 4, got 4" in capsys.readouterr().err

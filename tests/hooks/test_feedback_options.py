@@ -1,0 +1,116 @@
+"""Options of error feedback on real ranks: picked for an optimizer, saved, resized, refused where they cannot hold."""
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+import gradwire
+from gradwire.compress import specification
+
+from .given import Given, average, gradients, wrapped
+from .test_handle import same, steps
+
+SHAPES = ((40, 30), (40,), (10, 200), (3,))
+EVERYTHING = "topk:ratio=0.1,feedback=0.8,momentum=0.9,space=adam"
+
+
+def attached(spec, **options):
+    ddp = wrapped(SHAPES, bucket_cap_mb=0.002, find_unused_parameters=False)
+    return ddp, gradwire.attach(ddp, spec, **options)
+
+
+def picked(rank, world_size):
+    ddp = TorchDDP(Given(SHAPES))
+    optimizer = torch.optim.AdamW(ddp.parameters())
+    handle = gradwire.attach(ddp, "topk", optimizer=optimizer)
+    found = [handle.compressor, gradwire.comm_hook("topk", ddp, optimizer=optimizer)[0].compressor]
+    ours = gradwire.DistributedDataParallel(Given(SHAPES), compressor="topk", optimizer=optimizer)
+    found.append(ours.compression.compressor)
+    handle.swap("onebit", optimizer=optimizer)
+    with pytest.warns(UserWarning, match=r"gradwire\.without_momentum\(optimizer\)"):
+        gradwire.comm_hook("topk:momentum=0.9", ddp, optimizer=optimizer)
+    return [specification(each) for each in (*found, handle.compressor)]
+
+
+def test_attach_comm_hook_swap_and_our_ddp_pick_feedback_for_an_optimizer(ranks):
+    *topk, onebit = ranks.run(picked, 1)[0]
+    assert len(set(topk)) == 1
+    assert topk[0].startswith("topk:")
+    assert "feedback=" in topk[0]
+    assert "feedback=" in onebit
+
+
+def saved_and_loaded(rank, world_size):
+    ddp, handle = attached(EVERYTHING)
+    steps(ddp, rank, 0, 3)
+    again, resumed = attached(EVERYTHING)
+    resumed.load_state_dict(handle.state_dict())
+    return same(handle.state_dict(), resumed.state_dict()), steps(ddp, rank, 3, 6), steps(again, rank, 3, 6)
+
+
+def test_a_state_with_momentum_and_units_goes_on_in_the_same_bits(ranks):
+    for equal, went_on, resumed in ranks.run(saved_and_loaded, 2):
+        assert equal
+        assert same(went_on, resumed)
+
+
+MOMENTUM = "topk:ratio=1,momentum=0.5"  # all is sent: an average is that of the momenta
+
+
+def trained(rank, world_size):
+    ddp, handle = attached(MOMENTUM)
+    return steps(ddp, rank, 0, 3), handle.state_dict()
+
+
+def resized(rank, world_size, states):
+    ddp, handle = attached(MOMENTUM)
+    handle.load_state_dict(states, resize=True)
+    return average(ddp, [torch.zeros(shape) for shape in SHAPES])
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2)])
+def test_another_number_of_ranks_goes_on_with_the_mean_momentum(ranks, before, after):
+    answers = ranks.run(trained, before)
+    last, states = answers[0][0][-1], [state for _, state in answers]
+    for averages in ranks.run(resized, after, states):
+        for name, numbers in last.items():
+            torch.testing.assert_close(averages[name], 0.5 * numbers)
+
+
+def rescaled(rank, world_size):
+    """Averages with a loss scale that changes, over those with one that does not."""
+    found = []
+    for scales in ([1.0] * 4, [1.0, 1.0, 4.0, 4.0]):
+        ddp, handle = attached(EVERYTHING)
+        averages = []
+        for step, scale in enumerate(scales):
+            if step and scale != scales[step - 1]:
+                handle.rescale(scale / scales[step - 1])
+            given = [scale * gradient for gradient in gradients(rank, step, SHAPES)]
+            averages.append({name: average / scale for name, average in average(ddp, given).items()})
+        found.append(averages[2])
+    return found
+
+
+def test_momentum_follows_the_loss_scale(ranks):
+    for plain, scaled in ranks.run(rescaled, 2):
+        for name in plain:
+            torch.testing.assert_close(scaled[name], plain[name])
+
+
+def partial(rank, world_size):
+    ddp = TorchDDP(Given(SHAPES), find_unused_parameters=True)
+    with pytest.raises(
+        ValueError, match=r"topk:momentum=0\.9 needs the gradients of all parameters.*leave out momentum="
+    ):
+        gradwire.attach(ddp, "topk:momentum=0.9")
+    handle = gradwire.attach(ddp, "topk:feedback=0.9,space=adam")
+    before = handle.compressor
+    with pytest.raises(ValueError, match="needs the gradients of all parameters"):
+        handle.swap("topk:momentum=0.9")
+    average(ddp, gradients(rank, 0, SHAPES))
+    return handle.compressor == before
+
+
+def test_momentum_is_refused_where_parameters_may_go_unused(ranks):
+    assert ranks.run(partial, 1) == [True]
