@@ -114,6 +114,11 @@ class DirectBackend(Backend):
     @classmethod
     def of(cls, options: Any, _: Any = None) -> DirectBackend:
         """For torch's `_DistributedBackendOptions`."""
+        if dist.get_debug_level() == dist.DebugLevel.DETAIL:
+            raise RuntimeError(
+                "TORCH_DISTRIBUTED_DEBUG=DETAIL wraps backends in a way that one written in Python does not take: use INFO, "
+                "or init_process_group('gloo') while you debug"
+            )
         return cls(options.store, options.group_rank, options.group_size, options.timeout)
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:

@@ -212,3 +212,9 @@ def pinned_to_what_there_is_not(rank, world_size):
 def test_a_way_that_there_is_not_is_refused_with_those_that_there_are(ranks):
     for failure in ranks.run(pinned_to_what_there_is_not, 2, expect_errors=True):
         assert "GRADWIRE_COLLECTIVES is 'raft', and here there are: gloo, staggered" in failure.message
+
+
+def test_a_debug_level_that_wraps_backends_is_refused_with_the_way_out(monkeypatch):
+    monkeypatch.setattr(dist, "get_debug_level", lambda: dist.DebugLevel.DETAIL)
+    with pytest.raises(RuntimeError, match="use INFO, or init_process_group"):
+        torch_backend.DirectBackend.of(None)
