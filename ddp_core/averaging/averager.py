@@ -16,7 +16,7 @@ from ...compress import AllReduce, Compressor, Layout, most_rounds
 from ..buckets.assignment import Rooms, own_rooms
 from ..buckets.checksum import checksum
 from ..buckets.layout import as_real, layout_of
-from ..buckets.slices import BucketSlice, Sendable
+from ..buckets.slices import Sendable
 from ..buckets.sparse import SPARSE_ROUNDS, SparseBucket
 from ..engine.driver import FuturePending
 from ..engine.engine import FORKED, Engine
@@ -25,7 +25,7 @@ from ..measure.stats import Stats, Totals
 from ..measure.step import BucketStats, Step
 from ..memory.model_memory import ModelMemory, Snapshot
 from ..transport.protocol import Decorator, Pending
-from .bound import AllPending, Bound, OwnBound, all_done, labelled, names_by_index, one_round, parts_of, setup, slice_of
+from .bound import AllPending, Bound, OwnBound, all_done, labelled, names_by_index, one_round, parts_of, setup
 from .compiling import compile_kernels
 from .engines import Engines
 from .protocol import Wishes
@@ -62,7 +62,7 @@ class CompressedAverager:
         self._last_index = -1  # of the bucket that a hook was given
         self._expected = True  # the next one is the first of a step, whatever its index
         self.begun = 0  # steps since construction
-        self.drain: Callable[[], None] | None = None  # waits for averages that are handed out after backward's end
+        self.drain: Callable[[], None] = lambda: None  # waits for averages that are handed out after backward's end
         self._told = False  # when a step begins; else the indices of buckets alone tell
         self._first_ones: set[int] = set()  # identities of the parameters that the first step has brought
         self._compares = True  # the values of parameters: at the first step, and after a load
@@ -134,7 +134,7 @@ class CompressedAverager:
 
     def between_steps(self, change: Callable[[], None]) -> None:
         """Change the memory now, or when the step is over that runs on another thread."""
-        self._drain()
+        self.drain()
         with self._lock:
             if self._under_way() and self._thread != threading.get_ident():  # on this one it broke off
                 self._waiting.append(change)
@@ -218,10 +218,7 @@ class CompressedAverager:
         flat = as_real(buffer)
         layout = self._met(named, flat, engine)
         with self._lock:
-            if isinstance(bucket, BucketSlice):
-                parts = [slice_of(self.memory, bucket, layout)]
-            else:
-                parts = parts_of(self.memory, named, layout, index)
+            parts = parts_of(self.memory, named, layout, bucket)
         for part in parts:
             rounds = most_rounds(self.memory.compressor, [part.memory.layout])
             engine.prepare(rounds + self.memory.partial)  # which parameters were used may travel apart
@@ -229,10 +226,6 @@ class CompressedAverager:
         with self._lock:
             self.memory.arrange(names_by_index(self._bounds))
         return self._bounds[index]
-
-    def _drain(self) -> None:
-        if self.drain is not None:
-            self.drain()
 
     def _met(self, named: Mapping[str, Tensor], flat: Tensor, engine: Engine) -> Layout:
         """The layout of a bucket that was not there before; the first one tells whether all ranks have the same."""
@@ -253,7 +246,7 @@ class CompressedAverager:
 
     def taken(self) -> Snapshot:
         """The memory after the last step that came to its end; on any thread, at any time."""
-        self._drain()
+        self.drain()
         with self._lock:
             return self.memory.taken(under_way=self._under_way())
 
@@ -299,6 +292,6 @@ class CompressedAverager:
     def close(self) -> None:
         """End the threads and process groups that were made; training with it is over."""
         try:
-            self._drain()
+            self.drain()
         finally:
             self.engines.close()

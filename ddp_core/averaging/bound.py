@@ -102,9 +102,14 @@ def places_in(layout: Layout, names: Sequence[str]) -> tuple[tuple[int, int], ..
     return tuple(spans[name] for name in names)
 
 
-def parts_of(memory: ModelMemory, named: Mapping[str, Tensor], layout: Layout, index: int) -> list[Part]:
-    """The buckets of ours inside one of `layout`: those of a loaded state, or all of it. `named`: its parameters."""
-    parts = []
+def parts_of(memory: ModelMemory, named: Mapping[str, Tensor], layout: Layout, bucket: Any) -> list[Part]:
+    """The buckets of ours inside one of `layout`: those of a loaded state, or all of it. `named`: its parameters.
+
+    Of a slice of a bucket nothing is remembered.
+    """
+    if isinstance(bucket, BucketSlice):
+        return [slice_of(memory, bucket, layout)]
+    parts, index = [], bucket.index()
     for names in memory.split(layout.names):
         mine = {name: named[name] for name in names}
         own = layout_of(mine, layout.dtype, layout.device, layout.world_size, layout.rank)
