@@ -236,10 +236,9 @@ class DistributedDataParallel(TorchFace):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of all parameters; those under way once their averages were used, without waiting."""
-        if self._overlap is None or not self._overlap.pending:
-            super().zero_grad(set_to_none)
-        else:
-            self._overlap.clear(self.parameters(), to_none=set_to_none)
+        if self._overlap is not None and self._overlap.pending:
+            return self._overlap.clear(self.parameters(), to_none=set_to_none)
+        super().zero_grad(set_to_none)
 
     def join_hook(self, **kwargs: Any) -> ShadowSteps:
         """What `join` has this rank do once its inputs have ended; `divide_by_initial_world_size` as in torch."""

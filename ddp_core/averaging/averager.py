@@ -62,7 +62,7 @@ class CompressedAverager:
         self._last_index = -1  # of the bucket that a hook was given
         self._expected = True  # the next one is the first of a step, whatever its index
         self.begun = 0  # steps since construction
-        self.drain: Callable[[], None] | None = None  # waits for averages that are handed out after backward's end
+        self.drain: Callable[[], None] = lambda: None  # waits for averages that are handed out after backward's end
         self._told = False  # when a step begins; else the indices of buckets alone tell
         self._first_ones: set[int] = set()  # identities of the parameters that the first step has brought
         self._compares = True  # the values of parameters: at the first step, and after a load
@@ -131,7 +131,7 @@ class CompressedAverager:
 
     def between_steps(self, change: Callable[[], None]) -> None:
         """Change the memory now, or when the step is over that runs on another thread."""
-        self._drain()
+        self.drain()
         with self._lock:
             if self._under_way() and self._thread != threading.get_ident():  # on this one it broke off
                 self._waiting.append(change)
@@ -220,10 +220,6 @@ class CompressedAverager:
             self.memory.arrange(names_by_index(self._bounds))
         return self._bounds[index]
 
-    def _drain(self) -> None:
-        if self.drain is not None:
-            self.drain()
-
     def _met(self, named: Mapping[str, Tensor], flat: Tensor, engine: Engine) -> Layout:
         """The layout of a bucket that was not there before; the first one tells whether all ranks have the same."""
         group, on_host = engine.transport.group, self.engines.ranks_per_host(self.memory.compressor, flat.device)
@@ -244,7 +240,7 @@ class CompressedAverager:
 
     def taken(self) -> Snapshot:
         """The memory after the last step that came to its end; on any thread, at any time."""
-        self._drain()
+        self.drain()
         with self._lock:
             return self.memory.taken(under_way=self._under_way())
 
@@ -290,6 +286,6 @@ class CompressedAverager:
     def close(self) -> None:
         """End the threads and process groups that were made; training with it is over."""
         try:
-            self._drain()
+            self.drain()
         finally:
             self.engines.close()

@@ -135,14 +135,18 @@ class Overlap:
             self._pending, self._measured = dict.fromkeys(self._updates), False
 
     def settle(self, update: PendingUpdate) -> None:
-        """Wait for an update, and make it, unless it was made."""
+        """Wait for an update, and make it, unless it was made: somebody uses its parameters."""
+        with self._lock:
+            if update in self._pending and not self._in_forward:
+                self._readers.note()
+            self._settle(update)
+
+    def _settle(self, update: PendingUpdate) -> None:
         with self._lock:
             if update not in self._pending:
                 return
             if os.getpid() != self._process:
                 raise RuntimeError(FORKED)
-            if not self._in_forward:
-                self._readers.note()
             began = update.want()
             try:
                 average = self._reducer.average_of(update.bucket, update.backward)
@@ -191,7 +195,7 @@ class Overlap:
         """Wait for all updates that are under way; on any thread."""
         with self._lock:
             for update in list(self._pending):
-                self.settle(update)
+                self._settle(update)
 
     def _leave(self) -> None:
         """Have nothing more to do with today's buckets, which need their memory for others."""
@@ -203,7 +207,7 @@ class Overlap:
         with self._lock:
             for update in list(self._pending):
                 if update.changed or update.late:
-                    self.settle(update)
+                    self._settle(update)
             if not self._pending:
                 return self._stepper.whole()
             settings, stepper = self._stepper.settings(), self._stepper
