@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...compress import AllReduce, Compressor, Layout
+from ...compress.gauge import EVERY
 from ..buckets.assignment import Rooms
 from ..buckets.checksum import checksum
 from ..buckets.layout import as_real, layout_of
@@ -100,7 +101,8 @@ class CompressedAverager:
             if self._thrown_away.parameters:
                 self._thrown_away.look(counts=self.memory.counts)
             self.memory.end_step()
-            self._runaway.look(self.memory.step, self.memory.gauges)
+            if self.memory.step % EVERY == 0:
+                self._runaway.look(self.memory.gauges)
             self._take(step)
             self.memory.step += 1
             step.number, self.memory.settled = self.memory.step, False
@@ -149,7 +151,8 @@ class CompressedAverager:
         if bucket.flat is not own.buffer:  # parts of it are not sent, or lie elsewhere
             total, names = AllReduce(as_real(bucket.flat), "sum"), tuple(map(self._name, bucket.parameters()))
         task = Task(one_round(total), bound.label)
-        self._note(BucketStats(names, total.tensor.numel(), task.record))
+        assert self._step is not None
+        self._step.programs.append(BucketStats(names, total.tensor.numel(), task.record))
         return bound.engine.submit(task, on_wait=not self.sparse)
 
     def _bind_own(self, bucket: Sendable) -> OwnBound:

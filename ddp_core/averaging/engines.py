@@ -87,7 +87,7 @@ class Engines:
         look = self.agreement.look
         transport: Transport = ProcessGroup(group, device, self.timeout, look=look)
         if device.type == "cpu" and len(self._groups) == 1:
-            transport = HostShares(HostMemory(transport, look), look)
+            transport = HostMemory(HostShares(transport, look), look)
         return transport if self._decorate is None else self._decorate(transport)
 
     def send_all(self) -> None:

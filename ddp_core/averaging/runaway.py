@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable
 
-from ...compress.gauge import EVERY, Gauge
+from ...compress.gauge import Gauge
 
 ADVICE = (
     "steps come late, and training may diverge. Damp what is held back (feedback=0.9, or less), begin with dense steps "
@@ -19,9 +19,9 @@ class Runaway:
     def __init__(self) -> None:
         self._told = False
 
-    def look(self, step: int, gauges: Iterable[tuple[tuple[str, ...], Gauge]]) -> None:
-        """Between steps; looks when a sample has been taken since."""
-        if self._told or step % EVERY:
+    def look(self, gauges: Iterable[tuple[tuple[str, ...], Gauge]]) -> None:
+        """Between steps, as often as a sample is taken."""
+        if self._told:
             return
         for names, gauge in gauges:
             if gauge.guard is None and gauge.runs_away:

@@ -17,18 +17,26 @@ ADDED = (torch.float32, torch.float64)  # what the extension can add up
 
 
 class HostMemory(Decorated):
-    """Sums of the buckets that it has allocated go through shared memory, all else over the inner transport."""
+    """Sums of the buckets that it has allocated go through shared memory, all else over the inner transport.
+
+    Where hosts have several ranks, told by `arrange`, the inner one allocates.
+    """
 
     def __init__(self, inner: Transport, look: Look = nothing) -> None:
         super().__init__(inner)
-        self._look = look
+        self._look, self._one_level = look, True
         self._hopeful = self.group.size() > 1  # not known to be in vain
         self._buffers: dict[int, SharedBuffer[Sums]] = {}  # by the identity of the tensor that stands for it
+
+    def arrange(self, ranks_per_host: int) -> None:
+        """From now on hosts have so many ranks."""
+        self._one_level = ranks_per_host == 1
+        super().arrange(ranks_per_host)
 
     @property
     def allocates(self) -> bool:
         """Until it was in vain."""
-        return self._hopeful
+        return self._hopeful if self._one_level else self.inner.allocates
 
     def allocate(self, buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
         """Memory that all ranks have mapped, or none for any: a rank that cannot has the others do without.
@@ -36,6 +44,8 @@ class HostMemory(Decorated):
         What was allocated before goes first, so that both never use memory.
         """
         self._buffers = {}
+        if not self._one_level:
+            return self.inner.allocate(buckets)
         sizes = [sum(parameter.numel() for parameter in bucket) if fits(bucket) else 0 for bucket in buckets]
         types = [bucket[0].dtype for bucket, size in zip(buckets, sizes, strict=True) if size]
         made = self._mapped([size for size in sizes if size], types) if types and self._hopeful else []
