@@ -10,7 +10,7 @@ from gradwire.compress import state as states
 from gradwire.compress.shares import share_of
 
 from .given import gradients, layout, mean
-from .test_laws import CONSTANT, SHAPES, SPECS, TELESCOPING, mean_held_back, tolerance
+from .test_laws import CONSTANT, SHAPES, SPECS, TELESCOPING, forgets, mean_held_back, tolerance
 
 HOSTS = [(2, 1), (4, 2), (6, 3), (3, 3), (8, 4)]  # (ranks, ranks a host)
 LAYERS = SHAPES["layers"]
@@ -34,11 +34,12 @@ def test_what_goes_in_comes_out_or_is_held_back(spec, dtype):
                 outputs = simulation.step(given)
                 assert all(torch.equal(output, outputs[0]) for output in outputs)
                 whole = sum(gradient.double() for gradient in given) / world_size + before
-                if "error_feedback=false" not in spec:
+                if not forgets(spec):
                     lacking = whole - outputs[0].double() - mean_held_back(simulation, within)
                     assert lacking.abs().max() <= 2 * tolerance(spec, dtype) * max(1.0, whole.abs().max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", CONVERGING)
 def test_the_mean_output_converges_as_one_over_t(spec):
     within, steps = on_hosts(CONSTANT, 4, 2), 450
