@@ -9,12 +9,12 @@ DIGITS = ("--model=mlp", "--data=digits")
 COMMANDS = {  # its flags, and the function that begins a rank
     "bench": (("--models=tiny",), "gradwire.experiments.bench.command.run_rank"),
     "compare": (DIGITS, "gradwire.experiments.compare.command.run_rank"),
-    "collective": ((), "gradwire.experiments.collective._rank"),
+    "collective": ((), "gradwire.experiments.collective.command._rank"),
 }
 SUPERVISORS = {
     "bench": "gradwire.experiments.bench.command.supervised",
     "compare": "gradwire.experiments.compare.command.supervised",
-    "collective": "gradwire.experiments.collective.supervised",
+    "collective": "gradwire.experiments.collective.command.supervised",
 }
 LAB = "2 hosts at 1gbit"
 
