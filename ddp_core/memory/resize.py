@@ -35,8 +35,9 @@ def merged(states: Any, compressor: Compressor, names: Mapping[Tensor, str]) -> 
     mean = {name: held[name] / len(ordered) for name in held}
     if (first := dict(ordered[0])).pop("ranks_per_host", None):  # all else was of rank 0's share
         return {**first, "parameters": {name: {OWED: numbers} for name, numbers in mean.items()}}
+    momenta = _mean_momenta(buckets)  # first: `_owing` empties the buckets of rank 0
     entries = _owing(buckets[0], mean)
-    for name, fields in _mean_momenta(buckets).items():
+    for name, fields in momenta.items():
         entries[name].update(fields)
     return {**first, "parameters": entries}
 
