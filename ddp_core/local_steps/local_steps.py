@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as WaitTimeout
 from datetime import timedelta
 from typing import Any
 
@@ -120,7 +121,12 @@ class LocalSteps:
         if self._flight is None:
             return False
         flight, self._flight, began = self._flight, None, time.perf_counter()
-        stats = flight.result(self._rounds.sites.patience)
+        try:
+            stats = flight.result(self._rounds.sites.patience)
+        except WaitTimeout as error:
+            raise RuntimeError(
+                f"a round of local steps has not ended within {self._rounds.sites.patience:.0f} s: a site hangs"
+            ) from error
         self.waited += time.perf_counter() - began
         self.history.append(stats)
         self.round = stats.round

@@ -23,6 +23,7 @@ from .fragment import Fragment
 from .outer import Outer
 
 logger = logging.getLogger(__name__)
+ATTEMPTS = 5  # of a round, among whoever is left
 NEW = -1  # the round of a site that has not been in any
 
 
@@ -75,14 +76,17 @@ class Rounds:
         return self._thread.submit(self._until_done, difference, buffers)
 
     def _until_done(self, difference: Tensor | None, buffers: Tensor | None) -> RoundStats:
-        began = time.perf_counter()
+        began, failures = time.perf_counter(), 0
         while True:
             meeting = self.sites.meet()
             try:
                 return self._take_part(meeting, difference, buffers, began)
             except RuntimeError as error:
+                failures += 1
                 for memory in self.memories.values():
                     memory.end_step(keep=False, owing=True)
+                if failures == ATTEMPTS:
+                    raise RuntimeError(f"a round of local steps failed {failures} times: {error}") from error
                 self.sites.break_up(error)
 
     def _take_part(

@@ -90,7 +90,8 @@ def _check(state: Any, setup: str, rounds: Rounds) -> None:
             if not {"anchor", "momentum"} <= set(fields):
                 raise ValueError(f"the state lacks the anchor or the momentum of parameter {name!r}")
             for field, numbers in fields.items():
-                if tuple(numbers.shape) != shape or not bool(numbers.isfinite().all()):
+                fits = isinstance(numbers, Tensor) and tuple(numbers.shape) == shape
+                if not fits or not bool(numbers.isfinite().all()):
                     raise ValueError(
                         f"the saved {field!r} of parameter {name!r} is not of shape {shape}, or not finite"
                     )

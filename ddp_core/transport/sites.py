@@ -17,6 +17,7 @@ from .private_group import new_name, private_group
 from .process_group import GroupPending, started
 
 CPU = torch.device("cpu")
+WAITS = 8  # of a round, and more than it has
 
 
 class Meeting:
@@ -88,7 +89,7 @@ class Ranks:
     """The ranks of a process group, always all of them."""
 
     def __init__(self, group: dist.ProcessGroup, timeout: timedelta) -> None:
-        self.patience = timeout.total_seconds()
+        self.patience = WAITS * timeout.total_seconds()
         self._parent, self._timeout = group, timeout
         self._meeting: Meeting | None = None
 
