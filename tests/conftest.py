@@ -45,6 +45,7 @@ def pytest_collection_modifyitems(config, items):
     if not config.getoption("--every-variant", default=False):
         keep(config, items, set(items) - too_many_interpreted(items))
     if part := config.getoption("--part", default=None):
+        keep(config, items, {item for item in items if not item.get_closest_marker("thorough")})
         rest = left_to_the_rest(items)
         keep(config, items, rest if part == "rest" else set(items) - rest)
 

@@ -68,7 +68,10 @@ def runners():
 
 @pytest.mark.conformance
 @pytest.mark.timeout(500)  # a case has its own limit, of 300 seconds or more
-@pytest.mark.parametrize(("kind", "device", "case", "outcome"), cases())
+@pytest.mark.parametrize(
+    ("kind", "device", "case", "outcome"),
+    [pytest.param(*each, marks=pytest.mark.thorough) if each[0] == "torch" else each for each in cases()],
+)
 def test_a_case_does_what_the_page_says(runners, kind, device, case, outcome):
     if (kind, device) not in runners:
         runners[kind, device] = Runner(kind, device)

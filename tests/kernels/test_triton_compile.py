@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 QUICK = ["cuda:90", "cuda:80", "hip:gfx942"]
-TARGETS = [*QUICK, *(pytest.param(target, marks=pytest.mark.slow) for target in ("cuda:100", "cuda:120"))]
+TARGETS = [*QUICK, *(pytest.param(target, marks=pytest.mark.thorough) for target in ("cuda:100", "cuda:120"))]
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 

@@ -117,7 +117,7 @@ def random_schedules(rank, world_size, schedules, link):
 
 
 @pytest.mark.parametrize("link", [None, disturbed], ids=["shared memory", "disturbed link"])
-@pytest.mark.parametrize("schedules", [30, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("schedules", [30, pytest.param(1000, marks=pytest.mark.thorough)])
 def test_nothing_hangs_and_all_is_right_whatever_leaves_and_waits_when(ranks, schedules, link):
     assert ranks.run(random_schedules, 2, schedules, link, timeout=120) == [True, True]
 
