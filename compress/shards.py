@@ -173,7 +173,8 @@ class ShardSum:
             grad = grad.to(working_dtype(grad.dtype)).add_(state.residual.flat)  # of a codec before this one
             state.residual.clear()
         if self.codec is None:
-            received = yield from all_to_all(grad.view(state.layout.whole.world_size, -1))
+            rows = grad.view(state.layout.whole.world_size, -1)
+            received = yield from (all_to_all(rows) if state.residual is None else self._last(rows, state.finite))
             total = received.sum(0, dtype=working_dtype(received.dtype))
             out.copy_(total.mul_(scale / len(received)))
             return out
@@ -187,6 +188,13 @@ class ShardSum:
         self.codec.decode(votes[:, : self.codec.row_bytes(length)].unsqueeze(1), mean, length)
         out.copy_(mean.mul_(scale) if scale != 1.0 else mean)
         return out
+
+    def _last(self, rows: Tensor, finite: Finite) -> Program[Tensor]:
+        """The rows of all ranks, in a step that brings out what a codec held back: with word of whether it counts."""
+        told = finite.look(rows).to(rows.dtype).expand(len(rows), 1)
+        received = yield from all_to_all(torch.cat([rows, told], 1))
+        finite.hear(received[:, -1] != 0)
+        return received[:, :-1]
 
     def _encoded(self, codec: Codec, grad: Tensor, state: ShardState, length: int) -> Tensor:
         """A payload for each rank: its row, encoded, and in the last byte whether all gradients so far were finite."""

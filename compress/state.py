@@ -108,7 +108,9 @@ class Leaves:
 
     def _loaded(self, path: str, leaf: Leaf, entries: Mapping[str, Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
         share = self._shares.get(path)
-        return share.load(leaf, path, entries) if share and isinstance(leaf, FlatLeaf) else leaf.load(path, entries)
+        if share is not None and isinstance(leaf, PerParameter | Chunk):
+            return share.load(leaf, path, entries)
+        return leaf.load(path, entries)  # by the share's own names
 
     def held_back(self) -> dict[str, Tensor]:
         """What would be lost if the state were dropped, flat, by parameter name."""

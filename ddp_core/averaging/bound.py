@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compress import AllReduce, Compressor, Layout, Program, specification
+from ...compress import AllReduce, Compressor, Dense, Layout, Program, specification
 from ...compress.protocol import Request
 from ...compress.scopes import Scope
 from ...compress.simulate import scopes_by_round
@@ -135,9 +135,9 @@ def parts_of(
 
 
 def slice_of(memory: ModelMemory, bucket: BucketSlice, layout: Layout) -> Part:
-    """A slice of a bucket of `layout`, of which nothing is remembered."""
-    own = bucket.layout(layout)
-    return Part(BucketMemory(memory.compressor, own, memory.step), None, labelled(bucket.index(), own.names))
+    """A slice of a bucket of `layout`, of which nothing is remembered: dense until slices follow a swap."""
+    own, compressor = bucket.layout(layout), memory.compressor if memory.forgets else Dense()
+    return Part(BucketMemory(compressor, own, memory.step), None, labelled(bucket.index(), own.names))
 
 
 def prepared(part: Part, memory: ModelMemory, engine: Engine, flat: Tensor) -> Part:

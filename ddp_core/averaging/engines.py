@@ -74,8 +74,8 @@ class Engines:
         transport = self.of(device, 0).transport
         if not transport.allocates:
             return own_rooms
-        if ranks_given(compressor) is None:
-            return transport.allocate if sums else own_rooms
+        if ranks_given(compressor) is None and not sums:
+            return own_rooms
 
         def allocated(buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
             transport.arrange(self.ranks_per_host(compressor, device))

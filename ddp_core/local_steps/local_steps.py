@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...compress import Spec, compressor, specification
+from ..buckets.checksum import checksum
 from ..buckets.layout import plain
 from ..transport.protocol import Decorator
 from ..transport.rendezvous import Rendezvous
@@ -43,9 +44,10 @@ class LocalSteps:
     what to put around each transport, such as an emulated link. `round` counts the averages
     that this site has taken over, alike at all sites, which end training together by it where they come and go.
 
-    All begin with the model of the first one. What the optimizer remembers stays at its site. In CPU memory there are three
-    more copies of the model in float32, and what the compressor remembers. Raises ValueError for options out of range and
-    where sites are set up differently, and RuntimeError, also from `optimizer.step()`, where a round fails.
+    All begin with the model of the first one, but for frozen parameters, which must be the same. What the optimizer
+    remembers stays at its site. In CPU memory there are three more copies of the model in float32, and what the compressor
+    remembers. Raises ValueError for options out of range and where sites are set up differently, and RuntimeError, also from
+    `optimizer.step()`, where a round fails.
     """
 
     def __init__(
@@ -73,18 +75,20 @@ class LocalSteps:
         self._rounds, self._buffers = _rounds(model, fragments, outer, compressor, sites, transport)
         self._parts = self._rounds.fragments
         self.spacing = every // len(self._parts)
-        self._setup = self._described(outer, compressor)
+        self._setup = self._described(model, outer, compressor)
         self._flight: Future[RoundStats] | None = None
         self._rounds.sites.join(self._setup)
         self._begin(None)
         self._settle()
         self._hook = optimizer.register_step_post_hook(self._stepped)
 
-    def _described(self, outer: str, spec: Spec) -> str:
+    def _described(self, model: nn.Module, outer: str, spec: Spec) -> str:
+        frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
         shapes = [(name, tuple(p.shape)) for part in self._parts for name, p in part.parameters.items()]
-        model = f"{len(shapes)} parameters {saved.digest(shapes)}"
+        trained = f"{len(shapes)} parameters {saved.digest(shapes)}"
         options = f"every={self.every}, overlap={self.overlap}, outer={outer!r}"
-        return f"{options}, compressor={specification(compressor(spec))!r}, {len(self._parts)} fragments of {model}"
+        parts = f"{len(self._parts)} fragments of {trained}, and {len(frozen)} frozen ones {checksum(frozen)}"
+        return f"{options}, compressor={specification(compressor(spec))!r}, {parts}"
 
     @property
     def delay(self) -> int:
@@ -178,12 +182,15 @@ class LocalSteps:
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Go on from this site's state, loaded after its model; or, with another number of sites, from those of all.
 
-        From a list each site takes the first one's common model, and owes the mean of what all held back. Raises ValueError,
-        changing nothing, for a state that does not fit.
+        From a list each site takes the first one's common model for its own, without what was trained since, and owes the
+        mean of what all held back. Raises ValueError, changing nothing, for a state that does not fit.
         """
         self._land_beside()
         self.steps = saved.load(state, self._setup, self._rounds)
         self.round = self._rounds.round
+        if not isinstance(state, Mapping):
+            with torch.no_grad():
+                self._reset()
 
 
 def _ranks(group: dist.ProcessGroup | None, timeout: timedelta) -> Ranks:

@@ -87,6 +87,7 @@ class Rounds:
                     memory.end_step(keep=False, owing=True)
                 if failures == ATTEMPTS:
                     raise RuntimeError(f"a round of local steps failed {failures} times: {error}") from error
+                del meeting  # its connections end with it, which tells the others
                 self.sites.break_up(error)
 
     def _take_part(
@@ -97,7 +98,7 @@ class Rounds:
         newest = max(number for number, _ in standing)
         counted = [number == newest and bool(fit) for number, fit in standing]
         if newest == NEW or any(number < newest for number, _ in standing):
-            meeting.copy_from([number for number, _ in standing].index(newest), self._common())
+            self._take_over(meeting, [number for number, _ in standing].index(newest))
             self.round = max(newest, 0)
         done = partial(self._stats, meeting, self.turn, began, replaced=not counted[meeting.rank])
         if not any(counted):
@@ -110,6 +111,14 @@ class Rounds:
             pass
         self._apply(task.result, meeting.world_size / sum(counted))
         return done(task)
+
+    def _take_over(self, meeting: Meeting, source: int) -> None:
+        """Copy what another site has, all of it or nothing."""
+        common = self._common()
+        fresh = [each.clone() for each in common]
+        meeting.copy_from(source, fresh)
+        for mine, theirs in zip(common, fresh, strict=True):
+            mine.copy_(theirs)
 
     def _common(self) -> list[Tensor]:
         """What all sites have in common."""
@@ -145,16 +154,18 @@ class Rounds:
         """Let the outer optimizer make its step, if the average is finite, which it is everywhere or nowhere."""
         assert average is not None
         fragment, memory = self.fragments[self.turn], self.memories[self.turn]
-        finite = bool(average.isfinite().all())
+        count = fragment.layout.numel
+        finite = bool(average[:count].isfinite().all())
         memory.end_step(keep=finite, owing=bool(memory.owed))
         self.round += 1
         if not finite:
             logger.warning("round %d is skipped: its average is not finite", self.round)
             return
         average.mul_(scale)
-        self._outer.step(fragment.anchor, average[: fragment.layout.numel], fragment.momentum)
-        if average.numel() > fragment.layout.numel:
-            self.buffers.copy_(average[fragment.layout.numel :])
+        self._outer.step(fragment.anchor, average[:count], fragment.momentum)
+        if average.numel() > count:  # a buffer may be infinite, such as a mask
+            told = average[count:]
+            self.buffers.copy_(torch.where(told.isfinite(), told, self.buffers))
 
     def _stats(self, meeting: Meeting, turn: int, began: float, task: Task | None, *, replaced: bool) -> RoundStats:
         requests = task.record.requests if task is not None else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -63,8 +64,7 @@ class ModelMemory:
     def __init__(self, compressor: Compressor, *, partial: bool = False) -> None:
         _check_partial(compressor, partial)
         self._choose(compressor)
-        self.partial = partial
-        self.step = 0
+        self.partial, self.step = partial, 0
         self.settled = True  # whether the last step can be taken back no more
         self._discarded = False  # whether it was
         self._unmet: list[tuple[str, ...]] = []  # buckets of a loaded state that have not been met yet
@@ -78,6 +78,7 @@ class ModelMemory:
         self._former: Compressor | None = None  # whose state `_foreign` is: loaded, then swapped before any step
         self._foreign: Entries = {}
         self.saved_on: int | None = None  # the ranks of a host where a state was saved that no step has taken up
+        self._former_on: int | None = None  # those where the state of `_former` was
 
     @property
     def gauges(self) -> Iterator[tuple[tuple[str, ...], Gauge]]:
@@ -102,7 +103,8 @@ class ModelMemory:
     @property
     def forgets(self) -> bool:
         """Whether nothing is remembered of any gradient, so that what is sent may be cut anywhere; the same on all ranks."""
-        sample = Layout(("sample",), ((64, 64),), torch.float32, torch.device("cpu"), world_size=2)
+        several_hosts = 2 * (ranks_given(self.compressor) or 1)
+        sample = Layout(("sample",), ((64, 64),), torch.float32, torch.device("cpu"), several_hosts)
         return not (self.partial or self._owing or Leaves(self.compressor.init(sample)).flat)
 
     def _choose(self, compressor: Compressor) -> None:
@@ -176,7 +178,8 @@ class ModelMemory:
         """Let a bucket owe what another compressor's state holds back for its parameters."""
         names = [name for name in bucket.layout.names if name in self._foreign]
         if names and self._former is not None:
-            former = BucketMemory(self._former, bucket.layout, self.step)
+            layout = dataclasses.replace(bucket.layout, ranks_per_host=self._former_on or 1)
+            former = BucketMemory(self._former, layout, self.step)
             former.load({name: self._foreign.pop(name) for name in names})
             for name, numbers in former.held_back().items():
                 bucket.owe(name, numbers)
@@ -239,6 +242,7 @@ class ModelMemory:
             self._former = self.compressor
             self._foreign = {name: fields for name, fields in self._homeless.items() if name not in released}
             self._homeless = {}
+            self._former_on, self.saved_on = self.saved_on, None
         for held_back in (released, *(bucket.held_back() for bucket in self._live.values())):
             self._homeless |= {name: {OWED: numbers} for name, numbers in held_back.items()}
         self._choose(compressor)

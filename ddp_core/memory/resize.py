@@ -33,7 +33,7 @@ def merged(states: Any, compressor: Compressor, names: Mapping[Tensor, str]) -> 
     buckets = [_buckets(state, compressor, parameters, len(ordered), rank) for rank, state in enumerate(ordered)]
     held = summed(bucket.held_back() for mine in buckets for bucket in mine)
     mean = {name: held[name] / len(ordered) for name in held}
-    if (first := dict(ordered[0])).pop("ranks_per_host", None):  # all else was of rank 0's share
+    if (first := dict(ordered[0])).pop("ranks_per_host", 1) > 1:  # all else, momenta too, was of rank 0's share
         return {**first, "parameters": {name: {OWED: numbers} for name, numbers in mean.items()}}
     momenta = _mean_momenta(buckets)  # first: `_owing` empties the buckets of rank 0
     entries = _owing(buckets[0], mean)

@@ -69,6 +69,7 @@ class Overlap:
         device = reducer.device
         averager.drain, buckets.drain = weak_call(self.drain), weak_call(self._leave)
         self._buckets = buckets
+        self._found_for, self._members, self._updates, self._measured = (0, []), {}, [], True
         self._slice()
         self.order = SliceOrder(self._wanted, reducer.plan, reducer.group, device)
         reducer.later = self

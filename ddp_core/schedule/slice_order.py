@@ -44,6 +44,7 @@ class SliceOrder:
         self.bounds: Bounds | None = None
         self._builds = plan.builds
         self._since = 0  # steps when these were made
+        self._looked_at = -1
         self._overlaps = wanted not in ("synchronous", "auto")
         self._planned = False
 
@@ -66,8 +67,9 @@ class SliceOrder:
             self._restart(steps)
         age = steps - self._since
         due = age == FIRST_LOOK or (age and age % INTERVAL == 0)
-        if not due or not self._plans:
+        if not due or not self._plans or steps == self._looked_at:  # forwards inside no_sync are no steps
             return
+        self._looked_at = steps
         told = torch.tensor(self._proposal(), device=self._device)
         spread([told], 0, self._group, what="the order of slices")
         overlaps, planned, *order = told.tolist()

@@ -96,6 +96,8 @@ class HostShares(Decorated):
 
     def arrange(self, ranks_per_host: int) -> None:
         """From now on hosts have so many ranks."""
+        if ranks_per_host != self._ranks:  # what there is was mapped for other hosts
+            self._buffers, self._parts = WeakTensorKeyDictionary(), {}
         self._ranks = ranks_per_host
         super().arrange(ranks_per_host)
 

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from .sites import Meeting
 
 logger = logging.getLogger(__name__)
+ATTEMPTS = 5  # to connect
 PHASES = 3  # of a round's limit: waiting for others, the round itself, meeting again without those that it lost
 LOOK = 0.02  # seconds between two looks into the store
 CONNECT = timedelta(seconds=60)
@@ -66,8 +67,8 @@ class Rendezvous:
         self._setup = setup
 
     def meet(self) -> Meeting:
-        """Come to the next meeting, and connect with those that did."""
-        while True:
+        """Come to the next meeting, and connect with those that did. Raises RuntimeError where that fails repeatedly."""
+        for attempt in range(ATTEMPTS):
             record = self._closed_meeting()
             arrivals = record["arrivals"]
             names = [arrival["name"] for arrival in arrivals]
@@ -78,6 +79,12 @@ class Rendezvous:
                 return self._connect(arrivals, names)
             except RuntimeError as error:  # one has died since
                 self.break_up(error)
+                if attempt == ATTEMPTS - 1:
+                    raise RuntimeError(
+                        f"{', '.join(names)} reach the rendezvous at {self._address}, but not each other: open the ports "
+                        f"between them, or name the interface in GLOO_SOCKET_IFNAME. {error}"
+                    ) from error
+        raise AssertionError("unreachable")
 
     def _connect(self, arrivals: list[dict[str, str]], names: list[str]) -> Meeting:
         held = {arrival["group"] for arrival in arrivals}
@@ -125,7 +132,11 @@ class Rendezvous:
             mine = {"id": self._id, "name": self._name, "setup": self._setup, "group": self._group_name}
             place = self._store.add(f"{number}/count", 1)
             self._store.set(f"{number}/arrival/{place}", json.dumps(mine))
-            self._await_end(number)
+            try:
+                self._await_end(number)
+            except BaseException:
+                self._store.delete_key(f"{number}/arrival/{place}")  # nobody is to count on this one
+                raise
         record = self._record(number)
         if record["setup"] != self._setup:
             raise ValueError(
@@ -138,20 +149,22 @@ class Rendezvous:
 
     def _await_end(self, number: int) -> None:
         """Wait until a meeting is closed, by others or here."""
-        before = self._record(number - 1)
+        before, began = self._record(number - 1), time.monotonic()
         expected = _ids(before)
-        deadline = time.monotonic() + (self._phase if self._id in expected else self._start).total_seconds()
+        deadline = began + (self._phase if self._id in expected else self._start).total_seconds()
         while not self._store.check([f"{number}/closed"]):
-            late = time.monotonic() > deadline
-            here = self._arrivals(number)
-            everyone = expected <= {each["id"] for each in here} if expected else len(here) >= self._sites
+            now, here = time.monotonic(), self._arrivals(number)
+            came = {each["id"] for each in here}
+            late, gone = now > deadline, not came & expected and now > began + self._phase.total_seconds()
+            everyone = expected <= came if expected else len(here) >= self._sites
             if late and not expected:
                 raise RuntimeError(
                     f"only {len(here)} of {self._sites} sites came to {self._address} within {self._start}: "
-                    f"{', '.join(arrival['name'] for arrival in here)}"
+                    f"{', '.join(arrival['name'] for arrival in here)}; a store serves one training, or give each a prefix="
                 )
-            if everyone or late:
-                self._close(number, here, before.get("setup") or here[0]["setup"])
+            if everyone or late or (gone and len(here) >= self._sites):
+                known = before.get("setup") if came & expected else None
+                self._close(number, here, known or here[0]["setup"])
             time.sleep(LOOK)
 
     def _record(self, number: int) -> dict[str, Any]:

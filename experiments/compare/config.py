@@ -101,6 +101,8 @@ class CompareConfig:
             raise ValueError(f"compressors names the same one twice: {', '.join(twice)}")
         for spec in self.compressors:
             check_payloads(spec) if self.parallel == "fsdp" else compressor(spec)
+        if self.local_every and (self.simulated or self.ddp != "gradwire"):
+            raise ValueError("local steps train the bare model, on ranks of their own: leave out ddp and simulated")
         if self.parallel == "fsdp" and (self.simulated or self.order != BACKWARD or self.ddp != "gradwire"):
             raise ValueError(
                 "ddp, order and simulated are of DistributedDataParallel: leave them out with parallel fsdp"

@@ -205,3 +205,16 @@ class TestRefused:
     def test_ranks_that_do_not_fill_hosts(self):
         with pytest.raises(ValueError, match="ranks_per_host divides the number of ranks, 4; got 3"):
             Simulation(compressor("hosts:ranks=3+topk"), layout((4,), world_size=4))
+
+
+@pytest.mark.parametrize("inner", ["topk:guard=true", "powersgd:guard=true,momentum=0.9"])
+def test_a_guard_on_hosts_is_saved_and_loaded(inner):
+    built, within = compressor(f"hosts:ranks=2+{inner}"), on_hosts(LAYERS, 4, 2)
+    before, after = Simulation(built, within), Simulation(built, within)
+    for step in range(2):
+        before.step(gradients(within, step))
+    for mine, theirs in zip(before.states, after.states, strict=True):
+        assert not states.load(theirs, states.save(mine))
+        states.set_step(theirs, 2)
+    for left, right in zip(before.step(gradients(within, 2)), after.step(gradients(within, 2)), strict=True):
+        assert torch.equal(left, right)

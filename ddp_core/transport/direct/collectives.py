@@ -79,6 +79,8 @@ class Collectives:
         return self._submit(lambda ways, wire: _all_reduce(ways[way], wire, tensor.view(-1)))
 
     def _submit(self, job: Job) -> Future[None]:
+        if not self.close.alive:
+            raise RuntimeError("the process group was shut down: its collectives have ended")
         if self._thread.ident is None:
             self._thread.start()
         future: Future[None] = Future()

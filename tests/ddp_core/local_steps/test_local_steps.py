@@ -2,6 +2,7 @@ import io
 import itertools
 import logging
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -225,6 +226,65 @@ def test_numbers_that_are_not_finite_at_one_site_reach_no_other(places):
     assert_same(model for model, _ in results)
     assert all(each.isfinite().all() for each in numbers(results[0][0]))
     assert any(stats.replaced for stats in results[1][1].history[1:])
+
+
+class Masked(Net):
+    """With a buffer of minus infinity, as causal masks are."""
+
+    def __init__(self, seed=0):
+        super().__init__(seed)
+        self.register_buffer("mask", torch.full((2,), -torch.inf))
+
+
+def test_an_infinite_buffer_keeps_no_fragment_from_training(places):
+    made = [places(2), places(2)]
+
+    def run(site):
+        model = Masked(0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        local = LocalSteps(model, optimizer, at=made[site], every=2, fragments=1)
+        for step in range(6):
+            descend(model, optimizer, site, step)
+        local.finish()
+        return model
+
+    results = together(2, run)
+    assert_same(results)
+    assert not torch.equal(results[0].last.weight, Net(0).last.weight)
+    assert results[0].mask.isneginf().all()
+
+
+def test_frozen_parameters_that_differ_are_refused(places):
+    made = [places(2), places(2)]
+
+    def run(site):
+        model = Net(site)
+        model.first.requires_grad_(requires_grad=False)
+        return trained_locally(model, made[site])
+
+    def trained_locally(model, at):
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+        LocalSteps(model, optimizer, at=at).close()
+
+    results = together(2, run)
+    assert sum(isinstance(result, ValueError) and "set up differently" in str(result) for result in results) == 1
+
+
+def test_a_site_that_gave_up_at_the_start_counts_no_more(places):
+    with pytest.raises(RuntimeError, match="only 1 of 2 sites came"):
+        trained(0, places(2, start=timedelta(seconds=0.2)))
+    made = [places(2), places(2)]
+    results = together(2, lambda site: trained(site, made[site]))
+    assert results[0][2].history[0].sites == 2
+
+
+def test_a_training_whose_sites_are_all_gone_does_not_keep_the_next_one_waiting(places):
+    for _ in range(2):
+        made = [places(2), places(2)]
+        results = together(2, lambda site, made=made: trained(site, made[site], finish=False))
+        for _, _, local in results:
+            local.close()
+        assert results[0][2].history[0].sites == 2
 
 
 def through_file(state):
