@@ -1,11 +1,11 @@
-"""What no order of sending can beat, and what other ways of hiding communication come to."""
+"""What no order of sending can beat, and what a step comes to that waits for all of it."""
 
 from __future__ import annotations
 
 import heapq
 
-from .replay import backward_order, planned_order, replay
-from .step_model import Piece, StepModel
+from .replay import backward_order, replay
+from .step_model import StepModel
 
 
 def optimal(model: StepModel) -> float:
@@ -47,15 +47,3 @@ def synchronous(model: StepModel) -> float:
     Pieces go as they get ready. No order does better, and neither does cutting them.
     """
     return replay(model, backward_order(model), until_needed=False).step
-
-
-def decoupled(model: StepModel) -> float:
-    """Seconds of a step with reduce-scatters in backward and all-gathers in forward, half the wire each (DeAR, Zhang et
-    al. 2023): no all-gather starts before the last reduce-scatter has ended.
-    """
-    halves = [Piece(piece.ready, piece.wire / 2, piece.needed) for piece in model.pieces]
-    scattered = replay(StepModel(model.forward, model.backward, tuple(halves)), backward_order(model))
-    begun = max([model.backward, *scattered.arrived])
-    gathers = tuple(Piece(0.0, half.wire, half.needed) for half in halves)
-    late = StepModel(model.forward, 0.0, gathers)
-    return begun + replay(late, planned_order(late)).step

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from gradwire.compress import Layout, all_reduce
+from gradwire.compress import Layout, Simulation, all_reduce
+from gradwire.compress import state as states
 
 RANKS = 2
 
@@ -39,3 +40,15 @@ class Scaled:
         if residual is not None:
             residual.after.sub_(sent)
         return (yield from all_reduce(sent))
+
+
+def assert_goes_on_after_a_load(built, within, steps=3):
+    """A state that was saved and loaded gives the bits of one that never was."""
+    whole, resumed = Simulation(built, within), Simulation(built, within)
+    for step in range(steps):
+        whole.step(gradients(within, step))
+    for before, after in zip(whole.states, resumed.states, strict=True):
+        assert states.load(after, states.save(before)) == {}
+        states.set_step(after, steps)
+    for left, right in zip(whole.step(gradients(within, steps)), resumed.step(gradients(within, steps)), strict=True):
+        assert torch.equal(left, right)

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from gradwire.compress import Simulation, compressor, dry_run
-from gradwire.compress import state as states
 from gradwire.compress.rows import padded
 
-from .given import gradients, layout
+from .given import assert_goes_on_after_a_load, gradients, layout
 
 SHAPES = ((24, 31), (5,))
 SIZE = 24 * 31 + 5
@@ -86,14 +85,7 @@ def test_the_warm_up_sends_a_quarter_a_16th_a_64th_a_250th_and_then_what_is_aske
 
 
 def test_a_loaded_state_goes_on_as_if_nothing_had_been():
-    within = layout(*SHAPES)
-    whole, resumed = (Simulation(compressor(SPEC), within) for _ in range(2))
-    for step in range(3):
-        whole.step(gradients(within, step))
-    for before, after in zip(whole.states, resumed.states, strict=True):
-        assert states.load(after, states.save(before)) == {}
-        states.set_step(after, 3)
-    assert torch.equal(whole.step(gradients(within, 3))[0], resumed.step(gradients(within, 3))[0])
+    assert_goes_on_after_a_load(compressor(SPEC), layout(*SHAPES))
 
 
 @pytest.mark.parametrize("bad", [torch.inf, torch.nan])

@@ -9,7 +9,7 @@ from gradwire.compress import Dense, Float16, Hosts, Layout, Simulation, compres
 from gradwire.compress import state as states
 from gradwire.compress.shares import share_of
 
-from .given import gradients, layout, mean
+from .given import assert_goes_on_after_a_load, gradients, layout, mean
 from .test_laws import CONSTANT, SHAPES, SPECS, TELESCOPING, forgets, mean_held_back, tolerance
 
 HOSTS = [(2, 1), (4, 2), (6, 3), (3, 3), (8, 4)]  # (ranks, ranks a host)
@@ -209,12 +209,4 @@ class TestRefused:
 
 @pytest.mark.parametrize("inner", ["topk:guard=true", "powersgd:guard=true,momentum=0.9"])
 def test_a_guard_on_hosts_is_saved_and_loaded(inner):
-    built, within = compressor(f"hosts:ranks=2+{inner}"), on_hosts(LAYERS, 4, 2)
-    before, after = Simulation(built, within), Simulation(built, within)
-    for step in range(2):
-        before.step(gradients(within, step))
-    for mine, theirs in zip(before.states, after.states, strict=True):
-        assert not states.load(theirs, states.save(mine))
-        states.set_step(theirs, 2)
-    for left, right in zip(before.step(gradients(within, 2)), after.step(gradients(within, 2)), strict=True):
-        assert torch.equal(left, right)
+    assert_goes_on_after_a_load(compressor(f"hosts:ranks=2+{inner}"), on_hosts(LAYERS, 4, 2))

@@ -10,7 +10,7 @@ import torch
 from gradwire.compress import RandomK, Simulation, compressor, dry_run
 from gradwire.compress import state as states
 
-from .given import gradients, layout
+from .given import assert_goes_on_after_a_load, gradients, layout
 
 BLOCK = 16
 SPEC = f"randomk:ratio=0.1,block={BLOCK}"
@@ -106,11 +106,4 @@ def test_a_gradient_that_is_not_finite_is_seen_on_all_ranks_whichever_blocks_are
 
 
 def test_a_loaded_state_goes_on_with_the_same_blocks():
-    within = layout(*SHAPES)
-    whole, resumed = (Simulation(compressor(SPEC), within) for _ in range(2))
-    for step in range(3):
-        whole.step(gradients(within, step))
-    for before, after in zip(whole.states, resumed.states, strict=True):
-        assert states.load(after, states.save(before)) == {}
-        states.set_step(after, 3)
-    assert torch.equal(whole.step(gradients(within, 3))[0], resumed.step(gradients(within, 3))[0])
+    assert_goes_on_after_a_load(compressor(SPEC), layout(*SHAPES))

@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from gradwire.ddp_core.planning.bounds import decoupled, optimal, synchronous
+from gradwire.ddp_core.planning.bounds import optimal, synchronous
 from gradwire.ddp_core.planning.replay import backward_order, planned_order, replay
 from gradwire.ddp_core.planning.step_model import Piece, StepModel, layered, merged
 
@@ -146,11 +146,6 @@ def test_no_order_shortens_a_synchronous_step_and_without_a_new_order_nothing_is
         assert kept == pytest.approx(synchronous(model))
 
 
-def test_decoupled_halves_by_hand():
-    """Scatters take from 2 to 4 and 6, gathers until 8 and 10; then the second layer's forward runs."""
-    assert decoupled(layered([(1, 2, 4), (1, 2, 4)])) == 10 + 1
-
-
 def test_a_bucket_is_ready_with_its_last_piece_and_needed_with_its_first():
     model = layered([(1, 1, 2), (1, 1, 2), (1, 1, 2)])
     assert merged(model.pieces[:2], wire=4) == Piece(ready=3, wire=4, needed=0)
@@ -158,7 +153,7 @@ def test_a_bucket_is_ready_with_its_last_piece_and_needed_with_its_first():
 
 def test_a_step_without_pieces_is_its_computation():
     model = StepModel(1.0, 2.0, ())
-    assert replay(model, []).step == optimal(model) == synchronous(model) == decoupled(model) == 3.0
+    assert replay(model, []).step == optimal(model) == synchronous(model) == 3.0
 
 
 @pytest.mark.parametrize("order", [[0], [0, 0], [0, 1, 2], [1, 2]])
