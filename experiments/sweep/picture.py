@@ -15,12 +15,13 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogFormatter
 
 from ..network.link import BITS_PER_BYTE, parse_rate
+from ..results.naming import name_points
+from ..results.palette import COLORS, STYLES
 from ..results.picture import DPI
 from ..results.rows import Row
 from ..results.statistics import smoothed
 from .figure import Figure
 from .mean import spread_of
-from .naming import name_points
 from .rows import named
 
 SIZE = (8.0, 4.8)  # inches
@@ -28,9 +29,7 @@ HEADROOM = 1.05  # above what is drawn from zero
 TITLE_CHARACTERS = 95  # in a line
 GROUP_WIDTH = 0.8  # of the distance between two groups of bars
 MARKED = 40  # points of a line that get marks, at most
-STYLES = ("-", "--", ":", "-.")
 BOUND_STYLES = ("--", ":", "-.")
-COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#B2A200")  # Okabe and Ito 2008
 LEGEND_CHARACTERS = 110  # that fit beside each other below a picture
 HANDLE_CHARACTERS = 7  # that a line's sample takes
 GBIT = 1e9

@@ -30,7 +30,8 @@ def _make_room(axes: Axes) -> None:
     """Limits with a part of the axes' size around what is drawn, whatever their scale."""
     drawn = axes.dataLim.transformed(axes.transData)
     around = drawn.expanded(1 + 2 * ROOM[0], 1 + 2 * ROOM[1]).transformed(axes.transData.inverted())
-    axes.set(xlim=around.intervalx, ylim=around.intervaly)
+    limits = {"xlim": around.intervalx, "ylim": around.intervaly}
+    axes.set(**{name: (low, high) for name, (low, high) in limits.items() if low != high})  # one point has its own room
 
 
 def _placed(axes: Axes, place: tuple[float, float], name: str, taken: Sequence[Bbox]) -> Bbox:
