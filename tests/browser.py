@@ -21,9 +21,9 @@ needs_browser = pytest.mark.skipif(not any(map(shutil.which, BROWSERS)), reason=
 
 
 def browse(page, folder, *flags):
-    """What the browser prints of a file, once its scripts have run; `folder` is where it may write."""
+    """What the browser prints of an address, once the page's scripts have run; `folder` is where it may write."""
     browser = next(filter(None, map(shutil.which, BROWSERS)))
-    command = [browser, *QUIET, f"--user-data-dir={folder / 'browser'}", *flags, page.as_uri()]
+    command = [browser, *QUIET, f"--user-data-dir={folder / 'browser'}", *flags, page]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     return done.stdout

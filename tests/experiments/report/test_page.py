@@ -168,7 +168,7 @@ def test_what_is_not_gradwire_s_has_no_kind():
 @needs_browser
 def test_a_browser_shows_the_page(page, tmp_path):
     picture = tmp_path / "page.png"
-    browse(page, tmp_path, f"--screenshot={picture}")
+    browse(page.as_uri(), tmp_path, f"--screenshot={picture}")
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert picture.stat().st_size > 20_000  # an empty page is smaller
 
@@ -198,7 +198,7 @@ def test_in_a_browser_lines_can_be_hidden_named_and_seen_on_logarithmic_axes_and
     write_report(results_of(*runs), [], tmp_path / "page.html")
     with (tmp_path / "page.html").open("a") as page:
         page.write(WATCHED)
-    shown = browse(tmp_path / "page.html", tmp_path, "--dump-dom")
+    shown = browse((tmp_path / "page.html").as_uri(), tmp_path, "--dump-dom")
     before, hidden, ticks, tip, fits = json.loads(unescape(shown.partition("<title>")[2].partition("</title>")[0]))
     assert (before, hidden) == (3, 2)
     assert {"1", "10", "100"} <= set(ticks.split())
