@@ -11,6 +11,8 @@ exclude_patterns = ["**/*.txt"]
 
 html_theme = "furo"  # its fonts are those of the reader's system
 html_title = f"gradwire {version}"
+html_static_path = ["_static"]
+html_css_files = ["wide.css"]
 html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False

@@ -18,7 +18,7 @@ from .statistics import smoothed
 LARGEST_BUBBLE = 2500.0  # points squared
 SMALLEST_BUBBLE = 30.0
 MARKS = 8  # on a line
-PANEL = (4.4, 4.2)  # inches
+PANEL = (3.8, 3.7)  # inches
 LEGEND_COLUMNS = 4
 DPI = 130
 
