@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from .comparison import Results, RunResult
-from .naming import name_points
+from .naming import make_room, name_points
 from .palette import look
 from .statistics import smoothed
 
@@ -68,13 +68,16 @@ def _tradeoff(results: Results) -> Figure:
     figure, panels = _figure(results, len(networks), PANEL[1], sharey=True)
     for axes, each in zip(panels, networks, strict=True):
         _bubbles(axes, each.runs)
-        _label(axes, f"steps a second (median){_on(each, networks)}", "held-out accuracy, %")
+        _label(axes, f"steps a second (median){_on(each, networks)}", "")
+    panels[0].set_ylabel("held-out accuracy, %")
     panels[0].set_title("area: bytes that a rank sends a step", fontsize=9, loc="left")
+    named = [(axes, shown) for axes, each in zip(panels, networks, strict=True) if (shown := _shown(each.runs))]
+    for axes, _ in named:
+        make_room(axes)
     figure.draw_without_rendering()
     figure.set_layout_engine("none")  # names lie where they were measured
-    for axes, each in zip(panels, networks, strict=True):
-        if shown := _shown(each.runs):
-            name_points(figure, axes, list(map(_place, shown)), list(map(_note, shown)))
+    for axes, shown in named:
+        name_points(figure, axes, list(map(_place, shown)), list(map(_note, shown)))
     return figure
 
 
@@ -90,7 +93,6 @@ def _bubbles(axes: Axes, runs: Sequence[RunResult]) -> None:
             area = max(SMALLEST_BUBBLE, LARGEST_BUBBLE * run.sent_bytes_per_step / largest)
             axes.scatter(*_place(run), s=area, color=look(index).color, alpha=0.35, linewidth=0)
             axes.scatter(*_place(run), s=SMALLEST_BUBBLE, color=look(index).color, marker=look(index).marker)
-    axes.margins(0.2)
 
 
 def _place(run: RunResult) -> tuple[float, float]:
