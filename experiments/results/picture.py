@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -31,17 +32,18 @@ def draw(results: Results, out: Path) -> list[Path]:
     return [out / name for name in pictures]
 
 
-def _figure(results: Results, panels: int, height: float, **shared: bool) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(PANEL[0] * max(panels, 1.5), height), layout="constrained")
+def _figure(results: Results, panels: int) -> tuple[Figure, list[Axes]]:
+    """A figure of panels beside each other that share what is up."""
+    figure = Figure(figsize=(PANEL[0] * max(panels, 1.5), PANEL[1]), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(f"{results.model['name']} on {results.data['name']}, {results.ranks}", fontsize=11)
-    return figure, list(figure.subplots(1, panels, squeeze=False, **shared)[0])
+    return figure, list(figure.subplots(1, panels, squeeze=False, sharey=True)[0])
 
 
 def _losses(results: Results) -> Figure:
     """Loss by step, then by seconds on each network."""
     networks = results.by_network()
-    figure, (by_step, *by_time) = _figure(results, 1 + len(networks), PANEL[1], sharey=True)
+    figure, (by_step, *by_time) = _figure(results, 1 + len(networks))
     _curves(by_step, networks[0].runs, [range(1, run.steps + 1) for run in networks[0].runs])
     _label(by_step, "step", "training loss, nats (smoothed)")
     for axes, each in zip(by_time, networks, strict=True):
@@ -57,7 +59,7 @@ def _curves(axes: Axes, runs: Sequence[RunResult], places: Sequence[Sequence[flo
     for index, (run, across) in enumerate(zip(runs, places, strict=True)):
         color, marker, style = look(index)
         every = max(1, run.steps // MARKS)
-        marks = {"marker": marker, "markersize": 5, "markevery": (index % every, every)}
+        marks: dict[str, Any] = {"marker": marker, "markersize": 5, "markevery": (index % every, every)}
         axes.plot(across, run.loss, color=color, alpha=0.12, linewidth=0.8)
         axes.plot(across, smoothed(run.loss), style, color=color, label=run.compressor, linewidth=1.5, **marks)
 
@@ -65,7 +67,7 @@ def _curves(axes: Axes, runs: Sequence[RunResult], places: Sequence[Sequence[flo
 def _tradeoff(results: Results) -> Figure:
     """Accuracy against speed on each network; areas are bytes."""
     networks = results.by_network()
-    figure, panels = _figure(results, len(networks), PANEL[1], sharey=True)
+    figure, panels = _figure(results, len(networks))
     for axes, each in zip(panels, networks, strict=True):
         _bubbles(axes, each.runs)
         _label(axes, f"steps a second (median){_on(each, networks)}", "")

@@ -132,7 +132,11 @@ def _lines(axes: Axes, figure: Figure, rows: Sequence[Row]) -> None:
             if len(figure.y) == 1:
                 style = look(index).style
             for across, up in _curves(figure, column, members):
-                marks = {"marker": look(index).marker, "markersize": 4, "markevery": -(-len(across) // MARKED)}
+                marks: dict[str, Any] = {
+                    "marker": look(index).marker,
+                    "markersize": 4,
+                    "markevery": -(-len(across) // MARKED),
+                }
                 axes.plot(across, up, style, color=look(index).color, label=label, **marks)
         if figure.spread:
             _band(axes, figure, members, index)
