@@ -12,10 +12,14 @@ INSTALLED := $(abspath $(VENV))/installed
 SANITIZED := $(abspath $(VENV))/sanitized
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all
 
-.PHONY: help compare test test-all test-rest fuzz gpu conformance asan sanitize lint format types clean
+SITE ?= site
+
+.PHONY: help compare docs wheel test test-all test-rest fuzz gpu conformance asan sanitize lint format types clean
 
 help:
-	@echo 'make compare  train a small GPT with each compressor        (ARGS="--steps 50")'
+	@echo 'make compare  train a small GPT with each compressor, on a slow link and without  (ARGS="--steps 50")'
+	@echo 'make docs     the documentation as a site, in $(SITE)/'
+	@echo 'make wheel    source distribution and wheel in dist/, tried in a bare environment'
 	@echo 'make test     every test, of its variants some: minutes     (ARGS="-k powersgd")'
 	@echo 'make test-all all variants of every test, too; make test-rest those that make test leaves out'
 	@echo 'make fuzz     random trainings and failures on real ranks     (SECONDS=600, or SEED=7 for one)'
@@ -36,7 +40,16 @@ $(STAMP): pyproject.toml setup.py
 	@touch $@
 
 compare: $(STAMP)
-	@$(BIN)/gradwire compare $(ARGS)
+	@$(BIN)/gradwire compare --link 100mbit,none $(ARGS)
+
+# -W: what a reader would stumble over, such as a link to nowhere, is an error.
+docs: $(STAMP)
+	@$(BIN)/python -c 'import furo, myst_parser' 2> /dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@$(BIN)/python -m sphinx -W --keep-going -q -j auto -d build/doctrees docs $(SITE)
+	@echo 'open $(SITE)/index.html'
+
+wheel: $(STAMP)
+	@PYTHON=$(BIN)/python .ci/wheel
 
 test: $(STAMP)
 	@$(PYTEST) --part quick $(ARGS)
@@ -92,4 +105,4 @@ types: $(STAMP)
 	@cd $(INSTALLED) && $(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache --package gradwire
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist $(SITE) *.egg-info .mypy_cache .pytest_cache .ruff_cache

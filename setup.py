@@ -1,5 +1,6 @@
 """Maps the top-level folders into one import package, `gradwire`, and adds its native code, where it compiles."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -22,7 +23,10 @@ def packages() -> dict[str, str]:
 
 
 def extensions() -> list[Extension]:
-    """What is native; `optional`, so that a machine without a compiler installs all else."""
+    """What is native; `optional`, so that a machine without a compiler installs all else.
+
+    With GRADWIRE_NATIVE=required in the environment, as for wheels, what does not compile is an error.
+    """
     try:
         import pybind11
         from pybind11.setup_helpers import ParallelCompile
@@ -40,7 +44,7 @@ def extensions() -> list[Extension]:
             extra_compile_args=[*OPTIMIZED],
             extra_link_args=["-pthread"],
             language="c++",
-            optional=True,
+            optional=os.environ.get("GRADWIRE_NATIVE") != "required",
         )
         for name, folder in NATIVE.items()
     ]

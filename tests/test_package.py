@@ -1,6 +1,7 @@
 import doctest
 import importlib
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -40,6 +41,13 @@ def test_import_brings_no_optional_dependency():
 
 def test_the_version_is_the_project_s():
     assert f'\nversion = "{gradwire.__version__}"\n' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_a_release_needs_a_tag_of_its_version_and_a_heading_in_the_changelog():
+    problems = runpy.run_path(str(ROOT / ".ci" / "version.py"))["problems"]
+    assert problems("v9.9.9")[0] == f"the tag is v9.9.9, pyproject.toml says {gradwire.__version__}"
+    released = f"## [{gradwire.__version__}]" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+    assert (problems(f"v{gradwire.__version__}") == []) == released
 
 
 @pytest.mark.parametrize("name", [module(file) for file in FILES if file.name != "__main__.py"])
@@ -95,6 +103,15 @@ print(native.available, native.reason, out.tolist())
     shown = python(code, target, PYTHONPATH=str(target))
     assert shown.startswith("False the extension is not built")
     assert shown.endswith("[0.5, 0.5]")
+
+
+def test_a_wheel_is_not_built_without_its_native_code(installed, tmp_path):
+    source, _ = installed
+    environment = {**os.environ, "CC": "/bin/false", "CXX": "/bin/false", "GRADWIRE_NATIVE": "required"}
+    build = [sys.executable, "setup.py", "-q", "build_ext", "--build-temp", tmp_path, "--build-lib", tmp_path]
+    done = subprocess.run(build, cwd=source, env=environment, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "/bin/false" in done.stderr
 
 
 def test_a_clone_is_imported_from_where_it_lies(installed):

@@ -23,7 +23,7 @@ from ..ranks.device import chosen_backend, device_here, device_of, shared_gpus, 
 from ..ranks.group import joined
 from ..ranks.launchers import adopt_launcher, lab_here, threads_here
 from ..ranks.processes import supervised
-from ..results.comparison import ONE_PROCESS, SIMULATED, Results, RunResult, ranks_on
+from ..results.comparison import NO_LINK, ONE_PROCESS, SIMULATED, Results, RunResult, ranks_on
 from ..results.environment import command_line, environment
 from ..results.files import prepared_folder
 from ..results.loggers import check_loggers, open_loggers
@@ -37,7 +37,7 @@ from .output import write_output
 
 logger = logging.getLogger(__name__)
 RESULTS = "results.json"
-Trainer: TypeAlias = Callable[[str, Report], RunResult]  # of a compressor's specification
+Trainer: TypeAlias = Callable[[str, str | None, Report], RunResult]  # of a compressor's specification and a link
 WRITTEN = (RESULTS, "loss.png", "tradeoff.png", "report.html")  # in the output folder, at the end or on the way
 
 
@@ -54,7 +54,7 @@ def compare(config: CompareConfig) -> int:
     dataset.train_batches(config.batch_size, seed=config.seed, rank=0, world_size=ranks)  # refuses too few samples
     if config.simulated:
         return _simulated(config, dataset)
-    wanted = backend_here(config.backend, config.link)
+    wanted = backend_here(config.backend, next(filter(None, config.links), None))
     backend = chosen_backend(wanted, int(os.environ.get("LOCAL_WORLD_SIZE", config.nproc)))
     if launcher:
         return _inside_launcher(config, dataset, backend, launcher)
@@ -93,7 +93,15 @@ def _warnings(config: CompareConfig, backend: str) -> Iterator[str]:
 
 
 def _network(config: CompareConfig) -> str | None:
-    return SIMULATED if config.simulated else ", ".join(labels(config.link)) or None
+    """What all runs had, or what each of them has, one after the other."""
+    if config.simulated:
+        return SIMULATED
+    several = len(config.links) > 1
+    return ", then ".join(_label(link) or NO_LINK for link in config.links) if several else _label(config.links[0])
+
+
+def _label(link: str | None) -> str | None:
+    return ", ".join(labels(link)) or None
 
 
 def _inside_launcher(config: CompareConfig, dataset: Dataset, backend: str, launcher: str) -> int:
@@ -112,7 +120,7 @@ def _simulated(config: CompareConfig, dataset: Dataset) -> int:
         torch.set_num_threads(config.threads)
     out = _begun(config, ONE_PROCESS, config.nproc)
 
-    def trainer(spec: str, report: Report) -> RunResult:
+    def trainer(spec: str, link: str | None, report: Report) -> RunResult:
         return train_simulated(spec, config.training, dataset, config.nproc, report)
 
     _run_all(config, _empty_results(config, dataset, ONE_PROCESS, "gradwire", config.nproc), trainer, out)
@@ -137,30 +145,35 @@ def run_rank(
     rendezvous: dict[str, Any] | None,
 ) -> None:
     """All compressors, one after the other, on this rank; the rank with `out` writes and shows results."""
-    device, link = device_here(backend), over_link(config.link)
+    device = device_here(backend)
     with joined(backend, timedelta(seconds=config.timeout), rendezvous) as group:
 
-        def trainer(spec: str, report: Report) -> RunResult:
-            return train(spec, config.training, dataset, group, device, report, link)
+        def trainer(spec: str, link: str | None, report: Report) -> RunResult:
+            return train(spec, config.training, dataset, group, device, report, over_link(link))
 
         _run_all(config, _empty_results(config, dataset, backend, launcher, group.size()), trainer, out)
 
 
 def _run_all(config: CompareConfig, results: Results, trainer: Trainer, out: Path | None) -> None:
-    """Train with all compressors, one after the other; the results are in `out` after each of them."""
+    """Train with all compressors on all links, one after the other; the results are in `out` after each of them."""
     if out is not None:
         results.write(out / RESULTS)
-    for index, spec in enumerate(config.compressors):
+    several = len(config.links) > 1
+    for index, (link, spec) in enumerate(product(config.links, config.compressors)):
         with _progress(index, config, show=out is not None) as bar:
-            run = _one(spec, config, trainer, bar, out)
+            run = _one(spec, link, config, trainer, bar, out)
+        run = dataclasses.replace(run, network=_label(link) or NO_LINK) if several else run
         results = dataclasses.replace(results, runs=(*results.runs, run))
         if out is not None:
             results.write(out / RESULTS)
 
 
-def _one(spec: str, config: CompareConfig, trainer: Trainer, bar: Progress, out: Path | None) -> RunResult:
-    task = bar.add_task(spec, total=config.steps, loss="")
-    loggers = open_loggers(config.logger, spec, dataclasses.asdict(config), out) if out is not None else []
+def _one(
+    spec: str, link: str | None, config: CompareConfig, trainer: Trainer, bar: Progress, out: Path | None
+) -> RunResult:
+    name = _name(spec, link, config)
+    task = bar.add_task(name, total=config.steps, loss="")
+    loggers = open_loggers(config.logger, name, dataclasses.asdict(config), out) if out is not None else []
 
     def report(recent: Steps) -> None:
         mean = sum(loss for _, loss, _ in recent) / len(recent)
@@ -168,16 +181,21 @@ def _one(spec: str, config: CompareConfig, trainer: Trainer, bar: Progress, out:
         for each, figures in product(loggers, recent):
             each.step(*figures)
 
-    run = trainer(spec, report)
+    run = trainer(spec, link, report)
     for each in loggers:
         each.finish(run)
     return run
 
 
+def _name(spec: str, link: str | None, config: CompareConfig) -> str:
+    """Of a run, where it is told of: with its link where there are several."""
+    return f"{spec}, {link or NO_LINK}" if len(config.links) > 1 else spec
+
+
 def _progress(index: int, config: CompareConfig, *, show: bool) -> Progress:
-    width = max(map(len, config.compressors))
+    width = max(len(_name(spec, link, config)) for link, spec in product(config.links, config.compressors))
     return Progress(
-        TextColumn(f"[{index + 1}/{len(config.compressors)}] {{task.description:<{width}}}"),
+        TextColumn(f"[{index + 1}/{len(config.links) * len(config.compressors)}] {{task.description:<{width}}}"),
         BarColumn(bar_width=30),
         MofNCompleteColumn(),
         TextColumn("{task.fields[loss]}"),

@@ -7,7 +7,7 @@ from typing import Literal
 
 from ...compress import compressor
 from ..network.lab import NetlabConfig, backend_here, check_lab
-from ..network.link import check_link
+from ..network.link import links_of
 from ..workloads.data import DataConfig
 from ..workloads.models import ModelConfig
 from ..workloads.order import BACKWARD, Order
@@ -74,7 +74,8 @@ class CompareConfig:
     netlab: NetlabConfig = field(default_factory=NetlabConfig)
     """hosts on this machine, joined by links of a set rate, in place of nproc ranks"""
     link: str | None = None
-    """rate of an emulated link, such as 100mbit: what gradwire sends is held back as if by it; needs no root"""
+    """rate of an emulated link, such as 100mbit: what gradwire sends is held back as if by it; needs no root. Several,
+    separated by commas, are compared one after the other; none is no emulated link: 100mbit,none"""
     out: str | None = None
     """folder for results.json, pictures and report; runs/<time> if not given"""
     logger: list[str] = field(default_factory=list)
@@ -86,10 +87,10 @@ class CompareConfig:
         if self.threads < 0:
             raise ValueError(f"threads is at least 0, got {self.threads}")
         _ = self.training  # checked as it is made
-        check_link(self.link)
+        emulated = next(filter(None, self.links), None)
         check_lab(self.netlab)
-        backend_here(self.backend, self.link, self.netlab.hosts)
-        if self.simulated and (self.link or self.netlab.hosts):
+        backend_here(self.backend, emulated, self.netlab.hosts)
+        if self.simulated and (emulated or self.netlab.hosts):
             raise ValueError("simulated ranks have no network: leave out link and netlab, or simulated")
         if self.simulated and self.backend not in ("auto", "gloo"):
             raise ValueError(f"simulated ranks train on the CPU, without a process group; got backend {self.backend!r}")
@@ -107,10 +108,15 @@ class CompareConfig:
             raise ValueError(
                 "ddp, order and simulated are of DistributedDataParallel: leave them out with parallel fsdp"
             )
-        if self.parallel == "fsdp" and self.link and TORCH in self.compressors:
+        if self.parallel == "fsdp" and emulated and TORCH in self.compressors:
             raise ValueError(
                 f"an emulated link holds back what gradwire sends, not {TORCH}: leave that out, or use a lab"
             )
+
+    @property
+    def links(self) -> tuple[str | None, ...]:
+        """The emulated links to compare on; None is no emulated link."""
+        return links_of(self.link)
 
     @property
     def training(self) -> TrainingConfig:

@@ -15,15 +15,16 @@ from ..results.table import table
 
 
 def write_output(results: Results, out: Path) -> None:
-    """Print the table and the verdict, then draw the pictures and write the report, and say where everything is.
+    """Print a table and a verdict for each network, then draw pictures, write the report, and say where everything is.
 
     Where matplotlib or jinja2 is not installed, a line says so in place of what it is for.
     """
     console = Console(width=max(Console().width, 120))
-    console.print(table(results))
-    console.print(recommendation(results), soft_wrap=True)
+    for each in results.by_network():
+        console.print(table(each))
+        console.print(recommendation(each), "", soft_wrap=True, sep="\n")
     say = partial(console.print, sep="", highlight=False, markup=False, soft_wrap=True)
-    say("\nresults    ", out / "results.json")
+    say("results    ", out / "results.json")
     pictures, where = optional_files(partial(_drawn, results, out))
     say("pictures   ", where)
     _, where = optional_files(partial(_reported, results, pictures, out / "report.html"))

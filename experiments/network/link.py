@@ -10,6 +10,7 @@ from ...ddp_core import Decorator, Link, Paced
 BITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 RATE = re.compile(r"(?P<number>\d+(\.\d*)?|\.\d+)(?P<prefix>[kmgt]i?)?(?P<unit>bit|bps)?", re.IGNORECASE)
 BITS_PER_BYTE = 8
+NO_LINK = "none"
 
 
 def parse_rate(text: str) -> float:
@@ -31,6 +32,22 @@ def check_link(link: str | None) -> None:
     """Raise ValueError for what is not the rate of a link; None is no emulated link."""
     if link is not None and not parse_rate(link) > 0:
         raise ValueError(f"a link's rate is above 0, such as 100mbit, got {link!r}; leave it out for no emulated link")
+
+
+def links_of(text: str | None) -> tuple[str | None, ...]:
+    """The links that an option names, one after the other; None stands for no emulated link, as does the word `none`.
+
+    Raises ValueError for what is no rate and for a link that is named twice.
+
+    >>> links_of("100mbit,none"), links_of(None)
+    (('100mbit', None), (None,))
+    """
+    links = tuple(None if each == NO_LINK else each for each in map(str.strip, (text or NO_LINK).split(",")))
+    for link in links:
+        check_link(link)
+    if len(set(links)) < len(links):
+        raise ValueError(f"link names the same rate twice: {text!r}")
+    return links
 
 
 def over_link(link: str | None) -> Decorator | None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from ..results.comparison import Results
 from ..results.rows import Row, flat
-from .comparison import comparison_section
+from .comparison import comparison_sections
 from .section import Picture, Section, cell, text_of
 
 logger = logging.getLogger(__name__)
@@ -51,17 +51,17 @@ COLLECTIVE_COLUMNS = ("backend", "world_size", "elements", "pieces", "seconds.p5
 READY_COLUMNS = ("model", "parameter", "elements", "ready_elements", "seconds.min", "seconds.p50", "seconds.max")
 
 
-def _comparison(document: dict[str, Any], path: Path) -> Section:
+def _comparison(document: dict[str, Any], path: Path) -> Sequence[Section]:
     pictures = [path.with_name(name) for name in ("loss.png", "tradeoff.png")]
-    return comparison_section(Results.read(path), [each for each in pictures if each.exists()])
+    return comparison_sections(Results.read(path), [each for each in pictures if each.exists()])
 
 
-def _sweep(document: dict[str, Any], path: Path) -> Section:
+def _sweep(document: dict[str, Any], path: Path) -> Sequence[Section]:
     columns, about = document["columns"], [document["source"], document["notes"], *document["labels"]]
     pictures = {path.with_name(name): caption for name, caption in document["pictures"].items()}
     failures = [f"failed: {label}: {why.splitlines()[0]}" for label, why in document["failures"].items()]
     short = ["In short form: the figures mean nothing."] * document["short"]
-    return Section(
+    section = Section(
         title=document["title"],
         about=" ".join(filter(None, [*about, _versions(document)])),
         headings=columns,
@@ -70,26 +70,27 @@ def _sweep(document: dict[str, Any], path: Path) -> Section:
         pictures=[Picture(file, caption or file.stem) for file, caption in pictures.items() if file.exists()],
         details={"Commands": "\n".join(document["commands"]), **_details(document)},
     )
+    return [section]
 
 
-def _bench(document: dict[str, Any], path: Path) -> Section:
+def _bench(document: dict[str, Any], path: Path) -> Sequence[Section]:
     rows = [flat(row) for row in document["benchmark_results"]]
-    return _listed("gradwire bench", rows, BENCH_COLUMNS, document)
+    return [_listed("gradwire bench", rows, BENCH_COLUMNS, document)]
 
 
-def _kernels(document: dict[str, Any], path: Path) -> Section:
+def _kernels(document: dict[str, Any], path: Path) -> Sequence[Section]:
     named = {**document, "environment": document["machine"]}
     section = _listed("gradwire kernels", document["rows"], KERNEL_COLUMNS, named)
     picture = Picture(path.with_name("kernels.png"), "floor bytes a second, by job and backend")
-    return dataclasses.replace(section, pictures=[picture]) if picture.path.exists() else section
+    return [dataclasses.replace(section, pictures=[picture] if picture.path.exists() else [])]
 
 
-def _collective(document: dict[str, Any], path: Path) -> Section:
-    return _listed("gradwire collective", list(map(flat, document["rows"])), COLLECTIVE_COLUMNS, document)
+def _collective(document: dict[str, Any], path: Path) -> Sequence[Section]:
+    return [_listed("gradwire collective", list(map(flat, document["rows"])), COLLECTIVE_COLUMNS, document)]
 
 
-def _ready(document: dict[str, Any], path: Path) -> Section:
-    return _listed("gradwire ready", list(map(flat, document["rows"])), READY_COLUMNS, document)
+def _ready(document: dict[str, Any], path: Path) -> Sequence[Section]:
+    return [_listed("gradwire ready", list(map(flat, document["rows"])), READY_COLUMNS, document)]
 
 
 def _listed(title: str, rows: Iterable[Row], columns: Iterable[str], document: Mapping[str, Any]) -> Section:
@@ -119,7 +120,7 @@ def _details(document: Mapping[str, Any]) -> dict[str, str]:
     return {title: each if isinstance(each, str) else text_of(each) for title, each in found.items()}
 
 
-READERS: dict[str, Callable[[dict[str, Any], Path], Section]] = {
+READERS: dict[str, Callable[[dict[str, Any], Path], Sequence[Section]]] = {
     "sweep": _sweep,
     "compare": _comparison,
     "bench": _bench,
@@ -166,6 +167,6 @@ def _section(path: Path) -> Iterator[Section]:
         logger.info("%s is left out: no command of gradwire wrote it", path)
         return
     try:
-        yield READERS[kind](document, path)
+        yield from READERS[kind](document, path)
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path} is not what gradwire {kind} writes: {error!r}") from error

@@ -12,6 +12,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ..results.rows import shown
+from .chart import Chart
 
 TEMPLATE = "report.html.j2"
 
@@ -39,7 +40,10 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """One set of results. `emphasis`: sentences to read first; `remarks`: below the table; `details`: title and text."""
+    """One set of results. `emphasis`: sentences to read first; `remarks`: below the table; `details`: title and text.
+
+    Where there are charts, pictures are for browsers without scripts.
+    """
 
     title: str
     about: str
@@ -47,6 +51,7 @@ class Section:
     rows: Sequence[Sequence[Cell]]
     emphasis: Sequence[str] = ()
     remarks: str = ""
+    charts: Sequence[Chart] = ()
     pictures: Sequence[Picture] = ()
     details: Mapping[str, str] = field(default_factory=dict)
 

@@ -15,6 +15,7 @@ import torch
 from ... import __version__
 
 ONE_PROCESS, SIMULATED = "one process", "simulated ranks"  # backend and network where ranks are simulated
+NO_LINK = "no emulated link"  # network of runs beside others over one
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ class RunResult:
     steps left out. Bytes are a rank's in a step that communicates; `compression_ratio` is what a dense float32 ring
     all-reduce sends over `sent_bytes_per_step`. `train_seconds`: when each step ended. `parameters_digest`: SHA-256, the
     same on all ranks. `warmed_up`: whether the compressor's warm-up, if it has one, ended before the last synced step.
-    `total_sent_bytes`: a rank's in all steps; None in files of earlier versions.
+    `total_sent_bytes`: a rank's in all steps; None in files of earlier versions. `network`: what this run had, where a
+    comparison has several; None where all share that of the results.
     """
 
     compressor: str
@@ -59,6 +61,7 @@ class RunResult:
     parameters_digest: str
     warmed_up: bool = True
     total_sent_bytes: float | None = None
+    network: str | None = None
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,15 @@ class Results:
     def ranks(self) -> str:
         """How many there were, and on what: `2 ranks, gloo on cpu, emulated link 100mbit`."""
         return ranks_on(self.world_size, self.backend, self.environment.get("device"), self.environment.get("network"))
+
+    def by_network(self) -> list[Results]:
+        """A comparison for each network that runs had, in the order run; this one where all had the same."""
+        networks = dict.fromkeys(run.network for run in self.runs)
+        return [self._on(network) for network in networks] if len(networks) > 1 else [self]
+
+    def _on(self, network: str | None) -> Results:
+        runs = tuple(run for run in self.runs if run.network == network)
+        return dataclasses.replace(self, runs=runs, environment={**self.environment, "network": network})
 
     def write(self, path: Path) -> None:
         """Write JSON, whole or not at all; numbers that are not finite become null."""

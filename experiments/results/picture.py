@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from .comparison import Results, RunResult
+from .naming import make_room, name_points
+from .palette import look
 from .statistics import smoothed
 
 LARGEST_BUBBLE = 2500.0  # points squared
+SMALLEST_BUBBLE = 30.0
+MARKS = 8  # on a line
+PANEL = (3.8, 3.7)  # inches
+LEGEND_COLUMNS = 4
 DPI = 130
 
 
@@ -21,53 +28,86 @@ def draw(results: Results, out: Path) -> list[Path]:
     """Write `loss.png` and `tradeoff.png`; where they are."""
     pictures = {"loss.png": _losses(results), "tradeoff.png": _tradeoff(results)}
     for name, figure in pictures.items():
-        FigureCanvasAgg(figure)
         figure.savefig(out / name, dpi=DPI)
     return [out / name for name in pictures]
 
 
-def _color(index: int) -> tuple[float, float, float, float]:
-    return colormaps["tab10"](index % 10)
+def _figure(results: Results, panels: int) -> tuple[Figure, list[Axes]]:
+    """A figure of panels beside each other that share what is up."""
+    figure = Figure(figsize=(PANEL[0] * max(panels, 1.5), PANEL[1]), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(f"{results.model['name']} on {results.data['name']}, {results.ranks}", fontsize=11)
+    return figure, list(figure.subplots(1, panels, squeeze=False, sharey=True)[0])
 
 
 def _losses(results: Results) -> Figure:
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
-    by_step, by_time = figure.subplots(1, 2, sharey=True)
-    for index, run in enumerate(results.runs):
-        color = _color(index)
-        for axes, places in ((by_step, range(1, run.steps + 1)), (by_time, run.train_seconds)):
-            axes.plot(places, run.loss, color=color, alpha=0.12, linewidth=0.8)
-            axes.plot(places, smoothed(run.loss), color=color, label=run.compressor, linewidth=1.5)
+    """Loss by step, then by seconds on each network."""
+    networks = results.by_network()
+    figure, (by_step, *by_time) = _figure(results, 1 + len(networks))
+    _curves(by_step, networks[0].runs, [range(1, run.steps + 1) for run in networks[0].runs])
     _label(by_step, "step", "training loss, nats (smoothed)")
-    _label(by_time, "seconds of training", "")
-    by_step.legend(fontsize=8)
-    figure.suptitle(_subject(results), fontsize=11)
+    for axes, each in zip(by_time, networks, strict=True):
+        _curves(axes, each.runs, [run.train_seconds for run in each.runs])
+        _label(axes, f"seconds of training{_on(each, networks)}", "")
+    handles, labels = by_step.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=LEGEND_COLUMNS, fontsize=9)
     return figure
+
+
+def _curves(axes: Axes, runs: Sequence[RunResult], places: Sequence[Sequence[float]]) -> None:
+    """The smoothed loss of each run, and in pale the loss itself."""
+    for index, (run, across) in enumerate(zip(runs, places, strict=True)):
+        color, marker, style = look(index)
+        every = max(1, run.steps // MARKS)
+        marks: dict[str, Any] = {"marker": marker, "markersize": 5, "markevery": (index % every, every)}
+        axes.plot(across, run.loss, color=color, alpha=0.12, linewidth=0.8)
+        axes.plot(across, smoothed(run.loss), style, color=color, label=run.compressor, linewidth=1.5, **marks)
 
 
 def _tradeoff(results: Results) -> Figure:
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
-    largest = max(run.sent_bytes_per_step for run in results.runs) or 1.0
-    for index, run in enumerate(results.runs):
-        area = max(30.0, LARGEST_BUBBLE * run.sent_bytes_per_step / largest)
-        place = (1 / run.step_seconds["p50"], 100 * run.eval.accuracy)
-        if all(map(math.isfinite, place)):
-            axes.scatter(*place, s=area, color=_color(index), alpha=0.5)
-            axes.annotate(_note(run), place, fontsize=8, xytext=(6, 6), textcoords="offset points")
-    axes.margins(0.2)
-    _label(axes, "steps a second (median)", "held-out accuracy, %")
-    meaning = "accuracy against speed; area: bytes that a rank sends a step"
-    axes.set_title(f"{_subject(results)}\n{meaning}", fontsize=11)
+    """Accuracy against speed on each network; areas are bytes."""
+    networks = results.by_network()
+    figure, panels = _figure(results, len(networks))
+    for axes, each in zip(panels, networks, strict=True):
+        _bubbles(axes, each.runs)
+        _label(axes, f"steps a second (median){_on(each, networks)}", "")
+    panels[0].set_ylabel("held-out accuracy, %")
+    panels[0].set_title("area: bytes that a rank sends a step", fontsize=9, loc="left")
+    named = [(axes, shown) for axes, each in zip(panels, networks, strict=True) if (shown := _shown(each.runs))]
+    for axes, _ in named:
+        make_room(axes)
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # names lie where they were measured
+    for axes, shown in named:
+        name_points(figure, axes, list(map(_place, shown)), list(map(_note, shown)))
     return figure
 
 
-def _subject(results: Results) -> str:
-    return f"{results.model['name']} on {results.data['name']}, {results.ranks}"
+def _shown(runs: Sequence[RunResult]) -> list[RunResult]:
+    """Those that have a place."""
+    return [run for run in runs if all(map(math.isfinite, _place(run)))]
+
+
+def _bubbles(axes: Axes, runs: Sequence[RunResult]) -> None:
+    largest = max(run.sent_bytes_per_step for run in runs) or 1.0
+    for index, run in enumerate(runs):
+        if run in _shown(runs):
+            area = max(SMALLEST_BUBBLE, LARGEST_BUBBLE * run.sent_bytes_per_step / largest)
+            axes.scatter(*_place(run), s=area, color=look(index).color, alpha=0.35, linewidth=0)
+            axes.scatter(*_place(run), s=SMALLEST_BUBBLE, color=look(index).color, marker=look(index).marker)
+
+
+def _place(run: RunResult) -> tuple[float, float]:
+    return 1 / run.step_seconds["p50"], 100 * run.eval.accuracy
 
 
 def _note(run: RunResult) -> str:
     return f"{run.compressor} ({run.compression_ratio:.0f}x)"
+
+
+def _on(results: Results, networks: Sequence[Results]) -> str:
+    """Which network it is, where there are several."""
+    return f", {results.environment['network']}" if len(networks) > 1 else ""
 
 
 def _label(axes: Axes, across: str, up: str) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from .comparison import SIMULATED, Results
+from .comparison import NO_LINK, SIMULATED, Results, RunResult
+from .time_to_loss import SAME_LOSS, UNCOMPRESSED, reference, times_to_loss
 
-UNCOMPRESSED = ("none", "bf16", "fp16", "torch")  # what a user gets without giving anything up
 WORTHWHILE = 1.1  # a speed-up below this is not worth a lossy method
-SAME_LOSS = 0.03  # relative difference in held-out loss that counts as none
 
 
 def recommendation(results: Results) -> str:
@@ -33,22 +32,32 @@ def _recommendation(results: Results) -> str:
         return "No verdict: it takes a run of none, bf16 or fp16 and one of another compressor."
     best_loss = min((run.eval.loss for run in plain if math.isfinite(run.eval.loss)), default=math.nan)
     kept = [run for run in results.runs if run.eval.loss <= best_loss * (1 + SAME_LOSS)]
-    reference = min(plain, key=lambda run: run.step_seconds["p50"])
-    fastest = min(kept, key=lambda run: run.step_seconds["p50"], default=reference)
-    gain = reference.step_seconds["p50"] / fastest.step_seconds["p50"]
+    baseline = min(plain, key=lambda run: run.step_seconds["p50"])
+    fastest = min(kept, key=lambda run: run.step_seconds["p50"], default=baseline)
+    gain = baseline.step_seconds["p50"] / fastest.step_seconds["p50"]
     if fastest in plain or gain < WORTHWHILE:
         return (
             f"Do not compress further here: at the same held-out loss (within {SAME_LOSS:.0%}) no method makes a step "
-            f"{WORTHWHILE:.1f}x as fast as {reference.compressor}. {_where(results)}"
+            f"{WORTHWHILE:.1f}x as fast as {baseline.compressor}. {_where(results)}"
         )
     return (
-        f"{fastest.compressor} makes a step {gain:.2f}x as fast as {reference.compressor} and keeps the held-out loss "
-        f"(within {SAME_LOSS:.0%}), over {results.runs[0].steps} steps. {_where(results)}"
+        f"{fastest.compressor} makes a step {gain:.2f}x as fast as {baseline.compressor} and keeps the held-out loss "
+        f"(within {SAME_LOSS:.0%}), over {results.runs[0].steps} steps.{_way(results, fastest)} {_where(results)}"
     )
 
 
+def _way(results: Results, fastest: RunResult) -> str:
+    """How much sooner the loss is reached, where it is."""
+    usual = reference(results)
+    times = {run.compressor: time for run, time in zip(results.runs, times_to_loss(results), strict=True)}
+    if usual is None or (sooner := times[fastest.compressor]) is None or (later := times[usual.compressor]) is None:
+        return ""
+    return f" It reaches the loss of {usual.compressor} in {sooner:.1f} s instead of {later:.1f} s."
+
+
 def _where(results: Results) -> str:
-    if network := results.environment.get("network"):
+    network = results.environment.get("network")
+    if network not in (None, NO_LINK):
         return f"Network: {network}."
     if results.environment.get("launched_by", "gradwire") != "gradwire":
         return "Steps and network are those of this run."

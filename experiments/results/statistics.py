@@ -19,6 +19,16 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float]:
     return {f"p{each}": torch.quantile(values, each / 100).item() for each in (50, 75, 90, 95)}
 
 
+def seconds_to(target: float, losses: Sequence[float], seconds: Sequence[float]) -> float | None:
+    """When the smoothed losses, step by step, are first at most `target`; None where they never are.
+
+    >>> seconds_to(1.0, [3.0, 1.0, 0.1, 0.1], [10.0, 20.0, 30.0, 40.0])
+    40.0
+    """
+    reached = (time for time, loss in zip(seconds, smoothed(losses), strict=True) if loss <= target)
+    return next(reached, None)
+
+
 def smoothed(values: Sequence[float]) -> list[float]:
     """An exponential moving average without its bias to the start.
 

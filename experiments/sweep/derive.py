@@ -9,7 +9,7 @@ from typing import Any
 
 from ..network.link import parse_rate
 from ..results.rows import Row
-from ..results.statistics import smoothed
+from ..results.statistics import seconds_to, smoothed
 
 
 class Derivation(ABC):
@@ -99,7 +99,7 @@ class TimeToLoss(Derivation):
             return None
         last, losses, times = curves
         target = smoothed(last)[-1] * (1 + self.within)
-        return next((time for time, loss in zip(times, smoothed(losses), strict=True) if loss <= target), None)
+        return seconds_to(target, losses, times)
 
 
 @dataclass(frozen=True)

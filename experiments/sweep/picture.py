@@ -15,22 +15,21 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogFormatter
 
 from ..network.link import BITS_PER_BYTE, parse_rate
+from ..results.naming import name_points
+from ..results.palette import STYLES, look
 from ..results.picture import DPI
 from ..results.rows import Row
 from ..results.statistics import smoothed
 from .figure import Figure
 from .mean import spread_of
-from .naming import name_points
 from .rows import named
 
 SIZE = (8.0, 4.8)  # inches
 HEADROOM = 1.05  # above what is drawn from zero
 TITLE_CHARACTERS = 95  # in a line
 GROUP_WIDTH = 0.8  # of the distance between two groups of bars
-MARKED = 40  # points of a line that get marks, at most
-STYLES = ("-", "--", ":", "-.")
+MARKED = 16  # points of a line that get marks, at most
 BOUND_STYLES = ("--", ":", "-.")
-COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#B2A200")  # Okabe and Ito 2008
 LEGEND_CHARACTERS = 110  # that fit beside each other below a picture
 HANDLE_CHARACTERS = 7  # that a line's sample takes
 GBIT = 1e9
@@ -114,10 +113,6 @@ def _gbit(value: Any) -> float | None:
         return None
 
 
-def _color(index: int) -> str:
-    return COLORS[index % len(COLORS)]
-
-
 def series_of(figure: Figure, rows: Sequence[Row]) -> dict[str, list[Row]]:
     """The rows of each line or group of bars, by its name."""
     found: dict[str, list[Row]] = {}
@@ -135,10 +130,14 @@ def _lines(axes: Axes, figure: Figure, rows: Sequence[Row]) -> None:
         for style, column in zip(STYLES, figure.y, strict=False):
             label = name if len(figure.y) == 1 else f"{name} {column}".strip()
             if len(figure.y) == 1:
-                style = STYLES[index // len(COLORS) % len(STYLES)]
+                style = look(index).style
             for across, up in _curves(figure, column, members):
-                marker = "o" if len(across) <= MARKED else ""
-                axes.plot(across, up, style, color=_color(index), label=label, marker=marker, markersize=4)
+                marks: dict[str, Any] = {
+                    "marker": look(index).marker,
+                    "markersize": 4,
+                    "markevery": -(-len(across) // MARKED),
+                }
+                axes.plot(across, up, style, color=look(index).color, label=label, **marks)
         if figure.spread:
             _band(axes, figure, members, index)
     for style, (label, column) in zip(BOUND_STYLES, figure.bounds.items(), strict=False):
@@ -176,7 +175,7 @@ def _band(axes: Axes, figure: Figure, rows: Sequence[Row], index: int) -> None:
         return
     lower, upper = (_curves(figure, column, bounded) for column in figure.spread)
     for (across, below), (_, above) in zip(lower, upper, strict=True):
-        axes.fill_between(across, below, above, color=_color(index), alpha=0.15, linewidth=0)
+        axes.fill_between(across, below, above, color=look(index).color, alpha=0.15, linewidth=0)
 
 
 def _bars(axes: Axes, figure: Figure, rows: Sequence[Row]) -> None:
@@ -189,7 +188,7 @@ def _bars(axes: Axes, figure: Figure, rows: Sequence[Row]) -> None:
         for layer, column in enumerate(figure.y):
             heights = [row[column] for row in members]
             label = name if len(figure.y) == 1 else column if not index else None
-            color = _color(index if len(figure.y) == 1 else layer)
+            color = look(index if len(figure.y) == 1 else layer).color
             bars = axes.bar(places, heights, 0.92 * width, bottom=bottoms, label=label, color=color)
             bottoms = [below + height for below, height in zip(bottoms, heights, strict=True)]
         names = [f"{height:.3g}" for height in bottoms]
@@ -205,7 +204,7 @@ def _boxes(axes: Axes, figure: Figure, rows: Sequence[Row]) -> None:
     for index, (name, members) in enumerate(series.items()):
         places = [groups.index(str(row[figure.x])) + (index - (len(series) - 1) / 2) * width for row in members]
         samples = [[value for value in map(_height, row[figure.y[0]]) if math.isfinite(value)] for row in members]
-        face = {"facecolor": _color(index), "alpha": 0.6}
+        face = {"facecolor": look(index).color, "alpha": 0.6}
         boxes = axes.boxplot(
             samples,
             positions=places,
@@ -226,7 +225,7 @@ def _points(axes: Axes, figure: Figure, rows: Sequence[Row]) -> None:
     column = figure.y[0]
     for row in rows:
         error = row.get(spread_of(column)) or 0.0
-        axes.errorbar(row[figure.x], row[column], yerr=error, fmt="o", color=_color(0), markersize=4, linewidth=0.8)
+        axes.errorbar(row[figure.x], row[column], yerr=error, fmt="o", color=look(0).color, markersize=4, linewidth=0.8)
     best: list[tuple[float, float]] = []
     for place in sorted((row[figure.x], row[column]) for row in rows):
         best += [place] if not best or place[1] < best[-1][1] else []

@@ -25,10 +25,14 @@ def _compare(document: Mapping[str, Any]) -> list[Row]:
         "model": document["model"]["name"],
         "data": document["data"]["name"],
         "world_size": document["world_size"],
-        "labels": [network] if network else [],
     }
     runs = [{name: _short(value) for name, value in flat(run).items()} for run in document["runs"]]
-    return [{**shared, **run, "step": list(range(1, run["steps"] + 1))} for run in runs]
+    return [{**shared, **_labels(run, network), **run, "step": list(range(1, run["steps"] + 1))} for run in runs]
+
+
+def _labels(run: Row, network: str | None) -> Row:
+    """What a run of compare says of its network: its own where several were compared, or that of all."""
+    return {"labels": list(filter(None, [run.get("network") or network]))}
 
 
 def _short(value: Any) -> Any:

@@ -34,6 +34,21 @@ def test_results_tell_which_warm_ups_ended(started, tmp_path, monkeypatch):
     assert warmed_up == dict(zip(specs, (True, True, False), strict=True))
 
 
+def test_links_are_compared_one_after_the_other_and_only_times_differ(started, tmp_path, capsys):
+    started()
+    short = ["--steps=3", "--eval-batches=1", "--compressors=none,onebit", "--link=100mbit,none"]
+    assert main(["compare", "--model=mlp", "--data=digits", *short, f"--out={tmp_path}"]) == 0
+    document, shown = results_in(tmp_path), capsys.readouterr().out
+    networks = ["emulated link 100mbit", "no emulated link"]
+    assert [run["network"] for run in document["runs"]] == [each for each in networks for _ in range(2)]
+    assert document["environment"]["network"] == ", then ".join(networks)
+    over, without = document["runs"][:2], document["runs"][2:]
+    for name in ("compressor", "loss", "eval", "parameters_digest", "sent_bytes_per_step"):
+        assert [run[name] for run in over] == [run[name] for run in without]
+    assert shown.count("as fast as none") + shown.count("No verdict") == 2
+    assert shown.index(f"gloo on cpu, {networks[0]}\n".strip()) < shown.rindex(networks[1])
+
+
 @pytest.fixture
 def compared(tmp_path, monkeypatch):
     """`gradwire compare` up to where ranks begin: the arguments of a rank, or of what starts ranks."""
@@ -77,11 +92,11 @@ def test_ranks_on_the_cpu_of_a_machine_with_gpus_are_told_of_once(told, compared
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     compared("--backend=gloo")
     assert ["8 GPUs here and not used" in record.message for record in caplog.records] == [True] * told
-    assert ("2 ranks, gloo on cpu, 7 compressors" in capsys.readouterr().out) == told
+    assert ("2 ranks, gloo on cpu, 6 compressors" in capsys.readouterr().out) == told
     caplog.clear()
     compared()
     assert not caplog.records
-    assert ("2 ranks, nccl on cuda, 7 compressors" in capsys.readouterr().out) == told
+    assert ("2 ranks, nccl on cuda, 6 compressors" in capsys.readouterr().out) == told
 
 
 def test_what_an_earlier_run_left_is_gone_before_ranks_begin_and_nothing_else(told, compared, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 import gradwire
 from gradwire.ddp_core import Link
 from gradwire.experiments.cli import main
-from gradwire.experiments.network.link import over_link, parse_rate
+from gradwire.experiments.network.link import links_of, over_link, parse_rate
 
 ELEMENTS = 10_000
 WIDTHS = (40, 250)  # two layers of 10,000 parameters
@@ -47,6 +47,19 @@ def test_what_is_no_rate_is_refused(text):
 def test_a_link_of_no_rate_is_refused():
     with pytest.raises(ValueError, match="above 0"):
         over_link("0mbit")
+
+
+def test_several_links_are_named_one_after_the_other():
+    assert links_of("100mbit, none,1gbit") == ("100mbit", None, "1gbit")
+    assert links_of(None) == links_of("none") == (None,)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("100mbit,none,100mbit", "twice"), ("100mbit,fast", "such as 100mbit"), ("none,0", "above 0")]
+)
+def test_links_that_cannot_be_are_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        links_of(text)
 
 
 def test_a_link_carries_one_collective_after_the_other(clock):

@@ -2,19 +2,20 @@
 
 import json
 import shutil
-import subprocess
+from html import unescape
 from html.parser import HTMLParser
 
 import pytest
 
 from gradwire.experiments.cli import main
+from gradwire.experiments.report import write_report
 from gradwire.experiments.report.reading import kind_of
 from gradwire.experiments.results.picture import draw
 
+from ...browser import browse, needs_browser
 from ..given import results_of, run_of
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-VOID = {"meta", "img", "link", "br"}
+VOID = {"meta", "img", "link", "br", "input"}
 ENVIRONMENT = {"processor": "a processor", "cores": 2}
 VERSIONS = {"gradwire": "0.1.0", "torch": "2.15", "environment": ENVIRONMENT}
 
@@ -164,12 +165,42 @@ def test_what_is_not_gradwire_s_has_no_kind():
     assert kind_of({"kind": "bench"}) == "bench"
 
 
-@pytest.mark.skipif(not any(map(shutil.which, BROWSERS)), reason="no Chromium on the PATH")
+@needs_browser
 def test_a_browser_shows_the_page(page, tmp_path):
-    browser = next(filter(None, map(shutil.which, BROWSERS)))
     picture = tmp_path / "page.png"
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,2000", f"--screenshot={picture}"]
-    done = subprocess.run([browser, *flags, page.as_uri()], capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
+    browse(page.as_uri(), tmp_path, f"--screenshot={picture}")
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert picture.stat().st_size > 20_000  # an empty page is smaller
+
+
+WATCHED = """
+<script>
+const [steps] = document.querySelectorAll("figure.chart"), lines = () => steps.querySelectorAll("polyline").length;
+const told = [lines()];
+steps.querySelector(".legend button").click();
+told.push(lines());
+steps.querySelector("input[name=y]").click();
+told.push([...steps.querySelectorAll(".frame text")].map((each) => each.textContent).join(" "));
+const plot = steps.querySelector("svg"), box = plot.getBoundingClientRect(), at = steps.querySelector("polyline").points[0];
+const where = { clientX: box.left + at.x * box.width / 640, clientY: box.top + at.y * box.width / 640 };
+plot.dispatchEvent(new PointerEvent("pointermove", where));
+told.push(steps.querySelector(".tip").textContent);
+told.push([...document.querySelectorAll(".wide")].every((each) => each.scrollWidth <= each.clientWidth));
+document.title = JSON.stringify(told);
+</script>
+"""
+
+
+@needs_browser
+def test_in_a_browser_lines_can_be_hidden_named_and_seen_on_logarithmic_axes_and_tables_fit(tmp_path):
+    losses = {"none": (8.0, 4.0, 2.0), "bf16": (8.0, 4.0, 2.0), "onebit": (900.0, 30.0, 1.0)}
+    runs = [run_of(spec, loss=loss, sent=4000.0) for spec, loss in losses.items()]
+    write_report(results_of(*runs), [], tmp_path / "page.html")
+    with (tmp_path / "page.html").open("a") as page:
+        page.write(WATCHED)
+    shown = browse((tmp_path / "page.html").as_uri(), tmp_path, "--dump-dom")
+    before, hidden, ticks, tip, fits = json.loads(unescape(shown.partition("<title>")[2].partition("</title>")[0]))
+    assert (before, hidden) == (3, 2)
+    assert {"1", "10", "100"} <= set(ticks.split())
+    assert tip.startswith("bf16step: 1training loss, nats (smoothed): 8")
+    assert fits

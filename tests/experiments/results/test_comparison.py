@@ -1,3 +1,5 @@
+import dataclasses
+import itertools
 import json
 import math
 import re
@@ -42,6 +44,18 @@ def test_what_is_written_is_read_again(tmp_path):
     assert Results.read(tmp_path / "results.json") == results
 
 
+def test_runs_on_several_networks_are_a_comparison_for_each_in_the_order_run():
+    over = [dataclasses.replace(run_of(spec), network=name) for name in ("slow", "fast") for spec in ("none", "bf16")]
+    found = results_of(*over, environment={"network": "slow, then fast", "device": "cpu"}).by_network()
+    assert [each.ranks for each in found] == ["2 ranks, gloo on cpu, slow", "2 ranks, gloo on cpu, fast"]
+    assert [each.runs for each in found] == [tuple(over[:2]), tuple(over[2:])]
+
+
+def test_runs_on_one_network_are_one_comparison():
+    results = results_of(run_of(), environment={"network": "slow"})
+    assert results.by_network() == [results]
+
+
 def test_a_comparison_without_a_run_can_be_written_and_read(tmp_path):
     results_of().write(tmp_path / "results.json")
     assert Results.read(tmp_path / "results.json").runs == ()
@@ -54,7 +68,7 @@ def test_the_file_has_the_documented_keys(tmp_path):
     assert document["gradwire"] == __version__
     assert {"name", "parameters"} <= document["model"].keys()
     (run,) = document["runs"]
-    assert run.keys() == RUN_KEYS | {"train_seconds", "parameters_digest", "warmed_up", "total_sent_bytes"}
+    assert run.keys() == RUN_KEYS | {"train_seconds", "parameters_digest", "warmed_up", "total_sent_bytes", "network"}
     assert run["eval"].keys() == {"loss", "accuracy"}
     assert run["step_seconds"].keys() == {"p50", "p75", "p90", "p95"}
     assert run["seconds"].keys() == {"encode", "wait", "decode"}
@@ -138,6 +152,36 @@ def test_every_picture_tells_what_was_trained_on_which_network(tmp_path, monkeyp
     draw(results_of(run_of(), environment={"network": "emulated link 100mbit"}), tmp_path)
     assert told.keys() == {"loss.png", "tradeoff.png"}
     assert all("mlp on digits, 2 ranks, gloo, emulated link 100mbit" in each for each in told.values())
+
+
+def test_no_name_in_the_picture_of_accuracy_and_speed_lies_on_another(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: figures.append(figure))
+    alike = [run_of(f"powersgd:rank={rank}", p50=0.1 + rank / 1e4) for rank in range(1, 9)]
+    over = [dataclasses.replace(run, network=name) for name in ("slow", "fast") for run in alike]
+    draw(results_of(*over), tmp_path)
+    _, tradeoff = figures
+    tradeoff.canvas.draw()
+    for axes in tradeoff.axes:
+        boxes = [Text.get_window_extent(each) for each in axes.texts]
+        assert len(boxes) == len(alike)
+        assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+
+
+def test_each_network_has_its_section_in_the_report(page):
+    over = [dataclasses.replace(run_of(spec), network=name) for name in ("slow", "fast") for spec in ("none", "topk")]
+    text = page(results_of(*over))
+    assert re.findall("<h2>(.+)</h2>", text) == ["mlp on digits, slow", "mlp on digits, fast"]
+    assert text.count("No verdict") + text.count("Do not compress further here") == 2
+
+
+def test_the_report_s_charts_have_every_run_and_no_loss_that_is_not_finite(page):
+    text = page(results_of(run_of(loss=(3.0, math.nan)), run_of("</script>", loss=(3.0, 2.0))))
+    charts = [json.loads(each) for each in re.findall(r'<script type="application/json">(.+)</script>', text)]
+    assert [chart["title"] for chart in charts] == ["Loss by step", "Loss by time", "Accuracy against speed"]
+    assert all([series["name"] for series in chart["series"]] == ["none", "</script>"] for chart in charts)
+    assert [len(series["points"]) for series in charts[0]["series"]] == [1, 2]
+    assert len({(series["color"], series["marker"]) for series in charts[0]["series"]}) == 2
 
 
 @pytest.fixture

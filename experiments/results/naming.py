@@ -19,18 +19,19 @@ MARK = 4.0  # pixels around a point that a name must leave free
 def name_points(canvas: Canvas, axes: Axes, places: Sequence[tuple[float, float]], names: Sequence[str]) -> None:
     """Write each name as near to its point as there is room, with a thin line to it."""
     canvas.draw_without_rendering()  # the layout is known from here on
-    _make_room(axes)
+    make_room(axes)
     marks = [Bbox.from_extents(x - MARK, y - MARK, x + MARK, y + MARK) for x, y in axes.transData.transform(places)]
     taken = list(marks)
     for place, name in sorted(zip(places, names, strict=True), key=lambda each: each[0]):
         taken.append(_placed(axes, place, name, taken))
 
 
-def _make_room(axes: Axes) -> None:
-    """Limits with a part of the axes' size around what is drawn, whatever their scale."""
+def make_room(axes: Axes) -> None:
+    """Set limits with a part of the axes' size around what is drawn, whatever their scale."""
     drawn = axes.dataLim.transformed(axes.transData)
     around = drawn.expanded(1 + 2 * ROOM[0], 1 + 2 * ROOM[1]).transformed(axes.transData.inverted())
-    axes.set(xlim=around.intervalx, ylim=around.intervaly)
+    limits = {"xlim": around.intervalx, "ylim": around.intervaly}
+    axes.set(**{name: (low, high) for name, (low, high) in limits.items() if low != high})  # one point has its own room
 
 
 def _placed(axes: Axes, place: tuple[float, float], name: str, taken: Sequence[Bbox]) -> Bbox:
