@@ -5,9 +5,11 @@ PART ?=
 OUT ?= gpu-results
 SECONDS ?= 600
 SEED ?=
+WORKERS ?= 2
 BIN := $(abspath $(VENV))/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest --progress --override-ini console_output_style=classic
+BESIDE := --numprocesses $(WORKERS) --dist loadfile
 INSTALLED := $(abspath $(VENV))/installed
 SANITIZED := $(abspath $(VENV))/sanitized
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all
@@ -52,13 +54,13 @@ wheel: $(STAMP)
 	@PYTHON=$(BIN)/python .ci/wheel
 
 test: $(STAMP)
-	@$(PYTEST) --part quick $(ARGS)
+	@$(PYTEST) $(BESIDE) --part quick $(ARGS)
 
 test-all: $(STAMP)
-	@$(PYTEST) -m '' $(ARGS)
+	@$(PYTEST) $(BESIDE) -m '' $(ARGS)
 
 test-rest: $(STAMP)
-	@$(PYTEST) -m '' --part rest $(ARGS)
+	@$(PYTEST) $(BESIDE) -m '' --part rest $(ARGS)
 
 fuzz: $(STAMP)
 	@$(BIN)/python -m tests.trials --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)

@@ -34,7 +34,7 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config):
-    if config.getoption("--progress", default=False):
+    if config.getoption("--progress", default=False) and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Progress(config.pluginmanager.getplugin("terminalreporter")))
 
 

@@ -5,14 +5,14 @@ import time
 
 import pytest
 
-SECONDS = {"conformance": 2.0, "slow": 2.0, "ranks": 0.4, "experiments": 0.4, "kernels": 0.1}
+SECONDS = {"conformance": 1.0, "ddp_core": 0.3, "hooks": 0.4, "experiments": 0.4, "trials": 2.0, "kernels": 0.05}
 OTHERS = 0.03
 PERCENT = 5  # from line to line, where lines stay
 
 
-def seconds_of(item):
-    """What a test takes, about, by its markers, its folders and what it asks for."""
-    return max((SECONDS[name] for name in (*item.keywords, *item.fixturenames) if name in SECONDS), default=OTHERS)
+def seconds_of(nodeid):
+    """What a test takes, about, by its folders."""
+    return max((SECONDS[name] for name in nodeid.partition("::")[0].split("/") if name in SECONDS), default=OTHERS)
 
 
 def minutes(seconds):
@@ -25,12 +25,20 @@ class Progress:
     def __init__(self, reporter):
         self.reporter, self.lasting = reporter, not reporter.isatty
         self.began = self.shown = self.done = 0.0
-        self.expected = {}
+        self.expected = 0.0
         reporter.showfspath = False
 
     def pytest_collection_finish(self, session):
-        self.expected = {item.nodeid: seconds_of(item) for item in session.items}
-        self.began = time.monotonic()
+        self.expect([item.nodeid for item in session.items])
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids):
+        self.expect(ids)
+
+    def expect(self, nodeids):
+        """All workers have the same tests."""
+        self.expected = sum(map(seconds_of, nodeids))
+        self.began = self.began or time.monotonic()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_report_teststatus(self):
@@ -42,8 +50,8 @@ class Progress:
             self.write(f"FAILED {report.nodeid}", lasting=True)
 
     def pytest_runtest_logfinish(self, nodeid):
-        self.done += self.expected[nodeid]
-        share = self.done / sum(self.expected.values())
+        self.done += seconds_of(nodeid)
+        share = self.done / self.expected
         if not self.lasting or 100 * share >= self.shown + PERCENT or share > 1 - 1e-9:
             self.shown = 100 * share
             gone = time.monotonic() - self.began

@@ -78,8 +78,7 @@ class LocalSteps:
         self._setup = self._described(model, outer, compressor)
         self._flight: Future[RoundStats] | None = None
         self._rounds.sites.join(self._setup)
-        self._begin(None)
-        self._settle()
+        self._start()
         self._hook = optimizer.register_step_post_hook(self._stepped)
 
     def _described(self, model: nn.Module, outer: str, spec: Spec) -> str:
@@ -89,6 +88,15 @@ class LocalSteps:
         options = f"every={self.every}, overlap={self.overlap}, outer={outer!r}"
         parts = f"{len(self._parts)} fragments of {trained}, and {len(frozen)} frozen ones {checksum(frozen)}"
         return f"{options}, compressor={specification(compressor(spec))!r}, {parts}"
+
+    def _start(self) -> None:
+        """Take over the model of those that train already, or of the first site."""
+        try:
+            self._begin(None)
+            self._settle()
+        except BaseException:  # Ctrl-C, too: the interpreter's end would wait for the thread that waits for sites
+            self._rounds.abandon()
+            raise
 
     @property
     def delay(self) -> int:

@@ -76,9 +76,11 @@ class Rounds:
         return self._thread.submit(self._until_done, difference, buffers)
 
     def _until_done(self, difference: Tensor | None, buffers: Tensor | None) -> RoundStats:
-        began, failures = time.perf_counter(), 0
+        began, failures, stood_at = time.perf_counter(), 0, self.round
         while True:
             meeting = self.sites.meet()
+            if self.round != stood_at:  # another model was taken over before a failure: this is no difference from it
+                difference = buffers = None
             try:
                 return self._take_part(meeting, difference, buffers, began)
             except RuntimeError as error:
@@ -183,3 +185,8 @@ class Rounds:
         """End the thread, once the round that runs has ended."""
         self._thread.shutdown(wait=True, cancel_futures=True)
         self.sites.close()
+
+    def abandon(self) -> None:
+        """End without waiting; a round that waits for other sites fails."""
+        self.sites.close()
+        self._thread.shutdown(wait=False, cancel_futures=True)

@@ -44,14 +44,18 @@ class BucketOrder:
         looked for.
         """
         rooms = own_rooms if averager is None or hooked else averager.rooms(self._device)
-        if averager is not None and (saved := averager.loaded_order()):
+        saved = averager.loaded_order() if averager is not None else ()
+        due = steps not in (0, self._looked_at) and (steps == 1 or steps % INTERVAL == 0)
+        if due and averager is not None:
+            averager.engines.agreement.compare(self._group, self._device, follows=bool(saved))
+        if saved:
             self._follow(saved)
             self._looked_at = max(1, steps)  # the first step was before the checkpoint
             self._followed_at = steps
         elif self._followed_at is not None and steps > self._followed_at:  # all ranks have come as far
             self._followed_at = None
             self._rebuild(self._plan.order, rooms)
-        if steps in (0, self._looked_at) or (steps != 1 and steps % INTERVAL):
+        if saved or not due:
             return
         self._looked_at = steps
         if averager is None and (self.agreed or dynamic):

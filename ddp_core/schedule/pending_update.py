@@ -55,7 +55,7 @@ class PendingUpdate:
     def clear(self, parameter: Tensor, *, to_none: bool) -> None:
         """Have a gradient cleared after the update."""
         place = self._places[id(parameter)]
-        self.cleared[place] = to_none and self.cleared.get(place, True)
+        self.cleared[place] = to_none or self.cleared.get(place, False)
         with torch._C.DisableTorchFunctionSubclass():
             parameter.grad = None  # what a late backward has added goes, too
 

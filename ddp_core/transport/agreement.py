@@ -78,15 +78,25 @@ class Agreement:
         try:
             if not store.check([f"{other}/begun"]) or int(store.get(f"{other}/begun")) > self.step:
                 return
-            changed, unchanged = self._ranks(store, other)
+            text = _differing(self.step, *self._ranks(store, other))
         except RuntimeError:  # the store has gone, which is not what the wait is about
             return
-        text = (
-            f"the ranks were set up differently: before step {self.step} since the start ranks {changed} have swapped the "
-            f"compressor or loaded a state, and ranks {unchanged} have not; do so on all ranks, at the same step"
-        )
         store.set(f"{other}/differing", text)
         self._refuse(text)
+
+    def compare(self, group: dist.ProcessGroup, device: torch.device, *, follows: bool) -> None:
+        """Between steps, before ranks do more together: raise ValueError where some have a change to take up and others not.
+
+        `follows`: the change is a state whose buckets this rank is about to make. A collective call.
+        """
+        mine = self.due + follows
+        all_of_them = exchange(
+            str(mine), group, device, what="whether they have swapped the compressor or loaded a state"
+        )
+        ranks, most = range(len(all_of_them)), max(all_of_them)
+        if most != min(all_of_them):
+            changed = [rank for rank in ranks if all_of_them[rank] == most]
+            self._refuse(_differing(self.step + 1, changed, [rank for rank in ranks if rank not in changed]))
 
     def _refuse(self, text: str) -> None:
         self._differing = text
@@ -97,3 +107,10 @@ class Agreement:
         ranks = range(self._world_size)
         here = [rank for rank in ranks if store.check([f"{number}/of {rank}"])]
         return here, [rank for rank in ranks if rank not in here]
+
+
+def _differing(step: int, changed: list[int], unchanged: list[int]) -> str:
+    return (
+        f"the ranks were set up differently: before step {step} since the start ranks {changed} have swapped the "
+        f"compressor or loaded a state, and ranks {unchanged} have not; do so on all ranks, at the same step"
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
 import uuid
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ PHASES = 3  # of a round's limit: waiting for others, the round itself, meeting 
 LOOK = 0.02  # seconds between two looks into the store
 CONNECT = timedelta(seconds=60)
 OPEN_END = timedelta(days=365)
+KEPT = 2  # meetings of which the store has a record: whoever comes to one compares it with the one before
 
 
 class Rendezvous:
@@ -61,6 +63,7 @@ class Rendezvous:
         self._meeting: Meeting | None = None
         self._group_name = ""
         self._setup = ""
+        self._closed = threading.Event()
 
     def join(self, setup: str) -> None:
         """Remember how this site is set up; the first meeting compares."""
@@ -106,7 +109,8 @@ class Rendezvous:
         self._meeting, self._group_name = None, ""
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Let go of the connection; a thread that waits here for other sites raises RuntimeError."""
+        self._closed.set()
         self._meeting = None
 
     def _closed_meeting(self) -> Mapping[str, Any]:
@@ -128,7 +132,7 @@ class Rendezvous:
 
     def _attend(self, number: int) -> Mapping[str, Any] | None:
         """Come to a meeting: its record, or None where it was closed without this site."""
-        if not self._store.check([f"{number}/closed"]):
+        if not self._is_over(number):
             mine = {"id": self._id, "name": self._name, "setup": self._setup, "group": self._group_name}
             place = self._store.add(f"{number}/count", 1)
             self._store.set(f"{number}/arrival/{place}", json.dumps(mine))
@@ -138,6 +142,9 @@ class Rendezvous:
                 self._store.delete_key(f"{number}/arrival/{place}")  # nobody is to count on this one
                 raise
         record = self._record(number)
+        if not record:  # so long ago that nothing is left of it
+            self._forget(number)
+            return None
         if record["setup"] != self._setup:
             raise ValueError(
                 f"the sites were set up differently: the others have {record['setup']}, here {self._setup}"
@@ -152,7 +159,9 @@ class Rendezvous:
         before, began = self._record(number - 1), time.monotonic()
         expected = _ids(before)
         deadline = began + (self._phase if self._id in expected else self._start).total_seconds()
-        while not self._store.check([f"{number}/closed"]):
+        while not self._is_over(number):
+            if self._closed.is_set():
+                raise RuntimeError(f"{self._name} gave up waiting for other sites at {self._address}: it was closed")
             now, here = time.monotonic(), self._arrivals(number)
             came = {each["id"] for each in here}
             late, gone = now > deadline, not came & expected and now > began + self._phase.total_seconds()
@@ -167,6 +176,10 @@ class Rendezvous:
                 self._close(number, here, known or here[0]["setup"])
             time.sleep(LOOK)
 
+    def _is_over(self, number: int) -> bool:
+        """Whether a meeting was closed; of one long ago no record is left."""
+        return bool(self._store.check([f"{number}/closed"])) or self._latest() >= number
+
     def _record(self, number: int) -> dict[str, Any]:
         """Of a meeting that is closed; empty of another."""
         key = f"{number}/closed"
@@ -180,10 +193,16 @@ class Rendezvous:
     def _close(self, number: int, here: list[dict[str, str]], setup: str) -> None:
         """Write who is there, but for those that are set up differently; the first to do so wins."""
         record = json.dumps({"arrivals": [each for each in here if each["setup"] == setup], "setup": setup})
-        if self._store.compare_set(f"{number}/closed", "", record).decode() == record:
+        if self._store.compare_set(f"{number}/closed", "", record).decode() == record and number > self._latest():
             self._store.set("latest", str(number))
-            for place in range(1, self._store.add(f"{number - 2}/count", 0) + 1):
-                self._store.delete_key(f"{number - 2}/arrival/{place}")
+            self._forget(number - KEPT)
+
+    def _forget(self, number: int) -> None:
+        """Take away all that a meeting has left in the store."""
+        for place in range(1, self._store.add(f"{number}/count", 0) + 1):
+            self._store.delete_key(f"{number}/arrival/{place}")
+        for key in ("count", "closed"):
+            self._store.delete_key(f"{number}/{key}")
 
 
 def _ids(record: Mapping[str, Any]) -> set[str]:

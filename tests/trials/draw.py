@@ -25,6 +25,37 @@ SPECS = (
     "randomk:ratio=0.2,block=8",
     "chunktopk:ratio=0.2,chunk=8",
 )
+ON_HOSTS = (
+    "hosts:ranks=2+none",
+    "hosts:ranks=2+none",
+    "hosts:ranks=2+topk:ratio=0.2",
+    "hosts:ranks=2+onebit:block=8",
+    "hosts:ranks=2+powersgd:rank=1",
+    "hosts:ranks=2+powersgd:rank=2,start_iter=2",
+    "hosts:ranks=2+int8",
+    "hosts:ranks=2+bf16",
+    "hosts:ranks=2+topk:ratio=0.3,feedback=0.8,guard=true",
+    "hosts:ranks=4+onebit",
+    "onebit",
+    "none",
+)
+WITH_OPTIONS = (
+    "topk:ratio=0.2,feedback=0.7",
+    "topk:ratio=0.2,momentum=0.9,feedback=0.9",
+    "topk:ratio=0.3,feedback=0.8,momentum=0.9,space=adam,guard=true",
+    "onebit:block=8,feedback=0.7",
+    "onebit:block=8,space=adam",
+    "onebit:block=8,guard=true,start_iter=2",
+    "powersgd:rank=1,momentum=0.5",
+    "powersgd:rank=2,feedback=0.9,guard=true,start_iter=1",
+    "int4:block=8,feedback=0.8",
+    "int8:block=8,guard=true",
+    "ternary:block=8,momentum=0.5,feedback=0.5",
+    "dgc:ratio=0.2,momentum=0.9",
+    "bf16+powersgd:rank=1,guard=true",
+    "none",
+)
+PLAIN = frozenset({"none", "hosts:ranks=2+none", "hosts:ranks=4+onebit"})  # the mean, but for rounding
 CAPS = ({}, {"bucket_cap_mb": 0.0005}, {"bucket_cap_mb": 0.002}, {"bucket_cap_mb_list": [0.0002, 0.001]})
 SETTLED = 2  # steps until a state brings the buckets along that its model goes on with
 PLACES = ("construction", "forward", "backward", "late backward", "rebuild", "save", "swap", "first request", "request")
@@ -87,11 +118,6 @@ class Trial:
         """Whether steps may leave parameters out."""
         return bool(self.options.get("find_unused_parameters"))
 
-    @property
-    def again(self):
-        """The line that runs it again."""
-        return f"make fuzz SEED={self.seed}"
-
 
 def drawn(seed, faults=0.2):
     """The trial of a seed."""
@@ -101,9 +127,31 @@ def drawn(seed, faults=0.2):
     return training(source, seed)
 
 
-def training(source, seed):
+def on_hosts(seed):
+    """A trial of hosts of two ranks."""
+    return training(Random(f"hosts {seed}"), seed, sizes=(4,), specs=ON_HOSTS)
+
+
+def with_feedback_options(seed):
+    """A trial of what may be done with residuals; momentum is for steps that use all parameters."""
+    trial = training(Random(f"options {seed}"), seed, specs=WITH_OPTIONS)
+    if not trial.dynamic:
+        return trial
+    steps = tuple(
+        replace(each, events=tuple((name, without_momentum(argument)) for name, argument in each.events))
+        for each in trial.steps
+    )
+    return replace(trial, spec=without_momentum(trial.spec), steps=steps)
+
+
+def without_momentum(spec):
+    """Another specification in place of one with momentum."""
+    return "int4:block=8,feedback=0.8" if isinstance(spec, str) and "momentum" in spec else spec
+
+
+def training(source, seed, sizes=(2, 2, 3), specs=SPECS):
     """A trial in which nothing fails."""
-    world_size, ours, spec = source.choice((2, 2, 3)), source.random() < 0.65, source.choice(SPECS)
+    world_size, ours, spec = source.choice(sizes), source.random() < 0.65, source.choice(specs)
     parts, options = model_and_options(source, ours)
     joins = source.random() < 0.15
     drawn_steps = tuple(
@@ -117,7 +165,7 @@ def training(source, seed):
     if joins:
         trial["inputs"] = tuple(source.randint(0, len(drawn_steps)) for _ in range(world_size))
         return Trial(seed, world_size, ours, parts, spec, drawn_steps, options, **trial)
-    several = with_events(source, drawn_steps, ours, trial["groups"], parts)
+    several = with_events(source, drawn_steps, ours, trial["groups"], specs)
     several = with_more(Random(f"{seed} more"), several, spec)
     return Trial(seed, world_size, ours, parts, spec, several, options, **trial)
 
@@ -161,7 +209,7 @@ def clearings(ours, dynamic, parts):
     return ("none", "zeros", "keep") if ours or not dynamic else ("none", "zeros")
 
 
-def with_events(source, steps, ours, groups, parts):
+def with_events(source, steps, ours, groups, specs):
     """The same steps, with events before some of them."""
     copies = ("deepcopy", "pickle") if ours and not groups else ()
     late = ("resume", *copies, *(["rewrap"] if ours else []), "swap", "rescale", "look", "look")
@@ -169,7 +217,7 @@ def with_events(source, steps, ours, groups, parts):
     for number, each in enumerate(steps):
         names = late if number >= SETTLED else ("swap", "look")
         chosen = source.sample(names, k=source.choice((0, 0, 1, 2)))
-        events = tuple((name, argument(source, name)) for name in sorted(chosen, key=late_ones_last))
+        events = tuple((name, argument(source, name, specs)) for name in sorted(chosen, key=late_ones_last))
         events += tuple((name, None) for name in ("read", "evaluate", "discard") if source.random() < 0.15)
         result.append(Step(events, *(getattr(each, f) for f in list(Step.__dataclass_fields__)[1:])))
     return tuple(result)
@@ -193,9 +241,9 @@ def late_ones_last(name):
     return ("rescale", "swap").index(name) if name in ("rescale", "swap") else 2
 
 
-def argument(source, name):
+def argument(source, name, specs):
     """What an event needs to know."""
-    drawn_by = {"swap": lambda: source.choice(SPECS), "rescale": lambda: source.choice((0.5, 2.0, 8.0))}
+    drawn_by = {"swap": lambda: source.choice(specs), "rescale": lambda: source.choice((0.5, 2.0, 8.0))}
     return drawn_by.get(name, lambda: None)()
 
 

@@ -1,6 +1,6 @@
 """What is known to fail, and why; such trials are left out, but for one that is asked for by its seed."""
 
-from .draw import SETTLED
+from .draw import SETTLED, Trial
 
 
 def named(trial, name):
@@ -62,4 +62,6 @@ KNOWN = (
 
 def why(trial):
     """What is known of a trial's failure; empty where nothing is."""
+    if not isinstance(trial, Trial):
+        return ""
     return next((each.__doc__ for each in KNOWN if each(trial)), "")

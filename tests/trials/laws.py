@@ -4,6 +4,7 @@ from itertools import zip_longest
 
 import torch
 
+from .draw import PLAIN
 from .gradients import in_memory_order, same
 from .models import Headed
 from .simulated import Simulated, simulates
@@ -11,6 +12,7 @@ from .simulated import Simulated, simulates
 HALF = {"fp16": 4e-3, "bf16": 4e-2}  # what 16 bits may take away, relative to the largest number
 EXACT = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 3e-2}
 LOSSY = 1e-5
+LOSES = ("error_feedback=false", "feedback=0", "momentum=", "space=", "dgc", "hosts")  # or has its account elsewhere
 
 
 def broken(trial, answers):
@@ -72,7 +74,7 @@ class Ledger:
         """Count a step; sentences where it gave what it should not."""
         for name, argument in self.trial.steps[number].events if not self.trial.inputs else ():
             self.event(name, argument)
-        self.lossless = self.lossless and "error_feedback=false" not in self.spec
+        self.lossless = self.lossless and not any(option in self.spec for option in LOSES)
         ranks = self.trial.world_size if self.trial.weighted or not self.trial.inputs else len(notes)
         if not all(note.finite for note in notes):
             return
@@ -95,7 +97,7 @@ class Ledger:
     @property
     def exact(self):
         """Whether each average is the mean by itself."""
-        return self.spec == "none" and not any(name == "swap" for step in self.trial.steps for name, _ in step.events)
+        return self.spec in PLAIN and not any(name == "swap" for step in self.trial.steps for name, _ in step.events)
 
     def gradient(self, name, notes, ranks):
         """One parameter's share in a step."""

@@ -1,20 +1,18 @@
 """One trial on a pool of ranks, and what came of it."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
-from ..ranks import RankError
-from . import fates, known, laws
-from .draw import Trial, drawn
-from .rank import train
-
-SECONDS = 60
+from . import known
+from .kinds import KINDS
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """`found`: laws that do not hold. `vague`: messages that do not say where."""
+    """`name`: what `make fuzz SEED=` takes. `found`: laws that do not hold. `vague`: messages that do not say where."""
 
-    trial: Trial
+    name: str
+    trial: Any
     found: list[str]
     vague: list[str] = field(default_factory=list)
 
@@ -25,21 +23,16 @@ class Outcome:
             lines += [f"  {sentence}" for sentence in (self.found if whole else self.found[:3])]
         if whole:
             lines.append(f"  {self.trial}")
-        return "\n".join([f"{'FAILED ' if self.found else ''}{self.trial.again}", *lines, ""]) if lines else ""
+        again = f"make fuzz SEED={self.name}"
+        return "\n".join([f"{'FAILED ' if self.found else ''}{again}", *lines, ""]) if lines else ""
 
 
-def outcome(pool, seed, scale=1.0, faults="some", *, all_the_same=False):
+def outcome(pool, seed, scale=1.0, faults="some", *, kind="ddp", all_the_same=False):
     """Run the trial of a seed; None where its kind is not wanted, or known to fail. `all_the_same`: run that, too."""
-    trial = drawn(seed)
+    trial = KINDS[kind].drawn(seed)
     if not all_the_same and known.why(trial):
         return None
-    if faults != "some" and (trial.mishap is not None) != (faults == "only"):
+    if faults != "some" and (getattr(trial, "mishap", None) is not None) != (faults == "only"):
         return None
-    if trial.mishap is not None:
-        answers = pool.run(fates.undergo, trial.world_size, trial, timeout=2 * SECONDS * scale, expect_errors=True)
-        return Outcome(trial, *fates.broken(trial, answers, scale))
-    try:
-        answers = pool.run(train, trial.world_size, trial, timeout=SECONDS * scale)
-    except RankError as error:
-        return Outcome(trial, [str(error)])
-    return Outcome(trial, laws.broken(trial, answers))
+    name = str(seed) if kind == "ddp" else f"{kind}-{seed}"
+    return Outcome(name, trial, *KINDS[kind].undergone(pool, trial, scale))

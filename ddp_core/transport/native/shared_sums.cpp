@@ -2,12 +2,8 @@
 
 #include <pthread.h>
 #include <signal.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <stdexcept>
-
-#include "waiting.hpp"
 
 namespace gradwire {
 
@@ -47,32 +43,10 @@ void add_to_all(const std::vector<char*>& maps, size_t offset, size_t owner, siz
 
 }  // namespace
 
-// What any rank may wait for counts `events`.
-struct alignas(LINE) SharedSums::Board {
-    std::atomic<uint32_t> events;
-    std::atomic<uint32_t> given_up;  // 0, or 1 and the rank
-    std::atomic<int64_t> inside;     // threads that may write
-};
-
-// Of a bucket, since it was made: ranks that arrived, chunks that were taken and chunks that are there.
-struct alignas(LINE) SharedSums::Progress {
-    std::atomic<uint64_t> arrived, taken, done;
-    std::atomic<int64_t> since;
-};
-
-static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
-
-size_t SharedSums::header_bytes(size_t buckets, size_t ranks) {
-    return sizeof(Board) + buckets * (sizeof(Progress) + ranks * sizeof(uint64_t));
-}
+size_t SharedSums::header_bytes(size_t buckets, size_t ranks) { return bytes(buckets, ranks); }
 
 SharedSums::SharedSums(std::vector<char*> maps, size_t rank, std::vector<Bucket> buckets)
-    : maps_(std::move(maps)),
-      rank_(rank),
-      buckets_(std::move(buckets)),
-      board_(*reinterpret_cast<Board*>(maps_[0])),
-      mine_(buckets_.size()),
-      process_(getpid()) {
+    : SharedCounters(std::move(maps), rank, buckets, buckets.size()) {
     sigset_t all, before;  // signals are for Python's threads
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -94,23 +68,10 @@ SharedSums::~SharedSums() {
     delete helper_;
 }
 
-bool SharedSums::is_forked() const { return process_ != getpid(); }
-
-SharedSums::Progress& SharedSums::progress(size_t bucket) const {
-    return reinterpret_cast<Progress*>(maps_[0] + sizeof(Board))[bucket];
-}
-
-std::atomic<uint64_t>& SharedSums::arrivals(size_t bucket, size_t rank) const {
-    char* const begin = maps_[0] + sizeof(Board) + buckets_.size() * sizeof(Progress);
-    return reinterpret_cast<std::atomic<uint64_t>*>(begin)[bucket * maps_.size() + rank];
-}
-
 uint64_t SharedSums::chunks(size_t bucket) const { return (buckets_[bucket].numel + CHUNK - 1) / CHUNK; }
 
 void SharedSums::arrive(size_t bucket) {
-    if (is_forked()) throw std::runtime_error("a process that was forked off cannot take part for its parent");
-    arrivals(bucket, rank_).store(++mine_[bucket]);
-    if (progress(bucket).arrived.fetch_add(1) + 1 == mine_[bucket] * maps_.size()) signal();
+    if (come(bucket)) signal();
 }
 
 bool SharedSums::wait(size_t bucket, double seconds) {
@@ -127,27 +88,11 @@ bool SharedSums::wait(size_t bucket, double seconds) {
 
 bool SharedSums::is_there(size_t bucket) const { return progress(bucket).done.load() >= mine_[bucket] * chunks(bucket); }
 
-double SharedSums::since(size_t bucket) const {
-    return static_cast<double>(progress(bucket).since.load()) / NANOSECONDS;
-}
-
-std::vector<size_t> SharedSums::missing(size_t bucket) const {
-    std::vector<size_t> ranks;
-    for (size_t rank = 0; rank < maps_.size(); ++rank)
-        if (arrivals(bucket, rank).load() < mine_[bucket]) ranks.push_back(rank);
-    return ranks;
-}
-
 void SharedSums::give_up() {
-    if (is_forked() || gave_up_.exchange(true)) return;
-    uint32_t nobody = 0;
-    board_.given_up.compare_exchange_strong(nobody, static_cast<uint32_t>(rank_) + 1);
-    signal();
+    if (!gives_up()) return;
     for (const int64_t deadline = now() + NANOSECONDS; board_.inside.load() > 0 && now() < deadline;)
         std::this_thread::yield();  // one that died inside stays there
 }
-
-int64_t SharedSums::given_up() const { return static_cast<int64_t>(board_.given_up.load()) - 1; }
 
 // Takes chunks until there are none; whether there were any.
 bool SharedSums::work() {
@@ -185,11 +130,6 @@ void SharedSums::add(size_t bucket, size_t chunk) const {
         (all.element_size == sizeof(float) ? add_to_all<float> : add_to_all<double>)(maps_, offset, owner, stop - begin);
         begin = stop;
     }
-}
-
-void SharedSums::signal() {
-    board_.events.fetch_add(1);
-    rouse(board_.events);
 }
 
 void SharedSums::help() {

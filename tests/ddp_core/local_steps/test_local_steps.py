@@ -1,13 +1,15 @@
 import io
 import itertools
 import logging
+import signal
+import threading
 import time
 from datetime import timedelta
 
 import pytest
 import torch
 
-from gradwire import LocalSteps
+from gradwire import LocalSteps, Rendezvous
 
 from .sites import LIMIT, Net, Town, descend, together
 
@@ -285,6 +287,35 @@ def test_a_training_whose_sites_are_all_gone_does_not_keep_the_next_one_waiting(
         for _, _, local in results:
             local.close()
         assert results[0][2].history[0].sites == 2
+
+
+def test_a_rendezvous_keeps_no_more_the_longer_it_is_used(town, places):
+    def keys_after(rounds):
+        before, made = town.store.num_keys(), [places(2, prefix=f"{rounds} rounds") for _ in range(2)]
+        together(2, lambda site: trained(site, made[site], steps=rounds, every=1, fragments=1))
+        assert all(isinstance(each, Rendezvous) for each in made)
+        return town.store.num_keys() - before, made
+
+    few, _ = keys_after(3)
+    many, made = keys_after(20)
+    assert many == few
+    assert made[0]._attend(2) is None  # one that has slept since then leaves nothing either
+    assert made[0]._attend(made[0]._number) is not None
+    assert keys_after(4)[0] == few
+
+
+def test_ctrl_c_while_others_are_awaited_leaves_no_thread_that_awaits_them(places):
+    at = places(2, "alone")
+    interrupt = threading.Timer(0.3, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+    interrupt.start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        trained(0, at)
+    while any(thread.name.startswith("gradwire-local-steps") for thread in threading.enumerate()):
+        assert time.monotonic() - began < 10.0
+        time.sleep(0.01)
+    with pytest.raises(RuntimeError, match="alone gave up waiting for other sites"):
+        at.meet()
 
 
 def through_file(state):

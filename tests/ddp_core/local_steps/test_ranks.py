@@ -4,15 +4,23 @@ import os
 import signal
 import subprocess
 import time
+from datetime import timedelta
 
 import pytest
 import torch
+import torch.distributed as dist
 
+import gradwire
 from gradwire import LocalSteps
+from gradwire.ddp_core.local_steps.fragment import fragments
+from gradwire.ddp_core.local_steps.outer import outer
+from gradwire.ddp_core.local_steps.rounds import Rounds
+from gradwire.ddp_core.transport.protocol import Decorated
+from gradwire.ddp_core.transport.sites import Meeting
 
 from ...ranks import LostRank
 from ..errors import message_of
-from .sites import LIMIT, Net, Town, descend
+from .sites import LIMIT, Net, Town, batch, descend
 
 
 def built(site, **options):
@@ -86,6 +94,97 @@ def test_what_does_not_fit_is_refused_in_words(ranks):
         expected = ["lacks", "no state", "empty", "saved with other", "momentum", "different rounds", "from 1 to every"]
         for words, message in zip([*expected, "nesterov or sgd", "nothere", "set up differently"], said, strict=True):
             assert words in message
+
+
+class SameMeeting:
+    """Sites of a group that meet again after a failure."""
+
+    def __init__(self):
+        self.meeting = Meeting(dist.group.WORLD, ["a", "b"], timedelta(seconds=20))
+
+    def meet(self):
+        return self.meeting
+
+    def break_up(self, error):
+        assert "on purpose" in str(error)
+
+
+class FailsOnce(Decorated):
+    """The first request of a round raises, at all sites."""
+
+    fails = True
+
+    def start(self, request, channel):
+        if FailsOnce.fails:
+            FailsOnce.fails = False
+            raise RuntimeError("on purpose")
+        return self.inner.start(request, channel)
+
+
+def failing_after_a_take_over(rank, world_size):
+    """A round that fails once, in which the last site has taken over the other's model; its own had missed a round."""
+    network = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
+    parts = fragments({name: torch.full_like(p, float(rank)) for name, p in network.named_parameters()}, 2)
+    FailsOnce.fails = True
+    rounds = Rounds(SameMeeting(), parts, torch.empty(0), outer("sgd:lr=1"), gradwire.compressor("none"), FailsOnce)
+    rounds.round = 1 - rank
+    part = parts[rounds.turn]
+    stats = rounds._until_done(torch.full_like(part.anchor, 5.0), None)
+    return stats.round, stats.replaced, [part.anchor for part in parts]
+
+
+def test_a_site_that_took_over_a_model_gives_no_difference_where_the_round_is_done_again(ranks):
+    for rank, (number, replaced, (first, second)) in enumerate(ranks.run(failing_after_a_take_over, 2)):
+        assert (number, replaced) == (2, rank == 1)
+        assert torch.equal(first, torch.zeros_like(first))
+        assert torch.equal(second, torch.full_like(second, -5.0))
+
+
+def plain_net():
+    torch.manual_seed(3)
+    return torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3)).double()
+
+
+def loss_on(model, rank, step):
+    inputs, targets = batch(rank, step, torch.float64)
+    return (model(inputs) - targets).square().mean()
+
+
+def in_hosts_of_two(rank, world_size, kind):
+    """The parameters after steps whose gradients are averaged in a host of two ranks, and now and then between hosts."""
+    (host,) = (group for ranks in ((0, 1), (2, 3)) if (group := dist.new_group(list(ranks))) and rank in ranks)
+    (place,) = (group for ranks in ((0, 2), (1, 3)) if (group := dist.new_group(list(ranks))) and rank in ranks)
+    model = kind(plain_net(), process_group=host)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {"every": 3, "fragments": 1, "overlap": False, "outer": "sgd:lr=1,momentum=0", "compressor": "none"}
+    local = LocalSteps(model, optimizer, process_group=place, **options)
+    for step in range(7):
+        optimizer.zero_grad()
+        loss_on(model, rank, step).backward()
+        optimizer.step()
+    local.finish()
+    return weights(model)
+
+
+@pytest.mark.parametrize("kind", [torch.nn.parallel.DistributedDataParallel, gradwire.DistributedDataParallel])
+def test_ranks_of_a_host_average_at_every_step_and_hosts_now_and_then(ranks, kind):
+    hosts = [plain_net(), plain_net()]
+    for step in range(7):
+        for host, model in enumerate(hosts):
+            model.zero_grad()
+            (sum(loss_on(model, 2 * host + place, step) for place in range(2)) / 2).backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 0.1 * parameter.grad
+        if step in (2, 5, 6):
+            with torch.no_grad():
+                for pair in zip(*(model.parameters() for model in hosts), strict=True):
+                    mean = sum(pair) / 2
+                    for parameter in pair:
+                        parameter.copy_(mean)
+    for found in ranks.run(in_hosts_of_two, 4, kind):
+        for mine, expected in zip(found, hosts[0].parameters(), strict=True):
+            torch.testing.assert_close(mine, expected.detach(), rtol=1e-10, atol=1e-10)
 
 
 def fatal(rank, world_size, address, kind, folder):

@@ -2,6 +2,7 @@
 
 import copy
 from contextlib import contextmanager
+from datetime import timedelta
 
 import pytest
 import torch
@@ -189,6 +190,43 @@ def test_a_state_may_go_through_models_with_other_sizes_of_buckets(ranks):
     for answers in ranks.run(loaded_in_other_sizes, 2):
         assert answers[:3] == [[(3, 2, 1, 0)]] + [[(0, 1, 2, 3)]] * 2
         assert answers[3:] == [[(0,), (1,), (2,), (3,)]] * 6
+
+
+@looks_often()
+def changed_at_a_look(rank, world_size, change, at, who):
+    """What is raised where some ranks swap or load right before the step at which all look at the order."""
+    model = gradwire.DistributedDataParallel(
+        Ordered(), bucket_cap_mb=1e-6, compressor="topk", timeout=timedelta(seconds=20)
+    )
+    other = gradwire.DistributedDataParallel(Ordered(), bucket_cap_mb=1e-6, compressor="topk")
+    for step in range(3):
+        other(inputs_of(rank, step), BACK).square().sum().backward()
+    saved, told = other.compression.state_dict(), []
+    for step in range(at):
+        model(inputs_of(rank, step), MIXED).square().sum().backward()
+    if rank in who:
+        model.compression.swap("none") if change == "swap" else model.compression.load_state_dict(saved)
+    for _ in range(2):
+        try:
+            model(inputs_of(rank, at), MIXED).square().sum().backward()
+        except ValueError as error:
+            told.append(str(error))
+    for each in (model, other):
+        each.compression.close()
+    return told
+
+
+@pytest.mark.parametrize("who", [(0,), (1, 2)])
+@pytest.mark.parametrize("at", [1, 4])
+@pytest.mark.parametrize("change", ["load", "swap"])
+def test_a_change_on_some_ranks_only_right_at_a_look_is_an_error_on_all(ranks, change, at, who):
+    others = [rank for rank in range(3) if rank not in who]
+    words = (
+        f"before step {at + 1} since the start ranks {list(who)} have swapped the compressor or loaded a state, and "
+    )
+    for told in ranks.run(changed_at_a_look, 3, change, at, who):
+        assert len(told) == 2
+        assert all(f"{words}ranks {others} have not" in each for each in told)
 
 
 @looks_often()

@@ -100,6 +100,19 @@ def gradients_are_zeroed_in_place(setting):
 
 
 @case()
+def gradients_are_cleared_twice(setting):
+    seen = []
+    for _ in range(STEPS):
+        setting.loss().backward()
+        setting.optimizer.step()
+        setting.names.append(setting.pending)
+        for to_none in ((False, True), (True, False))[len(seen) % 2]:
+            setting.optimizer.zero_grad(set_to_none=to_none)
+        seen.append([parameter.grad is None for parameter in setting.model.parameters()])
+    return seen
+
+
+@case()
 def gradients_pile_up_over_micro_batches(setting):
     for _ in range(STEPS):
         setting.optimizer.zero_grad()

@@ -127,6 +127,46 @@ def test_an_optimizer_that_raises_in_a_late_update_ends_training(ranks):
     assert ranks.run(raising_step, 2) == [False, False]
 
 
+class OnPurpose(Exception):
+    """A user's own error."""
+
+
+def raising_backward(rank, world_size, order, layer):
+    """A user's error in backward, once a layer's gradient is there: which step parameters stand at, and what comes next."""
+    steps, setting = history(rank), Setting(rank, order, net=Layers, link=None, optimizer=torch.optim.SGD)
+    raises = []
+
+    def hook(_):
+        if raises:
+            raise OnPurpose
+
+    setting.model.module[layer].weight.register_hook(hook)
+    for _ in range(GOOD):
+        setting.step()
+    raises.append(True)
+    with pytest.raises(OnPurpose):
+        setting.step()
+    pending, after_it = setting.pending, numbers(setting)
+    raises.clear()
+    with pytest.raises(RuntimeError) as refusal:
+        setting.step()
+    setting.model.compression.close()
+    return pending, all(map(torch.equal, after_it, steps[GOOD])), str(refusal.value)
+
+
+@pytest.mark.parametrize("layer", [0, 3])
+@pytest.mark.parametrize("order", ["priority", "synchronous"])
+def test_an_error_in_backward_leaves_all_parameters_at_the_step_before_and_the_next_step_says_what_to_do(
+    ranks, order, layer
+):
+    for pending, stands, told in ranks.run(raising_backward, 2, order, layer):
+        assert not pending
+        assert stands
+        assert (
+            "after a backward that raised an error: the ranks are then no longer in step, so load a checkpoint" in told
+        )
+
+
 def used_unseen(rank, world_size):
     """What is said where a forward uses parameters that it does not take from torch's functions."""
 

@@ -1,6 +1,7 @@
 """torch's own DDP, FSDP2 and DTensor on the backend gradwire: what they give is what they give on Gloo."""
 
 import os
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from gradwire.ddp_core.transport.direct.choice import PINNED, race_bytes
 from gradwire.ddp_core.transport.private_group import store_of
 
 LIMIT = timedelta(seconds=30)
+PATIENCE = 5.0  # seconds
 NEW_ENOUGH = tuple(map(int, torch.__version__.split(".")[:2])) >= torch_backend.LEAST_TORCH
 needs_torch = pytest.mark.skipif(not NEW_ENOUGH, reason="torch cannot have backends in Python")
 OTHER_ORDER = ("reduce_scatter list", "all_reduce")  # in which Gloo adds up; not so that of a single tensor
@@ -154,7 +156,10 @@ def one_rank_dies(rank, world_size, way):
 def test_where_a_rank_dies_the_others_raise_at_once_and_nothing_is_left(ranks, way):
     before = set(Path("/dev/shm").glob("*"))
     first, dead, last = ranks.run(one_rank_dies, 3, way, expect_errors=True)
-    assert set(Path("/dev/shm").glob("*")) <= before
+    deadline = time.monotonic() + PATIENCE
+    while (left := set(Path("/dev/shm").glob("*")) - before) and time.monotonic() < deadline:
+        time.sleep(0.05)  # what others make on this machine goes again
+    assert not left
     assert dead.fate == "died with exit code 7"
     for survivor in (first, last):
         assert survivor.type_name == "RuntimeError"

@@ -1,0 +1,58 @@
+"""The kinds of trials: how one is drawn from its number, what ranks do, and the laws of what they answer."""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from ..ddp_core.local_steps.sites import LIMIT, Town
+from ..ranks import RankError
+from . import draw, fates, laws, local, overlapped, shards
+from .rank import train
+
+SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`undergone(pool, trial, scale)`: sentences on laws that do not hold, and messages that do not say where."""
+
+    drawn: Callable[[int], Any]
+    undergone: Callable[[Any, Any, float], tuple[list[str], list[str]]]
+
+
+def ddp(pool, trial, scale):
+    """A training with gradient compression; one with a mishap ends in errors."""
+    if trial.mishap is not None:
+        answers = pool.run(fates.undergo, trial.world_size, trial, timeout=2 * SECONDS * scale, expect_errors=True)
+        return fates.broken(trial, answers, scale)
+    return alike(train, laws.broken, pool, trial, scale)
+
+
+def alike(function, broken, pool, trial, scale):
+    """What all ranks are to come through."""
+    try:
+        answers = pool.run(function, trial.world_size, trial, timeout=2 * SECONDS * scale)
+    except RankError as error:
+        return [str(error)], []
+    return broken(trial, answers), []
+
+
+def of_sites(pool, trial, scale):
+    """Sites that may not come to the end; what the others have is in a folder."""
+    town = Town()
+    with tempfile.TemporaryDirectory() as folder:
+        given = trial, town.address, folder, LIMIT * scale
+        answers = pool.run(local.train, trial.world_size, *given, timeout=2 * SECONDS * scale, expect_errors=True)
+        return local.broken(trial, answers, folder, LIMIT * scale), []
+
+
+KINDS = {
+    "ddp": Kind(draw.drawn, ddp),
+    "hosts": Kind(draw.on_hosts, ddp),
+    "options": Kind(draw.with_feedback_options, ddp),
+    "overlap": Kind(overlapped.drawn, partial(alike, overlapped.train, overlapped.broken)),
+    "local": Kind(local.drawn, of_sites),
+    "shards": Kind(shards.drawn, partial(alike, shards.train, shards.broken)),
+}

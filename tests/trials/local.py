@@ -1,0 +1,249 @@
+"""Trials of `gradwire.LocalSteps`: as written down plainly in float64, and one model whatever befalls a site."""
+
+import itertools
+import os
+import signal
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from random import Random
+
+import torch
+
+from gradwire import LocalSteps
+
+from ..ddp_core.local_steps.sites import Town
+from ..ddp_core.nets import Batch
+from ..ranks import LostRank, RankFailure
+from . import models
+from .models import Headed, loss_of
+
+LOSSY = ("bf16", "int8", "int4", "topk:ratio=0.3", "onebit:block=8", "powersgd:rank=1", "int4:feedback=0.9")
+TOLERANCES = {"Single": 1e-3, "Brief": 0.2}  # of parts in narrower types; what follows them is as far off
+TIGHT = 1e-8
+BUSY = 15.0  # seconds that a busy machine takes
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A training of sites. `meets`: at a rendezvous, not in a process group. `mishap`: None, kill or late; of the last site.
+
+    `resumes`: the step after which all go on from what they have saved, or None. `outer`: (lr, momentum, nesterov).
+    """
+
+    seed: int
+    world_size: int
+    parts: tuple[str, ...]
+    spec: str
+    every: int
+    fragments: int
+    overlap: bool
+    outer: tuple[float, float, bool]
+    steps: int
+    momentum: float
+    meets: bool
+    mishap: str | None
+    resumes: int | None
+
+    @property
+    def options(self):
+        """Of LocalSteps."""
+        rate, momentum, nesterov = self.outer
+        outer = f"{'nesterov' if nesterov else 'sgd'}:lr={rate},momentum={momentum}"
+        common = {"every": self.every, "fragments": self.fragments, "overlap": self.overlap}
+        return {**common, "outer": outer, "compressor": self.spec}
+
+
+def drawn(seed):
+    """The trial of a seed."""
+    source = Random(f"local {seed}")
+    every = source.randint(1, 6)
+    meets = source.random() < 0.4
+    mishap = source.choice((None, None, "kill", "late")) if meets else None
+    steps = source.randint(4, 16)
+    resumes = source.randint(1, steps - 1) if mishap is None and source.random() < 0.3 else None
+    parts = [name for name in models.PARTS if name not in models.SPARSE]
+    return Trial(
+        seed,
+        3 if mishap else source.choice((2, 2, 3)),
+        tuple(source.choices(parts, k=source.randint(1, 3))),
+        source.choice(("none", source.choice(LOSSY))),
+        every,
+        source.randint(1, min(every, 3)),
+        source.random() < 0.6,
+        (source.choice((1.0, 0.7, 0.3)), source.choice((0.0, 0.5, 0.9)), source.random() < 0.5),
+        steps,
+        source.choice((0.0, 0.9)),
+        meets,
+        mishap,
+        resumes,
+    )
+
+
+class Site:
+    """A model that trains alone between rounds."""
+
+    def __init__(self, trial, site):
+        self.trial, self.site = trial, site
+        self.network = Headed(trial.parts, trial.seed)
+        trained = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.SGD(trained, lr=0.03, momentum=trial.momentum)
+
+    def descend(self, step):
+        """One step on a batch of this site's own."""
+        self.optimizer.zero_grad()
+        loss_of(self.network(Batch.drawn(self.site, step, 0)), True).backward()
+        self.optimizer.step()
+
+    def state_dict(self):
+        return {"network": self.network.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state):
+        self.network.load_state_dict(state["network"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+    @property
+    def numbers(self):
+        """{name: trained parameter}, real ones."""
+        return {name: real(p) for name, p in self.network.named_parameters() if p.requires_grad}
+
+
+def real(parameter):
+    detached = parameter.detach()
+    return torch.view_as_real(detached) if detached.is_complex() else detached
+
+
+def meeting_place(trial, rank, address, limit, name):
+    """Where sites meet, if they do not share a process group."""
+    place = {"limit": timedelta(seconds=limit), "prefix": name}
+    return {"at": Town.at(address, trial.world_size, f"site {rank}", **place)} if trial.meets else {}
+
+
+def train(rank, world_size, trial, address, folder, limit):
+    """Leave this site's parameters in the folder, and where a simulation has others. `limit`: seconds of a round."""
+    site, local = Site(trial, rank), None
+    for life, (first, last) in enumerate(lives(trial)):
+        saved = None if local is None else torch_copy((site.state_dict(), local.state_dict()))
+        if local is not None:
+            local.close()
+        if saved is not None:
+            site = Site(trial, rank)
+            site.load_state_dict(saved[0])
+        at = meeting_place(trial, rank, address, limit, f"{trial.seed} {life} {os.path.basename(folder)}")
+        local = LocalSteps(site.network, site.optimizer, **at, **trial.options)
+        if saved is not None:
+            site.load_state_dict(saved[0])  # what the others have is not what this one has trained since
+            local.load_state_dict(saved[1])
+        longest = until(trial, site, local, first, last, limit)
+    parts = [list(part.parameters) for part in local._parts]
+    local.finish()
+    found = {name: numbers.clone() for name, numbers in site.numbers.items()}
+    off = differing(trial, found, parts) if trial.spec == "none" and trial.mishap is None and rank == 0 else ""
+    torch.save((found, longest, off), f"{folder}/{rank}")
+
+
+def lives(trial):
+    """The steps of one process after the other."""
+    ends = [0, *([] if trial.resumes is None else [trial.resumes]), trial.steps]
+    return list(itertools.pairwise(ends))
+
+
+def torch_copy(value):
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: torch_copy(each) for key, each in value.items()}
+    return type(value)(map(torch_copy, value)) if isinstance(value, list | tuple) else value
+
+
+def until(trial, site, local, first, last, limit):
+    """Train; with a mishap until sites have had so many rounds, which all count alike. The seconds of the longest step."""
+    longest, rounds = 0.0, max(4, trial.steps // local.spacing)
+    if trial.mishap is None:
+        for step in range(first, last):
+            site.descend(step)
+        return longest
+    while local.round < rounds:
+        if site.site == trial.world_size - 1 and local.steps == trial.steps // 3:
+            {"kill": lambda: os.kill(os.getpid(), signal.SIGKILL), "late": lambda: time.sleep(0.7 * limit)}[
+                trial.mishap
+            ]()
+        began = time.monotonic()
+        time.sleep(0.02)
+        site.descend(local.steps)
+        longest = max(longest, time.monotonic() - began)
+    return longest
+
+
+def differing(trial, found, parts):
+    """What a plainly written simulation of all sites has otherwise."""
+    sites = simulated(trial, parts)
+    tolerance = max([TIGHT, *(TOLERANCES.get(part, TIGHT) for part in trial.parts)])
+    names = [n for n, numbers in found.items() if not near(numbers, sites[n], tolerance)]
+    return ", ".join(f"{name} by {float((found[name].double() - sites[name]).abs().max()):.2g}" for name in names)
+
+
+def near(found, expected, tolerance):
+    return not found.numel() or float((found.double() - expected).abs().max()) <= tolerance * max(
+        1.0, float(expected.abs().max())
+    )
+
+
+def simulated(trial, parts):
+    """{name: parameter} that all sites end with, in float64: SlowMo by fragments, with delayed averages."""
+    sites = [Site(trial, site) for site in range(trial.world_size)]
+    anchor = {name: numbers.double().clone() for name, numbers in sites[0].numbers.items()}
+    speed = {name: torch.zeros_like(numbers) for name, numbers in anchor.items()}
+    flight, turn, spacing = None, 0, trial.every // len(parts)
+
+    def capture(names):
+        return names, [{name: site.numbers[name].double().clone() for name in names} for site in sites]
+
+    def apply(names, captured):
+        rate, momentum, nesterov = trial.outer
+        for name in names:
+            mean = sum(anchor[name] - each[name] for each in captured) / len(sites)
+            speed[name] = momentum * speed[name] + mean
+            anchor[name] = anchor[name] - rate * (mean + momentum * speed[name] if nesterov else speed[name])
+            for site, each in zip(sites, captured, strict=True):
+                here = site.numbers[name]
+                here.copy_(here.double() - each[name] + anchor[name])
+
+    for step in range(trial.steps):
+        for site in sites:
+            site.descend(step)
+        if (step + 1) % spacing == 0:
+            if flight is not None:
+                apply(*flight)
+            flight, turn = capture(parts[turn % len(parts)]), turn + 1
+            if not trial.overlap:
+                apply(*flight)
+                flight = None
+    if flight is not None:
+        apply(*flight)
+    for _ in parts:
+        apply(*capture(parts[turn % len(parts)]))
+        turn += 1
+    return anchor
+
+
+def broken(trial, answers, folder, limit):
+    """Sentences on what does not hold: of the answers of ranks, and of what they have left."""
+    found = []
+    for rank, answer in enumerate(answers):
+        killed = trial.mishap == "kill" and rank == trial.world_size - 1
+        if isinstance(answer, LostRank) and not killed:
+            found.append(f"site {rank} {answer.fate}")
+        if isinstance(answer, RankFailure) and trial.mishap != "kill":  # the pool's own group has lost a rank
+            found.append(f"site {rank}: {answer.traceback}")
+    survivors = [rank for rank in range(trial.world_size) if os.path.exists(f"{folder}/{rank}")]
+    expected = trial.world_size - (trial.mishap == "kill")
+    if len(survivors) < expected:
+        return [*found, f"only sites {survivors} came to the end"]
+    left = {rank: torch.load(f"{folder}/{rank}") for rank in survivors}
+    first, _, off = left[survivors[0]]
+    for rank, (numbers, longest, _) in left.items():
+        names = [name for name in first if not torch.equal(first[name], numbers[name])]
+        found += [f"site {rank} ends with other parameters: {', '.join(names)}"] if names else []
+        found += [f"site {rank} took {longest:.1f} s for a step"] if longest > limit + BUSY else []
+    return [*found, f"a simulation has others: {off}"] if off else found

@@ -1,0 +1,283 @@
+"""Trials of `gradwire.overlap`: whatever is sent, read and waited for when, the bits are those without overlap."""
+
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from random import Random
+
+import torch
+from torch.nn.utils import clip_grad_norm_
+
+import gradwire
+
+from ..ddp_core.nets import Batch
+from ..ddp_core.schedule.overlapped import equal
+from . import draw, models
+from .models import Headed, loss_of
+from .rank import environment
+
+SPECS = ("none", "none", "bf16", "int8", "topk:ratio=0.2", "onebit:block=8", "powersgd:rank=1", "fp16:start_iter=2")
+OPTIMIZERS = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.02, momentum=0.9, nesterov=True),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, foreach=False),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01, foreach=True),
+}
+ORDERS = ("priority", "priority", "auto", "backward")
+PLACES = ("cleared", "forward", "backward", "step")  # after which a rank may wait for all, or look at a parameter
+
+
+@dataclass(frozen=True)
+class Step:
+    """`events`: (name, argument) before it. `waits`, `looks`: places of each rank. `early`: clears before its forward."""
+
+    events: tuple[tuple[str, object], ...]
+    micro_batches: int
+    to_none: bool
+    early: bool
+    clip: bool
+    both: tuple[bool, ...]
+    pauses: tuple[float, ...]
+    waits: tuple[tuple[str, ...], ...]
+    looks: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A training with an overlapped optimizer. `breaks`: whether an error in the last backward ends it."""
+
+    seed: int
+    world_size: int
+    parts: tuple[str, ...]
+    spec: str
+    optimizer: str
+    order: str
+    slice_mb: float
+    shared_memory: bool
+    steps: tuple[Step, ...]
+    breaks: bool
+    options: dict[str, object] = field(default_factory=dict)
+
+
+def drawn(seed):
+    """The trial of a seed."""
+    source = Random(f"overlap {seed}")
+    parts, options = draw.model_and_options(source, ours=True)
+    if source.random() < 0.7:  # else most are synchronous
+        options = {name: value for name, value in options.items() if name.startswith(("bucket", "gradient"))}
+        parts = tuple(part for part in parts if part not in models.LEAVES_OUT | models.NEVER_USES | models.SPARSE)
+    world_size = source.choice((2, 2, 3))
+    optimizer = source.choice(["sgd"] if models.SPARSE & set(parts) else list(OPTIMIZERS))
+    dynamic, single = "find_unused_parameters" in options, "static_graph" in options
+    steps = tuple(step(source, number, world_size, dynamic, single) for number in range(source.randint(3, 9)))
+    return Trial(
+        seed,
+        world_size,
+        parts,
+        source.choice(SPECS),
+        optimizer,
+        source.choice(ORDERS),
+        source.choice((0.0002, 0.0005, 0.002, 1.0)),
+        source.random() < 0.6,
+        steps,
+        source.random() < 0.15,
+        options,
+    )
+
+
+def step(source, number, world_size, dynamic, single):
+    """What a step is like."""
+
+    def of_ranks(chance):
+        return tuple(tuple(place for place in PLACES if source.random() < chance) for _ in range(world_size))
+
+    chosen = source.sample(list(EVENTS), k=source.choice((0, 0, 1, 2))) if number > 1 else []
+    return Step(
+        tuple((name, source.choice(SPECS) if name == "swap" else None) for name in chosen),
+        1 if single else source.choice((1, 1, 1, 2)),
+        source.random() < 0.7,
+        source.random() < 0.5,
+        source.random() < 0.2,
+        tuple(source.random() < 0.7 for _ in range(world_size)) if dynamic else (True,) * world_size,
+        tuple(source.choice((0.0, 0.0, 0.0, 0.02)) for _ in range(world_size)),
+        of_ranks(source.choice((0.0, 0.1))),
+        of_ranks(source.choice((0.0, 0.15))),
+    )
+
+
+class Broken(Exception):
+    """A user's own error."""
+
+
+class Training:
+    """One training of a trial, on this rank."""
+
+    def __init__(self, trial, rank, order):
+        self.trial, self.rank, self.order, self.spec = trial, rank, order, trial.spec
+        self.overlapped = order != "synchronous"
+        self.noted = []
+        self.raises = {"forward": False, "backward": False}
+        self.make(Headed(trial.parts, trial.seed))
+
+    def make(self, network):
+        """A model around a network, and its optimizer."""
+        self.model = gradwire.DistributedDataParallel(network, compressor=self.spec, **self.trial.options)
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        optimizer = OPTIMIZERS[self.trial.optimizer](trained)
+        self.optimizer = gradwire.overlap(self.model, optimizer, order=self.order, slice_mb=self.trial.slice_mb)
+        network.last.register_forward_pre_hook(lambda *_: self.fail("forward"))
+        network.first.weight.register_hook(lambda _: self.fail("backward"))
+
+    def fail(self, place):
+        if self.raises[place]:
+            raise Broken(place)
+
+    def run(self):
+        """All steps; what was noted of them, and of the end."""
+        for number, plan in enumerate(self.trial.steps):
+            for name, argument in plan.events:
+                EVENTS[name](self, argument)
+            self.step(number, plan)
+        if self.trial.breaks:
+            self.break_backward()
+        self.noted.append([parameter.detach().clone() for parameter in self.model.parameters()])
+        self.noted.append(self.numbers_of_the_optimizer())
+        self.model.compression.close()
+        return self.noted
+
+    def numbers_of_the_optimizer(self):
+        state = self.optimizer.state_dict()["state"]
+        fields = [state[index][name] for index in sorted(state) for name in sorted(state[index])]
+        return [each.clone() for each in fields if isinstance(each, torch.Tensor)]
+
+    def step(self, number, plan):
+        """As a user writes it; this rank waits and looks where it was drawn."""
+        if plan.early:
+            self.clear(plan)
+        self.passed("cleared", plan)
+        for micro_batch in range(plan.micro_batches):
+            last = micro_batch == plan.micro_batches - 1
+            with nullcontext() if last else self.model.no_sync():
+                loss = loss_of(self.model(Batch.drawn(self.rank, number, micro_batch)), plan.both[self.rank])
+                self.passed("forward", plan)
+                if self.overlapped:
+                    time.sleep(plan.pauses[self.rank])
+                loss.backward()
+            self.noted.append(loss.detach())
+        self.passed("backward", plan)
+        if plan.clip and not models.SPARSE & set(self.trial.parts):
+            self.noted.append(clip_grad_norm_([p for p in self.model.parameters() if p.grad is not None], 0.5))
+        self.optimizer.step()
+        self.passed("step", plan)
+        if not plan.early:
+            self.clear(plan)
+
+    def clear(self, plan):
+        whose = self.optimizer if self.trial.seed % 2 else self.model
+        whose.zero_grad(set_to_none=plan.to_none)
+
+    def passed(self, place, plan):
+        """A place where this rank may wait, or look at a parameter and its gradient."""
+        if place in plan.looks[self.rank]:
+            trained = list(self.model.parameters())
+            chosen = trained[(self.trial.seed + len(self.noted)) % len(trained)]
+            self.noted.append([chosen.detach().clone(), None if chosen.grad is None else dense(chosen.grad)])
+        if place in plan.waits[self.rank]:
+            self.optimizer.drain()
+
+    def swap(self, spec):
+        self.model.compression.swap(spec)
+        self.spec = spec
+
+    def resume(self, _):
+        """A new model, optimizer and overlap, which go on from a checkpoint."""
+        saved = self.model.module.state_dict(), self.optimizer.state_dict(), self.model.compression.state_dict()
+        network, optimizer, compression = ({**each} for each in saved)
+        fresh = Headed(self.trial.parts, self.trial.seed)
+        fresh.load_state_dict(network)
+        self.model.compression.close()
+        self.make(fresh)
+        self.optimizer.load_state_dict(optimizer)
+        self.model.compression.load_state_dict(compression)
+
+    def evaluate(self, _):
+        with torch.no_grad():
+            self.noted.append(self.model(Batch.drawn(self.rank, -1, 0))["main"].clone())
+
+    def discard(self, _):
+        self.noted.append(self.model(Batch.drawn(self.rank, -2, 0))["main"].detach().clone())
+
+    def rate(self, _):
+        for group in self.optimizer.param_groups:
+            group["lr"] *= 0.7
+
+    def decay(self, _):
+        """Another weight decay, in place, right after the step that may not have been made yet."""
+        for group in self.optimizer.param_groups:
+            group["weight_decay"] = 0.01
+
+    def state(self, _):
+        self.noted.append(self.numbers_of_the_optimizer())
+
+    def raise_in_forward(self, _):
+        """An error of the user's in forward, after which training goes on."""
+        self.raises["forward"] = True
+        try:
+            self.model(Batch.drawn(self.rank, -3, 0))
+        except Broken:
+            self.noted.append(torch.ones(()))
+        self.raises["forward"] = False
+
+    def break_backward(self):
+        """An error of the user's in backward: each parameter is as before, and the next forward says what to do."""
+        loss = loss_of(self.model(Batch.drawn(self.rank, -4, 0)), True)
+        self.raises["backward"] = True
+        try:
+            loss.backward()
+        except Broken:
+            self.noted.append(torch.ones(()))
+        self.raises["backward"] = False
+
+
+EVENTS = {
+    "swap": Training.swap,
+    "resume": Training.resume,
+    "evaluate": Training.evaluate,
+    "discard": Training.discard,
+    "raise": Training.raise_in_forward,
+    "rate": Training.rate,
+    "decay": Training.decay,
+    "state": Training.state,
+}
+
+
+def dense(gradient):
+    return (gradient.to_dense() if gradient.is_sparse else gradient).clone()
+
+
+def comparable(note):
+    """A note in which NaN is equal to itself."""
+    if isinstance(note, list):
+        return [comparable(each) for each in note]
+    if note is None:
+        return None
+    return (torch.view_as_real(note) if note.is_complex() else note).nan_to_num(1e30)
+
+
+def train(rank, world_size, trial):
+    """Where the overlapped training on this rank, and the one without, differ; in words."""
+    with environment(trial):
+        expected = Training(trial, rank, "synchronous").run()
+        found = Training(trial, rank, trial.order).run()
+    if len(expected) != len(found):
+        return f"{len(found)} notes in place of {len(expected)}"
+    return ", ".join(
+        f"note {place}"
+        for place, pair in enumerate(zip(expected, found, strict=True))
+        if not equal(*map(comparable, pair))
+    )
+
+
+def broken(trial, answers):
+    """Sentences on all ranks that differ."""
+    return [f"rank {rank}: not as without overlap: {answer}" for rank, answer in enumerate(answers) if answer]
