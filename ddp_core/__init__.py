@@ -14,6 +14,7 @@ from .measure.stats import Stats
 from .measure.step import BucketStats
 from .measure.timeline import BucketTimes, StepTimes
 from .measure.trace import trace
+from .memory.loss_scale import LossScale, Scaler
 from .memory.model_memory import OWED, BucketMemory, ModelMemory
 from .module import DistributedDataParallel
 from .overlapping import overlap
@@ -54,6 +55,7 @@ __all__ = [
     "InjectedError",
     "Link",
     "LocalSteps",
+    "LossScale",
     "ModelMemory",
     "Paced",
     "Pending",
@@ -61,6 +63,7 @@ __all__ = [
     "Record",
     "Rendezvous",
     "RoundStats",
+    "Scaler",
     "ShardAverager",
     "Stats",
     "StepTimes",
