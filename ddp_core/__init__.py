@@ -1,6 +1,7 @@
 """WHEN and HOW it goes: reducer, buckets, what compressors remember, engine, transports, our DistributedDataParallel."""
 
 from .averaging.sharded import ShardAverager
+from .backward.output_nodes import watched
 from .buckets.assignment import assigned, caps_in_bytes
 from .buckets.layout import layout_of, plain
 from .engine.driver import FuturePending
@@ -86,4 +87,5 @@ __all__ = [
     "start_scatter",
     "start_sum",
     "trace",
+    "watched",
 ]

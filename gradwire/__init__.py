@@ -5,8 +5,10 @@
 BFloat16(inner=Dense())
 """
 
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 _here = Path(__file__).parent
 if not (_here / "compress").exists():  # imported from a clone, where the other layers lie beside this folder
@@ -20,6 +22,14 @@ try:
     __version__ = version("gradwire")
 except PackageNotFoundError:  # a source tree that was never installed
     __version__ = "0+unknown"
+
+if not TYPE_CHECKING:  # for which they are modules like others
+
+    def __getattr__(name: str) -> object:
+        """`gradwire.lightning` and `gradwire.transformers` are imported when they are asked for, since their packages are."""
+        if name in ("lightning", "transformers"):
+            return import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 __all__ = [
     "Compressor",

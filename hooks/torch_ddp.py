@@ -21,8 +21,8 @@ from .never_called import NeverCalled
 AROUND = ("_orig_mod", "_forward_module")  # where torch.compile, and Fabric, keep what they wrap
 NOT_DDP = {  # class: what to do there
     "FullyShardedDataParallel": "FSDP shards gradients by itself, and FSDP1 lets nobody else do so: use fully_shard, or DDP",
-    "PreTrainedModel": "transformers' Trainer wraps it when training begins: attach to trainer.model_wrapped in the "
-    "on_train_begin of a TrainerCallback; without Trainer, wrap it first, then attach",
+    "PreTrainedModel": "transformers' Trainer wraps it when training begins: trainer.add_callback(GradwireCallback(trainer, "
+    "...)) of gradwire.transformers attaches to trainer.model_wrapped then; without Trainer, wrap it first, then attach",
 }
 HookFunction: TypeAlias = Callable[[Handle, dist.GradBucket], torch.futures.Future[torch.Tensor]]
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from ...compress import Spec
 from ...ddp_core import Handle, Scaler
-from ..torch_ddp import attach
+from ..torch_ddp import attach, ddp_inside
 from .gathered_state import GatheredState
 
 
@@ -31,6 +31,11 @@ def accelerate(accelerator: Accelerator, model: nn.Module, compressor: Spec, **o
     where Accelerate has not wrapped the model in DistributedDataParallel, as it does when it runs as one process.
     """
     options.setdefault("scaler", accelerator.scaler)
+    if ddp_inside(model) is None:
+        raise TypeError(
+            f"Accelerate has not wrapped the model in DistributedDataParallel, it is {type(model).__name__}: give the one that "
+            f"accelerator.prepare() returned, on several processes (accelerate launch --num_processes 2)"
+        )
     handle: Handle = attach(model, compressor, **options)
     accelerator.register_for_checkpointing(GatheredState(handle))
     return handle

@@ -10,10 +10,10 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ...compress import Spec
-from ...ddp_core import DistributedDataParallel, Handle
+from ...ddp_core import DistributedDataParallel, Handle, watched
 from .metrics import scalars
 
 PACKAGES = ("lightning", "pytorch_lightning")  # two names of the same, whose classes do not know each other
@@ -62,6 +62,18 @@ class GradwireStrategy(DDPStrategy):
             self.compression.scatter_state_dict(self._saved)
             self._saved = None
         return wrapped
+
+    def backward(self, closure_loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """As in Lightning; where it optimizes by hand, forward does not prepare a backward, so this does."""
+        ddp = self.model
+        if isinstance(ddp, DistributedDataParallel) and not self.lightning_module.automatic_optimization:
+            if ddp.require_backward_grad_sync:
+                ddp.reducer.begin()
+                closure_loss = watched(closure_loss, ddp.reducer, clone=False) if ddp.reducer.watches else closure_loss
+        super().backward(closure_loss, *args, **kwargs)
+
+    def pre_backward(self, closure_loss: Tensor) -> None:
+        """Nothing: Lightning would prepare torch's reducer."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         """As in Lightning, which calls it on all ranks; weights alone are saved without the compression."""

@@ -26,12 +26,16 @@ class GradwireCallback(TrainerCallback):
 
     `options`: those of `gradwire.attach`. `compression` is the handle once training has begun. What is held back follows the
     Trainer's loss scale, and lies in its checkpoints, that of all ranks in one file: `trainer.train(resume_from_checkpoint=...)`
-    goes on in the same bits, or on another number of ranks (see `Handle.scatter_state_dict`). What a step costs is logged with
-    the loss, as "gradwire/...". A Trainer that runs as one process trains without compression.
+    goes on in the same bits, or on another number of ranks (see `Handle.scatter_state_dict`). Callbacks are not told of that
+    folder: it is taken to be the one of its step in `output_dir`, or `resume_from_checkpoint`. What a step costs is logged
+    with the loss, as "gradwire/...". A Trainer that runs as one process trains without compression.
     """
 
-    def __init__(self, trainer: Any, compressor: Spec, **options: Any) -> None:
+    def __init__(
+        self, trainer: Any, compressor: Spec, *, resume_from_checkpoint: str | Path | None = None, **options: Any
+    ) -> None:
         self._trainer, self._compressor, self._options = trainer, compressor, options
+        self._resumed = resume_from_checkpoint
         self._wrapped: DistributedDataParallel | None = None
         self.compression: Handle | None = None
 
@@ -46,14 +50,20 @@ class GradwireCallback(TrainerCallback):
             self.compression = attach(self._trainer.model_wrapped, self._compressor, **options)
             self._wrapped = wrapped
         if state.global_step:
-            self._resume(self.compression, folder_of(args, state))
+            self._resume(self.compression, Path(self._resumed or folder_of(args, state), FILE), state.global_step)
 
-    def _resume(self, handle: Handle, folder: Path) -> None:
+    def _resume(self, handle: Handle, path: Path, step: int) -> None:
         """Go on from a checkpoint's file, which rank 0 reads."""
-        saved: Mapping[str, Any] = {}
-        if self._trainer.is_world_process_zero():
-            saved = torch.load(folder / FILE, map_location="cpu", weights_only=True)
-        handle.scatter_state_dict(saved)
+        if not path.exists():
+            log.warning(
+                "training goes on from step %d, and what was held back before is lost: there is no %s. Where the checkpoint "
+                "is another one, say GradwireCallback(..., resume_from_checkpoint=...)",
+                step,
+                path,
+            )
+            return
+        first = self._trainer.is_world_process_zero()
+        handle.scatter_state_dict(torch.load(path, map_location="cpu", weights_only=True) if first else {})
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Add what is held back to the checkpoint; unless it is of weights alone."""
