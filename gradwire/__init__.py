@@ -26,10 +26,11 @@ except PackageNotFoundError:  # a source tree that was never installed
 if not TYPE_CHECKING:  # for which they are modules like others
 
     def __getattr__(name: str) -> object:
-        """`gradwire.lightning` and `gradwire.transformers` are imported when they are asked for, since their packages are."""
+        """`gradwire.lightning` and `gradwire.transformers`, which import a framework, once they are asked for."""
         if name in ("lightning", "transformers"):
             return import_module(f"{__name__}.{name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "Compressor",

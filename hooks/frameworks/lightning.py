@@ -39,7 +39,7 @@ class GradwireStrategy(DDPStrategy):
     `transport`. `compression` is the handle, once a fit has begun. The loss scale of `precision="16-mixed"` is followed.
 
     A checkpoint holds the states of all ranks, gathered on rank 0, and a fit from it goes on in the same bits, or on another
-    number of ranks (see `Handle.scatter_state_dict`). What a step costs is logged every `log_every_n_steps`, as "gradwire/...".
+    number of ranks (see `Handle.scatter_state_dict`). What a step costs is logged, as "gradwire/...".
     """
 
     strategy_name = "gradwire"
@@ -65,11 +65,11 @@ class GradwireStrategy(DDPStrategy):
 
     def backward(self, closure_loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """As in Lightning; where it optimizes by hand, forward does not prepare a backward, so this does."""
-        ddp = self.model
-        if isinstance(ddp, DistributedDataParallel) and not self.lightning_module.automatic_optimization:
-            if ddp.require_backward_grad_sync:
-                ddp.reducer.begin()
-                closure_loss = watched(closure_loss, ddp.reducer, clone=False) if ddp.reducer.watches else closure_loss
+        by_hand = not self.lightning_module.automatic_optimization
+        if isinstance(self.model, DistributedDataParallel) and by_hand and self.model.require_backward_grad_sync:
+            reducer = self.model.reducer
+            reducer.begin()
+            closure_loss = watched(closure_loss, reducer, clone=False) if reducer.watches else closure_loss
         super().backward(closure_loss, *args, **kwargs)
 
     def pre_backward(self, closure_loss: Tensor) -> None:

@@ -105,4 +105,3 @@ def test_what_does_not_fit_is_refused_on_all_ranks(ranks, before, world_size):
         assert unchanged
         assert "swap()" in messages[0]
         assert all("gather_state_dict() returned" in message for message in messages[1:])
-

@@ -105,7 +105,7 @@ def test_a_loss_scale_that_is_a_power_of_two_changes_no_bit(ranks, specs, scales
 
 
 def train_following(rank, spec, resume):
-    """Eight steps with a scale that doubles after every second one; with `resume` a new handle and scaler after the fourth."""
+    """Eight steps with a scale that doubles after every second one; with `resume` anew after the fourth."""
     ddp, handle, optimizer = attached(spec)
     scaler = torch.amp.GradScaler("cpu", init_scale=SCALE, growth_interval=2)
     handle.follow(scaler)

@@ -1,4 +1,4 @@
-"""GradwireStrategy in Lightning's own Trainer: compressed on CPUs, all ranks' states in its checkpoints, resumed in the same bits."""
+"""GradwireStrategy in Lightning's Trainer: compressed on CPUs, all ranks' states in its checkpoints, resumed in the same bits."""
 
 import logging
 import warnings
@@ -31,7 +31,10 @@ def trained(world_size, folder, *, manual=False, checkpoint=None):
             inputs, targets = batch
             if not manual:
                 return mse_loss(self.network(inputs), targets)
-            for part in (lambda: self.network[0](inputs).square().mean(), lambda: mse_loss(self.network(inputs), targets)):
+            for part in (
+                lambda: self.network[0](inputs).square().mean(),
+                lambda: mse_loss(self.network(inputs), targets),
+            ):
                 self.optimizers().zero_grad()
                 self.manual_backward(part())
                 self.optimizers().step()

@@ -1,4 +1,4 @@
-"""GradwireCallback in Hugging Face's own Trainer: compressed, all ranks' states in its checkpoints, resumed in the same bits."""
+"""GradwireCallback in Hugging Face's Trainer: compressed, all ranks' states in its checkpoints, resumed in the same bits."""
 
 import pytest
 import torch
