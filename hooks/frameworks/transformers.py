@@ -25,9 +25,9 @@ class GradwireCallback(TrainerCallback):
     """Compresses a Trainer's gradients: `trainer.add_callback(GradwireCallback(trainer, "powersgd:rank=4"))`.
 
     `options`: those of `gradwire.attach`. `compression` is the handle once training has begun. What is held back follows the
-    Trainer's loss scale, and lies in its checkpoints, that of all ranks in one file, from which `trainer.train` goes on in the
-    same bits, or on another number of ranks (see `Handle.scatter_state_dict`). Callbacks are not told which checkpoint it is:
-    it is taken to be the one of its step in `output_dir`, or else `resume_from_checkpoint`. What a step costs is logged with
+    Trainer's loss scale, and lies in its checkpoints, that of all ranks in one file, from which training goes on in the same
+    bits, or on another number of ranks (see `Handle.scatter_state_dict`). Callbacks are not told which checkpoint it is: it
+    is taken to be the one of its step in `output_dir`, or else `resume_from_checkpoint`. What a step costs is logged with
     the loss, as "gradwire/...". A Trainer that runs as one process trains without compression.
     """
 

@@ -1,4 +1,4 @@
-"""GradwireStrategy in Lightning's Trainer: compressed on CPUs, all ranks' states in its checkpoints, resumed in the same bits."""
+"""GradwireStrategy in Lightning's Trainer: compressed, all ranks' states in its checkpoints, resumed in the same bits."""
 
 import logging
 import warnings
