@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ...compress import Spec
-from ...ddp_core import Handle
+from ...ddp_core import Handle, exchange
 from ..torch_ddp import attach, ddp_inside
 from .metrics import scalars
 
@@ -53,8 +53,9 @@ class GradwireCallback(TrainerCallback):
             self._resume(self.compression, Path(self._resumed or folder_of(args, state), FILE), state.global_step)
 
     def _resume(self, handle: Handle, path: Path, step: int) -> None:
-        """Go on from a checkpoint's file, which rank 0 reads."""
-        if not path.exists():
+        """Go on from a checkpoint's file, which rank 0 alone needs to see."""
+        group = handle.averager.engines.group
+        if exchange(str(path.exists()), group, what="whether there is a checkpoint")[0] != "True":
             log.warning(
                 "training goes on from step %d, and what was held back before is lost: there is no %s. Where the checkpoint "
                 "is another one, say GradwireCallback(..., resume_from_checkpoint=...)",
@@ -62,8 +63,8 @@ class GradwireCallback(TrainerCallback):
                 path,
             )
             return
-        first = self._trainer.is_world_process_zero()
-        handle.scatter_state_dict(torch.load(path, map_location="cpu", weights_only=True) if first else {})
+        saved = torch.load(path, map_location="cpu", weights_only=True) if group.rank() == 0 else {}
+        handle.scatter_state_dict(saved)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Add what is held back to the checkpoint; unless it is of weights alone."""
