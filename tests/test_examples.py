@@ -18,7 +18,7 @@ NEEDS = {
     "elastic": "torch",
 }
 PROGRAMS = {"torchrun": [sys.executable, "-m", "torch.distributed.run"], "python": [sys.executable]}
-SHOWN = "32 s.*steps"
+SHOWN = r"32 (synced )?steps"
 
 
 def command(script):
