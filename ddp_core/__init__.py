@@ -1,6 +1,7 @@
 """WHEN and HOW it goes: reducer, buckets, what compressors remember, engine, transports, our DistributedDataParallel."""
 
 from .averaging.sharded import ShardAverager
+from .backward.output_nodes import watched
 from .buckets.assignment import assigned, caps_in_bytes
 from .buckets.layout import layout_of, plain
 from .engine.driver import FuturePending
@@ -14,6 +15,7 @@ from .measure.stats import Stats
 from .measure.step import BucketStats
 from .measure.timeline import BucketTimes, StepTimes
 from .measure.trace import trace
+from .memory.loss_scale import LossScale, Scaler
 from .memory.model_memory import OWED, BucketMemory, ModelMemory
 from .module import DistributedDataParallel
 from .overlapping import overlap
@@ -54,6 +56,7 @@ __all__ = [
     "InjectedError",
     "Link",
     "LocalSteps",
+    "LossScale",
     "ModelMemory",
     "Paced",
     "Pending",
@@ -61,6 +64,7 @@ __all__ = [
     "Record",
     "Rendezvous",
     "RoundStats",
+    "Scaler",
     "ShardAverager",
     "Stats",
     "StepTimes",
@@ -83,4 +87,5 @@ __all__ = [
     "start_scatter",
     "start_sum",
     "trace",
+    "watched",
 ]

@@ -18,8 +18,13 @@ from .buckets.layout import plain
 from .engine.engine import DEFAULT_TIMEOUT
 from .measure.stats import Stats
 from .memory import checkpoint
+from .memory.gathered import all_states, is_gathered, on_cpu, states_of
+from .memory.loss_scale import LossScale, Scaler
 from .memory.resize import merged
+from .transport.collectives import gathered, scattered
 from .transport.protocol import Decorator
+
+UNBOUND = "a state of another number of ranks needs the model's parameters: call handle.bind(model) first"
 
 
 class Handle:
@@ -42,6 +47,7 @@ class Handle:
         groups = [process_group] if isinstance(process_group, dist.ProcessGroup) else process_group or ()
         self.averager = CompressedAverager(compressor(spec), groups, timeout, partial=partial, decorate=transport)
         self._bound = False
+        self._loss_scale: LossScale | None = None
 
     def bind(self, model: nn.Module) -> None:
         """Key the state by the names of `model`'s parameters; without it they are numbered as DDP hands them over.
@@ -89,11 +95,22 @@ class Handle:
         """Multiply what is held back, when the loss scale has changed: it was scaled with the old one.
 
         After `scaler.update()`: `if (new := scaler.get_scale()) != old: handle.rescale(new / old)`. Raises ValueError for a
-        factor that is not finite or not above 0, and RuntimeError between loading a state and the next backward.
+        factor that is not finite or not above 0, and RuntimeError between loading a state and the next backward, or where
+        the handle follows a scaler.
         """
+        if self._loss_scale is not None:
+            raise RuntimeError("the handle follows a scaler by itself: leave rescale() out, or the scaler of attach()")
         if not 0 < factor < math.inf:
             raise ValueError(f"the factor is the new loss scale over the old one, above 0 and finite; got {factor}")
         self.averager.rescale(factor)
+
+    def follow(self, scaler: Scaler) -> None:
+        """Multiply what is held back whenever the scale of a torch.amp.GradScaler has changed, and leave `rescale` out.
+
+        It looks at the scale once a step; on CUDA the host waits for it, as it does in `scaler.step()`.
+        """
+        self._loss_scale = LossScale(scaler, self.averager.memory.rescale)
+        self.averager.before_step = self._loss_scale.follow
 
     def discard_step(self) -> None:
         """Forget the gradients of the last synced backward, which you throw away: they come back in no later average.
@@ -117,6 +134,8 @@ class Handle:
         It is the state after the last step that came to its end, also while the next one is under way on another thread,
         which is not held up, or after a backward that broke off.
         """
+        if self._loss_scale is not None and self.called:
+            self.averager.between_steps(self._loss_scale.follow)  # the scaler is saved with its new scale
         taken, names, group = self.averager.taken(), self.averager.names, self.averager.engines.group
         state = taken.state_dict()
         if self._bound and not taken.begun:
@@ -136,14 +155,61 @@ class Handle:
         """
         if resize:
             if not self._bound:
-                raise ValueError("resize=True needs the model's parameters: call handle.bind(model) first")
-            return self.averager.load(merged(saved, self.compressor, self.averager.names))
+                raise ValueError(UNBOUND)
+            return self._load(merged(saved, self.compressor, self.averager.names))
+        if is_gathered(saved):
+            raise ValueError("the state has those of all ranks: all ranks call scatter_state_dict(saved)")
         world_size, rank = self.averager.engines.group.size(), self.averager.engines.group.rank()
         state = checkpoint.checked(saved, self.compressor, world_size, rank)
         if self._bound:
             checkpoint.check_parameters(state, self.compressor, self.averager.names, world_size, rank)
         checkpoint.check_whole(state)
+        self._load(state)
+
+    def _load(self, state: Mapping[str, Any]) -> None:
         self.averager.load(state)
+        if self._loss_scale is not None:
+            self._loss_scale.forget()
+
+    def gather_state_dict(self) -> dict[str, Any]:
+        """On the first rank the states of all ranks as one, on the others {}: for frameworks that save on rank 0 alone.
+
+        All ranks call it, between steps. {"gradwire": format, "ranks": (`state_dict()` of each rank, on the CPU)}: safe with
+        `torch.load(weights_only=True)`, and one value for torch.distributed.checkpoint. The first rank holds them all.
+        """
+        mine = on_cpu(self.state_dict())
+        states = gathered(mine, self.averager.engines.group, self._device, what="what they hold back")
+        return all_states(states) if states else {}
+
+    def scatter_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on from what `gather_state_dict` returned; all ranks call it, and what the first one gives counts.
+
+        With as many ranks as then each goes on from its own state; else the mean of what all held back is owed to the next
+        average, as with `load_state_dict(resize=True)`. Raises ValueError, changing nothing, where it does not fit.
+        """
+        group = self.averager.engines.group
+        shares = self._shares(saved, group.size()) if group.rank() == 0 else []
+        share = scattered(shares, group, self._device, what="what they held back")
+        if isinstance(share, str):
+            raise ValueError(share)
+        self._load(share["merged"]) if "merged" in share else self.load_state_dict(share)
+
+    def _shares(self, saved: Mapping[str, Any], ranks: int) -> Sequence[Mapping[str, Any] | str]:
+        """What each rank is to load: its own state, or the same merged one; or an error's text."""
+        try:
+            states = states_of(saved)
+            if len(states) == ranks:
+                return states
+            if not self._bound:
+                raise ValueError(UNBOUND)
+            return [{"merged": merged(states, self.compressor, self.averager.names)}] * ranks
+        except ValueError as error:
+            return [str(error)] * ranks
+
+    @property
+    def _device(self) -> torch.device:
+        """Of the model's parameters, as far as they are known."""
+        return next((parameter.device for parameter in self.averager.names), torch.device("cpu"))
 
     def __getstate__(self) -> dict[str, Any]:
         """Without threads and process groups; a copy reduces on the default group."""

@@ -1,16 +1,20 @@
 """Where it plugs in: communication hooks for other people's training loops."""
 
 from ..ddp_core import BucketStats, Handle, Stats
+from .frameworks.accelerate import accelerate
+from .frameworks.gathered_state import GatheredState
 from .fsdp import ShardHandle
 from .plan import Plan, plan, ready_order
 from .torch_ddp import attach, comm_hook, compress_bucket
 
 __all__ = [
     "BucketStats",
+    "GatheredState",
     "Handle",
     "Plan",
     "ShardHandle",
     "Stats",
+    "accelerate",
     "attach",
     "comm_hook",
     "compress_bucket",

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..compress import Spec, tuned
-from ..ddp_core import DEFAULT_TIMEOUT, Decorator, Handle, refuse_inside
+from ..ddp_core import DEFAULT_TIMEOUT, Decorator, Handle, Scaler, refuse_inside
 from .fsdp import ShardHandle, Sharding, attach_sharded, is_sharded
 from .keywords import nearest_named
 from .never_called import NeverCalled
@@ -21,8 +21,8 @@ from .never_called import NeverCalled
 AROUND = ("_orig_mod", "_forward_module")  # where torch.compile, and Fabric, keep what they wrap
 NOT_DDP = {  # class: what to do there
     "FullyShardedDataParallel": "FSDP shards gradients by itself, and FSDP1 lets nobody else do so: use fully_shard, or DDP",
-    "PreTrainedModel": "transformers' Trainer wraps it when training begins: attach to trainer.model_wrapped in the "
-    "on_train_begin of a TrainerCallback; without Trainer, wrap it first, then attach",
+    "PreTrainedModel": "transformers' Trainer wraps it when training begins: trainer.add_callback(GradwireCallback(trainer, "
+    "...)) of gradwire.transformers attaches to trainer.model_wrapped then; without Trainer, wrap it first, then attach",
 }
 HookFunction: TypeAlias = Callable[[Handle, dist.GradBucket], torch.futures.Future[torch.Tensor]]
 
@@ -48,6 +48,7 @@ def attach(
     timeout: timedelta = DEFAULT_TIMEOUT,
     transport: Decorator | None = None,
     optimizer: torch.optim.Optimizer | None = None,
+    scaler: Scaler | None = None,
 ) -> Handle: ...
 
 
@@ -62,6 +63,7 @@ def attach(
     timeout: timedelta = DEFAULT_TIMEOUT,
     transport: Decorator | None = None,
     optimizer: torch.optim.Optimizer | None = None,
+    scaler: Scaler | None = None,
 ) -> ShardHandle: ...
 
 
@@ -77,21 +79,26 @@ def attach(
     timeout: timedelta = DEFAULT_TIMEOUT,
     transport: Decorator | None = None,
     optimizer: torch.optim.Optimizer | None = None,
+    scaler: Scaler | None = None,
 ) -> Handle | ShardHandle:
     """Compress the gradients of a DDP model: `handle = attach(ddp_model, "powersgd:rank=4,start_iter=1000")`.
 
     `process_group`: where to reduce, by default the model's own. `timeout`: of waits for averages on the CPU. `transport`:
     what to put around each transport, such as an emulated link. `optimizer`: the one that will be given the averages; it
-    decides on what the specification leaves open of error feedback. All ranks call it before the first backward. Raises
-    TypeError for a model that is not DDP and ValueError for a wrong specification. DDP may be inside of what torch.compile,
-    Lightning Fabric or Accelerate have made of it.
+    decides on what the specification leaves open of error feedback. `scaler`: a torch.amp.GradScaler; what is held back
+    follows its scale (`Handle.follow`). All ranks call it before the first backward. Raises TypeError for a model that is
+    not DDP and ValueError for a wrong specification. DDP may be inside of what torch.compile, Lightning Fabric or Accelerate
+    have made of it.
 
     Of an FSDP2 model (`fully_shard`) it says how weights are gathered and gradients reduced, "none" for as they are, and how
     these are averaged over the replicas of hybrid sharding: `attach(fsdp_model, gather="int8", reduce="int4")`.
     """
     if isinstance(model, nn.Module) and is_sharded(model):
         asked = Sharding(gather, reduce, replicas, spec, process_group, optimizer)
-        return attach_sharded(model, asked, timeout, transport)
+        handle = attach_sharded(model, asked, timeout, transport)
+        if scaler is not None:
+            handle.follow(scaler)
+        return handle
     ddp = ddp_inside(model) if isinstance(model, nn.Module) else None
     if ddp is None:
         raise TypeError(
@@ -106,6 +113,8 @@ def attach(
     options: dict[str, Any] = {"process_group": process_group, "timeout": timeout, "transport": transport}
     state, hook = comm_hook(spec, ddp, **options, optimizer=optimizer)
     ddp.register_comm_hook(state, hook)
+    if scaler is not None:
+        state.follow(scaler)
     return state
 
 

@@ -63,6 +63,7 @@ class CompressedAverager:
         self._last_index = -1  # of the bucket that a hook was given
         self._expected = True  # the next one is the first of a step, whatever its index
         self.begun = 0  # steps since construction
+        self.before_step: Callable[[], None] = lambda: None  # what the handle does before a step begins
         self.drain: Callable[[], None] = lambda: None  # waits for averages that are handed out after backward's end
         self._told = False  # when a step begins; else the indices of buckets alone tell
         self._first_ones: set[int] = set()  # identities of the parameters that the first step has brought
@@ -97,6 +98,7 @@ class CompressedAverager:
     def begin_step(self, step: Step) -> None:
         """The first bucket of a synchronized step comes next."""
         with self._lock:
+            self.before_step()
             self._change()
             if self._thrown_away.parameters:
                 self._thrown_away.look(counts=self.memory.counts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -46,6 +46,7 @@ class ShardAverager:
         self._totals = Totals()
         self._step: Step | None = None
         self._agreed = False  # since the last change
+        self.before_step: Callable[[], None] = lambda: None  # what the handle does before a step begins
 
     def gather(self, index: int, names: tuple[str, ...], mine: Tensor, out: Tensor) -> Pending:
         """Begin to fill `out` with the rows of all ranks, of which `mine` is this one's."""
@@ -90,6 +91,7 @@ class ShardAverager:
 
     def begin_step(self) -> None:
         """The first gradients of a step come next."""
+        self.before_step()
         self.memory.begin_step()
         self.engines.agreement.step = self.memory.step
 

@@ -24,7 +24,8 @@ ADVICE = {
     "gradwire": "load it with the version of gradwire that wrote it",
     "compressor": "attach that compressor, load, then swap() to the new one",
     "world_size": "resume on as many ranks, or give the states of all old ranks: load_state_dict(states, resize=True)",
-    "rank": "residuals are a rank's own: save and load one file a rank, also where a framework saves on rank 0 alone",
+    "rank": "residuals are a rank's own: save and load one file a rank; where a framework saves on rank 0 alone, what "
+    "gather_state_dict() returns, and load it by scatter_state_dict()",
 }
 INCOMPLETE = (
     "what loaded it fills in only what was there before, as torch.distributed.checkpoint does, or dropped something: save "

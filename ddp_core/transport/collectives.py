@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,13 +29,33 @@ def exchange(
 ) -> list[str]:
     """Every rank's text, in rank order; the process group's own time limit applies. `what`: the texts are, for errors.
 
-    `device`: this rank's. On CUDA texts travel by way of the current device, which may still be another one.
+    `device`: this rank's.
     """
     texts: list[str] = [""] * group.size()
-    place = torch.cuda.device(device) if device is not None and device.type == "cuda" else nullcontext()
-    with telling(what), place:
+    with telling(what), _on(device):
         dist.all_gather_object(texts, text, group=group)
     return texts
+
+
+def gathered(value: Any, group: dist.ProcessGroup, device: torch.device, *, what: str) -> list[Any]:
+    """On the first rank of the group what all ranks gave, in rank order; on the others an empty list."""
+    values: list[Any] = [None] * group.size() if group.rank() == 0 else []
+    with telling(what), _on(device):
+        dist.gather_object(value, values or None, group=group, group_dst=0)
+    return values
+
+
+def scattered(values: Sequence[Any], group: dist.ProcessGroup, device: torch.device, *, what: str) -> Any:
+    """This rank's one of the values that the first rank of the group gives, in rank order; those of others do not count."""
+    mine: list[Any] = [None]
+    with telling(what), _on(device):
+        dist.scatter_object_list(mine, list(values) if group.rank() == 0 else None, group=group, group_src=0)
+    return mine[0]
+
+
+def _on(device: torch.device | None) -> AbstractContextManager[Any]:
+    """Objects travel by way of the current device, which on CUDA may still be another one."""
+    return torch.cuda.device(device) if device is not None and device.type == "cuda" else nullcontext()
 
 
 def averaged(values: Tensor, group: dist.ProcessGroup) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 from ...compress import Spec
 from ...compress.shards import shard_codec, shard_sum
 from ...compress.state import Entries
-from ...ddp_core import Handle, ShardAverager, Stats
+from ...ddp_core import Handle, LossScale, Scaler, ShardAverager, Stats
 from .modules import ShardedModule
 from .state import FORMAT, among_replicas, checked, merged, own
 
@@ -26,6 +26,7 @@ class ShardHandle:
         self, averager: ShardAverager, replicas: Handle | None, modules: Sequence[ShardedModule], *, of_shards: bool
     ) -> None:
         self.averager, self.replicas, self._modules, self._of_shards = averager, replicas, modules, of_shards
+        self._loss_scale: LossScale | None = None
         self._meet()
 
     def _meet(self) -> None:
@@ -51,9 +52,20 @@ class ShardHandle:
         """Multiply what is held back, when the loss scale has changed: see `Handle.rescale`."""
         if not 0 < factor < math.inf:
             raise ValueError(f"the factor is the new loss scale over the old one, above 0 and finite; got {factor}")
+        if self._loss_scale is not None:
+            raise RuntimeError("the handle follows a scaler by itself: leave rescale() out, or the scaler of attach()")
+        self._rescale(factor)
+
+    def _rescale(self, factor: float) -> None:
         self.averager.memory.rescale(factor)
         if self.replicas is not None:
             self.replicas.rescale(factor)
+
+    def follow(self, scaler: Scaler) -> None:
+        """Multiply what is held back whenever the scale of a torch.amp.GradScaler has changed: see `Handle.follow`."""
+        self._loss_scale = LossScale(scaler, self._rescale)
+        averager = self.averager if self._of_shards or self.replicas is None else self.replicas.averager
+        averager.before_step = self._loss_scale.follow
 
     def discard_step(self) -> None:
         """Forget the gradients of the last backward, which you throw away: see `Handle.discard_step`."""
@@ -72,6 +84,8 @@ class ShardHandle:
         "parameters": {name: {field: tensor}}}, tensors in the shapes of whole parameters; with replicas their handle's state
         as "replicas". Between steps.
         """
+        if self._loss_scale is not None and self.averager.memory.step:
+            self._loss_scale.follow()  # the scaler is saved with its new scale
         memory = self.averager.memory
         parameters: Entries = memory.save()
         inside = {"gradwire": FORMAT, "reduce": repr(memory.reduction), "step": memory.step, "parameters": parameters}
@@ -90,6 +104,8 @@ class ShardHandle:
         if self.replicas is not None and not resize:
             self.replicas.load_state_dict(among_replicas(state))
         self.averager.load(state["parameters"], state["step"])
+        if self._loss_scale is not None:
+            self._loss_scale.forget()
 
     def _key(self) -> str:
         rank, ranks = self._modules[0].place

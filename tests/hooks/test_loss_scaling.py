@@ -102,3 +102,55 @@ def test_a_loss_scale_that_is_a_power_of_two_changes_no_bit(ranks, specs, scales
     for outcomes in ranks.run(train_unscaled_and_with, 2, specs, scales):
         for spec, (unscaled, scaled) in outcomes.items():
             assert same(unscaled, scaled), spec
+
+
+def train_following(rank, spec, resume):
+    """Eight steps with a scale that doubles after every second one; with `resume` anew after the fourth."""
+    ddp, handle, optimizer = attached(spec)
+    scaler = torch.amp.GradScaler("cpu", init_scale=SCALE, growth_interval=2)
+    handle.follow(scaler)
+    for step in range(8):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(ddp, batch((4, 12), rank, step))).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        if resume and step == 3:
+            saved, scale = handle.state_dict(), scaler.state_dict()
+            handle.close()
+            ddp = DistributedDataParallel(ddp.module, **TINY_BUCKETS)
+            scaler = torch.amp.GradScaler("cpu", growth_interval=2)
+            handle = gradwire.attach(ddp, spec, scaler=scaler)
+            handle.load_state_dict(saved)
+            scaler.load_state_dict(scale)
+    handle.close()
+    return [p.detach().clone() for p in ddp.parameters()], scaler.get_scale()
+
+
+def train_followed(rank, world_size, specs):
+    return {
+        spec: (
+            train_with_scales(rank, spec, [1.0] * 8),
+            train_following(rank, spec, resume=False),
+            train_following(rank, spec, resume=True),
+        )
+        for spec in specs
+    }
+
+
+def test_a_handle_that_follows_a_scaler_gives_the_bits_of_no_scaling_resumed_or_not(ranks):
+    for outcomes in ranks.run(train_followed, 2, SPECS):
+        for spec, (unscaled, (followed, scale), (resumed, _)) in outcomes.items():
+            assert scale == 16 * SCALE
+            assert same(unscaled, followed), spec
+            assert same(unscaled, resumed), spec
+
+
+def follow_and_rescale(rank, world_size):
+    _, handle, _ = attached("topk:ratio=0.1")
+    handle.follow(torch.amp.GradScaler("cpu"))
+    with pytest.raises(RuntimeError, match=r"leave rescale\(\) out"):
+        handle.rescale(2.0)
+
+
+def test_a_handle_that_follows_is_not_rescaled_twice(ranks):
+    ranks.run(follow_and_rescale, 1)

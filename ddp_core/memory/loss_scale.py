@@ -1,0 +1,33 @@
+"""The scale that a loss is multiplied by, and with it what is held back of its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+
+class Scaler(Protocol):
+    """What torch.amp.GradScaler tells of its scale."""
+
+    def get_scale(self) -> float:
+        """The factor of the next loss; on CUDA the host waits for it."""
+        ...
+
+
+class LossScale:
+    """Has what is held back follow the scale of a scaler; `rescale` multiplies it by a factor."""
+
+    def __init__(self, scaler: Scaler, rescale: Callable[[float], None]) -> None:
+        self._scaler, self._rescale = scaler, rescale
+        self._scale: float | None = None  # of what is held back; None where a loaded state tells not
+
+    def follow(self) -> None:
+        """Bring what is held back to the scaler's scale, between steps."""
+        scale, before = float(self._scaler.get_scale()), self._scale
+        if before is not None and scale != before:
+            self._rescale(scale / before)
+        self._scale = scale
+
+    def forget(self) -> None:
+        """What was loaded has the scale that the scaler has at the next step: both were saved together."""
+        self._scale = None

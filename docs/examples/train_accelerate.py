@@ -1,0 +1,41 @@
+"""Accelerate with compressed gradients: torchrun --nproc-per-node 2 train_accelerate.py."""
+
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+import gradwire
+
+CHECKPOINT = Path("accelerate-checkpoint")
+
+accelerator = Accelerator(gradient_accumulation_steps=2, cpu=not torch.cuda.is_available())
+torch.manual_seed(0)
+inputs = torch.randn(512, 64)
+loader = DataLoader(TensorDataset(inputs, inputs[:, :8].argmax(1)), batch_size=16)
+model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+handle = gradwire.accelerate(accelerator, model, "powersgd:rank=4,start_iter=4")  # after prepare()
+
+if CHECKPOINT.exists():
+    accelerator.load_state(str(CHECKPOINT))  # what is held back, too
+
+for _ in range(4):
+    for batch, targets in loader:
+        with accelerator.accumulate(model):  # gradients are averaged, compressed, with every second batch
+            accelerator.backward(cross_entropy(model(batch), targets))
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+accelerator.save_state(str(CHECKPOINT))
+
+stats = handle.stats()
+accelerator.print(f"{stats.steps} synced steps, {stats.last.traffic.payload_bytes} bytes of payload in the last one")
+handle.close()
+accelerator.end_training()

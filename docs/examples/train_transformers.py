@@ -1,0 +1,41 @@
+"""transformers' Trainer with compressed gradients: torchrun --nproc-per-node 2 train_transformers.py."""
+
+from pathlib import Path
+
+import torch
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+from gradwire.transformers import GradwireCallback
+
+FOLDER = Path("transformers-checkpoints")
+FOLDER.mkdir(exist_ok=True)
+
+torch.manual_seed(0)
+sizes = {
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+}
+model = BertForSequenceClassification(BertConfig(**sizes, max_position_embeddings=16))
+words = torch.randint(100, (256, 16))
+data = [{"input_ids": sentence, "labels": (sentence[0] < 50).long()} for sentence in words]
+arguments = TrainingArguments(
+    FOLDER,
+    per_device_train_batch_size=16,
+    num_train_epochs=4,
+    save_strategy="epoch",
+    logging_steps=8,
+    disable_tqdm=True,
+    report_to=[],
+    use_cpu=not torch.cuda.is_available(),
+)
+trainer = Trainer(model, arguments, train_dataset=data)
+trainer.add_callback(callback := GradwireCallback(trainer, "powersgd:rank=4,start_iter=4"))
+trainer.train(resume_from_checkpoint=get_last_checkpoint(FOLDER))  # goes on from the last checkpoint, if there is one
+
+if trainer.is_world_process_zero() and callback.compression is not None:
+    stats = callback.compression.stats()
+    print(f"{stats.steps} synced steps, {stats.last.traffic.payload_bytes} bytes of payload in the last one")

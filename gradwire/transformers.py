@@ -1,0 +1,5 @@
+"""For Hugging Face's Trainer: `from gradwire.transformers import GradwireCallback`."""
+
+from .hooks.frameworks.transformers import GradwireCallback
+
+__all__ = ["GradwireCallback"]

@@ -1,0 +1,27 @@
+"""The compression as a part of a checkpoint that a framework saves on rank 0 alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...ddp_core import Handle
+
+
+class GatheredState:
+    """The states of all ranks, gathered on rank 0 when saved and scattered when loaded, on as many ranks or others.
+
+    For whatever saves by `state_dict` and `load_state_dict`, called on all ranks: Accelerate's `register_for_checkpointing`,
+    or torch.distributed.checkpoint, as a Stateful: `dcp.save({"model": ..., "compression": GatheredState(handle)})`.
+    """
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Handle.gather_state_dict`."""
+        return self._handle.gather_state_dict()
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """See `Handle.scatter_state_dict`."""
+        self._handle.scatter_state_dict(saved)

@@ -1,0 +1,101 @@
+"""gradwire inside of Lightning's Trainer, of the package lightning or pytorch_lightning."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from contextlib import nullcontext
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...compress import Spec
+from ...ddp_core import DistributedDataParallel, Handle, watched
+from .metrics import scalars
+
+PACKAGES = ("lightning", "pytorch_lightning")  # two names of the same, whose classes do not know each other
+STATE = "gradwire"  # the key in a checkpoint
+
+
+def _package() -> str:
+    """The one that the user has imported, or else has installed."""
+    found = next((name for name in PACKAGES if name in sys.modules), None)
+    found = found or next((name for name in PACKAGES if find_spec(name)), None)
+    if found is None:
+        raise ModuleNotFoundError("Lightning is not installed: pip install 'gradwire[lightning]'")
+    return "lightning.pytorch" if found == "lightning" else found
+
+
+DDPStrategy: Any = import_module(f"{_package()}.strategies").DDPStrategy
+
+
+class GradwireStrategy(DDPStrategy):
+    """gradwire's DistributedDataParallel: `Trainer(strategy=GradwireStrategy("powersgd:rank=4"), ...)`, on GPUs and CPUs.
+
+    `compressor`: what goes on the wire. `options`: those of Lightning's DDPStrategy, of torch's DistributedDataParallel, and
+    `transport`. `compression` is the handle, once a fit has begun. The loss scale of `precision="16-mixed"` is followed.
+
+    A checkpoint holds the states of all ranks, gathered on rank 0, and a fit from it goes on in the same bits, or on another
+    number of ranks (see `Handle.scatter_state_dict`). What a step costs is logged, as "gradwire/...".
+    """
+
+    strategy_name = "gradwire"
+    compression: Handle | None = None
+
+    def __init__(self, compressor: Spec, **options: Any) -> None:
+        super().__init__(**options)
+        self._compressor = compressor
+        self._saved: Mapping[str, Any] | None = None  # of a checkpoint that was read before the model is wrapped
+
+    def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
+        device_ids = self.determine_ddp_device_ids()
+        beside = nullcontext() if device_ids is None else torch.cuda.stream(torch.cuda.Stream())
+        with beside:  # DDP is made on a stream of its own, as torch's notes on CUDA ask for
+            wrapped = DistributedDataParallel(model, device_ids, compressor=self._compressor, **self._ddp_kwargs)
+        self.compression = wrapped.compression
+        if (scaler := getattr(self.precision_plugin, "scaler", None)) is not None:
+            self.compression.follow(scaler)
+        if self._saved is not None:
+            self.compression.scatter_state_dict(self._saved)
+            self._saved = None
+        return wrapped
+
+    def backward(self, closure_loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """As in Lightning; where it optimizes by hand, forward does not prepare a backward, so this does."""
+        by_hand = not self.lightning_module.automatic_optimization
+        if isinstance(self.model, DistributedDataParallel) and by_hand and self.model.require_backward_grad_sync:
+            reducer = self.model.reducer
+            reducer.begin()
+            closure_loss = watched(closure_loss, reducer, clone=False) if reducer.watches else closure_loss
+        super().backward(closure_loss, *args, **kwargs)
+
+    def pre_backward(self, closure_loss: Tensor) -> None:
+        """Nothing: Lightning would prepare torch's reducer."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        """As in Lightning, which calls it on all ranks; weights alone are saved without the compression."""
+        if self.compression is not None and "optimizer_states" in checkpoint:
+            checkpoint[STATE] = self.compression.gather_state_dict()
+        super().save_checkpoint(checkpoint, *args, **kwargs)
+
+    def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """As in Lightning, which reads it on all ranks, before the model is wrapped."""
+        checkpoint: dict[str, Any] = super().load_checkpoint(*args, **kwargs)
+        self._saved = checkpoint.get(STATE)
+        return checkpoint
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Log what the last step cost, if this batch is one at whose end Lightning writes to its loggers."""
+        super().on_train_batch_start(batch, batch_idx)
+        trainer = self.lightning_module.trainer
+        if self.compression is not None and (trainer.global_step + 1) % trainer.log_every_n_steps == 0:
+            self.lightning_module.log_dict(scalars(self.compression), on_step=True, on_epoch=False)
+
+    def teardown(self) -> None:
+        """As in Lightning; and the compression ends, but for its state and its statistics."""
+        super().teardown()
+        if self.compression is not None:
+            self.compression.close()

@@ -1,0 +1,85 @@
+"""gradwire inside of Hugging Face's Trainer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from transformers import TrainerCallback
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from ...compress import Spec
+from ...ddp_core import Handle, exchange
+from ..torch_ddp import attach, ddp_inside
+from .metrics import scalars
+
+FILE = "gradwire.pt"  # in the folder of a checkpoint
+log = logging.getLogger(__name__)
+
+
+class GradwireCallback(TrainerCallback):
+    """Compresses a Trainer's gradients: `trainer.add_callback(GradwireCallback(trainer, "powersgd:rank=4"))`.
+
+    `options`: those of `gradwire.attach`. `compression` is the handle once training has begun. What is held back follows the
+    Trainer's loss scale, and lies in its checkpoints, that of all ranks in one file, from which training goes on in the same
+    bits, or on another number of ranks (see `Handle.scatter_state_dict`). Callbacks are not told which checkpoint it is: it
+    is taken to be the one of its step in `output_dir`, or else `resume_from_checkpoint`. What a step costs is logged with
+    the loss, as "gradwire/...". A Trainer that runs as one process trains without compression.
+    """
+
+    def __init__(
+        self, trainer: Any, compressor: Spec, *, resume_from_checkpoint: str | Path | None = None, **options: Any
+    ) -> None:
+        self._trainer, self._compressor, self._options = trainer, compressor, options
+        self._resumed = resume_from_checkpoint
+        self._wrapped: DistributedDataParallel | None = None
+        self.compression: Handle | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Attach to the model that the Trainer has wrapped by now; callbacks are given the one inside."""
+        wrapped = ddp_inside(self._trainer.model_wrapped)
+        if wrapped is None and args.world_size == 1:
+            log.warning("the Trainer runs as one process: there is nothing to send, and nothing is compressed")
+            return
+        if self.compression is None or wrapped is not self._wrapped:  # a second train() goes on with the same one
+            options = {"scaler": self._trainer.accelerator.scaler, **self._options}
+            self.compression = attach(self._trainer.model_wrapped, self._compressor, **options)
+            self._wrapped = wrapped
+        if state.global_step:
+            self._resume(self.compression, Path(self._resumed or folder_of(args, state), FILE), state.global_step)
+
+    def _resume(self, handle: Handle, path: Path, step: int) -> None:
+        """Go on from a checkpoint's file, which rank 0 alone needs to see."""
+        group = handle.averager.engines.group
+        if exchange(str(path.exists()), group, what="whether there is a checkpoint")[0] != "True":
+            log.warning(
+                "training goes on from step %d, and what was held back before is lost: there is no %s. Where the checkpoint "
+                "is another one, say GradwireCallback(..., resume_from_checkpoint=...)",
+                step,
+                path,
+            )
+            return
+        saved = torch.load(path, map_location="cpu", weights_only=True) if group.rank() == 0 else {}
+        handle.scatter_state_dict(saved)
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Add what is held back to the checkpoint; unless it is of weights alone."""
+        if self.compression is None or args.save_only_model:
+            return
+        saved = self.compression.gather_state_dict()
+        if saved:
+            torch.save(saved, folder_of(args, state) / FILE)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
+        """Log what a step costs whenever the loss is logged."""
+        if self.compression is not None and "loss" in (logs or {}):
+            self._trainer.log(scalars(self.compression))
+
+
+def folder_of(args: Any, state: Any) -> Path:
+    """Of the checkpoint of this step."""
+    return Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")

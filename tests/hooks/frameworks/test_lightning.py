@@ -1,0 +1,91 @@
+"""GradwireStrategy in Lightning's Trainer: compressed, all ranks' states in its checkpoints, resumed in the same bits."""
+
+import logging
+import warnings
+
+import pytest
+import torch
+from torch.nn.functional import mse_loss
+from torch.utils.data import DataLoader
+
+import gradwire
+
+from ..test_handle import same
+from .launched import BATCH, SPEC, STEPS, data, dense_bytes, launched, network, numbers
+
+pytest.importorskip("pytorch_lightning")
+
+
+def trained(world_size, folder, *, manual=False, checkpoint=None):
+    """Two epochs of three steps, of two batches each; or `manual`, a step for each of two losses, of which one uses less."""
+    import pytorch_lightning as pl
+    from pytorch_lightning.callbacks import ModelCheckpoint
+    from pytorch_lightning.plugins.environments import TorchElasticEnvironment
+
+    class Regression(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.network, self.automatic_optimization = network(), not manual
+
+        def training_step(self, batch, _):
+            inputs, targets = batch
+            if not manual:
+                return mse_loss(self.network(inputs), targets)
+            for part in (
+                lambda: self.network[0](inputs).square().mean(),
+                lambda: mse_loss(self.network(inputs), targets),
+            ):
+                self.optimizers().zero_grad()
+                self.manual_backward(part())
+                self.optimizers().step()
+            return None
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1, momentum=0.9)
+
+    options = {"bucket_cap_mb": 0.004, "find_unused_parameters": manual}
+    strategy = gradwire.lightning.GradwireStrategy(SPEC, cluster_environment=TorchElasticEnvironment(), **options)
+    trainer = pl.Trainer(
+        strategy=strategy,
+        accelerator="cpu",
+        devices=world_size,
+        max_epochs=2,
+        accumulate_grad_batches=1 if manual else 2,
+        log_every_n_steps=1,
+        default_root_dir=folder,
+        callbacks=[ModelCheckpoint(folder, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True)],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        logger=False,
+        num_sanity_val_steps=0,
+    )
+    model = Regression()
+    trainer.fit(model, DataLoader(data(world_size), BATCH // 2), ckpt_path=checkpoint)
+    return numbers(model), strategy.compression, trainer
+
+
+def train(rank, world_size, folder):
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    with launched(rank, world_size):
+        whole, handle, trainer = trained(world_size, folder)
+        logged, steps = dict(trainer.logged_metrics), handle.stats().steps
+        saved = torch.load(f"{folder}/epoch=0.ckpt", weights_only=False)["gradwire"]["ranks"]
+        resumed, again, _ = trained(world_size, folder, checkpoint=f"{folder}/epoch=0.ckpt")
+        by_hand, manual, _ = trained(world_size, folder, manual=True)
+    logging.disable(logging.NOTSET)
+    states = [state["rank"] for state in saved], saved[rank]["step"], handle.state_dict(), again.state_dict()
+    return whole, resumed, by_hand, logged, (steps, manual.stats().steps), states
+
+
+def test_lightning_trains_compressed_and_resumes_in_the_same_bits(ranks, tmp_path):
+    answers = ranks.run(train, 2, str(tmp_path))
+    for whole, resumed, by_hand, logged, steps, (saved_ranks, saved_step, state, state_again) in answers:
+        assert same(whole, answers[0][0])
+        assert same(whole, resumed)
+        assert same(by_hand, answers[0][2])
+        assert steps == (2 * STEPS, 8 * STEPS)
+        assert saved_ranks == [0, 1]
+        assert saved_step == STEPS
+        assert same(state, state_again)
+        assert 0 < logged["gradwire/payload_bytes"] < dense_bytes() / 5

@@ -1,0 +1,74 @@
+"""GradwireCallback in Hugging Face's Trainer: compressed, all ranks' states in its checkpoints, resumed in the same bits."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+
+from ..test_handle import same
+from .launched import BATCH, SPEC, STEPS, data, dense_bytes, launched, network, numbers
+
+pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+
+class Regression(nn.Module):
+    """What the Trainer expects of a model: a loss when it is given labels."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = network()
+
+    def forward(self, inputs, labels):
+        return {"loss": mse_loss(self.network(inputs), labels)}
+
+
+def rows(world_size):
+    return [{"inputs": inputs, "labels": labels} for inputs, labels in data(world_size)]
+
+
+def trained(world_size, folder, *, checkpoint=None):
+    from transformers import Trainer, TrainingArguments
+
+    from gradwire.transformers import GradwireCallback
+
+    arguments = TrainingArguments(
+        folder,
+        use_cpu=True,
+        per_device_train_batch_size=BATCH,
+        num_train_epochs=2,
+        learning_rate=0.01,
+        save_steps=STEPS,
+        logging_steps=1,
+        disable_tqdm=True,
+        report_to=[],
+    )
+    trainer = Trainer(Regression(), arguments, train_dataset=rows(world_size))
+    trainer.add_callback(callback := GradwireCallback(trainer, SPEC))
+    trainer.train(resume_from_checkpoint=checkpoint)
+    return numbers(trainer.model), callback.compression, trainer.state.log_history
+
+
+def train(rank, world_size, folder):
+    with launched(rank, world_size):
+        whole, handle, logged = trained(world_size, folder)
+        resumed, again, _ = trained(world_size, folder, checkpoint=f"{folder}/checkpoint-{STEPS}")
+    saved = torch.load(f"{folder}/checkpoint-{STEPS}/gradwire.pt", weights_only=True)["ranks"]
+    payloads = [entry["gradwire/payload_bytes"] for entry in logged if "gradwire/payload_bytes" in entry]
+    states = [state["rank"] for state in saved], handle.state_dict(), again.state_dict()
+    steps = handle.stats().steps
+    handle.close()
+    again.close()
+    return whole, resumed, payloads, steps, states
+
+
+def test_trainer_trains_compressed_and_resumes_in_the_same_bits(ranks, tmp_path):
+    answers = ranks.run(train, 2, str(tmp_path))
+    for whole, resumed, payloads, steps, (saved_ranks, state, state_again) in answers:
+        assert same(whole, answers[0][0])
+        assert same(whole, resumed)
+        assert steps == 2 * STEPS
+        assert saved_ranks == [0, 1]
+        assert same(state, state_again)
+        assert len(payloads) == 2 * STEPS
+        assert all(0 < payload < dense_bytes() / 5 for payload in payloads)

@@ -1,0 +1,107 @@
+"""The states of all ranks as one, gathered on rank 0 and scattered: in the same bits, or by the rule for another number."""
+
+import io
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+import gradwire
+
+from .test_handle import LOSSY, attached, same, steps
+
+SPECS = [*LOSSY, "bf16", "fp16+powersgd:rank=1"]
+
+
+def through_a_file(saved):
+    file = io.BytesIO()
+    torch.save(saved, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def trained(rank, world_size, folder):
+    """What is saved after three steps, by specification: gathered, and by torch.distributed.checkpoint; later averages."""
+    answers = {}
+    for spec in SPECS:
+        ddp, handle = attached(spec)
+        steps(ddp, rank, 0, 3)
+        gathered = through_a_file(handle.gather_state_dict())
+        dcp.save({"compression": gradwire.GatheredState(handle)}, checkpoint_id=f"{folder}/{spec}")
+        answers[spec] = handle.state_dict(), gathered, steps(ddp, rank, 3, 6)
+        handle.close()
+    return answers
+
+
+def scattered(rank, world_size, saved, folder):
+    """By specification: the states after both loads, and later averages."""
+    answers = {}
+    for spec in SPECS:
+        ddp, handle = attached(spec)
+        handle.scatter_state_dict(saved[spec] if rank == 0 else {})
+        _, other = attached(spec)
+        dcp.load({"compression": gradwire.GatheredState(other)}, checkpoint_id=f"{folder}/{spec}")
+        answers[spec] = handle.state_dict(), other.state_dict(), steps(ddp, rank, 3, 6)
+        handle.close()
+        other.close()
+    return answers
+
+
+def resized(rank, world_size, states):
+    """The states of handles that were given those of all old ranks."""
+    answers = {}
+    for spec in SPECS:
+        _, handle = attached(spec)
+        handle.load_state_dict(states[spec], resize=True)
+        answers[spec] = handle.state_dict()
+    return answers
+
+
+@pytest.fixture(scope="module")
+def before(ranks, tmp_path_factory):
+    folder = str(tmp_path_factory.mktemp("checkpoint"))
+    return ranks.run(trained, 2, folder), folder
+
+
+def test_gathered_and_scattered_training_goes_on_in_the_same_bits(ranks, before):
+    old, folder = before
+    saved = {spec: old[0][spec][1] for spec in SPECS}
+    for rank, answers in enumerate(ranks.run(scattered, 2, saved, folder)):
+        for spec, (state, by_torch, went_on) in answers.items():
+            mine, gathered, expected = old[rank][spec]
+            assert same(state, mine), spec
+            assert same(by_torch, mine), spec
+            assert same(went_on, expected), spec
+            assert bool(gathered) == (rank == 0)
+
+
+def test_on_another_number_of_ranks_each_goes_on_as_from_the_states_of_all(ranks, before):
+    old, folder = before
+    saved = {spec: old[0][spec][1] for spec in SPECS}
+    states = {spec: [answers[spec][0] for answers in old] for spec in SPECS}
+    expected = ranks.run(resized, 3, states)
+    for rank, answers in enumerate(ranks.run(scattered, 3, saved, folder)):
+        for spec, (state, by_torch, _) in answers.items():
+            assert same(state, expected[rank][spec]), spec
+            assert same(by_torch, expected[rank][spec]), spec
+
+
+def refused(rank, world_size, saved):
+    _, handle = attached("onebit")
+    before, messages = handle.state_dict(), []
+    for wrong in (saved["topk:ratio=0.05"], {}, handle.state_dict(), None):
+        with pytest.raises(ValueError) as caught:  # noqa: PT011
+            handle.scatter_state_dict(wrong)
+        messages.append(str(caught.value))
+    with pytest.raises(ValueError, match="scatter_state_dict"):
+        handle.load_state_dict(saved["onebit"])
+    return messages, same(before, handle.state_dict())
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_what_does_not_fit_is_refused_on_all_ranks(ranks, before, world_size):
+    old, _ = before
+    for messages, unchanged in ranks.run(refused, world_size, {spec: old[0][spec][1] for spec in SPECS}):
+        assert unchanged
+        assert "swap()" in messages[0]
+        assert all("gather_state_dict() returned" in message for message in messages[1:])
