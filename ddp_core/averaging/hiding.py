@@ -72,10 +72,13 @@ class Hiding:
                 choice.proposed = statistics.median_low(found[names])
 
     def _graded(self, names: Names, choice: Choice, sample: Sample) -> Graded:
-        sent = (self._bytes(names, choice, place) * sample.seconds_a_byte for place in range(len(choice.methods)))
-        computed = (self._arithmetic.get((names, place), 0.0) for place in range(len(choice.methods)))
-        worst = choice.good_enough if choice.known else choice.last
-        return Graded(sample.ready[names], tuple(map(sum, zip(sent, computed, strict=True))), worst)
+        """A method that was not tried yet is taken to compute as long as others, but for a plain sum."""
+        tried = [seconds for (other, _), seconds in self._arithmetic.items() if other == names]
+        seconds = [self._bytes(names, choice, place) * sample.seconds_a_byte for place in range(len(choice.methods))]
+        for place, method in enumerate(choice.methods):
+            guess = 0.0 if getattr(method, "averages", False) else min(filter(None, tried), default=0.0)
+            seconds[place] += self._arithmetic.get((names, place), guess)
+        return Graded(sample.ready[names], tuple(seconds), choice.good_enough if choice.known else choice.last)
 
     def _bytes(self, names: Names, choice: Choice, place: int) -> float:
         if (names, place) not in self._sent:

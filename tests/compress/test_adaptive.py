@@ -1,4 +1,4 @@
-"""A bucket's method is the least exact one that is good enough, or what time allows; all ranks change alike, losing nothing."""
+"""A bucket goes by the least exact method that is good enough, or what time allows; ranks change alike, losing nothing."""
 
 import dataclasses
 
