@@ -43,8 +43,8 @@ class Agreed(FlatLeaf):
         """Have `after`, where a step has written the numbers anew, on the host by and by."""
         self._host = after, Arriving(after)
 
-    def weight(self, numbers: Tensor) -> float:
-        """Which numbers go on where several buckets become one: those that weigh most."""
+    def demand(self, numbers: Tensor) -> float:
+        """Which numbers go on where several buckets become one: those with the largest demand."""
         raise NotImplementedError
 
     def save(self, field: str) -> Entries:
@@ -53,7 +53,7 @@ class Agreed(FlatLeaf):
     def load(self, field: str, entries: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
         found = [entries[name][field] for name in self.layout.names if field in entries.get(name, {})]
         if found:
-            self.flat.copy_(max(found, key=self.weight))
+            self.flat.copy_(max(found, key=self.demand))
             self._host = None
         return {}
 
@@ -101,7 +101,7 @@ class Choice(Agreed):
         """The method that time allows, as agreed; the last one before any was proposed."""
         return self.last if self.flat.is_meta else round(self.numbers()[-1])
 
-    def weight(self, numbers: Tensor) -> float:
+    def demand(self, numbers: Tensor) -> float:
         """The least cosines ask for most."""
         return -float(numbers[:-1].sum())
 

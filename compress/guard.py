@@ -69,7 +69,7 @@ class Verdict(Agreed):
         after[:SIZE] = NONE if sample is None else torch.where(sample.isfinite().all(), sample, NONE)
         self.bring(after)
 
-    def weight(self, numbers: Tensor) -> float:
+    def demand(self, numbers: Tensor) -> float:
         """The most strikes."""
         return float(numbers[-1])
 
