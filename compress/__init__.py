@@ -4,6 +4,7 @@ from ..kernels import Residual
 from .acp_powersgd import ACPPowerSGD
 from .adacomp import AdaComp
 from .adapters import Gathered, TwoShot
+from .adaptive import Adaptive
 from .build import Spec, compressor, compressors, specification
 from .chunktopk import ChunkTopK
 from .dense import Dense
@@ -50,6 +51,7 @@ __all__ = [
     "ACPPowerSGD",
     "AdaComp",
     "AdamSpace",
+    "Adaptive",
     "AllGather",
     "AllReduce",
     "AllToAll",

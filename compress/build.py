@@ -96,7 +96,8 @@ def _written(built: Any) -> str | None:
     method = next((each for each in registered.values() if each.factory is type(core)), None)
     if method is None:
         return None
-    options = {f.name: getattr(core, f.name) for f in dataclasses.fields(core) if getattr(core, f.name) != f.default}
+    fields = [field for field in dataclasses.fields(core) if field.init]
+    options = {f.name: getattr(core, f.name) for f in fields if getattr(core, f.name) != f.default}
     inner = options.pop("inner", None)
     fed_back = wrapping.pop("error_feedback", False)
     options |= {"error_feedback": fed_back} if method.lossy and fed_back != method.feedback else {}
@@ -282,4 +283,11 @@ def _converted(value: Any, expected: Any) -> Any:
         return int(number)
     if get_origin(expected) is Literal and value not in get_args(expected):
         raise ValueError(value)
-    return float(value) if expected is float else value
+    return _number(value) if expected is float else value
+
+
+def _number(value: Any) -> float:
+    """A number, or so many per cent of one."""
+    if isinstance(value, str) and value.endswith("%"):
+        return float(value[:-1]) / 100
+    return float(value)

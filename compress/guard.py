@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,8 +10,9 @@ import torch
 from torch import Tensor
 
 from ..kernels import Residual
-from .gauge import EVERY, Arriving, Gauge, Sample, Seen, gauges
-from .leaves import Counter, Entries, FlatLeaf
+from .agreed import Agreed
+from .gauge import EVERY, Gauge, Sample, Seen, gauges
+from .leaves import Counter
 from .protocol import Compressor, Layout, Program, all_reduce, working_dtype
 from .state import Leaves
 
@@ -44,12 +44,8 @@ class Mode(NamedTuple):
 
 
 @dataclass
-class Verdict(FlatLeaf):
-    """What the ranks agree on, the same numbers on all: the newest sample, what was seen before it, and the mode."""
-
-    layout: Layout
-    flat: Tensor
-    _host: tuple[Tensor, Arriving] | None = None
+class Verdict(Agreed):
+    """The newest sample, what was seen before it, and the mode."""
 
     @classmethod
     def initial(cls, layout: Layout) -> Verdict:
@@ -57,17 +53,11 @@ class Verdict(FlatLeaf):
         numbers = [NONE] * SIZE + [*Seen(), *Mode()]
         return cls(layout, torch.tensor(numbers, dtype=torch.float32, device=layout.device))
 
-    @property
-    def holds_back(self) -> bool:
-        return False
-
     def read(self) -> tuple[Sample | None, Seen, Mode]:
-        """All of it, on the host; the step that wrote it has brought it there."""
+        """All of it."""
         if self.flat.is_meta:
             return None, Seen(), Mode()
-        if self._host is None or self._host[0] is not self.flat:
-            self._host = self.flat, Arriving(self.flat)
-        numbers = self._host[1].read()
+        numbers = self.numbers()
         sample, (samples, in_a_row, log_mean, *mode) = Sample(*numbers[:SIZE]), numbers[SIZE:]
         seen = Seen(int(samples), int(in_a_row), log_mean)
         return None if sample.held == NONE else sample, seen, Mode(*map(int, mode))
@@ -77,18 +67,11 @@ class Verdict(FlatLeaf):
         after = self.update().after
         after[SIZE:].copy_(torch.tensor([*seen, *mode], dtype=after.dtype, device="cpu"), non_blocking=True)
         after[:SIZE] = NONE if sample is None else torch.where(sample.isfinite().all(), sample, NONE)
-        self._host = after, Arriving(after)
+        self.bring(after)
 
-    def save(self, field: str) -> Entries:
-        return {name: {field: self.flat.clone()} for name in self.layout.names}
-
-    def load(self, field: str, entries: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Of several buckets that are one now, that with most strikes."""
-        found = [entries[name][field] for name in self.layout.names if field in entries.get(name, {})]
-        if found:
-            self.flat.copy_(max(found, key=lambda numbers: float(numbers[-1])))
-            self._host = None
-        return {}
+    def demand(self, numbers: Tensor) -> float:
+        """The most strikes."""
+        return float(numbers[-1])
 
 
 @dataclass

@@ -35,7 +35,8 @@ class Registration:
     def options(self) -> dict[str, tuple[Any, Any]]:
         """{option: (type, default)} of everything a specification may set."""
         hints = get_type_hints(self.factory)
-        own = {f.name: (hints[f.name], f.default) for f in dataclasses.fields(self.factory) if f.name != "inner"}
+        fields = [f for f in dataclasses.fields(self.factory) if f.init and f.name != "inner"]
+        own = {f.name: (hints[f.name], f.default) for f in fields}
         return {**own, **self.shared}
 
     @property

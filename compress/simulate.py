@@ -6,13 +6,13 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count, zip_longest
+from itertools import count, product, zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .guard import Guarded
+from .agreed import choices, most_methods
 from .protocol import (
     AllGather,
     AllReduce,
@@ -23,6 +23,7 @@ from .protocol import (
     ReduceScatter,
     Request,
     children,
+    inside,
 )
 from .scopes import Scope, members
 from .shares import placed_on_hosts
@@ -135,25 +136,28 @@ def _reduced(tensors: Sequence[Tensor], op: str) -> Tensor:
     return total
 
 
-def dry_run(compressor: Compressor, layout: Layout, step: int = STEADY) -> Traffic:
+def dry_run(compressor: Compressor, layout: Layout, step: int = STEADY, method: int | None = None) -> Traffic:
     """The traffic of one step on a bucket, found by running the program on the meta device: no memory, no arithmetic.
 
-    `step` chooses the stage of a warm-up; by default all warm-ups are over.
+    `step` chooses the stage of a warm-up; by default all warm-ups are over. `method`: where a compressor chooses one of
+    several; by default the least exact.
     """
-    return rehearse(compressor, dataclasses.replace(layout, device=torch.device("meta")), step)
+    return rehearse(compressor, dataclasses.replace(layout, device=torch.device("meta")), step, method)
 
 
-def rehearse(compressor: Compressor, layout: Layout, step: int) -> Traffic:
+def rehearse(compressor: Compressor, layout: Layout, step: int, method: int | None = None) -> Traffic:
     """The traffic of one step on a bucket of zeros, where all ranks do as this one: its kernels are compiled then."""
     layout = placed_on_hosts(compressor, layout)
-    requests = _requests(compressor, layout, step)
+    requests = _requests(compressor, layout, step, method)
     return sum((traffic(each, layout.world_size, layout.ranks_per_host) for each in requests), Traffic())
 
 
-def _requests(compressor: Compressor, layout: Layout, step: int) -> Iterator[Request]:
+def _requests(compressor: Compressor, layout: Layout, step: int, method: int | None = None) -> Iterator[Request]:
     """What a step asks for on a bucket of zeros where all ranks do as this one."""
     state = compressor.init(layout)
     Leaves(state).set_step(step)
+    for choice in choices(state):
+        choice.fixed = method
     grad = torch.zeros(layout.numel, dtype=layout.dtype, device=layout.device)
     running = Running(compressor.reduce(grad, state))
     while (request := running.request) is not None:
@@ -180,23 +184,28 @@ def _alike(request: Request, ranks: range, rank: int) -> Tensor:
 
 
 def boundaries(compressor: Compressor) -> set[int]:
-    """The steps at which a compressor, or one inside it, changes stage; and of each stage one at which its guard looks."""
+    """The steps at which a compressor, or one inside it, changes stage; and of each stage one at which its ranks agree."""
     own = set(compressor.starts) if isinstance(compressor, Switch) else {0}
     found = own.union(*(boundaries(child) for child in children(compressor)))
-    if isinstance(compressor, Guarded):
-        found |= {next(filter(compressor.is_due, count(step))) for step in found}
+    if (is_due := getattr(compressor, "is_due", None)) is not None:
+        found |= {next(filter(is_due, count(step))) for step in found}
     return found
+
+
+def variants(compressor: Compressor) -> Iterator[tuple[int, int]]:
+    """(step, method) of everything that a step may ask for."""
+    return product(boundaries(compressor), range(most_methods(list(inside(compressor)))))
 
 
 def most_rounds(compressor: Compressor, layouts: Sequence[Layout]) -> int:
     """The largest number of rounds that any stage takes for any of the layouts."""
-    return max(dry_run(compressor, layout, step).rounds for step in boundaries(compressor) for layout in layouts)
+    return max(dry_run(compressor, layout, *variant).rounds for variant in variants(compressor) for layout in layouts)
 
 
 def scopes_by_round(compressor: Compressor, layout: Layout) -> list[set[Scope]]:
     """Among whom the rounds of a bucket go, in any stage."""
     layout = dataclasses.replace(placed_on_hosts(compressor, layout), device=torch.device("meta"))
-    stages = [[request.scope for request in _requests(compressor, layout, step)] for step in boundaries(compressor)]
+    stages = [[request.scope for request in _requests(compressor, layout, *each)] for each in variants(compressor)]
     return [{scope for scope in scopes if scope} for scopes in zip_longest(*stages)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,13 +122,19 @@ class Switch:
         """The average by the stage that this step falls in, of all that stages before it held back too."""
         now = self.stage(state)
         state.step.value += 1
-        owing = [leaves for leaves in state.leaves[:now] if leaves.hold_back]  # once more after a step that was undone
-        if owing and residual is not None:
-            held = residual.in_place()
-            residual = Residual(held, held)
-        for leaves in owing:
-            leaves.release(state.layout, grad if residual is None else residual.after)
+        residual = released(state.leaves[:now], state.layout, grad, residual)
         return (yield from self.stages[now].reduce(grad, state.stages[now], residual))
+
+
+def released(leaves: Iterable[Leaves], layout: Layout, grad: Tensor, residual: Residual | None) -> Residual | None:
+    """The residual with what other states hold back, which then is in no other place; without one it goes into `grad`."""
+    owing = [each for each in leaves if each.hold_back]  # once more after a step that was undone
+    if owing and residual is not None:
+        held = residual.in_place()
+        residual = Residual(held, held)
+    for each in owing:
+        each.release(layout, grad if residual is None else residual.after)
+    return residual
 
 
 @dataclass

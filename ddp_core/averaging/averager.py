@@ -29,6 +29,7 @@ from ..transport.protocol import Decorator, Pending
 from .bound import AllPending, Bound, OwnBound, all_done, labelled, names_by_index, one_round, parts_of, prepared, setup
 from .compiling import compile_kernels
 from .engines import Engines
+from .hiding import hiding_of
 from .protocol import Wishes
 from .runaway import Runaway
 from .thrown_away import ThrownAway
@@ -58,6 +59,7 @@ class CompressedAverager:
         self._known = object()  # made anew when what is known of buckets is forgotten
         self._step: Step | None = None
         self._thrown_away, self._runaway = ThrownAway(), Runaway()
+        self._hiding = hiding_of(compressor)
         self._totals, self._process = Totals(), os.getpid()
         self._loaded_order: list[str] = []
         self._last_index = -1  # of the bucket that a hook was given
@@ -104,7 +106,9 @@ class CompressedAverager:
                 self._thrown_away.look(counts=self.memory.counts)
             self.memory.end_step()
             if self.memory.step % EVERY == 0:
-                self._runaway.look(self.memory.gauges)
+                self._runaway.look(self.memory.live)
+            if self._hiding is not None:
+                self._hiding.look(self._step, self.memory.step, self.memory.live)
             self._take(step)
             self.memory.step += 1
             step.number, self.memory.settled = self.memory.step, False
@@ -271,6 +275,7 @@ class CompressedAverager:
 
     def _replace(self, compressor: Compressor) -> None:
         self.memory.replace(compressor)
+        self._hiding = hiding_of(compressor)
         self._forget()
 
     def rescale(self, factor: float) -> None:

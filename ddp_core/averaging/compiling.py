@@ -11,7 +11,7 @@ from itertools import product
 import torch
 
 from ...compress import Compressor, Layout, specification
-from ...compress.simulate import boundaries, rehearse
+from ...compress.simulate import rehearse, variants
 from ...kernels import all_finite
 
 MOST_ROWS = 1024
@@ -34,9 +34,9 @@ def compile_kernels(compressor: Compressor, layout: Layout) -> None:
     )
     began = time.perf_counter()
     with torch.autocast("cuda", enabled=False):  # as programs run
-        for first, sized in product(boundaries(compressor), _sizes(layout)):
+        for (first, method), sized in product(variants(compressor), _sizes(layout)):
             for step in (first, first + 1):  # a method may alternate
-                rehearse(compressor, sized, step)
+                rehearse(compressor, sized, step, method)
         all_finite(torch.zeros(1, dtype=layout.dtype, device=layout.device))
     _compiled.add(key)
     logger.info("the kernels of %s are there after %.1f s", key[0], time.perf_counter() - began)

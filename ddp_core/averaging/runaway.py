@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable
 
-from ...compress.gauge import Gauge
+from ..memory.bucket_memory import BucketMemory
 
 ADVICE = (
     "steps come late, and training may diverge. Damp what is held back (feedback=0.9, or less), begin with dense steps "
@@ -19,12 +19,13 @@ class Runaway:
     def __init__(self) -> None:
         self._told = False
 
-    def look(self, gauges: Iterable[tuple[tuple[str, ...], Gauge]]) -> None:
+    def look(self, buckets: Iterable[tuple[tuple[str, ...], BucketMemory]]) -> None:
         """Between steps, as often as a sample is taken."""
         if self._told:
             return
-        for names, gauge in gauges:
-            if gauge.guard is None and gauge.runs_away:
+        for names, bucket in buckets:
+            gauge = bucket.gauge
+            if gauge is not None and gauge.guard is None and gauge.runs_away:
                 self._told = True
                 warnings.warn(
                     f"compression of {names[0]} and others in its bucket holds back {gauge.residual_ratio:.0f} times a "

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...compress import state as states
+from ...compress.agreed import choices
 from ...compress.gauge import gauges
 from ...compress.protocol import Compressor, Layout, Program, all_reduce
 from ...compress.state import Entries, Leaves, PerParameter
@@ -36,6 +37,7 @@ class BucketMemory:
         self._compressor = compressor
         self.state = compressor.init(layout)
         self.gauge = next(gauges(self.state), None)
+        self.choice = next(choices(self.state), None)
         self._leaves = Leaves(self.state, versioned=True)
         self._leaves.set_step(step)
         self._owing, self._remembers = owing, bool(self._leaves.flat)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ...compress import specification
-from ...compress.gauge import Gauge
 from ...compress.protocol import Compressor, Layout, Program, marked
 from ...compress.shares import ranks_given
 from ...compress.state import Entries, Leaves
@@ -81,9 +80,9 @@ class ModelMemory:
         self._former_on: int | None = None  # those where the state of `_former` was
 
     @property
-    def gauges(self) -> Iterator[tuple[tuple[str, ...], Gauge]]:
-        """How error feedback fares, by the names in a bucket."""
-        return ((names, bucket.gauge) for names, bucket in self._live.items() if bucket.gauge is not None)
+    def live(self) -> ItemsView[tuple[str, ...], BucketMemory]:
+        """The memory of each bucket, by the names in it."""
+        return self._live.items()
 
     @property
     def averages(self) -> bool:

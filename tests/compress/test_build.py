@@ -89,8 +89,8 @@ MAPPINGS = [
     ({"name": "powersgd", "start_iter": 9, "warmup": BFloat16()}, "powersgd:start_iter=9,warmup=bf16"),
 ]
 ALL = (
-    "acp-powersgd, adacomp, batched-powersgd, bf16, chunktopk, dgc, dropping, fp16, fp8, hosts, int4, int8, natural, none, "
-    "onebit, powersgd, qsgd, randomk, ternary, terngrad, topk"
+    "acp-powersgd, adacomp, adaptive, batched-powersgd, bf16, chunktopk, dgc, dropping, fp16, fp8, hosts, int4, int8, "
+    "natural, none, onebit, powersgd, qsgd, randomk, ternary, terngrad, topk"
 )
 TOPK_OPTIONS = "ratio, k, value_dtype, scope, error_feedback, feedback, momentum, space, guard, start_iter, warmup"
 REFUSED = {  # specification: what the message must say
