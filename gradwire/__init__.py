@@ -14,7 +14,7 @@ if not (_here / "compress").exists():  # imported from a clone, where the other 
 
 from .compress import Compressor, Layout, compressor, compressors, register, without_momentum
 from .ddp_core import DistributedDataParallel, LocalSteps, Rendezvous, overlap, trace
-from .hooks import Handle, Plan, Stats, attach, comm_hook, plan
+from .hooks import Advice, Handle, Plan, Stats, advise, attach, comm_hook, plan
 
 try:
     __version__ = version("gradwire")
@@ -22,6 +22,7 @@ except PackageNotFoundError:  # a source tree that was never installed
     __version__ = "0+unknown"
 
 __all__ = [
+    "Advice",
     "Compressor",
     "DistributedDataParallel",
     "Handle",
@@ -31,6 +32,7 @@ __all__ = [
     "Rendezvous",
     "Stats",
     "__version__",
+    "advise",
     "attach",
     "comm_hook",
     "compressor",
