@@ -29,8 +29,8 @@ class Round:
 class Parcel:
     """A bucket or slice on its way through a step.
 
-    `ready`: seconds of backward until its last gradient is there; `needed`: seconds of forward until that uses it. `copy`: into
-    the bucket, by backward's thread. `decode`: after the last reply. `update`: the optimizer's, of its parameters.
+    `ready`: seconds of backward until its last gradient is there; `needed`: seconds of forward until that uses it.
+    `copy`: into the bucket, by backward's thread. `decode`: after the last reply. `update`: of its parameters.
     """
 
     ready: float
@@ -99,7 +99,10 @@ def _computes(step: Pipeline, travels: Sequence[Travel], *, until_needed: bool) 
     """The thread that computes."""
     yield from _backward(step, travels)
     done = 0.0
-    for travel in sorted(travels, key=lambda each: each.parcel.needed) if until_needed else travels:
+    if not until_needed:
+        for travel in travels:
+            yield travel.averaged
+    for travel in sorted(travels, key=lambda each: each.parcel.needed):
         if until_needed:
             yield Work(travel.parcel.needed - done, step.forward.cores)
             done = travel.parcel.needed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -91,6 +90,6 @@ class Machine:
                 self.runnable.append(process)
 
     def _speed(self, cores: float, slower: float) -> float:
-        """Of work that keeps `cores` busy: the part of its time in which it computes gets slower, not that in which it waits."""
+        """Of work that keeps `cores` busy: what it computes gets slower, what it waits does not."""
         computing = min(1.0, cores / min(1.0, self._cores))
         return 1.0 / (1.0 - computing + computing * slower)

@@ -39,7 +39,9 @@ def advise_command(config: AdviseConfig) -> int:
     adopt_launcher()
     ranks = int(os.environ["WORLD_SIZE"]) if under_launcher() else config.nproc
     if ranks < FEWEST_RANKS:
-        raise ValueError(f"advice is about what goes between ranks, and there is {ranks}: --nproc 2, or torchrun on hosts")
+        raise ValueError(
+            f"advice is about what goes between ranks, and there is {ranks}: --nproc 2, or torchrun on hosts"
+        )
     with torch.device("meta"):
         _model(config)
     wanted = backend_here(config.backend, config.link)

@@ -61,8 +61,8 @@ class Choice:
 
 @dataclass(frozen=True)
 class Rule:
-    """What is recommended: of the methods whose expected loss is within `tolerance` of that of none, the fastest, if it makes a
-    step at least `worthwhile` times as fast as the fastest that gives nothing up.
+    """What is recommended: of the methods whose expected loss is within `tolerance` of that of none, the fastest, if it
+    makes a step at least `worthwhile` times as fast as the fastest that gives nothing up.
     """
 
     tolerance: float = 0.03
@@ -85,7 +85,9 @@ class Rule:
 def _first(choices: Sequence[Choice]) -> Choice:
     fastest = min(choice.step for choice in choices)
     near = [choice for choice in choices if choice.step <= fastest * (1 + TIE)]
-    return min(near, key=lambda each: (each.order != BACKWARD if each.free else 0, max(each.loss or 0.0, 0.0), each.step))
+    return min(
+        near, key=lambda each: (each.order != BACKWARD if each.free else 0, max(each.loss or 0.0, 0.0), each.step)
+    )
 
 
 @dataclass(frozen=True)
@@ -117,15 +119,16 @@ class Forecast:
             told = f"Do not compress further here: {best.name} takes {_ms(best.step)} a step"
             return told + ("." if best == none else f", and none {_ms(none.step)}.")
         return (
-            f"{best.name} makes a step {none.step / best.step:.2f}x as fast as none and {self.gain:.2f}x as fast as what gives "
-            f"nothing up ({_ms(best.step)} of {_ms(none.step)}), at an expected loss of {_percent(best.loss)}."
+            f"{best.name} makes a step {none.step / best.step:.2f}x as fast as none and {self.gain:.2f}x as fast as what "
+            f"gives nothing up ({_ms(best.step)} of {_ms(none.step)}), at an expected loss of {_percent(best.loss)}."
         )
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What `advise` found. `here`: on the ranks that there are; `elsewhere`: on other numbers of hosts. `labels`: what is not
-    real. Printing it shows all.
+    """What `advise` found, in `seconds`; printing it shows all.
+
+    `here`: on the ranks that there are; `elsewhere`: on other numbers of hosts. `family`: of optimizers, as losses tell.
     """
 
     measured: Measured
@@ -204,8 +207,8 @@ def sizes(forecasts: Sequence[Forecast]) -> Iterator[str]:
         rows.append((place, best.spec, best.order, *steps))
     yield from _columns(("hosts", "recommended", "order", "none", "step", "as fast"), rows, left=3)
     yield (
-        "assumed: hosts and links like these; no rank waits for slower ones, and nothing else uses the network; bytes a second as "
-        "measured, latency for each message of a ring (Gloo) or tree (NCCL)"
+        "assumed: hosts and links like these; no rank waits for slower ones, and nothing else uses the network;\n"
+        "bytes a second as measured; latency for each message that follows another in a ring (Gloo) or tree (NCCL)"
     )
 
 

@@ -89,9 +89,10 @@ def advise(
 
     `loss_fn(model, batch)`: the loss, a scalar, of the model that it is given, which is a copy: steps are tried on it, and
     neither the model nor the optimizer nor torch's random state changes. `compressors`: specifications to choose from; by
-    default those whose loss was studied. `hosts`: other numbers of hosts to predict steps for. Recommended is the fastest method
-    whose expected loss is within `tolerance` (a part) of that of none, if it is `worthwhile` times as fast as the fastest that
-    gives nothing up. `bucket_mb`: of DistributedDataParallel. `transport`: put around each transport, such as an emulated link.
+    default those whose loss was studied. `hosts`: other numbers of hosts to predict steps for. Recommended is the fastest
+    method whose expected loss is within `tolerance` (a part) of that of none, if it is `worthwhile` times as fast as the
+    fastest that gives nothing up. `bucket_mb`: of DistributedDataParallel. `transport`: put around each transport, such as
+    an emulated link; every rank then counts as a host.
 
     Returns the same advice on every rank; printing it shows a table, the recommendation and the line to paste. Raises
     RuntimeError without a process group, ValueError for one of a single rank and for what cannot be tried.
@@ -133,7 +134,9 @@ def _here(model: nn.Module, group: dist.ProcessGroup | None, transport: Decorato
     chosen = group or dist.group.WORLD
     assert isinstance(chosen, dist.ProcessGroup)
     if chosen.size() < 2:
-        raise ValueError("advise() measures what goes between ranks, and this process group has one: start more of them")
+        raise ValueError(
+            "advise() measures what goes between ranks, and this process group has one: start more of them"
+        )
     device = next((p.device for p in model.parameters() if p.requires_grad), torch.device("cpu"))
     return Here.found(chosen, device, one_level=transport is not None)
 
@@ -170,7 +173,8 @@ def _packed(computation: Computation) -> list[Any]:
 
 
 def _unpacked(told: list[Any]) -> Computation:
-    return Computation(*(Work(*phase) for phase in told[0]), *told[1:])
+    forward, backward, optimizer = (Work(*phase) for phase in told[0])
+    return Computation(forward, backward, optimizer, *told[1:])
 
 
 def _two_levels(asked: Sequence[Method], world: World) -> list[Method]:
@@ -192,8 +196,8 @@ def _measured(
     """All parts of a step."""
     arithmetic, copy = _arithmetic(training, computation, offered, here, bucket_mb)
     rings = dist.get_backend(here.group) != "nccl"
-    parts = (computation, training.parameters, arithmetic, {}, copy, here.world, here.cores, rings)
-    measured = Measured(*parts, plans=here.device.type != "cuda")
+    plans = here.device.type != "cuda"
+    measured = Measured(computation, training.parameters, arithmetic, {}, copy, here.world, here.cores, rings, plans)
     engines = Engines([here.group], timeout, transport)
     try:
         costs = Network(engines.of(here.device, 0).transport, here.device, timeout, here.world.per_host).costs(
@@ -231,10 +235,9 @@ def _largest(measured: Measured, offered: Sequence[Method], bucket_mb: float | N
     """The largest payload of each kind of request."""
     found: dict[Kind, int] = {}
     for method in offered:
-        built = compressor(method.spec)
         for overlaps in (False, True):
-            layouts, _ = buckets(measured, built, measured.world, bucket_mb, overlaps=overlaps)
-            for request in (request for layout in layouts for request in requests_on(built, layout)):
+            layouts, _ = buckets(measured, method.spec, measured.world, bucket_mb, overlaps=overlaps)
+            for request in (request for layout in layouts for request in requests_on(method.spec, layout)):
                 if request.kind[2] != "self":
                     found[request.kind] = max(found.get(request.kind, 0), request.payload_bytes)
     return found

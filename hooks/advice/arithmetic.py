@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -24,7 +23,7 @@ REPEATS = 2  # measured runs of a bucket, behind one that is not counted
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """Seconds an element: `phases` before the first request, between each two, and behind the last. `cores`: busy meanwhile."""
+    """Seconds an element. `phases`: before the first request, between each two, behind the last. `cores`: busy meanwhile."""
 
     phases: tuple[float, ...]
     cores: float

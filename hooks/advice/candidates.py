@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch.optim import Optimizer
@@ -50,7 +51,7 @@ def family(optimizer: Optimizer) -> str:
     return ADAM if kind(optimizer) == ADAM else SGD
 
 
-def methods(specs: list[str] | None) -> list[Method]:
+def methods(specs: Sequence[str] | None) -> list[Method]:
     """The methods of some specifications, "none" always among them; all of the study where none are given.
 
     A two-level method loses what its inner one does.

@@ -49,9 +49,11 @@ class World:
 
 @dataclass(frozen=True)
 class Measured:
-    """All that predictions rest on. `measured_on`: the ranks that there were. `cores`: of a machine, for each of its ranks.
-    `rings`: messages of a collective follow each other around a ring (Gloo's do), else as in trees. `plans`: overlapped slices
-    go in a planned order. `copy`: seconds an element.
+    """All that predictions rest on, measured on the ranks of `world`.
+
+    `copy`: seconds an element, into buckets. `cores`: of a machine, for each of its ranks. `rings`: messages of a
+    collective follow each other around a ring, as Gloo's do, else as in trees. `plans`: overlapped slices go in a planned
+    order.
     """
 
     computation: Computation
@@ -92,11 +94,10 @@ class Prediction:
 def predicted(measured: Measured, spec: str, order: str, world: World, bucket_mb: float | None = None) -> Prediction:
     """Of a method on so many ranks, once warm-ups are over. `order`: backward, or priority, as gradwire.overlap has it."""
     overlaps = order == PRIORITY
-    built = compressor(spec)
-    layouts, cuts = buckets(measured, built, world, bucket_mb, overlaps=overlaps)
+    layouts, cuts = buckets(measured, spec, world, bucket_mb, overlaps=overlaps)
     parcels, sent_bytes = list[Parcel](), 0.0
     for layout, parts in zip(layouts, cuts, strict=True):
-        requests = requests_on(built, layout)
+        requests = requests_on(spec, layout)
         parcel = _parcel(measured, measured.arithmetic[spec], layout, requests, world, parts)
         parcels += [parcel] * parts
         sent_bytes += sum(request.sent_bytes for request in requests if request.travels)
@@ -104,32 +105,34 @@ def predicted(measured: Measured, spec: str, order: str, world: World, bucket_mb
     if overlaps and measured.plans:
         parcels = [parcels[place] for place in planned_order(model)]
     step = Pipeline(computation.forward, computation.backward, tuple(parcels), measured.cores)
-    return Prediction(step.seconds(until_needed=overlaps), optimal(model), sent_bytes, _state_bytes(built, layouts))
+    return Prediction(
+        step.seconds(until_needed=overlaps), optimal(model), sent_bytes, _state_bytes(compressor(spec), layouts)
+    )
 
 
 def buckets(
-    measured: Measured, built: Compressor, world: World, bucket_mb: float | None, *, overlaps: bool
+    measured: Measured, spec: str, world: World, bucket_mb: float | None, *, overlaps: bool
 ) -> tuple[list[Layout], list[int]]:
     """The buckets that DistributedDataParallel makes, and into how many slices each is cut."""
     ready = {name: measured.parameters[name] for name in measured.computation.ready}
     if not overlaps:
         layouts = bucket_layouts(ready, bucket_mb, world.ranks)
-        return [_on_hosts(built, layout, world) for layout in layouts], [1] * len(layouts)
-    gradient_mb = SLICE_MB * max(1.0, min(shrinks(built, world), DEFAULT_CAP_MB / SLICE_MB))
-    layouts = [_on_hosts(built, each, world) for each in bucket_layouts(ready, gradient_mb, world.ranks)]
-    cut = gradient_mb * MEBIBYTE if forgets(built) else math.inf
+        return [_on_hosts(spec, layout, world) for layout in layouts], [1] * len(layouts)
+    gradient_mb = SLICE_MB * max(1.0, min(shrinks(spec, world), DEFAULT_CAP_MB / SLICE_MB))
+    layouts = [_on_hosts(spec, each, world) for each in bucket_layouts(ready, gradient_mb, world.ranks)]
+    cut = gradient_mb * MEBIBYTE if forgets(compressor(spec)) else math.inf
     sizes = [layout.numel * layout.dtype.itemsize for layout in layouts]
     return layouts, [math.ceil(size / cut) if size > MUCH * cut else 1 for size in sizes]
 
 
-def _on_hosts(built: Compressor, layout: Layout, world: World) -> Layout:
-    return replace(layout, ranks_per_host=1 if ranks_given(built) is None else world.per_host)
+def _on_hosts(spec: str, layout: Layout, world: World) -> Layout:
+    return replace(layout, ranks_per_host=1 if ranks_given(compressor(spec)) is None else world.per_host)
 
 
-def shrinks(built: Compressor, world: World) -> float:
+def shrinks(spec: str, world: World) -> float:
     """How many times as much an all-reduce of a large matrix sends."""
     layout = Layout(("sample",), ((SAMPLE, SAMPLE),), torch.float32, torch.device("meta"), world.ranks)
-    sent = sum(each.sent_bytes for each in requests_on(built, _on_hosts(built, layout, world)) if each.travels)
+    sent = sum(each.sent_bytes for each in requests_on(spec, _on_hosts(spec, layout, world)) if each.travels)
     dense = 2 * (world.ranks - 1) / world.ranks * 4 * layout.numel
     return dense / sent if sent else 1.0
 
@@ -141,14 +144,14 @@ def forgets(built: Compressor) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def requests_on(built: Compressor, layout: Layout) -> tuple[Sent, ...]:
+def requests_on(spec: str, layout: Layout) -> tuple[Sent, ...]:
     """What a step asks for on a bucket, in the order of rounds; of methods that alternate, the mean of two steps."""
-    first, second = (list(requests_of(built, layout, step)) for step in STEPS)
+    first, second = (list(requests_of(compressor(spec), layout, step)) for step in STEPS)
     return tuple(
         Sent(
             kind_of(one),
             one.tensor.nbytes,
-            sum(each.sent_bytes(len(layout.members(each.scope))) for each in (one, other)) / len(STEPS),
+            (one.sent_bytes(len(layout.members(one.scope))) + other.sent_bytes(len(layout.members(other.scope)))) / 2,
         )
         for one, other in zip(first, second, strict=True)
     )

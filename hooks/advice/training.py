@@ -51,15 +51,15 @@ class Training:
             self.model, self._optimizer = copy.deepcopy((model, optimizer))
         except Exception as error:
             raise ValueError(
-                f"{type(model).__name__} and its {type(optimizer).__name__} cannot be copied, and steps are tried on a copy: "
-                f"advise before anything is put around the model, or on a model built anew. {error}"
+                f"{type(model).__name__} and its {type(optimizer).__name__} cannot be copied, and steps are tried on a "
+                f"copy: advise before anything is put around the model, or on a model built anew. {error}"
             ) from error
         self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         if not self.parameters:
             raise ValueError(
                 f"{type(model).__name__} has no parameters that require gradients: there is nothing to average"
             )
-        self._names = {parameter: name for name, parameter in self.parameters.items()}
+        self._names: dict[Tensor, str] = {parameter: name for name, parameter in self.parameters.items()}
         self._loss_fn, self._batch, self._clock = loss_fn, batch, clock
         self._on_cuda = next(iter(self.parameters.values())).is_cuda
 
@@ -85,7 +85,7 @@ class Training:
             loss = self._checked(self._loss_fn(self.model, self._batch))
         end_phase()
         with self._ready_noted(ready):
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         end_phase()
         self._optimizer.step()
         self._optimizer.zero_grad()
@@ -122,7 +122,9 @@ class Training:
         """
         spans = [self._spans(step) for step in steps]
         phases = [
-            Work(statistics.median(span[place][0] for span in spans), statistics.median(span[place][1] for span in spans))
+            Work(
+                statistics.median(span[place][0] for span in spans), statistics.median(span[place][1] for span in spans)
+            )
             for place in range(3)
         ]
         forward, backward, optimizer = phases

@@ -1,0 +1,104 @@
+"""How near predicted steps are to measured ones, and whether what `gradwire advise` recommends is what measures best.
+
+    python docs/benchmarks/advise_check.py RUNS [CASE ...]
+
+runs `gradwire advise` and then `gradwire bench` for each case, keeps their files in the folder RUNS, and prints the tables
+of docs/advise.md from all that is there. Labs need Linux and root; a case takes some minutes.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+from gradwire.hooks.advice import Rule
+from gradwire.hooks.advice.candidates import METHODS, SGD, UNCOMPRESSED
+
+Key = tuple[str, str]  # compressor and order
+Pairs = dict[Key, tuple[float, float]]  # predicted and measured seconds
+NEAR = 1.05  # times the best measured step: as good
+ALL = "none,bf16,int8,int4,powersgd:rank=4"
+SMALL = "bf16,int8,int4,powersgd:rank=4"
+CASES = {  # model, dilation, ranks or lab, rate; methods to measure in backward's order, and by priority
+    "r18-2-100m": ("resnet18-cifar", 1, "--nproc=2", "--link=100mbit", ALL, "int4,powersgd:rank=4"),
+    "r18-4-1g": ("resnet18-cifar", 4, "--nproc=4", "--link=1gbit", ALL, ALL),
+    "r18-8-10g": ("resnet18-cifar", 20, "--nproc=8", "--link=10gbit", ALL, ALL),
+    "gpt-4-1g": ("gpt-20m", 4, "--nproc=4", "--link=1gbit", ALL, SMALL),
+    "gpt-2-10g": ("gpt-20m", 10, "--nproc=2", "--link=10gbit", ALL, ALL),
+    "gpt-8-300m": ("gpt-20m", 2, "--nproc=8", "--link=300mbit", ALL, "int4,powersgd:rank=4"),
+    "r50-4-4g": ("resnet50", 8, "--nproc=4", "--link=4gbit", ALL, ALL),
+    "r50-2-10g": ("resnet50", 8, "--nproc=2", "--link=10gbit", ALL, ALL),
+    "r50-4-1g": ("resnet50", 4, "--nproc=4", "--link=1gbit", ALL, SMALL),
+    "lab-r18-4-1g": ("resnet18-cifar", 4, "--netlab.hosts=4", "--netlab.rate=1gbit", ALL, ALL),
+    "lab-gpt-4-300m": ("gpt-20m", 2, "--netlab.hosts=4", "--netlab.rate=300mbit", ALL, "int4,powersgd:rank=4"),
+}
+
+
+def run(folder: Path, name: str) -> None:
+    """Both commands of a case."""
+    trace, dilate, ranks, rate, backward, priority = CASES[name]
+    same = [f"--compute=emulate:{trace}", f"--dilate={dilate}", ranks, rate]
+    count = int(ranks.partition("=")[2])
+    bench = ["bench", *same, f"--world-sizes={count}", "--no-ddp=false", "--steps=4", "--warmup=2"]
+    commands = [
+        ["advise", *same, f"--json={folder / name}.advise.json"],
+        [*bench, f"--compressors={backward}", f"--json={folder / name}.backward.json"],
+        [*bench, f"--compressors={priority}", "--order=priority", f"--json={folder / name}.priority.json"],
+    ]
+    for command in commands:
+        with (folder / f"{name}.{command[0]}.log").open("a") as log:
+            subprocess.run([sys.executable, "-m", "gradwire", *command], check=True, stdout=log)
+
+
+def beside(folder: Path, name: str) -> tuple[Pairs, Key]:
+    """{(compressor, order): (predicted, measured)} of a case, seconds, not dilated; what is recommended."""
+    dilate = CASES[name][1]
+    advice = json.loads((folder / f"{name}.advise.json").read_text())["here"]
+    predicted = {(row["compressor"], row["order"]): row["step"] / dilate for row in advice["rows"]}
+    files = [json.loads((folder / f"{name}.{order}.json").read_text()) for order in ("backward", "priority")]
+    rows = [row for file in files for row in file["benchmark_results"]]
+    found = {(row["compressor"], row["order"]): row["measurements"]["sec_per_iter"]["p50"] / dilate for row in rows}
+    pairs = {key: (predicted[key], measured) for key, measured in found.items()}
+    return pairs, (advice["recommended"]["compressor"], advice["recommended"]["order"])
+
+
+def best_measured(pairs: Pairs) -> Key:
+    """What the rule of `advise` takes of the measured steps: without its ties, the fastest is the best."""
+    rule, losses = Rule(), {method.spec: method.loss(SGD) for method in METHODS}
+    kept = {key: measured for key, (_, measured) in pairs.items() if losses[key[0]] <= rule.tolerance}
+    free = {key: measured for key, measured in kept.items() if key[0] in UNCOMPRESSED}
+    fastest, plain = min(kept, key=kept.__getitem__), min(free, key=free.__getitem__)
+    return fastest if fastest in free or free[plain] >= rule.worthwhile * kept[fastest] else plain
+
+
+def report(folder: Path, names: list[str]) -> None:
+    """Both tables, as Markdown."""
+    errors, good = [], []
+    print("| case | method | order | predicted, ms | measured, ms | error |\n|---|---|---|---|---|---|")
+    cases = {name: beside(folder, name) for name in names}
+    for name, (pairs, _) in cases.items():
+        for (spec, order), (predicted, measured) in pairs.items():
+            errors.append(abs(predicted / measured - 1))
+            error = f"{predicted / measured - 1:+.1%}"
+            print(f"| {name} | `{spec}` | {order} | {predicted * 1e3:.1f} | {measured * 1e3:.1f} | {error} |")
+    print("\n| case | recommended | its step, ms | measures best | its step, ms | |\n|---|---|---|---|---|---|")
+    for name, (pairs, chosen) in cases.items():
+        best = best_measured(pairs)
+        mine = pairs[chosen][1] if chosen in pairs else float("nan")
+        good.append(mine <= NEAR * pairs[best][1])
+        words = [f"`{spec}`, {order}" for spec, order in (chosen, best)]
+        print(
+            f"| {name} | {words[0]} | {mine * 1e3:.1f} | {words[1]} | {pairs[best][1] * 1e3:.1f} | "
+            f"{mine / pairs[best][1]:.2f}x |"
+        )
+    print(f"\n{len(errors)} steps: error median {median(errors):.1%}, worst {max(errors):.1%}")
+    print(f"recommended is best or within {NEAR - 1:.0%}: {sum(good)} of {len(good)}")
+
+
+if __name__ == "__main__":
+    place = Path(sys.argv[1])
+    place.mkdir(parents=True, exist_ok=True)
+    for each in sys.argv[2:]:
+        run(place, each)
+    report(place, [name for name in CASES if (place / f"{name}.priority.json").exists()])
