@@ -13,34 +13,42 @@ from pathlib import Path
 from statistics import median
 
 from gradwire.hooks.advice import Rule
-from gradwire.hooks.advice.candidates import METHODS, SGD, UNCOMPRESSED
+from gradwire.hooks.advice.candidates import METHODS, SGD, TWO_LEVELS, UNCOMPRESSED
 
 Key = tuple[str, str]  # compressor and order
 Pairs = dict[Key, tuple[float, float]]  # predicted and measured seconds
 NEAR = 1.05  # times the best measured step: as good
 ALL = "none,bf16,int8,int4,powersgd:rank=4"
-SMALL = "bf16,int8,int4,powersgd:rank=4"
-CASES = {  # model, dilation, ranks or lab, rate; methods to measure in backward's order, and by priority
-    "r18-2-100m": ("resnet18-cifar", 1, "--nproc=2", "--link=100mbit", ALL, "int4,powersgd:rank=4"),
-    "r18-4-1g": ("resnet18-cifar", 4, "--nproc=4", "--link=1gbit", ALL, ALL),
-    "r18-8-10g": ("resnet18-cifar", 20, "--nproc=8", "--link=10gbit", ALL, ALL),
-    "gpt-4-1g": ("gpt-20m", 4, "--nproc=4", "--link=1gbit", ALL, SMALL),
-    "gpt-2-10g": ("gpt-20m", 10, "--nproc=2", "--link=10gbit", ALL, ALL),
-    "gpt-8-300m": ("gpt-20m", 2, "--nproc=8", "--link=300mbit", ALL, "int4,powersgd:rank=4"),
-    "r50-4-4g": ("resnet50", 8, "--nproc=4", "--link=4gbit", ALL, ALL),
-    "r50-2-10g": ("resnet50", 8, "--nproc=2", "--link=10gbit", ALL, ALL),
-    "r50-4-1g": ("resnet50", 4, "--nproc=4", "--link=1gbit", ALL, SMALL),
-    "lab-r18-4-1g": ("resnet18-cifar", 4, "--netlab.hosts=4", "--netlab.rate=1gbit", ALL, ALL),
-    "lab-gpt-4-300m": ("gpt-20m", 2, "--netlab.hosts=4", "--netlab.rate=300mbit", ALL, "int4,powersgd:rank=4"),
+SOME = "bf16,int4,powersgd:rank=4"
+LEVELS = "none,bf16,int4,hosts+none,hosts+bf16,hosts+int4,hosts+powersgd:rank=4"
+CASES = {  # model, dilation, ranks, flags of ranks and rate, methods to measure in backward's order, and by priority
+    "r18-2-100m": ("resnet18-cifar", 1, 2, "--nproc=2 --link=100mbit", ALL, "int4,powersgd:rank=4"),
+    "r18-4-1g": ("resnet18-cifar", 4, 4, "--nproc=4 --link=1gbit", ALL, ALL),
+    "r18-8-10g": ("resnet18-cifar", 20, 8, "--nproc=8 --link=10gbit", ALL, SOME),
+    "gpt-4-1g": ("gpt-20m", 3, 4, "--nproc=4 --link=1gbit", ALL, SOME),
+    "gpt-2-10g": ("gpt-20m", 10, 2, "--nproc=2 --link=10gbit", ALL, ALL),
+    "gpt-8-300m": ("gpt-20m", 3, 8, "--nproc=8 --link=300mbit", SOME, "int4,powersgd:rank=4"),
+    "r50-4-4g": ("resnet50", 6, 4, "--nproc=4 --link=4gbit", ALL, SOME),
+    "r50-2-10g": ("resnet50", 6, 2, "--nproc=2 --link=10gbit", ALL, ALL),
+    "r50-4-1g": ("resnet50", 3, 4, "--nproc=4 --link=1gbit", SOME, SOME),
+    "lab-r18-4-1g": ("resnet18-cifar", 4, 4, "--netlab.hosts=4 --netlab.rate=1gbit", ALL, SOME),
+    "lab-gpt-4-300m": ("gpt-20m", 2, 4, "--netlab.hosts=4 --netlab.rate=300mbit", SOME, "int4,powersgd:rank=4"),
+    "lab-r18-2x2-1g": (
+        "resnet18-cifar",
+        4,
+        4,
+        "--netlab.hosts=2 --netlab.ranks_per_host=2 --netlab.rate=1gbit",
+        LEVELS,
+        "bf16,hosts+bf16,hosts+int4",
+    ),
 }
 
 
 def run(folder: Path, name: str) -> None:
     """Both commands of a case."""
-    trace, dilate, ranks, rate, backward, priority = CASES[name]
-    same = [f"--compute=emulate:{trace}", f"--dilate={dilate}", ranks, rate]
-    count = int(ranks.partition("=")[2])
-    bench = ["bench", *same, f"--world-sizes={count}", "--no-ddp=false", "--steps=4", "--warmup=2"]
+    trace, dilate, ranks, flags, backward, priority = CASES[name]
+    same = [f"--compute=emulate:{trace}", f"--dilate={dilate}", *flags.split()]
+    bench = ["bench", *same, f"--world-sizes={ranks}", "--no-ddp=false", "--steps=4", "--warmup=2"]
     commands = [
         ["advise", *same, f"--json={folder / name}.advise.json"],
         [*bench, f"--compressors={backward}", f"--json={folder / name}.backward.json"],
@@ -66,8 +74,9 @@ def beside(folder: Path, name: str) -> tuple[Pairs, Key]:
 def best_measured(pairs: Pairs) -> Key:
     """What the rule of `advise` takes of the measured steps: without its ties, the fastest is the best."""
     rule, losses = Rule(), {method.spec: method.loss(SGD) for method in METHODS}
-    kept = {key: measured for key, (_, measured) in pairs.items() if losses[key[0]] <= rule.tolerance}
-    free = {key: measured for key, measured in kept.items() if key[0] in UNCOMPRESSED}
+    inner = {key: key[0].removeprefix(TWO_LEVELS) for key in pairs}
+    kept = {key: measured for key, (_, measured) in pairs.items() if losses[inner[key]] <= rule.tolerance}
+    free = {key: measured for key, measured in kept.items() if inner[key] in UNCOMPRESSED}
     fastest, plain = min(kept, key=kept.__getitem__), min(free, key=free.__getitem__)
     return fastest if fastest in free or free[plain] >= rule.worthwhile * kept[fastest] else plain
 

@@ -101,13 +101,11 @@ def predicted(measured: Measured, spec: str, order: str, world: World, bucket_mb
         parcel = _parcel(measured, measured.arithmetic[spec], layout, requests, world, parts)
         parcels += [parcel] * parts
         sent_bytes += sum(request.sent_bytes for request in requests if request.travels)
-    computation, model = measured.computation, _model(measured.computation, parcels)
+    computation, bound = measured.computation, optimal(_by_parameters(measured, layouts, cuts, parcels))
     if overlaps and measured.plans:
-        parcels = [parcels[place] for place in planned_order(model)]
+        parcels = [parcels[place] for place in planned_order(_model(computation, parcels))]
     step = Pipeline(computation.forward, computation.backward, tuple(parcels), measured.cores)
-    return Prediction(
-        step.seconds(until_needed=overlaps), optimal(model), sent_bytes, _state_bytes(compressor(spec), layouts)
-    )
+    return Prediction(step.seconds(until_needed=overlaps), bound, sent_bytes, _state_bytes(compressor(spec), layouts))
 
 
 def buckets(
@@ -203,15 +201,25 @@ def members(world: World, scope: Scope) -> int:
 
 def _model(computation: Computation, parcels: Sequence[Parcel]) -> StepModel:
     """Computation and wire alone."""
-    pieces = tuple(
-        Piece(
-            min(parcel.ready, computation.backward.seconds),
-            sum(each.wire.seconds for each in parcel.rounds),
-            min(parcel.needed, computation.forward.seconds),
-        )
-        for parcel in parcels
-    )
-    return StepModel(computation.forward.seconds, computation.backward.seconds, pieces)
+    pieces = (Piece(parcel.ready, _wire(parcel), parcel.needed) for parcel in parcels)
+    return StepModel(computation.forward.seconds, computation.backward.seconds, tuple(pieces))
+
+
+def _by_parameters(
+    measured: Measured, layouts: Sequence[Layout], cuts: Sequence[int], parcels: Sequence[Parcel]
+) -> StepModel:
+    """The same with a piece for each parameter, which has its part of its bucket's wire."""
+    computation, pieces, place = measured.computation, list[Piece](), 0
+    for layout, parts in zip(layouts, cuts, strict=True):
+        wire = parts * _wire(parcels[place])
+        place += parts
+        for name, size in zip(layout.names, layout.sizes, strict=True):
+            pieces.append(Piece(computation.ready[name], wire * size / layout.numel, computation.needed[name]))
+    return StepModel(computation.forward.seconds, computation.backward.seconds, tuple(pieces))
+
+
+def _wire(parcel: Parcel) -> float:
+    return sum(each.wire.seconds for each in parcel.rounds)
 
 
 def _state_bytes(built: Compressor, layouts: Sequence[Layout]) -> int:
