@@ -31,6 +31,8 @@ CASES = {  # model, dilation, ranks, flags of ranks and rate, methods to measure
     "r50-4-4g": ("resnet50", 6, 4, "--nproc=4 --link=4gbit", ALL, SOME),
     "r50-2-10g": ("resnet50", 6, 2, "--nproc=2 --link=10gbit", ALL, ALL),
     "r50-4-1g": ("resnet50", 3, 4, "--nproc=4 --link=1gbit", SOME, SOME),
+    "mlp-2-300m": ("mlp", 1, 2, "--nproc=2 --link=300mbit", ALL, SOME),
+    "mlp-2-3g": ("mlp", 1, 2, "--nproc=2 --link=3gbit", ALL, SOME),
     "lab-r18-4-1g": ("resnet18-cifar", 4, 4, "--netlab.hosts=4 --netlab.rate=1gbit", ALL, SOME),
     "lab-gpt-4-300m": ("gpt-20m", 2, 4, "--netlab.hosts=4 --netlab.rate=300mbit", SOME, "int4,powersgd:rank=4"),
     "lab-r18-2x2-1g": (
@@ -44,13 +46,18 @@ CASES = {  # model, dilation, ranks, flags of ranks and rate, methods to measure
 }
 
 
+MLP = ["--model=mlp", "--model.width=1024", "--model.layers=4"]  # as bench has it
+
+
 def run(folder: Path, name: str) -> None:
     """Both commands of a case."""
-    trace, dilate, ranks, flags, backward, priority = CASES[name]
-    same = [f"--compute=emulate:{trace}", f"--dilate={dilate}", *flags.split()]
+    model, dilate, ranks, flags, backward, priority = CASES[name]
+    real, same = model == "mlp", flags.split()
+    same += ["--batch-size=32"] if real else [f"--compute=emulate:{model}", f"--dilate={dilate}"]
     bench = ["bench", *same, f"--world-sizes={ranks}", "--no-ddp=false", "--steps=4", "--warmup=2"]
+    bench += ["--models=mlp"] if real else []
     commands = [
-        ["advise", *same, f"--json={folder / name}.advise.json"],
+        ["advise", *same, *(MLP if real else []), f"--json={folder / name}.advise.json"],
         [*bench, f"--compressors={backward}", f"--json={folder / name}.backward.json"],
         [*bench, f"--compressors={priority}", "--order=priority", f"--json={folder / name}.priority.json"],
     ]

@@ -202,7 +202,9 @@ def sizes(forecasts: Sequence[Forecast]) -> Iterator[str]:
     """What is recommended on other numbers of hosts."""
     rows = []
     for each in forecasts:
-        best, place = each.best, f"{each.ranks // each.per_host:,} of {each.per_host}"
+        best, place = each.best, f"{each.ranks // each.per_host:,}"
+        if each.per_host > 1:
+            place += f" of {each.per_host} ranks"
         steps = (_ms(each.of("none").step), _ms(best.step), f"{each.of('none').step / best.step:.2f}x")
         rows.append((place, best.spec, best.order, *steps))
     yield from _columns(("hosts", "recommended", "order", "none", "step", "as fast"), rows, left=3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,21 +15,18 @@ from ...compress.scopes import Scope
 from ...compress.shares import ranks_given
 from ...compress.simulate import STEADY, requests_of
 from ...compress.state import Leaves
-from ...ddp_core.buckets.assignment import DEFAULT_CAP_MB, MEBIBYTE
-from ...ddp_core.buckets.slices import MUCH
 from ...ddp_core.planning.bounds import optimal
 from ...ddp_core.planning.pipeline import Parcel, Pipeline, Round
 from ...ddp_core.planning.replay import planned_order
 from ...ddp_core.planning.shared_cores import Work
 from ...ddp_core.planning.step_model import Piece, StepModel
-from ...ddp_core.schedule.slice_size import SAMPLE
 from ..plan import bucket_layouts
+from ..slices import gradient_mb, parts_of
 from .arithmetic import Arithmetic
 from .candidates import PRIORITY
 from .network import FREE, Kind, KindCost, kind_of
 from .training import Computation
 
-SLICE_MB = 2.0  # on the wire, as gradwire.overlap has it
 STEPS = (STEADY, STEADY + 1)  # a method may alternate
 
 
@@ -116,29 +112,13 @@ def buckets(
     if not overlaps:
         layouts = bucket_layouts(ready, bucket_mb, world.ranks)
         return [_on_hosts(spec, layout, world) for layout in layouts], [1] * len(layouts)
-    gradient_mb = SLICE_MB * max(1.0, min(shrinks(spec, world), DEFAULT_CAP_MB / SLICE_MB))
-    layouts = [_on_hosts(spec, each, world) for each in bucket_layouts(ready, gradient_mb, world.ranks)]
-    cut = gradient_mb * MEBIBYTE if forgets(compressor(spec)) else math.inf
-    sizes = [layout.numel * layout.dtype.itemsize for layout in layouts]
-    return layouts, [math.ceil(size / cut) if size > MUCH * cut else 1 for size in sizes]
+    cut_mb = gradient_mb(spec, world.ranks, world.per_host)
+    layouts = [_on_hosts(spec, each, world) for each in bucket_layouts(ready, cut_mb, world.ranks)]
+    return layouts, [parts_of(spec, layout, cut_mb) for layout in layouts]
 
 
 def _on_hosts(spec: str, layout: Layout, world: World) -> Layout:
     return replace(layout, ranks_per_host=1 if ranks_given(compressor(spec)) is None else world.per_host)
-
-
-def shrinks(spec: str, world: World) -> float:
-    """How many times as much an all-reduce of a large matrix sends."""
-    layout = Layout(("sample",), ((SAMPLE, SAMPLE),), torch.float32, torch.device("meta"), world.ranks)
-    sent = sum(each.sent_bytes for each in requests_on(spec, _on_hosts(spec, layout, world)) if each.travels)
-    dense = 2 * (world.ranks - 1) / world.ranks * 4 * layout.numel
-    return dense / sent if sent else 1.0
-
-
-def forgets(built: Compressor) -> bool:
-    """Whether nothing is remembered of a gradient, so that what is sent may be cut anywhere."""
-    sample = Layout(("sample",), ((64, 64),), torch.float32, torch.device("meta"), world_size=2)
-    return not Leaves(built.init(sample)).flat
 
 
 @functools.lru_cache(maxsize=4096)
