@@ -28,9 +28,9 @@ CASES = {  # model, dilation, ranks, flags of ranks and rate, methods to measure
     "gpt-4-1g": ("gpt-20m", 3, 4, "--nproc=4 --link=1gbit", ALL, SOME),
     "gpt-2-10g": ("gpt-20m", 10, 2, "--nproc=2 --link=10gbit", ALL, ALL),
     "gpt-8-300m": ("gpt-20m", 3, 8, "--nproc=8 --link=300mbit", SOME, "int4,powersgd:rank=4"),
-    "r50-4-4g": ("resnet50", 6, 4, "--nproc=4 --link=4gbit", ALL, SOME),
-    "r50-2-10g": ("resnet50", 6, 2, "--nproc=2 --link=10gbit", ALL, ALL),
-    "r50-4-1g": ("resnet50", 3, 4, "--nproc=4 --link=1gbit", SOME, SOME),
+    "r50-4-4g": ("resnet50", 12, 4, "--nproc=4 --link=4gbit", ALL, SOME),
+    "r50-2-10g": ("resnet50", 8, 2, "--nproc=2 --link=10gbit", ALL, ALL),
+    "r50-4-1g": ("resnet50", 5, 4, "--nproc=4 --link=1gbit", SOME, SOME),
     "mlp-2-300m": ("mlp", 1, 2, "--nproc=2 --link=300mbit", ALL, SOME),
     "mlp-2-3g": ("mlp", 1, 2, "--nproc=2 --link=3gbit", ALL, SOME),
     "lab-r18-4-1g": ("resnet18-cifar", 4, 4, "--netlab.hosts=4 --netlab.rate=1gbit", ALL, SOME),
@@ -54,7 +54,7 @@ def run(folder: Path, name: str) -> None:
     model, dilate, ranks, flags, backward, priority = CASES[name]
     real, same = model == "mlp", flags.split()
     same += ["--batch-size=32"] if real else [f"--compute=emulate:{model}", f"--dilate={dilate}"]
-    bench = ["bench", *same, f"--world-sizes={ranks}", "--no-ddp=false", "--steps=4", "--warmup=2"]
+    bench = ["bench", *same, f"--world-sizes={ranks}", "--no-ddp=false", "--steps=4", "--warmup=1"]
     bench += ["--models=mlp"] if real else []
     commands = [
         ["advise", *same, *(MLP if real else []), f"--json={folder / name}.advise.json"],

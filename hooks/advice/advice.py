@@ -83,11 +83,10 @@ class Rule:
 
 
 def _first(choices: Sequence[Choice]) -> Choice:
+    """Of those that are as fast as the fastest. Losses are compared in whole per cents: the study tells no less apart."""
     fastest = min(choice.step for choice in choices)
     near = [choice for choice in choices if choice.step <= fastest * (1 + TIE)]
-    return min(
-        near, key=lambda each: (each.order != BACKWARD if each.free else 0, max(each.loss or 0.0, 0.0), each.step)
-    )
+    return min(near, key=lambda each: (round(max(each.loss or 0.0, 0.0), 2), each.order != BACKWARD, each.step))
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from ...ddp_core.measure.clock import Clock, Moment
 from ...ddp_core.planning.shared_cores import Work
 from ...ddp_core.schedule.awaited import NEUTRAL
+from ...ddp_core.schedule.unseen_use import compiles, scripted
 
 Loss = Callable[[nn.Module, Any], Tensor]  # of a model and a batch: a scalar
 
@@ -62,13 +63,14 @@ class Training:
         self._names: dict[Tensor, str] = {parameter: name for name, parameter in self.parameters.items()}
         self._loss_fn, self._batch, self._clock = loss_fn, batch, clock
         self._on_cuda = next(iter(self.parameters.values())).is_cuda
+        self._seen = not (compiles() or scripted(self.model))  # else operations are not run one by one
 
     def step(self, *, notes_use: bool = False) -> TimedStep:
-        """One step. `notes_use`: of parameters in forward, which takes a little longer then."""
+        """One step. `notes_use`: of parameters in forward, where that can be seen; it takes a little longer then."""
         devices = [next(iter(self.parameters.values())).device] if self._on_cuda else []
         self._clock.synchronize()
         with torch.random.fork_rng(devices), torch.enable_grad():
-            timed = self._timed(notes_use=notes_use)
+            timed = self._timed(notes_use=notes_use and self._seen)
         self._clock.synchronize()
         return timed
 

@@ -1,13 +1,15 @@
 """Which choice is recommended, of steps made by hand; and the losses that it rests on, against the study's table."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from gradwire.compress import compressor
 from gradwire.hooks.advice import Choice, Forecast, Rule
-from gradwire.hooks.advice.candidates import ADAM, METHODS, SGD, Method, family, methods
+from gradwire.hooks.advice.candidates import ADAM, METHODS, SGD, TWO_LEVELS, Method, family, methods
 from gradwire.hooks.advice.predict import Prediction
 
 PAGE = Path(__file__).parents[3] / "docs" / "compressors.md"
@@ -43,6 +45,11 @@ def test_a_gain_that_is_not_worth_it_leaves_what_gives_nothing_up():
 def test_of_equally_fast_methods_that_which_loses_least_is_taken():
     low, high = choice("int4", 0.305, loss=0.003), choice("powersgd", 0.3, loss=0.02)
     assert chosen(NONE, low, high) is low
+
+
+def test_of_equally_fast_methods_whose_losses_cannot_be_told_apart_the_simplest_order_is_taken():
+    backward, priority = choice("int4", 0.305, loss=0.003), choice("int8", 0.3, loss=0.001, order="priority")
+    assert chosen(NONE, backward, priority) is backward
 
 
 def test_of_equally_fast_ways_that_give_nothing_up_the_simplest_is_taken():
@@ -81,6 +88,16 @@ def test_a_rule_that_makes_no_sense_is_refused(rule, message):
 )
 def test_the_line_to_paste(given, line):
     assert given.line == line
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.spec)
+def test_every_line_has_a_specification_that_there_is(method):
+    for spec in (method.spec, TWO_LEVELS + method.spec):
+        for order in ("backward", "priority"):
+            given = Choice(replace(method, spec=spec), order, Prediction(1.0, 0.0, 0.0, 0), 0.0)
+            for written in re.findall(r'(?:attach\(ddp_model, |compressor=)"([^"]+)"', given.line):
+                assert compressor(written)
+                assert written.startswith(spec)
 
 
 def test_the_sentence_tells_what_is_gained_and_what_it_costs():
