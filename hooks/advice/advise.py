@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.optim import Optimizer
 
 from ...compress import compressor
+from ...compress.shares import ranks_given
 from ...ddp_core import DEFAULT_TIMEOUT, Decorator, exchange
 from ...ddp_core.averaging.engines import Engines
 from ...ddp_core.measure.clock import clock_for
@@ -99,9 +100,7 @@ def advise(
     """
     began = time.perf_counter()
     rule, sizes = Rule(tolerance, worthwhile), _checked_hosts(hosts)
-    asked = methods(compressors)
-    for method in asked:
-        compressor(method.spec)  # refuses what there is not
+    asked = _checked_methods(compressors)
     here = _here(_bare(model), process_group, transport)
     _agree(here, [method.spec for method in asked], model)
     training = Training(_bare(model), loss_fn, batch, optimizer, clock_for(here.device))
@@ -112,6 +111,17 @@ def advise(
     worlds = [here.world, *(World(count * here.world.per_host, here.world.per_host) for count in sizes)]
     now, *elsewhere = (_forecast(measured, offered, world, kind, rule, bucket_mb) for world in worlds)
     return Advice(measured, now, tuple(elsewhere), kind, time.perf_counter() - began)
+
+
+def _checked_methods(specs: Sequence[str] | None) -> list[Method]:
+    """Raises ValueError for what there is not, and for two levels, which are tried where there are two."""
+    for spec in specs or ():
+        if ranks_given(compressor(spec)) is not None:
+            raise ValueError(
+                f"{spec} is tried without being asked for where hosts have several ranks: name what goes between hosts, "
+                f"as in {spec.rpartition('+')[2] if '+' in spec else 'none'}"
+            )
+    return methods(specs)
 
 
 def _checked_hosts(hosts: Iterable[int]) -> list[int]:
@@ -181,7 +191,7 @@ def _two_levels(asked: Sequence[Method], world: World) -> list[Method]:
     """The same methods between hosts, where hosts have several ranks."""
     if world.per_host == 1:
         return []
-    return [replace(method, spec=TWO_LEVELS + method.spec) for method in asked if TWO_LEVELS not in method.spec]
+    return [replace(method, spec=TWO_LEVELS + method.spec) for method in asked]
 
 
 def _measured(

@@ -160,6 +160,7 @@ def test_what_cannot_be_tried_is_refused_on_every_rank(ranks, function, options,
     ("options", "message"),
     [
         ({"compressors": ["nope"]}, "unknown compressor 'nope'"),
+        ({"compressors": ["hosts+int4"]}, r"hosts\+int4 is tried without being asked for.*as in int4"),
         ({"hosts": [1]}, r"hosts are whole numbers, at least 2, such as \[16, 64\]; got 1"),
         ({"tolerance": -1}, "tolerance is a part of the loss"),
     ],
