@@ -10,6 +10,7 @@ from torch import nn
 
 import gradwire
 from gradwire.ddp_core import Link, Paced
+from gradwire.ddp_core.transport import host_places
 
 SLOW = 2e6  # bytes a second
 
@@ -178,3 +179,26 @@ def trained_in_order():
 def test_without_a_process_group_the_way_to_one_is_told():
     with pytest.raises(RuntimeError, match="init_process_group"):
         gradwire.advise(*trained_in_order())
+
+
+def on_two_hosts(rank, world_size):
+    """Advice where every two ranks take themselves for a host."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host_places, "host_name", lambda: f"host {rank // 2}")
+        model, optimizer, batch = trained()
+        advice = gradwire.advise(model, loss_of, batch, optimizer, compressors=["int4"], hosts=[8])
+    scopes = {scope for _, _, scope in advice.measured.costs}
+    sent = {choice.spec: choice.prediction.sent_bytes for choice in advice.here.choices}
+    return {"scopes": scopes, "sent": sent, "text": str(advice), "ranks": advice.elsewhere[0].ranks}
+
+
+def test_hosts_of_several_ranks_are_tried_with_two_levels(ranks):
+    first, *others = ranks.run(on_two_hosts, 4)
+    assert all(other == first for other in others)
+    assert first["scopes"] == {"all", "host", "across"}
+    elements = sum(p.numel() for p in Noisy().parameters())
+    assert first["sent"]["none"] == 2 * 3 / 4 * 4 * elements
+    assert first["sent"]["hosts+none"] == pytest.approx(4 * elements / 2, rel=0.01)
+    assert first["ranks"] == 16
+    for told in ("hosts+int4", "among a host", "among 2 hosts", "8 of 2 ranks"):
+        assert told in first["text"]
