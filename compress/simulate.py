@@ -148,11 +148,11 @@ def dry_run(compressor: Compressor, layout: Layout, step: int = STEADY, method: 
 def rehearse(compressor: Compressor, layout: Layout, step: int, method: int | None = None) -> Traffic:
     """The traffic of one step on a bucket of zeros, where all ranks do as this one: its kernels are compiled then."""
     layout = placed_on_hosts(compressor, layout)
-    requests = _requests(compressor, layout, step, method)
+    requests = requests_of(compressor, layout, step, method)
     return sum((traffic(each, layout.world_size, layout.ranks_per_host) for each in requests), Traffic())
 
 
-def _requests(compressor: Compressor, layout: Layout, step: int, method: int | None = None) -> Iterator[Request]:
+def requests_of(compressor: Compressor, layout: Layout, step: int, method: int | None = None) -> Iterator[Request]:
     """What a step asks for on a bucket of zeros where all ranks do as this one."""
     state = compressor.init(layout)
     Leaves(state).set_step(step)
@@ -162,7 +162,7 @@ def _requests(compressor: Compressor, layout: Layout, step: int, method: int | N
     running = Running(compressor.reduce(grad, state))
     while (request := running.request) is not None:
         yield request
-        running.advance(_alike(request, layout.members(request.scope), layout.rank))
+        running.advance(alike(request, layout.members(request.scope), layout.rank))
 
 
 def steady_traffic(compressor: Compressor, layouts: Sequence[Layout]) -> Traffic:
@@ -172,7 +172,7 @@ def steady_traffic(compressor: Compressor, layouts: Sequence[Layout]) -> Traffic
     return Traffic(total.rounds // 2, total.payload_bytes // 2, total.sent_bytes / 2, total.host_bytes / 2)
 
 
-def _alike(request: Request, ranks: range, rank: int) -> Tensor:
+def alike(request: Request, ranks: range, rank: int) -> Tensor:
     """The reply to `rank`'s request where all of these ranks ask for the same thing."""
     match request:
         case AllGather(tensor=tensor, sizes=sizes):
@@ -205,7 +205,7 @@ def most_rounds(compressor: Compressor, layouts: Sequence[Layout]) -> int:
 def scopes_by_round(compressor: Compressor, layout: Layout) -> list[set[Scope]]:
     """Among whom the rounds of a bucket go, in any stage."""
     layout = dataclasses.replace(placed_on_hosts(compressor, layout), device=torch.device("meta"))
-    stages = [[request.scope for request in _requests(compressor, layout, *each)] for each in variants(compressor)]
+    stages = [[request.scope for request in requests_of(compressor, layout, *each)] for each in variants(compressor)]
     return [{scope for scope in scopes if scope} for scopes in zip_longest(*stages)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from rich.console import Console
@@ -34,6 +34,9 @@ class PlanConfig:
     """ranks"""
     bucket_mb: float | None = None
     """DDP's bucket size, MiB; null is 1 for the first and 25 for the others"""
+    local_every: int = 0
+    """optimizer steps between two averages by local steps (gradwire.LocalSteps), over which their bytes are spread evenly;
+    0 averages the gradients of every step"""
     json: bool = False
     """print JSON instead of a table"""
 
@@ -44,6 +47,8 @@ class PlanConfig:
             raise ValueError(f"workers is at least 1, got {self.workers}")
         if self.bucket_mb is not None and not self.bucket_mb > 0:
             raise ValueError(f"bucket_mb is above 0, got {self.bucket_mb}")
+        if self.local_every < 0:
+            raise ValueError(f"local_every is at least 1, or 0 for the gradients of every step; got {self.local_every}")
         for spec in self.compressors:
             compressor(spec)
 
@@ -52,7 +57,7 @@ def plan_command(config: PlanConfig) -> int:
     """Print the plan; the command's exit code."""
     model, order = _traced(config)
     plans = [
-        plan(model, spec, world_size=config.workers, bucket_mb=config.bucket_mb, order=order)
+        _spread(plan(model, spec, world_size=config.workers, bucket_mb=config.bucket_mb, order=order), config)
         for spec in config.compressors
     ]
     elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -82,6 +87,17 @@ def _traced(config: PlanConfig) -> tuple[nn.Module, list[Tensor]]:
         return model, ready_order(model, lambda: loss_of(model, inputs, targets))
 
 
+def _spread(whole: Plan, config: PlanConfig) -> Plan:
+    """A step's part of what is averaged once in `local_every` steps."""
+    steps = config.local_every or 1
+    return replace(
+        whole,
+        payload_bytes_per_step=round(whole.payload_bytes_per_step / steps),
+        sent_bytes_per_step=whole.sent_bytes_per_step / steps,
+        compression_ratio=whole.compression_ratio * steps,
+    )
+
+
 def _row(each: Plan) -> dict[str, object]:
     return {
         "compressor": each.compressor,
@@ -92,7 +108,8 @@ def _row(each: Plan) -> dict[str, object]:
 
 
 def _table(config: PlanConfig, elements: int, plans: list[Plan]) -> Table:
-    table = Table(title=f"{config.model.name}: {elements:,} parameters on {config.workers} ranks, a step")
+    local = f" of {config.local_every} local ones" if config.local_every else ""
+    table = Table(title=f"{config.model.name}: {elements:,} parameters on {config.workers} ranks, a step{local}")
     table.add_column("compressor")
     for heading in ("payload of a rank", "sent by a rank", "ratio"):
         table.add_column(heading, justify="right")

@@ -16,7 +16,7 @@ if not (_here / "compress").exists():  # imported from a clone, where the other 
 
 from .compress import Compressor, Layout, compressor, compressors, register, without_momentum
 from .ddp_core import DistributedDataParallel, LocalSteps, Rendezvous, overlap, trace
-from .hooks import GatheredState, Handle, Plan, Stats, accelerate, attach, comm_hook, plan
+from .hooks import Advice, GatheredState, Handle, Plan, Stats, accelerate, advise, attach, comm_hook, plan
 
 try:
     __version__ = version("gradwire")
@@ -33,6 +33,7 @@ if not TYPE_CHECKING:  # for which they are modules like others
 
 
 __all__ = [
+    "Advice",
     "Compressor",
     "DistributedDataParallel",
     "GatheredState",
@@ -44,6 +45,7 @@ __all__ = [
     "Stats",
     "__version__",
     "accelerate",
+    "advise",
     "attach",
     "comm_hook",
     "compressor",

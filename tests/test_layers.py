@@ -42,7 +42,7 @@ FLOORS = {  # the rooms of a layer, folders and files, from the ground up; those
         "results",
         "network kernels",
         "workloads",
-        "bench collective info plan ready rendezvous replay report",
+        "advise bench collective info plan ready rendezvous replay report",
         "compare sweep",
         "cli",
     ],

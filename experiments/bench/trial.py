@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 
 from ...ddp_core import Decorator, exchange
+from ...ddp_core.measure.clock import Moment, clock_for
 from ..workloads.order import BACKWARD, drain, ordered, waited_seconds
-from .clock import LastGradient, Moment, clock_for
+from .clock import LastGradient
 from .models import Task
 from .rows import PHASES, Case, Measured
 from .wrapping import traffic, wrapped

@@ -63,6 +63,11 @@ COMMANDS: dict[str, Command] = {
         function=".compare:compare",
         defaults=CONFIGS / "compare.yaml",
     ),
+    "advise": Command(
+        "measure a training and its network, and tell whether to compress, and how",
+        config=".advise:AdviseConfig",
+        function=".advise:advise_command",
+    ),
     "plan": Command(
         "tell what each compressor would send for a model, without training it",
         config=".plan:PlanConfig",

@@ -9,10 +9,10 @@ from torch.optim import Optimizer
 
 from ...ddp_core import DistributedDataParallel, overlap
 from ...ddp_core.schedule.overlapped_optimizer import OverlappedOptimizer
+from ...hooks.slices import SLICE_MB
 
 Order: TypeAlias = Literal["backward", "slices", "priority", "auto"]
 BACKWARD: Order = "backward"
-SLICE_MB = 2.0  # on the wire, as gradwire.overlap has it
 
 
 def ordered(model: nn.Module, optimizer: Optimizer, order: Order, slice_mb: float | None = None) -> Optimizer:

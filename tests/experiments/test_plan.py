@@ -55,6 +55,15 @@ def test_a_dense_ring_sends_twice_all_but_one_part_of_the_gradients(planned):
     assert all(2 * row["sent_bytes_per_step"] == dense["sent_bytes_per_step"] for row in halves)
 
 
+def test_local_steps_spread_an_average_over_all_of_them(planned):
+    flags = ("--model=mlp", "--compressors=none,int4", "--workers=4")
+    every, local = planned(*flags)["rows"], planned(*flags, "--local-every=8")["rows"]
+    for one, spread in zip(every, local, strict=True):
+        assert spread["sent_bytes_per_step"] == one["sent_bytes_per_step"] / 8
+        assert spread["payload_bytes_per_step"] == pytest.approx(one["payload_bytes_per_step"] / 8, abs=1)
+        assert spread["compression_ratio"] == 8 * one["compression_ratio"]
+
+
 def test_one_rank_sends_nothing_and_its_payload_makes_the_ratio(planned):
     (row,) = planned("--model=mlp", "--compressors=bf16", "--workers=1")["rows"]
     assert row["sent_bytes_per_step"] == 0
@@ -117,6 +126,7 @@ def test_the_user_s_random_state_is_not_touched(planned):
         (["--model", "gpt", "--data", "digits"], "gpt reads tokens, and the data 'digits' are images"),
         (["--workers", "0"], "workers is at least 1, got 0"),
         (["--bucket-mb", "0"], "bucket_mb is above 0, got 0"),
+        (["--local-every", "-1"], "local_every is at least 1, or 0 for the gradients of every step; got -1"),
     ],
     ids=lambda value: "=".join(value) if isinstance(value, list) else "",
 )

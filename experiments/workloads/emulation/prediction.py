@@ -8,7 +8,8 @@ from ....ddp_core.planning.bounds import synchronous
 from ....ddp_core.planning.link_cost import LinkCost
 from ....ddp_core.planning.replay import planned_order, replay
 from ....ddp_core.schedule.slice_order import WORTH
-from ..order import BACKWARD, SLICE_MB, Order
+from ....hooks.slices import SLICE_MB
+from ..order import BACKWARD, Order
 from .step_model import step_by_buckets, step_by_slices
 from .trace import Trace
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -12,14 +11,10 @@ from torch import Tensor
 
 from ....compress import Layout, Traffic, compressor
 from ....compress.simulate import steady_traffic
-from ....compress.state import Leaves
-from ....ddp_core.buckets.assignment import DEFAULT_CAP_MB, MEBIBYTE
-from ....ddp_core.buckets.slices import MUCH
 from ....ddp_core.planning.link_cost import LinkCost
 from ....ddp_core.planning.step_model import Piece, StepModel, layered, merged
-from ....ddp_core.schedule.slice_size import SAMPLE
 from ....hooks.plan import bucket_layouts
-from ..order import SLICE_MB
+from ....hooks.slices import SLICE_MB, gradient_mb, parts_of
 from .trace import Shape, Trace
 
 ALL = 1e9  # MiB: one bucket for everything
@@ -50,13 +45,11 @@ def step_by_slices(
     """The step with slices of `slice_mb` MiB on the wire, as gradwire.overlap makes them: buckets of that size, and of a
     larger one, where the compressor remembers nothing, parts that are ready and needed together.
     """
-    gradient_mb = slice_mb * max(1.0, min(_shrinks(spec, world_size), DEFAULT_CAP_MB / slice_mb))
-    model, layouts = _computation(trace, dilate), _buckets(trace, gradient_mb, world_size)
-    cut = gradient_mb * MEBIBYTE if _forgets(spec) else math.inf
+    cut_mb = gradient_mb(spec, world_size, slice_mb=slice_mb)
+    model, layouts = _computation(trace, dilate), _buckets(trace, cut_mb, world_size)
     sliced: list[Piece] = []
     for layout, (bucket, sent) in zip(layouts, _pieces(trace, model, layouts, spec, cost), strict=True):
-        size = layout.numel * layout.dtype.itemsize
-        count = math.ceil(size / cut) if size > MUCH * cut else 1
+        count = parts_of(spec, layout, cut_mb)
         sliced += [replace(bucket, wire=cost.seconds(sent.sent_bytes / count, sent.rounds))] * count
     return replace(model, pieces=tuple(sliced))
 
@@ -79,18 +72,6 @@ def _pieces(
     for layout in layouts:
         sent = steady_traffic(compressor(spec), [layout])
         yield merged([parts[name] for name in layout.names], cost.seconds(sent.sent_bytes, sent.rounds)), sent
-
-
-def _shrinks(spec: str, world_size: int) -> float:
-    """How many times as much an all-reduce of a large matrix sends."""
-    sent, dense = (_traffic(((SAMPLE, SAMPLE),), each, world_size).sent_bytes for each in (spec, "none"))
-    return dense / sent if sent else 1.0
-
-
-def _forgets(spec: str) -> bool:
-    """Whether nothing is remembered of a gradient, so that what is sent may be cut anywhere."""
-    sample = Layout(("sample",), ((64, 64),), torch.float32, torch.device("cpu"), world_size=2)
-    return not Leaves(compressor(spec).init(sample)).flat
 
 
 @functools.lru_cache(maxsize=4096)

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 
+from gradwire.ddp_core.measure.clock import HostClock
 from gradwire.experiments.bench import BenchConfig, command, rows, run, show
 from gradwire.experiments.bench.bounds import bounds
-from gradwire.experiments.bench.clock import HostClock, LastGradient
+from gradwire.experiments.bench.clock import LastGradient
 from gradwire.experiments.bench.command import rank_main
 from gradwire.experiments.bench.models import task
 from gradwire.experiments.bench.rows import NO_DDP, Case

@@ -1,0 +1,141 @@
+"""A whole step replayed: computation, copies, each round's arithmetic and transfer, on cores that they share.
+
+Runs as the engine does: one thread computes, a lane a round does the arithmetic of all buckets in their order, and one link
+carries what was sent first, first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .shared_cores import Event, Machine, Process, Work
+
+NOTHING = Work()
+
+
+@dataclass(frozen=True)
+class Round:
+    """Arithmetic, then a request. `wire`: while it holds the link; `latency`: seconds from its end until the reply is used,
+    in which others may hold the link.
+    """
+
+    arithmetic: Work
+    wire: Work
+    latency: float = 0.0
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A bucket or slice on its way through a step.
+
+    `ready`: seconds of backward until its last gradient is there; `needed`: seconds of forward until that uses it.
+    `copy`: into the bucket, by backward's thread. `decode`: after the last reply. `update`: of its parameters.
+    """
+
+    ready: float
+    needed: float
+    copy: Work
+    rounds: tuple[Round, ...]
+    decode: Work = NOTHING
+    update: Work = NOTHING
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A step. `parcels`: in the order in which they leave. `cores`: this rank's share of the machine's."""
+
+    forward: Work
+    backward: Work
+    parcels: tuple[Parcel, ...]
+    cores: float
+
+    def seconds(self, *, until_needed: bool = False) -> float:
+        """From the beginning of a backward to that of the next.
+
+        `until_needed`: forward waits for each parcel where it uses it, and updates it there; else for all at backward's end.
+        """
+        machine = Machine(self.cores)
+        travels = [Travel(parcel, machine) for parcel in self.parcels]
+        link = Link(machine)
+        machine.start(_computes(self, travels, until_needed=until_needed))
+        for lane in range(1 + max((len(parcel.rounds) for parcel in self.parcels), default=0)):
+            machine.start(_lane(lane, travels, link))
+        machine.run()
+        return machine.now
+
+
+class Travel:
+    """A parcel under way: when it has left, when each round's reply is there, when its average is."""
+
+    def __init__(self, parcel: Parcel, machine: Machine) -> None:
+        self.parcel = parcel
+        self.left, self.averaged = Event(machine), Event(machine)
+        self.replies = [Event(machine) for _ in parcel.rounds]
+
+
+class Link:
+    """What is sent first has it first."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine, self._free = machine, Event(machine)
+        self._free.happen()
+
+    def send(self, request: Round, reply: Event) -> None:
+        """Behind all that was sent before."""
+        before, self._free = self._free, Event(self._machine)
+        self._machine.start(_transfer(request, before, self._free, reply))
+
+
+def _transfer(request: Round, before: Event, done: Event, reply: Event) -> Process:
+    yield before
+    yield request.wire
+    done.happen()
+    yield Work(request.latency)
+    reply.happen()
+
+
+def _computes(step: Pipeline, travels: Sequence[Travel], *, until_needed: bool) -> Process:
+    """The thread that computes."""
+    yield from _backward(step, travels)
+    done = 0.0
+    if not until_needed:
+        for travel in travels:
+            yield travel.averaged
+    for travel in sorted(travels, key=lambda each: each.parcel.needed):
+        if until_needed:
+            yield Work(travel.parcel.needed - done, step.forward.cores)
+            done = travel.parcel.needed
+        yield travel.averaged
+        yield travel.parcel.update
+    yield Work(step.forward.seconds - done, step.forward.cores)
+
+
+def _backward(step: Pipeline, travels: Sequence[Travel]) -> Process:
+    """Gradients get ready; a parcel leaves once it is complete and all before it have left."""
+    done, left = 0.0, 0
+    complete: set[Travel] = set()
+    for travel in sorted(travels, key=lambda each: each.parcel.ready):
+        yield Work(travel.parcel.ready - done, step.backward.cores)
+        yield travel.parcel.copy
+        done = travel.parcel.ready
+        complete.add(travel)
+        while left < len(travels) and travels[left] in complete:
+            travels[left].left.happen()
+            left += 1
+    yield Work(step.backward.seconds - done, step.backward.cores)
+
+
+def _lane(number: int, travels: Sequence[Travel], link: Link) -> Process:
+    """Ends round `number` - 1 of all parcels and starts their round `number`, in their order."""
+    for travel in travels:
+        rounds = travel.parcel.rounds
+        if number > len(rounds):
+            continue
+        yield travel.replies[number - 1] if number else travel.left
+        if number < len(rounds):
+            yield rounds[number].arithmetic
+            link.send(rounds[number], travel.replies[number])
+        else:
+            yield travel.parcel.decode
+            travel.averaged.happen()

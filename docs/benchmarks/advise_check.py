@@ -1,0 +1,120 @@
+"""How near predicted steps are to measured ones, and whether what `gradwire advise` recommends is what measures best.
+
+    python docs/benchmarks/advise_check.py RUNS [CASE ...]
+
+runs `gradwire advise` and then `gradwire bench` for each case, keeps their files in the folder RUNS, and prints the tables
+of docs/advise.md from all that is there. Labs need Linux and root; a case takes some minutes.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+from gradwire.hooks.advice import Rule
+from gradwire.hooks.advice.candidates import METHODS, SGD, TWO_LEVELS, UNCOMPRESSED
+
+Key = tuple[str, str]  # compressor and order
+Pairs = dict[Key, tuple[float, float]]  # predicted and measured seconds
+NEAR = 1.05  # times the best measured step: as good
+ALL = "none,bf16,int8,int4,powersgd:rank=4"
+SOME = "bf16,int4,powersgd:rank=4"
+LEVELS = "none,bf16,int4,hosts+none,hosts+bf16,hosts+int4,hosts+powersgd:rank=4"
+CASES = {  # model, dilation, ranks, flags of ranks and rate, methods to measure in backward's order, and by priority
+    "r18-2-100m": ("resnet18-cifar", 1, 2, "--nproc=2 --link=100mbit", ALL, "int4,powersgd:rank=4"),
+    "r18-4-1g": ("resnet18-cifar", 4, 4, "--nproc=4 --link=1gbit", ALL, ALL),
+    "r18-8-10g": ("resnet18-cifar", 20, 8, "--nproc=8 --link=10gbit", ALL, SOME),
+    "gpt-4-1g": ("gpt-20m", 3, 4, "--nproc=4 --link=1gbit", ALL, SOME),
+    "gpt-2-10g": ("gpt-20m", 10, 2, "--nproc=2 --link=10gbit", ALL, ALL),
+    "gpt-8-300m": ("gpt-20m", 3, 8, "--nproc=8 --link=300mbit", SOME, "int4,powersgd:rank=4"),
+    "r50-4-4g": ("resnet50", 12, 4, "--nproc=4 --link=4gbit", ALL, SOME),
+    "r50-2-10g": ("resnet50", 8, 2, "--nproc=2 --link=10gbit", ALL, ALL),
+    "r50-4-1g": ("resnet50", 5, 4, "--nproc=4 --link=1gbit", SOME, SOME),
+    "mlp-2-300m": ("mlp", 1, 2, "--nproc=2 --link=300mbit", ALL, SOME),
+    "mlp-2-3g": ("mlp", 1, 2, "--nproc=2 --link=3gbit", ALL, SOME),
+    "lab-r18-4-1g": ("resnet18-cifar", 4, 4, "--netlab.hosts=4 --netlab.rate=1gbit", ALL, SOME),
+    "lab-gpt-4-300m": ("gpt-20m", 2, 4, "--netlab.hosts=4 --netlab.rate=300mbit", SOME, "int4,powersgd:rank=4"),
+    "lab-r18-2x2-1g": (
+        "resnet18-cifar",
+        4,
+        4,
+        "--netlab.hosts=2 --netlab.ranks_per_host=2 --netlab.rate=1gbit",
+        LEVELS,
+        "bf16,hosts+bf16,hosts+int4",
+    ),
+}
+
+
+MLP = ["--model=mlp", "--model.width=1024", "--model.layers=4"]  # as bench has it
+
+
+def run(folder: Path, name: str) -> None:
+    """Both commands of a case."""
+    model, dilate, ranks, flags, backward, priority = CASES[name]
+    real, same = model == "mlp", flags.split()
+    same += ["--batch-size=32"] if real else [f"--compute=emulate:{model}", f"--dilate={dilate}"]
+    bench = ["bench", *same, f"--world-sizes={ranks}", "--no-ddp=false", "--steps=4", "--warmup=1"]
+    bench += ["--models=mlp"] if real else []
+    commands = [
+        ["advise", *same, *(MLP if real else []), f"--json={folder / name}.advise.json"],
+        [*bench, f"--compressors={backward}", f"--json={folder / name}.backward.json"],
+        [*bench, f"--compressors={priority}", "--order=priority", f"--json={folder / name}.priority.json"],
+    ]
+    for command in commands:
+        with (folder / f"{name}.{command[0]}.log").open("a") as log:
+            subprocess.run([sys.executable, "-m", "gradwire", *command], check=True, stdout=log)
+
+
+def beside(folder: Path, name: str) -> tuple[Pairs, Key]:
+    """{(compressor, order): (predicted, measured)} of a case, seconds, not dilated; what is recommended."""
+    dilate = CASES[name][1]
+    advice = json.loads((folder / f"{name}.advise.json").read_text())["here"]
+    predicted = {(row["compressor"], row["order"]): row["step"] / dilate for row in advice["rows"]}
+    files = [json.loads((folder / f"{name}.{order}.json").read_text()) for order in ("backward", "priority")]
+    rows = [row for file in files for row in file["benchmark_results"]]
+    found = {(row["compressor"], row["order"]): row["measurements"]["sec_per_iter"]["p50"] / dilate for row in rows}
+    pairs = {key: (predicted[key], measured) for key, measured in found.items()}
+    return pairs, (advice["recommended"]["compressor"], advice["recommended"]["order"])
+
+
+def best_measured(pairs: Pairs) -> Key:
+    """What the rule of `advise` takes of the measured steps: without its ties, the fastest is the best."""
+    rule, losses = Rule(), {method.spec: method.loss(SGD) for method in METHODS}
+    inner = {key: key[0].removeprefix(TWO_LEVELS) for key in pairs}
+    kept = {key: measured for key, (_, measured) in pairs.items() if losses[inner[key]] <= rule.tolerance}
+    free = {key: measured for key, measured in kept.items() if inner[key] in UNCOMPRESSED}
+    fastest, plain = min(kept, key=kept.__getitem__), min(free, key=free.__getitem__)
+    return fastest if fastest in free or free[plain] >= rule.worthwhile * kept[fastest] else plain
+
+
+def report(folder: Path, names: list[str]) -> None:
+    """Both tables, as Markdown."""
+    errors, good = [], []
+    print("| case | method | order | predicted, ms | measured, ms | error |\n|---|---|---|---|---|---|")
+    cases = {name: beside(folder, name) for name in names}
+    for name, (pairs, _) in cases.items():
+        for (spec, order), (predicted, measured) in pairs.items():
+            errors.append(abs(predicted / measured - 1))
+            error = f"{predicted / measured - 1:+.1%}"
+            print(f"| {name} | `{spec}` | {order} | {predicted * 1e3:.1f} | {measured * 1e3:.1f} | {error} |")
+    print("\n| case | recommended | its step, ms | measures best | its step, ms | |\n|---|---|---|---|---|---|")
+    for name, (pairs, chosen) in cases.items():
+        best = best_measured(pairs)
+        mine = pairs[chosen][1] if chosen in pairs else float("nan")
+        good.append(mine <= NEAR * pairs[best][1])
+        words = [f"`{spec}`, {order}" for spec, order in (chosen, best)]
+        print(
+            f"| {name} | {words[0]} | {mine * 1e3:.1f} | {words[1]} | {pairs[best][1] * 1e3:.1f} | "
+            f"{mine / pairs[best][1]:.2f}x |"
+        )
+    print(f"\n{len(errors)} steps: error median {median(errors):.1%}, worst {max(errors):.1%}")
+    print(f"recommended is best or within {NEAR - 1:.0%}: {sum(good)} of {len(good)}")
+
+
+if __name__ == "__main__":
+    place = Path(sys.argv[1])
+    place.mkdir(parents=True, exist_ok=True)
+    for each in sys.argv[2:]:
+        run(place, each)
+    report(place, [name for name in CASES if (place / f"{name}.priority.json").exists()])

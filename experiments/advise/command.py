@@ -1,0 +1,154 @@
+"""`gradwire advise`: measure on ranks that a launcher has started, or on ranks of its own, and tell what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from ...hooks import Advice, advise
+from ...hooks.advice import Forecast
+from ..network.lab import backend_here, rerun_on_hosts
+from ..network.link import over_link
+from ..ranks.device import chosen_backend, device_here
+from ..ranks.group import joined
+from ..ranks.launchers import adopt_launcher, threads_here, under_launcher
+from ..ranks.processes import supervised
+from ..results.environment import command_line, environment
+from ..workloads.data import data_shape
+from ..workloads.emulation import emulated
+from ..workloads.models import build_model
+from ..workloads.training import loss_of
+from .config import AdviseConfig
+
+LR, MOMENTUM, WEIGHT_DECAY = 0.001, 0.9, 1e-4  # what they are does not matter to seconds
+FEWEST_RANKS = 2
+
+
+def advise_command(config: AdviseConfig) -> int:
+    """Measure, show and write; the command's exit code. What can be refused is refused before any rank starts."""
+    if (code := rerun_on_hosts(config.slowed_netlab)) is not None:
+        return code
+    adopt_launcher()
+    ranks = int(os.environ["WORLD_SIZE"]) if under_launcher() else config.nproc
+    if ranks < FEWEST_RANKS:
+        raise ValueError(
+            f"advice is about what goes between ranks, and there is {ranks}: --nproc 2, or torchrun on hosts"
+        )
+    with torch.device("meta"):
+        _model(config)
+    wanted = backend_here(config.backend, config.link)
+    backend = chosen_backend(wanted, int(os.environ.get("LOCAL_WORLD_SIZE", config.nproc)))
+    if under_launcher():
+        run_rank(int(os.environ["RANK"]), None, config, backend)
+        return 0
+    return supervised(run_rank, config.nproc, config, backend)
+
+
+def run_rank(rank: int, rendezvous: dict[str, Any] | None, config: AdviseConfig, backend: str) -> None:
+    """This rank's part; the first one shows and writes."""
+    os.environ.setdefault("LOCAL_RANK", str(rank))
+    torch.set_num_threads(threads_here(config.threads, config.nproc))
+    device = device_here(backend)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = _model(config).to(device)
+        batch = _batch(config, device)
+    limit = timedelta(seconds=config.timeout)
+    with joined(backend, limit, rendezvous) as group:
+        advice = advise(
+            model,
+            _loss,
+            batch,
+            _optimizer(config, model),
+            compressors=config.compressors or None,
+            hosts=config.hosts,
+            tolerance=config.tolerance,
+            worthwhile=config.worthwhile,
+            bucket_mb=config.bucket_mb,
+            process_group=group,
+            transport=over_link(config.slowed_link),
+            timeout=limit,
+        )
+    if rank == 0:
+        _show_and_write(config, advice)
+
+
+def _model(config: AdviseConfig) -> nn.Module:
+    return build_model(config.model) if config.trace is None else emulated(config.trace, config.dilate)
+
+
+def _batch(config: AdviseConfig, device: torch.device) -> tuple[Tensor, Tensor] | None:
+    if config.trace is not None:
+        return None
+    shape = data_shape("text" if config.model.kind == "tokens" else "cifar10", config.model)
+    inputs, targets = shape.example(config.batch_size)
+    return inputs.to(device), targets.to(device)
+
+
+def _loss(model: nn.Module, batch: tuple[Tensor, Tensor] | None) -> Tensor:
+    loss: Tensor = model() if batch is None else loss_of(model, *batch)
+    return loss
+
+
+def _optimizer(config: AdviseConfig, model: nn.Module) -> Optimizer:
+    """Fused where computation is emulated: its time on this processor is not what is emulated."""
+    fused = True if config.trace is not None else None
+    if config.optimizer == "adamw":
+        return AdamW(model.parameters(), LR, fused=fused)
+    return SGD(model.parameters(), LR, MOMENTUM, weight_decay=WEIGHT_DECAY, fused=fused)
+
+
+def _show_and_write(config: AdviseConfig, advice: Advice) -> None:
+    name = config.model.name if config.trace is None else config.trace.name
+    elements = sum(parameter.numel() for parameter in advice.measured.parameters.values())
+    world = advice.here
+    places = f"{world.ranks} ranks" + (f", {world.per_host} on each host" if world.per_host > 1 else "")
+    print(f"{name}, {elements:,} parameters, {places}, {config.optimizer}; measured in {advice.seconds:.0f} s")
+    for label in config.labels():
+        print(f"NOT REAL: {label}")
+    print(advice)
+    if config.json:
+        path = Path(config.json).expanduser()
+        path.write_text(json.dumps(document(config, advice), indent=1) + "\n", encoding="utf-8")
+        print(f"predictions  {path}")
+
+
+def document(config: AdviseConfig, advice: Advice) -> dict[str, Any]:
+    """All of an advice as JSON has it."""
+    computation = advice.measured.computation
+    phases = {name: vars(getattr(computation, name)) for name in ("forward", "backward", "optimizer")}
+    costs = [
+        {"kind": form.__name__, "dtype": str(dtype), "scope": scope, **vars(cost.link), "cores": cost.cores}
+        for (form, dtype, scope), cost in advice.measured.costs.items()
+    ]
+    return {
+        "kind": "advise",
+        "command": command_line(),
+        "environment": environment(),
+        "config": dataclasses.asdict(config),
+        "labels": config.labels(),
+        "computation": phases,
+        "arithmetic": {spec: vars(each) for spec, each in advice.measured.arithmetic.items()},
+        "network": costs,
+        "seconds": advice.seconds,
+        "here": _forecast(advice.here),
+        "elsewhere": [_forecast(each) for each in advice.elsewhere],
+    }
+
+
+def _forecast(forecast: Forecast) -> dict[str, Any]:
+    rows = [
+        {"compressor": each.spec, "order": each.order, **vars(each.prediction), "expected_loss": each.loss}
+        for each in forecast.choices
+    ]
+    best = forecast.best
+    recommended = {"compressor": best.spec, "order": best.order, "sentence": forecast.sentence, "line": best.line}
+    return {"ranks": forecast.ranks, "ranks_per_host": forecast.per_host, "recommended": recommended, "rows": rows}

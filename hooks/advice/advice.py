@@ -1,0 +1,236 @@
+"""What to do: predicted steps ranked, and one recommendation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED, Method
+from .predict import Measured, Prediction
+
+TIE = 0.03  # of a step: what is nearer than that is as fast
+MILLI, MEGA = 1e3, 1e6
+START = 200  # steps, in a line to paste
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A method in an order, what a step takes with it, and what it costs in loss (None: not studied)."""
+
+    method: Method
+    order: str
+    prediction: Prediction
+    loss: float | None
+
+    @property
+    def spec(self) -> str:
+        """The specification."""
+        return self.method.spec
+
+    @property
+    def step(self) -> float:
+        """Predicted seconds."""
+        return self.prediction.step
+
+    @property
+    def free(self) -> bool:
+        """Whether nothing is given up."""
+        return self.spec.removeprefix(TWO_LEVELS) in UNCOMPRESSED
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        return self.spec if self.order == BACKWARD else f"{self.spec}, by priority"
+
+    @property
+    def line(self) -> str:
+        """To paste into a training script."""
+        spec = self.spec
+        if self.method.dense_start:
+            spec += f"{',' if ':' in spec else ':'}start_iter={START}"
+        if self.order == PRIORITY:
+            return (
+                f'ddp_model = gradwire.DistributedDataParallel(model, compressor="{spec}", optimizer=optimizer)\n'
+                "optimizer = gradwire.overlap(ddp_model, optimizer)"
+            )
+        if spec == "none":
+            return "ddp_model = torch.nn.parallel.DistributedDataParallel(model)"
+        return f'handle = gradwire.attach(ddp_model, "{spec}", optimizer=optimizer)'
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What is recommended: of the methods whose expected loss is within `tolerance` of that of none, the fastest, if it
+    makes a step at least `worthwhile` times as fast as the fastest that gives nothing up.
+    """
+
+    tolerance: float = 0.03
+    worthwhile: float = 1.1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tolerance < math.inf:
+            raise ValueError(f"tolerance is a part of the loss, at least 0, such as 0.03; got {self.tolerance}")
+        if not 1 <= self.worthwhile < math.inf:
+            raise ValueError(f"worthwhile is how many times as fast, at least 1, such as 1.1; got {self.worthwhile}")
+
+    def chosen(self, choices: Sequence[Choice]) -> Choice:
+        """Of those that are as fast as the fastest, that which loses least; then the simplest."""
+        plain = _first([choice for choice in choices if choice.free])
+        kept = [choice for choice in choices if choice.loss is not None and choice.loss <= self.tolerance]
+        best = _first(kept or [plain])
+        return best if best.free or plain.step >= self.worthwhile * best.step else plain
+
+
+def _first(choices: Sequence[Choice]) -> Choice:
+    """Of those that are as fast as the fastest. Losses are compared in whole per cents: the study tells no less apart."""
+    fastest = min(choice.step for choice in choices)
+    near = [choice for choice in choices if choice.step <= fastest * (1 + TIE)]
+    return min(near, key=lambda each: (round(max(each.loss or 0.0, 0.0), 2), each.order != BACKWARD, each.step))
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """All choices on so many ranks, the fastest first, and the one that is recommended."""
+
+    ranks: int
+    per_host: int
+    choices: tuple[Choice, ...]
+    best: Choice
+
+    def of(self, spec: str, order: str = BACKWARD) -> Choice:
+        """One of the choices. Raises KeyError where it is none."""
+        for choice in self.choices:
+            if (choice.spec, choice.order) == (spec, order):
+                return choice
+        raise KeyError(f"{spec} in the order {order} is none of {', '.join(each.name for each in self.choices)}")
+
+    @property
+    def gain(self) -> float:
+        """How many times as fast the recommended step is as the fastest that gives nothing up."""
+        return min(choice.step for choice in self.choices if choice.free) / self.best.step
+
+    @property
+    def sentence(self) -> str:
+        """The recommendation."""
+        best, none = self.best, self.of("none")
+        if best.free:
+            told = f"Do not compress further here: {best.name} takes {_ms(best.step)} a step"
+            return told + ("." if best == none else f", and none {_ms(none.step)}.")
+        return (
+            f"{best.name} makes a step {none.step / best.step:.2f}x as fast as none and {self.gain:.2f}x as fast as what "
+            f"gives nothing up ({_ms(best.step)} of {_ms(none.step)}), at an expected loss of {_percent(best.loss)}."
+        )
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What `advise` found, in `seconds`; printing it shows all.
+
+    `here`: on the ranks that there are; `elsewhere`: on other numbers of hosts. `family`: of optimizers, as losses tell.
+    """
+
+    measured: Measured
+    here: Forecast
+    elsewhere: tuple[Forecast, ...] = ()
+    family: str = ""
+    seconds: float = 0.0
+
+    @property
+    def recommended(self) -> Choice:
+        """On the ranks that there are."""
+        return self.here.best
+
+    @property
+    def line(self) -> str:
+        """The code to paste."""
+        return self.recommended.line
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    __repr__ = __str__
+
+    def _lines(self) -> Iterator[str]:
+        computation, world = self.measured.computation, self.measured.world
+        yield (
+            f"computation {_ms(computation.seconds)} a step: forward {_ms(computation.forward.seconds)}, backward "
+            f"{_ms(computation.backward.seconds)}, optimizer {_ms(computation.optimizer.seconds)}"
+        )
+        for (form, dtype, scope), cost in self.measured.costs.items():
+            among = {"all": f"{world.ranks} ranks", "host": "a host", "across": f"{world.hosts} hosts"}[scope]
+            rate = f"{8 / cost.link.beta / 1e9:.3g} Gbit/s" if cost.link.beta else "no limit seen"
+            kind = f"{form.__name__} of {str(dtype).removeprefix('torch.')}"
+            yield f"network: {kind} among {among}: {rate} a rank, {_ms(cost.link.alpha)} a round"
+        yield ""
+        yield from table(self.here)
+        yield f"loss: expected held-out loss above that of none, with {self.family}; ? was not studied"
+        yield ""
+        yield self.here.sentence
+        yield from (f"    {line}" for line in self.line.splitlines())
+        if self.recommended.method.dense_start:
+            yield f"(for {START}, write twice the warm-up steps of your learning rate)"
+        if self.elsewhere:
+            yield ""
+            yield from sizes(self.elsewhere)
+
+
+def table(forecast: Forecast) -> Iterator[str]:
+    """All choices, the fastest first."""
+    none = forecast.of("none").step
+    yield from _columns(
+        ("method", "order", "step", "as fast", "bound", "sent", "state", "loss"),
+        [
+            (
+                choice.spec,
+                choice.order,
+                _ms(choice.step),
+                f"{none / choice.step:.2f}x",
+                _ms(choice.prediction.bound),
+                _mb(choice.prediction.sent_bytes),
+                _mb(choice.prediction.state_bytes),
+                _percent(choice.loss),
+            )
+            for choice in forecast.choices
+        ],
+        left=2,
+    )
+
+
+def sizes(forecasts: Sequence[Forecast]) -> Iterator[str]:
+    """What is recommended on other numbers of hosts."""
+    rows = []
+    for each in forecasts:
+        best, place = each.best, f"{each.ranks // each.per_host:,}"
+        if each.per_host > 1:
+            place += f" of {each.per_host} ranks"
+        steps = (_ms(each.of("none").step), _ms(best.step), f"{each.of('none').step / best.step:.2f}x")
+        rows.append((place, best.spec, best.order, *steps))
+    yield from _columns(("hosts", "recommended", "order", "none", "step", "as fast"), rows, left=3)
+    yield (
+        "assumed: hosts and links like these; no rank waits for slower ones, and nothing else uses the network;\n"
+        "bytes a second as measured; latency for each message that follows another in a ring (Gloo) or tree (NCCL)"
+    )
+
+
+def _columns(headings: Sequence[str], rows: Sequence[Sequence[str]], *, left: int) -> Iterator[str]:
+    """A table of text; the first `left` columns to the left."""
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    for row in (headings, ["-" * width for width in widths], *rows):
+        cells = (
+            f"{cell:<{width}}" if place < left else f"{cell:>{width}}"
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        yield "  ".join(cells).rstrip()
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * MILLI:.3g} ms" if seconds < 1 else f"{seconds:.4g} s"
+
+
+def _mb(count: float) -> str:
+    return f"{count / MEGA:.3g} MB" if count < 1000 * MEGA else f"{count / MEGA / 1000:.3g} GB"
+
+
+def _percent(part: float | None) -> str:
+    return "?" if part is None else f"{part:+.1%}"

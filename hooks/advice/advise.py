@@ -1,0 +1,265 @@
+"""`gradwire.advise`: measures a training and its network for a minute, and tells whether and how to compress."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+from torch.optim import Optimizer
+
+from ...compress import compressor
+from ...compress.shares import ranks_given
+from ...ddp_core import DEFAULT_TIMEOUT, Decorator, exchange
+from ...ddp_core.averaging.engines import Engines
+from ...ddp_core.measure.clock import clock_for
+from ...ddp_core.planning.shared_cores import Work
+from ...ddp_core.transport.host_places import ranks_per_host
+from ...ddp_core.transport.host_segment import BOOT
+from ..plan import bucket_layouts
+from .advice import Advice, Choice, Forecast, Rule
+from .arithmetic import Arithmetic, copy_seconds, gradient_pool, measured_arithmetic, sampled
+from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, Method, family, methods
+from .network import Kind, Network
+from .predict import Measured, World, buckets, predicted, requests_on
+from .training import Computation, Loss, Training
+
+FEWEST, MOST = 2, 6  # measured steps
+STEP_BUDGET = 10.0  # seconds for them
+
+
+@dataclass(frozen=True)
+class Here:
+    """The ranks that there are: their group, this one's device, their hosts, and how many share this machine."""
+
+    group: dist.ProcessGroup
+    device: torch.device
+    world: World
+    neighbours: int
+
+    @classmethod
+    def found(cls, group: dist.ProcessGroup, device: torch.device, *, one_level: bool) -> Here:
+        """A collective call. `one_level`: every rank counts as a host, whatever machine it is on."""
+        size = group.size()
+        machine = BOOT.read_text().strip() if BOOT.exists() else ""
+        neighbours = exchange(machine, group, device, what="which machine they are on").count(machine)
+        try:
+            per_host = 1 if one_level else ranks_per_host(group, device)
+        except ValueError:  # hosts of different sizes, which two levels do not take either
+            per_host = 1
+        return cls(group, device, World(size, per_host if per_host < size else 1), neighbours)
+
+    @property
+    def cores(self) -> float:
+        """Of this machine, for each of its ranks; a GPU is one."""
+        if self.device.type == "cuda":
+            return 1.0
+        there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return there / self.neighbours
+
+    def told(self, value: Any) -> list[Any]:
+        """Every rank's value, of what JSON can say. A collective call."""
+        return [json.loads(text) for text in exchange(json.dumps(value), self.group, self.device)]
+
+
+def advise(
+    model: nn.Module,
+    loss_fn: Loss,
+    batch: Any,
+    optimizer: Optimizer,
+    *,
+    compressors: Sequence[str] | None = None,
+    hosts: Iterable[int] = (),
+    tolerance: float = Rule.tolerance,
+    worthwhile: float = Rule.worthwhile,
+    bucket_mb: float | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    transport: Decorator | None = None,
+    timeout: timedelta = DEFAULT_TIMEOUT,
+) -> Advice:
+    """Whether to compress the gradients of a training, and how, measured on the ranks that train it. All ranks call it.
+
+    `loss_fn(model, batch)`: the loss, a scalar, of the model that it is given, which is a copy: steps are tried on it, and
+    neither the model nor the optimizer nor torch's random state changes. `compressors`: specifications to choose from; by
+    default those whose loss was studied. `hosts`: other numbers of hosts to predict steps for. Recommended is the fastest
+    method whose expected loss is within `tolerance` (a part) of that of none, if it is `worthwhile` times as fast as the
+    fastest that gives nothing up. `bucket_mb`: of DistributedDataParallel. `transport`: put around each transport, such as
+    an emulated link; every rank then counts as a host.
+
+    Returns the same advice on every rank; printing it shows a table, the recommendation and the line to paste. Raises
+    RuntimeError without a process group, ValueError for one of a single rank and for what cannot be tried.
+    """
+    began = time.perf_counter()
+    rule, sizes = Rule(tolerance, worthwhile), _checked_hosts(hosts)
+    asked = _checked_methods(compressors)
+    here = _here(_bare(model), process_group, transport)
+    _agree(here, [method.spec for method in asked], model)
+    training = Training(_bare(model), loss_fn, batch, optimizer, clock_for(here.device))
+    computation = _computation(training, here)
+    offered = [*asked, *_two_levels(asked, here.world)]
+    measured = _measured(training, computation, offered, here, bucket_mb, transport, timeout)
+    kind = family(optimizer)
+    worlds = [here.world, *(World(count * here.world.per_host, here.world.per_host) for count in sizes)]
+    now, *elsewhere = (_forecast(measured, offered, world, kind, rule, bucket_mb) for world in worlds)
+    return Advice(measured, now, tuple(elsewhere), kind, time.perf_counter() - began)
+
+
+def _checked_methods(specs: Sequence[str] | None) -> list[Method]:
+    """Raises ValueError for what there is not, and for two levels, which are tried where there are two."""
+    for spec in specs or ():
+        if ranks_given(compressor(spec)) is not None:
+            raise ValueError(
+                f"{spec} is tried without being asked for where hosts have several ranks: name what goes between hosts, "
+                f"as in {spec.rpartition('+')[2] if '+' in spec else 'none'}"
+            )
+    return methods(specs)
+
+
+def _checked_hosts(hosts: Iterable[int]) -> list[int]:
+    sizes = list(hosts)
+    if wrong := [count for count in sizes if not isinstance(count, int) or count < 2]:
+        raise ValueError(f"hosts are whole numbers, at least 2, such as [16, 64]; got {wrong[0]!r}")
+    return sizes
+
+
+def _bare(model: nn.Module) -> nn.Module:
+    return model.module if isinstance(model, TorchDDP) else model
+
+
+def _here(model: nn.Module, group: dist.ProcessGroup | None, transport: Decorator | None) -> Here:
+    if group is None and not dist.is_initialized():
+        raise RuntimeError(
+            "advise() measures the network of a process group, and there is none yet: call "
+            "torch.distributed.init_process_group() first, on every rank"
+        )
+    chosen = group or dist.group.WORLD
+    assert isinstance(chosen, dist.ProcessGroup)
+    if chosen.size() < 2:
+        raise ValueError(
+            "advise() measures what goes between ranks, and this process group has one: start more of them"
+        )
+    device = next((p.device for p in model.parameters() if p.requires_grad), torch.device("cpu"))
+    return Here.found(chosen, device, one_level=transport is not None)
+
+
+def _agree(here: Here, specs: Sequence[str], model: nn.Module) -> None:
+    """Raises ValueError on every rank where ranks ask for different things."""
+    elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    told = here.told([elements, *specs])
+    differing = [rank for rank, other in enumerate(told) if other != told[0]]
+    if differing:
+        raise ValueError(
+            f"the ranks ask for different advice: rank 0 has {told[0]}, rank {differing[0]} has {told[differing[0]]} "
+            "(trained numbers, and methods); give all of them the same model and the same compressors"
+        )
+
+
+def _computation(training: Training, here: Here) -> Computation:
+    """Of the slowest rank, while all of them compute."""
+    training.step()
+    dist.barrier(here.group)
+    began = time.perf_counter()
+    steps = [training.step(notes_use=True)]
+    slowest = max(here.told(time.perf_counter() - began))
+    for _ in range(max(FEWEST, min(MOST, int(STEP_BUDGET / max(slowest, 1e-3))))):
+        dist.barrier(here.group)
+        steps.append(training.step())
+    mine = training.computation(steps)
+    return max((_unpacked(each) for each in here.told(_packed(mine))), key=lambda each: each.seconds)
+
+
+def _packed(computation: Computation) -> list[Any]:
+    phases = (computation.forward, computation.backward, computation.optimizer)
+    return [[[phase.seconds, phase.cores] for phase in phases], dict(computation.ready), dict(computation.needed)]
+
+
+def _unpacked(told: list[Any]) -> Computation:
+    forward, backward, optimizer = (Work(*phase) for phase in told[0])
+    return Computation(forward, backward, optimizer, *told[1:])
+
+
+def _two_levels(asked: Sequence[Method], world: World) -> list[Method]:
+    """The same methods between hosts, where hosts have several ranks."""
+    if world.per_host == 1:
+        return []
+    return [replace(method, spec=TWO_LEVELS + method.spec) for method in asked]
+
+
+def _measured(
+    training: Training,
+    computation: Computation,
+    offered: Sequence[Method],
+    here: Here,
+    bucket_mb: float | None,
+    transport: Decorator | None,
+    timeout: timedelta,
+) -> Measured:
+    """All parts of a step."""
+    arithmetic, copy = _arithmetic(training, computation, offered, here, bucket_mb)
+    rings = dist.get_backend(here.group) != "nccl"
+    plans = here.device.type != "cuda"
+    measured = Measured(computation, training.parameters, arithmetic, {}, copy, here.world, here.cores, rings, plans)
+    engines = Engines([here.group], timeout, transport)
+    try:
+        costs = Network(engines.of(here.device, 0).transport, here.device, timeout, here.world.per_host).costs(
+            _largest(measured, offered, bucket_mb)
+        )
+    finally:
+        engines.close()
+    return replace(measured, costs=costs)
+
+
+def _arithmetic(
+    training: Training, computation: Computation, offered: Sequence[Method], here: Here, bucket_mb: float | None
+) -> tuple[dict[str, Arithmetic], float]:
+    """By specification, the mean over ranks, all of which are at it; and the seconds an element of copies into buckets."""
+    clock, world = clock_for(here.device), here.world
+    ready = {name: training.parameters[name] for name in computation.ready}
+    layouts = sampled(bucket_layouts(ready, bucket_mb, world.ranks, here.device))
+    pool = gradient_pool(here.device, layouts[0].dtype)
+    found = {}
+    for method in offered:
+        two = method.spec.startswith(TWO_LEVELS)
+        placed = [
+            replace(layout, rank=here.group.rank(), ranks_per_host=world.per_host if two else 1) for layout in layouts
+        ]
+        dist.barrier(here.group)
+        mine = measured_arithmetic(compressor(method.spec), placed, pool, clock)
+        told = here.told([mine.phases, mine.cores])
+        phases = tuple(statistics.mean(each) for each in zip(*(phases for phases, _ in told), strict=True))
+        found[method.spec] = Arithmetic(phases, statistics.mean(cores for _, cores in told))
+    copy = statistics.mean(here.told(copy_seconds(layouts[-1], pool, clock)))
+    return found, copy
+
+
+def _largest(measured: Measured, offered: Sequence[Method], bucket_mb: float | None) -> dict[Kind, int]:
+    """The largest payload of each kind of request."""
+    found: dict[Kind, int] = {}
+    for method in offered:
+        for overlaps in (False, True):
+            layouts, _ = buckets(measured, method.spec, measured.world, bucket_mb, overlaps=overlaps)
+            for request in (request for layout in layouts for request in requests_on(method.spec, layout)):
+                if request.kind[2] != "self":
+                    found[request.kind] = max(found.get(request.kind, 0), request.payload_bytes)
+    return found
+
+
+def _forecast(
+    measured: Measured, offered: Sequence[Method], world: World, kind: str, rule: Rule, bucket_mb: float | None
+) -> Forecast:
+    choices = [
+        Choice(method, order, predicted(measured, method.spec, order, world, bucket_mb), method.loss(kind))
+        for method in offered
+        for order in (BACKWARD, PRIORITY)
+    ]
+    choices.sort(key=lambda choice: choice.step)
+    return Forecast(world.ranks, world.per_host, tuple(choices), rule.chosen(choices))

@@ -1,0 +1,128 @@
+"""What a method's arithmetic takes on this machine, by the element, while all its ranks are at it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...compress import Compressor, Layout
+from ...compress.shares import placed_on_hosts
+from ...compress.simulate import STEADY, alike
+from ...compress.together import next_request
+from ...ddp_core.measure.clock import Clock, Moment
+from ...ddp_core.memory.bucket_memory import BucketMemory
+
+SAMPLE = 2**24  # elements that a method is timed on, about
+REPEATS = 2  # measured runs of a bucket, behind one that is not counted
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """Seconds an element. `phases`: before the first request, between each two, behind the last. `cores`: busy meanwhile."""
+
+    phases: tuple[float, ...]
+    cores: float
+
+
+NONE = Arithmetic((0.0, 0.0), 0.0)
+
+
+def sampled(layouts: Sequence[Layout], elements: int = SAMPLE) -> list[Layout]:
+    """Some of the layouts, spread evenly, that have about so many elements together; at least one.
+
+    >>> def of(numel): return Layout((str(numel),), ((numel,),), torch.float32, torch.device("cpu"))
+    >>> [layout.numel for layout in sampled([of(10), of(20), of(30), of(40)], 50)]
+    [20, 40]
+    """
+    total = sum(layout.numel for layout in layouts)
+    count = max(1, min(len(layouts), round(len(layouts) * elements / max(1, total))))
+    return [layouts[(2 * place + 1) * len(layouts) // (2 * count)] for place in range(count)]
+
+
+def measured_arithmetic(compressor: Compressor, layouts: Sequence[Layout], pool: Tensor, clock: Clock) -> Arithmetic:
+    """Of a compressor's programs on buckets of these layouts, whose gradients are drawn from `pool`, flat.
+
+    Replies are those of ranks that all do as this one, and take no time here.
+    """
+    if getattr(compressor, "averages", False):
+        return NONE
+    totals: list[float] = []
+    elements, processor = 0, 0.0
+    for layout in layouts:
+        found, worked = _bucket(compressor, placed_on_hosts(compressor, layout), pool, clock)
+        totals = _together(totals, found)
+        elements, processor = elements + layout.numel, processor + worked
+    on_cuda, seconds = layouts[0].device.type == "cuda", sum(totals)
+    cores = 1.0 if on_cuda else processor / seconds if seconds else 0.0
+    return Arithmetic(tuple(total / elements for total in totals), cores)
+
+
+def _together(totals: Sequence[float], found: Sequence[float]) -> list[float]:
+    """The sums by phase. A bucket may have fewer rounds than another one; its last phase is the last all the same."""
+    count = max(len(totals), len(found))
+    filled = ([*each[:-1], *[0.0] * (count - len(each)), *each[-1:]] for each in (totals, found))
+    return [sum(pair) for pair in zip(*filled, strict=True)]
+
+
+def _bucket(compressor: Compressor, layout: Layout, pool: Tensor, clock: Clock) -> tuple[list[float], float]:
+    """Median seconds of each phase, and the processor's of them all together."""
+    memory = BucketMemory(compressor, layout, STEADY)
+    flat = torch.empty(layout.numel, dtype=layout.dtype, device=layout.device)
+    runs, processor = [], []
+    for turn in range(1 + REPEATS):
+        _fill(flat, pool, turn)
+        clock.synchronize()
+        marks = list(_phases(memory, layout, flat, STEADY + turn, clock))
+        clock.synchronize()
+        runs.append([clock.seconds(begin, end) for begin, end, _ in marks])
+        processor.append(sum(worked for _, _, worked in marks))
+    medians = [statistics.median(phase) for phase in zip(*runs[1:], strict=True)]
+    return medians, statistics.median(processor[1:])
+
+
+def _phases(
+    memory: BucketMemory, layout: Layout, flat: Tensor, step: int, clock: Clock
+) -> Iterator[tuple[Moment, Moment, float]]:
+    """(begin, end, processor's seconds) of what a program computes between its requests."""
+    program = memory.reduce(flat, step, memory.stateful)
+    reply: Tensor | None = None
+    while True:
+        begin, worked = clock.mark(), time.process_time()
+        request, _ = next_request(program, reply)
+        yield begin, clock.mark(), time.process_time() - worked
+        if request is None:
+            return
+        reply = alike(request, layout.members(request.scope), layout.rank)
+
+
+def _fill(flat: Tensor, pool: Tensor, turn: int) -> None:
+    """Numbers of the pool, others at each turn."""
+    for piece in flat.split(len(pool) // 2):
+        piece.copy_(pool[turn : turn + len(piece)])
+
+
+def copy_seconds(layout: Layout, pool: Tensor, clock: Clock) -> float:
+    """Seconds an element of copying gradients into a bucket."""
+    flat = torch.empty(layout.numel, dtype=layout.dtype, device=layout.device)
+    source = torch.empty_like(flat)
+    found = []
+    for turn in range(1 + REPEATS):
+        _fill(source, pool, turn)
+        clock.synchronize()
+        begin = clock.mark()
+        flat.copy_(source)
+        end = clock.mark()
+        clock.synchronize()
+        found.append(clock.seconds(begin, end))
+    return statistics.median(found[1:]) / layout.numel
+
+
+def gradient_pool(device: torch.device, dtype: torch.dtype, elements: int = 2**21) -> Tensor:
+    """Numbers with a heavy tail, as gradients have; the same ones everywhere, from a generator of their own."""
+    numbers = torch.randn(elements, generator=torch.Generator().manual_seed(0))
+    return numbers.pow_(3).mul_(1e-3).to(device=device, dtype=dtype)

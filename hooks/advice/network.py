@@ -1,0 +1,135 @@
+"""What the network carries, by collectives of each kind that a method asks for, timed on the ranks that there are."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...compress.protocol import AllGather, AllReduce, AllToAll, ReduceScatter, Request
+from ...compress.scopes import Scope
+from ...ddp_core import exchange
+from ...ddp_core.planning.link_cost import LinkCost
+from ...ddp_core.transport.protocol import Transport
+
+Kind: TypeAlias = tuple[type, torch.dtype, Scope]  # of requests
+SMALLEST, GROWTH = 2**14, 8  # bytes of a payload, and how many times larger the next one is
+LONG = 0.25  # seconds of a collective: larger ones are not tried
+REPEATS = 3
+
+
+@dataclass(frozen=True)
+class KindCost:
+    """Seconds of a kind of collective by the bytes that a rank sends, and the cores that are busy meanwhile, a rank."""
+
+    link: LinkCost
+    cores: float
+
+    def on(self, ranks_now: int, ranks: int, *, rings: bool) -> KindCost:
+        """The same between other numbers of ranks: as many bytes a second, and a latency for each of the messages that
+        follow each other: all in `rings`, else as many as trees have.
+        """
+        grown = messages(ranks, rings=rings) / max(1, messages(ranks_now, rings=rings))
+        return replace(self, link=replace(self.link, alpha=self.link.alpha * grown))
+
+
+FREE = KindCost(LinkCost(0.0, 0.0), 0.0)
+
+
+def messages(ranks: int, *, rings: bool) -> int:
+    """That follow each other in a collective.
+
+    >>> messages(4, rings=True), messages(1024, rings=False)
+    (6, 20)
+    """
+    return 2 * (ranks - 1) if rings else 2 * (ranks - 1).bit_length()
+
+
+def kind_of(request: Request) -> Kind:
+    """What it costs is told by."""
+    return type(request), request.tensor.dtype, request.scope
+
+
+class Network:
+    """Times collectives over the transport that gradients take. All ranks make the same calls."""
+
+    def __init__(self, transport: Transport, device: torch.device, timeout: timedelta, per_host: int = 1) -> None:
+        self._transport, self._device, self._timeout = transport, device, timeout
+        self._group = transport.group
+        transport.arrange(per_host)
+
+    def costs(self, largest: Mapping[Kind, int]) -> dict[Kind, KindCost]:
+        """Of each kind, given the bytes of its largest payload."""
+        self._transport.open(1, [{scope for _, _, scope in largest}])
+        return {kind: self._cost(kind, payload) for kind, payload in largest.items()}
+
+    def _cost(self, kind: Kind, payload: int) -> KindCost:
+        samples: list[tuple[float, float]] = []
+        processor, seconds = 0.0, 0.0
+        for size in _sizes(payload):
+            request = self._request(kind, size)
+            sent = request.sent_bytes(self._transport.members(kind[2]))
+            for found, worked in self._timed(kind, size):
+                samples.append((max(sent, 1.0), found))
+                processor, seconds = processor + worked, seconds + found
+            if samples[-1][1] > LONG:
+                break
+        return KindCost(LinkCost.fitted(samples), 0.0 if self._device.type == "cuda" else processor / seconds)
+
+    def _timed(self, kind: Kind, size: int) -> list[tuple[float, float]]:
+        """(seconds until the last rank had its reply, a rank's processor's seconds) of some collectives."""
+        mine = []
+        for _ in range(1 + REPEATS):
+            request = self._request(kind, size)
+            dist.barrier(self._group)
+            began, worked = time.perf_counter(), time.process_time()
+            self._transport.start(request, 0).wait(self._timeout)
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            mine.append((time.perf_counter() - began, time.process_time() - worked))
+        ranks = [json.loads(text) for text in exchange(json.dumps(mine[1:]), self._group, self._device)]
+        return [
+            (max(seconds for seconds, _ in turn), statistics.mean(worked for _, worked in turn))
+            for turn in zip(*ranks, strict=True)
+        ]
+
+    def _request(self, kind: Kind, payload: int) -> Request:
+        """One of a kind with about so many bytes, of zeros."""
+        form, dtype, scope = kind
+        members = self._transport.members(scope)
+        row = max(1, payload // dtype.itemsize // (members if form is not AllGather or scope == "host" else 1))
+        whole = torch.zeros(members * row, dtype=dtype, device=self._device)
+        if form is AllGather and scope == "host":  # of a share of the sums
+            scattered = ReduceScatter(self._room(whole), "sum", scope, (row,) * members)
+            return AllGather(self._transport.start(scattered, 0).wait(self._timeout), scope, (row,) * members)
+        if form is AllGather:
+            return AllGather(whole[:row].clone(), scope)
+        if form is AllToAll:
+            return AllToAll(whole.view(members, row), scope)
+        if form is ReduceScatter:
+            return ReduceScatter(self._room(whole), "sum", scope, (row,) * members)
+        return AllReduce(self._room(whole), "sum", scope)
+
+    def _room(self, tensor: Tensor) -> Tensor:
+        """Memory like a tensor's, where a bucket of its own would lie."""
+        if self._transport.allocates and (given := self._transport.allocate([[tensor]])[0]) is not None:
+            return given
+        room = self._transport.room_for(tensor)
+        return tensor if room is None else room
+
+
+def _sizes(payload: int) -> Iterator[int]:
+    """Of payloads up to the largest, in bytes."""
+    size = min(SMALLEST, payload)
+    while size < payload:
+        yield size
+        size *= GROWTH
+    yield payload

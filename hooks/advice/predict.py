@@ -1,0 +1,208 @@
+"""What a step takes with a method, an order and so many hosts, from what was measured of each of its parts."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ...compress import Compressor, Layout, compressor
+from ...compress.protocol import AllGather
+from ...compress.scopes import Scope
+from ...compress.shares import ranks_given
+from ...compress.simulate import STEADY, requests_of
+from ...compress.state import Leaves
+from ...ddp_core.planning.bounds import optimal
+from ...ddp_core.planning.pipeline import Parcel, Pipeline, Round
+from ...ddp_core.planning.replay import planned_order
+from ...ddp_core.planning.shared_cores import Work
+from ...ddp_core.planning.step_model import Piece, StepModel
+from ..plan import bucket_layouts
+from ..slices import gradient_mb, parts_of
+from .arithmetic import Arithmetic
+from .candidates import PRIORITY
+from .network import FREE, Kind, KindCost, kind_of
+from .training import Computation
+
+STEPS = (STEADY, STEADY + 1)  # a method may alternate
+
+
+@dataclass(frozen=True)
+class World:
+    """`ranks` in all, of which `per_host` share each host."""
+
+    ranks: int
+    per_host: int
+
+    @property
+    def hosts(self) -> int:
+        """Of so many ranks each."""
+        return self.ranks // self.per_host
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All that predictions rest on, measured on the ranks of `world`.
+
+    `copy`: seconds an element, into buckets. `cores`: of a machine, for each of its ranks. `rings`: messages of a
+    collective follow each other around a ring, as Gloo's do, else as in trees. `plans`: overlapped slices go in a planned
+    order.
+    """
+
+    computation: Computation
+    parameters: Mapping[str, Tensor]
+    arithmetic: Mapping[str, Arithmetic]
+    costs: Mapping[Kind, KindCost]
+    copy: float
+    world: World
+    cores: float
+    rings: bool
+    plans: bool
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A request of a bucket: its kind, its payload and the bytes that leave a rank."""
+
+    kind: Kind
+    payload_bytes: int
+    sent_bytes: float
+
+    @property
+    def travels(self) -> bool:
+        """Whether it leaves the host."""
+        return self.kind[2] in ("all", "across")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A step in seconds, and the least that any order of sending allows (computation and wire alone)."""
+
+    step: float
+    bound: float
+    sent_bytes: float
+    state_bytes: int
+
+
+def predicted(measured: Measured, spec: str, order: str, world: World, bucket_mb: float | None = None) -> Prediction:
+    """Of a method on so many ranks, once warm-ups are over. `order`: backward, or priority, as gradwire.overlap has it."""
+    overlaps = order == PRIORITY
+    layouts, cuts = buckets(measured, spec, world, bucket_mb, overlaps=overlaps)
+    parcels, sent_bytes = list[Parcel](), 0.0
+    for layout, parts in zip(layouts, cuts, strict=True):
+        requests = requests_on(spec, layout)
+        parcel = _parcel(measured, measured.arithmetic[spec], layout, requests, world, parts)
+        parcels += [parcel] * parts
+        sent_bytes += sum(request.sent_bytes for request in requests if request.travels)
+    computation, bound = measured.computation, optimal(_by_parameters(measured, layouts, cuts, parcels))
+    if overlaps and measured.plans:
+        parcels = [parcels[place] for place in planned_order(_model(computation, parcels))]
+    step = Pipeline(computation.forward, computation.backward, tuple(parcels), measured.cores)
+    return Prediction(step.seconds(until_needed=overlaps), bound, sent_bytes, _state_bytes(compressor(spec), layouts))
+
+
+def buckets(
+    measured: Measured, spec: str, world: World, bucket_mb: float | None, *, overlaps: bool
+) -> tuple[list[Layout], list[int]]:
+    """The buckets that DistributedDataParallel makes, and into how many slices each is cut."""
+    ready = {name: measured.parameters[name] for name in measured.computation.ready}
+    if not overlaps:
+        layouts = bucket_layouts(ready, bucket_mb, world.ranks)
+        return [_on_hosts(spec, layout, world) for layout in layouts], [1] * len(layouts)
+    cut_mb = gradient_mb(spec, world.ranks, world.per_host)
+    layouts = [_on_hosts(spec, each, world) for each in bucket_layouts(ready, cut_mb, world.ranks)]
+    return layouts, [parts_of(spec, layout, cut_mb) for layout in layouts]
+
+
+def _on_hosts(spec: str, layout: Layout, world: World) -> Layout:
+    return replace(layout, ranks_per_host=1 if ranks_given(compressor(spec)) is None else world.per_host)
+
+
+@functools.lru_cache(maxsize=4096)
+def requests_on(spec: str, layout: Layout) -> tuple[Sent, ...]:
+    """What a step asks for on a bucket, in the order of rounds; of methods that alternate, the mean of two steps."""
+    first, second = (list(requests_of(compressor(spec), layout, step)) for step in STEPS)
+    return tuple(
+        Sent(
+            kind_of(one),
+            one.tensor.nbytes,
+            (one.sent_bytes(len(layout.members(one.scope))) + other.sent_bytes(len(layout.members(other.scope)))) / 2,
+        )
+        for one, other in zip(first, second, strict=True)
+    )
+
+
+def _parcel(
+    measured: Measured, arithmetic: Arithmetic, layout: Layout, requests: Sequence[Sent], world: World, parts: int
+) -> Parcel:
+    """One of the slices of a bucket, or all of it."""
+    elements = layout.numel / parts
+    *before, last = (Work(seconds * elements, arithmetic.cores) for seconds in arithmetic.phases)
+    rounds = []
+    for work, request in zip(before, requests, strict=False):
+        cost = _cost(measured, request.kind, world)
+        wire = Work(cost.link.beta * request.sent_bytes / parts, cost.cores)
+        rounds.append(Round(work, wire, cost.link.alpha))
+        if request.kind[0] is AllGather and request.travels:  # what follows looks at a payload of each rank
+            grown = members(world, request.kind[2]) / members(measured.world, request.kind[2])
+            last = replace(last, seconds=last.seconds * grown)
+    computation = measured.computation
+    optimizer, share = computation.optimizer, elements / _elements(measured)
+    return Parcel(
+        ready=max(computation.ready[name] for name in layout.names),
+        needed=min(computation.needed[name] for name in layout.names),
+        copy=Work(measured.copy * elements, 1.0),
+        rounds=tuple(rounds),
+        decode=last,
+        update=Work(optimizer.seconds * share, optimizer.cores),
+    )
+
+
+def _elements(measured: Measured) -> int:
+    return sum(parameter.numel() for parameter in measured.parameters.values())
+
+
+def _cost(measured: Measured, kind: Kind, world: World) -> KindCost:
+    """Of a kind of collective between the ranks that take part in it."""
+    now, then = (members(each, kind[2]) for each in (measured.world, world))
+    if then == 1:
+        return FREE
+    cost = measured.costs[kind]
+    return cost if now == then else cost.on(now, then, rings=measured.rings)
+
+
+def members(world: World, scope: Scope) -> int:
+    """How many ranks take part in a request of a scope."""
+    return {"all": world.ranks, "host": world.per_host, "across": world.hosts, "self": 1}[scope]
+
+
+def _model(computation: Computation, parcels: Sequence[Parcel]) -> StepModel:
+    """Computation and wire alone."""
+    pieces = (Piece(parcel.ready, _wire(parcel), parcel.needed) for parcel in parcels)
+    return StepModel(computation.forward.seconds, computation.backward.seconds, tuple(pieces))
+
+
+def _by_parameters(
+    measured: Measured, layouts: Sequence[Layout], cuts: Sequence[int], parcels: Sequence[Parcel]
+) -> StepModel:
+    """The same with a piece for each parameter, which has its part of its bucket's wire."""
+    computation, pieces, place = measured.computation, list[Piece](), 0
+    for layout, parts in zip(layouts, cuts, strict=True):
+        wire = parts * _wire(parcels[place])
+        place += parts
+        for name, size in zip(layout.names, layout.sizes, strict=True):
+            pieces.append(Piece(computation.ready[name], wire * size / layout.numel, computation.needed[name]))
+    return StepModel(computation.forward.seconds, computation.backward.seconds, tuple(pieces))
+
+
+def _wire(parcel: Parcel) -> float:
+    return sum(each.wire.seconds for each in parcel.rounds)
+
+
+def _state_bytes(built: Compressor, layouts: Sequence[Layout]) -> int:
+    """What a rank keeps between steps, with what a step is taken back by."""
+    kept = (Leaves(built.init(replace(layout, device=torch.device("meta")))).flat for layout in layouts)
+    return 2 * sum(leaf.flat.nbytes for flat in kept for leaf in flat)

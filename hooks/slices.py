@@ -1,0 +1,50 @@
+"""How gradwire.overlap cuts gradients, told without a model in training."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+
+from ..compress import Layout, compressor
+from ..compress.shares import ranks_given
+from ..compress.simulate import steady_traffic
+from ..compress.state import Leaves
+from ..ddp_core.buckets.assignment import DEFAULT_CAP_MB, MEBIBYTE
+from ..ddp_core.buckets.slices import MUCH
+from ..ddp_core.schedule.slice_size import SAMPLE
+
+SLICE_MB = 2.0  # on the wire
+
+
+def gradient_mb(spec: str, world_size: int, ranks_per_host: int = 1, slice_mb: float = SLICE_MB) -> float:
+    """MiB of gradient in a bucket whose payload on the wire is about `slice_mb` MiB, as far as a large matrix tells.
+
+    >>> gradient_mb("none", 4), gradient_mb("bf16", 4), gradient_mb("powersgd:rank=1", 4)
+    (2.0, 4.0, 25.0)
+    """
+    return slice_mb * max(1.0, min(_shrinks(spec, world_size, ranks_per_host), DEFAULT_CAP_MB / slice_mb))
+
+
+@functools.lru_cache(maxsize=256)
+def _shrinks(spec: str, world_size: int, ranks_per_host: int) -> float:
+    """How many times as much an all-reduce of a large matrix sends."""
+    built = compressor(spec)
+    on_hosts = 1 if ranks_given(built) is None else ranks_per_host
+    sides, meta = (SAMPLE, SAMPLE), torch.device("meta")
+    layout = Layout(("sample",), (sides,), torch.float32, meta, world_size, ranks_per_host=on_hosts)
+    sent = steady_traffic(built, [layout]).sent_bytes
+    return 2 * (world_size - 1) / world_size * 4 * layout.numel / sent if sent else 1.0
+
+
+def parts_of(spec: str, layout: Layout, cut_mb: float) -> int:
+    """Into how many slices a bucket is cut: larger ones than `cut_mb` MiB are, where nothing is remembered of a gradient."""
+    size, cut = layout.numel * layout.dtype.itemsize, cut_mb * MEBIBYTE
+    return math.ceil(size / cut) if size > MUCH * cut and _forgets(spec) else 1
+
+
+@functools.lru_cache(maxsize=256)
+def _forgets(spec: str) -> bool:
+    sample = Layout(("sample",), ((64, 64),), torch.float32, torch.device("cpu"), world_size=2)
+    return not Leaves(compressor(spec).init(sample)).flat

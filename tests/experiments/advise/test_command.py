@@ -1,0 +1,55 @@
+"""The command: what it shows and writes, and what it refuses."""
+
+import json
+
+import pytest
+
+from gradwire.experiments.cli import main
+from gradwire.experiments.workloads.emulation import Layer, Trace
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    """A small accelerator's, in a file."""
+    path = tmp_path_factory.mktemp("trace") / "small.json"
+    layers = (Layer("first", {"weight": (64, 256)}, 0.002, 0.004), Layer("last", {"weight": (256, 64)}, 0.002, 0.004))
+    Trace("small", "made by hand", 4, layers).write(path)
+    return path
+
+
+def test_it_shows_the_table_and_writes_all_of_it(trace, tmp_path, capfd):
+    file = tmp_path / "advice.json"
+    flags = ["--nproc=2", f"--compute=emulate:{trace}", "--link=10mbit", "--compressors=int4", "--hosts=64"]
+    assert main(["advise", *flags, f"--json={file}"]) == 0
+    shown, document = capfd.readouterr().out, json.loads(file.read_text())
+    for told in ("small, 32,768 parameters, 2 ranks", "NOT REAL: emulated link 10mbit", "network: AllReduce", "int4"):
+        assert told in shown
+    assert document["here"]["recommended"]["compressor"] == "int4"
+    assert document["here"]["recommended"]["sentence"] in shown
+    assert [each["ranks"] for each in document["elsewhere"]] == [64]
+    rows = {(row["compressor"], row["order"]): row for row in document["here"]["rows"]}
+    wire = 4 * 32_768 * 8 / 10e6
+    assert rows["none", "backward"]["step"] == pytest.approx(wire + 0.012, rel=0.3)
+    assert rows["int4", "backward"]["sent_bytes"] < rows["none", "backward"]["sent_bytes"] / 6
+    assert rows["none", "backward"]["bound"] >= 0.9 * wire
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--nproc=1"], "advice is about what goes between ranks, and there is 1: --nproc 2, or torchrun on hosts"),
+        (["--model=resnet"], "unknown model 'resnet'"),
+        (["--compressors=nope"], "unknown compressor 'nope'"),
+        (["--hosts=1"], "hosts are at least 2, got 1"),
+        (["--tolerance=-1"], "tolerance is a part of the loss, at least 0"),
+        (["--worthwhile=0.5"], "worthwhile is how many times as fast, at least 1"),
+        (["--dilate=4"], "dilate 4 needs an emulated accelerator"),
+        (["--compute=emulate:nope"], "no trace 'nope'"),
+        (["--link=fast"], "a rate is a number and a unit"),
+        (["--bucket-mb=0"], "bucket_mb is above 0, got 0"),
+    ],
+    ids=lambda value: "=".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_advised_on_is_refused(flags, message, capsys):
+    assert main(["advise", *flags]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,204 @@
+"""Advice on real ranks: what it measures, what it leaves as it was, what it refuses."""
+
+import copy
+import re
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import gradwire
+from gradwire.ddp_core import Link, Paced
+from gradwire.ddp_core.transport import host_places
+
+SLOW = 2e6  # bytes a second
+
+
+class Noisy(nn.Module):
+    """Layers that are used in order, dropout, running means, and a parameter that nothing uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(64, 256), nn.BatchNorm1d(256), nn.Linear(256, 64)
+        self.unused = nn.Parameter(torch.ones(3))
+
+    def forward(self, inputs):
+        return self.last(torch.dropout(self.norm(self.first(inputs)).relu(), 0.5, train=True))
+
+
+def loss_of(model, batch):
+    return model(batch).square().mean()
+
+
+def trained():
+    """A model, its optimizer after a step, and gradients that wait for the next one."""
+    torch.manual_seed(0)
+    model = Noisy()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9)
+    batch = torch.randn(8, 64)
+    for _ in range(2):
+        loss_of(model, batch).backward()
+        optimizer.step()
+    return model, optimizer, batch
+
+
+def everything(model, optimizer):
+    """All that advice might change."""
+    grads = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+    return copy.deepcopy((model.state_dict(), optimizer.state_dict(), grads, torch.get_rng_state()))
+
+
+def equal(one, other):
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return one == other
+
+
+def asked(rank, world_size, rate=SLOW, **options):
+    """What advice says here, and whether all is as before."""
+    model, optimizer, batch = trained()
+    before = everything(model, optimizer)
+    slow = partial(Paced, link=Link(rate))
+    advice = gradwire.advise(model, loss_of, batch, optimizer, transport=slow, **options)
+    computation, (cost, *_) = advice.measured.computation, advice.measured.costs.values()
+    return {
+        "text": str(advice),
+        "line": advice.line,
+        "specs": [(choice.spec, choice.order) for choice in advice.here.choices],
+        "steps": [choice.step for choice in advice.here.choices],
+        "sent": {choice.spec: choice.prediction.sent_bytes for choice in advice.here.choices},
+        "ranks": [forecast.ranks for forecast in advice.elsewhere],
+        "ready": list(computation.ready),
+        "needed": sorted(computation.needed, key=computation.needed.get),
+        "beta": cost.link.beta,
+        "same": equal(before, everything(model, optimizer)),
+    }
+
+
+@pytest.fixture(scope="module")
+def advised(ranks):
+    return ranks.run(asked, 2, compressors=["int4", "powersgd:rank=1"], hosts=[16, 1000])
+
+
+def test_all_ranks_get_the_same_advice(advised):
+    first, second = advised
+    assert first == second
+
+
+def test_nothing_of_the_training_changes(advised):
+    assert all(each["same"] for each in advised)
+
+
+def test_on_a_slow_link_the_recommended_line_compresses(advised):
+    assert "int4:start_iter" in advised[0]["line"]
+
+
+def test_each_method_is_predicted_in_both_orders_the_fastest_first(advised):
+    specs = {(spec, order) for spec in ("none", "int4", "powersgd:rank=1") for order in ("backward", "priority")}
+    assert set(advised[0]["specs"]) == specs
+    assert advised[0]["steps"] == sorted(advised[0]["steps"])
+    assert advised[0]["ranks"] == [16, 1000]
+
+
+def test_the_link_s_rate_and_the_bytes_are_those_that_there_are(advised):
+    elements = sum(p.numel() for p in Noisy().parameters())
+    assert advised[0]["beta"] == pytest.approx(1 / SLOW, rel=0.3)
+    assert advised[0]["sent"]["none"] == 4 * elements
+    plan = gradwire.plan(Noisy(), "int4", world_size=2)
+    assert advised[0]["sent"]["int4"] == pytest.approx(plan.sent_bytes_per_step, rel=0.01)
+
+
+def test_a_step_on_the_slow_link_takes_at_least_its_bytes(advised):
+    sent, steps = advised[0]["sent"], dict(zip(advised[0]["specs"], advised[0]["steps"], strict=True))
+    for (spec, _), seconds in steps.items():
+        assert seconds >= 0.7 * sent[spec] / SLOW
+
+
+def test_gradients_get_ready_from_the_last_layer_on_and_are_needed_from_the_first(advised):
+    ready, needed = (advised[0][name] for name in ("ready", "needed"))
+    assert ready.index("last.weight") < ready.index("first.weight") < ready.index("unused")
+    assert needed.index("first.weight") < needed.index("norm.weight") < needed.index("last.weight")
+
+
+def test_it_prints_a_table_the_recommendation_and_its_line(advised):
+    for told in ("computation", "network: AllReduce", "priority", "as fast as", advised[0]["line"], "assumed: hosts"):
+        assert told in advised[0]["text"]
+
+
+def refused(rank, world_size, **options):
+    model, optimizer, batch = trained()
+    gradwire.advise(model, options.pop("loss_fn", loss_of), batch, optimizer, **options)
+
+
+def no_scalar(model, batch):
+    return model(batch)
+
+
+def different(rank, world_size):
+    model, optimizer, batch = trained()
+    gradwire.advise(model, loss_of, batch, optimizer, compressors=["int4"] if rank else ["int8"])
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "message"),
+    [
+        (refused, {"loss_fn": no_scalar}, r"returns a scalar with a gradient.*got a tensor of \(8, 64\)"),
+        (different, {}, "the ranks ask for different advice"),
+    ],
+)
+def test_what_cannot_be_tried_is_refused_on_every_rank(ranks, function, options, message):
+    for failure in ranks.run(function, 2, expect_errors=True, **options):
+        assert failure.type_name == "ValueError"
+        assert re.search(message, failure.message)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"compressors": ["nope"]}, "unknown compressor 'nope'"),
+        ({"compressors": ["hosts+int4"]}, r"hosts\+int4 is tried without being asked for.*as in int4"),
+        ({"hosts": [1]}, r"hosts are whole numbers, at least 2, such as \[16, 64\]; got 1"),
+        ({"tolerance": -1}, "tolerance is a part of the loss"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_is_measured(options, message):
+    with pytest.raises(ValueError, match=message):
+        gradwire.advise(*trained_in_order(), **options)
+
+
+def trained_in_order():
+    model, optimizer, batch = trained()
+    return model, loss_of, batch, optimizer
+
+
+def test_without_a_process_group_the_way_to_one_is_told():
+    with pytest.raises(RuntimeError, match="init_process_group"):
+        gradwire.advise(*trained_in_order())
+
+
+def on_two_hosts(rank, world_size):
+    """Advice where every two ranks take themselves for a host."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host_places, "host_name", lambda: f"host {rank // 2}")
+        model, optimizer, batch = trained()
+        advice = gradwire.advise(model, loss_of, batch, optimizer, compressors=["int4"], hosts=[8])
+    scopes = {scope for _, _, scope in advice.measured.costs}
+    sent = {choice.spec: choice.prediction.sent_bytes for choice in advice.here.choices}
+    return {"scopes": scopes, "sent": sent, "text": str(advice), "ranks": advice.elsewhere[0].ranks}
+
+
+def test_hosts_of_several_ranks_are_tried_with_two_levels(ranks):
+    first, *others = ranks.run(on_two_hosts, 4)
+    assert all(other == first for other in others)
+    assert first["scopes"] == {"all", "host", "across"}
+    elements = sum(p.numel() for p in Noisy().parameters())
+    assert first["sent"]["none"] == 2 * 3 / 4 * 4 * elements
+    assert first["sent"]["hosts+none"] == pytest.approx(4 * elements / 2, rel=0.01)
+    assert first["ranks"] == 16
+    for told in ("hosts+int4", "among a host", "among 2 hosts", "8 of 2 ranks"):
+        assert told in first["text"]
