@@ -9,6 +9,7 @@ from .handle import Handle
 from .local_steps.local_steps import LocalSteps
 from .local_steps.outer import outer
 from .local_steps.rounds import RoundStats
+from .measure.metrics import described, metrics
 from .measure.record import Record
 from .measure.stats import Stats
 from .measure.step import BucketStats
@@ -68,11 +69,13 @@ __all__ = [
     "assigned",
     "averaged",
     "caps_in_bytes",
+    "described",
     "exchange",
     "faulty",
     "keep_rendezvous",
     "largest_and_sum",
     "layout_of",
+    "metrics",
     "obstacle",
     "outer",
     "overlap",

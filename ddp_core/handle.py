@@ -12,10 +12,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..compress import Compressor, Spec, compressor, tuned
+from ..compress import Compressor, Spec, compressor, specification, tuned
 from .averaging.averager import CompressedAverager
 from .buckets.layout import plain
 from .engine.engine import DEFAULT_TIMEOUT
+from .measure.metrics import described, metrics
 from .measure.stats import Stats
 from .memory import checkpoint
 from .memory.resize import merged
@@ -106,6 +107,16 @@ class Handle:
     def stats(self) -> Stats:
         """Rounds, bytes and seconds of the last synced step and in total."""
         return self.averager.stats()
+
+    def metrics(self) -> dict[str, float]:
+        """The same and more as flat names and numbers, for `wandb.log(handle.metrics())`: see docs/watch.md.
+
+        Of the last synced step; steps, and bytes in total, since the beginning. Never waits for a GPU.
+        """
+        return metrics(self.averager.measured())
+
+    def __repr__(self) -> str:
+        return described(type(self), specification(self.compressor), self.averager.engines.place, self.metrics)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint of this rank needs; safe with `torch.load(weights_only=True)`. Residuals differ by rank.

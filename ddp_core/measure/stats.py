@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from .record import Record, summed
 from .step import BucketStats, Step
 
 MANY = 1000  # records; adding them up at every step would take its time
+RECENT = 8  # steps that are kept as they are
 
 
 @dataclass(frozen=True)
@@ -29,14 +32,28 @@ class Stats:
 
 
 class Totals:
-    """What the steps so far have cost."""
+    """What the steps so far have cost.
+
+    `recent`: the last of them. `watchers` are told how many have ended when the next one begins.
+    """
 
     def __init__(self) -> None:
         self._earlier: list[BucketStats] = []  # and not in the total yet
         self._total = Record()
+        self._began = 0.0
+        self.recent: deque[Step] = deque(maxlen=RECENT)
+        self.watchers: list[Callable[[int], None]] = []
+
+    def begin(self, step: Step, ended: int) -> None:
+        """A step begins, after `ended` others."""
+        now = time.perf_counter()
+        step.interval, self._began = now - self._began if self._began else 0.0, now
+        for watcher in tuple(self.watchers):
+            watcher(ended)
 
     def count(self, step: Step) -> None:
         """A step that has begun before counts; what it has cost is what it has until another one is counted."""
+        self.recent.append(step)
         self._earlier += step.programs
         if len(self._earlier) > MANY:
             self._total, self._earlier = total(self._earlier, self._total), []
@@ -46,6 +63,10 @@ class Totals:
         programs = () if step is None else tuple(step.programs)
         whole = total((*self._earlier, *programs), self._total)
         return Stats(number, programs, whole)
+
+    def recent_and(self, step: Step | None) -> tuple[Step, ...]:
+        """The last steps, and one that has not been counted, if it has sent anything."""
+        return (*self.recent, step) if step is not None and step.programs else tuple(self.recent)
 
 
 def total(buckets: Iterable[BucketStats], *before: Record) -> Record:

@@ -9,7 +9,7 @@ from typing import Any
 from ...compress import Spec
 from ...compress.shards import shard_codec, shard_sum
 from ...compress.state import Entries
-from ...ddp_core import Handle, ShardAverager, Stats
+from ...ddp_core import Handle, ShardAverager, Stats, described, metrics
 from .modules import ShardedModule
 from .state import FORMAT, among_replicas, checked, merged, own
 
@@ -64,6 +64,14 @@ class ShardHandle:
     def stats(self) -> Stats:
         """Rounds, bytes and seconds of the last step, a row for each gather and each reduction, and in total."""
         return self.averager.stats()
+
+    def metrics(self) -> dict[str, float]:
+        """The same as flat names and numbers: see `Handle.metrics`."""
+        return metrics(self.averager.measured())
+
+    def __repr__(self) -> str:
+        travels = f"gather {self.averager.codec or 'none'}, reduce {self.averager.memory.reduction}"
+        return described(type(self), travels, self.averager.engines.place, self.metrics)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint of this rank needs: {"rank 0 of 4": {...}}, with a key that no other rank has.
