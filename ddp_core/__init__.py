@@ -36,6 +36,8 @@ from .transport.rendezvous import Rendezvous
 from .transport.rendezvous import keep as keep_rendezvous
 from .transport.torch_backend import LEAST_TORCH
 from .transport.torch_backend import register as register_backend
+from .watching.folder import reports_in
+from .watching.watch import Watch, Watched, watch
 
 __all__ = [
     "DEFAULT_TIMEOUT",
@@ -66,6 +68,8 @@ __all__ = [
     "Stats",
     "StepTimes",
     "Transport",
+    "Watch",
+    "Watched",
     "assigned",
     "averaged",
     "caps_in_bytes",
@@ -82,8 +86,10 @@ __all__ = [
     "plain",
     "refuse_inside",
     "register_backend",
+    "reports_in",
     "start_all_gather",
     "start_scatter",
     "start_sum",
     "trace",
+    "watch",
 ]

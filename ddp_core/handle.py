@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from .measure.stats import Stats
 from .memory import checkpoint
 from .memory.resize import merged
 from .transport.protocol import Decorator
+from .watching.watch import Watch, Watched, watch
 
 
 class Handle:
@@ -115,6 +117,17 @@ class Handle:
         """
         return metrics(self.averager.measured())
 
+    def watch(self, every: int = 100, to: Any = "console", *, folder: str | Path | None = None) -> Watch:
+        """Tell what a step costs, after every `every` steps, until what it returns, or the handle, is closed.
+
+        `to`: "console", a rich Console or a logging.Logger, for a line of text; a run of wandb or a SummaryWriter of
+        TensorBoard, for numbers; or any callable of (metrics, step), which must not communicate. On rank 0 only. `folder`:
+        where rank 0 keeps a file of each rank for `gradwire top`; all ranks give it. Figures are means over the last 8
+        steps. No bit of the training changes. Raises ValueError and TypeError for arguments that tell nobody.
+        """
+        place = self.averager.totals, self.averager.measured, lambda: specification(self.compressor)
+        return watch(Watched(*place, self.averager.engines.group), every, to, folder)
+
     def __repr__(self) -> str:
         return described(type(self), specification(self.compressor), self.averager.engines.place, self.metrics)
 
@@ -170,4 +183,5 @@ class Handle:
 
     def close(self) -> None:
         """End the threads and process groups that the hook made; training with it is over."""
+        self.averager.totals.close()
         self.averager.close()

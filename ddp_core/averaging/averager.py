@@ -102,6 +102,7 @@ class CompressedAverager:
 
     def begin_step(self, step: Step) -> None:
         """The first bucket of a synchronized step comes next."""
+        self.totals.begin(step, self.memory.step)
         with self._lock:
             self._change()
             if self._thrown_away.parameters:
@@ -115,7 +116,6 @@ class CompressedAverager:
             self.engines.agreement.step = self.begun = self.begun + 1
             self._thread = threading.get_ident()
         self._last_index, self._expected = -1, False
-        self.totals.begin(step, step.number - 1)
 
     def _take(self, step: Step | None) -> None:
         if self._step is not None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from .record import Record, summed
 from .step import BucketStats, Step
@@ -31,10 +32,20 @@ class Stats:
         return total(self.buckets)
 
 
+class Watcher(Protocol):
+    """Who wants to know when steps end."""
+
+    def step_ended(self, number: int) -> None:
+        """So many have, those before a checkpoint counted."""
+
+    def close(self) -> None:
+        """There will be no more."""
+
+
 class Totals:
     """What the steps so far have cost.
 
-    `recent`: the last of them. `watchers` are told how many have ended when the next one begins.
+    `recent`: the last of them. `watchers`: told when the next one begins.
     """
 
     def __init__(self) -> None:
@@ -42,14 +53,14 @@ class Totals:
         self._total = Record()
         self._began = 0.0
         self.recent: deque[Step] = deque(maxlen=RECENT)
-        self.watchers: list[Callable[[int], None]] = []
+        self.watchers: list[Watcher] = []
 
     def begin(self, step: Step, ended: int) -> None:
         """A step begins, after `ended` others."""
         now = time.perf_counter()
         step.interval, self._began = now - self._began if self._began else 0.0, now
         for watcher in tuple(self.watchers):
-            watcher(ended)
+            watcher.step_ended(ended)
 
     def count(self, step: Step) -> None:
         """A step that has begun before counts; what it has cost is what it has until another one is counted."""
@@ -63,6 +74,11 @@ class Totals:
         programs = () if step is None else tuple(step.programs)
         whole = total((*self._earlier, *programs), self._total)
         return Stats(number, programs, whole)
+
+    def close(self) -> None:
+        """There will be no more steps."""
+        for watcher in tuple(self.watchers):
+            watcher.close()
 
     def recent_and(self, step: Step | None) -> tuple[Step, ...]:
         """The last steps, and one that has not been counted, if it has sent anything."""
