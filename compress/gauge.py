@@ -142,6 +142,13 @@ class Gauge:
         return self._newest
 
     @property
+    def here(self) -> Sample | None:
+        """The last sample that has arrived; None before the first. Never waits."""
+        if self._arriving is not None and self._arriving.arrived:
+            self._look()
+        return self._newest
+
+    @property
     def residual_ratio(self) -> float | None:
         """Norm of what this rank holds back of the bucket over that of its gradient; None before the first sample."""
         return self.newest.ratio if self.newest else None
@@ -154,9 +161,7 @@ class Gauge:
     @property
     def runs_away(self) -> bool:
         """Whether error feedback of this rank does, by the samples that have arrived."""
-        if self._arriving is not None and self._arriving.arrived:
-            self._look()
-        return self._seen.runs_away
+        return self.here is not None and self._seen.runs_away
 
 
 class Arriving:
@@ -184,8 +189,13 @@ class Arriving:
 
 
 def sampled(flat: Tensor) -> Tensor:
-    """Every so many of the elements, an odd number, so as not to meet the same column of each row."""
-    return flat[:: (flat.numel() // ELEMENTS) | 1]
+    """Every so many of the elements."""
+    return flat[:: stride(flat.numel())]
+
+
+def stride(elements: int) -> int:
+    """Every how many of so many elements a sample has: an odd number, so as not to meet the same column of each row."""
+    return (elements // ELEMENTS) | 1
 
 
 def gauges(state: Any) -> Iterator[Gauge]:

@@ -10,6 +10,7 @@ from .handle import Handle
 from .local_steps.local_steps import LocalSteps
 from .local_steps.outer import outer
 from .local_steps.rounds import RoundStats
+from .measure.metrics import described, metrics
 from .measure.record import Record
 from .measure.stats import Stats
 from .measure.step import BucketStats
@@ -37,6 +38,8 @@ from .transport.rendezvous import Rendezvous
 from .transport.rendezvous import keep as keep_rendezvous
 from .transport.torch_backend import LEAST_TORCH
 from .transport.torch_backend import register as register_backend
+from .watching.folder import reports_in
+from .watching.watch import Watch, Watched, watch
 
 __all__ = [
     "DEFAULT_TIMEOUT",
@@ -69,23 +72,29 @@ __all__ = [
     "Stats",
     "StepTimes",
     "Transport",
+    "Watch",
+    "Watched",
     "assigned",
     "averaged",
     "caps_in_bytes",
+    "described",
     "exchange",
     "faulty",
     "keep_rendezvous",
     "largest_and_sum",
     "layout_of",
+    "metrics",
     "obstacle",
     "outer",
     "overlap",
     "plain",
     "refuse_inside",
     "register_backend",
+    "reports_in",
     "start_all_gather",
     "start_scatter",
     "start_sum",
     "trace",
+    "watch",
     "watched",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,10 +13,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..compress import Compressor, Spec, compressor, tuned
+from ..compress import Compressor, Spec, compressor, specification, tuned
 from .averaging.averager import CompressedAverager
 from .buckets.layout import plain
 from .engine.engine import DEFAULT_TIMEOUT
+from .measure.metrics import described, metrics
 from .measure.stats import Stats
 from .memory import checkpoint
 from .memory.gathered import all_states, is_gathered, on_cpu, states_of
@@ -23,6 +25,7 @@ from .memory.loss_scale import LossScale, Scaler
 from .memory.resize import merged
 from .transport.collectives import gathered, scattered
 from .transport.protocol import Decorator
+from .watching.watch import Watch, Watched, watch
 
 UNBOUND = "a state of another number of ranks needs the model's parameters: call handle.bind(model) first"
 
@@ -123,6 +126,27 @@ class Handle:
     def stats(self) -> Stats:
         """Rounds, bytes and seconds of the last synced step and in total."""
         return self.averager.stats()
+
+    def metrics(self) -> dict[str, float]:
+        """The same and more as flat names and numbers, for `wandb.log(handle.metrics())`: see docs/watch.md.
+
+        Of the last synced step; steps, and bytes in total, since the beginning. Never waits for a GPU.
+        """
+        return metrics(self.averager.measured())
+
+    def watch(self, every: int = 100, to: Any = "console", *, folder: str | Path | None = None) -> Watch:
+        """Tell what a step costs, after every `every` steps, until what it returns, or the handle, is closed.
+
+        `to`: "console", a rich Console or a logging.Logger, for a line of text; a run of wandb or a SummaryWriter of
+        TensorBoard, for numbers; or any callable of (metrics, step), which must not communicate. On rank 0 only. `folder`:
+        where rank 0 keeps a file of each rank for `gradwire top`; all ranks give it. Figures are means over the last 8
+        steps. No bit of the training changes. Raises ValueError and TypeError for arguments that tell nobody.
+        """
+        place = self.averager.totals, self.averager.measured, lambda: specification(self.compressor)
+        return watch(Watched(*place, self.averager.engines.group), every, to, folder)
+
+    def __repr__(self) -> str:
+        return described(type(self), specification(self.compressor), self.averager.engines.place, self.metrics)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint of this rank needs; safe with `torch.load(weights_only=True)`. Residuals differ by rank.
@@ -225,4 +249,5 @@ class Handle:
 
     def close(self) -> None:
         """End the threads and process groups that the hook made; training with it is over."""
+        self.averager.totals.close()
         self.averager.close()

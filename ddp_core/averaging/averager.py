@@ -22,6 +22,7 @@ from ..buckets.sparse import SPARSE_ROUNDS, SparseBucket
 from ..engine.driver import FuturePending
 from ..engine.engine import FORKED, Engine
 from ..engine.task import Task
+from ..measure.metrics import Measured
 from ..measure.stats import Stats, Totals
 from ..measure.step import BucketStats, Step
 from ..memory.model_memory import ModelMemory, Snapshot
@@ -60,7 +61,7 @@ class CompressedAverager:
         self._step: Step | None = None
         self._thrown_away, self._runaway = ThrownAway(), Runaway()
         self._hiding = hiding_of(compressor)
-        self._totals, self._process = Totals(), os.getpid()
+        self.totals, self._process = Totals(), os.getpid()
         self._loaded_order: list[str] = []
         self._last_index = -1  # of the bucket that a hook was given
         self._expected = True  # the next one is the first of a step, whatever its index
@@ -87,7 +88,12 @@ class CompressedAverager:
 
     def stats(self) -> Stats:
         """What buckets cost in the last step, and in all."""
-        return self._totals.stats(self._step, self.memory.step)
+        return self.totals.stats(self._step, self.memory.step)
+
+    def measured(self) -> Measured:
+        """What was noted of the last steps."""
+        steps = self.totals.recent_and(None if self._under_way() else self._step)
+        return Measured(steps, self.stats(), self.begun, self.engines.group.size(), on_host=self.engines.on_host)
 
     def rooms(self, device: torch.device) -> Rooms:
         """Where buckets of our own DDP may best lie."""
@@ -99,6 +105,7 @@ class CompressedAverager:
 
     def begin_step(self, step: Step) -> None:
         """The first bucket of a synchronized step comes next."""
+        self.totals.begin(step, self.memory.step)
         with self._lock:
             self.before_step()
             self._change()
@@ -118,7 +125,7 @@ class CompressedAverager:
 
     def _take(self, step: Step | None) -> None:
         if self._step is not None:
-            self._totals.count(self._step)
+            self.totals.count(self._step)
         self._step = step
 
     def end_step(self) -> None:
@@ -157,8 +164,7 @@ class CompressedAverager:
         if bucket.flat is not own.buffer:  # parts of it are not sent, or lie elsewhere
             total, names = AllReduce(as_real(bucket.flat), "sum"), tuple(map(self._name, bucket.parameters()))
         task = Task(one_round(total), bound.label)
-        assert self._step is not None
-        self._step.programs.append(BucketStats(names, total.tensor.numel(), task.record))
+        self._note(BucketStats(names, total.tensor.numel(), task.record, element_bytes=total.tensor.element_size()))
         return bound.engine.submit(task, on_wait=not self.sparse)
 
     def _bind_own(self, bucket: Sendable) -> OwnBound:
@@ -197,7 +203,7 @@ class CompressedAverager:
         for part in bound.parts:
             program, layout = part.reduce(flat, step, buffer, watched), part.memory.layout
             task = Task(program, part.label, needs_future=future)
-            self._note(BucketStats(layout.names, layout.numel, task.record, part.memory.gauge))
+            self._note(BucketStats(layout.names, layout.numel, task.record, part.memory.gauge, flat.element_size()))
             pendings.append(bound.engine.submit(task))
         if len(pendings) == 1 or (future and flat.is_cuda):
             return pendings[-1]  # on the side stream each has come to its end before the next

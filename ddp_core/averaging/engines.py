@@ -46,10 +46,19 @@ class Engines:
             self._groups = [dist.group.WORLD]
         return self._groups[0]
 
+    def place(self) -> tuple[int, int]:
+        """(rank, ranks) of the group. Raises RuntimeError where there is none yet."""
+        return self.group.rank(), self.group.size()
+
     @property
     def idle(self) -> bool:
         """Whether nothing is under way in any."""
         return all(engine.idle for engine in self._made.values())
+
+    @property
+    def on_host(self) -> bool:
+        """Whether programs run when the host says so, and are not only queued then."""
+        return all(device.type == "cpu" for device, _ in self._made)
 
     def of(self, device: torch.device, index: int) -> Engine:
         """That of a bucket: buckets go in turn among the groups."""

@@ -15,6 +15,7 @@ from ...compress.protocol import Codec
 from ...compress.shard_layout import ShardLayout
 from ...compress.shards import ShardSum, gather_rows
 from ..engine.task import Task
+from ..measure.metrics import Measured
 from ..measure.record import Record
 from ..measure.stats import Stats, Totals
 from ..measure.step import BucketStats, Step
@@ -43,7 +44,7 @@ class ShardAverager:
         self.memory, self.codec = ShardMemory(reduction), codec
         self.engines, self.device = Engines([group], timeout, decorate), device
         self.decorated = decorate is not None
-        self._totals = Totals()
+        self.totals, self.begun = Totals(), 0
         self._step: Step | None = None
         self._agreed = False  # since the last change
         self.before_step: Callable[[], None] = lambda: None  # what the handle does before a step begins
@@ -85,13 +86,15 @@ class ShardAverager:
         """The step that is under way; what comes after the end of one belongs to the next."""
         if self._step is None or self._step.finished:
             if self._step is not None:
-                self._totals.count(self._step)
+                self.totals.count(self._step)
             self._step = Step()
+            self.totals.begin(self._step, self.memory.step)
         return self._step
 
     def begin_step(self) -> None:
         """The first gradients of a step come next."""
         self.before_step()
+        self.begun += 1
         self.memory.begin_step()
         self.engines.agreement.step = self.memory.step
 
@@ -103,7 +106,13 @@ class ShardAverager:
 
     def stats(self) -> Stats:
         """What modules cost in the last step, and in all."""
-        return self._totals.stats(self._step, self.memory.step)
+        return self.totals.stats(self._step, self.memory.step)
+
+    def measured(self) -> Measured:
+        """What was noted of the last steps. They are not timed in full: backward is torch's."""
+        ended = self._step if self._step is not None and self._step.finished else None
+        steps, ranks = self.totals.recent_and(ended), self.engines.group.size()
+        return Measured(steps, self.stats(), self.begun, ranks, on_host=self.engines.on_host, sharded=True)
 
     def replace(self, reduction: ShardSum, codec: Codec | None) -> None:
         """Go on with other payloads from the next step on; nothing that is held back is lost."""

@@ -157,6 +157,19 @@ class LocalSteps:
         for buffer, value in zip(self._buffers, self._rounds.buffers.split(sizes), strict=True):
             buffer.copy_(value.view(buffer.shape))
 
+    def metrics(self) -> dict[str, float]:
+        """Flat names and numbers, for `wandb.log(local.metrics())`: of the last round, and since the beginning."""
+        found = {"steps": self.steps, "round": self.round, "waited_seconds": self.waited}
+        if self.history:
+            last = self.history[-1]
+            found |= {"sites": last.sites, "round_seconds": last.seconds, "sent_bytes": last.sent_bytes}
+            found["total_sent_bytes"] = sum(stats.sent_bytes for stats in self.history)
+        return found
+
+    def __repr__(self) -> str:
+        sites = f" of {self.history[-1].sites} sites" if self.history else ""
+        return f"<LocalSteps: {self.steps} steps here, an average every {self.every}; round {self.round}{sites}>"
+
     def synchronize(self) -> None:
         """Average all of the model now: then it is the same at all sites. All call it after the same step."""
         self._settle()

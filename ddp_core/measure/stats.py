@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from .record import Record, summed
 from .step import BucketStats, Step
 
 MANY = 1000  # records; adding them up at every step would take its time
+RECENT = 8  # steps that are kept as they are
 
 
 @dataclass(frozen=True)
@@ -28,15 +32,39 @@ class Stats:
         return total(self.buckets)
 
 
+class Watcher(Protocol):
+    """Who wants to know when steps end."""
+
+    def step_ended(self, number: int) -> None:
+        """So many have, those before a checkpoint counted."""
+
+    def close(self) -> None:
+        """There will be no more."""
+
+
 class Totals:
-    """What the steps so far have cost."""
+    """What the steps so far have cost.
+
+    `recent`: the last of them. `watchers`: told when the next one begins.
+    """
 
     def __init__(self) -> None:
         self._earlier: list[BucketStats] = []  # and not in the total yet
         self._total = Record()
+        self._began = 0.0
+        self.recent: deque[Step] = deque(maxlen=RECENT)
+        self.watchers: list[Watcher] = []
+
+    def begin(self, step: Step, ended: int) -> None:
+        """A step begins, after `ended` others."""
+        now = time.perf_counter()
+        step.interval, self._began = now - self._began if self._began else 0.0, now
+        for watcher in tuple(self.watchers):
+            watcher.step_ended(ended)
 
     def count(self, step: Step) -> None:
         """A step that has begun before counts; what it has cost is what it has until another one is counted."""
+        self.recent.append(step)
         self._earlier += step.programs
         if len(self._earlier) > MANY:
             self._total, self._earlier = total(self._earlier, self._total), []
@@ -46,6 +74,15 @@ class Totals:
         programs = () if step is None else tuple(step.programs)
         whole = total((*self._earlier, *programs), self._total)
         return Stats(number, programs, whole)
+
+    def close(self) -> None:
+        """There will be no more steps."""
+        for watcher in tuple(self.watchers):
+            watcher.close()
+
+    def recent_and(self, step: Step | None) -> tuple[Step, ...]:
+        """The last steps, and one that has not been counted, if it has sent anything."""
+        return (*self.recent, step) if step is not None and step.programs else tuple(self.recent)
 
 
 def total(buckets: Iterable[BucketStats], *before: Record) -> Record:

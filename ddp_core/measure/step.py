@@ -16,12 +16,15 @@ class BucketStats:
     """What one bucket cost this rank in the last synced step.
 
     `feedback`: how error feedback fares, by samples of this and earlier steps; None for compressors without it.
+    `element_bytes`: of its gradients as they are. `given`: when it was given to what averages it, by time.perf_counter.
     """
 
     parameters: tuple[str, ...]
     elements: int
     record: Record
     feedback: Gauge | None = None
+    element_bytes: int = 4
+    given: float = field(default_factory=time.perf_counter)
 
 
 @dataclass(eq=False)
@@ -31,7 +34,8 @@ class Step:
     `number`: from 1, steps before a checkpoint counted; 0 until its first bucket is sent. `forward`: when the last one
     before it began and ended. `programs`: what ran, in the order sent. `ready`, `launched`, `done`: by bucket, when its last
     gradient was there, when it was given to what averages it, and when its average was there, by time.perf_counter. `sent`:
-    all buckets were, as far as a hook can tell. `finished`: their averages were handed out.
+    all buckets were, as far as a hook can tell. `finished`: their averages were handed out. `interval`: seconds from
+    the first bucket of the step before to its own, 0 where there was none.
     """
 
     number: int = 0
@@ -45,6 +49,7 @@ class Step:
     last_launch: float = 0.0
     computed: float = 0.0
     ended: float = 0.0
+    interval: float = 0.0
 
     def under_way(self, *, idle: bool) -> bool:
         """Whether some of its buckets have not come to their end. `idle`: all that were sent did."""

@@ -50,7 +50,7 @@ class Measurements:
         steps = [step for step in self._steps if len(step.records) == len(sending)]
         if not steps:
             return None
-        samples = [sample for step in steps for sample in _samples(step.records)]
+        samples = [sample for step in steps for sample in link_samples(step.records)]
         if not any(sent for sent, _ in samples):
             return None
         cost = LinkCost.fitted(samples)
@@ -66,7 +66,7 @@ class Measurements:
         return StepModel(forward, backward, tuple(pieces))
 
 
-def _samples(records: Sequence[Record]) -> Iterator[tuple[float, float]]:
+def link_samples(records: Sequence[Record]) -> Iterator[tuple[float, float]]:
     """(bytes sent, seconds that the link was held) of each request: a reply has waited for those that came before it."""
     requests = []
     for record in records:

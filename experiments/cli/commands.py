@@ -122,6 +122,12 @@ COMMANDS: dict[str, Command] = {
         config=".rendezvous:RendezvousConfig",
         function=".rendezvous:rendezvous",
     ),
+    "top": Command(
+        "show the ranks of a running training: step rate, exposed time, bytes, stragglers",
+        config=".top:TopConfig",
+        function=".top:top",
+        positional=("folder",),
+    ),
     "info": Command(
         "show versions, devices, kernel backends, process groups and network interfaces",
         config=".info:InfoConfig",

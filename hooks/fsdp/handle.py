@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ...compress import Spec
 from ...compress.shards import shard_codec, shard_sum
 from ...compress.state import Entries
-from ...ddp_core import Handle, LossScale, Scaler, ShardAverager, Stats
+from ...ddp_core import (
+    Handle,
+    LossScale,
+    Scaler,
+    ShardAverager,
+    Stats,
+    Watch,
+    Watched,
+    described,
+    metrics,
+    watch,
+)
 from .modules import ShardedModule
 from .state import FORMAT, among_replicas, checked, merged, own
 
@@ -77,6 +89,21 @@ class ShardHandle:
         """Rounds, bytes and seconds of the last step, a row for each gather and each reduction, and in total."""
         return self.averager.stats()
 
+    def metrics(self) -> dict[str, float]:
+        """The same as flat names and numbers: see `Handle.metrics`."""
+        return metrics(self.averager.measured())
+
+    def watch(self, every: int = 100, to: Any = "console", *, folder: str | Path | None = None) -> Watch:
+        """Tell what a step costs, after every `every` steps: see `Handle.watch`."""
+        place = self.averager.totals, self.averager.measured, self._what
+        return watch(Watched(*place, self.averager.engines.group), every, to, folder)
+
+    def __repr__(self) -> str:
+        return described(type(self), self._what(), self.averager.engines.place, self.metrics)
+
+    def _what(self) -> str:
+        return f"gather {self.averager.codec or 'none'}, reduce {self.averager.memory.reduction}"
+
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint of this rank needs: {"rank 0 of 4": {...}}, with a key that no other rank has.
 
@@ -113,6 +140,7 @@ class ShardHandle:
 
     def close(self) -> None:
         """End what was made for it; torch communicates by itself again, and what is held back is dropped."""
+        self.averager.totals.close()
         for module in self._modules:
             module.give_back()
         self.averager.close()

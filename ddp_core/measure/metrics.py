@@ -1,0 +1,161 @@
+"""What was noted of the last steps, as flat names and numbers."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ...compress.gauge import Sample, stride
+from .record import KINDS, Record, summed
+from .stats import Stats
+from .step import BucketStats, Step
+
+LARGEST = 300.0  # logarithm of a norm whose square is a float
+DENSE, SHARDED = 2, 1  # times that dense gradients, or weights, of all other ranks' shares leave a rank
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What is known of a model's steps on this rank.
+
+    `steps`: the last ones that came to their end, the newest behind. `begun`: steps since construction. `ranks`: among which
+    they average. `on_host`: programs run when the host's clock says so; else, on CUDA, they are queued then, and only the
+    seconds of whole steps say anything. `sharded`: buckets are gathers and reductions of shards.
+    """
+
+    steps: Sequence[Step]
+    stats: Stats
+    begun: int
+    ranks: int
+    on_host: bool = True
+    sharded: bool = False
+
+
+def metrics(measured: Measured, most: int = 1) -> dict[str, float]:
+    """Numbers by flat names: counts since the beginning, and of a step the mean over the last ones, `most` at most.
+
+    Names end in their unit; what is not known is left out. docs/watch.md tells what each one says.
+    """
+    steps = measured.steps[-most:]
+    found: dict[str, float] = {
+        "steps": measured.stats.steps,
+        "steps_here": measured.begun,
+        "ranks": measured.ranks,
+        "total_sent_bytes": measured.stats.total.traffic.sent_bytes,
+    }
+    found |= _means([_of_step(step, measured) for step in steps])
+    return found | (feedback(steps[-1].programs) if steps else {})
+
+
+def described(kind: type, what: str, place: Callable[[], tuple[int, int]], now: Callable[[], dict[str, float]]) -> str:
+    """What a handle's repr tells: `what` travels, from which of how many ranks, how many times fewer bytes, and steps."""
+    try:
+        rank, ranks = place()
+    except RuntimeError:
+        return f"<{kind.__name__}: {what}, no process group yet>"
+    numbers = now()
+    ratio = f"{numbers['ratio']:.4g} times fewer bytes, " if "ratio" in numbers else ""
+    steps = f"{numbers['steps']} steps, {numbers['steps_here']} of them here"
+    return f"<{kind.__name__}: {what}, rank {rank} of {ranks}, {ratio}{steps}>"
+
+
+def _means(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The mean of each number over those that have it."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: [row[name] for row in rows if name in row] for name in names}
+    return {name: column[0] if len(column) == 1 else statistics.fmean(column) for name, column in columns.items()}
+
+
+def _of_step(step: Step, measured: Measured) -> dict[str, float]:
+    cost = summed(program.record for program in step.programs)
+    traffic, seconds = cost.earlier
+    found: dict[str, float] = {
+        "rounds": traffic.rounds,
+        "payload_bytes": traffic.payload_bytes,
+        "sent_bytes": traffic.sent_bytes,
+        "host_bytes": traffic.host_bytes,
+    }
+    now, before = traffic.payload_bytes, dense_bytes(step.programs)
+    if measured.ranks > 1:
+        times = SHARDED if measured.sharded else DENSE
+        now, before = traffic.sent_bytes, times * before * (measured.ranks - 1) / measured.ranks
+    found |= {"ratio": before / now} if now else {}
+    found |= {"step_seconds": step.interval} if step.interval else {}
+    return found | (_timed(step, seconds, sharded=measured.sharded) if measured.on_host else {})
+
+
+def _timed(step: Step, seconds: Sequence[float], *, sharded: bool) -> dict[str, float]:
+    """Where a step's seconds went, by the host's clock."""
+    found = {f"{kind}_seconds": value for kind, value in zip(KINDS, seconds, strict=True)}
+    late = None if sharded else exposed(step)
+    if late is not None:
+        found["exposed_seconds"] = late
+        if step.interval:
+            found["compute_seconds"] = max(0.0, step.interval - late)
+    held, sent = link_use(program.record for program in step.programs)
+    return found | ({"link_bytes_per_second": sent / held} if held and sent else {})
+
+
+def dense_bytes(programs: Iterable[BucketStats]) -> int:
+    """Of their gradients as they are."""
+    return sum(program.elements * program.element_bytes for program in programs)
+
+
+def exposed(step: Step) -> float | None:
+    """Seconds of communication that no computation hid; None where nobody noted them.
+
+    In our own DDP from the last gradient until all averages were handed out; under a hook from the last bucket until the
+    last average.
+    """
+    if step.ended:
+        last_gradient = max(step.ready.values(), default=step.last_launch)
+        return max(0.0, step.ended - step.computed - last_gradient + step.last_launch)
+    ends = [end for program in step.programs for _, _, end in program.record.spans]
+    if not ends or step.launched:
+        return None
+    return max(0.0, max(ends) - max(program.given for program in step.programs))
+
+
+def link_use(records: Iterable[Record]) -> tuple[float, float]:
+    """(seconds in which something was under way between hosts, bytes that left this rank there)."""
+    waits: list[tuple[float, float]] = []
+    total = 0.0
+    for record in records:
+        spans = [(begin, end) for kind, begin, end in record.spans if kind == "wait"]
+        for span, (scope, _, sent) in zip(spans, record.requests, strict=False):
+            if scope != "host" and sent:
+                waits.append(span)
+                total += sent
+    held, free = 0.0, -math.inf
+    for begin, end in sorted(waits):
+        held += max(0.0, end - max(begin, free))
+        free = max(free, end)
+    return held, total
+
+
+def feedback(programs: Iterable[BucketStats]) -> dict[str, float]:
+    """How error feedback fares on this rank, all buckets together, by the last sample of each that has arrived.
+
+    Norms are those of the samples times the root of how many elements each of theirs stands for: exact for buckets below
+    8192 elements. Never waits for a GPU.
+    """
+    samples = list(_samples(programs))
+    gradient = sum(weight for weight, _ in samples)
+    if not gradient:
+        return {}
+    held, along, meant, sent = (
+        sum(weight * numbers[place] for weight, numbers in samples) for place in range(1, len(Sample._fields))
+    )
+    whole = Sample(math.log(gradient) / 2, held / gradient, along / gradient, meant / gradient, sent / gradient)
+    norms = {"gradient_norm": math.sqrt(gradient), "residual_norm": math.sqrt(held)}
+    return {**norms, "residual_ratio": whole.ratio, "cosine": whole.cosine}
+
+
+def _samples(programs: Iterable[BucketStats]) -> Iterator[tuple[float, Sample]]:
+    """(square of the gradient's norm, sample) of each bucket that has one."""
+    for program in programs:
+        sample = program.feedback.here if program.feedback is not None else None
+        if sample is not None:
+            yield math.exp(2 * min(sample.log_gradient, LARGEST)) * stride(program.elements), sample

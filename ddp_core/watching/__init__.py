@@ -1,0 +1,1 @@
+"""What a training tells of itself while it runs."""

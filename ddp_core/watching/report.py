@@ -1,0 +1,53 @@
+"""What is told at a time, and its line for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rich.filesize import decimal
+
+MILLI, MEGA, BITS = 1e3, 1e6, 8
+
+
+@dataclass(frozen=True)
+class Report:
+    """The means of the last steps on this rank, by flat names, after `step` of them. `advice`: what to do, once."""
+
+    step: int
+    compressor: str
+    metrics: Mapping[str, float]
+    advice: str | None = None
+
+    def __str__(self) -> str:
+        return " | ".join(filter(None, (f"step {self.step}", self._split(), self._bytes(), self._feedback())))
+
+    def _split(self) -> str:
+        """Where the milliseconds of a step go."""
+        found = self.metrics
+        if "step_seconds" not in found:
+            return ""
+        parts = [self._milliseconds(name) for name in ("compute", "exposed") if f"{name}_seconds" in found]
+        beside = [self._milliseconds(name) for name in ("encode", "wait", "decode") if f"{name}_seconds" in found]
+        whole = f"{found['step_seconds'] * MILLI:.1f} ms"
+        told = f": {', '.join(parts)}" if parts else ""
+        return whole + told + (f" ({', '.join(beside)})" if beside else "")
+
+    def _milliseconds(self, name: str) -> str:
+        return f"{name} {self.metrics[f'{name}_seconds'] * MILLI:.1f}"
+
+    def _bytes(self) -> str:
+        found = self.metrics
+        if "sent_bytes" not in found:
+            return ""
+        parts = [f"sent {decimal(round(found['sent_bytes']))}"]
+        parts += [f"{found['ratio']:.4g}x fewer"] if "ratio" in found else []
+        rate = found.get("link_bytes_per_second")
+        return ", ".join([*parts, f"at {rate * BITS / MEGA:.3g} Mbit/s"] if rate else parts)
+
+    def _feedback(self) -> str:
+        found = self.metrics
+        if "cosine" not in found:
+            return ""
+        norms = f"gradient {found['gradient_norm']:.3g}, residual {found['residual_norm']:.3g}"
+        return f"{norms} ({found['residual_ratio']:.2f}x), cosine {found['cosine']:.2f}"

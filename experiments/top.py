@@ -1,0 +1,134 @@
+"""`gradwire top`: a live view of a training's ranks, from the folder that `handle.watch(folder=...)` keeps."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.live import Live
+from rich.table import Table
+
+from ..ddp_core import reports_in
+from .results.table import milliseconds
+
+STALE = 3.0  # times the seconds that a report takes to come
+LEAST = 10.0  # seconds without a report that never count as stale
+STRAGGLES = 1.1  # times the median rank's computation
+HEADINGS = ("rank", "host", "step", "a second", "step time", "compute", "exposed", "wait", "sent", "ratio", "state")
+
+
+@dataclass(frozen=True)
+class TopConfig:
+    """Show the ranks of a running training that watches itself: handle.watch(folder=FOLDER) on all of them."""
+
+    folder: str = ""
+    """that rank 0 writes to, on this host"""
+    once: bool = False
+    """print one table and end"""
+    every: float = 1.0
+    """seconds from one look to the next"""
+
+    def __post_init__(self) -> None:
+        if not self.folder:
+            raise ValueError("folder is empty: name the one of handle.watch(folder=...)")
+        if not 0.1 <= self.every <= 3600:
+            raise ValueError(f"every is 0.1 to 3600 seconds, got {self.every}")
+
+
+@dataclass(frozen=True)
+class RankNow:
+    """What a rank has told last, and `age`, the seconds since rank 0 has written that."""
+
+    told: dict[str, Any]
+    age: float
+
+    def number(self, name: str) -> float | None:
+        """A figure, if the rank has it."""
+        return self.told["metrics"].get(name)
+
+    @property
+    def stale(self) -> bool:
+        """Whether a report should have come long ago."""
+        expected = self.told["every"] * (self.number("step_seconds") or 0.0)
+        return self.age > max(LEAST, STALE * expected)
+
+
+def top(config: TopConfig) -> int:
+    """Show the table once, or until Ctrl-C; the exit code."""
+    folder, console = Path(config.folder).expanduser(), Console()
+    if config.once:
+        console.print(table(ranks_in(folder, time.time())))
+        return 0
+    try:
+        with Live(table(ranks_in(folder, time.time())), console=console, auto_refresh=False) as live:
+            while True:
+                time.sleep(config.every)
+                live.update(table(ranks_in(folder, time.time())), refresh=True)
+    except KeyboardInterrupt:
+        return 0
+
+
+def ranks_in(folder: Path, now: float) -> list[RankNow]:
+    """The ranks that have told something. Raises ValueError where there are none; `now`: in seconds since 1970."""
+    try:
+        found = [RankNow(told, max(0.0, now - written)) for told, written in reports_in(folder)]
+    except OSError as error:
+        raise ValueError(f"cannot read {folder}: {error.strerror}") from error
+    if not found:
+        raise ValueError(
+            f"{folder} has no report of a rank: call handle.watch(folder=...) on all ranks, and look on the host of rank 0, "
+            f"once as many steps have gone as its every= says"
+        )
+    return found
+
+
+def table(ranks: Sequence[RankNow]) -> Table:
+    """A row a rank."""
+    first = ranks[0].told
+    missing = first["ranks"] - len(ranks)
+    title = f"{first['compressor']}, {first['ranks']} ranks" + (f", {missing} of them silent" if missing else "")
+    shown = Table(title=title, title_justify="left")
+    for heading in HEADINGS:
+        shown.add_column(heading, justify="left" if heading in ("host", "state") else "right", no_wrap=True)
+    states = list(states_of(ranks))
+    for rank, state in zip(ranks, states, strict=True):
+        shown.add_row(*_figures(rank), state, style="dim" if rank.stale else "yellow" if state else None)
+    return shown
+
+
+def states_of(ranks: Sequence[RankNow]) -> list[str]:
+    """In words: stale; slow, which computes longer than the others, who wait for it; behind the newest step."""
+    times = {id(rank): rank.number("compute_seconds") for rank in ranks if not rank.stale}
+    known = [seconds for seconds in times.values() if seconds is not None]
+    usual, newest = statistics.median_low(known) if known else 0.0, max(rank.told["step"] for rank in ranks)
+    return [_state(rank, times.get(id(rank)), usual, newest) for rank in ranks]
+
+
+def _state(rank: RankNow, seconds: float | None, usual: float, newest: int) -> str:
+    if rank.stale:
+        return f"stale, told {rank.age:.0f} s ago"
+    slow = f"slow, computes {seconds / usual:.2f}x" if usual and seconds and seconds > STRAGGLES * usual else ""
+    behind = newest - rank.told["step"]
+    late = f"{behind} steps behind" if behind > rank.told["every"] else ""
+    return ", ".join(filter(None, (slow, late)))
+
+
+def _figures(rank: RankNow) -> list[str]:
+    told, seconds = rank.told, rank.number("step_seconds")
+    times = [rank.number(f"{name}_seconds") for name in ("step", "compute", "exposed", "wait")]
+    sent, ratio = rank.number("sent_bytes"), rank.number("ratio")
+    return [
+        str(told["rank"]),
+        str(told["host"]),
+        str(told["step"]),
+        f"{1 / seconds:.2f}" if seconds else "",
+        *("" if each is None else milliseconds(each) for each in times),
+        "" if sent is None else decimal(round(sent)),
+        "" if ratio is None else f"{ratio:.2f}",
+    ]
