@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...compress import AllReduce, Compressor, Layout
-from ...compress.gauge import EVERY
 from ..buckets.assignment import Rooms
 from ..buckets.checksum import checksum
 from ..buckets.layout import as_real, layout_of
@@ -30,10 +29,8 @@ from ..transport.protocol import Decorator, Pending
 from .bound import AllPending, Bound, OwnBound, all_done, labelled, names_by_index, one_round, parts_of, prepared, setup
 from .compiling import compile_kernels
 from .engines import Engines
-from .hiding import hiding_of
+from .inspection import Inspection
 from .protocol import Wishes
-from .runaway import Runaway
-from .thrown_away import ThrownAway
 
 
 class CompressedAverager:
@@ -59,8 +56,7 @@ class CompressedAverager:
         self._bounds: dict[int, Bound] = {}
         self._known = object()  # made anew when what is known of buckets is forgotten
         self._step: Step | None = None
-        self._thrown_away, self._runaway = ThrownAway(), Runaway()
-        self._hiding = hiding_of(compressor)
+        self._inspection = Inspection(compressor)
         self.totals, self._process = Totals(), os.getpid()
         self._loaded_order: list[str] = []
         self._last_index = -1  # of the bucket that a hook was given
@@ -109,13 +105,7 @@ class CompressedAverager:
         with self._lock:
             self.before_step()
             self._change()
-            if self._thrown_away.parameters:
-                self._thrown_away.look(counts=self.memory.counts)
-            self.memory.end_step()
-            if self.memory.step % EVERY == 0:
-                self._runaway.look(self.memory.live)
-            if self._hiding is not None:
-                self._hiding.look(self._step, self.memory.step, self.memory.live)
+            self._inspection.end_step(self.memory, self._step)
             self._take(step)
             self.memory.step += 1
             step.number, self.memory.settled = self.memory.step, False
@@ -224,7 +214,7 @@ class CompressedAverager:
             elements = sum(parameter.numel() for parameter in parameters)
             return Bound(self._known, parameters, engine, label, names, elements)
         if index == 0 and self.memory.remembers:
-            self._thrown_away.watch(parameters)
+            self._inspection.watch(parameters)
         flat = as_real(buffer)
         layout = self._met(named, flat, engine)
         with self._lock:
@@ -281,7 +271,7 @@ class CompressedAverager:
 
     def _replace(self, compressor: Compressor) -> None:
         self.memory.replace(compressor)
-        self._hiding = hiding_of(compressor)
+        self._inspection.use(compressor)
         self._forget()
 
     def rescale(self, factor: float) -> None:
@@ -297,7 +287,7 @@ class CompressedAverager:
         self._take(None)
         self._bounds, self._known = {}, object()
         self._expected = self.engines.agreement.due = True
-        self._thrown_away.watch(())
+        self._inspection.watch(())
 
     def close(self) -> None:
         """End the threads and process groups that were made; training with it is over."""
