@@ -1,10 +1,11 @@
-"""A smoke test of what is installed, run outside the tree: its version, its native code, its command on two ranks.
+"""A smoke test of what is installed, run outside the tree: its version, its native code, its command, a page's script.
 
-python smoke.py VERSION
+python smoke.py VERSION PAGE
 """
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from gradwire import kernels
 COMPARE = ["compare", "--model=mlp", "--data=digits", "--steps=4", "--eval-batches=1", "--threads=1"]
 
 
-def main(version: str) -> None:
+def main(version: str, page: str) -> None:
     """Raises where anything is missing."""
     site = sysconfig.get_path("purelib")
     assert str(gradwire.__file__).startswith(site), f"{gradwire.__file__} is not what was installed into {site}"
@@ -33,6 +34,7 @@ def main(version: str) -> None:
         kernels.cast_scaled(torch.ones(3), out, 0.5)
     assert out.tolist() == [0.5] * 3, out
     trains_on_two_ranks()
+    trains_and_resumes(Path(page))
     print(f"gradwire {version}, torch {torch.__version__}, Python {sys.version.split()[0]}: it works")
 
 
@@ -48,5 +50,16 @@ def trains_on_two_ranks() -> None:
     assert "powersgd:rank=1" in done.stdout, done.stdout
 
 
+def trains_and_resumes(page: Path) -> None:
+    """The whole training script of the documentation, under torchrun on two ranks; then from its own checkpoint."""
+    (script,) = re.findall(r"^```python\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    Path("train.py").write_text(script, "utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    for _ in range(2):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert Path("checkpoint-1.pt").exists()
+
+
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from ..results.palette import look
 from .bench import BASELINE
 from .report import GIGA, threaded
 from .rows import Row
@@ -54,7 +54,8 @@ def _panel(axes: Axes, rows: Sequence[Row], lines: list[str], backends: list[str
     for row in rows:
         if row.seconds and row.baseline_seconds:
             line, backend = lines.index(_line(row)), backends.index(row.backend)
-            axes.plot(_speed(row, row.seconds), line + SPREAD * backend, "o", color=_color(backend), markersize=5)
+            color, marker, _ = look(backend)
+            axes.plot(_speed(row, row.seconds), line + SPREAD * backend, marker, color=color, markersize=5)
             axes.plot(_speed(row, row.baseline_seconds), line - SPREAD, "x", color=TORCH_COLOR, markersize=5)
     if roofs := [row.copy_bytes_per_second for row in rows if row.copy_bytes_per_second]:
         axes.axvline(median(roofs) / GIGA, color="black", linewidth=1.2)
@@ -69,13 +70,9 @@ def _speed(row: Row, seconds: float) -> float:
     return row.floor_bytes / seconds / GIGA
 
 
-def _color(backend: int) -> tuple[float, float, float, float]:
-    return colormaps["tab10"](backend % 10)
-
-
 def _legend(figure: Figure, backends: list[str]) -> None:
     handles = [
-        Line2D([], [], marker="o", linestyle="", color=_color(index), label=backend)
+        Line2D([], [], marker=look(index).marker, linestyle="", color=look(index).color, label=backend)
         for index, backend in enumerate(backends)
     ]
     handles.append(Line2D([], [], marker="x", linestyle="", color=TORCH_COLOR, label=BASELINE))

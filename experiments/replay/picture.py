@@ -9,14 +9,16 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from ...ddp_core.planning.replay import Replay, backward_order, planned_order, replay
 from ...ddp_core.planning.step_model import StepModel
+from ..results.palette import COLORS
 from ..results.picture import DPI
 
 STEPS = 2
 HEIGHT = 0.8  # of a row
-FORWARD, BACKWARD = "tab:green", "tab:orange"
+FORWARD, BACKWARD = COLORS[0], COLORS[1]
 
 
 def draw(buckets: StepModel, slices: StepModel, title: str, path: Path) -> Path:
@@ -30,7 +32,9 @@ def draw(buckets: StepModel, slices: StepModel, title: str, path: Path) -> Path:
     above.set_title("backward's order: forward waits for everything", fontsize=10, loc="left")
     below.set_title("priority: each layer waits for its own (light pieces are needed first)", fontsize=10, loc="left")
     below.set_xlabel("milliseconds")
-    figure.suptitle(f"{title}; computed by replay; orange: backward, green: forward", fontsize=11)
+    figure.suptitle(f"{title}; computed by replay", fontsize=11)
+    handles = [Patch(color=BACKWARD, label="backward"), Patch(color=FORWARD, label="forward")]
+    below.legend(handles=handles, loc="center right", fontsize=9)
     figure.savefig(path, dpi=DPI)
     return path
 

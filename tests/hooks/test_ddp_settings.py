@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 
+from ..torch_versions import complex_numbers
 from .training import TINY_BUCKETS, Case, backward, batch, same, train
 
 SPECS = ["none", "bf16", "powersgd:rank=2", "topk:ratio=0.1", "onebit", "batched-powersgd"]
@@ -121,6 +122,7 @@ CASES = {
     "bfloat16 model": Case(Bfloat16),
     "complex parameters": Case(ComplexNumbers),
 }
+MARKS = {"complex parameters": complex_numbers}
 COARSE = ("mixed dtypes", "bfloat16 model")  # their averages are rounded to bfloat16
 
 
@@ -137,7 +139,7 @@ def check(answers, coarse=False):
             assert outcomes[spec].steps == 4
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(name, marks=MARKS.get(name, ())) for name in CASES])
 def test_ranks_agree_in_every_bit_none_equals_torch_and_no_gradient_is_lost(ranks, case):
     check(ranks.run(train_with_all, 2, case), case in COARSE)
 

@@ -7,6 +7,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
 
+from ...torch_versions import complex_numbers
 from ..chain import SMALL, WIDTH, Chain
 from ..layers import DYNAMIC, Layers, gradients_of, inputs_of
 from ..nets import ALWAYS, Net, Settings, SparseRows, same
@@ -70,6 +71,7 @@ def hooked(rank, world_size, view):
     return same(mine, expected) and same(gradients, torch_s), hook.notes[-count:], len(hook.names)
 
 
+@complex_numbers
 @pytest.mark.parametrize("view", [False, True])
 def test_a_communication_hook_sees_every_gradient_in_its_shape_in_buckets_in_order(ranks, view):
     for equal, notes, parameters in ranks.run(hooked, 2, view):

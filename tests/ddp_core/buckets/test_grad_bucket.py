@@ -8,6 +8,7 @@ import gradwire
 from gradwire.ddp_core.buckets.grad_bucket import LARGE, GradBucket
 from gradwire.kernels import backends, use_backend
 
+from ...torch_versions import complex_numbers
 from ..nets import ALWAYS, Batch, Net, SparseRows, loss_of
 
 DENSE = tuple(part for part in ALWAYS if part is not SparseRows)
@@ -34,6 +35,7 @@ def aliased(rank, world_size, options):
     return answers
 
 
+@complex_numbers
 @pytest.mark.parametrize("options", [{}, {"bucket_cap_mb": 0.001}, {"find_unused_parameters": True}], ids=str)
 def test_with_views_the_only_memory_of_gradients_is_that_of_the_buckets(ranks, options):
     for answers in ranks.run(aliased, 2, options):

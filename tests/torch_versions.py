@@ -1,0 +1,12 @@
+"""Tests that take more of torch than the oldest one that gradwire runs with has."""
+
+import pytest
+import torch
+
+
+def needs_torch(version, why):
+    """Skips on an older torch; `version` is one that has been seen to have it."""
+    return pytest.mark.skipif(torch.__version__ < version, reason=f"torch {torch.__version__}: {why}")
+
+
+complex_numbers = needs_torch("2.15", "Gloo does not broadcast complex numbers")
