@@ -104,7 +104,8 @@ def test_means_of_sparse_rows_are_those_of_the_reference(level, threads, kind, l
     places, values = sparse(kind, length), numbers(3 * 4 * 60, dtype, 1).view(3, 4, 60)
     if kind == "padded":
         values = values * (torch.arange(60) < 50)
-    for size in (length * 4 - 3, length * 3 - 5, length * 5):  # in the last row but one; not all rows; more than all
+    sizes = (length * 4 - 3, length * 3 - 5, length * 5)  # in the last row but one; not all rows; more than all
+    for size in sizes if length < 600_000 else sizes[:1]:
         found, expected = unaligned(torch.full((size,), NAN)), torch.empty(size)
         kernels.scatter_mean(places, values, found, length)
         kernels.scatter_mean.reference(places, values, expected, length)

@@ -11,7 +11,8 @@ from .draw import ALONE, LIMIT
 from .rank import Rank, environment
 
 NAMES = re.compile(
-    r"bucket \d|parameters? |rank \d|which parameters they used|set up differently|how their first bucket"
+    r"bucket \d|parameters? |rank \d|which parameters they used|set up differently|how their first bucket|"
+    r"whether they have swapped"
 )
 RETRIED = ("construction", "forward", "backward", "rebuild", "save", "swap")  # before others have heard of the step
 WAITS, MORE = 4, 15.0  # limits that may pass one after the other, and seconds that a busy machine takes

@@ -134,7 +134,7 @@ def train(rank, world_size, trial, address, folder, limit):
         if saved is not None:
             site.load_state_dict(saved[0])  # what the others have is not what this one has trained since
             local.load_state_dict(saved[1])
-        longest = until(trial, site, local, first, last, limit)
+        longest = until(trial, site, local, (first, last), limit, f"{folder}/woken")
     parts = [list(part.parameters) for part in local._parts]
     local.finish()
     found = {name: numbers.clone() for name, numbers in site.numbers.items()}
@@ -156,23 +156,33 @@ def torch_copy(value):
     return type(value)(map(torch_copy, value)) if isinstance(value, list | tuple) else value
 
 
-def until(trial, site, local, first, last, limit):
+def until(trial, site, local, steps, limit, woken):
     """Train; with a mishap until sites have had so many rounds, which all count alike. The seconds of the longest step."""
-    longest, rounds = 0.0, max(4, trial.steps // local.spacing)
+    longest, rounds = 0.0, max(6, trial.steps // local.spacing)
     if trial.mishap is None:
-        for step in range(first, last):
+        for step in range(*steps):
             site.descend(step)
         return longest
+    last = site.site == trial.world_size - 1
     while local.round < rounds:
-        if site.site == trial.world_size - 1 and local.steps == trial.steps // 3:
-            {"kill": lambda: os.kill(os.getpid(), signal.SIGKILL), "late": lambda: time.sleep(0.7 * limit)}[
-                trial.mishap
-            ]()
+        if last and local.steps == trial.steps // 3:
+            befall(trial.mishap, limit, woken)
+        while trial.mishap == "late" and not last and local.round >= rounds - 3 and not os.path.exists(woken):
+            time.sleep(0.01)  # or all is over before it is back, and it goes on alone
         began = time.monotonic()
         time.sleep(0.02)
         site.descend(local.steps)
         longest = max(longest, time.monotonic() - began)
     return longest
+
+
+def befall(mishap, limit, woken):
+    """This site is killed, or sleeps for longer than the others wait for it, and leaves a file when it is back."""
+    if mishap == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.7 * limit)
+    with open(woken, "w"):
+        pass
 
 
 def differing(trial, found, parts):
