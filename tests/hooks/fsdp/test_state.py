@@ -179,6 +179,32 @@ def test_a_step_that_does_not_count_leaves_what_is_held_back(ranks, how, reduce)
         assert finite == (how != "not finite")
 
 
+def followed(rank, world_size):
+    """What is held back when the scale has doubled, and after a state was loaded beside its scaler."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    scaler.scale(torch.zeros(()))  # makes its scale
+    model, handle = attached(world_size, scaler=scaler)
+    steps(model, rank, 0, 2)
+    before = residuals(handle.state_dict())
+    scaler.update(4.0)
+    saved = handle.state_dict()
+    doubled = residuals(saved)
+    assert all(torch.equal(doubled[name], before[name] * 2) for name in before)
+    with pytest.raises(RuntimeError, match="leave rescale"):
+        handle.rescale(2.0)
+    handle.load_state_dict(saved)
+    scaler.update(8.0)  # of the scaler that was saved
+    steps(model, rank, 2, 3)
+    given = residuals(handle.state_dict())
+    handle.load_state_dict(saved)
+    steps(model, rank, 2, 3)
+    return all(torch.equal(each, given[name]) for name, each in residuals(handle.state_dict()).items())
+
+
+def test_what_is_held_back_follows_a_scaler(ranks):
+    assert ranks.run(followed, 2) == [True, True]
+
+
 def closed(rank, world_size):
     """Losses of training after the handle was closed are those of torch alone."""
     model = network(world_size)
