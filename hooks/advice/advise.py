@@ -207,7 +207,8 @@ def _measured(
     arithmetic, copy = _arithmetic(training, computation, offered, here, bucket_mb)
     rings = dist.get_backend(here.group) != "nccl"
     plans = here.device.type != "cuda"
-    measured = Measured(computation, training.parameters, arithmetic, {}, copy, here.world, here.cores, rings, plans)
+    shapes = {name: torch.empty_like(each, device="meta") for name, each in training.parameters.items()}
+    measured = Measured(computation, shapes, arithmetic, {}, copy, here.world, here.cores, rings, plans)
     engines = Engines([here.group], timeout, transport)
     try:
         costs = Network(engines.of(here.device, 0).transport, here.device, timeout, here.world.per_host).costs(

@@ -12,7 +12,7 @@ import gradwire
 from gradwire.ddp_core import Link, Paced
 from gradwire.ddp_core.transport import host_places
 
-SLOW = 2e6  # bytes a second
+SLOW = 5e5  # bytes a second: what it carries takes much longer than all else, however busy the machine is
 
 
 class Noisy(nn.Module):
@@ -126,7 +126,7 @@ def test_gradients_get_ready_from_the_last_layer_on_and_are_needed_from_the_firs
 
 
 def test_it_prints_a_table_the_recommendation_and_its_line(advised):
-    for told in ("computation", "network: AllReduce", "priority", "as fast as", advised[0]["line"], "assumed: hosts"):
+    for told in ("computation", "network: AllReduce", "priority", "loss: expected", advised[0]["line"], "assumed: hosts"):
         assert told in advised[0]["text"]
 
 
