@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...compress import Spec, compressor, specification
+from ...compress.protocol import marked
 from ..buckets.checksum import checksum
 from ..buckets.layout import plain
 from ..transport.protocol import Decorator
@@ -229,10 +230,16 @@ def _rounds(
     model: nn.Module, count: int, specification: str, spec: Spec, sites: Sites, decorate: Decorator | None
 ) -> tuple[Rounds, list[Tensor]]:
     """The rounds of a model, and its buffers of real numbers."""
+    built = compressor(spec)
+    if marked(built, "methods"):
+        raise ValueError(
+            f"a site that joins would not know which method the others have chosen; got {spec!r}: give "
+            f"local steps one of its methods, such as int4"
+        )
     module = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
     named = {plain(name): p for name, p in module.named_parameters() if p.requires_grad}
     buffers = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
-    rounds = Rounds(sites, fragments(named, count), _flat(buffers), outer(specification), compressor(spec), decorate)
+    rounds = Rounds(sites, fragments(named, count), _flat(buffers), outer(specification), built, decorate)
     return rounds, buffers
 
 
