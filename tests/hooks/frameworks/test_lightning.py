@@ -11,7 +11,7 @@ from .launched import BATCH, SPEC, STEPS, TIMEOUT, data, dense_bytes, launched, 
 
 
 def trained(world_size, folder, *, manual=False, checkpoint=None):
-    """Two epochs of three steps, of two batches each; or `manual`, two batches with two steps each, of which one uses less."""
+    """Two epochs of three steps, of two batches each; or `manual`, two batches of two steps each, of which one uses less."""
     import pytorch_lightning as pl
     from pytorch_lightning.callbacks import ModelCheckpoint
     from pytorch_lightning.plugins.environments import TorchElasticEnvironment
