@@ -97,5 +97,6 @@ class GradwireStrategy(DDPStrategy):
     def teardown(self) -> None:
         """As in Lightning; and the compression ends, but for its state and its statistics."""
         super().teardown()
+        self._saved = None  # of a checkpoint that nothing was trained from
         if self.compression is not None:
             self.compression.close()

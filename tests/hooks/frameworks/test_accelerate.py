@@ -8,9 +8,20 @@ from torch.utils.data import DataLoader
 import gradwire
 
 from ..test_handle import same
-from .launched import BATCH, SPEC, STEPS, data, dense_bytes, launched, network, numbers
+from .launched import (
+    BATCH,
+    SPEC,
+    STEPS,
+    TIMEOUT,
+    data,
+    dense_bytes,
+    forget_accelerate,
+    launched,
+    needing,
+    network,
+    numbers,
+)
 
-pytest.importorskip("accelerate")
 ACCUMULATED = 3
 
 
@@ -51,11 +62,13 @@ def train(rank, world_size, folder):
         stats = handle.stats()
         handle.close()
         again.close()
+        forget_accelerate()
     return alike, numbers(parts[1]), stats.steps, stats.last.traffic.payload_bytes
 
 
+@needing("accelerate")
 def test_accelerate_trains_compressed_and_resumes_in_the_same_bits(ranks, tmp_path):
-    answers = ranks.run(train, 2, str(tmp_path))
+    answers = ranks.run(train, 2, str(tmp_path), timeout=TIMEOUT)
     for alike, parameters, steps, payload in answers:
         assert alike
         assert same(parameters, answers[0][1])

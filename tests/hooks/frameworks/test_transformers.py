@@ -1,15 +1,23 @@
 """GradwireCallback in Hugging Face's Trainer: compressed, all ranks' states in its checkpoints, resumed in the same bits."""
 
-import pytest
 import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
 from ..test_handle import same
-from .launched import BATCH, SPEC, STEPS, data, dense_bytes, launched, network, numbers
-
-pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
+from .launched import (
+    BATCH,
+    SPEC,
+    STEPS,
+    TIMEOUT,
+    data,
+    dense_bytes,
+    forget_accelerate,
+    launched,
+    needing,
+    network,
+    numbers,
+)
 
 
 class Regression(nn.Module):
@@ -53,6 +61,7 @@ def train(rank, world_size, folder):
     with launched(rank, world_size):
         whole, handle, logged = trained(world_size, folder)
         resumed, again, _ = trained(world_size, folder, checkpoint=f"{folder}/checkpoint-{STEPS}")
+        forget_accelerate()
     saved = torch.load(f"{folder}/checkpoint-{STEPS}/gradwire.pt", weights_only=True)["ranks"]
     payloads = [entry["gradwire/payload_bytes"] for entry in logged if "gradwire/payload_bytes" in entry]
     states = [state["rank"] for state in saved], handle.state_dict(), again.state_dict()
@@ -62,8 +71,9 @@ def train(rank, world_size, folder):
     return whole, resumed, payloads, steps, states
 
 
+@needing("transformers", "accelerate")
 def test_trainer_trains_compressed_and_resumes_in_the_same_bits(ranks, tmp_path):
-    answers = ranks.run(train, 2, str(tmp_path))
+    answers = ranks.run(train, 2, str(tmp_path), timeout=TIMEOUT)
     for whole, resumed, payloads, steps, (saved_ranks, state, state_again) in answers:
         assert same(whole, answers[0][0])
         assert same(whole, resumed)
