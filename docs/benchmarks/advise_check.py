@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from gradwire.hooks.advice import Rule
 from gradwire.hooks.advice.candidates import METHODS, SGD, TWO_LEVELS, UNCOMPRESSED
@@ -53,7 +54,7 @@ def run(folder: Path, name: str) -> None:
     model, dilate, ranks, flags, methods = CASES[name]
     real, same = model == "mlp", flags.split()
     same += ["--batch-size=32"] if real else [f"--compute=emulate:{model}", f"--dilate={dilate}"]
-    bench = [f"--world-sizes={ranks}", "--no-ddp=false", "--steps=3", "--warmup=1", "--order=backward,priority"]
+    bench = [f"--world-sizes={ranks}", "--no-ddp=false", "--steps=4", "--warmup=2", "--order=backward,priority"]
     bench += ["--models=mlp"] if real else []
     commands = [
         ["advise", *same, *(MLP if real else []), f"--json={folder / name}.advise.json"],
@@ -69,10 +70,16 @@ def beside(folder: Path, name: str) -> tuple[Pairs, Key]:
     dilate = CASES[name][1]
     advice = json.loads((folder / f"{name}.advise.json").read_text())["here"]
     predicted = {(row["compressor"], row["order"]): row["step"] / dilate for row in advice["rows"]}
-    rows = json.loads((folder / f"{name}.bench.json").read_text())["benchmark_results"]
-    found = {(row["compressor"], row["order"]): row["measurements"]["sec_per_iter"]["p50"] / dilate for row in rows}
+    document = json.loads((folder / f"{name}.bench.json").read_text())
+    found = {(row["compressor"], row["order"]): warm(row, document) / dilate for row in document["benchmark_results"]}
     pairs = {key: (predicted[key], measured) for key, measured in found.items()}
     return pairs, (advice["recommended"]["compressor"], advice["recommended"]["order"])
+
+
+def warm(row: dict[str, Any], document: dict[str, Any]) -> float:
+    """Median seconds of a row, without the first measured turn of each rank: DDP still makes its buckets anew there."""
+    turns = document["config"]["steps"]
+    return median(seconds for place, seconds in enumerate(row["seconds"]) if place % turns)
 
 
 def best_measured(pairs: Pairs) -> Key:
@@ -81,15 +88,16 @@ def best_measured(pairs: Pairs) -> Key:
     inner = {key: key[0].removeprefix(TWO_LEVELS) for key in pairs}
     kept = {key: measured for key, (_, measured) in pairs.items() if losses[inner[key]] <= rule.tolerance}
     free = {key: measured for key, measured in kept.items() if inner[key] in UNCOMPRESSED}
-    fastest, plain = min(kept, key=kept.__getitem__), min(free, key=free.__getitem__)
-    return fastest if fastest in free or free[plain] >= rule.worthwhile * kept[fastest] else plain
+    fastest = min(kept, key=kept.__getitem__)
+    plain = min(free, key=free.__getitem__, default=None)  # not measured where it takes many times as long
+    return plain if plain and free[plain] < rule.worthwhile * kept[fastest] else fastest
 
 
 def report(folder: Path, names: list[str]) -> None:
     """Both tables, as Markdown."""
     errors, good = [], []
     print("| case | method | order | predicted, ms | measured, ms | error |\n|---|---|---|---|---|---|")
-    cases = {name: beside(folder, name) for name in names}
+    cases = {name: found for name in names if (found := beside(folder, name))[0]}
     for name, (pairs, _) in cases.items():
         for (spec, order), (predicted, measured) in pairs.items():
             errors.append(abs(predicted / measured - 1))

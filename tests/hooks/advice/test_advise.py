@@ -126,7 +126,14 @@ def test_gradients_get_ready_from_the_last_layer_on_and_are_needed_from_the_firs
 
 
 def test_it_prints_a_table_the_recommendation_and_its_line(advised):
-    for told in ("computation", "network: AllReduce", "priority", "loss: expected", advised[0]["line"], "assumed: hosts"):
+    for told in (
+        "computation",
+        "network: AllReduce",
+        "priority",
+        "loss: expected",
+        advised[0]["line"],
+        "assumed: hosts",
+    ):
         assert told in advised[0]["text"]
 
 
