@@ -7,111 +7,25 @@ owner.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
-from ..kernels import Residual, all_finite
+from ..kernels import all_finite
 from .adapters import Draws, TwoShot, drawn, draws
-from .build import Spec, compressor
+from .build import Spec, compressor, parsed
 from .dense import Dense
 from .feedback import Damped
-from .leaves import Entries, FlatLeaf
-from .protocol import Codec, Layout, Program, all_gather, all_to_all, working_dtype
+from .optimizers import tuned
+from .protocol import Codec, Program, all_gather, all_to_all, working_dtype
 from .rows import ALIGNMENT
+from .shard_layout import ShardLayout
+from .shard_residual import WIDTHS, NarrowShardResidual, ShardResidual
 from .wrappers import ErrorFeedback, Widen
-
-
-@dataclass(frozen=True)
-class ShardLayout:
-    """How parameters that are cut into shards lie in a flat buffer: a row a rank, and in it that rank's shard of each.
-
-    `whole`: the parameters as they are before they are cut. `dims`: the axis along which each is; shards that come out
-    shorter are padded with zeros.
-
-    >>> whole = Layout(("bias", "weight"), ((3,), (2, 3)), torch.float32, torch.device("cpu"), world_size=2)
-    >>> layout = ShardLayout(whole, (0, 0))
-    >>> layout.shapes, layout.row
-    (((2,), (1, 3)), 5)
-    """
-
-    whole: Layout
-    dims: tuple[int, ...]
-
-    @cached_property
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The shard of each parameter, padding included."""
-        return tuple(
-            (*shape[:dim], -(-shape[dim] // self.whole.world_size), *shape[dim + 1 :])
-            for shape, dim in zip(self.whole.shapes, self.dims, strict=True)
-        )
-
-    @cached_property
-    def row(self) -> int:
-        """Elements of a rank's row."""
-        return sum(map(prod, self.shapes))
-
-    @property
-    def numel(self) -> int:
-        """Elements of all rows."""
-        return self.row * self.whole.world_size
-
-    def parts(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """(name, its shards (ranks, *shape)) of every parameter, sharing memory with `flat`."""
-        columns = flat.view(self.whole.world_size, self.row).split([prod(shape) for shape in self.shapes], 1)
-        for name, shape, column in zip(self.whole.names, self.shapes, columns, strict=True):
-            yield name, column.unflatten(1, shape)
-
-    def joined(self, flat: Tensor) -> dict[str, Tensor]:
-        """Copies of the parameters as they are before they are cut."""
-        joined = {}
-        for (name, shards), shape, dim in zip(self.parts(flat), self.whole.shapes, self.dims, strict=True):
-            joined[name] = torch.cat(shards.unbind(), dim).narrow(dim, 0, shape[dim]).clone()
-        return joined
-
-    def cut(self, name: str, whole: Tensor, flat: Tensor) -> None:
-        """Put a whole parameter into its places in `flat`."""
-        place = self.whole.names.index(name)
-        dim, shards = self.dims[place], dict(self.parts(flat))[name]
-        first = 0
-        for shard in shards:
-            size = min(shard.shape[dim], whole.shape[dim] - first)
-            if size > 0:
-                shard.narrow(dim, 0, size).copy_(whole.narrow(dim, first, size))
-            first += shard.shape[dim]
-
-
-@dataclass
-class ShardResidual(FlatLeaf):
-    """What a rank held back of the gradients that it sent, of all shards; saved in the shapes of whole parameters."""
-
-    layout: ShardLayout
-    flat: Tensor
-
-    def save(self, field: str) -> Entries:
-        return {name: {field: whole} for name, whole in self.layout.joined(self.flat).items()}
-
-    def load(self, field: str, entries: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        self._zeros = None
-        shapes = dict(zip(self.layout.whole.names, self.layout.whole.shapes, strict=True))
-        for name, shape in shapes.items():
-            saved = entries.get(name, {}).get(field)
-            if saved is not None and tuple(saved.shape) != shape:
-                raise ValueError(
-                    f"the saved {field!r} of parameter {name!r} has shape {tuple(saved.shape)}, but {shape} is needed "
-                    "here: load the state with the model that saved it"
-                )
-            if saved is not None:
-                self.layout.cut(name, saved, self.flat)
-        return {}
-
-    def held_back(self) -> dict[str, Tensor]:
-        return {name: whole.view(-1) for name, whole in self.layout.joined(self.flat).items()}
 
 
 @dataclass
@@ -151,17 +65,18 @@ class ShardSum:
     """Each rank's shard of the mean gradient: one all-to-all, a sum in float32 on the rank whose shard it is.
 
     `codec`: what travels; None for the gradients as they are, which is still half of what Gloo's reduce-scatter sends.
-    `feedback`: what part of that which a codec loses is added to the rank's next gradient, from 0 (none) to 1.
+    `feedback`: what part of that which a codec loses is added to the rank's next gradient, from 0 (none) to 1; until then it
+    is kept in float32 or wider, or in so few `residual_bits`.
     """
 
     codec: Codec | None = None
     feedback: float = 0.0
+    residual_bits: int = 32
 
     def init(self, layout: ShardLayout) -> ShardState:
-        """A zero residual for all shards, in float32 or wider."""
-        whole = layout.whole.widened()
-        flat = torch.zeros(layout.numel, dtype=whole.dtype, device=whole.device) if self.feedback else None
-        residual = None if flat is None else ShardResidual(layout, flat)
+        """A zero residual for all shards."""
+        kind = NarrowShardResidual if self.residual_bits == 8 else ShardResidual
+        residual = kind.zeros(layout) if self.feedback else None
         return ShardState(layout, residual, None if self.codec is None else draws(self.codec, layout.whole))
 
     def reduce(self, grad: Tensor, state: ShardState, out: Tensor, scale: float = 1.0) -> Program[Tensor]:
@@ -170,7 +85,7 @@ class ShardSum:
         `grad` may be overwritten.
         """
         if state.residual is not None and not self.feedback:
-            grad = grad.to(working_dtype(grad.dtype)).add_(state.residual.flat)  # of a codec before this one
+            grad = grad.to(working_dtype(grad.dtype)).add_(state.residual.numbers())  # of a codec before this one
             state.residual.clear()
         if self.codec is None:
             rows = grad.view(state.layout.whole.world_size, -1)
@@ -203,17 +118,18 @@ class ShardSum:
         if state.residual is not None:
             payloads[:, -1] = state.finite.look(grad)
         wide = grad.to(working_dtype(grad.dtype))
-        held: Residual | None = None
-        if state.residual is not None and self.feedback:
-            held = state.residual.update()
+        held = state.residual if self.feedback else None
+        step = None if held is None else held.update()
         random: tuple[int, ...] = drawn(state.draws)[0]
         for rank in range(ranks):
-            part = slice(rank * row, (rank + 1) * row)
-            residual = Residual(held.before[part], held.after[part]) if held else None
+            mine = None if held is None or step is None else held.row(step, rank)
             numbers = (random[0], random[1] + rank * length) if random else ()
-            codec.encode(wide[part], residual, payloads[rank : rank + 1, :size], length, *numbers)
-        if state.residual is not None and 0 < self.feedback < 1:
-            state.residual.damp(self.feedback)
+            part = wide[rank * row : (rank + 1) * row]
+            codec.encode(part, mine, payloads[rank : rank + 1, :size], length, *numbers)
+            if held is not None and step is not None and mine is not None:
+                if self.feedback < 1:
+                    mine.after.mul_(self.feedback)
+                held.put_row(step, rank, mine)
         return payloads
 
 
@@ -239,13 +155,25 @@ def gather_rows(codec: Codec | None, mine: Tensor, out: Tensor) -> Program[Tenso
     return out
 
 
-def shard_sum(spec: Spec) -> ShardSum:
+def shard_sum(spec: Spec, optimizer: Optimizer | None = None) -> ShardSum:
     """How gradients of shards travel by a specification: `none`, or a method whose first round is an all-to-all.
 
-    Raises ValueError for others.
+    Beside the method's options it may say `residual_bits=8`. `optimizer`: see `tuned`. Raises ValueError for others.
     """
-    codec, feedback = _codec(compressor(spec), spec)
-    return ShardSum(codec, feedback)
+    bits, rest = _residual_bits(spec)
+    codec, feedback = _codec(compressor(tuned(rest, optimizer)), spec)
+    if bits not in WIDTHS:
+        raise ValueError(f"residual_bits is {' or '.join(map(str, WIDTHS))}, got {bits} in {spec!r}")
+    return ShardSum(codec, feedback, bits)
+
+
+def _residual_bits(spec: Spec) -> tuple[int, Spec]:
+    """What a specification says of it, and the rest."""
+    if not isinstance(spec, str | Mapping):
+        return WIDTHS[0], spec
+    options = dict(parsed(spec) if isinstance(spec, str) else spec)
+    bits = options.pop("residual_bits", None)
+    return (WIDTHS[0], spec) if bits is None else (int(bits), options)
 
 
 def shard_codec(spec: Spec) -> Codec | None:

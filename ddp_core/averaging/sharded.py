@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ...compress import AllGather, Program
 from ...compress.protocol import Codec
-from ...compress.shards import ShardLayout, ShardSum, gather_rows
+from ...compress.shard_layout import ShardLayout
+from ...compress.shards import ShardSum, gather_rows
 from ..engine.task import Task
 from ..measure.record import Record
 from ..measure.stats import Stats, Totals

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from ...compress.shards import Finite, ShardLayout, ShardState, ShardSum
+from ...compress.shard_layout import ShardLayout
+from ...compress.shard_residual import ShardResidual
+from ...compress.shards import Finite, ShardState, ShardSum
 from ...compress.state import Entries, Leaves, summed
 from .device_flag import DeviceFlag
 
@@ -97,7 +99,7 @@ class ShardMemory:
         self.reduction = reduction
         for index, state in list(self._states.items()):
             fresh = reduction.init(state.layout)
-            fresh.residual = held[index] or fresh.residual
+            fresh.residual = _moved(held[index], fresh.residual)
             self._put(index, fresh)
 
     def save(self) -> Entries:
@@ -127,3 +129,11 @@ class ShardMemory:
         """All gradient that this rank has not given to a sum yet, flat, by parameter name."""
         self.settle()
         return summed(leaves.held_back() for leaves in self._leaves.values())
+
+
+def _moved(held: ShardResidual | None, fresh: ShardResidual | None) -> ShardResidual | None:
+    """What was held back, as wide as it is to be now."""
+    if held is None or fresh is None or type(held) is type(fresh):
+        return held or fresh
+    fresh.set(held.numbers())
+    return fresh

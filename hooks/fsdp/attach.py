@@ -52,7 +52,7 @@ def attach_sharded(model: nn.Module, asked: Sharding, timeout: timedelta, transp
 
     Raises ValueError for a specification or a model that is refused, and RuntimeError for a torch that is too old.
     """
-    codec, reduction = shard_codec(asked.gather or "none"), shard_sum(tuned(asked.reduce or "none", asked.optimizer))
+    codec, reduction = shard_codec(asked.gather or "none"), shard_sum(asked.reduce or "none", asked.optimizer)
     modules = modules_of(model)
     if taken := [module for module in modules if not module.takes_communication]:
         raise ValueError(

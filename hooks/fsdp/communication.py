@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compress.shards import ShardLayout
+from ...compress.shard_layout import ShardLayout
 from ...ddp_core import Pending, ShardAverager, start_all_gather
 from .arrivals import Arrivals
 from .modules import ShardedModule

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...compress import Layout
-from ...compress.shards import ShardLayout
+from ...compress.shard_layout import ShardLayout
 from ...ddp_core import plain
 
 SINCE = "2.9"  # the torch whose FSDP2 takes communication of others

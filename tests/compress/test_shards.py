@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from gradwire.compress import Layout, simulate
-from gradwire.compress.shards import Finite, ShardLayout, gather_rows, shard_codec, shard_sum
+from gradwire.compress.shard_layout import ShardLayout
+from gradwire.compress.shards import Finite, gather_rows, shard_codec, shard_sum
 from gradwire.compress.state import Leaves, save
 
 SHAPES, DIMS = ((5, 3), (7,), (4, 6)), (0, 0, 1)
@@ -49,7 +50,7 @@ class Ranks:
         return torch.cat(outs)
 
     def held(self):
-        return [torch.zeros(self.layouts[0].numel) if s.residual is None else s.residual.flat for s in self.states]
+        return [torch.zeros(self.layouts[0].numel) if s.residual is None else s.residual.numbers() for s in self.states]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -90,6 +91,44 @@ def test_a_part_of_what_is_held_back_may_be_kept():
         torch.testing.assert_close(other, 0.5 * one)
 
 
+@pytest.mark.parametrize("spec", ["int8", "int4", "onebit", "int4:feedback=0.9"])
+def test_of_what_8_bits_hold_back_a_254th_of_the_largest_is_forgotten_at_most(spec):
+    joined = spec + ("," if ":" in spec else ":")
+    narrow, wide = Ranks(f"{joined}residual_bits=8", 4), Ranks(spec, 4)
+    named = [wholes(rank) for rank in range(4)]
+    assert torch.equal(narrow.step(named), wide.step(named))
+    for one, other in zip(narrow.held(), wide.held(), strict=True):
+        assert (one - other).abs().max() <= other.abs().max() / 254 * 1.001
+    assert any(not torch.equal(*pair) for pair in zip(narrow.held(), wide.held(), strict=True))
+
+
+def test_8_bits_take_an_eighth_more_than_a_quarter_of_the_memory_of_32_at_most():
+    whole = Layout(("a",), ((1024, 256),), torch.float32, torch.device("cpu"), 4)
+    layout = ShardLayout(whole, (0,))
+    narrow, wide = (shard_sum(spec).init(layout).residual.flat.nbytes for spec in ("int4:residual_bits=8", "int4"))
+    assert narrow <= wide / 4 * 1.125
+
+
+def test_means_of_a_constant_gradient_converge_with_8_bits_too():
+    simulated, named = Ranks("int4:residual_bits=8", 4), [wholes(rank) for rank in range(4)]
+    exact = sum(flat_of(layouts(4)[0], each) for each in named) / 4
+    total, errors = torch.zeros_like(exact), []
+    for step in range(1, 65):
+        total += simulated.step(named)
+        errors.append((total / step - exact).abs().max().item())
+    assert errors[63] < errors[0] / 15
+
+
+def test_what_8_bits_hold_is_the_same_after_it_was_saved_and_loaded():
+    simulated = Ranks("int4:residual_bits=8", 4)
+    for step in range(3):
+        simulated.step([wholes(10 * step + rank) for rank in range(4)])
+    for state, layout in zip(simulated.states, simulated.layouts, strict=True):
+        other = simulated.reduction.init(layout)
+        Leaves(other).load(save(state))
+        assert torch.equal(other.residual.flat, state.residual.flat)
+
+
 def test_the_mean_is_scaled():
     named = [wholes(rank) for rank in range(2)]
     once, thrice = (Ranks("int8", 2).step(named, scale) for scale in (1.0, 3.0))
@@ -97,7 +136,7 @@ def test_the_mean_is_scaled():
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("spec", ["int8", "int4", "onebit"])
+@pytest.mark.parametrize("spec", ["int8", "int4", "onebit", "int4:residual_bits=8"])
 def test_what_is_not_finite_reaches_the_owner_and_all_ranks_hear_of_it(spec, bad):
     simulated = Ranks(spec, 4)
     fine = [wholes(rank) for rank in range(4)]
@@ -112,7 +151,7 @@ def test_what_is_not_finite_reaches_the_owner_and_all_ranks_hear_of_it(spec, bad
     for state, old in zip(simulated.states, before, strict=True):
         assert not state.finite.everywhere
         Leaves(state).undo()
-        assert torch.equal(state.residual.flat, old)
+        assert torch.equal(state.residual.numbers(), old)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -153,6 +192,7 @@ def test_a_residual_is_saved_in_the_shapes_of_whole_parameters_and_loaded_on_any
         (shard_codec, "int8:rounding=stochastic", "to the nearest"),
         (shard_sum, "int8:momentum=0.9", "with block, rounding and feedback"),
         (shard_sum, "int9", "unknown compressor"),
+        (shard_sum, "int4:residual_bits=4", "residual_bits is 32 or 8, got 4"),
     ],
 )
 def test_other_methods_are_refused_with_the_way_out(make, spec, words):

@@ -1,0 +1,72 @@
+"""How parameters that are cut into shards lie in a flat buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import torch
+from torch import Tensor
+
+from .protocol import Layout
+
+
+@dataclass(frozen=True)
+class ShardLayout:
+    """How parameters that are cut into shards lie in a flat buffer: a row a rank, and in it that rank's shard of each.
+
+    `whole`: the parameters as they are before they are cut. `dims`: the axis along which each is; shards that come out
+    shorter are padded with zeros.
+
+    >>> whole = Layout(("bias", "weight"), ((3,), (2, 3)), torch.float32, torch.device("cpu"), world_size=2)
+    >>> layout = ShardLayout(whole, (0, 0))
+    >>> layout.shapes, layout.row
+    (((2,), (1, 3)), 5)
+    """
+
+    whole: Layout
+    dims: tuple[int, ...]
+
+    @cached_property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shard of each parameter, padding included."""
+        return tuple(
+            (*shape[:dim], -(-shape[dim] // self.whole.world_size), *shape[dim + 1 :])
+            for shape, dim in zip(self.whole.shapes, self.dims, strict=True)
+        )
+
+    @cached_property
+    def row(self) -> int:
+        """Elements of a rank's row."""
+        return sum(map(prod, self.shapes))
+
+    @property
+    def numel(self) -> int:
+        """Elements of all rows."""
+        return self.row * self.whole.world_size
+
+    def parts(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """(name, its shards (ranks, *shape)) of every parameter, sharing memory with `flat`."""
+        columns = flat.view(self.whole.world_size, self.row).split([prod(shape) for shape in self.shapes], 1)
+        for name, shape, column in zip(self.whole.names, self.shapes, columns, strict=True):
+            yield name, column.unflatten(1, shape)
+
+    def joined(self, flat: Tensor) -> dict[str, Tensor]:
+        """Copies of the parameters as they are before they are cut."""
+        joined = {}
+        for (name, shards), shape, dim in zip(self.parts(flat), self.whole.shapes, self.dims, strict=True):
+            joined[name] = torch.cat(shards.unbind(), dim).narrow(dim, 0, shape[dim]).clone()
+        return joined
+
+    def cut(self, name: str, whole: Tensor, flat: Tensor) -> None:
+        """Put a whole parameter into its places in `flat`."""
+        place = self.whole.names.index(name)
+        dim, shards = self.dims[place], dict(self.parts(flat))[name]
+        first = 0
+        for shard in shards:
+            size = min(shard.shape[dim], whole.shape[dim] - first)
+            if size > 0:
+                shard.narrow(dim, 0, size).copy_(whole.narrow(dim, first, size))
+            first += shard.shape[dim]
