@@ -50,12 +50,13 @@ class RankNow:
 
     def number(self, name: str) -> float | None:
         """A figure, if the rank has it."""
-        return self.told["metrics"].get(name)
+        found = self.told["metrics"].get(name)
+        return None if found is None else float(found)
 
     @property
     def stale(self) -> bool:
         """Whether a report should have come long ago."""
-        expected = self.told["every"] * (self.number("step_seconds") or 0.0)
+        expected = float(self.told["every"]) * (self.number("step_seconds") or 0.0)
         return self.age > max(LEAST, STALE * expected)
 
 

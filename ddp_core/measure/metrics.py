@@ -46,6 +46,8 @@ def metrics(measured: Measured, most: int = 1) -> dict[str, float]:
         "total_sent_bytes": measured.stats.total.traffic.sent_bytes,
     }
     found |= _means([_of_step(step, measured) for step in steps])
+    if {"step_seconds", "exposed_seconds"} <= found.keys():
+        found["compute_seconds"] = max(0.0, found["step_seconds"] - found["exposed_seconds"])
     return found | (feedback(steps[-1].programs) if steps else {})
 
 
@@ -77,7 +79,7 @@ def _of_step(step: Step, measured: Measured) -> dict[str, float]:
         "sent_bytes": traffic.sent_bytes,
         "host_bytes": traffic.host_bytes,
     }
-    now, before = traffic.payload_bytes, dense_bytes(step.programs)
+    now, before = float(traffic.payload_bytes), float(dense_bytes(step.programs))
     if measured.ranks > 1:
         times = SHARDED if measured.sharded else DENSE
         now, before = traffic.sent_bytes, times * before * (measured.ranks - 1) / measured.ranks
@@ -92,8 +94,6 @@ def _timed(step: Step, seconds: Sequence[float], *, sharded: bool) -> dict[str, 
     late = None if sharded else exposed(step)
     if late is not None:
         found["exposed_seconds"] = late
-        if step.interval:
-            found["compute_seconds"] = max(0.0, step.interval - late)
     held, sent = link_use(program.record for program in step.programs)
     return found | ({"link_bytes_per_second": sent / held} if held and sent else {})
 
