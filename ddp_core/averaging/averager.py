@@ -59,10 +59,9 @@ class CompressedAverager:
         self._inspection = Inspection(compressor)
         self.totals, self._process = Totals(), os.getpid()
         self._loaded_order: list[str] = []
-        self._last_index = -1  # of the bucket that a hook was given
+        self._last_index, self.begun = -1, 0  # of the bucket that a hook was given; steps since construction
         self._expected = True  # the next one is the first of a step, whatever its index
-        self.begun = 0  # steps since construction
-        self.before_step: Callable[[], None] = lambda: None  # what the handle does before a step begins
+        self.before_step: Callable[[], None] | None = None  # what the handle does before a step begins
         self.drain: Callable[[], None] = lambda: None  # waits for averages that are handed out after backward's end
         self._told = False  # when a step begins; else the indices of buckets alone tell
         self._first_ones: set[int] = set()  # identities of the parameters that the first step has brought
@@ -103,20 +102,19 @@ class CompressedAverager:
         """The first bucket of a synchronized step comes next."""
         self.totals.begin(step, self.memory.step)
         with self._lock:
-            self.before_step()
-            self._change()
+            if self.before_step is not None:
+                self.before_step()
+            if self._waiting:
+                self._change()
             self._inspection.end_step(self.memory, self._step)
-            self._take(step)
+            if self._step is not None:
+                self.totals.count(self._step)
+            self._step = step
             self.memory.step += 1
             step.number, self.memory.settled = self.memory.step, False
             self.engines.agreement.step = self.begun = self.begun + 1
             self._thread = threading.get_ident()
         self._last_index, self._expected = -1, False
-
-    def _take(self, step: Step | None) -> None:
-        if self._step is not None:
-            self.totals.count(self._step)
-        self._step = step
 
     def end_step(self) -> None:
         """All averages of the step that `begin_step` began have been handed out."""
@@ -154,7 +152,9 @@ class CompressedAverager:
         if bucket.flat is not own.buffer:  # parts of it are not sent, or lie elsewhere
             total, names = AllReduce(as_real(bucket.flat), "sum"), tuple(map(self._name, bucket.parameters()))
         task = Task(one_round(total), bound.label)
-        self._note(BucketStats(names, total.tensor.numel(), task.record, element_bytes=total.tensor.element_size()))
+        assert self._step is not None
+        programs, size = self._step.programs, total.tensor.element_size()
+        programs.append(BucketStats(names, total.tensor.numel(), task.record, element_bytes=size))
         return bound.engine.submit(task, on_wait=not self.sparse)
 
     def _bind_own(self, bucket: Sendable) -> OwnBound:
@@ -284,7 +284,9 @@ class CompressedAverager:
 
     def _forget(self) -> None:
         """What was known of buckets is so no more, and what a step under way did no longer matters."""
-        self._take(None)
+        if self._step is not None:
+            self.totals.count(self._step)
+        self._step = None
         self._bounds, self._known = {}, object()
         self._expected = self.engines.agreement.due = True
         self._inspection.watch(())

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rich.filesize import decimal
-
 MILLI, MEGA, BITS = 1e3, 1e6, 8
 
 
@@ -40,6 +38,8 @@ class Report:
         found = self.metrics
         if "sent_bytes" not in found:
             return ""
+        from rich.filesize import decimal  # not with gradwire itself
+
         parts = [f"sent {decimal(round(found['sent_bytes']))}"]
         parts += [f"{found['ratio']:.4g}x fewer"] if "ratio" in found else []
         rate = found.get("link_bytes_per_second")

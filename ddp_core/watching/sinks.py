@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
-
-from rich.console import Console
-from rich.text import Text
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .report import Report
+
+if TYPE_CHECKING:  # not with gradwire itself: it takes its time
+    from rich.console import Console
 
 logger = logging.getLogger(__name__)
 PREFIX = "gradwire/"  # of names in a tracker
@@ -20,8 +21,10 @@ Callback: TypeAlias = Callable[[Mapping[str, float], int], object]
 def sink_of(to: Any) -> Sink:
     """How to tell a report to what the user gave. Raises TypeError for what cannot be told anything."""
     if to == "console":
+        from rich.console import Console
+
         return Terminal(Console(stderr=True, soft_wrap=True))
-    if isinstance(to, Console):
+    if "rich.console" in sys.modules and isinstance(to, sys.modules["rich.console"].Console):
         return Terminal(to)
     if isinstance(to, logging.Logger):
         return Lines(to)
@@ -44,6 +47,8 @@ class Terminal:
         self._console = console
 
     def __call__(self, report: Report) -> None:
+        from rich.text import Text
+
         head, _, rest = str(report).partition(" | ")
         self._console.print(Text.assemble((head, "bold"), f" | {rest}"), soft_wrap=True)
         if report.advice:

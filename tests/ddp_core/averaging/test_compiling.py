@@ -37,7 +37,9 @@ def test_every_stage_is_run_once_for_each_device_and_dtype(steps):
 
 def test_large_parameters_have_few_rows_and_small_buckets_are_tried_as_large_ones(steps, monkeypatch):
     shapes = []
-    monkeypatch.setattr(compiling, "rehearse", lambda compressor, layout, step, method=None: shapes.append(layout.shapes))
+    monkeypatch.setattr(
+        compiling, "rehearse", lambda compressor, layout, step, method=None: shapes.append(layout.shapes)
+    )
     large = dataclasses.replace(LAYOUT, names=("embedding", "bias", "scalar"), shapes=((1 << 20, 2048), (32,), ()))
     compiling.compile_kernels(compressor("topk"), large)
     compiling.compile_kernels(compressor("bf16"), LAYOUT)

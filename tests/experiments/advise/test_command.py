@@ -1,6 +1,8 @@
 """The command: what it shows and writes, and what it refuses."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -17,11 +19,12 @@ def trace(tmp_path_factory):
     return path
 
 
-def test_it_shows_the_table_and_writes_all_of_it(trace, tmp_path, capfd):
+def test_it_shows_the_table_and_writes_all_of_it(trace, tmp_path):
     file = tmp_path / "advice.json"
     flags = ["--nproc=2", f"--compute=emulate:{trace}", "--link=10mbit", "--compressors=int4", "--hosts=64"]
-    assert main(["advise", *flags, f"--json={file}"]) == 0
-    shown, document = capfd.readouterr().out, json.loads(file.read_text())
+    command = [sys.executable, "-m", "gradwire", "advise", *flags, f"--json={file}"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100).stdout
+    document = json.loads(file.read_text())
     for told in ("small, 32,768 parameters, 2 ranks", "NOT REAL: emulated link 10mbit", "network: AllReduce", "int4"):
         assert told in shown
     assert document["here"]["recommended"]["compressor"] == "int4"
