@@ -158,8 +158,8 @@ class Handle:
         It is the state after the last step that came to its end, also while the next one is under way on another thread,
         which is not held up, or after a backward that broke off.
         """
-        if self._loss_scale is not None and self.called:
-            self.averager.between_steps(self._loss_scale.follow)  # the scaler is saved with its new scale
+        if self._loss_scale is not None:
+            self.averager.between_steps(self._loss_scale.catch_up)  # the scaler is saved with its new scale
         taken, names, group = self.averager.taken(), self.averager.names, self.averager.engines.group
         state = taken.state_dict()
         if self._bound and not taken.begun:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,8 @@ def top(config: TopConfig) -> int:
         with Live(table(ranks_in(folder, time.time())), console=console, auto_refresh=False) as live:
             while True:
                 time.sleep(config.every)
-                live.update(table(ranks_in(folder, time.time())), refresh=True)
+                with suppress(ValueError):  # a training that begins anew empties the folder
+                    live.update(table(ranks_in(folder, time.time())), refresh=True)
     except KeyboardInterrupt:
         return 0
 

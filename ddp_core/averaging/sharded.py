@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compress import AllGather, Program
+from ...compress import AllGather
 from ...compress.protocol import Codec
 from ...compress.shard_layout import ShardLayout
 from ...compress.shards import ShardSum, gather_rows
@@ -49,29 +49,32 @@ class ShardAverager:
         self._agreed = False  # since the last change
         self.before_step: Callable[[], None] = lambda: None  # what the handle does before a step begins
 
-    def gather(self, index: int, names: tuple[str, ...], mine: Tensor, out: Tensor) -> Pending:
-        """Begin to fill `out` with the rows of all ranks, of which `mine` is this one's."""
-        return self._submit(gather_rows(self.codec, mine, out), index, names, out.numel())
+    def gather(self, index: int, names: tuple[str, ...], mine: Tensor, out: Tensor, *, training: bool) -> Pending:
+        """Begin to fill `out` with the rows of all ranks, of which `mine` is this one's; outside of training, in no step."""
+        task = Task(gather_rows(self.codec, mine, out), labelled(index, names))
+        return self._submit(task, BucketStats(names, out.numel(), task.record, None, out.element_size()), training)
 
-    def note_gather(self, index: int, names: tuple[str, ...], mine: Tensor, out: Tensor) -> None:
+    def note_gather(self, names: tuple[str, ...], mine: Tensor, out: Tensor, *, training: bool) -> None:
         """Count what torch gathers of a module, or somebody who does it for torch."""
         ranks = out.numel() // mine.numel()
         record = Record([("all", mine.nbytes, AllGather(mine).sent_bytes(ranks))])
-        self._recorded().programs.append(BucketStats(names, out.numel(), record))
+        self._note(BucketStats(names, out.numel(), record, None, out.element_size()), training)
 
     def reduce(self, index: int, layout: ShardLayout, grad: Tensor, out: Tensor, scale: float) -> Pending:
         """Begin to fill `out` with `scale` times the mean over ranks of this rank's row of `grad`."""
-        state = self.memory.get(index, layout)
-        program = self.memory.reduction.reduce(grad, state, out, scale)
-        return self._submit(program, index, layout.whole.names, grad.numel())
+        state, names = self.memory.get(index, layout), layout.whole.names
+        task = Task(self.memory.reduction.reduce(grad, state, out, scale), labelled(index, names))
+        return self._submit(task, BucketStats(names, grad.numel(), task.record, None, grad.element_size()))
 
-    def _submit(self, program: Program[Tensor], index: int, names: tuple[str, ...], elements: int) -> Pending:
+    def _submit(self, task: Task, stats: BucketStats, training: bool = True) -> Pending:
         engine = self.engines.of(self.device, 0)
         if not self._agreed:
             self._agree()
-        task = Task(program, labelled(index, names))
-        self._recorded().programs.append(BucketStats(names, elements, task.record))
+        self._note(stats, training)
         return engine.submit(task, on_wait=True)
+
+    def _note(self, stats: BucketStats, training: bool) -> None:
+        self._recorded().programs.append(stats) if training else self.totals.add([stats])
 
     def _agree(self) -> None:
         """Compare with the other ranks how this one is set up."""

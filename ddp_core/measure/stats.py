@@ -65,7 +65,11 @@ class Totals:
     def count(self, step: Step) -> None:
         """A step that has begun before counts; what it has cost is what it has until another one is counted."""
         self.recent.append(step)
-        self._earlier += step.programs
+        self.add(step.programs)
+
+    def add(self, programs: Iterable[BucketStats]) -> None:
+        """These count, in a step or outside of any."""
+        self._earlier += programs
         if len(self._earlier) > MANY:
             self._total, self._earlier = total(self._earlier, self._total), []
 

@@ -28,6 +28,11 @@ class LossScale:
             self._rescale(scale / before)
         self._scale = scale
 
+    def catch_up(self) -> None:
+        """The same before a save, where the scale of what is held back is known."""
+        if self._scale is not None:
+            self.follow()
+
     def forget(self) -> None:
         """What was loaded has the scale that the scaler has at the next step: both were saved together."""
         self._scale = None

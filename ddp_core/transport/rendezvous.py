@@ -68,6 +68,7 @@ class Rendezvous:
     def join(self, setup: str) -> None:
         """Remember how this site is set up; the first meeting compares."""
         self._setup = setup
+        self._closed.clear()  # by a training before this one
 
     def meet(self) -> Meeting:
         """Come to the next meeting, and connect with those that did. Raises RuntimeError where that fails repeatedly."""

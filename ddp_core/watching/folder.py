@@ -41,6 +41,7 @@ class FolderOfRanks:
         courier = Courier(
             self._reports, dist.PrefixStore(f"gradwire/watch/{folder}/", store), group.rank(), group.size()
         )
+        courier.forget()
         if group.rank() == 0:
             courier.folder = emptied(Path(folder).expanduser())
         thread = threading.Thread(target=courier.run, name="gradwire-watch", daemon=True)
@@ -69,6 +70,11 @@ class Courier:
         self._reports, self._store, self._rank = reports, store, rank
         self._awaited, self._known = list(range(1, ranks)), list[int]()
         self._written: dict[int, str] = {}
+
+    def forget(self) -> None:
+        """What this rank has told in an earlier watch."""
+        if self._rank:
+            self._store.set(str(self._rank), "")
 
     def run(self) -> None:
         """Until None comes, or the store is gone."""
@@ -102,7 +108,7 @@ class Courier:
 
     def _write(self, rank: int, report: str) -> None:
         """All of a file at once, so that whoever reads it sees the old one or the new one."""
-        if self.folder is None or self._written.get(rank) == report:
+        if self.folder is None or not report or self._written.get(rank) == report:
             return
         self._written[rank] = report
         path, fresh = self.folder / f"rank-{rank:05}.json", self.folder / f".rank-{rank:05}.json"

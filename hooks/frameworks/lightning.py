@@ -91,7 +91,7 @@ class GradwireStrategy(DDPStrategy):
         """Log what the last step cost, if this batch is one at whose end Lightning writes to its loggers."""
         super().on_train_batch_start(batch, batch_idx)
         trainer = self.lightning_module.trainer
-        if self.compression is not None and (trainer.global_step + 1) % trainer.log_every_n_steps == 0:
+        if self.compression is not None and trainer._logger_connector.should_update_logs:
             self.lightning_module.log_dict(scalars(self.compression), on_step=True, on_epoch=False)
 
     def teardown(self) -> None:

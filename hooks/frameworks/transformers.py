@@ -71,8 +71,11 @@ class GradwireCallback(TrainerCallback):
         if self.compression is None or args.save_only_model:
             return
         saved = self.compression.gather_state_dict()
-        if saved:
-            torch.save(saved, folder_of(args, state) / FILE)
+        folder = folder_of(args, state)
+        if saved and folder.is_dir():
+            torch.save(saved, folder / FILE)
+        elif saved:
+            log.warning("what is held back is not saved: this Trainer's checkpoint is not %s", folder)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
         """Log what a step costs whenever the loss is logged."""

@@ -52,13 +52,13 @@ class ShardGather(Allocating):
         As they are: bytes of parameters of several types, whole numbers, and what was gathered before and is now shared out
         among fewer ranks (`reshard_after_forward` a number), which must stay what it was.
         """
-        averager, module = self._averager, self._module
+        averager, module, training = self._averager, self._module, self._module.training
         on_cpu = output_tensor.device.type == "cpu"
         exact = averager.codec is None and not averager.decorated
         if exact or not output_tensor.is_floating_point() or group.size() != module.shard_group.size():
-            averager.note_gather(module.index, module.names, input_tensor, output_tensor)
+            averager.note_gather(module.names, input_tensor, output_tensor, training=training)
             return start_all_gather(output_tensor, input_tensor, group, async_op=async_op or on_cpu)
-        pending = averager.gather(module.index, module.names, input_tensor, output_tensor)
+        pending = averager.gather(module.index, module.names, input_tensor, output_tensor, training=training)
         timeout = averager.engines.timeout
         if on_cpu:
             return GatherWork(pending, timeout)

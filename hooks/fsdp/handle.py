@@ -111,8 +111,8 @@ class ShardHandle:
         "parameters": {name: {field: tensor}}}, tensors in the shapes of whole parameters; with replicas their handle's state
         as "replicas". Between steps.
         """
-        if self._loss_scale is not None and self.averager.memory.step:
-            self._loss_scale.follow()  # the scaler is saved with its new scale
+        if self._loss_scale is not None:
+            self._loss_scale.catch_up()  # the scaler is saved with its new scale
         memory = self.averager.memory
         parameters: Entries = memory.save()
         inside = {"gradwire": FORMAT, "reduce": repr(memory.reduction), "step": memory.step, "parameters": parameters}

@@ -58,6 +58,11 @@ class ShardedModule:
         return ranks.index(dist.get_rank()), len(ranks)
 
     @property
+    def training(self) -> bool:
+        """Whether it is in the mode of training, in which steps are counted."""
+        return bool(self.module.training)
+
+    @property
     def device(self) -> torch.device:
         """Where it computes."""
         device: torch.device = self.group.device

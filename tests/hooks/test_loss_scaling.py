@@ -2,12 +2,14 @@
 
 import functools
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire.ddp_core.memory.loss_scale import LossScale
 
 from .test_ddp_settings import network
 from .training import RATE, TINY_BUCKETS, batch, loss_of, same
@@ -143,6 +145,19 @@ def test_a_handle_that_follows_a_scaler_gives_the_bits_of_no_scaling_resumed_or_
             assert scale == 16 * SCALE
             assert same(unscaled, followed), spec
             assert same(unscaled, resumed), spec
+
+
+def test_a_save_between_the_loads_of_state_and_scaler_does_not_take_the_old_scale_for_that_of_the_state():
+    scaler, factors = SimpleNamespace(get_scale=lambda: scaler.scale, scale=8.0), []
+    scale = LossScale(scaler, factors.append)
+    scale.follow()
+    scale.forget()  # a state was loaded
+    scale.catch_up()  # and another is saved before the scaler is loaded
+    scaler.scale = 2.0
+    scale.follow()
+    scaler.scale = 4.0
+    scale.catch_up()
+    assert factors == [2.0]
 
 
 def follow_and_rescale(rank, world_size):

@@ -356,3 +356,10 @@ def test_resumed_training_is_bit_identical(places, stopped_at, request):
     for left, right in zip(expected, got, strict=True):
         for name, tensor in left[0].items():
             assert torch.equal(tensor, right[0][name]), name
+
+
+def test_a_meeting_place_serves_another_training_after_the_first_has_finished(places):
+    made = [places(2), places(2)]
+    for _ in range(2):
+        first, second = together(2, lambda site: trained(site, made[site], steps=4)[0])
+        assert all(torch.equal(*pair) for pair in zip(first.parameters(), second.parameters(), strict=True))

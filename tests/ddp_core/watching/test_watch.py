@@ -252,3 +252,18 @@ def test_a_watch_that_tells_nobody_is_refused():
         handle.close()
     finally:
         dist.destroy_process_group()
+
+
+def watched_where_a_tracker_is(rank, world_size):
+    """As people have it: a tracker on rank 0 alone."""
+    ddp = DistributedDataParallel(nn.Linear(2, 2))
+    handle, told = gradwire.attach(ddp, "bf16"), []
+    with handle.watch(1, None if rank else lambda _, step: told.append(step)):
+        for _ in range(3):
+            ddp(torch.ones(1, 2)).sum().backward()
+    handle.close()
+    return told
+
+
+def test_a_tracker_on_the_first_rank_is_enough(ranks):
+    assert ranks.run(watched_where_a_tracker_is, 2) == [[1, 2], []]

@@ -163,3 +163,28 @@ def test_all_ranks_compute_with_the_same_quantized_weights_and_keep_the_exact_on
         torch.testing.assert_close(
             rows_of([each.float() for each in seen], 3), rows, rtol=1e-2 if half else 1e-6, atol=1e-6
         )
+
+
+def validated(rank, world_size, **options):
+    """Bytes of a step of training before and after much evaluation, and those of all."""
+    model = network(world_size)
+    handle = gradwire.attach(model, **options)
+    trained(model, rank, steps=2)
+    before = handle.metrics()
+    model.eval()
+    with torch.no_grad():
+        for _ in range(5):
+            model(torch.zeros(1, 7))
+    model.train()
+    trained(model, rank, steps=1)
+    after = handle.metrics()
+    handle.close()
+    return before, after
+
+
+@pytest.mark.parametrize("options", [{}, {"gather": "int8"}])
+def test_what_an_evaluation_gathers_is_in_no_step_but_in_all(ranks, options):
+    for before, after in ranks.run(validated, 2, **options):
+        assert after["sent_bytes"] <= before["sent_bytes"]  # the root may be gathered still
+        assert after["rounds"] <= before["rounds"]
+        assert after["total_sent_bytes"] > before["total_sent_bytes"] + after["sent_bytes"]
