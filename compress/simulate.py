@@ -183,10 +183,13 @@ def alike(request: Request, ranks: range, rank: int) -> Tensor:
     return request.tensor
 
 
-def boundaries(compressor: Compressor) -> set[int]:
-    """The steps at which a compressor, or one inside it, changes stage; and of each stage one at which its ranks agree."""
-    own = set(compressor.starts) if isinstance(compressor, Switch) else {0}
-    found = own.union(*(boundaries(child) for child in children(compressor)))
+def boundaries(compressor: Compressor, around: frozenset[int] = frozenset({0})) -> set[int]:
+    """The steps at which a compressor, or one inside it, changes stage; and of each stage one at which its ranks agree.
+
+    `around`: the steps at which those that it is inside of do.
+    """
+    own = around | set(compressor.starts) if isinstance(compressor, Switch) else around
+    found = set(own).union(*(boundaries(child, own) for child in children(compressor)))
     if (is_due := getattr(compressor, "is_due", None)) is not None:
         found |= {next(filter(is_due, count(step))) for step in found}
     return found

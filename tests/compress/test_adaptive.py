@@ -251,3 +251,22 @@ def test_what_cannot_be_is_refused_with_a_reason(spec):
 def test_per_cent_are_a_part_of_one():
     assert compressor("adaptive:budget=2%") == compressor("adaptive:budget=0.02")
     assert specification(compressor("adaptive:budget=2%,target=0.9")) == "adaptive:target=0.9,budget=0.02"
+
+
+@pytest.mark.parametrize("start", [1, 3, 5, 30])
+@pytest.mark.parametrize("options", ["", ",guard=true"])
+def test_no_step_takes_more_rounds_than_were_counted_beforehand_whenever_it_begins(start, options):
+    built, within = compressor(f"adaptive:start_iter={start}{options}"), layout(*SHAPES, world_size=2)
+    simulation, rounds = Simulation(built, within), set()
+    for step in range(60):
+        simulation.step(gradients(within, seed=step))
+        rounds.add(simulation.traffic.rounds)
+    assert max(rounds) <= most_rounds(built, [within])
+
+
+def test_hosts_make_room_for_what_begins_late():
+    within = dataclasses.replace(layout(*SHAPES, world_size=4), ranks_per_host=2)
+    simulation = Simulation(compressor("hosts:ranks=2+adaptive:start_iter=4"), within)
+    for step in range(30):
+        averages = simulation.step(gradients(within, seed=step))
+        assert all(torch.equal(each, averages[0]) for each in averages)
