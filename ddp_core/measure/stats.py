@@ -65,13 +65,18 @@ class Totals:
     def count(self, step: Step) -> None:
         """A step that has begun before counts; what it has cost is what it has until another one is counted."""
         self.recent.append(step)
-        self.add(step.programs)
+        self._earlier += step.programs
+        if len(self._earlier) > MANY:
+            self._add_up()
 
     def add(self, programs: Iterable[BucketStats]) -> None:
-        """These count, in a step or outside of any."""
+        """These count, in no step."""
         self._earlier += programs
         if len(self._earlier) > MANY:
-            self._total, self._earlier = total(self._earlier, self._total), []
+            self._add_up()
+
+    def _add_up(self) -> None:
+        self._total, self._earlier = total(self._earlier, self._total), []
 
     def stats(self, step: Step | None, number: int) -> Stats:
         """All that there is; `step`: the last one, which has not been counted; `number`: of steps so far."""
