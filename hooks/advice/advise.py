@@ -54,13 +54,14 @@ def advise(
 
     `loss_fn(model, batch)`: the loss, a scalar, of the model that it is given, which is a copy: steps are tried on it, and
     neither the model nor the optimizer nor torch's random state changes. `compressors`: specifications to choose from; by
-    default those whose loss was studied. `hosts`: other numbers of hosts to predict steps for. Recommended is the fastest
-    method whose expected loss is within `tolerance` (a part) of that of none, if it is `worthwhile` times as fast as the
-    fastest that gives nothing up. `bucket_mb`: of DistributedDataParallel. `transport`: put around each transport, such as
-    an emulated link; every rank then counts as a host.
+    default those whose loss was studied. `hosts`: other numbers of hosts to predict steps for, from links between hosts.
+    Recommended is the fastest method whose expected loss is within `tolerance` (a part) of that of none, if it is
+    `worthwhile` times as fast as the fastest that gives nothing up. `bucket_mb`: of DistributedDataParallel. `transport`:
+    put around each transport, such as an emulated link; every rank then counts as a host.
 
     Returns the same advice on every rank; printing it shows a table, the recommendation and the line to paste. Raises
-    RuntimeError without a process group, ValueError for one of a single rank and for what cannot be tried.
+    RuntimeError without a process group, ValueError for one of a single rank and for what cannot be tried; what loss_fn
+    raises on one rank is a ValueError on the others.
     """
     began = time.perf_counter()
     rule, sizes = Rule(tolerance, worthwhile), _checked_hosts(hosts)
