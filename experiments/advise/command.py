@@ -42,6 +42,11 @@ def advise_command(config: AdviseConfig) -> int:
         raise ValueError(
             f"advice is about what goes between ranks, and there is {ranks}: --nproc 2, or torchrun on hosts"
         )
+    if config.hosts and not (config.link or config.netlab.hosts or under_launcher()):
+        raise ValueError(
+            "other hosts are not predicted from the links inside this one: add --link 1gbit or --netlab.hosts 2, or start "
+            "ranks on hosts with torchrun"
+        )
     with torch.device("meta"):
         _model(config)
     wanted = backend_here(config.backend, config.link)

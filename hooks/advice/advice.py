@@ -159,9 +159,9 @@ class Advice:
         )
         for (form, dtype, scope), cost in self.measured.costs.items():
             among = {"all": f"{world.ranks} ranks", "host": "a host", "across": f"{world.hosts} hosts"}[scope]
-            rate = f"{8 / cost.link.beta / 1e9:.3g} Gbit/s" if cost.link.beta else "no limit seen"
+            rate = f"{8 / cost.link.beta / 1e9:.3g} Gbit/s a rank" if cost.link.beta else "no limit seen"
             kind = f"{form.__name__} of {str(dtype).removeprefix('torch.')}"
-            yield f"network: {kind} among {among}: {rate} a rank, {_ms(cost.link.alpha)} a round"
+            yield f"network: {kind} among {among}: {rate}, {_ms(cost.link.alpha)} a round"
         yield ""
         yield from table(self.here)
         yield f"loss: expected held-out loss above that of none, with {self.family}; ? was not studied"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,56 +18,21 @@ from torch.optim import Optimizer
 
 from ...compress import compressor
 from ...compress.shares import ranks_given
-from ...ddp_core import DEFAULT_TIMEOUT, Decorator, exchange
+from ...ddp_core import DEFAULT_TIMEOUT, Decorator
 from ...ddp_core.averaging.engines import Engines
 from ...ddp_core.measure.clock import clock_for
 from ...ddp_core.planning.shared_cores import Work
-from ...ddp_core.transport.host_places import ranks_per_host
-from ...ddp_core.transport.host_segment import BOOT
 from ..plan import bucket_layouts
 from .advice import Advice, Choice, Forecast, Rule
 from .arithmetic import Arithmetic, copy_seconds, gradient_pool, measured_arithmetic, sampled
 from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, Method, family, methods
+from .here import Here
 from .network import Kind, Network
 from .predict import Measured, World, buckets, predicted, requests_on
 from .training import Computation, Loss, Training
 
 FEWEST, MOST = 2, 6  # measured steps
 STEP_BUDGET = 10.0  # seconds for them
-
-
-@dataclass(frozen=True)
-class Here:
-    """The ranks that there are: their group, this one's device, their hosts, and how many share this machine."""
-
-    group: dist.ProcessGroup
-    device: torch.device
-    world: World
-    neighbours: int
-
-    @classmethod
-    def found(cls, group: dist.ProcessGroup, device: torch.device, *, one_level: bool) -> Here:
-        """A collective call. `one_level`: every rank counts as a host, whatever machine it is on."""
-        size = group.size()
-        machine = BOOT.read_text().strip() if BOOT.exists() else ""
-        neighbours = exchange(machine, group, device, what="which machine they are on").count(machine)
-        try:
-            per_host = 1 if one_level else ranks_per_host(group, device)
-        except ValueError:  # hosts of different sizes, which two levels do not take either
-            per_host = 1
-        return cls(group, device, World(size, per_host if per_host < size else 1), neighbours)
-
-    @property
-    def cores(self) -> float:
-        """Of this machine, for each of its ranks; a GPU is one."""
-        if self.device.type == "cuda":
-            return 1.0
-        there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return there / self.neighbours
-
-    def told(self, value: Any) -> list[Any]:
-        """Every rank's value, of what JSON can say. A collective call."""
-        return [json.loads(text) for text in exchange(json.dumps(value), self.group, self.device)]
 
 
 def advise(
@@ -90,27 +54,31 @@ def advise(
 
     `loss_fn(model, batch)`: the loss, a scalar, of the model that it is given, which is a copy: steps are tried on it, and
     neither the model nor the optimizer nor torch's random state changes. `compressors`: specifications to choose from; by
-    default those whose loss was studied. `hosts`: other numbers of hosts to predict steps for. Recommended is the fastest
-    method whose expected loss is within `tolerance` (a part) of that of none, if it is `worthwhile` times as fast as the
-    fastest that gives nothing up. `bucket_mb`: of DistributedDataParallel. `transport`: put around each transport, such as
-    an emulated link; every rank then counts as a host.
+    default those whose loss was studied. `hosts`: other numbers of hosts to predict steps for, from links between hosts.
+    Recommended is the fastest method whose expected loss is within `tolerance` (a part) of that of none, if it is
+    `worthwhile` times as fast as the fastest that gives nothing up. `bucket_mb`: of DistributedDataParallel. `transport`:
+    put around each transport, such as an emulated link; every rank then counts as a host.
 
     Returns the same advice on every rank; printing it shows a table, the recommendation and the line to paste. Raises
-    RuntimeError without a process group, ValueError for one of a single rank and for what cannot be tried.
+    RuntimeError without a process group, ValueError for one of a single rank and for what cannot be tried; what loss_fn
+    raises on one rank is a ValueError on the others.
     """
     began = time.perf_counter()
     rule, sizes = Rule(tolerance, worthwhile), _checked_hosts(hosts)
     asked = _checked_methods(compressors)
-    here = _here(_bare(model), process_group, transport)
-    _agree(here, [method.spec for method in asked], model)
-    training = Training(_bare(model), loss_fn, batch, optimizer, clock_for(here.device))
-    computation = _computation(training, here)
-    offered = [*asked, *_two_levels(asked, here.world)]
-    measured = _measured(training, computation, offered, here, bucket_mb, transport, timeout)
-    kind = family(optimizer)
-    worlds = [here.world, *(World(count * here.world.per_host, here.world.per_host) for count in sizes)]
-    now, *elsewhere = (_forecast(measured, offered, world, kind, rule, bucket_mb) for world in worlds)
-    return Advice(measured, now, tuple(elsewhere), kind, time.perf_counter() - began)
+    here, kind = _here(_bare(model), process_group, transport), family(optimizer)
+    asked_for = {"compressors": [method.spec for method in asked], "hosts": sizes, "bucket_mb": bucket_mb}
+    _agree(here, {"numbers": _trained(model), "optimizer": kind, **asked_for, **vars(rule)})
+    _check_links(here, sizes)
+    with here.selected:
+        training = here.tried(lambda: Training(_bare(model), loss_fn, batch, optimizer, clock_for(here.device)))
+        computation = _computation(training, here)
+        offered = [*asked, *_two_levels(asked, here.world)]
+        measured = _measured(training, computation, offered, here, bucket_mb, transport, timeout)
+        worlds = [here.world, *(World(count * here.world.per_host, here.world.per_host) for count in sizes)]
+        now, *elsewhere = (_forecast(measured, offered, world, kind, rule, bucket_mb) for world in worlds)
+        seconds = max(here.told(time.perf_counter() - began))
+    return Advice(measured, now, tuple(elsewhere), kind, seconds)
 
 
 def _checked_methods(specs: Sequence[str] | None) -> list[Method]:
@@ -151,28 +119,39 @@ def _here(model: nn.Module, group: dist.ProcessGroup | None, transport: Decorato
     return Here.found(chosen, device, one_level=transport is not None)
 
 
-def _agree(here: Here, specs: Sequence[str], model: nn.Module) -> None:
+def _trained(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def _agree(here: Here, asked: Mapping[str, Any]) -> None:
     """Raises ValueError on every rank where ranks ask for different things."""
-    elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    told = here.told([elements, *specs])
-    differing = [rank for rank, other in enumerate(told) if other != told[0]]
-    if differing:
+    told = here.told(asked)
+    for rank, other in enumerate(told):
+        for name, first in told[0].items():
+            if other[name] != first:
+                raise ValueError(
+                    f"the ranks ask for different advice, of {name}: rank 0 has {first}, rank {rank} has {other[name]}; "
+                    "give all of them the same model, optimizer and options"
+                )
+
+
+def _check_links(here: Here, sizes: Sequence[int]) -> None:
+    """Raises ValueError where other numbers of hosts would be predicted from links inside a host."""
+    if sizes and here.one_host:
         raise ValueError(
-            f"the ranks ask for different advice: rank 0 has {told[0]}, rank {differing[0]} has {told[differing[0]]} "
-            "(trained numbers, and methods); give all of them the same model and the same compressors"
+            f"hosts={sizes} would be predicted from the links inside one host, as all ranks are on it: start ranks on two "
+            "hosts at least, or give transport an emulated link (--link or --netlab.hosts of gradwire advise)"
         )
 
 
 def _computation(training: Training, here: Here) -> Computation:
     """Of the slowest rank, while all of them compute."""
-    training.step()
-    dist.barrier(here.group)
+    here.tried(training.first_step)
     began = time.perf_counter()
-    steps = [training.step(notes_use=True)]
+    steps = [here.tried(partial(training.step, notes_use=True))]
     slowest = max(here.told(time.perf_counter() - began))
     for _ in range(max(FEWEST, min(MOST, int(STEP_BUDGET / max(slowest, 1e-3))))):
-        dist.barrier(here.group)
-        steps.append(training.step())
+        steps.append(here.tried(training.step))
     mine = training.computation(steps)
     return max((_unpacked(each) for each in here.told(_packed(mine))), key=lambda each: each.seconds)
 
@@ -234,7 +213,7 @@ def _arithmetic(
             replace(layout, rank=here.group.rank(), ranks_per_host=world.per_host if two else 1) for layout in layouts
         ]
         dist.barrier(here.group)
-        mine = measured_arithmetic(compressor(method.spec), placed, pool, clock)
+        mine = here.tried(partial(measured_arithmetic, compressor(method.spec), placed, pool, clock))
         told = here.told([mine.phases, mine.cores])
         phases = tuple(statistics.mean(each) for each in zip(*(phases for phases, _ in told), strict=True))
         found[method.spec] = Arithmetic(phases, statistics.mean(cores for _, cores in told))

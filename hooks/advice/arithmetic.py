@@ -11,13 +11,15 @@ import torch
 from torch import Tensor
 
 from ...compress import Compressor, Layout
+from ...compress.agreed import choices
 from ...compress.shares import placed_on_hosts
-from ...compress.simulate import STEADY, alike
+from ...compress.simulate import alike
 from ...compress.together import next_request
 from ...ddp_core.measure.clock import Clock, Moment
 from ...ddp_core.memory.bucket_memory import BucketMemory
 
 SAMPLE = 2**24  # elements that a method is timed on, about
+STEADY = 2**24  # a step after warm-ups; real kernels count from it
 REPEATS = 2  # measured runs of a bucket, behind one that is not counted
 
 
@@ -72,6 +74,8 @@ def _together(totals: Sequence[float], found: Sequence[float]) -> list[float]:
 def _bucket(compressor: Compressor, layout: Layout, pool: Tensor, clock: Clock) -> tuple[list[float], float]:
     """Median seconds of each phase, and the processor's of them all together."""
     memory = BucketMemory(compressor, layout, STEADY)
+    for choice in choices(memory.state):
+        choice.fixed = choice.last  # as predictions have it; there is no one to agree with
     flat = torch.empty(layout.numel, dtype=layout.dtype, device=layout.device)
     runs, processor = [], []
     for turn in range(1 + REPEATS):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeAlias
@@ -21,7 +21,7 @@ from ...ddp_core.planning.link_cost import LinkCost
 from ...ddp_core.transport.protocol import Transport
 
 Kind: TypeAlias = tuple[type, torch.dtype, Scope]  # of requests
-SMALLEST, GROWTH = 2**14, 8  # bytes of a payload, and how many times larger the next one is
+SMALLEST, GROWTH = 2**14, 8  # bytes of a payload at least, and how many times larger the next one is
 LONG = 0.25  # seconds of a collective: larger ones are not tried
 REPEATS = 3
 
@@ -126,10 +126,14 @@ class Network:
         return tensor if room is None else room
 
 
-def _sizes(payload: int) -> Iterator[int]:
-    """Of payloads up to the largest, in bytes."""
-    size = min(SMALLEST, payload)
-    while size < payload:
-        yield size
-        size *= GROWTH
-    yield payload
+def _sizes(payload: int) -> list[int]:
+    """Of payloads up to the largest, in bytes. Two at least, or latency could not be told from rate: a small one is not
+    the largest that is tried.
+
+    >>> _sizes(100), _sizes(2**22)
+    ([16384, 131072], [65536, 524288, 4194304])
+    """
+    sizes = [max(payload, SMALLEST * GROWTH)]
+    while sizes[-1] >= SMALLEST * GROWTH:
+        sizes.append(sizes[-1] // GROWTH)
+    return sizes[::-1]

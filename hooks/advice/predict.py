@@ -94,7 +94,7 @@ def predicted(measured: Measured, spec: str, order: str, world: World, bucket_mb
     parcels, sent_bytes = list[Parcel](), 0.0
     for layout, parts in zip(layouts, cuts, strict=True):
         requests = requests_on(spec, layout)
-        parcel = _parcel(measured, measured.arithmetic[spec], layout, requests, world, parts)
+        parcel = _parcel(measured, spec, layout, requests, world, parts)
         parcels += [parcel] * parts
         sent_bytes += sum(request.sent_bytes for request in requests if request.travels)
     computation, bound = measured.computation, optimal(_by_parameters(measured, layouts, cuts, parcels))
@@ -136,19 +136,16 @@ def requests_on(spec: str, layout: Layout) -> tuple[Sent, ...]:
 
 
 def _parcel(
-    measured: Measured, arithmetic: Arithmetic, layout: Layout, requests: Sequence[Sent], world: World, parts: int
+    measured: Measured, spec: str, layout: Layout, requests: Sequence[Sent], world: World, parts: int
 ) -> Parcel:
     """One of the slices of a bucket, or all of it."""
-    elements = layout.numel / parts
+    arithmetic, elements = measured.arithmetic[spec], layout.numel / parts
     *before, last = (Work(seconds * elements, arithmetic.cores) for seconds in arithmetic.phases)
     rounds = []
     for work, request in zip(before, requests, strict=False):
         cost = _cost(measured, request.kind, world)
         wire = Work(cost.link.beta * request.sent_bytes / parts, cost.cores)
         rounds.append(Round(work, wire, cost.link.alpha))
-        if request.kind[0] is AllGather and request.travels:  # what follows looks at a payload of each rank
-            grown = members(world, request.kind[2]) / members(measured.world, request.kind[2])
-            last = replace(last, seconds=last.seconds * grown)
     computation = measured.computation
     optimizer, share = computation.optimizer, elements / _elements(measured)
     return Parcel(
@@ -156,9 +153,22 @@ def _parcel(
         needed=min(computation.needed[name] for name in layout.names),
         copy=Work(measured.copy * elements, 1.0),
         rounds=tuple(rounds),
-        decode=last,
+        decode=replace(last, seconds=last.seconds * _grown(measured.world, spec, layout, world)),
         update=Work(optimizer.seconds * share, optimizer.cores),
     )
+
+
+def _grown(measured: World, spec: str, layout: Layout, world: World) -> float:
+    """How many times as many bytes a bucket's decoding looks at as where it was measured."""
+    before = _on_hosts(spec, replace(layout, world_size=measured.ranks), measured)
+    now, then = _gathered(requests_on(spec, before), measured), _gathered(requests_on(spec, layout), world)
+    return then / now if now else 1.0
+
+
+def _gathered(requests: Sequence[Sent], world: World) -> int:
+    """Bytes that a rank has of all ranks in the end."""
+    gathers = (each for each in requests if each.kind[0] is AllGather and each.travels)
+    return sum(members(world, each.kind[2]) * each.payload_bytes for each in gathers)
 
 
 def _elements(measured: Measured) -> int:

@@ -60,6 +60,7 @@ class Training:
             raise ValueError(
                 f"{type(model).__name__} has no parameters that require gradients: there is nothing to average"
             )
+        self._outer = [p for p in model.parameters() if p.requires_grad]
         self._names: dict[Tensor, str] = {parameter: name for name, parameter in self.parameters.items()}
         self._loss_fn, self._batch, self._clock = loss_fn, batch, clock
         self._on_cuda = next(iter(self.parameters.values())).is_cuda
@@ -73,6 +74,24 @@ class Training:
             timed = self._timed(notes_use=notes_use and self._seen)
         self._clock.synchronize()
         return timed
+
+    def first_step(self) -> None:
+        """One that is not counted. Raises ValueError where it brings gradients to the model that was copied, or none to the
+        copy; that model has its own back in any case.
+        """
+        kept = [parameter.grad for parameter in self._outer]
+        try:
+            for parameter in self._outer:
+                parameter.grad = None
+            strayed = not self.step().ready or any(parameter.grad is not None for parameter in self._outer)
+        finally:
+            for parameter, grad in zip(self._outer, kept, strict=True):
+                parameter.grad = grad
+        if strayed:
+            raise ValueError(
+                "loss_fn(model, batch) used another model than the one it is given, which is a copy: write the loss with "
+                "its first argument"
+            )
 
     def _timed(self, *, notes_use: bool) -> TimedStep:
         used: dict[str, Moment] = {}

@@ -43,6 +43,7 @@ def test_it_shows_the_table_and_writes_all_of_it(trace, tmp_path):
         (["--nproc=1"], "advice is about what goes between ranks, and there is 1: --nproc 2, or torchrun on hosts"),
         (["--model=resnet"], "unknown model 'resnet'"),
         (["--compressors=nope"], "unknown compressor 'nope'"),
+        (["--hosts=16"], "other hosts are not predicted from the links inside this one: add --link 1gbit"),
         (["--hosts=1"], "hosts are at least 2, got 1"),
         (["--tolerance=-1"], "tolerance is a part of the loss, at least 0"),
         (["--worthwhile=0.5"], "worthwhile is how many times as fast, at least 1"),

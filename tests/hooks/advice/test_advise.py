@@ -1,6 +1,7 @@
 """Advice on real ranks: what it measures, what it leaves as it was, what it refuses."""
 
 import copy
+import os
 import re
 from functools import partial
 
@@ -11,6 +12,9 @@ from torch import nn
 import gradwire
 from gradwire.ddp_core import Link, Paced
 from gradwire.ddp_core.transport import host_places
+from gradwire.hooks.advice.here import Here, cores_each
+
+from ...ranks import GROUP_TIMEOUT
 
 SLOW = 5e5  # bytes a second: what it carries takes much longer than all else, however busy the machine is
 
@@ -146,22 +150,96 @@ def no_scalar(model, batch):
     return model(batch)
 
 
-def different(rank, world_size):
+DIFFERENT = [  # options of rank 0, of the others, what is told
+    ({"compressors": ["int8"]}, {"compressors": ["int4"]}, "of compressors: rank 0 has"),
+    ({}, {"tolerance": 0.5}, "of tolerance: rank 0 has 0.03, rank 1 has 0.5"),
+    ({}, {"worthwhile": 2}, "of worthwhile: rank 0 has 1.1, rank 1 has 2"),
+    ({"hosts": [16]}, {}, "of hosts: rank 0 has [16], rank 1 has []"),
+    ({}, {"bucket_mb": 5}, "of bucket_mb: rank 0 has None, rank 1 has 5"),
+    ({}, {"optimizer": torch.optim.AdamW}, "of optimizer: rank 0 has SGD, rank 1 has Adam"),
+    ({"hosts": [16]}, {"hosts": [16]}, "hosts=[16] would be predicted from the links inside one host"),
+]
+
+
+def refusals(rank, world_size):
+    """What a rank is told in each case."""
     model, optimizer, batch = trained()
-    gradwire.advise(model, loss_of, batch, optimizer, compressors=["int4"] if rank else ["int8"])
+    told = []
+    for case in DIFFERENT:
+        options = dict(case[min(rank, 1)])
+        chosen = options.pop("optimizer")(model.parameters()) if "optimizer" in options else optimizer
+        with pytest.raises(ValueError, match="rank") as raised:
+            gradwire.advise(model, loss_of, batch, chosen, **options)
+        told.append(str(raised.value))
+    return told
+
+
+def test_what_ranks_do_not_agree_on_is_refused_on_every_rank(ranks):
+    first, second = ranks.run(refusals, 2)
+    assert first == second
+    assert all(expected in told for told, (*_, expected) in zip(first, DIFFERENT, strict=True))
 
 
 @pytest.mark.parametrize(
     ("function", "options", "message"),
     [
         (refused, {"loss_fn": no_scalar}, r"returns a scalar with a gradient.*got a tensor of \(8, 64\)"),
-        (different, {}, "the ranks ask for different advice"),
     ],
 )
 def test_what_cannot_be_tried_is_refused_on_every_rank(ranks, function, options, message):
     for failure in ranks.run(function, 2, expect_errors=True, **options):
         assert failure.type_name == "ValueError"
         assert re.search(message, failure.message)
+
+
+class Uncopied(Noisy):
+    """A model that one rank cannot copy."""
+
+    def __deepcopy__(self, memo):
+        raise RuntimeError("no copies here")
+
+
+def raises_on_one(rank, world_size):
+    """What a rank is told where rank 1 cannot copy its model, then where its loss fails."""
+    model, optimizer, batch = trained()
+
+    def failing(model, batch):
+        if rank == 1:
+            raise KeyError("bad batch")
+        return loss_of(model, batch)
+
+    def error(loss_fn):
+        with pytest.raises((ValueError, KeyError)) as raised:
+            gradwire.advise(model, loss_fn, batch, optimizer, compressors=["bf16"])
+        return raised.type.__name__, str(raised.value)
+
+    from_loss = error(failing)
+    if rank == 1:
+        model.__class__ = Uncopied
+    return from_loss, error(loss_of)
+
+
+def test_an_error_on_one_rank_ends_advice_on_all(ranks):
+    (loss, copied), (own_loss, own_copied) = ranks.run(raises_on_one, 2, timeout=GROUP_TIMEOUT.total_seconds() / 2)
+    for name, told in (loss, copied):
+        assert name == "ValueError"
+        assert "steps cannot be tried on rank 1" in told
+    assert "KeyError: 'bad batch'" in loss[1]
+    assert "no copies here" in copied[1]
+    assert own_loss[0] == "KeyError"
+    assert own_copied[0] == "ValueError"
+
+
+def uses_the_outer_model(rank, world_size):
+    model, optimizer, batch = trained()
+    before = everything(model, optimizer)[2]
+    with pytest.raises(ValueError, match="used another model than the one it is given") as raised:
+        gradwire.advise(model, lambda _, batch: loss_of(model, batch), batch, optimizer)
+    return str(raised.value), equal(before, everything(model, optimizer)[2])
+
+
+def test_a_loss_of_another_model_is_refused_and_its_gradients_stay(ranks):
+    assert all(same for _, same in ranks.run(uses_the_outer_model, 2))
 
 
 @pytest.mark.parametrize(
@@ -209,3 +287,25 @@ def test_hosts_of_several_ranks_are_tried_with_two_levels(ranks):
     assert first["ranks"] == 16
     for told in ("hosts+int4", "among a host", "among 2 hosts", "8 of 2 ranks"):
         assert told in first["text"]
+
+
+def pinned(rank, world_size):
+    """Cores for each rank, where every rank is on one of its own."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {sorted(before)[rank % len(before)]})
+    try:
+        here = Here.found(torch.distributed.group.WORLD, torch.device("cpu"), one_level=True)
+    finally:
+        os.sched_setaffinity(0, before)
+    return here.cores, len({sorted(before)[each % len(before)] for each in range(world_size)}) / world_size
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores are chosen on Linux")
+def test_ranks_that_are_pinned_share_the_cores_of_all(ranks):
+    for found, expected in ranks.run(pinned, 2):
+        assert found == expected
+
+
+def test_cores_are_those_of_the_machine_that_has_fewest_for_a_rank():
+    assert cores_each([("a", [0]), ("a", [1]), ("b", [0, 1])]) == 1.0
+    assert cores_each([("a", range(8)), ("a", range(8)), ("b", [0, 1, 2])]) == 3.0

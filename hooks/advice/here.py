@@ -1,0 +1,90 @@
+"""The ranks that there are: where they run, and what they tell each other."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from ...ddp_core import exchange
+from ...ddp_core.transport.host_places import ranks_per_host
+from ...ddp_core.transport.host_segment import BOOT
+from .predict import World
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Here:
+    """The ranks' group, this one's device, their hosts, and how many cores of its machine a rank has; on all ranks alike but
+    for the device.
+
+    `one_host`: real links go within a host alone.
+    """
+
+    group: dist.ProcessGroup
+    device: torch.device
+    world: World
+    cores: float
+    one_host: bool
+
+    @classmethod
+    def found(cls, group: dist.ProcessGroup, device: torch.device, *, one_level: bool) -> Here:
+        """A collective call. `one_level`: every rank counts as a host, whatever machine it is on."""
+        size = group.size()
+        told = exchange(json.dumps(_place()), group, device, what="which machine and cores they are on")
+        cores = 1.0 if device.type == "cuda" else cores_each([json.loads(text) for text in told])
+        try:
+            per_host = 1 if one_level else ranks_per_host(group, device)
+        except ValueError:  # hosts of different sizes, which two levels do not take either
+            per_host = 1
+        return cls(group, device, World(size, per_host if per_host < size else 1), cores, per_host == size)
+
+    @property
+    def selected(self) -> AbstractContextManager[Any]:
+        """Has the device be the current one, which on CUDA may still be another."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
+    def told(self, value: Any) -> list[Any]:
+        """Every rank's value, of what JSON can say. A collective call."""
+        return [json.loads(text) for text in exchange(json.dumps(value), self.group, self.device)]
+
+    def tried(self, function: Callable[[], T]) -> T:
+        """What it returns here, once it has returned on every rank. A collective call.
+
+        Raises what it raised here; where it raised on others alone ValueError, which names the first of them.
+        """
+        try:
+            result = function()
+        except Exception as error:
+            self.told(f"{type(error).__name__}: {error}")
+            raise
+        for rank, failure in enumerate(self.told("")):
+            if failure:
+                raise ValueError(f"steps cannot be tried on rank {rank}, so no rank gets advice: {failure}")
+        return result
+
+
+def _place() -> tuple[str, list[int]]:
+    """This process's machine, and the cores of it that it may run on."""
+    machine = BOOT.read_text().strip() if BOOT.exists() else socket.gethostname()
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return machine, sorted(cores)
+
+
+def cores_each(places: Sequence[tuple[str, Sequence[int]]]) -> float:
+    """Cores for each rank on the machine where these are fewest, given the machine and cores of every rank.
+
+    >>> cores_each([("a", [0, 1]), ("a", [1, 2]), ("b", [0, 1])])
+    1.5
+    """
+    machines = [machine for machine, _ in places]
+    cores = {machine: {core for at, own in places if at == machine for core in own} for machine in machines}
+    return min(len(cores[machine]) / machines.count(machine) for machine in machines)

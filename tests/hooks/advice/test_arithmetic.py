@@ -1,0 +1,35 @@
+"""A method's arithmetic: as many phases as predictions have requests, for each method that there is."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+import gradwire
+from gradwire.compress import Layout, compressor
+from gradwire.ddp_core.measure.clock import clock_for
+from gradwire.hooks.advice.arithmetic import gradient_pool, measured_arithmetic
+from gradwire.hooks.advice.network import GROWTH, SMALLEST, _sizes
+from gradwire.hooks.advice.predict import requests_on
+
+CPU = torch.device("cpu")
+LAYOUT = Layout(("w", "b"), ((64, 64), (64,)), torch.float32, CPU, world_size=4)
+POOL = gradient_pool(CPU, torch.float32, 2**14)
+SPECS = [*gradwire.compressors(), "adaptive:guard=true"]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_each_method_can_be_timed(spec):
+    found = measured_arithmetic(compressor(spec), [LAYOUT], POOL, clock_for(CPU))
+    assert all(seconds >= 0 for seconds in found.phases)
+    assert len(found.phases) == 1 + len(requests_on(spec, replace(LAYOUT, device=torch.device("meta"))))
+
+
+@pytest.mark.parametrize("payload", [1, 1000, SMALLEST, SMALLEST + 512, SMALLEST * GROWTH, 25 * 2**20])
+def test_payloads_that_are_timed_lie_well_apart(payload):
+    sizes = _sizes(payload)
+    assert len(sizes) >= 2
+    assert sizes[-1] >= payload
+    assert all(after >= (GROWTH - 1) * before for before, after in pairwise(sizes))
+    assert sizes[0] >= SMALLEST
