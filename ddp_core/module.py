@@ -22,7 +22,7 @@ from .averaging.protocol import Averager
 from .backward.forks import ForkGuard
 from .backward.output_nodes import watched
 from .backward.weak_call import weak_call
-from .buckets.assignment import BucketPlan, own_rooms
+from .buckets.assignment import BucketAssignment, own_rooms
 from .engine.engine import DEFAULT_TIMEOUT
 from .handle import Handle
 from .measure.timeline import StepTimes
@@ -120,13 +120,13 @@ class DistributedDataParallel(TorchFace):
         averager.sparse = any(sparse)
         rooms = averager.rooms(self.device) if together else own_rooms
         parameters, names = list(named.values()), list(named)
-        plan = BucketPlan(parameters, sparse, rules.caps, alias=rules.gradient_as_bucket_view, rooms=rooms)
+        assignment = BucketAssignment(parameters, sparse, rules.caps, alias=rules.gradient_as_bucket_view, rooms=rooms)
         averages: Averager = averager if self._hook is None else HookAverager(*self._hook)
-        self.reducer = TorchReducer(parameters, names, plan, rules, self.process_group, averages, timeout)
+        self.reducer = TorchReducer(parameters, names, assignment, rules, self.process_group, averages, timeout)
         self.reducer.at_end.append(self._buffers_sync.wait)
         self._forks = ForkGuard(self.reducer.nodes, weak_call(self.reducer.fills_buckets))
         self.timeline = self.reducer.timeline
-        self._order = BucketOrder(plan, names, self.process_group, self.device, self.timeline)
+        self._order = BucketOrder(assignment, names, self.process_group, self.device, self.timeline)
         self._lazy_init_ran = False
         self.reducer.logger = self.logger = Logger(self)
         if self._overlap is not None:

@@ -30,7 +30,7 @@ class MeasuredStep:
 
 
 class Measurements:
-    """The last steps. They are kept as they are, and looked at when a plan is made."""
+    """The last steps. They are kept as they are, and looked at when an order is chosen."""
 
     def __init__(self) -> None:
         self._steps: deque[MeasuredStep] = deque(maxlen=KEPT)
