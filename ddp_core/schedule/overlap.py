@@ -100,6 +100,8 @@ class Overlap:
         if self._unseen and (used := self._reducer.brought_of(self._unseen)):
             self._tell(messages.unseen(self._reducer.names_of(used)))
         if not self.order.overlaps(self._reducer.finished):
+            if not self._pending:
+                self._updates = []
             return False
         if reason := self._obstacle(backward):
             self._tell(messages.synchronous(reason))
@@ -272,6 +274,9 @@ class Overlap:
 
     def forward_ends(self) -> float:
         """All that is still under way is waited for: no part of this forward has used it. Seconds that forward waited."""
+        if not self._updates:
+            self._in_forward, self._unseen = False, set()
+            return 0.0
         unused, end = list(self._pending), time.perf_counter()
         self.drain()
         self._in_forward = False

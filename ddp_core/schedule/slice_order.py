@@ -12,11 +12,11 @@ from ..planning.bounds import optimal, synchronous
 from ..planning.replay import backward_order, priority_order, replay
 from ..planning.step_model import StepModel
 from ..transport.collectives import spread
-from .bucket_order import INTERVAL
 from .measured_step import Measurements
 
 ORDERS = ("auto", "priority", "backward", "synchronous")
 FIRST_LOOK = 8  # steps with the same buckets, some of which have been measured
+INTERVAL, LONGEST = 64, 1024  # steps between two looks; the second is reached where nothing is gained, look after look
 MEASURED = 4  # steps before a look that wait where parameters are needed, so that it is known where
 WORTH = 0.97  # of a step's seconds: what another order must promise
 
@@ -45,8 +45,8 @@ class SliceOrder:
         self.measurements = Measurements()
         self.bounds: Bounds | None = None
         self._builds = assignment.builds
-        self._since = 0  # steps when these were made
-        self._looked_at = -1
+        self._since, self._next = 0, FIRST_LOOK  # steps when these were made, and from then on to the next look
+        self._pause = INTERVAL // 2  # between the looks before and after the last one
         self._overlaps = wanted not in ("synchronous", "auto")
         self._by_need = False
 
@@ -57,31 +57,28 @@ class SliceOrder:
 
     def overlaps(self, steps: int) -> bool:
         """Whether the step after so many waits where parameters are needed."""
-        measures = self._searches and self._till_look(steps - self._since) <= MEASURED
-        return self._overlaps or measures
-
-    def _till_look(self, age: int) -> int:
-        return FIRST_LOOK - age if age < FIRST_LOOK else INTERVAL - age % INTERVAL
+        return self._overlaps or (self._searches and steps - self._since >= self._next - MEASURED)
 
     def look(self, steps: int) -> None:
         """Now and then: take rank 0's order. `steps`: so far. A collective call, of all ranks at the same step."""
         if self._assignment.builds != self._builds:
             self._restart(steps)
         age = steps - self._since
-        due = age == FIRST_LOOK or (age and age % INTERVAL == 0)
-        if not due or not self._searches or steps == self._looked_at:  # forwards inside no_sync are no steps
+        if age < self._next or not self._searches:
             return
-        self._looked_at = steps
         told = torch.tensor(self._proposal(), device=self._device)
         spread([told], 0, self._group, what="the order of slices")
         overlaps, by_need, *order = told.tolist()
         self._overlaps, self._by_need = bool(overlaps), bool(by_need)
+        self._pause = INTERVAL if overlaps else min(2 * self._pause, LONGEST)  # measured steps cost what overlap does
+        self._next = age + self._pause
         if order != self._numbers():
             self._assignment.send_in(order)
             self.measurements.clear()
 
     def _restart(self, steps: int) -> None:
         self._builds, self._since = self._assignment.builds, steps
+        self._next, self._pause = FIRST_LOOK, INTERVAL // 2
         self._overlaps, self._by_need = self._wanted not in ("synchronous", "auto"), False
         self.measurements.clear()
 
