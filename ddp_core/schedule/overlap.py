@@ -100,8 +100,7 @@ class Overlap:
         if self._unseen and (used := self._reducer.brought_of(self._unseen)):
             self._tell(messages.unseen(self._reducer.names_of(used)))
         if not self.order.overlaps(self._reducer.finished):
-            if not self._pending:
-                self._updates = []
+            self._updates = list(self._pending)
             return False
         if reason := self._obstacle(backward):
             self._tell(messages.synchronous(reason))
@@ -165,17 +164,14 @@ class Overlap:
         try:
             update.make(average)
         except Exception as error:
-            names = self._names([update])
-            raise self._failed(update, RuntimeError(messages.raised(error, names))) from error
+            raise self._failed(update, RuntimeError(messages.raised(error, self._names([update])))) from error
 
     def _end_step(self, backward: Backward) -> None:
         waited = sum(update.waited for update in self._updates)
         backward.step.ended = backward.step.computed + waited
         self._reducer.delivered(backward)
-        self._step_number, self._exposed = (
-            backward.step.number,
-            waited + backward.step.computed - backward.step.last_launch,
-        )
+        self._step_number = backward.step.number
+        self._exposed = waited + backward.step.computed - backward.step.last_launch
 
     def _failed(self, update: PendingUpdate, error: Exception) -> RuntimeError:
         """An average did not come, or an update raised: nothing else is updated, and training with it is over.
