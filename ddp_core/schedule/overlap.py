@@ -71,7 +71,7 @@ class Overlap:
         self._buckets = buckets
         self._found_for, self._members, self._updates, self._measured = (0, []), {}, [], True
         self._slice()
-        self.order = SliceOrder(self._wanted, reducer.plan, reducer.group, device)
+        self.order = SliceOrder(self._wanted, reducer.assignment, reducer.group, device)
         reducer.later = self
 
     def look(self) -> None:
@@ -116,7 +116,7 @@ class Overlap:
         """Why a step has to be synchronous."""
         if backward.asks or backward.usage is not None:
             return "" if self._reducer.rules.static_graph else "find_unused_parameters=True"
-        if any(isinstance(bucket, SparseBucket) for bucket in self._reducer.plan.buckets):
+        if any(isinstance(bucket, SparseBucket) for bucket in self._reducer.assignment.buckets):
             return "sparse gradients"
         if self._joins or self._reducer.share != 1.0:
             return "join()"
@@ -131,7 +131,7 @@ class Overlap:
                 raise RuntimeError(messages.CAPTURED)
             self._averager.engines.send_all()
             self._readers.next_step()
-            buckets = self._reducer.plan.buckets
+            buckets = self._reducer.assignment.buckets
             self._updates = [PendingUpdate(self, bucket, backward) for bucket in buckets]
             self._pending, self._measured = dict.fromkeys(self._updates), False
 
@@ -222,7 +222,7 @@ class Overlap:
 
     def _find_members(self) -> None:
         """Forget which parameters the optimizer has in which group, if that may have changed."""
-        now = self._reducer.plan.builds, self._stepper.identity()
+        now = self._reducer.assignment.builds, self._stepper.identity()
         if now != self._found_for:
             self._found_for, self._members = now, {}
 

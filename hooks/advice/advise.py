@@ -185,9 +185,9 @@ def _measured(
     """All parts of a step."""
     arithmetic, copy = _arithmetic(training, computation, offered, here, bucket_mb)
     rings = dist.get_backend(here.group) != "nccl"
-    plans = here.device.type != "cuda"
+    by_need = here.device.type != "cuda"
     shapes = {name: torch.empty_like(each, device="meta") for name, each in training.parameters.items()}
-    measured = Measured(computation, shapes, arithmetic, {}, copy, here.world, here.cores, rings, plans)
+    measured = Measured(computation, shapes, arithmetic, {}, copy, here.world, here.cores, rings, by_need)
     engines = Engines([here.group], timeout, transport)
     try:
         costs = Network(engines.of(here.device, 0).transport, here.device, timeout, here.world.per_host).costs(
