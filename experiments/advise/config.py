@@ -55,6 +55,8 @@ class AdviseConfig:
     """seconds that any wait for other ranks may take"""
     json: str | None = None
     """file to write all predictions to"""
+    picture: str | None = None
+    """file to draw predicted steps to, by the numbers of hosts (.png, .svg or .pdf)"""
 
     def __post_init__(self) -> None:
         if self.nproc < 1:
@@ -78,6 +80,9 @@ class AdviseConfig:
         check_lab(self.netlab)
         backend_here(self.backend, self.link, self.netlab.hosts)
         check_file("json", self.json)
+        if self.picture and not self.hosts:
+            raise ValueError("picture draws steps by the number of hosts: add --hosts 16,64,1024")
+        check_file("picture", self.picture)
 
     @property
     def rule(self) -> Rule:
