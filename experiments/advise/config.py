@@ -34,6 +34,8 @@ class AdviseConfig(EmulationConfig):
     """DDP's bucket size, MiB; null is 1 for the first and 25 for the others"""
     json: str | None = None
     """file to write all predictions to"""
+    picture: str | None = None
+    """file to draw predicted steps to, by the numbers of hosts (.png, .svg or .pdf)"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,6 +49,9 @@ class AdviseConfig(EmulationConfig):
             compressor(spec)
         _ = self.rule  # checked as it is made
         check_file("json", self.json)
+        if self.picture and not self.hosts:
+            raise ValueError("picture draws steps by the number of hosts: add --hosts 16,64,1024")
+        check_file("picture", self.picture)
 
     @property
     def rule(self) -> Rule:
