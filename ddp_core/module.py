@@ -277,9 +277,9 @@ class DistributedDataParallel(TorchFace):
     def _setup_now(self) -> tuple[Spec, timedelta, Decorator | None, Scaler | None]:
         """What a handle like this model's is made of, after swaps too."""
         given, timeout, transport, _ = self._setup
-        compressor = self.compression.compressor
-        compressor = given if compressor_of(given) == compressor else compressor
-        return compressor, timeout, transport, self.compression.scaler
+        now = self.compression.compressor
+        spec: Spec = given if compressor_of(given) == now else now
+        return spec, timeout, transport, self.compression.scaler
 
     def _place(self) -> dict[str, int]:
         """Of this rank, as the compression's state tells it."""
