@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from .. import kernels
 from ..kernels import Factors, Matrix, Residual
+from .int8_mean import int8_mean
 from .leaves import Counter, PerParameter
 from .pieces import Place, joined, pieces, put_back
 from .protocol import Layout, Program, all_reduce, working_dtype
@@ -22,12 +23,13 @@ from .together import together
 
 @dataclass
 class PowerSGDState:
-    """Which parameters are low-rank and which are sent whole; the factors Q (transposed); the steps seen."""
+    """Which parameters are low-rank and which are sent whole; the factors Q (transposed); the steps seen; whose they are."""
 
     factors: Factors
     whole: tuple[Place, ...]
     q: PerParameter
     step: Counter
+    layout: Layout
 
 
 @register("powersgd")
@@ -40,7 +42,8 @@ class PowerSGD:
     `rank`: of the factors, capped at the smaller side of each matrix. `min_compression_rate`: a matrix is compressed
     only where that makes it more than so many times smaller. `power_iterations`: a step, each two more all-reduces.
     `warm_start`: begin at the last step's Q, else at a new random one. `seed`: of the private generators for Q, one a
-    parameter name, the same on all ranks.
+    parameter name, the same on all ranks. `payload`: int8 sends factors and vectors in 8 bits an element, as `int8` does, in
+    twice the rounds; each rank then holds back what its own matrices lack of what it sent.
     """
 
     rank: int = 4
@@ -48,7 +51,7 @@ class PowerSGD:
     power_iterations: int = 1
     warm_start: bool = True
     seed: int = 0
-    takes_16_bits: ClassVar[bool] = True  # of a state that was made for float32
+    payload: Literal["float", "int8"] = "float"
 
     def __post_init__(self) -> None:
         for option in ("rank", "power_iterations"):
@@ -56,6 +59,18 @@ class PowerSGD:
                 raise ValueError(f"powersgd:{option} is at least 1, got {getattr(self, option)}")
         if not self.min_compression_rate >= 0:
             raise ValueError(f"powersgd:min_compression_rate is at least 0, got {self.min_compression_rate}")
+        if self.payload not in ("float", "int8"):
+            raise ValueError(f"powersgd:payload is float or int8, got {self.payload!r}")
+
+    @property
+    def packs_bytes(self) -> bool:
+        """Whether nothing of it travels as floats."""
+        return self.payload == "int8"
+
+    @property
+    def takes_16_bits(self) -> bool:
+        """Whether it takes gradients of 16 bits, with a state that was made for float32."""
+        return self.payload == "float"
 
     def init(self, layout: Layout) -> PowerSGDState:
         """Random Q for each matrix worth compressing."""
@@ -71,7 +86,7 @@ class PowerSGD:
         shapes = tuple((m.rank, m.columns) for m in matrices.values())
         q = PerParameter.zeros(dataclasses.replace(layout.select(matrices), shapes=shapes), optional=True)
         draw_normal(q.layout, q.flat, self.seed, step=0)
-        return PowerSGDState(Factors(tuple(matrices.values())), joined(whole), q, Counter())
+        return PowerSGDState(Factors(tuple(matrices.values())), joined(whole), q, Counter(), layout)
 
     def as_matrix(self, shape: tuple[int, ...], offset: int) -> Matrix | None:
         """The matrix that a parameter is compressed as; None where it is sent whole."""
@@ -84,7 +99,8 @@ class PowerSGD:
 
     def reduce(self, grad: Tensor, state: PowerSGDState, residual: Residual | None = None) -> Program[Tensor]:
         """The low-rank average; what does not compress rides in the same round as P."""
-        yield from together(self._low_rank(grad, state, residual), average_whole(grad, state.whole, residual))
+        whole = int8_whole(grad, state, residual) if self.packs_bytes else average_whole(grad, state.whole, residual)
+        yield from together(self._low_rank(grad, state, residual), whole)
         return grad
 
     def _low_rank(self, grad: Tensor, state: PowerSGDState, residual: Residual | None) -> Program[None]:
@@ -98,13 +114,24 @@ class PowerSGD:
             else:
                 kernels.normalize(q, factors, first)
                 kernels.low_rank_left(matrices, None, factors, q, p)
-            p = yield from all_reduce(p)
+            p, _ = yield from self._mean(p, state)
             kernels.orthogonalize(p, factors)
             kernels.low_rank_right(matrices, factors, p, q)
-            q = yield from all_reduce(q)
-        kernels.low_rank_finish(grad, None if residual is None else residual.after, factors, p, q)
+            q, sent = yield from self._mean(q, state)
+        held = None if residual is None else residual.after
+        if held is not None and sent is not q:
+            kernels.low_rank_finish(grad, held, factors, p, sent)
+            held = None
+        kernels.low_rank_finish(grad, held, factors, p, q)
         kernels.normalize(q, factors, first)  # a Q of zeros would find nothing ever again
         following.copy_(q)
+
+    def _mean(self, factor: Tensor, state: PowerSGDState) -> Program[tuple[Tensor, Tensor]]:
+        """The mean of a factor, and what this rank holds back nothing of: its own part of that, or the mean itself."""
+        if self.packs_bytes:
+            return (yield from int8_mean(factor, state.layout))
+        mean = yield from all_reduce(factor)
+        return mean, mean
 
     def _begin(self, state: PowerSGDState) -> Residual:
         """The Q that this step begins with, and where the next one's goes; the step is counted."""
@@ -140,6 +167,20 @@ def average_whole(grad: Tensor, places: tuple[Place, ...], residual: Residual | 
     put_back(mean, parts)
     if residual is not None and mean.dtype != grad.dtype:
         put_back(mean - torch.cat(parts), pieces(residual.after, places))  # what 16 bits cannot hold
+
+
+def int8_whole(grad: Tensor, state: PowerSGDState, residual: Residual | None) -> Program[None]:
+    """The mean of scattered parts of a bucket in 8 bits an element."""
+    if not state.whole:
+        return
+    parts = pieces(grad, state.whole)
+    values = torch.cat(parts)
+    if residual is not None:
+        values.add_(torch.cat(pieces(residual.before, state.whole)))
+    mean, sent = yield from int8_mean(values, state.layout)
+    put_back(mean, parts)
+    if residual is not None:
+        put_back(values.sub_(sent), pieces(residual.after, state.whole))
 
 
 @register("batched-powersgd")

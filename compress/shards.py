@@ -162,8 +162,8 @@ def shard_sum(spec: Spec, optimizer: Optimizer | None = None) -> ShardSum:
     """
     bits, rest = _residual_bits(spec)
     codec, feedback = _codec(compressor(tuned(rest, optimizer)), spec)
-    if bits not in WIDTHS:
-        raise ValueError(f"residual_bits is {' or '.join(map(str, WIDTHS))}, got {bits} in {spec!r}")
+    if bits != WIDTHS[0] and not feedback:
+        raise ValueError(f"residual_bits is of what is held back, and {spec!r} holds nothing back: leave it out")
     return ShardSum(codec, feedback, bits)
 
 
@@ -172,8 +172,13 @@ def _residual_bits(spec: Spec) -> tuple[int, Spec]:
     if not isinstance(spec, str | Mapping):
         return WIDTHS[0], spec
     options = dict(parsed(spec) if isinstance(spec, str) else spec)
-    bits = options.pop("residual_bits", None)
-    return (WIDTHS[0], spec) if bits is None else (int(bits), options)
+    said = options.pop("residual_bits", None)
+    if said is None:
+        return WIDTHS[0], spec
+    bits = next((width for width in WIDTHS if str(said) == str(width)), None)
+    if bits is None:
+        raise ValueError(f"residual_bits is {' or '.join(map(str, WIDTHS))}, got {said} in {spec!r}")
+    return bits, options
 
 
 def shard_codec(spec: Spec) -> Codec | None:

@@ -124,6 +124,11 @@ def _show_and_write(config: AdviseConfig, advice: Advice) -> None:
         path = Path(config.json).expanduser()
         path.write_text(json.dumps(document(config, advice), indent=1) + "\n", encoding="utf-8")
         print(f"predictions  {path}")
+    if config.picture:
+        from .picture import draw  # here, since matplotlib is optional
+
+        title = ", ".join([f"{name}, {config.optimizer}", *config.labels()])
+        print(f"picture      {draw(advice, title, Path(config.picture).expanduser())}")
 
 
 def document(config: AdviseConfig, advice: Advice) -> dict[str, Any]:

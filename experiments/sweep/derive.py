@@ -77,16 +77,36 @@ class Quotient(Derivation):
 
 
 @dataclass(frozen=True)
+class Last(Derivation):
+    """The last number of a list, such as the seconds of all steps of `train_seconds`."""
+
+    of: str
+
+    @property
+    def columns(self) -> list[str]:
+        return [self.of]
+
+    def value(self, row: Row, rows: Sequence[Row], dimensions: Sequence[str]) -> float | None:
+        return row[self.of][-1] if row.get(self.of) else None
+
+
+@dataclass(frozen=True)
 class TimeToLoss(Derivation):
     """Seconds of training until the smoothed loss is at most what the row with the values `against` ends with.
 
+    `at`: or has after that share of its steps, so that who learns a little less from a step has some left to get there.
     `within`: the target lies that much above it, relative. None for a run that never gets there.
     """
 
     against: Mapping[str, Any]
+    at: float = 1.0
     within: float = 0.0
     of: str = "loss"
     seconds: str = "train_seconds"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.at <= 1:
+            raise ValueError(f"at is a share of the steps, above 0 and up to 1; got {self.at}")
 
     @property
     def columns(self) -> list[str]:
@@ -98,7 +118,7 @@ class TimeToLoss(Derivation):
         if any(curve is None or None in curve for curve in curves):
             return None
         last, losses, times = curves
-        target = smoothed(last)[-1] * (1 + self.within)
+        target = smoothed(last)[round(self.at * len(last)) - 1] * (1 + self.within)
         return seconds_to(target, losses, times)
 
 
@@ -131,6 +151,7 @@ KINDS: dict[str, type[Derivation]] = {
     "speedup": Speedup,
     "relative": Relative,
     "quotient": Quotient,
+    "last": Last,
     "time_to_loss": TimeToLoss,
     "seconds_over_link": SecondsOverLink,
 }

@@ -12,6 +12,10 @@ from .predict import Measured, Prediction
 TIE = 0.03  # of a step: what is nearer than that is as fast
 MILLI, MEGA = 1e3, 1e6
 START = 200  # steps, in a line to paste
+ASSUMED = (
+    "hosts and links like these; no rank waits for slower ones, and nothing else uses the network;\n"
+    "bytes a second as measured; latency for each message that follows another in a ring (Gloo) or tree (NCCL)"
+)
 
 
 @dataclass(frozen=True)
@@ -207,10 +211,7 @@ def sizes(forecasts: Sequence[Forecast]) -> Iterator[str]:
         steps = (_ms(each.of("none").step), _ms(best.step), f"{each.of('none').step / best.step:.2f}x")
         rows.append((place, best.spec, best.order, *steps))
     yield from _columns(("hosts", "recommended", "order", "none", "step", "as fast"), rows, left=3)
-    yield (
-        "assumed: hosts and links like these; no rank waits for slower ones, and nothing else uses the network;\n"
-        "bytes a second as measured; latency for each message that follows another in a ring (Gloo) or tree (NCCL)"
-    )
+    yield f"assumed: {ASSUMED}"
 
 
 def _columns(headings: Sequence[str], rows: Sequence[Sequence[str]], *, left: int) -> Iterator[str]:

@@ -20,6 +20,7 @@ SPECS = [
     "powersgd:rank=3,power_iterations=2,min_compression_rate=0",
     "powersgd:warm_start=false",
     "powersgd:start_iter=2",
+    "powersgd:payload=int8,min_compression_rate=0",
     "topk:k=9,value_dtype=fp16",
     "topk:scope=tensor,ratio=0.1,start_iter=1",
     "topk:ratio=0.2,start_iter=2,warmup=bf16",

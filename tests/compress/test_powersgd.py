@@ -7,7 +7,7 @@ import numpy
 import pytest
 import torch
 
-from gradwire.compress import ErrorFeedback, PowerSGD, Simulation, compressor
+from gradwire.compress import ErrorFeedback, PowerSGD, Simulation, compressor, dry_run
 from gradwire.compress.powersgd import BatchedPowerSGD, near_square
 
 from .given import gradients, layout
@@ -205,3 +205,50 @@ def test_batched_powersgd_is_powersgd_on_the_bucket_as_one_matrix():
     plain = Simulation(ErrorFeedback(PowerSGD(rank=2)), matrix)
     for step in range(3):
         assert torch.equal(batched.step(gradients(within, step))[0], plain.step(gradients(within, step))[0])
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_in_int8_every_step_is_the_paper_s_to_a_few_per_cent(world_size):
+    within = layout((96, 64), (40,), names=["weight", "bias"], world_size=world_size)
+    simulation = Simulation(compressor("powersgd:rank=3,payload=int8"), within)
+    q = q_of(within, rank=3)["weight"].numpy().T
+    for step in range(3):
+        given = gradients(within, step)
+        held = [state.residual.flat.clone() for state in simulation.states]
+        summed = [g + before for g, before in zip(given, held, strict=True)]
+        matrices = [each[:6144].double().numpy().reshape(96, 64) for each in summed]
+        expected, _ = paper(matrices, q)
+        out = simulation.step(given)[0]
+        q = simulation.states[0].inner.q.flat.view(3, 64).numpy().T
+        assert numpy.linalg.norm(out[:6144].numpy().reshape(96, 64) - expected) < 0.05 * numpy.linalg.norm(expected)
+        assert torch.allclose(out[6144:], sum(each[6144:] for each in summed) / world_size, atol=0.05)
+
+
+def test_in_int8_what_ranks_differ_in_does_not_pile_up():
+    """With floats it does, as the root of the steps, and cancels in the mean; bytes of it would have large steps."""
+    within = layout((64, 48))
+    held = {}
+    for payload in ("float", "int8"):
+        simulation = Simulation(compressor(f"powersgd:rank=4,payload={payload}"), within)
+        for step in range(100):
+            given = gradients(within, step)
+            simulation.step(given)
+        held[payload] = simulation.states[0].residual.flat.norm() / given[0].norm()
+    assert held["float"] > 6
+    assert held["int8"] < 3.5
+
+
+def test_int8_is_a_quarter_of_the_bytes_and_twice_the_rounds():
+    within = layout((1024, 1024), (1024,), world_size=4)
+    floats, packed = (dry_run(compressor(f"powersgd:payload={payload}"), within) for payload in ("float", "int8"))
+    assert (floats.rounds, packed.rounds) == (2, 4)
+    assert packed.sent_bytes == pytest.approx(floats.sent_bytes / 4, rel=0.05)
+
+
+def test_int8_takes_no_16_bits_around_it_and_other_payloads_are_refused():
+    with pytest.raises(ValueError, match="packs its own bytes"):
+        compressor("bf16+powersgd:payload=int8")
+    with pytest.raises(ValueError, match="payload takes float, int8, got 'int3'"):
+        compressor("powersgd:payload=int3")
+    with pytest.raises(ValueError, match="payload is float or int8, got 'int3'"):
+        PowerSGD(payload="int3")

@@ -184,6 +184,9 @@ def test_a_residual_is_saved_in_the_shapes_of_whole_parameters_and_loaded_on_any
         (shard_sum, "int8:momentum=0.9", "with block, rounding and feedback"),
         (shard_sum, "int9", "unknown compressor"),
         (shard_sum, "int4:residual_bits=4", "residual_bits is 32 or 8, got 4"),
+        (shard_sum, "int4:residual_bits=abc", "residual_bits is 32 or 8, got abc"),
+        (shard_sum, "none:residual_bits=8", "holds nothing back: leave it out"),
+        (shard_sum, "int4:feedback=0,residual_bits=8", "holds nothing back: leave it out"),
     ],
 )
 def test_other_methods_are_refused_with_the_way_out(make, spec, words):

@@ -20,11 +20,13 @@ def trace(tmp_path_factory):
 
 
 def test_it_shows_the_table_and_writes_all_of_it(trace, tmp_path):
-    file = tmp_path / "advice.json"
+    file, picture = tmp_path / "advice.json", tmp_path / "hosts.png"
     flags = ["--nproc=2", f"--compute=emulate:{trace}", "--link=10mbit", "--compressors=int4", "--hosts=64"]
-    command = [sys.executable, "-m", "gradwire", "advise", *flags, f"--json={file}"]
+    command = [sys.executable, "-m", "gradwire", "advise", *flags, f"--json={file}", f"--picture={picture}"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100).stdout
     document = json.loads(file.read_text())
+    assert shown.endswith(f"picture      {picture}\n")
+    assert picture.stat().st_size > 10_000
     for told in ("small, 32,768 parameters, 2 ranks", "NOT REAL: emulated link 10mbit", "network: AllReduce", "int4"):
         assert told in shown
     assert document["here"]["recommended"]["compressor"] == "int4"
@@ -45,6 +47,7 @@ def test_it_shows_the_table_and_writes_all_of_it(trace, tmp_path):
         (["--compressors=nope"], "unknown compressor 'nope'"),
         (["--hosts=16"], "other hosts are not predicted from the links inside this one: add --link 1gbit"),
         (["--hosts=1"], "hosts are at least 2, got 1"),
+        (["--picture=hosts.png"], "picture draws steps by the number of hosts: add --hosts"),
         (["--tolerance=-1"], "tolerance is a part of the loss, at least 0"),
         (["--worthwhile=0.5"], "worthwhile is how many times as fast, at least 1"),
         (["--dilate=4"], "dilate 4 needs an emulated accelerator"),

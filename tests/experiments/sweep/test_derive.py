@@ -24,6 +24,17 @@ def test_time_to_loss_is_when_the_smoothed_loss_gets_to_the_reference_s_last():
     assert [row["time"] for row in found] == [1.0, 0.2, None, None, None]
 
 
+def test_time_to_loss_can_be_to_what_the_reference_has_earlier():
+    rows = [
+        {"compressor": "bf16", "loss": [4.0, 3.0, 2.0, 1.0], "train_seconds": [1.0, 2.0, 3.0, 4.0]},
+        {"compressor": "int4", "loss": [4.5, 3.2, 2.2, 1.2], "train_seconds": [0.1, 0.2, 0.3, 0.4]},
+    ]
+    described = {"kind": "time_to_loss", "against": {"compressor": "bf16"}, "at": 0.5}
+    assert [row["time"] for row in derived(rows, {"time": described}, ["compressor"])] == [2.0, 0.3]
+    with pytest.raises(ValueError, match="share of the steps"):
+        derived(rows, {"time": described | {"at": 75}}, ["compressor"])
+
+
 def test_an_excess_in_per_cent_is_against_the_row_at_the_same_place():
     rows = [{"compressor": "none", "loss": 2.0}, {"compressor": "int4", "loss": 2.01}]
     excess = {"kind": "relative", "of": "loss", "against": {"compressor": "none"}, "percent": True}
@@ -41,3 +52,8 @@ def test_without_bytes_there_are_no_seconds_over_a_link():
     row = {"steps": 3, "step_seconds.p50": 0.5, "sent_bytes_per_step": 1}
     (found,) = derived([row], {"seconds": {"kind": "seconds_over_link", "rate": "1mbit"}}, [])
     assert found["seconds"] is None
+
+
+def test_the_last_number_of_a_list_is_missing_where_the_list_is():
+    rows = [{"seconds": [1.0, 2.5]}, {}]
+    assert [row["all"] for row in derived(rows, {"all": {"kind": "last", "of": "seconds"}}, [])] == [2.5, None]
