@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...compress.protocol import AllGather, AllToAll, Request
 from .agreement import LOOK, Look
-from .direct import GLOO, PINNED, Collectives, ways_to_gather
+from .direct import GLOO, PINNED, Collectives, best_ways
 
 SMALLEST_BYTES = 2**18  # of all ranks' rows together; below, Gloo has ended before another thread wakes
 
@@ -79,11 +79,11 @@ class Exchange:
         tensor = request.tensor.contiguous()
         if isinstance(request, AllToAll):
             reply = tensor.new_empty(tensor.shape)
-            return self._arrival(self._direct.all_to_all(self._rows(reply), self._rows(tensor)), reply)
-        if not (ways := self._direct.ways()):
+            return self._arrival(self._direct.all_to_all("swap", self._rows(reply), self._rows(tensor)), reply)
+        if "gather" not in self._direct.ways():
             return None
         reply = tensor.new_empty(self._size, *tensor.shape)
-        return self._arrival(self._direct.all_gather(ways[0], self._rows(reply), tensor), reply)
+        return self._arrival(self._direct.all_gather("gather", self._rows(reply), tensor), reply)
 
     def _is_worth_it(self, request: Request) -> bool:
         if self._size == 1 or os.environ.get(PINNED) == GLOO:
@@ -95,7 +95,7 @@ class Exchange:
     @property
     def _direct(self) -> Collectives:
         if self._made is None:
-            self._made = Collectives(self._store(), self._rank, self._size, self._timeout, ways_to_gather)
+            self._made = Collectives(self._store(), self._rank, self._size, self._timeout, best_ways)
         return self._made
 
     def _rows(self, tensor: Tensor) -> list[Tensor]:

@@ -33,12 +33,11 @@ def all_ways(wire: Wire) -> Ways:
     return {"staggered": Staggered(wire)} | ({} if shared is None else {"rails": shared})
 
 
-def ways_to_gather(wire: Wire) -> Ways:
-    """The one that sends no block twice into a host, if there is one. A collective call."""
-    if not has_neighbours(wire):
-        return {"staggered": Staggered(wire)}
-    shared = rails(wire, hosts_of(wire))
-    return {} if shared is None else {"rails": shared}
+def best_ways(wire: Wire) -> Ways:
+    """`swap`, for all-to-alls, and for all-gathers `gather`, if any sends no block twice into a host. A collective call."""
+    swap = Staggered(wire)
+    gather = rails(wire, hosts_of(wire)) if has_neighbours(wire) else swap
+    return {"swap": swap} | ({} if gather is None else {"gather": gather})
 
 
 class Collectives:
@@ -77,10 +76,10 @@ class Collectives:
         flat = [output.view(-1) for output in outputs]
         return self._submit(lambda ways, _: ways[way].all_gather(flat, block.view(-1)))
 
-    def all_to_all(self, outputs: Sequence[Tensor], rows: Sequence[Tensor]) -> Future[None]:
+    def all_to_all(self, way: str, outputs: Sequence[Tensor], rows: Sequence[Tensor]) -> Future[None]:
         """Begin to write every rank's row for this one to its output."""
         received, given = ([each.view(-1) for each in tensors] for tensors in (outputs, rows))
-        return self._submit(lambda _, wire: Staggered(wire).all_to_all(received, given))
+        return self._submit(lambda ways, _: ways[way].all_to_all(received, given))
 
     def reduce_scatter(self, way: str, output: Tensor, rows: Sequence[Tensor]) -> Future[None]:
         """Begin to write the sum of all ranks' rows for this one to `output`."""
