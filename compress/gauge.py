@@ -15,10 +15,10 @@ from .state import parts
 
 EVERY = 16  # steps from sample to sample
 ELEMENTS = 4096  # of a bucket in a sample, about
-SETTLE = 8  # samples before residuals are judged: at first gradients point one way, and add up by rights
+WARM_UP = 8  # samples before residuals are judged: at first gradients point one way, and add up by rights
 IN_A_ROW = 2  # samples that have to agree
 MANY = 8.0  # gradients held back that are no cause for concern yet
-BEYOND = 2.0  # times the residual of `settled`
+BEYOND = 2.0  # times the residual of `steady`
 GROWN = 8.0  # times the gradients of the last samples, in the geometric mean
 OLD = 0.9  # the share of that mean before a sample in the one after it
 
@@ -54,10 +54,10 @@ class Sample(NamedTuple):
         Then either gradients were much larger before, so that steps come late, or steps overshoot and gradients answer to
         them; or what is sent points away from what is meant.
         """
-        return self.ratio > MANY and (self.cosine <= 0 or self.ratio > BEYOND * settled(self.cosine))
+        return self.ratio > MANY and (self.cosine <= 0 or self.ratio > BEYOND * steady(self.cosine))
 
 
-def settled(cosine: float) -> float:
+def steady(cosine: float) -> float:
     """Norm of what is held back over that of gradients, when these do not depend on each other and their size stays.
 
     A step that sends what is meant at an angle leaves over its sine. So |e|² = sin² (|g|² + |e|²) in the long run.
@@ -79,7 +79,7 @@ class Seen(NamedTuple):
         """
         mean = self.log_mean if self.samples else sample.log_gradient
         grows = sample.ratio > 1 and sample.log_gradient - mean > math.log(GROWN)
-        bad = grows or (sample.too_large and self.samples + 1 >= SETTLE)
+        bad = grows or (sample.too_large and self.samples + 1 >= WARM_UP)
         mean = OLD * mean + (1 - OLD) * sample.log_gradient
         return Seen(self.samples + 1, self.in_a_row + 1 if bad else 0, mean)
 

@@ -26,6 +26,7 @@ from .transport.collectives import (
     exchange,
     largest_and_sum,
     start_all_gather,
+    start_all_to_all,
     start_scatter,
     start_sum,
 )
@@ -92,6 +93,7 @@ __all__ = [
     "register_backend",
     "reports_in",
     "start_all_gather",
+    "start_all_to_all",
     "start_scatter",
     "start_sum",
     "trace",

@@ -35,7 +35,8 @@ class Handle:
 
     Made by `gradwire.attach` or `gradwire.comm_hook`. All ranks make one, with the same compressor, and call `swap` and
     `load_state_dict` at the same step. `partial`: backwards may leave parameters out (DDP's find_unused_parameters).
-    `transport`: what to put around each transport, such as an emulated link. `averager` is what hooks and reducers call.
+    `transport`: what to put around each transport, such as an emulated link. `scaler`: to `follow`. `averager` is what hooks
+    and reducers call.
     """
 
     def __init__(
@@ -46,11 +47,14 @@ class Handle:
         *,
         partial: bool = False,
         transport: Decorator | None = None,
+        scaler: Scaler | None = None,
     ) -> None:
         groups = [process_group] if isinstance(process_group, dist.ProcessGroup) else process_group or ()
         self.averager = CompressedAverager(compressor(spec), groups, timeout, partial=partial, decorate=transport)
         self._bound = False
         self._loss_scale: LossScale | None = None
+        if scaler is not None:
+            self.follow(scaler)
 
     def bind(self, model: nn.Module) -> None:
         """Key the state by the names of `model`'s parameters; without it they are numbered as DDP hands them over.
@@ -114,6 +118,11 @@ class Handle:
         """
         self._loss_scale = LossScale(scaler, self.averager.memory.rescale)
         self.averager.before_step = self._loss_scale.follow
+
+    @property
+    def scaler(self) -> Scaler | None:
+        """The one that it follows."""
+        return self._loss_scale.scaler if self._loss_scale is not None else None
 
     def discard_step(self) -> None:
         """Forget the gradients of the last synced backward, which you throw away: they come back in no later average.

@@ -22,10 +22,11 @@ from .averaging.protocol import Averager
 from .backward.forks import ForkGuard
 from .backward.output_nodes import watched
 from .backward.weak_call import weak_call
-from .buckets.assignment import BucketPlan, own_rooms
+from .buckets.assignment import BucketAssignment, own_rooms
 from .engine.engine import DEFAULT_TIMEOUT
 from .handle import Handle
 from .measure.timeline import StepTimes
+from .memory.loss_scale import Scaler
 from .replicas.module_buffers import BufferSync
 from .replicas.same_model import described, verify
 from .schedule.bucket_order import BucketOrder
@@ -39,7 +40,7 @@ from .torch_face.torch_reducer import TorchReducer
 from .transport.collectives import largest
 from .transport.protocol import Decorator
 
-OWN_ARGUMENTS = ("module", "compressor", "timeout", "transport", "optimizer")
+OWN_ARGUMENTS = ("module", "compressor", "timeout", "transport", "optimizer", "scaler")
 LEFT_OUT = (  # of pickles
     "process_group",
     "device_mesh",
@@ -60,8 +61,9 @@ class DistributedDataParallel(TorchFace):
     Takes torch's arguments, in torch's order and with its defaults: see `Arguments`. `compressor`: what goes on the wire,
     such as "powersgd:rank=4". `process_group` may be a list of groups, among which buckets go in turn. `timeout`: of waits
     for averages on the CPU. `transport`: what to put around each transport, such as an emulated link. `optimizer`: fills in
-    what `compressor` leaves open of error feedback. `compression` is the handle: statistics, checkpoints, `swap`.
-    Raises RuntimeError on every rank where models differ, naming the first difference.
+    what `compressor` leaves open of error feedback. `scaler`: a torch.amp.GradScaler; what is held back follows its scale.
+    `compression` is the handle: statistics, checkpoints, `swap`. Raises RuntimeError on every rank where models differ,
+    naming the first difference.
     """
 
     _overlap: Overlap | None = None
@@ -74,6 +76,7 @@ class DistributedDataParallel(TorchFace):
         timeout: timedelta = DEFAULT_TIMEOUT,
         transport: Decorator | None = None,
         optimizer: torch.optim.Optimizer | None = None,
+        scaler: Scaler | None = None,
         **named_arguments: Any,
     ) -> None:
         nn.Module.__init__(self)
@@ -82,7 +85,7 @@ class DistributedDataParallel(TorchFace):
         self.arguments = Arguments.given(arguments, named_arguments, OWN_ARGUMENTS)
         self.arguments.warn()
         compressor = tuned(compressor, optimizer)
-        self._setup = (compressor, timeout, transport)
+        self._setup = (compressor, timeout, transport, scaler)
         if self.arguments.device_mesh is not None:
             self.device_mesh = self.arguments.device_mesh
             localize(module, self.device_mesh)
@@ -106,27 +109,26 @@ class DistributedDataParallel(TorchFace):
 
     def _connect(self, groups: list[dist.ProcessGroup], *, together: bool = False) -> None:
         """Make what a pickle leaves out: the process groups, the compression, the reducer. `together`: all ranks do so."""
-        compressor, timeout, transport = self._setup
+        compressor, timeout, transport, scaler = self._setup
         rules = self.arguments.rules()
         named, sparse = trained(self.module)
         self.process_group = groups[0]
         self._buffers_sync = BufferSync(self.process_group, self._buffer_hook)
         self._assign_modules_buffers()
-        self.compression = Handle(
-            compressor, groups, timeout, partial=rules.find_unused_parameters, transport=transport
-        )
+        partial = rules.find_unused_parameters
+        self.compression = Handle(compressor, groups, timeout, partial=partial, transport=transport, scaler=scaler)
         self.compression.bind(self.module)
         averager = self.compression.averager
         averager.sparse = any(sparse)
         rooms = averager.rooms(self.device) if together else own_rooms
         parameters, names = list(named.values()), list(named)
-        plan = BucketPlan(parameters, sparse, rules.caps, alias=rules.gradient_as_bucket_view, rooms=rooms)
+        assignment = BucketAssignment(parameters, sparse, rules.caps, alias=rules.gradient_as_bucket_view, rooms=rooms)
         averages: Averager = averager if self._hook is None else HookAverager(*self._hook)
-        self.reducer = TorchReducer(parameters, names, plan, rules, self.process_group, averages, timeout)
+        self.reducer = TorchReducer(parameters, names, assignment, rules, self.process_group, averages, timeout)
         self.reducer.at_end.append(self._buffers_sync.wait)
         self._forks = ForkGuard(self.reducer.nodes, weak_call(self.reducer.fills_buckets))
         self.timeline = self.reducer.timeline
-        self._order = BucketOrder(plan, names, self.process_group, self.device, self.timeline)
+        self._order = BucketOrder(assignment, names, self.process_group, self.device, self.timeline)
         self._lazy_init_ran = False
         self.reducer.logger = self.logger = Logger(self)
         if self._overlap is not None:
@@ -272,11 +274,11 @@ class DistributedDataParallel(TorchFace):
         self.compression.load_state_dict({**saved, **self._place()})
 
     @property
-    def _setup_now(self) -> tuple[Spec, timedelta, Decorator | None]:
+    def _setup_now(self) -> tuple[Spec, timedelta, Decorator | None, Scaler | None]:
         """What a handle like this model's is made of, after swaps too."""
-        given, timeout, transport = self._setup
-        compressor = self.compression.compressor
-        return (given if compressor_of(given) == compressor else compressor), timeout, transport
+        given, timeout, transport, _ = self._setup
+        now = self.compression.compressor
+        return given if compressor_of(given) == now else now, timeout, transport, self.compression.scaler
 
     def _place(self) -> dict[str, int]:
         """Of this rank, as the compression's state tells it."""
@@ -284,16 +286,13 @@ class DistributedDataParallel(TorchFace):
 
     def __getstate__(self) -> dict[str, Any]:
         self._check_default_group()
-        kept = {**self.__dict__, "compression": self.compression.state_dict(), "_setup": (*self._setup_now[:2], None)}
-        kept["arguments"] = dataclasses.replace(self.arguments, process_group=None, device_mesh=None)
-        for name in LEFT_OUT:
-            kept.pop(name, None)
-        return kept
+        kept = {name: value for name, value in self.__dict__.items() if name not in LEFT_OUT}
+        kept |= {"compression": self.compression.state_dict(), "_setup": (*self._setup_now[:2], None, None)}
+        return kept | {"arguments": dataclasses.replace(self.arguments, process_group=None, device_mesh=None)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         compression = state.pop("compression")
         nn.Module.__setstate__(self, state)
         self._connect(self.arguments.groups())
         alike = not (compression["step"] and compression["parameters"])  # without residuals it is any rank's
-        mine = self._place() if alike else {}
-        self.compression.load_state_dict({**compression, **mine})
+        self.compression.load_state_dict({**compression, **(self._place() if alike else {})})

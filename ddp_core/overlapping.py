@@ -31,7 +31,7 @@ def overlap(
     `order="synchronous"`. Returns the optimizer itself, with two more methods: `drain()` waits for all that is under way,
     `report()` tells what was waited for. `model`: wrapped in gradwire.DistributedDataParallel.
 
-    `order`: of what is sent. "auto" plans it from measured times, and waits at the end of backward as long as nothing
+    `order`: of what is sent. "auto" finds it from measured times, and waits at the end of backward as long as nothing
     promises 3 %; "priority" always overlaps, first what forward needs first; "backward" overlaps without another order;
     "synchronous" does not overlap. `slice_mb`: MiB on the wire of what is sent at once; large parameters are cut where the
     compressor remembers nothing of them. `per_parameter`: an optimizer that is not torch's updates each parameter from its

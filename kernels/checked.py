@@ -59,7 +59,7 @@ class Checked(Generic[P, R]):
     """A backend's implementation of an operation: called, it checks its arguments, or leaves them to the reference.
 
     `supports`: the dtypes that it knows; `unless` takes what the check takes and says what else it does not know, in words.
-    Both, and the check, depend on the structure of the arguments alone, so their verdict on a structure is remembered.
+    Both, and the check, depend on the structure of the arguments alone, so what they say of a structure is remembered.
     Where tensors lie changes from step to step, so whether they overlap is looked at in each call.
     """
 
@@ -76,7 +76,7 @@ class Checked(Generic[P, R]):
         self.contract, self.backend, self.function, self.reference = contract, backend, function, reference
         self.supports, self.unless = supports, unless
         self.count = max([contract.checked, *(contract.parameters.index(name) + 1 for name in supports)])
-        self.verdicts: dict[tuple[Any, ...], tuple[Pair, ...] | None] = {}  # None: the reference is to run
+        self.decided: dict[tuple[Any, ...], tuple[Pair, ...] | None] = {}  # None: the reference is to run
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         given: tuple[Any, ...] = args[: self.count]
@@ -92,7 +92,7 @@ class Checked(Generic[P, R]):
                 else:
                     structure.append(part)
         key = tuple(structure)
-        pairs = self.verdicts.get(key, NEW)
+        pairs = self.decided.get(key, NEW)
         if pairs is NEW:
             pairs = self._judge(key, given)
         if pairs is None:
@@ -111,16 +111,16 @@ class Checked(Generic[P, R]):
 
     def _judge(self, key: tuple[Any, ...], given: tuple[Any, ...]) -> tuple[Pair, ...] | None:
         """What all arguments of this structure have in common; raises where they do not fit, which is not remembered."""
-        if len(self.verdicts) >= MOST_STRUCTURES:
-            self.verdicts.clear()
+        if len(self.decided) >= MOST_STRUCTURES:
+            self.decided.clear()
         if unknown := self._unknown(given):
             log_unknown(self.backend, self.contract.name, unknown)
-            self.verdicts[key] = None
+            self.decided[key] = None
         else:
             if self.contract.check:
                 self.contract.check(*given[: self.contract.checked])
-            self.verdicts[key] = tuple(self._pairs(given))
-        return self.verdicts[key]
+            self.decided[key] = tuple(self._pairs(given))
+        return self.decided[key]
 
     def _unknown(self, given: tuple[Any, ...]) -> str:
         """What the backend does not know, in words; empty where it knows all."""

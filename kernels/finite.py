@@ -23,5 +23,5 @@ def with_gaps(tensor: Tensor) -> str:
 
 
 @all_finite.on_meta
-def _verdict_on_meta(tensor: Tensor) -> Tensor:
+def _on_meta(tensor: Tensor) -> Tensor:
     return torch.empty((), dtype=torch.bool, device=tensor.device)

@@ -111,7 +111,7 @@ class CompressedAverager:
                 self.totals.count(self._step)
             self._step = step
             self.memory.step += 1
-            step.number, self.memory.settled = self.memory.step, False
+            step.number, self.memory.committed = self.memory.step, False
             self.engines.agreement.step = self.begun = self.begun + 1
             self._thread = threading.get_ident()
         self._last_index, self._expected = -1, False

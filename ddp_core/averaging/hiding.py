@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeAlias
 from ...compress import Compressor, dry_run
 from ...compress.agreed import Choice, agree_in
 from ...compress.protocol import marked
+from ..measure.record import link_use
 from ..measure.step import BucketStats, Step
 from ..memory.bucket_memory import BucketMemory
 from ..planning.exactness import Graded, most_exact
@@ -54,8 +55,7 @@ class Hiding:
     def _note_arithmetic(self, programs: Sequence[BucketStats], choices: dict[Names, Choice]) -> None:
         for each in programs:
             if (choice := choices.get(each.parameters)) is not None and choice.known:
-                seconds = sum(end - begin for kind, begin, end in each.record.spans if kind != "wait")
-                self._arithmetic[each.parameters, choice.now] = seconds
+                self._arithmetic[each.parameters, choice.now] = each.record.encode + each.record.decode
 
     def _propose(self, mine: Sequence[tuple[Names, Choice]]) -> None:
         """The median of what the last steps had time for."""
@@ -94,10 +94,5 @@ def hiding_of(compressor: Compressor) -> Hiding | None:
 def _sample(programs: Sequence[BucketStats], since: float) -> Sample:
     """What a step took; `since`: the end of the one before it, by time.perf_counter."""
     ready = {each.parameters: max(0.0, each.record.spans[0][1] - since) for each in programs}
-    sent = sum(sent for each in programs for scope, _, sent in each.record.requests if scope != "host")
-    waits = sorted((begin, end) for each in programs for kind, begin, end in each.record.spans if kind == "wait")
-    waited, reached = 0.0, 0.0
-    for begin, end in waits:  # several may be under way at once
-        waited += max(0.0, end - max(begin, reached))
-        reached = max(reached, end)
-    return Sample(max(ready.values()), ready, waited / sent if sent else 0.0)
+    held, sent = link_use(each.record for each in programs)
+    return Sample(max(ready.values()), ready, held / sent if sent else 0.0)

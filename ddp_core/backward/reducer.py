@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import Variable
 
 from ..averaging.protocol import Averager
-from ..buckets.assignment import BucketPlan
+from ..buckets.assignment import BucketAssignment
 from ..buckets.grad_bucket import GradBucket, undifferentiated
 from ..buckets.slices import Sendable
 from ..measure.step import Step
@@ -29,14 +29,14 @@ from .weak_call import weak_call
 class Reducer(HookedParameters):
     """Averages the gradients of `parameters` during backward, by `averager`, bucket by bucket.
 
-    `names`: of the parameters, for messages. `plan`: their buckets. `timeout`: of waits on the CPU.
+    `names`: of the parameters, for messages. `assignment`: their buckets. `timeout`: of waits on the CPU.
     """
 
     def __init__(
         self,
         parameters: Sequence[Tensor],
         names: Sequence[str],
-        plan: BucketPlan,
+        assignment: BucketAssignment,
         rules: Rules,
         group: dist.ProcessGroup,
         averager: Averager,
@@ -56,7 +56,7 @@ class Reducer(HookedParameters):
         self.at_end: list[Callable[[], None]] = []
         self.later: Later | None = None  # who hands averages out after the end of backward
         self.timeline = Timeline()
-        self.plan = plan
+        self.assignment = assignment
         self.anchor = torch.zeros((), requires_grad=True, device="cpu")
         self._anchor_node = gradient_node(self.anchor)
 
@@ -71,7 +71,7 @@ class Reducer(HookedParameters):
 
     def _opened(self, step: Step) -> Backward:
         wishes = self.averager.wishes
-        for bucket in self.plan.buckets:
+        for bucket in self.assignment.buckets:
             bucket.open(wishes.scale)
         counts = self.counts
         return Backward(
@@ -163,7 +163,7 @@ class Reducer(HookedParameters):
     def _mark_ready(self, backward: Backward, index: int, *, brought: bool) -> bool:
         """Count a parameter as ready: its gradient is there, or none will come. Whether its bucket is now complete."""
         backward.missing[index] = 0
-        bucket = self.plan.bucket_of[index]
+        bucket = self.assignment.bucket_of[index]
         if brought:
             bucket.bring(index)
         else:
@@ -175,7 +175,7 @@ class Reducer(HookedParameters):
 
     def _launch(self, backward: Backward) -> None:
         """Send the buckets that are complete, in order; with the last one, ask for the end of backward."""
-        sending = self.plan.sending
+        sending = self.assignment.sending
         while backward.launched < len(sending) and not sending[backward.launched].waiting:
             bucket = sending[backward.launched]
             backward.launched += 1
@@ -221,7 +221,7 @@ class Reducer(HookedParameters):
     def _flush(self) -> None:
         """The end of a backward: what it did not reach was not used."""
         backward = self._backward
-        if backward is None or not backward.started or backward.launched == len(self.plan.sending):
+        if backward is None or not backward.started or backward.launched == len(self.assignment.sending):
             return
         if backward.counts:
             self._firings = backward.firings()
@@ -231,7 +231,7 @@ class Reducer(HookedParameters):
                 self._mark_ready(backward, index, brought=bool(self._used[index]))
         self._launch(backward)
         backward.ending = False
-        if backward.launched == len(self.plan.sending):
+        if backward.launched == len(self.assignment.sending):
             self._finish()
 
     def _finish(self) -> None:
@@ -241,7 +241,7 @@ class Reducer(HookedParameters):
             return
         backward.over = True
         backward.step.computed = time.perf_counter()
-        self.plan.trace(backward.order)
+        self.assignment.trace(backward.order)
         later = self.later if self.later is not None and self.later.takes(backward) else None
         if later is None:
             with backward:
@@ -257,7 +257,7 @@ class Reducer(HookedParameters):
             end()
 
     def _hand_out(self, backward: Backward) -> None:
-        for bucket in self.plan.buckets:
+        for bucket in self.assignment.buckets:
             if (average := self.average_of(bucket, backward)) is not None:
                 bucket.deliver(average if self.share == 1.0 else average.div_(self.share), backward.used_by_any())
 

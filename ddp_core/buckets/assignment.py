@@ -70,7 +70,7 @@ def assigned(parameters: Sequence[Tensor], caps: Sequence[int], alone: Sequence[
     return sorted([*buckets, *filling.values()], key=lambda members: members[-1])
 
 
-class BucketPlan:
+class BucketAssignment:
     """The buckets of `parameters`, in the order in which gradients are expected to get ready: first the last one's.
 
     `sparse`: which parameters get sparse gradients. `alias`: gradients become views of the buckets. `rooms`: memory for the

@@ -20,7 +20,7 @@ ALIGNED = 512  # elements: slices begin at multiples of so many
 class CutBucket(GradBucket):
     """A bucket whose buffer is sent in `slices`. Its parameters are ready together, and are handed out together.
 
-    All members are always sent, and nothing remembers a part of them: see `BucketPlan.cut`.
+    All members are always sent, and nothing remembers a part of them: see `BucketAssignment.cut`.
     """
 
     slices: Sequence[BucketSlice] = ()

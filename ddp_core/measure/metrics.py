@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ...compress.gauge import Sample, stride
-from .record import KINDS, Record, summed
+from .record import KINDS, link_use, summed
 from .stats import Stats
 from .step import BucketStats, Step
 
@@ -116,23 +116,6 @@ def exposed(step: Step) -> float | None:
     if not ends or step.launched:
         return None
     return max(0.0, max(ends) - max(program.given for program in step.programs))
-
-
-def link_use(records: Iterable[Record]) -> tuple[float, float]:
-    """(seconds in which something was under way between hosts, bytes that left this rank there)."""
-    waits: list[tuple[float, float]] = []
-    total = 0.0
-    for record in records:
-        spans = [(begin, end) for kind, begin, end in record.spans if kind == "wait"]
-        for span, (scope, _, sent) in zip(spans, record.requests, strict=False):
-            if scope != "host" and sent:
-                waits.append(span)
-                total += sent
-    held, free = 0.0, -math.inf
-    for begin, end in sorted(waits):
-        held += max(0.0, end - max(begin, free))
-        free = max(free, end)
-    return held, total
 
 
 def feedback(programs: Iterable[BucketStats]) -> dict[str, float]:

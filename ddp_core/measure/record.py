@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ...compress.simulate import Traffic
@@ -42,6 +43,24 @@ class Record:
     def decode(self) -> float:
         """Seconds of all arithmetic after the first reply."""
         return summed([self]).earlier[1][2]
+
+
+def replies(records: Iterable[Record]) -> Iterator[tuple[float, float, str, float]]:
+    """(begin, end, scope, bytes sent) of each request that has had its reply; several may be under way at once."""
+    for record in records:
+        waits = [(begin, end) for kind, begin, end in record.spans if kind == "wait"]
+        for (begin, end), (scope, _, sent) in zip(waits, record.requests, strict=False):
+            yield begin, end, scope, sent
+
+
+def link_use(records: Iterable[Record]) -> tuple[float, float]:
+    """(seconds in which something was under way between hosts, bytes that left this rank there)."""
+    between = sorted((begin, end, sent) for begin, end, scope, sent in replies(records) if scope != "host" and sent)
+    held, free = 0.0, -math.inf
+    for begin, end, _ in between:
+        held += max(0.0, end - max(begin, free))
+        free = max(free, end)
+    return held, sum(sent for _, _, sent in between)
 
 
 def summed(records: Iterable[Record]) -> Record:

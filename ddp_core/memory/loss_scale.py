@@ -18,12 +18,12 @@ class LossScale:
     """Has what is held back follow the scale of a scaler; `rescale` multiplies it by a factor."""
 
     def __init__(self, scaler: Scaler, rescale: Callable[[float], None]) -> None:
-        self._scaler, self._rescale = scaler, rescale
+        self.scaler, self._rescale = scaler, rescale
         self._scale: float | None = None  # of what is held back; None where a loaded state tells not
 
     def follow(self) -> None:
         """Bring what is held back to the scaler's scale, between steps."""
-        scale, before = float(self._scaler.get_scale()), self._scale
+        scale, before = float(self.scaler.get_scale()), self._scale
         if before is not None and scale != before:
             self._rescale(scale / before)
         self._scale = scale

@@ -64,7 +64,7 @@ class ModelMemory:
         _check_partial(compressor, partial)
         self._choose(compressor)
         self.partial, self.step = partial, 0
-        self.settled = True  # whether the last step can be taken back no more
+        self.committed = True  # whether the last step can be taken back no more
         self._discarded = False  # whether it was
         self._unmet: list[tuple[str, ...]] = []  # buckets of a loaded state that have not been met yet
         self._live: dict[tuple[str, ...], BucketMemory] = {}
@@ -111,7 +111,7 @@ class ModelMemory:
         self._plain = bool(getattr(compressor, "averages", False))
 
     def _still_owing(self) -> bool:
-        """Whether any rank may owe something once the last step is settled."""
+        """Whether any rank may owe something once the last step is committed."""
         if not self._owing or self._homeless or self._foreign:
             return self._owing
         came = all(bucket.brought_out for bucket in reversed(self._live.values()))  # within a step the last one has not
@@ -208,11 +208,11 @@ class ModelMemory:
     @property
     def counts(self) -> bool:
         """Whether the last step is remembered, and can still be taken back."""
-        return self.watched and not self.settled and self._finite()
+        return self.watched and not self.committed and self._finite()
 
     def discard_step(self) -> None:
         """Have the last step undone. Raises RuntimeError where there is none, or none that still can be."""
-        if self.settled:
+        if self.committed:
             raise RuntimeError(
                 "there is no step to discard: call discard_step() after a synced backward, and before swap(), rescale() or "
                 "load_state_dict()"
@@ -220,8 +220,8 @@ class ModelMemory:
         self._discarded = True
 
     def end_step(self) -> None:
-        """Settle the step before: undo it everywhere if its average was not finite anywhere, or it was discarded."""
-        self.settled = True
+        """Commit the step before: undo it everywhere if its average was not finite anywhere, or it was discarded."""
+        self.committed = True
         if self._stateful is False and not self._owing:
             self._names_before, self._discarded = [*self._live, *self._unmet], False
             return
@@ -287,7 +287,7 @@ class ModelMemory:
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Take a saved state; buckets claim their parts when they are met."""
-        self.step, self.settled, self._discarded = int(saved["step"]), True, False
+        self.step, self.committed, self._discarded = int(saved["step"]), True, False
         self._unmet = [tuple(names) for names in saved["buckets"] if names]
         self._live, self._stateful, self._layouts = {}, None, {}
         self._homeless = {

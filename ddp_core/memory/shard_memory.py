@@ -26,7 +26,7 @@ class ShardMemory:
         self._leaves: dict[int, Leaves] = {}
         self._finite = Finite()
         self._under_way = False  # a step has begun, and not come to its end
-        self._settled = True  # the last step can be taken back no more
+        self._committed = True  # the last step can be taken back no more
         self._discarded = False
 
     def get(self, index: int, layout: ShardLayout) -> ShardState:
@@ -46,9 +46,9 @@ class ShardMemory:
 
     def begin_step(self) -> None:
         """The first gradients of a step come next."""
-        self.settle()
+        self.commit()
         self.step += 1
-        self._under_way, self._settled, self._finite = True, False, Finite()
+        self._under_way, self._committed, self._finite = True, False, Finite()
         for index, state in self._states.items():
             state.finite = self._finite
             self._leaves[index].set_step(self.step - 1)
@@ -57,14 +57,14 @@ class ShardMemory:
         """All shards of the step are there."""
         self._under_way = False
 
-    def settle(self) -> None:
+    def commit(self) -> None:
         """Keep what the last step held back, or undo it: where it broke off, met what is not finite, or was discarded."""
-        if self._settled:
+        if self._committed:
             return
         keep = not self._under_way and not self._discarded and self._all_finite()
         for leaves in self._leaves.values():
             leaves.keep() if keep else leaves.undo()
-        self._under_way, self._settled, self._discarded = False, True, False
+        self._under_way, self._committed, self._discarded = False, True, False
         self._drop_released()
 
     def _all_finite(self) -> bool:
@@ -79,7 +79,7 @@ class ShardMemory:
 
     def discard_step(self) -> None:
         """Have the last step undone. Raises RuntimeError where there is none that can be."""
-        if self._settled:
+        if self._committed:
             raise RuntimeError(
                 "there is no step to discard: call discard_step() after a synced backward, and before swap(), rescale() or "
                 "load_state_dict()"
@@ -88,13 +88,13 @@ class ShardMemory:
 
     def rescale(self, factor: float) -> None:
         """Multiply what is held back."""
-        self.settle()
+        self.commit()
         for leaves in self._leaves.values():
             leaves.rescale(factor)
 
     def replace(self, reduction: ShardSum) -> None:
         """Go on with another way to sum; what is held back goes into the next gradients."""
-        self.settle()
+        self.commit()
         held = {index: state.residual for index, state in self._states.items()}
         self.reduction = reduction
         for index, state in list(self._states.items()):
@@ -104,7 +104,7 @@ class ShardMemory:
 
     def save(self) -> Entries:
         """Copies of all that is held back, after the last step, by parameter name and field."""
-        self.settle()
+        self.commit()
         entries: Entries = {}
         for leaves in self._leaves.values():
             entries.update(leaves.save())
@@ -112,7 +112,7 @@ class ShardMemory:
 
     def load(self, entries: Mapping[str, Mapping[str, Tensor]], step: int) -> None:
         """Take what was saved, and nothing else. Raises ValueError, changing nothing, for a shape that does not fit."""
-        self.settle()
+        self.commit()
         fresh = {index: self.reduction.init(state.layout) for index, state in self._states.items()}
         for state in fresh.values():
             Leaves(state).load(entries)
@@ -127,7 +127,7 @@ class ShardMemory:
 
     def held_back(self) -> dict[str, Tensor]:
         """All gradient that this rank has not given to a sum yet, flat, by parameter name."""
-        self.settle()
+        self.commit()
         return summed(leaves.held_back() for leaves in self._leaves.values())
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from .step_model import StepModel
 
-ROUNDS = 64  # of planning
+ROUNDS = 64  # of listing the pieces anew
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,11 @@ def backward_order(model: StepModel) -> list[int]:
     return sorted(range(len(model.pieces)), key=lambda index: model.pieces[index].ready)
 
 
-def planned_order(model: StepModel) -> list[int]:
+def priority_order(model: StepModel) -> list[int]:
     """The order to send in, near the best one: its step is longer than `optimal` by the seconds of one piece at most.
 
     Whenever the link gets free, the piece that is needed first of those that are ready (Jackson 1955). Where the latest
-    piece then waits behind one that is needed later, that one is kept back until it is ready, and all is planned again,
+    piece then waits behind one that is needed later, that one is kept back until it is ready, and all is listed again,
     `ROUNDS` times at most (Potts 1980); the best of these orders counts.
     """
     ready = [piece.ready for piece in model.pieces]

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from ..averaging.averager import CompressedAverager
-from ..buckets.assignment import BucketPlan, Rooms, own_rooms
+from ..buckets.assignment import BucketAssignment, Rooms, own_rooms
 from ..measure.timeline import Timeline
 from ..transport.collectives import spread
 
@@ -16,20 +16,26 @@ INTERVAL = 64  # synced steps between two looks
 
 
 class BucketOrder:
-    """Decides between steps, on all ranks alike, whether the buckets of `plan` are made anew.
+    """Decides between steps, on all ranks alike, whether the buckets of `assignment` are made anew.
 
     `names`: of the parameters. `device`: of what ranks tell each other. `timeline`: is told of the buckets.
     """
 
     def __init__(
         self,
-        plan: BucketPlan,
+        assignment: BucketAssignment,
         names: Sequence[str],
         group: dist.ProcessGroup,
         device: torch.device,
         timeline: Timeline,
     ) -> None:
-        self._plan, self._names, self._group, self._device, self._timeline = plan, names, group, device, timeline
+        self._assignment, self._names, self._group, self._device, self._timeline = (
+            assignment,
+            names,
+            group,
+            device,
+            timeline,
+        )
         self._looked_at = 0
         self._followed_at: int | None = None  # when a state brought buckets, while these have memory of their own
         self.agreed = False  # rank 0 has told its order once
@@ -54,13 +60,13 @@ class BucketOrder:
             self._followed_at = steps
         elif self._followed_at is not None and steps > self._followed_at:  # all ranks have come as far
             self._followed_at = None
-            self._rebuild(self._plan.order, rooms)
+            self._rebuild(self._assignment.order, rooms)
         if saved or not due:
             return
         self._looked_at = steps
         if averager is None and (self.agreed or dynamic):
             return
-        order = torch.tensor(self._plan.proposal(), device=self._device)
+        order = torch.tensor(self._assignment.proposal(), device=self._device)
         spread([order], 0, self._group, what="the order of buckets")
         self.agreed = True
         self._rebuild(order.tolist(), rooms)
@@ -69,11 +75,11 @@ class BucketOrder:
         """Make the buckets that a state was saved with, as far as their sizes allow."""
         places = {name: index for index, name in enumerate(self._names)}
         saved = [places[name] for name in dict.fromkeys(names) if name in places]
-        others = [index for index in self._plan.order if index not in set(saved)]
+        others = [index for index in self._assignment.order if index not in set(saved)]
         self._rebuild([*saved, *others], own_rooms)
 
     def _rebuild(self, order: list[int], rooms: Rooms) -> None:
-        if order != self._plan.order or not (self._plan.shared or rooms is own_rooms):
+        if order != self._assignment.order or not (self._assignment.shared or rooms is own_rooms):
             self._build(order, rooms)
 
     def resize(self, size: int, rooms: Rooms, *, cut: bool) -> None:
@@ -81,16 +87,16 @@ class BucketOrder:
 
         `cut`: those that are larger, as with a large parameter, are sent in slices of that size.
         """
-        self._plan.caps, self._plan.cut = [size], size if cut else None
-        self._build(self._plan.order, rooms)
+        self._assignment.caps, self._assignment.cut = [size], size if cut else None
+        self._build(self._assignment.order, rooms)
 
     def _build(self, order: list[int], rooms: Rooms) -> None:
         if self.drain is not None:
             self.drain()
-        self._plan.build(order, rooms)
+        self._assignment.build(order, rooms)
         self._name()
 
     def _name(self) -> None:
         self._timeline.name_buckets(
-            [tuple(self._names[index] for index in bucket.members) for bucket in self._plan.buckets]
+            [tuple(self._names[index] for index in bucket.members) for bucket in self._assignment.buckets]
         )

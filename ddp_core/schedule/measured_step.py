@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..measure.record import Record
+from ..measure.record import Record, replies
 from ..planning.link_cost import LinkCost
 from ..planning.step_model import Piece, StepModel
 
@@ -30,7 +30,7 @@ class MeasuredStep:
 
 
 class Measurements:
-    """The last steps. They are kept as they are, and looked at when a plan is made."""
+    """The last steps. They are kept as they are, and looked at when an order is chosen."""
 
     def __init__(self) -> None:
         self._steps: deque[MeasuredStep] = deque(maxlen=KEPT)
@@ -68,11 +68,7 @@ class Measurements:
 
 def link_samples(records: Sequence[Record]) -> Iterator[tuple[float, float]]:
     """(bytes sent, seconds that the link was held) of each request: a reply has waited for those that came before it."""
-    requests = []
-    for record in records:
-        waits = [(begin, end) for kind, begin, end in record.spans if kind == "wait"]
-        requests += [(end, begin, sent) for (begin, end), (_, _, sent) in zip(waits, record.requests, strict=False)]
     free = 0.0
-    for end, begin, sent in sorted(requests):
+    for end, begin, sent in sorted((end, begin, sent) for begin, end, _, sent in replies(records)):
         yield sent, end - max(begin, free)
         free = end

@@ -71,7 +71,7 @@ class Overlap:
         self._buckets = buckets
         self._found_for, self._members, self._updates, self._measured = (0, []), {}, [], True
         self._slice()
-        self.order = SliceOrder(self._wanted, reducer.plan, reducer.group, device)
+        self.order = SliceOrder(self._wanted, reducer.assignment, reducer.group, device)
         reducer.later = self
 
     def look(self) -> None:
@@ -100,6 +100,7 @@ class Overlap:
         if self._unseen and (used := self._reducer.brought_of(self._unseen)):
             self._tell(messages.unseen(self._reducer.names_of(used)))
         if not self.order.overlaps(self._reducer.finished):
+            self._updates = list(self._pending)
             return False
         if reason := self._obstacle(backward):
             self._tell(messages.synchronous(reason))
@@ -116,7 +117,7 @@ class Overlap:
         """Why a step has to be synchronous."""
         if backward.asks or backward.usage is not None:
             return "" if self._reducer.rules.static_graph else "find_unused_parameters=True"
-        if any(isinstance(bucket, SparseBucket) for bucket in self._reducer.plan.buckets):
+        if any(isinstance(bucket, SparseBucket) for bucket in self._reducer.assignment.buckets):
             return "sparse gradients"
         if self._joins or self._reducer.share != 1.0:
             return "join()"
@@ -131,7 +132,7 @@ class Overlap:
                 raise RuntimeError(messages.CAPTURED)
             self._averager.engines.send_all()
             self._readers.next_step()
-            buckets = self._reducer.plan.buckets
+            buckets = self._reducer.assignment.buckets
             self._updates = [PendingUpdate(self, bucket, backward) for bucket in buckets]
             self._pending, self._measured = dict.fromkeys(self._updates), False
 
@@ -163,17 +164,14 @@ class Overlap:
         try:
             update.make(average)
         except Exception as error:
-            names = self._names([update])
-            raise self._failed(update, RuntimeError(messages.raised(error, names))) from error
+            raise self._failed(update, RuntimeError(messages.raised(error, self._names([update])))) from error
 
     def _end_step(self, backward: Backward) -> None:
         waited = sum(update.waited for update in self._updates)
         backward.step.ended = backward.step.computed + waited
         self._reducer.delivered(backward)
-        self._step_number, self._exposed = (
-            backward.step.number,
-            waited + backward.step.computed - backward.step.last_launch,
-        )
+        self._step_number = backward.step.number
+        self._exposed = waited + backward.step.computed - backward.step.last_launch
 
     def _failed(self, update: PendingUpdate, error: Exception) -> RuntimeError:
         """An average did not come, or an update raised: nothing else is updated, and training with it is over.
@@ -222,7 +220,7 @@ class Overlap:
 
     def _find_members(self) -> None:
         """Forget which parameters the optimizer has in which group, if that may have changed."""
-        now = self._reducer.plan.builds, self._stepper.identity()
+        now = self._reducer.assignment.builds, self._stepper.identity()
         if now != self._found_for:
             self._found_for, self._members = now, {}
 
@@ -272,6 +270,9 @@ class Overlap:
 
     def forward_ends(self) -> float:
         """All that is still under way is waited for: no part of this forward has used it. Seconds that forward waited."""
+        if not self._updates:
+            self._in_forward, self._unseen = False, set()
+            return 0.0
         unused, end = list(self._pending), time.perf_counter()
         self.drain()
         self._in_forward = False

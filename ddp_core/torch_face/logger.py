@@ -105,7 +105,7 @@ class Logger:
         texts = {"prev_iteration_grad_ready_order_indices": _listed(reducer.traced)}
         if self._model._has_rebuilt_buckets:
             texts["rebuilt_bucket_sizes"] = _listed(self._bucket_sizes())
-            members = [" ".join(map(str, bucket.members)) for bucket in reducer.plan.buckets]
+            members = [" ".join(map(str, bucket.members)) for bucket in reducer.assignment.buckets]
             texts["rebuilt_per_bucket_param_indices"] = _listed(members)
         self._data.ints_map |= numbers
         self._data.strs_map |= texts
@@ -122,7 +122,7 @@ class Logger:
             numbers |= {name: duration, f"avg_{name}": (before + duration) // self._samples}
 
     def _bucket_sizes(self) -> list[int]:
-        return [sum(each.nbytes for each in bucket.parameters()) for bucket in self._model.reducer.plan.buckets]
+        return [sum(each.nbytes for each in bucket.parameters()) for bucket in self._model.reducer.assignment.buckets]
 
     def _unused_bytes(self) -> int:
         if not self._model.find_unused_parameters:

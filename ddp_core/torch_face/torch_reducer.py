@@ -42,7 +42,7 @@ class TorchReducer(Reducer):
 
     def fills_buckets(self) -> bool:
         """Whether gradients go into buckets, now or at the end of this backward."""
-        return self._backward is not None or self.plan.alias
+        return self._backward is not None or self.assignment.alias
 
     def brought(self, index: int) -> bool:
         """Whether this rank has got a gradient for a parameter since the last synchronization."""
@@ -53,7 +53,7 @@ class TorchReducer(Reducer):
         self.averager = averager
         if (backward := self._backward) is not None and not backward.under_way:
             backward.fresh = averager.wishes.fresh
-            for bucket in self.plan.buckets:
+            for bucket in self.assignment.buckets:
                 bucket.scale = averager.wishes.scale
 
     def prepare_for_backward(self, outputs: list[Tensor]) -> None:
@@ -75,7 +75,7 @@ class TorchReducer(Reducer):
         backward.over = True
         with backward:
             self._send_nothing(backward)
-            for bucket in self.plan.buckets:
+            for bucket in self.assignment.buckets:
                 self.average_of(bucket, backward)
         self._backward = None
         self._end_step(backward)
@@ -86,7 +86,7 @@ class TorchReducer(Reducer):
         nothing = bytearray(len(self._parameters))
         if self.rules.dynamic and (backward.skips or backward.fresh):
             backward.usage = self._ask(nothing)
-        for bucket in self.plan.sending:
+        for bucket in self.assignment.sending:
             if backward.needs(bucket):
                 bucket.clear()
                 self._average(backward, bucket)

@@ -79,6 +79,11 @@ def start_scatter(rows: Tensor, output: Tensor, group: dist.ProcessGroup) -> dis
     return dist.reduce_scatter_tensor(output, rows, group=group, async_op=True)
 
 
+def start_all_to_all(rows: Tensor, out: Tensor, group: dist.ProcessGroup) -> dist.Work | None:
+    """Begin to fill a flat `out` with the parts of all ranks' `rows` for this one, equally long. It does not block."""
+    return dist.all_to_all_single(out, rows, group=group, async_op=True)
+
+
 def largest_and_sum(first: float, second: float, group: dist.ProcessGroup, device: torch.device) -> tuple[float, float]:
     """The largest of all ranks' first numbers, and the sum of their second ones."""
     largest, total = torch.tensor([[first], [second]], dtype=torch.float64, device=device)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -14,7 +15,8 @@ from torch import Tensor
 from ...compress.protocol import AllGather, AllReduce, AllToAll, ReduceScatter, Request
 from ...compress.scopes import Scope, members
 from .agreement import LOOK, Look, nothing
-from .private_group import new_name, private_group
+from .direct_exchange import Exchange
+from .private_group import meeting_place, new_name, private_group
 from .protocol import Reply
 
 EVERYONE: tuple[Scope, ...] = ("all",)
@@ -122,6 +124,7 @@ class ProcessGroup:
         self._names: list[str] = []  # of the channels
         self._arrangement = ""  # a name that no other has
         self._groups: dict[tuple[int, Scope], dist.ProcessGroup] = {}
+        self._exchanges: dict[tuple[int, Scope], Exchange] = {}
 
     def members(self, scope: Scope) -> int:
         """How many ranks take part in a request of a scope."""
@@ -136,6 +139,7 @@ class ProcessGroup:
             self._arrangement = new_name(self.group, self._device)
             self._ranks_per_host = ranks_per_host
             self._groups = {key: group for key, group in self._groups.items() if key[1] == "all"}
+            self._exchanges = {key: made for key, made in self._exchanges.items() if key[1] == "all"}
 
     def open(self, channels: int, scopes: Sequence[Collection[Scope]] = ()) -> None:
         """Have so many channels. A collective call: every rank makes it at the same bucket.
@@ -153,11 +157,8 @@ class ProcessGroup:
                     self._groups[channel, scope] = self.group if on_cuda else self._private(channel, scope)
 
     def _private(self, channel: int, scope: Scope) -> dist.ProcessGroup:
-        ranks = self._ranks(scope)
+        ranks, name = self._ranks(scope), self._name(channel, scope)
         began = time.monotonic()
-        name = (
-            self._names[channel] if scope == "all" else f"{self._names[channel]}{self._arrangement}/{scope}-{ranks[0]}"
-        )
         try:
             return private_group(self.group, self._timeout, name, ranks, self._device)
         except RuntimeError as error:
@@ -166,6 +167,21 @@ class ProcessGroup:
                 f"ranks {[everyone[rank] for rank in ranks]} did not all make a process group for round {channel + 1}: it "
                 f"ended after {time.monotonic() - began:.1f} s of {self._timeout}; see what the others raised. {error}"
             ) from error
+
+    def _name(self, channel: int, scope: Scope) -> str:
+        if scope == "all":
+            return self._names[channel]
+        return f"{self._names[channel]}{self._arrangement}/{scope}-{self._ranks(scope)[0]}"
+
+    def _exchange(self, channel: int, scope: Scope) -> Exchange:
+        if (channel, scope) not in self._exchanges:
+            ranks, store = (
+                self._ranks(scope),
+                partial(meeting_place, self.group, f"{self._name(channel, scope)}/direct"),
+            )
+            place = ranks.index(self.group.rank())
+            self._exchanges[channel, scope] = Exchange(store, place, len(ranks), self._timeout, self.look)
+        return self._exchanges[channel, scope]
 
     def allocate(self, buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
         """Any memory will do."""
@@ -186,11 +202,14 @@ class ProcessGroup:
                     "the number of rounds must not depend on the gradient's values"
                 )
             group = self._groups[channel, request.scope] = self._private(channel, request.scope)
-        return started(request, group, self.look)
+        direct = None if self._device.type == "cuda" else self._exchange(channel, request.scope).start(request)
+        return direct or started(request, group, self.look)
 
     def abort(self) -> None:
         """Let go of the channels: Gloo's own abort does nothing, connections close with the last reference."""
-        self._names, self._groups = [], {}
+        for exchange in self._exchanges.values():
+            exchange.close()
+        self._names, self._groups, self._exchanges = [], {}, {}
 
 
 def started(request: Request, group: dist.ProcessGroup, look: Look = nothing) -> GroupPending:

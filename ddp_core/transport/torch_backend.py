@@ -32,7 +32,6 @@ HANDED_ON = (  # to Gloo
     "allgather_coalesced",
     "allreduce_coalesced",
     "allreduce_sparse",
-    "all_to_all_single",
     "alltoall",
     "alltoall_base",
     "barrier",
@@ -160,6 +159,16 @@ class DirectBackend(Backend):
         return (
             Direct(begun, outputs) if begun else self._by_gloo("all_gather_single_coalesced", outputs, blocks, options)
         )
+
+    def all_to_all_single(
+        self, output: Tensor, rows: Tensor, output_sizes: Sequence[int], row_sizes: Sequence[int], options: Any
+    ) -> dist.Work:
+        """A row for each rank, for one from each rank."""
+        even = not (output_sizes or row_sizes) and output.shape == rows.shape and len(rows) % self._ranks == 0
+        if even and _is_plain(output) and output.dtype == rows.dtype and (way := self._way("all_to_all", None, [rows])):
+            begun = self._direct.all_to_all(way, self._rows(output), self._rows(rows))
+            return Direct([begun], [output])
+        return self._by_gloo("all_to_all_single", output, rows, output_sizes, row_sizes, options)
 
     def reduce_scatter(self, outputs: Sequence[Tensor], rows: Sequence[Sequence[Tensor]], options: Any) -> dist.Work:
         """Sums of one tensor for each rank, from a list of tensors."""

@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Literal
 
 from ...compress import compressor
-from ..network import lab as netlab
-from ..network.lab import NetlabConfig, backend_here, check_lab
-from ..network.link import check_link
 from ..results.files import check_file
-from ..workloads import emulation
-from ..workloads.emulation import Trace, check_dilation, chosen_trace, dilated
+from ..workloads.emulation import EmulationConfig
 from ..workloads.order import BACKWARD, Order
 from .models import RESNETS, Task, emulated_task, task
 from .rows import NO_DDP, Case
 
-AT_LEAST_ONE = ("nproc", "batch_size", "image_size", "steps", "warmup")
+AT_LEAST_ONE = ("batch_size", "image_size", "steps", "warmup")
 LISTS = ("models", "ddp", "compressors", "process_groups", "sync_every", "overlap", "order")
 
 
 @dataclass(frozen=True)
-class BenchConfig:
+class BenchConfig(EmulationConfig):
     """Seconds a training step with DistributedDataParallel, over models, world sizes and settings."""
 
-    nproc: int = 2
-    """ranks on this machine (the launcher's own number where one starts the ranks)"""
-    backend: Literal["auto", "gloo", "nccl", "gloo-cuda"] = "auto"
-    """process group; auto is nccl with a GPU for every rank and neither lab nor emulated link, else gloo;
-    gloo-cuda has Gloo carry CUDA tensors, so that ranks can share a GPU"""
     models: list[str] = field(default_factory=lambda: list(RESNETS))
     """resnet50, resnet101, resnext50_32x4d, resnext101_32x8d, vgg19, gpt, bert, mlp, tiny"""
     batch_size: int = 32
@@ -62,34 +53,15 @@ class BenchConfig:
     """turns before them, not measured"""
     seed: int = 0
     """of the models and samples"""
-    compute: str = "real"
-    """real, or emulate:TRACE for the layers of a trace instead of the models, taking its time"""
-    dilate: float = 1.0
-    """what the times of a trace are multiplied by, and the rates of link and netlab divided by"""
-    link: str | None = None
-    """rate of an emulated link for every rank, such as 100mbit"""
-    netlab: NetlabConfig = field(default_factory=NetlabConfig)
-    """hosts on this machine behind real limited links, a rank in each"""
-    threads: int = 0
-    """torch threads a rank; 0 divides the cores among local ranks"""
-    timeout: float = 300.0
-    """seconds that any wait for other ranks may take"""
     json: str | None = None
     """file to write all figures to"""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is at least 1, got {getattr(self, name)}")
-        if self.threads < 0:
-            raise ValueError(f"threads is at least 0, got {self.threads}")
-        if not self.timeout > 0:
-            raise ValueError(f"timeout is above 0, got {self.timeout}")
         self._check_lists()
-        check_dilation(self.dilate, self.compute)
-        check_link(self.link)
-        check_lab(self.netlab)
-        backend_here(self.backend, self.link, self.netlab.hosts)
         self.tasks()
         self.cases()
         check_file("json", self.json)
@@ -137,29 +109,10 @@ class BenchConfig:
         """The settings to compare on so many ranks; on one of them, no DistributedDataParallel as well."""
         return [NO_DDP, *self.cases()] if ranks == 1 and self.no_ddp else self.cases()
 
-    def labels(self) -> list[str]:
-        """What every output says of figures that are not of a real accelerator and network."""
-        return emulation.labels(self.trace, self.dilate) + netlab.labels(self.link)
-
-    @property
-    def trace(self) -> Trace | None:
-        """Of the emulated accelerator; None on a real one."""
-        return chosen_trace(self.compute)
-
     @property
     def emulated_seconds(self) -> float | None:
         """What forward and backward take on the emulated accelerator, dilated; None on a real one."""
         return None if self.trace is None else self.trace.seconds * self.dilate
-
-    @property
-    def slowed_link(self) -> str | None:
-        """The emulated link, as slow as the dilation makes it."""
-        return dilated(self.link, self.dilate) if self.link else None
-
-    @property
-    def slowed_netlab(self) -> NetlabConfig:
-        """The lab, its links as slow as the dilation makes them."""
-        return replace(self.netlab, rate=dilated(self.netlab.rate, self.dilate))
 
 
 def _exists(case: Case) -> bool:

@@ -18,7 +18,7 @@ from .models import Task
 from .rows import PHASES, Case, Measured
 from .wrapping import traffic, wrapped
 
-PLANNED_AFTER = 12  # steps: an order of sending is planned from the ninth on
+CHOSEN_AFTER = 12  # steps: an order of sending is chosen from the ninth on
 LR, MOMENTUM, WEIGHT_DECAY = 0.001, 0.9, 1e-4  # as in PyTorch's benchmark
 
 
@@ -50,7 +50,7 @@ class Trial:
         fused = setup.task.fused or None  # None: torch's choice
         optimizer = torch.optim.SGD(model.parameters(), LR, MOMENTUM, weight_decay=WEIGHT_DECAY, fused=fused)
         self._optimizer = ordered(self._model, optimizer, case.order, case.bucket_mb)
-        self._lead = 0 if case.order == BACKWARD else PLANNED_AFTER
+        self._lead = 0 if case.order == BACKWARD else CHOSEN_AFTER
         generator = torch.Generator().manual_seed(setup.seed + groups[0].rank())
         inputs, targets = setup.task.sample(setup.batch_size, generator)
         self._inputs, self._targets = inputs.to(setup.device), targets.to(setup.device)

@@ -11,7 +11,7 @@ from ...ddp_core import LEAST_TORCH
 from ..network.lab import NetlabConfig, backend_here, check_lab
 from ..results.files import check_file
 
-Operation: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter"]
+Operation: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 UNITS = {"k": 10**3, "M": 10**6, "G": 10**9}
 
 
@@ -28,7 +28,7 @@ class CollectiveConfig:
     operations: list[Operation] = field(default_factory=lambda: ["all_reduce"])
     """collectives"""
     elements: list[str] = field(default_factory=lambda: ["1k", "10k", "100k", "1M", "10M"])
-    """float32 numbers in a piece: of a rank; of all ranks together where they gather, or scatter sums"""
+    """float32 numbers in a piece: of a rank; of all ranks together where they gather, or scatter sums or rows"""
     total: str = "60M"
     """float32 numbers in all pieces"""
     pieces: int = 0

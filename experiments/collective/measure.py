@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from rich.progress import Progress
 
-from ...ddp_core import largest_and_sum, start_all_gather, start_scatter, start_sum
+from ...ddp_core import largest_and_sum, start_all_gather, start_all_to_all, start_scatter, start_sum
 from ..network.lab import labels
 from ..network.link import parse_rate
 from ..results.statistics import percentiles
@@ -20,7 +20,7 @@ from .config import CollectiveConfig, Operation, elements_of
 
 BYTES = 4  # of a float32
 WARM_UP = 10  # one in so many pieces goes before the clock starts
-PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}  # of all numbers over the network
+PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}  # of all numbers over the network
 Row: TypeAlias = dict[str, Any]
 Start: TypeAlias = Callable[[dist.ProcessGroup], dist.Work | None]
 Sample: TypeAlias = tuple[float, float]  # seconds until the last rank was done, and of all ranks' processors
@@ -56,6 +56,8 @@ def pieces_of(operation: Operation, size: int, total: int, ranks: int, device: t
         return [partial(start_sum, piece) for piece in torch.zeros(total, device=device).split(size)]
     count, block = -(-total // size), -(-size // ranks)
     wholes, blocks = torch.zeros(count, ranks * block, device=device), torch.zeros(count, block, device=device)
+    if operation == "all_to_all":
+        return [partial(start_all_to_all, rows, torch.zeros_like(rows)) for rows in wholes]
     pairs = list(zip(wholes, blocks, strict=True))
     if operation == "all_gather":
         return [partial(start_all_gather, whole, part, async_op=True) for whole, part in pairs]

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from ...compress import compressor
-from ..network.lab import NetlabConfig, backend_here, check_lab
+from ..network.lab import backend_here
 from ..network.link import links_of
+from ..network.ranks_config import RanksConfig
 from ..workloads.data import DataConfig
 from ..workloads.models import ModelConfig
 from ..workloads.order import BACKWARD, Order
@@ -16,16 +17,11 @@ from ..workloads.training import TrainingConfig
 
 
 @dataclass(frozen=True)
-class CompareConfig:
+class CompareConfig(RanksConfig):
     """Train one model once with each compressor, and compare loss, speed and bytes."""
 
-    nproc: int = 2
-    """ranks on this machine (the launcher's own number where one starts the ranks)"""
     simulated: bool = False
     """train the nproc ranks in turn, in one process: their losses and bytes, without a network and its times"""
-    backend: Literal["auto", "gloo", "nccl", "gloo-cuda"] = "auto"
-    """process group; auto is nccl with a GPU for every rank and neither lab nor emulated link, else gloo;
-    gloo-cuda has Gloo carry CUDA tensors, so that ranks can share a GPU"""
     model: ModelConfig = field(default_factory=ModelConfig)
     """gpt, resnet18-cifar, lstm, mlp or torchvision:NAME, and its sizes"""
     data: DataConfig = field(default_factory=DataConfig)
@@ -67,12 +63,6 @@ class CompareConfig:
     priority: in pieces, first what the next forward needs first, and that waits where it needs them; auto"""
     eval_batches: int = 40
     """held-out batches at the end"""
-    threads: int = 0
-    """torch threads a rank; 0 divides the cores among local ranks"""
-    timeout: float = 300.0
-    """seconds that any wait for other ranks may take"""
-    netlab: NetlabConfig = field(default_factory=NetlabConfig)
-    """hosts on this machine, joined by links of a set rate, in place of nproc ranks"""
     link: str | None = None
     """rate of an emulated link, such as 100mbit: what gradwire sends is held back as if by it; needs no root. Several,
     separated by commas, are compared one after the other; none is no emulated link: 100mbit,none"""
@@ -82,13 +72,9 @@ class CompareConfig:
     """wandb, tensorboard"""
 
     def __post_init__(self) -> None:
-        if self.nproc < 1:
-            raise ValueError(f"nproc is at least 1, got {self.nproc}")
-        if self.threads < 0:
-            raise ValueError(f"threads is at least 0, got {self.threads}")
+        super().__post_init__()
         _ = self.training  # checked as it is made
         emulated = next(filter(None, self.links), None)
-        check_lab(self.netlab)
         backend_here(self.backend, emulated, self.netlab.hosts)
         if self.simulated and (emulated or self.netlab.hosts):
             raise ValueError("simulated ranks have no network: leave out link and netlab, or simulated")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...kernels.dispatch import REFERENCE
 from .cases import DTYPES, Case
-from .check import Verdict, check, first, kept, outcome
+from .check import Checked, check, first, kept, outcome
 from .clocks import Clock, clock_for, torch_threads
 from .heavy_tail import HeavyTail
 from .job import Job, Output
@@ -64,17 +64,17 @@ class Bench:
             self.skipped.append(f"{group.case.name} of {group.elements:,} elements: {str(error).partition('.')[0]}")
 
     def _rows(self, group: Group, threads: int, job: Job, expected: list[Output]) -> list[Row]:
-        verdicts = {name: check(group.case, job, self._numbers, name, expected) for name in group.backends}
-        own = {name: verdict for name, verdict in verdicts.items() if self._does_part(group, name, verdict)}
-        right = [name for name, verdict in own.items() if not verdict.wrong]
+        checked = {name: check(group.case, job, self._numbers, name, expected) for name in group.backends}
+        own = {name: result for name, result in checked.items() if self._does_part(group, name, result)}
+        right = [name for name, result in own.items() if not result.wrong]
         timings = self._race(group, job, right) if right else {}
-        return [self._row(group, threads, job, name, verdict, timings) for name, verdict in own.items()]
+        return [self._row(group, threads, job, name, result, timings) for name, result in own.items()]
 
-    def _does_part(self, group: Group, backend: str, verdict: Verdict) -> bool:
+    def _does_part(self, group: Group, backend: str, result: Checked) -> bool:
         """Whether a backend does any part of a job itself, or does it wrong."""
-        if verdict.wrong or set(verdict.by_others) != set(group.case.uses):
+        if result.wrong or set(result.by_others) != set(group.case.uses):
             return True
-        others = ", ".join(sorted(set(verdict.by_others.values())))
+        others = ", ".join(sorted(set(result.by_others.values())))
         line = f"{group.case.name} on {backend} for {group.dtype}: {others} would run"
         if line not in self.skipped:
             self.skipped.append(line)
@@ -95,7 +95,7 @@ class Bench:
         return self._source.view(dtype)[:elements], self._target.view(dtype)[:elements]
 
     def _row(
-        self, group: Group, threads: int, job: Job, backend: str, verdict: Verdict, timings: dict[str, Timing]
+        self, group: Group, threads: int, job: Job, backend: str, result: Checked, timings: dict[str, Timing]
     ) -> Row:
         row = Row(
             operation=group.case.name,
@@ -103,16 +103,16 @@ class Bench:
             dtype=group.dtype,
             elements=group.elements,
             threads=threads,
-            correct=not verdict.wrong,
+            correct=not result.wrong,
             seconds=None,
             floor_bytes=round(job.floor_bytes),
             fraction_of_copy=None,
             baseline=job.baseline,
             baseline_seconds=None,
-            by_others=dict(verdict.by_others),
-            wrong=verdict.wrong,
+            by_others=dict(result.by_others),
+            wrong=result.wrong,
         )
-        if verdict.wrong:
+        if result.wrong:
             return row
         copied = 2 * self._copied(group)[0].nbytes / timings[COPY].median
         return timed(row, timings[backend], timings[BASELINE], copied)

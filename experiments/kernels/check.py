@@ -23,7 +23,7 @@ SEED = 1
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Checked:
     """`wrong`: what differs from the reference, empty where nothing does. `by_others`: of operations that the backend does
     not have, or not for this dtype, the backend that ran."""
 
@@ -45,10 +45,10 @@ def kept(results: list[Output]) -> list[Output]:
     return [replace(each, values=each.values.clone()) for each in results]
 
 
-def check(case: Case, job: Job, numbers: HeavyTail, backend: str, expected: list[Output]) -> Verdict:
-    """Compare a backend with what the reference gave, which is right. What it raises is a verdict too."""
+def check(case: Case, job: Job, numbers: HeavyTail, backend: str, expected: list[Output]) -> Checked:
+    """Compare a backend with what the reference gave, which is right. What it raises is a result too."""
     if backend == REFERENCE:
-        return Verdict("", {})
+        return Checked("", {})
     device = job.inputs[0].device.type
     requested = first(backend, device)
     with use_backend(*requested):
@@ -59,10 +59,10 @@ def check(case: Case, job: Job, numbers: HeavyTail, backend: str, expected: list
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # a backend may raise what it likes: it is shown in its row
-            return Verdict(f"{type(error).__name__}: {error}", {})
+            return Checked(f"{type(error).__name__}: {error}", {})
     wrong = filter(None, map(difference, expected, found))
     ran |= dict.fromkeys(left, REFERENCE)
-    return Verdict("; ".join(wrong), {name: other for name, other in ran.items() if other != backend})
+    return Checked("; ".join(wrong), {name: other for name, other in ran.items() if other != backend})
 
 
 def first(backend: str, device: str) -> tuple[str, ...]:

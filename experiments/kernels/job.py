@@ -54,6 +54,6 @@ class Job(ABC):
         """What implementations must agree on, after a run."""
 
 
-def bucket(elements: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+def inputs(elements: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """A gradient and its residual, which has 32 bits."""
     return torch.zeros(elements, dtype=dtype, device=device), torch.zeros(elements, device=device)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ... import kernels
 from ...kernels import Factors, Matrix, Residual
 from .heavy_tail import HeavyTail
-from .job import Job, Output, bucket
+from .job import Job, Output, inputs
 
 WIDTH = 512
 LAYERS = (  # (rows, columns) of a transformer's block: attention in and out, perceptron in and out
@@ -50,7 +50,7 @@ class LowRank(Job):
     def __init__(self, elements: int, dtype: torch.dtype, device: torch.device, rank: int) -> None:
         self.factors = transformer_matrices(elements, rank)
         last = self.factors.matrices[-1]
-        self.grad, self.residual = bucket(last.offset + last.rows * last.columns, dtype, device)
+        self.grad, self.residual = inputs(last.offset + last.rows * last.columns, dtype, device)
         self.p = torch.zeros(self.factors.left_offsets[-1], device=device)
         self.q = torch.zeros(self.factors.right_offsets[-1], device=device)
         self.first_p, self.first_q = self.p.clone(), self.q.clone()

@@ -9,7 +9,7 @@ from ... import kernels
 from ...kernels import Residual
 from ...kernels.quantization import FORMATS
 from .heavy_tail import HeavyTail
-from .job import Job, Output, bucket
+from .job import Job, Output, inputs
 
 BLOCK = 128  # elements that share a scale: the default of the compressors int8, fp8, int4 and ternary
 FLOATS = {4: torch.float8_e4m3fn, 5: torch.float8_e5m2}  # by bits of the exponent
@@ -24,7 +24,7 @@ class QuantizeBlocks(Job):
         self, elements: int, dtype: torch.dtype, device: torch.device, bits: int = 8, exponent: int = 0
     ) -> None:
         self.length, self.bits, self.exponent = _whole_blocks(elements), bits, exponent
-        self.grad, self._padded = bucket(elements, dtype, device)[0], torch.zeros(self.length, device=device)
+        self.grad, self._padded = inputs(elements, dtype, device)[0], torch.zeros(self.length, device=device)
         self.residual = self._padded[:elements]
         self.scales = torch.zeros(1, self.length // BLOCK, device=device)
         self.codes = torch.zeros(1, self.length * bits // 8, dtype=torch.int8, device=device)

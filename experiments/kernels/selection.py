@@ -9,7 +9,7 @@ import torch
 from ... import kernels
 from ...kernels import Residual
 from .heavy_tail import HeavyTail
-from .job import Job, Output, bucket
+from .job import Job, Output, inputs
 
 RATIO = 0.01
 SPARSE_BYTES = 8  # an index of 32 bits and a value of 32 bits
@@ -21,7 +21,7 @@ class SelectLargest(Job):
     baseline = "add_, torch.topk of abs(), index_fill_"
 
     def __init__(self, elements: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.grad, self.residual = bucket(elements, dtype, device)
+        self.grad, self.residual = inputs(elements, dtype, device)
         selected = math.ceil(RATIO * elements)
         self.indices = torch.zeros(1, selected, dtype=torch.int32, device=device)
         self.values = torch.zeros(1, selected, device=device)

@@ -8,7 +8,7 @@ from torch.nn.functional import embedding
 from ... import kernels
 from ...kernels import Residual
 from .heavy_tail import HeavyTail
-from .job import Job, Output, bucket
+from .job import Job, Output, inputs
 
 BLOCK = 1024  # elements that share a scale: the default of the compressor onebit
 BYTE_OF_FLAGS = 0x0102040810204080  # times 8 bytes of 0 or 1: the highest byte of the product has them as bits
@@ -21,7 +21,7 @@ class SignPack(Job):
 
     def __init__(self, elements: int, dtype: torch.dtype, device: torch.device) -> None:
         self.length = whole_blocks(elements)
-        self.grad, self._padded = bucket(elements, dtype, device)[0], torch.zeros(self.length, device=device)
+        self.grad, self._padded = inputs(elements, dtype, device)[0], torch.zeros(self.length, device=device)
         self.residual = self._padded[:elements]
         self.scales = torch.zeros(1, self.length // BLOCK, device=device)
         self.bits = torch.zeros(1, self.length // 8, dtype=torch.uint8, device=device)

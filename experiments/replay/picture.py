@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from ...ddp_core.planning.replay import Replay, backward_order, planned_order, replay
+from ...ddp_core.planning.replay import Replay, backward_order, priority_order, replay
 from ...ddp_core.planning.step_model import StepModel
 from ..results.palette import COLORS
 from ..results.picture import DPI
@@ -28,7 +28,7 @@ def draw(buckets: StepModel, slices: StepModel, title: str, path: Path) -> Path:
     above, below = figure.subplots(2, 1, sharex=True)
     waiting = replay(buckets, backward_order(buckets), until_needed=False)
     _steps(above, buckets, waiting, until_needed=False)
-    _steps(below, slices, replay(slices, planned_order(slices)), until_needed=True)
+    _steps(below, slices, replay(slices, priority_order(slices)), until_needed=True)
     above.set_title("backward's order: forward waits for everything", fontsize=10, loc="left")
     below.set_title("priority: each layer waits for its own (light pieces are needed first)", fontsize=10, loc="left")
     below.set_xlabel("milliseconds")

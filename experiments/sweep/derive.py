@@ -77,6 +77,20 @@ class Quotient(Derivation):
 
 
 @dataclass(frozen=True)
+class Last(Derivation):
+    """The last number of a list, such as the seconds of all steps of `train_seconds`."""
+
+    of: str
+
+    @property
+    def columns(self) -> list[str]:
+        return [self.of]
+
+    def value(self, row: Row, rows: Sequence[Row], dimensions: Sequence[str]) -> float | None:
+        return row[self.of][-1] if row.get(self.of) else None
+
+
+@dataclass(frozen=True)
 class TimeToLoss(Derivation):
     """Seconds of training until the smoothed loss is at most what the row with the values `against` ends with.
 
@@ -137,6 +151,7 @@ KINDS: dict[str, type[Derivation]] = {
     "speedup": Speedup,
     "relative": Relative,
     "quotient": Quotient,
+    "last": Last,
     "time_to_loss": TimeToLoss,
     "seconds_over_link": SecondsOverLink,
 }

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..results.recommendation import UNCOMPRESSED, WORTHWHILE
 from ..results.rows import Row
+from .rows import named
 
 COMPRESSOR = "compressor"
 
@@ -21,11 +22,13 @@ class Criterion:
     unit: str = "s"
     what: str = "a step"
     """what the column times, in words"""
+    named: list[str] = field(default_factory=lambda: [COMPRESSOR])
+    """columns that name a method, such as [compressor, local_every]; a number of 0 is left out"""
 
     @property
     def columns(self) -> list[str]:
         """What it takes of a row."""
-        return [self.of, *self.each, COMPRESSOR]
+        return [self.of, *self.each, *self.named, COMPRESSOR]
 
 
 def criterion_of(described: Mapping[str, Any]) -> Criterion | None:
@@ -54,14 +57,15 @@ def _sentence(criterion: Criterion, rows: Sequence[Row]) -> str:
     best = plain[0]
     if not others:
         return f"do not compress here beyond {best[COMPRESSOR]}: no other method gets there at all."
+    other = ", ".join(named(column, others[0][column]) for column in criterion.named if others[0][column])
     gain = best[criterion.of] / others[0][criterion.of]
     if gain < WORTHWHILE:
         return (
             f"do not compress here beyond {best[COMPRESSOR]}: {criterion.what} takes it {_amount(criterion, best)}, and "
-            f"the best other method, {others[0][COMPRESSOR]}, {_amount(criterion, others[0])}."
+            f"the best other method, {other}, {_amount(criterion, others[0])}."
         )
     return (
-        f"{others[0][COMPRESSOR]} is {gain:.1f}x as fast as {best[COMPRESSOR]}: {criterion.what} takes "
+        f"{other} is {gain:.1f}x as fast as {best[COMPRESSOR]}: {criterion.what} takes "
         f"{_amount(criterion, others[0])}, not {_amount(criterion, best)}."
     )
 

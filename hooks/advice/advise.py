@@ -26,7 +26,7 @@ from ..plan import bucket_layouts
 from .advice import Advice, Choice, Forecast, Rule
 from .arithmetic import Arithmetic, copy_seconds, gradient_pool, measured_arithmetic, sampled
 from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, Method, family, methods
-from .here import Here
+from .here import Here, tried
 from .network import Kind, Network
 from .predict import Measured, World, buckets, predicted, requests_on
 from .training import Computation, Loss, Training
@@ -64,9 +64,13 @@ def advise(
     raises on one rank is a ValueError on the others.
     """
     began = time.perf_counter()
-    rule, sizes = Rule(tolerance, worthwhile), _checked_hosts(hosts)
-    asked = _checked_methods(compressors)
-    here, kind = _here(_bare(model), process_group, transport), family(optimizer)
+    device, group = _device(model), process_group or (dist.group.WORLD if dist.is_initialized() else None)
+
+    def checked() -> tuple[Rule, list[int], list[Method], str]:
+        return Rule(tolerance, worthwhile), _checked_hosts(hosts), _checked_methods(compressors), family(optimizer)
+
+    rule, sizes, asked, kind = checked() if group is None else tried(checked, group, device)
+    here = _here(group, device, transport)
     asked_for = {"compressors": [method.spec for method in asked], "hosts": sizes, "bucket_mb": bucket_mb}
     _agree(here, {"numbers": _trained(model), "optimizer": kind, **asked_for, **vars(rule)})
     _check_links(here, sizes)
@@ -103,20 +107,21 @@ def _bare(model: nn.Module) -> nn.Module:
     return model.module if isinstance(model, TorchDDP) else model
 
 
-def _here(model: nn.Module, group: dist.ProcessGroup | None, transport: Decorator | None) -> Here:
-    if group is None and not dist.is_initialized():
+def _device(model: nn.Module) -> torch.device:
+    return next((p.device for p in model.parameters() if p.requires_grad), torch.device("cpu"))
+
+
+def _here(group: dist.ProcessGroup | None, device: torch.device, transport: Decorator | None) -> Here:
+    if group is None:
         raise RuntimeError(
             "advise() measures the network of a process group, and there is none yet: call "
             "torch.distributed.init_process_group() first, on every rank"
         )
-    chosen = group or dist.group.WORLD
-    assert isinstance(chosen, dist.ProcessGroup)
-    if chosen.size() < 2:
+    if group.size() < 2:
         raise ValueError(
             "advise() measures what goes between ranks, and this process group has one: start more of them"
         )
-    device = next((p.device for p in model.parameters() if p.requires_grad), torch.device("cpu"))
-    return Here.found(chosen, device, one_level=transport is not None)
+    return Here.found(group, device, one_level=transport is not None)
 
 
 def _trained(model: nn.Module) -> int:
@@ -185,9 +190,9 @@ def _measured(
     """All parts of a step."""
     arithmetic, copy = _arithmetic(training, computation, offered, here, bucket_mb)
     rings = dist.get_backend(here.group) != "nccl"
-    plans = here.device.type != "cuda"
+    by_need = here.device.type != "cuda"
     shapes = {name: torch.empty_like(each, device="meta") for name, each in training.parameters.items()}
-    measured = Measured(computation, shapes, arithmetic, {}, copy, here.world, here.cores, rings, plans)
+    measured = Measured(computation, shapes, arithmetic, {}, copy, here.world, here.cores, rings, by_need)
     engines = Engines([here.group], timeout, transport)
     try:
         costs = Network(engines.of(here.device, 0).transport, here.device, timeout, here.world.per_host).costs(

@@ -57,19 +57,24 @@ class Here:
         return [json.loads(text) for text in exchange(json.dumps(value), self.group, self.device)]
 
     def tried(self, function: Callable[[], T]) -> T:
-        """What it returns here, once it has returned on every rank. A collective call.
+        """`tried` on these ranks."""
+        return tried(function, self.group, self.device)
 
-        Raises what it raised here; where it raised on others alone ValueError, which names the first of them.
-        """
-        try:
-            result = function()
-        except Exception as error:
-            self.told(f"{type(error).__name__}: {error}")
-            raise
-        for rank, failure in enumerate(self.told("")):
-            if failure:
-                raise ValueError(f"steps cannot be tried on rank {rank}, so no rank gets advice: {failure}")
-        return result
+
+def tried(function: Callable[[], T], group: dist.ProcessGroup, device: torch.device) -> T:
+    """What it returns here, once it has returned on every rank of a group. A collective call.
+
+    Raises what it raised here; where it raised on others alone ValueError, which names the first of them.
+    """
+    try:
+        result = function()
+    except Exception as error:
+        exchange(f"{type(error).__name__}: {error}", group, device)
+        raise
+    for rank, failure in enumerate(exchange("", group, device)):
+        if failure:
+            raise ValueError(f"steps cannot be tried on rank {rank}, so no rank gets advice: {failure}")
+    return result
 
 
 def _place() -> tuple[str, list[int]]:

@@ -17,7 +17,7 @@ from ...compress.simulate import STEADY, requests_of
 from ...compress.state import Leaves
 from ...ddp_core.planning.bounds import optimal
 from ...ddp_core.planning.pipeline import Parcel, Pipeline, Round
-from ...ddp_core.planning.replay import planned_order
+from ...ddp_core.planning.replay import priority_order
 from ...ddp_core.planning.shared_cores import Work
 from ...ddp_core.planning.step_model import Piece, StepModel
 from ..plan import bucket_layouts
@@ -48,8 +48,8 @@ class Measured:
     """All that predictions rest on, measured on the ranks of `world`.
 
     `copy`: seconds an element, into buckets. `cores`: of a machine, for each of its ranks. `rings`: messages of a
-    collective follow each other around a ring, as Gloo's do, else as in trees. `plans`: overlapped slices go in a planned
-    order.
+    collective follow each other around a ring, as Gloo's do, else as in trees. `by_need`: overlapped slices go in the
+    order in which they are needed.
     """
 
     computation: Computation
@@ -60,7 +60,7 @@ class Measured:
     world: World
     cores: float
     rings: bool
-    plans: bool
+    by_need: bool
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ def predicted(measured: Measured, spec: str, order: str, world: World, bucket_mb
         parcels += [parcel] * parts
         sent_bytes += sum(request.sent_bytes for request in requests if request.travels)
     computation, bound = measured.computation, optimal(_by_parameters(measured, layouts, cuts, parcels))
-    if overlaps and measured.plans:
-        parcels = [parcels[place] for place in planned_order(_model(computation, parcels))]
+    if overlaps and measured.by_need:
+        parcels = [parcels[place] for place in priority_order(_model(computation, parcels))]
     step = Pipeline(computation.forward, computation.backward, tuple(parcels), measured.cores)
     return Prediction(step.seconds(until_needed=overlaps), bound, sent_bytes, _state_bytes(compressor(spec), layouts))
 

@@ -12,5 +12,5 @@ from .library import NAME, library
 
 @all_finite.implement(NAME, {"tensor": FLOATS}, unless=with_gaps)
 def _all_finite(tensor: Tensor) -> Tensor:
-    verdict = library().all_finite(tensor, tensor.numel(), torch.get_num_threads())
-    return torch.tensor(verdict, device="cpu")
+    finite = library().all_finite(tensor, tensor.numel(), torch.get_num_threads())
+    return torch.tensor(finite, device="cpu")

@@ -15,26 +15,26 @@ TILE = 4096
 
 def all_finite(tensor: Tensor) -> Tensor:
     """A boolean scalar, true unless a program finds an element that is not finite."""
-    verdict = torch.ones((), dtype=torch.bool, device=tensor.device)
+    all_finite = torch.ones((), dtype=torch.bool, device=tensor.device)
     if size := tensor.numel():
         with on_device(tensor):
-            _refute[(divided(size, TILE),)](tensor, verdict.view(torch.uint8), size, TILE=TILE, **options(8))
-    return verdict
+            _refute[(divided(size, TILE),)](tensor, all_finite.view(torch.uint8), size, TILE=TILE, **options(8))
+    return all_finite
 
 
 @triton.jit(do_not_specialize=["size"])
-def _refute(tensor: tl.tensor, verdict: tl.tensor, size: tl.int64, TILE: tl.constexpr) -> None:
+def _refute(tensor: tl.tensor, all_finite: tl.tensor, size: tl.int64, TILE: tl.constexpr) -> None:
     start = tl.program_id(0).to(tl.int64) * TILE
     if start + TILE <= size:
-        _refute_tile(tensor, verdict, start + tl.arange(0, TILE), size, True)
+        _refute_tile(tensor, all_finite, start + tl.arange(0, TILE), size, True)
     else:
-        _refute_tile(tensor, verdict, start + tl.arange(0, TILE), size, False)
+        _refute_tile(tensor, all_finite, start + tl.arange(0, TILE), size, False)
 
 
 @triton.jit
 def _refute_tile(
-    tensor: tl.tensor, verdict: tl.tensor, places: tl.tensor, size: tl.tensor, WHOLE: tl.constexpr
+    tensor: tl.tensor, all_finite: tl.tensor, places: tl.tensor, size: tl.tensor, WHOLE: tl.constexpr
 ) -> None:
     values = load_tile(tensor, places, size, WHOLE)
     finite = tl.min((tl.abs(values) < float("inf")).to(tl.int32), 0)  # NaN is not less
-    tl.store(verdict, 0, mask=finite == 0)  # whoever writes writes the same
+    tl.store(all_finite, 0, mask=finite == 0)  # whoever writes writes the same

@@ -34,7 +34,7 @@ def sign_pack(grad: Tensor, residual: Residual | None, scales: Tensor, bits: Ten
         if units.each > 1:
             _scale[(rows * blocks,)](sums, scales, strides[0], *place, units.each, TILE=SUMS, **options(4))
         if units.each > 1 and residual is not None:
-            _settle[units.programs](residual.after, scales, strides[0], *place, **units.sizes)
+            _subtract_signs[units.programs](residual.after, scales, strides[0], *place, **units.sizes)
 
 
 def sign_unpack_mean(scales: Tensor, bits: Tensor, out: Tensor, residual: Tensor | None = None) -> None:
@@ -121,19 +121,19 @@ def _scale(
 
 
 @triton.jit(do_not_specialize=["scale_stride", "blocks", "block", "units", "size"])
-def _settle(
+def _subtract_signs(
     residual: tl.tensor, scales: tl.tensor, scale_stride: tl.int64,
     blocks: tl.int64, block: tl.int64, units: tl.int64, size: tl.int64,
     EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr,
 ) -> None:  # fmt: skip
     if is_whole(units, size, UNITS, UNIT, EXACT):
-        _settle_units(residual, scales, scale_stride, blocks, block, units, size, EACH, UNITS, UNIT, True)
+        _subtract_units(residual, scales, scale_stride, blocks, block, units, size, EACH, UNITS, UNIT, True)
     else:
-        _settle_units(residual, scales, scale_stride, blocks, block, units, size, EACH, UNITS, UNIT, False)
+        _subtract_units(residual, scales, scale_stride, blocks, block, units, size, EACH, UNITS, UNIT, False)
 
 
 @triton.jit
-def _settle_units(
+def _subtract_units(
     residual: tl.tensor, scales: tl.tensor, scale_stride: tl.tensor,
     blocks: tl.tensor, block: tl.tensor, units: tl.tensor, size: tl.tensor,
     EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr,

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from gradwire.compress import Simulation, compressor
-from gradwire.compress.gauge import ELEMENTS, EVERY, IN_A_ROW, SETTLE, Gauge, Sample, Seen, gauges, sampled, settled
+from gradwire.compress.gauge import ELEMENTS, EVERY, IN_A_ROW, WARM_UP, Gauge, Sample, Seen, gauges, sampled, steady
 from gradwire.kernels import Residual
 
 from .given import gradients, layout
 from .test_laws import SHAPES
 
-LATE = SETTLE * EVERY
+LATE = WARM_UP * EVERY
 
 
 def gauge_of(state):
@@ -72,7 +72,7 @@ def test_with_gradients_that_do_not_depend_on_each_other_a_residual_settles_wher
     for step in range(2 * LATE):
         simulation.step(gradients(within, step))
     gauge = gauge_of(simulation.states[0])
-    assert gauge.residual_ratio == pytest.approx(settled(gauge.cosine), rel=0.15)
+    assert gauge.residual_ratio == pytest.approx(steady(gauge.cosine), rel=0.15)
     assert not gauge.runs_away
 
 
@@ -105,7 +105,7 @@ def one(ratio, cosine, log_gradient=0.0):
     ("sample", "expected"),
     [
         (one(7, 0.9), False),  # few gradients
-        (one(19, 0.1), False),  # at a cosine of 0.1, 9.95 are settled
+        (one(19, 0.1), False),  # at a cosine of 0.1, 9.95 are steady
         (one(21, 0.1), True),
         (one(9, 0.5), True),
         (one(9, 0.0), True),
@@ -119,10 +119,10 @@ def test_a_residual_is_too_large_beyond_twice_what_settles_at_its_cosine(sample,
 def test_some_samples_in_a_row_have_to_agree_and_residuals_of_the_first_ones_have_no_say():
     large, small = one(21, 0.1), one(1, 0.9)
     seen, told = Seen(), []
-    for sample in [large] * (SETTLE + IN_A_ROW - 1) + [small] + [large] * IN_A_ROW:
+    for sample in [large] * (WARM_UP + IN_A_ROW - 1) + [small] + [large] * IN_A_ROW:
         seen = seen.and_then(sample)
         told.append(seen.runs_away)
-    assert told == [False] * (SETTLE + IN_A_ROW - 2) + [True] + [False] * IN_A_ROW + [True]
+    assert told == [False] * (WARM_UP + IN_A_ROW - 2) + [True] + [False] * IN_A_ROW + [True]
 
 
 @pytest.mark.parametrize("outlier", [-20.0, 20.0])

@@ -31,7 +31,7 @@ def inputs_of(rank, step):
 
 def wrapped(compressor="none", **options):
     model = gradwire.DistributedDataParallel(Chain(), compressor=compressor, **{**SMALL, **options})
-    model.reducer.plan.build(range(5))
+    model.reducer.assignment.build(range(5))
     return model
 
 

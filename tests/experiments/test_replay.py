@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gradwire.ddp_core.planning.replay import planned_order, replay
+from gradwire.ddp_core.planning.replay import priority_order, replay
 from gradwire.ddp_core.planning.step_model import layered
 from gradwire.experiments.cli import main
 from gradwire.experiments.replay.picture import forward_spans
@@ -119,7 +119,7 @@ def test_a_picture_is_drawn_of_the_first_row(file, tmp_path, capsys):
 def test_what_forward_computes_between_its_waits_is_all_of_it_and_ends_with_the_step():
     model = layered([(1.0, 2.0, 3.0), (2.0, 4.0, 5.0), (1.0, 1.0, 0.5)])
     for until_needed in (True, False):
-        found = replay(model, planned_order(model), until_needed=until_needed)
+        found = replay(model, priority_order(model), until_needed=until_needed)
         spans = list(forward_spans(model, found, until_needed=until_needed))
         assert sum(seconds for _, seconds in spans) == pytest.approx(model.forward)
         assert sum(spans[-1]) == pytest.approx(found.step)

@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
 from gradwire.compress import specification
-from gradwire.compress.gauge import EVERY, IN_A_ROW, SETTLE
+from gradwire.compress.gauge import EVERY, IN_A_ROW, WARM_UP
 
 from .given import Given, average, gradients, wrapped
 from .test_handle import same, steps
@@ -123,8 +123,8 @@ def run_away(rank, world_size, spec):
     """What is said while gradients become a hundredth of what they were, and the statistics at the end."""
     ddp, handle = attached(spec)
     said = []
-    for step in range(SETTLE * EVERY + (IN_A_ROW + 1) * EVERY):
-        scale = 1.0 if step < SETTLE * EVERY else 0.01
+    for step in range(WARM_UP * EVERY + (IN_A_ROW + 1) * EVERY):
+        scale = 1.0 if step < WARM_UP * EVERY else 0.01
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             average(ddp, [scale * gradient for gradient in gradients(rank, step, SHAPES)])

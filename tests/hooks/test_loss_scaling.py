@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
@@ -145,6 +146,34 @@ def test_a_handle_that_follows_a_scaler_gives_the_bits_of_no_scaling_resumed_or_
             assert scale == 16 * SCALE
             assert same(unscaled, followed), spec
             assert same(unscaled, resumed), spec
+
+
+def train_own_following(rank, world_size, spec):
+    """Six steps of gradwire's DDP without a scale; and with one that doubles, on another group after the third."""
+    outcomes = []
+    for scaler in (None, torch.amp.GradScaler("cpu", init_scale=SCALE, growth_interval=2)):
+        torch.manual_seed(0)
+        ddp = gradwire.DistributedDataParallel(network(), **TINY_BUCKETS, compressor=spec, scaler=scaler)
+        optimizer = torch.optim.SGD(ddp.parameters(), RATE, momentum=0.9)
+        own = scaler or torch.amp.GradScaler("cpu", enabled=False)
+        for step in range(6):
+            optimizer.zero_grad()
+            own.scale(loss_of(ddp, batch((4, 12), rank, step))).backward()
+            own.step(optimizer)
+            own.update()
+            if step == 2:
+                ddp._update_process_group(dist.new_group())
+        outcomes.append([p.detach().clone() for p in ddp.parameters()])
+        assert ddp.compression.scaler is scaler
+        ddp.compression.close()
+    return outcomes, own.get_scale()
+
+
+@pytest.mark.parametrize("spec", ["topk:ratio=0.1", "powersgd:rank=2"])
+def test_gradwire_s_ddp_follows_the_scaler_that_it_was_made_with_also_on_another_group(ranks, spec):
+    for (unscaled, followed), scale in ranks.run(train_own_following, 2, spec):
+        assert scale == 8 * SCALE
+        assert same(unscaled, followed)
 
 
 def test_a_save_between_the_loads_of_state_and_scaler_does_not_take_the_old_scale_for_that_of_the_state():

@@ -10,4 +10,4 @@ def forget():
     for operation in kernels.operations().values():
         for implementation in operation.implementations.values():
             if isinstance(implementation, Checked):
-                implementation.verdicts.clear()
+                implementation.decided.clear()

@@ -107,7 +107,7 @@ def test_the_number_of_structures_that_are_remembered_is_bounded(sum_into, asked
     monkeypatch.setattr(checked, "MOST_STRUCTURES", 3)
     for size in range(8):
         sum_into(torch.ones(3), None, size)
-    assert len(sum_into.implementations["strict"].verdicts) <= 3
+    assert len(sum_into.implementations["strict"].decided) <= 3
 
 
 def steady_calls():

@@ -59,10 +59,14 @@ class Choice:
     def _runs(self, kind: Kind, size: int) -> Mapping[str, Callable[[], object]]:
         direct, ranks = self._direct, self._gloo.size()
         numel = max(1, size // torch.float32.itemsize // ranks)
-        whole, block = torch.zeros(ranks * numel), torch.zeros(numel)
+        whole, others, block = torch.zeros(ranks * numel), torch.zeros(ranks * numel), torch.zeros(numel)
         rows = whole.view(ranks, -1).unbind()
         of_gloo, arguments = {
             "all_gather": (lambda: self._gloo._allgather_base(whole, block).wait(), (rows, block)),
+            "all_to_all": (
+                lambda: self._gloo.alltoall_base(whole, others, [], [], dist.AllToAllOptions()).wait(),
+                (rows, others.view(ranks, -1).unbind()),
+            ),
             "reduce_scatter": (lambda: self._gloo._reduce_scatter_base(block, whole).wait(), (block, rows)),
             "all_reduce": (lambda: self._gloo.allreduce([whole]).wait(), (whole,)),
         }[kind]

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import torch.distributed as dist
 from torch import Tensor
 
-from .hosts import hosts_of
+from .hosts import has_neighbours, hosts_of
 from .rails import rails
 from .staggered import Staggered
 from .way import Way
@@ -31,6 +31,13 @@ def all_ways(wire: Wire) -> Ways:
     """Those that there are between these ranks, by name. A collective call."""
     shared = rails(wire, hosts_of(wire))
     return {"staggered": Staggered(wire)} | ({} if shared is None else {"rails": shared})
+
+
+def best_ways(wire: Wire) -> Ways:
+    """`swap`, for all-to-alls, and for all-gathers `gather`, if any sends no block twice into a host. A collective call."""
+    swap = Staggered(wire)
+    gather = rails(wire, hosts_of(wire)) if has_neighbours(wire) else swap
+    return {"swap": swap} | ({} if gather is None else {"gather": gather})
 
 
 class Collectives:
@@ -50,7 +57,7 @@ class Collectives:
     ) -> None:
         self.timeout = timeout
         self._jobs: Jobs = SimpleQueue()
-        self._names: Sequence[str] = ()
+        self._names: Sequence[str] | None = None
         meet = partial(Wire, dist.PrefixStore("direct/", store), rank, size, timeout)
         work = partial(_work, self._jobs, meet, make_ways)
         self._thread = threading.Thread(target=work, name="gradwire-collectives", daemon=True)
@@ -58,7 +65,7 @@ class Collectives:
 
     def ways(self) -> Sequence[str]:
         """The names of the ways that these ranks have. A collective call, which blocks when it is the first."""
-        if not self._names:
+        if self._names is None:
             names: list[str] = []
             self._submit(lambda ways, _: names.extend(ways)).result()
             self._names = names
@@ -68,6 +75,11 @@ class Collectives:
         """Begin to write every rank's `block` to its output."""
         flat = [output.view(-1) for output in outputs]
         return self._submit(lambda ways, _: ways[way].all_gather(flat, block.view(-1)))
+
+    def all_to_all(self, way: str, outputs: Sequence[Tensor], rows: Sequence[Tensor]) -> Future[None]:
+        """Begin to write every rank's row for this one to its output."""
+        received, given = ([each.view(-1) for each in tensors] for tensors in (outputs, rows))
+        return self._submit(lambda ways, _: ways[way].all_to_all(received, given))
 
     def reduce_scatter(self, way: str, output: Tensor, rows: Sequence[Tensor]) -> Future[None]:
         """Begin to write the sum of all ranks' rows for this one to `output`."""
@@ -106,7 +118,7 @@ def _work(jobs: Jobs, meet: Callable[[], Wire], make_ways: Callable[[Wire], Ways
         try:
             wire = wire or meet()
             wire.limit(timeout)
-            ways = ways or make_ways(wire)
+            ways = make_ways(wire) if ways is None else ways
             job(ways, wire)
             future.set_result(None)
         except BaseException as error:  # whatever it is, who waits must learn of it

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..host_places import host_name
 from ..host_segment import MARK_BYTES, machine, obstacle
 from ..shared_buffer import extension
 from .wire import Wire
@@ -23,14 +24,23 @@ ADDRESS_BYTES = 128  # of the text that tells where a host's memory is
 
 def hosts_of(wire: Wire) -> list[list[int]]:
     """The ranks of each host, in order; a rank that cannot share memory has a host of its own. A collective call."""
-    mine = hashlib.blake2s(machine().encode(), digest_size=NAME_BYTES).digest() if not obstacle() else None
-    name = torch.frombuffer(bytearray(mine or secrets.token_bytes(NAME_BYTES)), dtype=torch.uint8)
+    return _alike(wire, secrets.token_hex(NAME_BYTES) if obstacle() else machine())
+
+
+def has_neighbours(wire: Wire) -> bool:
+    """Whether any host has several ranks, whatever these can share. A collective call."""
+    return len(_alike(wire, host_name())) < wire.size
+
+
+def _alike(wire: Wire, name: str) -> list[list[int]]:
+    """The ranks that pass the same name, in order."""
+    mine = hashlib.blake2s(name.encode(), digest_size=NAME_BYTES).digest()
     names = torch.empty(wire.size, NAME_BYTES, dtype=torch.uint8)
-    wire.wait(wire.gloo.allgather([list(names.unbind())], [name]))
-    hosts: dict[bytes, list[int]] = {}
+    wire.wait(wire.gloo.allgather([list(names.unbind())], [torch.frombuffer(bytearray(mine), dtype=torch.uint8)]))
+    groups: dict[bytes, list[int]] = {}
     for rank, each in enumerate(names):
-        hosts.setdefault(bytes(each.tolist()), []).append(rank)
-    return list(hosts.values())
+        groups.setdefault(bytes(each.tolist()), []).append(rank)
+    return list(groups.values())
 
 
 def shared_memory(wire: Wire, mates: Sequence[int], size: int) -> Tensor | None:

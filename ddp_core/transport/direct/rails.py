@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .chunks import Chunk, Scratch, run, split
 from .hosts import shared_memory
+from .staggered import Staggered
 from .wire import Wire
 
 MOST_BYTES = 2**26  # of a host's shared memory
@@ -47,6 +48,7 @@ class Rails:
         self._memory = memory.view(turns, -1)
         self._turn: Iterator[int] = (number % turns for number in count())
         self._scratch = Scratch(max(1, len(hosts) - 1), chunk, self._under_way)
+        self._swap = Staggered(wire).all_to_all
         self._token = torch.zeros(1, dtype=torch.uint8)
         self._heard = torch.empty(1, dtype=torch.uint8)
 
@@ -72,6 +74,10 @@ class Rails:
             for rank in host:
                 outputs[rank].copy_(slots[rank])
         self._wire.wait_all(works)
+
+    def all_to_all(self, outputs: Sequence[Tensor], rows: Sequence[Tensor]) -> None:
+        """Write every rank's row for this one to its output: no two ranks of a host want the same."""
+        self._swap(outputs, rows)
 
     def reduce_scatter(self, output: Tensor, rows: Sequence[Tensor]) -> None:
         """Write to `output` the sum over ranks of the rows for this one."""

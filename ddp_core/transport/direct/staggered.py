@@ -1,4 +1,4 @@
-"""All-gather and reduce-scatter without intermediaries: in step d each rank sends to the one d ranks on.
+"""Collectives without intermediaries: in step d each rank sends to the one d ranks on.
 
 So no rank has two that begin with it, and a block arrives after one message, where a ring passes it on from rank to rank.
 Sums of one chunk overlap the arrival of the next.
@@ -27,13 +27,21 @@ class Staggered:
 
     def all_gather(self, outputs: Sequence[Tensor], block: Tensor) -> None:
         """Write every rank's `block` to its output."""
-        chunks = zip(*map(split, outputs), strict=True)
-        run(self._gather(parts, part) for parts, part in zip(chunks, split(block), strict=True))
+        self.all_to_all(outputs, [block] * self._wire.size)
 
-    def _gather(self, outputs: Sequence[Tensor], block: Tensor) -> Chunk:
+    def all_to_all(self, outputs: Sequence[Tensor], rows: Sequence[Tensor]) -> None:
+        """Write every rank's row for this one to its output.
+
+        Receives are begun first: where two ranks both begin to send, as in Gloo's, what each says of its readiness waits
+        behind what it sends, and a link carries one direction after the other.
+        """
+        chunks = zip(zip(*map(split, outputs), strict=True), zip(*map(split, rows), strict=True), strict=True)
+        run(self._swap(*parts) for parts in chunks)
+
+    def _swap(self, outputs: Sequence[Tensor], rows: Sequence[Tensor]) -> Chunk:
         works = [self._wire.receive(outputs[source], source) for source in self._sources]
-        works += [self._wire.send(block, target) for target in self._targets]
-        outputs[self._wire.rank].copy_(block)
+        works += [self._wire.send(rows[target], target) for target in self._targets]
+        outputs[self._wire.rank].copy_(rows[self._wire.rank])
         yield
         self._wire.wait_all(works)
 

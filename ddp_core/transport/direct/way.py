@@ -7,7 +7,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from torch import Tensor
 
-Kind: TypeAlias = Literal["all_gather", "reduce_scatter", "all_reduce"]
+Kind: TypeAlias = Literal["all_gather", "all_to_all", "reduce_scatter", "all_reduce"]
 
 
 class Way(Protocol):
@@ -15,6 +15,9 @@ class Way(Protocol):
 
     def all_gather(self, outputs: Sequence[Tensor], block: Tensor) -> None:
         """Write every rank's `block` to its output, which this rank's may be already."""
+
+    def all_to_all(self, outputs: Sequence[Tensor], rows: Sequence[Tensor]) -> None:
+        """Write every rank's row for this one to its output."""
 
     def reduce_scatter(self, output: Tensor, rows: Sequence[Tensor]) -> None:
         """Write to `output` the sum over ranks of the rows for this one; `rows` has one for each rank.

@@ -1,8 +1,9 @@
 """An emulated accelerator: layers take the time of a trace, and gradients are real bytes."""
 
 from .command import TraceConfig, trace_command
+from .config import EmulationConfig
 from .model import EmulatedModel, emulated
-from .options import check_dilation, chosen_trace, dilated, labels
+from .options import chosen_trace
 from .prediction import cost_on, predicted
 from .recording import from_flops, measured
 from .shipped import load_trace, trace_names
@@ -11,16 +12,14 @@ from .trace import Layer, Trace
 
 __all__ = [
     "EmulatedModel",
+    "EmulationConfig",
     "Layer",
     "Trace",
     "TraceConfig",
-    "check_dilation",
     "chosen_trace",
     "cost_on",
-    "dilated",
     "emulated",
     "from_flops",
-    "labels",
     "load_trace",
     "measured",
     "predicted",

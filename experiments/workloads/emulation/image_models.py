@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .work import Work, convolution, linear, norm
+from .layer_definitions import LayerDefinition, convolution, linear, norm
 
 
-def resnet(blocks: tuple[int, ...], groups: int = 1, group_width: int = 64) -> Iterator[Work]:
+def resnet(blocks: tuple[int, ...], groups: int = 1, group_width: int = 64) -> Iterator[LayerDefinition]:
     """A ResNet or ResNeXt of bottleneck blocks for 224 x 224 images and 1,000 classes (He et al. 2016, Xie et al. 2017)."""
     yield convolution("conv1", 3, 64, 7, 112)
     yield norm("bn1", 64)
@@ -30,7 +30,7 @@ def resnet(blocks: tuple[int, ...], groups: int = 1, group_width: int = 64) -> I
     yield linear("fc", inside, 1000)
 
 
-def vgg19() -> Iterator[Work]:
+def vgg19() -> Iterator[LayerDefinition]:
     """VGG-19 without batch normalisation, for 224 x 224 images and 1,000 classes (Simonyan and Zisserman 2015)."""
     inside, position = 3, 0
     for stage, (outside, count) in enumerate(((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))):
@@ -42,7 +42,7 @@ def vgg19() -> Iterator[Work]:
         yield linear(f"classifier.{name}", *sizes)
 
 
-def resnet18_cifar() -> Iterator[Work]:
+def resnet18_cifar() -> Iterator[LayerDefinition]:
     """ResNet-18 as this package builds it for CIFAR-10."""
     yield convolution("0.0", 3, 64, 3, 32)
     yield norm("0.1", 64)
@@ -135,7 +135,7 @@ INCEPTION: list[tuple[str, int, list[Unit]]] = [  # name, channels that come in,
 ]
 
 
-def inception_v3() -> Iterator[Work]:
+def inception_v3() -> Iterator[LayerDefinition]:
     """Inception v3 for 299 x 299 images and 1,000 classes, without its auxiliary classifier (Szegedy et al. 2016)."""
     stem: list[Unit] = [("1a_3x3", 32, 3, 149), ("2a_3x3", 32, 3, 147), ("2b_3x3", 64, 3, 147)]
     stem += [("3b_1x1", 80, 1, 73), ("4a_3x3", 192, 3, 71)]
@@ -153,7 +153,9 @@ def inception_v3() -> Iterator[Work]:
     yield linear("fc", 2048, 1000)
 
 
-def inception_unit(name: str, inside: int, outside: int, kernel: int | tuple[int, int], side: int) -> Iterator[Work]:
+def inception_unit(
+    name: str, inside: int, outside: int, kernel: int | tuple[int, int], side: int
+) -> Iterator[LayerDefinition]:
     """A convolution and its normalisation."""
     yield convolution(f"{name}.conv", inside, outside, kernel, side)
     yield norm(f"{name}.bn", outside)

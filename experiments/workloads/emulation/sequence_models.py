@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .work import Work, embedding, linear, lstm, norm
+from .layer_definitions import LayerDefinition, embedding, linear, lstm, norm
 
 
-def bert(blocks: int, width: int, tokens: int) -> Iterator[Work]:
+def bert(blocks: int, width: int, tokens: int) -> Iterator[LayerDefinition]:
     """BERT for 30,522 word pieces, with its pooler and without a head, on `tokens` tokens a sample (Devlin et al. 2019)."""
     for name, rows in (("word", 30522), ("position", 512), ("token_type", 2)):
-        yield Work(f"embeddings.{name}_embeddings", {"weight": (rows, width)})
+        yield LayerDefinition(f"embeddings.{name}_embeddings", {"weight": (rows, width)})
     yield norm("embeddings.LayerNorm", width)
     for block in range(blocks):
         name = f"encoder.layer.{block}"
         for part in ("query", "key", "value"):
             yield linear(f"{name}.attention.self.{part}", width, width, tokens)
-        yield Work(f"{name}.attention.self", {}, 4 * tokens * tokens * width)  # scores, and values weighed by them
+        yield LayerDefinition(
+            f"{name}.attention.self", {}, 4 * tokens * tokens * width
+        )  # scores, and values weighed by them
         yield linear(f"{name}.attention.output.dense", width, width, tokens)
         yield norm(f"{name}.attention.output.LayerNorm", width)
         yield linear(f"{name}.intermediate.dense", width, 4 * width, tokens)
@@ -25,14 +27,14 @@ def bert(blocks: int, width: int, tokens: int) -> Iterator[Work]:
     yield linear("pooler.dense", width, width)
 
 
-def transformer(blocks: int, width: int, tokens: int) -> Iterator[Work]:
+def transformer(blocks: int, width: int, tokens: int) -> Iterator[LayerDefinition]:
     """A transformer on bytes, of torch's encoder layers with normalisation first, on `tokens` tokens a sample."""
-    yield Work("0", {"weight": (256, width)})
+    yield LayerDefinition("0", {"weight": (256, width)})
     for block in range(blocks):
         name = f"1.layers.{block}"
         yield norm(f"{name}.norm1", width)
         projections = {"in_proj_weight": (3 * width, width), "in_proj_bias": (3 * width,)}
-        yield Work(
+        yield LayerDefinition(
             f"{name}.self_attn",
             {**projections, "out_proj.weight": (width, width), "out_proj.bias": (width,)},
             8 * width * width * tokens + 4 * tokens * tokens * width,
@@ -43,7 +45,7 @@ def transformer(blocks: int, width: int, tokens: int) -> Iterator[Work]:
     yield linear("2", width, 256, tokens)
 
 
-def sockeye(source_words: int, target_words: int, embedded: int, width: int, tokens: int) -> Iterator[Work]:
+def sockeye(source_words: int, target_words: int, embedded: int, width: int, tokens: int) -> Iterator[LayerDefinition]:
     """An encoder-decoder for translation: a bidirectional LSTM, an LSTM with attention, one layer each, as the first
     version of Sockeye trained by default (Hieber et al. 2017), on `tokens` words of either language a sample.
     """
@@ -53,6 +55,8 @@ def sockeye(source_words: int, target_words: int, embedded: int, width: int, tok
     yield lstm("decoder.lstm", embedded + width, width, tokens)
     yield linear("decoder.attention.query", width, width // 4, tokens)
     yield linear("decoder.attention.key", width, width // 4, tokens)
-    yield Work("decoder.attention.score", {"weight": (1, width // 4)}, 2 * (width // 4 + width) * tokens * tokens)
+    yield LayerDefinition(
+        "decoder.attention.score", {"weight": (1, width // 4)}, 2 * (width // 4 + width) * tokens * tokens
+    )
     yield linear("decoder.hidden", 2 * width, width, tokens)
     yield linear("decoder.output", width, target_words, tokens)

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .image_models import inception_v3, resnet, resnet18_cifar, vgg19
+from .layer_definitions import LayerDefinition
 from .sequence_models import bert, sockeye, transformer
 from .trace import BACKWARD_OF_FORWARD, BY_OPERATIONS, Layer, Trace
-from .work import Work
 
 SUSTAINED = 8e12  # operations a second: what ResNet-50's published 0.097 s a step come to
 PUBLISHED = BY_OPERATIONS + "published for this batch on a V100, in the README of PyTorch's DDP benchmark"
 SUSTAINED_ASSUMED = BY_OPERATIONS + "assumption, 8 TFLOP/s sustained"
 ASSUMED = BY_OPERATIONS + "assumption"
 SCALE_SIGN = "@"
-Definition = Callable[[], Iterator[Work]]
+Definition = Callable[[], Iterator[LayerDefinition]]
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def hooked(rank, world_size, view):
     model.register_comm_hook(None, hook)
     mine, gradients = train(model, rank, settings)
     expected, torch_s = train(TorchDDP(Net(DENSE), bucket_cap_mb=0.002), rank, settings)
-    count = len(model.reducer.plan.buckets)
+    count = len(model.reducer.assignment.buckets)
     return same(mine, expected) and same(gradients, torch_s), hook.notes[-count:], len(hook.names)
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from gradwire.ddp_core.averaging.protocol import Wishes
 from gradwire.ddp_core.backward.progress import Rules
 from gradwire.ddp_core.backward.reducer import Reducer
-from gradwire.ddp_core.buckets.assignment import BucketPlan
+from gradwire.ddp_core.buckets.assignment import BucketAssignment
 from gradwire.ddp_core.engine.driver import FuturePending
 
 COUNT = 60
@@ -40,8 +40,8 @@ def launched_by_two_threads():
             pass
 
     names = [str(index) for index in range(2 * COUNT)]
-    plan = BucketPlan(parameters, [False] * 2 * COUNT, [16], alias=False)
-    reducer = Reducer(parameters, names, plan, Rules([16]), None, Averager(), timedelta(seconds=20))
+    assignment = BucketAssignment(parameters, [False] * 2 * COUNT, [16], alias=False)
+    reducer = Reducer(parameters, names, assignment, Rules([16]), None, Averager(), timedelta(seconds=20))
     reducer.begin()
     losses = [torch.stack([parameter.sum() for parameter in each]).sum() for each in (cpu, meta)]
     threads = [threading.Thread(target=loss.backward) for loss in losses]
@@ -51,7 +51,7 @@ def launched_by_two_threads():
         thread.join()
     gradients = [parameter.grad is not None for parameter in parameters]
     reducer.detach()
-    return sent, reducer.finished, len(reducer.plan.buckets), all(gradients)
+    return sent, reducer.finished, len(reducer.assignment.buckets), all(gradients)
 
 
 def test_each_bucket_is_sent_once_and_in_order_whichever_thread_brings_its_last_gradient():

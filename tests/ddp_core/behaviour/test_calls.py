@@ -78,3 +78,35 @@ def test_a_bucket_without_compression_is_on_the_wire_after_few_calls(ranks):
 def test_a_backward_with_powersgd_takes_few_calls_on_all_threads_together(ranks):
     for names in ranks.run(calls_of_a_backward, 2, 4, compressor="powersgd:rank=1"):
         assert len(names) <= 250
+
+
+def calls_of_steps(rank, world_size):
+    """How many functions of ours a step calls, without overlap and with one that stays out of the way."""
+    found = []
+    for overlapped in (False, True):
+        calls = Calls()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = gradwire.DistributedDataParallel(nn.Linear(32, 32))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        if overlapped:
+            optimizer = gradwire.overlap(model, optimizer, order="synchronous")
+        inputs = torch.full((4, 32), rank + 1.0)
+
+        def step(model=model, optimizer=optimizer, inputs=inputs):
+            optimizer.zero_grad()
+            model(inputs).square().sum().backward()
+            optimizer.step()
+
+        for _ in range(WARM_UP):
+            step()
+        with calls as names:
+            step()
+        model.compression.close()
+        found.append(len(names))
+    return found
+
+
+def test_overlap_that_gains_nothing_takes_few_calls_of_a_step(ranks):
+    for without, with_overlap in ranks.run(calls_of_steps, 2):
+        assert with_overlap - without <= 14

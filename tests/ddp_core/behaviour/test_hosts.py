@@ -33,7 +33,7 @@ def model_of(spec, **options):
 def averages(rank, spec, steps=3, **options):
     model = model_of(spec, **options)
     found = [average(model, gradients(rank, step, SHAPES)) for step in range(steps)]
-    shared = model.reducer.plan.shared
+    shared = model.reducer.assignment.shared
     model.compression.close()
     return found, shared
 

@@ -28,7 +28,7 @@ def aliased(rank, world_size, options):
     for step, set_to_none in enumerate([True, True, False, False, True]):
         model.zero_grad(set_to_none=set_to_none)
         loss_of(model(Batch.drawn(rank, step))).backward()
-        buffers = storages([bucket.buffer() for bucket in model.reducer.plan.buckets])
+        buffers = storages([bucket.buffer() for bucket in model.reducer.assignment.buckets])
         gradients = storages([parameter.grad for parameter in parameters])
         answers.append((buffers == gradients, sum(buffers.values()), sum(p.nbytes for p in parameters)))
     model.compression.close()
@@ -62,7 +62,7 @@ def copied_at_once(rank, world_size):
     assert all(parameter.nbytes >= LARGE for parameter in parameters)
 
     def count(_):
-        buffers = storages([bucket.buffer() for bucket in model.reducer.plan.buckets])
+        buffers = storages([bucket.buffer() for bucket in model.reducer.assignment.buckets])
         gradients = storages([parameter.grad for parameter in parameters if parameter.grad is not None])
         own.append(len(gradients.keys() - buffers.keys()))
 

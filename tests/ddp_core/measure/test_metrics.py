@@ -9,7 +9,7 @@ from torch import nn
 
 import gradwire
 from gradwire.compress.gauge import ELEMENTS, Gauge
-from gradwire.ddp_core.measure.metrics import Measured, exposed, feedback, link_use, metrics
+from gradwire.ddp_core.measure.metrics import Measured, exposed, feedback, metrics
 from gradwire.ddp_core.measure.record import Record
 from gradwire.ddp_core.measure.stats import Stats
 from gradwire.ddp_core.measure.step import BucketStats, Step
@@ -62,11 +62,6 @@ def test_a_mean_is_over_the_last_steps_that_know_a_number():
 def test_on_a_gpu_only_whole_steps_are_timed():
     found = metrics(measured(hooked_step(), on_host=False))
     assert {name for name in found if "second" in name} == {"step_seconds"}
-
-
-def test_what_is_sent_inside_a_host_holds_no_link():
-    record = Record([("host", 8, 8.0), ("all", 8, 16.0)], [("wait", 0, 5), ("wait", 5, 7)])
-    assert link_use([record]) == (2, 16.0)
 
 
 def test_our_own_ddp_tells_what_was_exposed_without_the_launch_of_the_last_bucket():

@@ -81,11 +81,11 @@ def beside_a_slow_rank(rank, world_size):
 
 def test_a_rank_that_waits_for_a_slower_one_has_that_time_exposed_and_the_slower_one_in_its_backward(ranks):
     (_, waiting), (_, late) = ranks.run(beside_a_slow_rank, 2)
-    assert check(waiting).exposed > 0.8 * DELAY
+    assert check(waiting).exposed > 0.5 * DELAY  # it may begin late itself
     assert check(late).backward > DELAY
     bucket = next(bucket for bucket in late.buckets if "layers.1.bias" in bucket.parameters)
     assert bucket.ready > DELAY
-    assert any(each.done - each.launched > 0.8 * DELAY for each in waiting.buckets)
+    assert any(each.done - each.launched > 0.5 * DELAY for each in waiting.buckets)
 
 
 def with_hooks(rank, world_size):

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from gradwire.ddp_core.planning.pipeline import Parcel, Pipeline, Round
-from gradwire.ddp_core.planning.replay import backward_order, planned_order, replay
+from gradwire.ddp_core.planning.replay import backward_order, priority_order, replay
 from gradwire.ddp_core.planning.shared_cores import Event, Machine, Work
 from gradwire.ddp_core.planning.step_model import layered
 
@@ -37,7 +37,7 @@ def of(model, order):
 @pytest.mark.parametrize("seed", range(10))
 def test_of_wire_alone_a_step_is_that_of_the_replayed_pieces(seed):
     model = drawn(seed)
-    waiting, planned = backward_order(model), planned_order(model)
+    waiting, planned = backward_order(model), priority_order(model)
     assert of(model, waiting).seconds() == pytest.approx(replay(model, waiting, until_needed=False).step)
     assert of(model, planned).seconds(until_needed=True) == pytest.approx(replay(model, planned).step)
 

@@ -7,7 +7,7 @@ from math import inf
 import pytest
 
 from gradwire.ddp_core.planning.bounds import optimal, synchronous
-from gradwire.ddp_core.planning.replay import backward_order, planned_order, replay
+from gradwire.ddp_core.planning.replay import backward_order, priority_order, replay
 from gradwire.ddp_core.planning.step_model import Piece, StepModel, layered, merged
 
 SEEDS = range(60)
@@ -68,7 +68,7 @@ def test_a_replay_is_what_a_ticking_clock_says(seed):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_pieces_start_in_their_order_when_ready_and_one_after_the_other(seed):
     model = random_model(seed)
-    order = planned_order(model)
+    order = priority_order(model)
     found = replay(model, order)
     ends = 0.0
     for index in order:
@@ -83,7 +83,7 @@ def test_no_order_beats_the_bound_and_unit_slots_reach_it(seed):
     model = random_model(seed, pieces=4, longest=3)
     units = unit_slots(model)
     assert optimal(model) <= shortest(model)
-    assert optimal(model) == optimal(units) == replay(units, planned_order(units)).step
+    assert optimal(model) == optimal(units) == replay(units, priority_order(units)).step
     if len(units.pieces) <= 7:
         assert optimal(model) == shortest(units)
 
@@ -117,21 +117,21 @@ def test_bounds_of_layers_have_their_closed_forms(seed):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_planned_orders_are_a_piece_from_the_bound_at_most(seed):
     model = random_model(seed)
-    planned = replay(model, planned_order(model)).step
+    planned = replay(model, priority_order(model)).step
     assert optimal(model) <= shortest(model) <= planned <= optimal(model) + max(p.wire for p in model.pieces)
 
 
 def test_planned_orders_are_nearly_always_the_best():
     """Of 60 models; sending the ready piece that is needed first, and nothing else, misses the best order of ten."""
     models = [random_model(seed) for seed in SEEDS]
-    missed = [model for model in models if replay(model, planned_order(model)).step > shortest(model)]
+    missed = [model for model in models if replay(model, priority_order(model)).step > shortest(model)]
     assert len(missed) <= 1
 
 
 def test_a_piece_is_kept_back_that_would_be_in_the_way():
     """The large one is ready a second earlier, and needed last: the small one goes first, and the link idles meanwhile."""
     model = StepModel(10.0, 2.0, (Piece(1.0, 6.0, 9.0), Piece(2.0, 1.0, 0.0)))
-    assert planned_order(model) == [1, 0]
+    assert priority_order(model) == [1, 0]
     assert replay(model, [1, 0]).step < replay(model, [0, 1]).step
 
 

@@ -50,7 +50,7 @@ def orders(rank, world_size, called):
     seen = []
     for step, orders in enumerate(called):
         model(inputs_of(rank, step), orders[rank % len(orders)]).square().sum().backward()
-        seen.append([bucket.members[0] for bucket in model.reducer.plan.buckets])
+        seen.append([bucket.members[0] for bucket in model.reducer.assignment.buckets])
     model.compression.close()
     return seen
 
@@ -63,7 +63,7 @@ def orders_under_a_hook(rank, world_size, called, options):
     seen = []
     for step, order in enumerate(called):
         model(inputs_of(rank, step), order).square().sum().backward()
-        seen.append([bucket.members[0] for bucket in model.reducer.plan.buckets])
+        seen.append([bucket.members[0] for bucket in model.reducer.assignment.buckets])
     model.compression.close()
     return seen
 
@@ -123,7 +123,7 @@ def conserved(rank, world_size, spec):
     model = gradwire.DistributedDataParallel(Given(), bucket_cap_mb=3 * 192 / 2**20, compressor=spec)
     generator = torch.Generator().manual_seed(rank)
     called = [(0, 2, 4, 1, 3, 5)] * 4 + [(5, 1, 0, 4, 2, 3)] * 5 + [(3, 2, 5, 4, 1, 0)] * 8
-    given, got, plans = torch.zeros(6, 8, 6), torch.zeros(6, 8, 6), []
+    given, got, assigned = torch.zeros(6, 8, 6), torch.zeros(6, 8, 6), []
     for step, order in enumerate([*called, called[-1]]):
         gradients = torch.randn(6, 8, 6, generator=generator)
         if step == len(called):
@@ -132,18 +132,18 @@ def conserved(rank, world_size, spec):
         model(gradients, order).backward()
         given += gradients
         got += torch.stack([part.grad for part in model.module.parts])
-        plans.append(tuple(sorted(tuple(sorted(bucket.members)) for bucket in model.reducer.plan.buckets)))
+        assigned.append(tuple(sorted(tuple(sorted(bucket.members)) for bucket in model.reducer.assignment.buckets)))
         model.zero_grad()
     dist.all_reduce(given)
     model.compression.close()
-    return given / world_size, got, len(set(plans))
+    return given / world_size, got, len(set(assigned))
 
 
 @pytest.mark.parametrize("spec", ["powersgd:rank=1", "topk:ratio=0.1", "onebit", "batched-powersgd:rank=1"])
 def test_nothing_held_back_is_lost_when_buckets_are_rebuilt(ranks, spec):
     answers = ranks.run(conserved, 2, spec)
-    for given, got, plans in answers:
-        assert plans == 4
+    for given, got, assigned in answers:
+        assert assigned == 4
         torch.testing.assert_close(got, given, rtol=0, atol=2e-4)
     assert torch.equal(answers[0][1], answers[1][1])
 
@@ -177,7 +177,7 @@ def loaded_in_other_sizes(rank, world_size):
             model.compression.load_state_dict(state)
         for step in range(3):
             model(inputs_of(rank, step), BACK).square().sum().backward()
-            answers.append([bucket.members for bucket in model.reducer.plan.buckets])
+            answers.append([bucket.members for bucket in model.reducer.assignment.buckets])
             model.zero_grad()
         state = copy.deepcopy(model.compression.state_dict())
         names = [name for bucket in state["buckets"] for name in bucket]
@@ -241,7 +241,7 @@ def resumed_under_another_order(rank, world_size):
     seen = []
     for step, order in enumerate([MIXED, BACK, BACK]):
         second(inputs_of(rank, step), order).square().sum().backward()
-        seen.append([bucket.members[0] for bucket in second.reducer.plan.buckets])
+        seen.append([bucket.members[0] for bucket in second.reducer.assignment.buckets])
     for model in (first, second):
         model.compression.close()
     return seen

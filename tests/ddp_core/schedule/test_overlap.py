@@ -38,11 +38,11 @@ def trained(rank, order, steps=STEPS, *, shuffled=False, **options):
     pending = []
     for _ in range(steps):
         if shuffled and setting.model.reducer.finished > 1:
-            order = list(range(len(setting.model.reducer.plan.sending)))
-            setting.model.reducer.plan.send_in(shuffle.sample(order, len(order)))
+            order = list(range(len(setting.model.reducer.assignment.sending)))
+            setting.model.reducer.assignment.send_in(shuffle.sample(order, len(order)))
         setting.step()
         pending.append(setting.pending)
-    return setting.end(), pending, len(setting.model.reducer.plan.sending)
+    return setting.end(), pending, len(setting.model.reducer.assignment.sending)
 
 
 def compared(rank, world_size, compressor, order):
@@ -71,7 +71,7 @@ def planned_in_mid_run(rank, world_size):
     setting, orders = Setting(rank, "priority"), []
     for step in range(18):
         setting.step()
-        orders.append([each.index() for each in setting.model.reducer.plan.sending])
+        orders.append([each.index() for each in setting.model.reducer.assignment.sending])
         if step == 12:
             setting.model._overlap.order._since = 5  # as if these buckets were as many steps old as for a look
     return equal(expected, setting.end()), orders
@@ -102,9 +102,9 @@ def random_schedules(rank, world_size, schedules, link):
         shared, mine = random.Random(1), random.Random(rank)
         parameters = list(setting.model.parameters())
         for step in range(schedules):
-            sending = setting.model.reducer.plan.sending
+            sending = setting.model.reducer.assignment.sending
             if step > 1:
-                setting.model.reducer.plan.send_in(shared.sample(range(len(sending)), len(sending)))
+                setting.model.reducer.assignment.send_in(shared.sample(range(len(sending)), len(sending)))
             setting.optimizer.zero_grad()
             setting.loss().backward()
             for parameter in mine.sample(parameters, mine.randrange(3)):

@@ -40,7 +40,9 @@ def failing(rank, world_size, kind, action=None):
         return faulty(Fault(kind, rank=1, turn=turn, action=action))(inner)
 
     probe.end()
-    first = len(probe.model.reducer.plan.sending)  # of the first step, whose buckets are those of the model's order
+    first = len(
+        probe.model.reducer.assignment.sending
+    )  # of the first step, whose buckets are those of the model's order
     turn = GOOD * first + 1
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRADWIRE_SHARED_MEMORY", "0")

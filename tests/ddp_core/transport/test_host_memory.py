@@ -29,7 +29,7 @@ def trained(rank, steps=4, **options):
             for parameter in model.parameters():
                 if parameter.grad is not None:
                     parameter.sub_(parameter.grad, alpha=0.1)
-    shared = model.reducer.plan.shared
+    shared = model.reducer.assignment.shared
     model.compression.close()
     return [parameter.detach().clone() for parameter in model.parameters()], shared
 
@@ -63,10 +63,10 @@ def shared_after_steps(rank, world_size):
     found = []
     for options, swap in (({}, None), ({"init_sync": False}, None), ({"compressor": "fp16"}, "none")):
         model = gradwire.DistributedDataParallel(Net(ALWAYS[:3]), **options)
-        found.append([model.reducer.plan.shared])
+        found.append([model.reducer.assignment.shared])
         for step in range(3):
             loss_of(model(Batch.drawn(rank, step))).backward()
-            found[-1].append(model.reducer.plan.shared)
+            found[-1].append(model.reducer.assignment.shared)
             if swap and step == 0:
                 model.compression.swap(swap)
         model.compression.close()
@@ -136,7 +136,7 @@ def with_compression(rank, world_size):
     for _ in range(2):
         model(torch.ones(1, 4, dtype=torch.bfloat16)).sum().backward()
     model.compression.close()
-    return [*found, model.reducer.plan.shared]
+    return [*found, model.reducer.assignment.shared]
 
 
 def test_only_what_is_summed_plainly_over_one_group_is_shared(ranks):
@@ -179,7 +179,7 @@ def with_moved_gradients(rank, world_size, move):
             loss_of(model(Batch.drawn(rank, step))).backward()
             if move and step == 1:  # with the buckets that stay
                 next(model.parameters()).grad.share_memory_()
-        assert model.reducer.plan.shared == (shared == "1")
+        assert model.reducer.assignment.shared == (shared == "1")
         gradients.append([parameter.grad.clone() for parameter in model.parameters()])
         model.compression.close()
     return all(map(torch.equal, *gradients))
@@ -212,7 +212,7 @@ def several_ways(rank, world_size):
                     loss_of(models[0](Batch.drawn(rank, step))).backward()
                     descend(models[0])
                     models[0].zero_grad()
-            shared.append([model.reducer.plan.shared for model in models])
+            shared.append([model.reducer.assignment.shared for model in models])
             found.append([parameter.detach().clone() for model in models for parameter in model.parameters()])
             for model in models:
                 model.compression.close()

@@ -25,7 +25,7 @@ def model_of(rank, **options):
     model = gradwire.DistributedDataParallel(Net(ALWAYS[:3]), bucket_cap_mb=0.001, **options)
     for step in range(2):
         loss_of(model(Batch.drawn(rank, step))).backward()
-    assert model.reducer.plan.shared
+    assert model.reducer.assignment.shared
     return model
 
 
@@ -117,8 +117,8 @@ def beside_one_that_closes(rank, world_size, rebuilt):
     """
     model = model_of(rank, timeout=timedelta(seconds=60))
     if rebuilt:
-        plan = model.reducer.plan
-        plan.build(plan.order[::-1], model.compression.averager.rooms(model.device))
+        assignment = model.reducer.assignment
+        assignment.build(assignment.order[::-1], model.compression.averager.rooms(model.device))
     if rank == 1:
         model.compression.close()
     message, seconds = error_of_the_next_step(rank, model) if rank == 0 else ("", 0.0)
@@ -140,7 +140,7 @@ def closed_after_a_loss(rank, world_size):
     if rank == 1:
         os._exit(3)
     model.compression.averager.begin_step(Step())
-    bucket = model.reducer.plan.buckets[0]
+    bucket = model.reducer.assignment.buckets[0]
     bucket.open(0.5)
     model.compression.averager.start(bucket)
     began = time.monotonic()

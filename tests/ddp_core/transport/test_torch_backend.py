@@ -53,6 +53,12 @@ def works_of_torch(rank, world_size, backend, way):
     dist.all_gather_into_tensor(found["all_gather"], block)
     found["all_gather list"] = torch.empty(world_size, LARGE)
     dist.all_gather(list(found["all_gather list"].unbind()), block)
+    found["all_to_all"] = torch.empty(world_size, LARGE)
+    dist.all_to_all_single(found["all_to_all"], rows)
+    found["all_to_all uneven"] = torch.empty(LARGE * world_size * (rank + 1))
+    sizes = [LARGE * (other + 1) for other in range(world_size)]
+    given = numbers(rank, sum(sizes))
+    dist.all_to_all_single(found["all_to_all uneven"], given, [sizes[rank]] * world_size, sizes)
     found["reduce_scatter"] = torch.empty(LARGE)
     work = dist.reduce_scatter_tensor(found["reduce_scatter"], rows.view(-1), async_op=True)
     if "gradwire" in backend and way != "gloo":  # whose reduce-scatters have none

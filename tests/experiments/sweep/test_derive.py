@@ -52,3 +52,8 @@ def test_without_bytes_there_are_no_seconds_over_a_link():
     row = {"steps": 3, "step_seconds.p50": 0.5, "sent_bytes_per_step": 1}
     (found,) = derived([row], {"seconds": {"kind": "seconds_over_link", "rate": "1mbit"}}, [])
     assert found["seconds"] is None
+
+
+def test_the_last_number_of_a_list_is_missing_where_the_list_is():
+    rows = [{"seconds": [1.0, 2.5]}, {}]
+    assert [row["all"] for row in derived(rows, {"all": {"kind": "last", "of": "seconds"}}, [])] == [2.5, None]

@@ -15,3 +15,12 @@ def test_the_verdict_says_where_not_to_compress(lossy, expected):
     times = {"none": 3.0, "bf16": 2.0, "onebit": lossy}
     rows = [{"link": "a", "compressor": name, "seconds": seconds} for name, seconds in times.items()]
     assert list(recommendations(Criterion("seconds", ["link"]), rows)) == [f"link {expected}"]
+
+
+def test_the_verdict_names_a_method_by_all_columns_that_tell_it_apart():
+    rows = [
+        {"compressor": name, "every": every, "seconds": seconds}
+        for name, every, seconds in [("bf16", 0, 6.0), ("int4", 0, 3.0), ("int4", 8, 1.0)]
+    ]
+    (told,) = recommendations(Criterion("seconds", named=["compressor", "every"]), rows)
+    assert told == "Here: int4, every 8 is 6.0x as fast as bf16: a step takes 1 s, not 6 s."

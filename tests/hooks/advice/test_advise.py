@@ -192,6 +192,30 @@ def test_what_cannot_be_tried_is_refused_on_every_rank(ranks, function, options,
         assert re.search(message, failure.message)
 
 
+WRONG = [  # options of rank 1, what is told
+    ({"compressors": ["nope"]}, "unknown compressor 'nope'"),
+    ({"hosts": [1]}, "hosts are whole numbers"),
+    ({"tolerance": -1}, "tolerance is a part of the loss"),
+]
+
+
+def wrong_on_one(rank, world_size):
+    """What a rank is told where rank 1 asks for what makes no sense."""
+    model, optimizer, batch = trained()
+    told = []
+    for options, expected in WRONG:
+        with pytest.raises(ValueError, match=expected) as raised:
+            gradwire.advise(model, loss_of, batch, optimizer, **(options if rank == 1 else {}))
+        told.append(str(raised.value))
+    return told
+
+
+def test_arguments_that_one_rank_refuses_end_advice_on_all_at_once(ranks):
+    others, own = ranks.run(wrong_on_one, 2, timeout=GROUP_TIMEOUT.total_seconds() / 2)
+    assert all("steps cannot be tried on rank 1" in told for told in others)
+    assert not any("rank 1" in told for told in own)
+
+
 class Uncopied(Noisy):
     """A model that one rank cannot copy."""
 

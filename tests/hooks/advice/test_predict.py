@@ -29,7 +29,7 @@ def decoding(spec, world):
         world=FOUR,
         cores=1.0,
         rings=True,
-        plans=True,
+        by_need=True,
     )
     return predicted(measured, spec, "backward", world).step
 

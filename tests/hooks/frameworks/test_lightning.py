@@ -1,5 +1,7 @@
 """GradwireStrategy in Lightning's Trainer: compressed, all ranks' states in its checkpoints, resumed in the same bits."""
 
+from types import SimpleNamespace
+
 import torch
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader
@@ -66,6 +68,10 @@ def train(rank, world_size, folder):
         saved = torch.load(f"{folder}/epoch=0.ckpt", weights_only=False)["gradwire"]["ranks"]
         resumed, again, _ = trained(world_size, folder, checkpoint=f"{folder}/epoch=0.ckpt")
         by_hand, manual, _ = trained(world_size, folder, manual=True)
+        from gradwire.hooks.frameworks.lightning import logs_now
+
+        assert logs_now(trainer)  # with log_every_n_steps=1
+        assert logs_now(SimpleNamespace())  # a Lightning that has another inside
     states = [state["rank"] for state in saved], saved[rank]["step"], handle.state_dict(), again.state_dict()
     return whole, resumed, by_hand, logged, (steps, manual.stats().steps), states
 

@@ -45,6 +45,8 @@ def gathered_and_summed(rank, world_size, way):
     for size, dtype in CASES:
         rows = numbers(rank, world_size * size, dtype).view(world_size, size)
         mine, theirs = torch.empty(2, world_size, size, dtype=dtype)
+        swapped = torch.empty(world_size, size, dtype=dtype)
+        direct.all_to_all("way", swapped.unbind(), rows.unbind())
         total, expected = torch.empty(2, size, dtype=dtype)
         gather, reduce = (
             direct.all_gather("way", mine.unbind(), rows[0]),
@@ -55,7 +57,7 @@ def gathered_and_summed(rank, world_size, way):
         gather.result(20)
         reduce.result(20)
         direct.all_reduce("way", rows).result(20)
-        found[size, dtype] = (mine, theirs, total, expected, rows)
+        found[size, dtype] = (mine, theirs, swapped, total, expected, rows)
     direct.close()
     return found
 
@@ -67,10 +69,11 @@ WAYS = [(Staggered, 4), (Staggered, 2), (one_host, 3), (two_hosts, 4)]
 @pytest.mark.parametrize(("way", "world_size"), WAYS)
 def test_every_rank_gets_all_blocks_and_the_sum_of_its_row(ranks, way, world_size):
     for rank, found in enumerate(ranks.run(gathered_and_summed, world_size, way)):
-        for (size, dtype), (mine, theirs, total, expected, sums) in found.items():
+        for (size, dtype), (mine, theirs, swapped, total, expected, sums) in found.items():
             given = [numbers(other, world_size * size, dtype).view(world_size, size) for other in range(world_size)]
             assert torch.equal(mine, torch.stack([rows[0] for rows in given]))
             assert torch.equal(mine, theirs)
+            assert torch.equal(swapped, torch.stack([rows[rank] for rows in given]))
             exact = torch.stack([rows[rank].double() for rows in given]).sum(0)
             torch.testing.assert_close(total.double(), exact, rtol=0, atol=8 if dtype == torch.bfloat16 else 1e-3)
             all_sums = torch.stack([rows.double() for rows in given]).sum(0)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradwire.ddp_core.planning.replay import backward_order, planned_order, replay
+from gradwire.ddp_core.planning.replay import backward_order, priority_order, replay
 from gradwire.ddp_core.planning.step_model import layered
 from gradwire.ddp_core.schedule.awaited import awaits, restore
 from gradwire.experiments.workloads.emulation import emulated
@@ -13,7 +13,7 @@ from .given import TRACE
 
 INPUTS = torch.zeros(1)
 WIRE = (0.10, 0.05, 0.0, 0.01, 0.02)  # seconds of each layer
-ORDERS = {"backward": backward_order, "priority": planned_order}
+ORDERS = {"backward": backward_order, "priority": priority_order}
 
 
 class Pending(torch.nn.Parameter):

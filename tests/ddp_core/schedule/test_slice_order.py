@@ -1,0 +1,62 @@
+"""When ranks look for another order of sending, and which steps are measured for it."""
+
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gradwire.ddp_core.schedule import slice_order
+from gradwire.ddp_core.schedule.slice_order import FIRST_LOOK, INTERVAL, LONGEST, MEASURED, SliceOrder
+
+STEPS = 8 * LONGEST
+
+
+@pytest.fixture
+def training(monkeypatch):
+    """Runs steps of a model, and tells before which ones ranks look, and which overlap."""
+    looks, overlapping = [], []
+    assignment = SimpleNamespace(builds=1, sending=[])
+    order = SliceOrder("auto", assignment, None, torch.device("cpu"))
+    monkeypatch.setattr(slice_order, "spread", lambda *_, **__: looks.append(step))
+    step = 0
+
+    def run(gains=lambda _: False, before_step=lambda *_: None):
+        nonlocal step
+        monkeypatch.setattr(order, "_proposal", lambda: [gains(step), False])
+        for step in range(STEPS):
+            before_step(step, assignment)
+            order.look(step)
+            order.look(step)  # a forward that no step follows
+            if order.overlaps(step):
+                overlapping.append(step)
+        return looks, overlapping
+
+    return run
+
+
+def test_where_nothing_is_gained_looks_get_rare_and_few_steps_are_measured(training):
+    looks, overlapping = training()
+    pauses = [later - earlier for earlier, later in pairwise(looks)]
+    assert looks[0] == FIRST_LOOK
+    assert pauses[:5] == [INTERVAL, 2 * INTERVAL, 4 * INTERVAL, 8 * INTERVAL, LONGEST]
+    assert set(pauses[5:]) == {LONGEST}
+    assert overlapping == [
+        step for look in [*looks, looks[-1] + LONGEST] for step in range(look - MEASURED, look) if step < STEPS
+    ]
+    assert len(overlapping) < 0.01 * STEPS
+
+
+def test_where_overlap_pays_every_step_overlaps_and_looks_stay_frequent(training):
+    looks, overlapping = training(gains=lambda _: True)
+    assert looks == list(range(FIRST_LOOK, STEPS, INTERVAL))
+    assert overlapping == list(range(FIRST_LOOK - MEASURED, STEPS))
+
+
+def test_new_buckets_are_looked_at_as_the_first_ones_were(training):
+    def build(step, assignment):
+        assignment.builds += step == 5 * LONGEST
+
+    looks, _ = training(before_step=build)
+    since = [look - 5 * LONGEST for look in looks if look > 5 * LONGEST]
+    assert since[:3] == [FIRST_LOOK, FIRST_LOOK + INTERVAL, FIRST_LOOK + 3 * INTERVAL]
