@@ -16,7 +16,7 @@ from ...compress.protocol import AllGather, AllToAll, Request
 from .agreement import LOOK, Look
 from .direct import GLOO, PINNED, Collectives, best_ways
 
-SMALLEST_BYTES = 2**18  # of all ranks' rows together; below, Gloo has ended before another thread wakes
+SMALLEST_BYTES = 10**6  # of all ranks' rows together; a quarter of that Gloo has done before another thread wakes
 
 
 class Arrival:

@@ -21,7 +21,9 @@ KEPT = []
 def rows(rank, count, dtype):
     """As many bytes as go directly, and some."""
     size = SMALLEST_BYTES // dtype.itemsize // count + 7
-    return torch.randn(count, size, generator=torch.Generator().manual_seed(rank)).mul(50).to(dtype)
+    return (
+        torch.randn(count, size, generator=torch.Generator().manual_seed(rank)).mul(50).abs().clamp(max=255).to(dtype)
+    )
 
 
 def replies(rank, world_size, ranks_per_host, pinned):
