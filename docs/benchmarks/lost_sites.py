@@ -37,7 +37,7 @@ SITES, BATCH, EVERY, FRAGMENTS, RATE = 4, 4, 16, 4, 3e-3
 PLAIN = "sgd:lr=1,momentum=0"
 CPU = torch.device("cpu")
 KILLED, STOPPED, LATE = 3, 2, SITES
-PATIENCE = 600.0  # seconds for a run
+PATIENCE = 1800.0  # seconds for a run
 
 Answer = dict[str, Any]
 
