@@ -87,7 +87,8 @@ class Last(Derivation):
         return [self.of]
 
     def value(self, row: Row, rows: Sequence[Row], dimensions: Sequence[str]) -> float | None:
-        return row[self.of][-1] if row.get(self.of) else None
+        last: float | None = row[self.of][-1] if row.get(self.of) else None
+        return last
 
 
 @dataclass(frozen=True)
