@@ -53,8 +53,8 @@ def compressor(spec: Spec) -> Compressor:
 
     Raises ValueError for an unknown name or option and for a value out of range, saying what is allowed.
 
-    >>> compressor("fp16+powersgd:rank=2,error_feedback=false")
-    Float16(inner=Widen(inner=PowerSGD(rank=2, min_compression_rate=2.0, power_iterations=1, warm_start=True, seed=0)))
+    >>> compressor("fp16+acp-powersgd:rank=2,error_feedback=false")
+    Float16(inner=Widen(inner=ACPPowerSGD(rank=2, min_compression_rate=2.0, seed=0)))
     """
     if isinstance(spec, str):
         return _build(parsed(spec))

@@ -18,6 +18,7 @@ OPTIONS = {
         "power_iterations": 1,
         "warm_start": True,
         "seed": 0,
+        "payload": "float",
         **OF_FEEDBACK,
         "start_iter": 0,
         "warmup": "none",

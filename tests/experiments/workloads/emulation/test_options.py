@@ -1,12 +1,7 @@
 import pytest
 
-from gradwire.experiments.workloads.emulation import (
-    chosen_trace,
-    dilated,
-    emulated,
-    labels,
-)
-from gradwire.experiments.workloads.emulation.options import check_dilation
+from gradwire.experiments.workloads.emulation import chosen_trace, emulated
+from gradwire.experiments.workloads.emulation.options import check_dilation, dilated, labels
 
 from .given import TRACE
 
