@@ -74,8 +74,9 @@ def checked(saved: Any, compressor: Compressor, world_size: int, rank: int) -> d
     missing = [key for key in (*expected, *FIELDS) if key not in saved]
     if missing:
         raise ValueError(f"this is no state of a gradwire hook: it lacks {', '.join(missing)}")
+    alike = {"compressor"} if saved.get("spec") == specification(compressor) else set()  # options may have come since
     for key, here in expected.items():
-        if type(saved[key]) is not type(here) or saved[key] != here:
+        if type(saved[key]) is not type(here) or (saved[key] != here and key not in alike):
             there = saved.get("spec", saved[key]) if key == "compressor" else saved[key]
             here = specification(compressor) if key == "compressor" else here
             raise ValueError(f"the state was saved with {key} = {there}, here it is {here}: {ADVICE[key]}")

@@ -19,6 +19,15 @@ from .direct import GLOO, PINNED, Collectives, best_ways
 SMALLEST_BYTES = 10**6  # of all ranks' rows together; a quarter of that Gloo has done before another thread wakes
 
 
+def is_large(request: Request, ranks: int) -> bool:
+    """Whether a request is worth connections of its own; told alike by all ranks, so many."""
+    if ranks == 1:
+        return False
+    if isinstance(request, AllGather):
+        return not request.sizes and request.tensor.nbytes * ranks >= SMALLEST_BYTES
+    return isinstance(request, AllToAll) and request.tensor.nbytes >= SMALLEST_BYTES
+
+
 class Arrival:
     """What a direct collective will have written to `reply`. `look`: what a wait that takes long does now and then."""
 
@@ -63,18 +72,31 @@ class Arrival:
 class Exchange:
     """What goes directly among some ranks, on a thread and connections of its own, made at the first request for it.
 
-    `store`: makes one where only these ranks meet. Bits and bytes are those of Gloo's collectives. Its all-to-all begins to
-    send before it is ready to receive, so that a link carries one direction after the other; here both go at once. Its
-    all-gathers pass blocks on from rank to rank. GRADWIRE_COLLECTIVES=gloo, on all ranks, does without.
+    `store`: makes one where only these ranks meet. `all_want`: whether they all do; asked once, before they meet, over
+    connections that there are: who is dead is noticed there at once. Bits and bytes are those of Gloo's collectives. Its
+    all-to-all begins to send before it is ready to receive, so that a link carries one direction after the other; here both
+    go at once. Its all-gathers pass blocks on from rank to rank. GRADWIRE_COLLECTIVES=gloo on any rank does without.
     """
 
-    def __init__(self, store: Callable[[], dist.Store], rank: int, size: int, timeout: timedelta, look: Look) -> None:
-        self._store, self._rank, self._size, self._timeout, self._look = store, rank, size, timeout, look
+    def __init__(
+        self,
+        store: Callable[[], dist.Store],
+        all_want: Callable[[bool], bool],
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        look: Look,
+    ) -> None:
+        self._store, self._all_want, self._rank, self._size = store, all_want, rank, size
+        self._timeout, self._look = timeout, look
+        self._wanted: bool | None = None
         self._made: Collectives | None = None
 
     def start(self, request: Request) -> Arrival | None:
-        """Begin a request; None where Gloo had better carry it."""
-        if not self._is_worth_it(request):
+        """Begin a large request; None where one of the ranks wants Gloo to carry it."""
+        if self._wanted is None:
+            self._wanted = self._all_want(os.environ.get(PINNED) != GLOO)
+        if not self._wanted:
             return None
         tensor = request.tensor.contiguous()
         if isinstance(request, AllToAll):
@@ -84,13 +106,6 @@ class Exchange:
             return None
         reply = tensor.new_empty(self._size, *tensor.shape)
         return self._arrival(self._direct.all_gather("gather", self._rows(reply), tensor), reply)
-
-    def _is_worth_it(self, request: Request) -> bool:
-        if self._size == 1 or os.environ.get(PINNED) == GLOO:
-            return False
-        if isinstance(request, AllGather):
-            return not request.sizes and request.tensor.nbytes * self._size >= SMALLEST_BYTES
-        return isinstance(request, AllToAll) and request.tensor.nbytes >= SMALLEST_BYTES
 
     @property
     def _direct(self) -> Collectives:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ...compress.protocol import AllGather, AllReduce, AllToAll, ReduceScatter, Request
 from ...compress.scopes import Scope, members
 from .agreement import LOOK, Look, nothing
-from .direct_exchange import Exchange
+from .direct_exchange import Exchange, is_large
 from .private_group import meeting_place, new_name, private_group
 from .protocol import Reply
 
@@ -173,15 +173,21 @@ class ProcessGroup:
             return self._names[channel]
         return f"{self._names[channel]}{self._arrangement}/{scope}-{self._ranks(scope)[0]}"
 
-    def _exchange(self, channel: int, scope: Scope) -> Exchange:
-        if (channel, scope) not in self._exchanges:
-            ranks, store = (
-                self._ranks(scope),
-                partial(meeting_place, self.group, f"{self._name(channel, scope)}/direct"),
-            )
-            place = ranks.index(self.group.rank())
-            self._exchanges[channel, scope] = Exchange(store, place, len(ranks), self._timeout, self.look)
-        return self._exchanges[channel, scope]
+    def _direct(self, request: Request, channel: int, group: dist.ProcessGroup) -> Reply | None:
+        """What is large goes on connections of its own; None: over the group."""
+        if self._device.type == "cuda" or not is_large(request, group.size()):
+            return None
+        key = channel, request.scope
+        if key not in self._exchanges:
+            store = partial(meeting_place, self.group, f"{self._name(*key)}/direct")
+            all_want = partial(self._all_want, group)
+            place = group.rank(), group.size()
+            self._exchanges[key] = Exchange(store, all_want, *place, self._timeout, self.look)
+        return self._exchanges[key].start(request)
+
+    def _all_want(self, group: dist.ProcessGroup, wanted: bool) -> bool:
+        votes = torch.tensor([int(wanted)])
+        return int(GroupPending(group.allreduce([votes]), votes, look=self.look).wait(self._timeout)) == group.size()
 
     def allocate(self, buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
         """Any memory will do."""
@@ -202,14 +208,14 @@ class ProcessGroup:
                     "the number of rounds must not depend on the gradient's values"
                 )
             group = self._groups[channel, request.scope] = self._private(channel, request.scope)
-        direct = None if self._device.type == "cuda" else self._exchange(channel, request.scope).start(request)
-        return direct or started(request, group, self.look)
+        return self._direct(request, channel, group) or started(request, group, self.look)
 
     def abort(self) -> None:
         """Let go of the channels: Gloo's own abort does nothing, connections close with the last reference."""
-        for exchange in self._exchanges.values():
-            exchange.close()
+        exchanges = list(self._exchanges.values())  # at once: others may still add to them
         self._names, self._groups, self._exchanges = [], {}, {}
+        for exchange in exchanges:
+            exchange.close()
 
 
 def started(request: Request, group: dist.ProcessGroup, look: Look = nothing) -> GroupPending:

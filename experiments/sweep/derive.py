@@ -119,7 +119,7 @@ class TimeToLoss(Derivation):
         if any(curve is None or None in curve for curve in curves):
             return None
         last, losses, times = curves
-        target = smoothed(last)[round(self.at * len(last)) - 1] * (1 + self.within)
+        target = smoothed(last)[max(1, round(self.at * len(last))) - 1] * (1 + self.within)
         return seconds_to(target, losses, times)
 
 

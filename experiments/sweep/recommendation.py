@@ -57,7 +57,7 @@ def _sentence(criterion: Criterion, rows: Sequence[Row]) -> str:
     best = plain[0]
     if not others:
         return f"do not compress here beyond {best[COMPRESSOR]}: no other method gets there at all."
-    other = ", ".join(named(column, others[0][column]) for column in criterion.named if others[0][column])
+    other = ", ".join(named(column, others[0][column]) for column in criterion.named if others[0].get(column))
     gain = best[criterion.of] / others[0][criterion.of]
     if gain < WORTHWHILE:
         return (

@@ -20,7 +20,7 @@ def optimizer_for(model: nn.Module, spec: str, name: str, lr: float, momentum: f
         optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
     else:
         optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
-    theirs = any(isinstance(each, WorkerMomentum | DGC) for each in inside(compressor(spec)))
+    theirs = any(isinstance(each, WorkerMomentum | DGC) and each.momentum for each in inside(compressor(spec)))
     return without_momentum(optimizer) if theirs else optimizer
 
 

@@ -67,7 +67,7 @@ def wrong_states(state, other_rank):
     unknown["parameters"]["q9"] = unknown["parameters"]["p0"]
     unknown_bucket["buckets"][0] = ["q8", *unknown_bucket["buckets"][0]]
     return {
-        "swap()": {**state, "compressor": "OneBit(block=8)"},
+        "swap()": {**state, "compressor": "OneBit(block=8)", "spec": "onebit:block=8"},
         "world_size = 64": {**state, "world_size": 64},
         "rank": other_rank,
         "lacks buckets": missing,
@@ -91,6 +91,7 @@ def refuse(rank, world_size):
             with pytest.raises(ValueError) as caught:  # noqa: PT011
                 handle.load_state_dict(wrong)
             refusals[spec, word] = str(caught.value), same(handle.state_dict(), state)
+        handle.load_state_dict({**state, "compressor": "the same, of a version with fewer options"})
         refusals[spec, ""] = "", same(steps(ddp, rank, 3, 5), steps(untouched, rank, 3, 5))
     return refusals
 

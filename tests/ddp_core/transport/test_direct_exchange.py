@@ -87,6 +87,43 @@ def test_where_a_rank_dies_all_others_raise_at_once(ranks):
         assert survivor.seconds < 10
 
 
+def one_rank_dies_before_any(rank, world_size):
+    transport = ProcessGroup(dist.group.WORLD, CPU, LIMIT)
+    transport.open(1)
+    dist.barrier()
+    if rank == world_size - 1:
+        os._exit(7)
+    transport.start(AllGather(rows(rank, world_size, torch.float32)[0]), 0).wait(LIMIT)
+
+
+def test_where_a_rank_dies_before_they_meet_all_others_raise_at_once(ranks):
+    *survivors, dead = ranks.run(one_rank_dies_before_any, 3, expect_errors=True)
+    assert dead.fate == "died with exit code 7"
+    for survivor in survivors:
+        assert survivor.type_name == "RuntimeError"
+        assert "onnection" in survivor.message
+        assert survivor.seconds < 10
+
+
+def one_rank_wants_gloo(rank, world_size):
+    if rank == 1:
+        os.environ[PINNED] = GLOO
+    transport = ProcessGroup(dist.group.WORLD, CPU, LIMIT)
+    transport.open(1)
+    reply = transport.start(AllToAll(rows(rank, world_size, torch.float32)), 0).wait(LIMIT).clone()
+    met = [exchange._made for exchange in transport._exchanges.values()]
+    dist.barrier()
+    transport.abort()
+    os.environ.pop(PINNED, None)
+    return reply, met
+
+
+def test_where_one_rank_wants_gloo_it_carries_all(ranks):
+    for rank, (reply, met) in enumerate(ranks.run(one_rank_wants_gloo, 2)):
+        assert torch.equal(reply, torch.stack([rows(other, 2, torch.float32)[rank] for other in range(2)]))
+        assert met == [None]
+
+
 def one_rank_stays_away(rank, world_size):
     transport = ProcessGroup(dist.group.WORLD, CPU, SOON)
     KEPT.append(transport)  # or its connections close
