@@ -36,15 +36,15 @@ class Processes:
     def __init__(self, processes: Mapping[int, int]) -> None:
         self._ranks: dict[int, int] = {}  # by the number of a file that stands for the process
         weakref.finalize(self, close_files, self._ranks).atexit = False  # others may look until the end
-        self._poll = select.poll()
         for rank, process in processes.items():
-            file = extension().process_file(process)
-            self._ranks[file] = rank
-            self._poll.register(file, select.POLLIN)
+            self._ranks[extension().process_file(process)] = rank
 
     def ended(self, seconds: float = 0.0) -> list[int]:
         """Those whose processes are gone; waits so long for a first one."""
-        return sorted(self._ranks[file] for file, _ in self._poll.poll(1000 * seconds))
+        poll = select.poll()  # one for each call: threads may not share them
+        for file in self._ranks:
+            poll.register(file, select.POLLIN)
+        return sorted(self._ranks[file] for file, _ in poll.poll(1000 * seconds))
 
 
 def machine() -> str:
