@@ -61,6 +61,20 @@ def _on(device: torch.device | None) -> AbstractContextManager[Any]:
     return torch.cuda.device(device) if device is not None and device.type == "cuda" else nullcontext()
 
 
+def fan_out(row: Tensor, group: dist.ProcessGroup, root: int) -> None:
+    """Rank `root` of the group sends each other rank a tensor like `row`; the process group's own time limit applies."""
+    rows = [row] * group.size() if group.rank() == root else None
+    with telling("what the root has"):
+        dist.scatter(torch.empty_like(row), rows, group=group, group_src=root)
+
+
+def fan_in(row: Tensor, group: dist.ProcessGroup, root: int) -> None:
+    """Rank `root` of the group receives each rank's `row`; the process group's own time limit applies."""
+    rows = [torch.empty_like(row) for _ in range(group.size())] if group.rank() == root else None
+    with telling("the root what they have"):
+        dist.gather(row, rows, group=group, group_dst=root)
+
+
 def averaged(values: Tensor, group: dist.ProcessGroup) -> Tensor:
     """The mean over ranks of a tensor, in place; the process group's own time limit applies."""
     dist.all_reduce(values.mul_(1 / group.size()), group=group)

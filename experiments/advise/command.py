@@ -151,6 +151,7 @@ def document(config: AdviseConfig, advice: Advice) -> dict[str, Any]:
         "computation": phases,
         "arithmetic": {spec: vars(each) for spec, each in advice.measured.arithmetic.items()},
         "network": costs,
+        "links": [vars(link) for link in advice.links],
         "seconds": advice.seconds,
         "here": _forecast(advice.here),
         "elsewhere": [_forecast(each) for each in advice.elsewhere],
