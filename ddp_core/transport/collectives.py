@@ -64,14 +64,14 @@ def _on(device: torch.device | None) -> AbstractContextManager[Any]:
 def fan_out(row: Tensor, group: dist.ProcessGroup, root: int) -> None:
     """Rank `root` of the group sends each other rank a tensor like `row`; the process group's own time limit applies."""
     rows = [row] * group.size() if group.rank() == root else None
-    with telling("what the root has"):
+    with telling("what the root has", group):
         dist.scatter(torch.empty_like(row), rows, group=group, group_src=root)
 
 
 def fan_in(row: Tensor, group: dist.ProcessGroup, root: int) -> None:
     """Rank `root` of the group receives each rank's `row`; the process group's own time limit applies."""
     rows = [torch.empty_like(row) for _ in range(group.size())] if group.rank() == root else None
-    with telling("the root what they have"):
+    with telling("the root what they have", group):
         dist.gather(row, rows, group=group, group_dst=root)
 
 

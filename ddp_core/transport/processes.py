@@ -52,7 +52,7 @@ def machine() -> str:
     return ",".join([BOOT.read_text().strip(), *(os.readlink(SPACES / kind) for kind in ("net", "pid"))])
 
 
-_known: WeakKeyDictionary[dist.ProcessGroup, Processes] = WeakKeyDictionary()
+_known: WeakKeyDictionary[dist.ProcessGroup, Mapping[int, int]] = WeakKeyDictionary()  # {rank: process} on this machine
 
 
 def place() -> str:
@@ -64,17 +64,18 @@ def place() -> str:
 
 
 def know(group: dist.ProcessGroup, places: Sequence[str]) -> None:
-    """Keep an eye on the ranks of a group that share this one's machine. `places`: of each rank."""
+    """Remember the ranks of a group that share this one's machine. `places`: of each rank."""
     told = {rank: each.split() for rank, each in enumerate(places) if each}
     here, process = told.get(group.rank(), ("", ""))
-    others = {rank: int(its) for rank, (there, its) in told.items() if there == here and its != process}
-    with suppress(ImportError, AttributeError, OSError):  # not built, of another version, or already gone
-        _known[group] = Processes(others)
+    _known[group] = {rank: int(its) for rank, (there, its) in told.items() if there == here and its != process}
 
 
 def explained(error: BaseException, group: dist.ProcessGroup) -> str:
     """What an error says, and which ranks of this machine have ended, as far as it does not say so."""
-    patience = 0.0 if "imed out" in str(error) else SOON  # whoever let a time limit pass did not end just now
-    ended = _known[group].ended(patience) if group in _known else []
-    told = f"rank {ended[0]} has ended" if len(ended) == 1 else f"ranks {ended} have ended"
+    known = _known.get(group, {})
+    ended = [rank for rank, process in known.items() if not Path(f"/proc/{process}").exists()]
+    patience = 0.0 if ended or "imed out" in str(error) else SOON  # whoever let a time limit pass did not end just now
+    with suppress(ImportError, AttributeError, OSError):  # not built, of another version, or gone meanwhile
+        ended += Processes({rank: process for rank, process in known.items() if rank not in ended}).ended(patience)
+    told = f"rank {ended[0]} has ended" if len(ended) == 1 else f"ranks {sorted(ended)} have ended"
     return f"{error}; {told}" if ended and "has ended" not in str(error) else str(error)

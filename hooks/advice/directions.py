@@ -75,7 +75,8 @@ def _seconds(here: Here, row: torch.Tensor, root: int, outward: bool) -> float:
     (fan_out if outward else fan_in)(row, here.group, root)
     if here.device.type == "cuda":
         torch.cuda.synchronize(here.device)
-    return max(here.told(time.perf_counter() - began))
+    slowest: float = max(here.told(time.perf_counter() - began))
+    return slowest
 
 
 def _gbit(rate: float) -> str:

@@ -104,10 +104,10 @@ def test_after_a_step_that_was_undone_training_goes_on_as_if_it_had_not_been(spe
         assert same(undone.numbers(), untouched.numbers())
 
 
-@pytest.mark.parametrize("spec", ["powersgd:rank=2", "topk", "onebit:block=8"])
+@CASES
 def test_what_is_saved_within_a_step_can_be_what_was_before_it(spec):
     within = layout(*SHAPES)
-    simulation = Versioned(build(spec), within)
+    simulation, changed = Versioned(build(spec), within), False
     for step in range(3):
         settled = simulation.ranks[1].save()
         simulation.begin(gradients(within, step))
@@ -116,8 +116,9 @@ def test_what_is_saved_within_a_step_can_be_what_was_before_it(spec):
         assert all(
             torch.equal(before[name][field], settled[name][field]) for name in settled for field in settled[name]
         )
-        assert any(not torch.equal(now[name][field], settled[name][field]) for name in now for field in now[name])
+        changed |= any(not torch.equal(now[name][field], settled[name][field]) for name in now for field in now[name])
         simulation.keep()
+    assert changed or not any(numbers.any() for numbers in simulation.numbers())
 
 
 @pytest.mark.parametrize("ends", ["keep", "undo"])

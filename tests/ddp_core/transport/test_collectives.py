@@ -35,19 +35,30 @@ def test_texts_travel_by_way_of_the_rank_s_own_gpu_though_another_one_is_the_cur
     assert exchange("a", Group(), torch.device("cpu")) == exchange("a", Group()) == ["a by []"]
 
 
+PHASES = {  # of which rank 1 stays away: what rank 0 waits for
+    "construction": "which model they train",
+    "buffers": "their parameters and buffers",
+    "first step": "how their first bucket is set up",
+    "second step": "whether they have swapped the compressor or loaded a state",
+    "a save": "what they hold back",
+}
+
+
 def left_alone(rank, world_size, phase):
-    """What rank 0 raises where rank 1 stays away from the making of a model, or from its first step, and then goes."""
+    """What rank 0 raises where rank 1 stays away from a phase, and then goes."""
     if rank and phase == "construction":
         raise RuntimeError("on purpose")
-    model = gradwire.DistributedDataParallel(torch.nn.Linear(4, 4), init_sync=phase == "construction")
-    if rank:
-        raise RuntimeError("on purpose")
-    model(torch.ones(2, 4)).sum().backward()
+    kind = torch.nn.BatchNorm1d(4) if phase == "buffers" else torch.nn.Linear(4, 4)
+    model = gradwire.DistributedDataParallel(kind, init_sync=phase == "construction")
+    for step in range(2):
+        if rank and (phase != "second step" or step):
+            raise RuntimeError("on purpose")
+        if phase == "a save":
+            model.compression.gather_state_dict()
+        model(torch.ones(2, 4)).sum().backward()
 
 
-@pytest.mark.parametrize(
-    ("phase", "what"), [("construction", "which model they train"), ("first step", "how their first bucket is set up")]
-)
-def test_an_error_says_what_ranks_were_telling_each_other(ranks, phase, what):
+@pytest.mark.parametrize("phase", PHASES)
+def test_an_error_says_what_ranks_were_telling_each_other(ranks, phase):
     message, _ = ranks.run(left_alone, 2, phase, expect_errors=True)
-    assert f"the ranks did not tell each other {what}" in str(message)
+    assert f"the ranks did not tell each other {PHASES[phase]}" in str(message)
