@@ -53,7 +53,7 @@ class Simulated:
         gradient = note.given[name]
         if gradient is None:
             parameter = self.parameters[name]
-            gradient = in_memory_order(torch.zeros_like(parameter), parameter)
+            gradient = in_memory_order(parameter, torch.zeros_like(parameter))
         return (gradient + owed.get(name, 0.0)).to(gradient.dtype)
 
     def arrange(self, buckets, number):
