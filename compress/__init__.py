@@ -35,7 +35,7 @@ from .protocol import (
     reduce_scatter,
 )
 from .qsgd import QSGD
-from .quantized import FP8, Int4, Int8, Ternary
+from .quantized import FP8, Int2, Int4, Int8, Ternary
 from .randomk import RandomK
 from .registry import register
 from .simulate import Simulation, Traffic, dry_run, most_rounds, simulate
@@ -70,6 +70,7 @@ __all__ = [
     "Gathered",
     "Guarded",
     "Hosts",
+    "Int2",
     "Int4",
     "Int8",
     "Layout",

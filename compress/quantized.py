@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .. import kernels
 from ..kernels import Residual
+from ..kernels.formats import HALVES
 from ..kernels.quantization import uniform
 from .adapters import TwoShot
 from .protocol import working_dtype
@@ -26,7 +27,7 @@ EXPONENTS = {"e4m3": 4, "e5m2": 5}  # their bits
 class BlockCodes:
     """Codes of `bits` bits, of floats so many of them `exponent`, and one float32 scale a block of `block` elements.
 
-    A row on the wire: its codes, then its scales.
+    A row on the wire: its codes, then its scales. `exponent` may be HALVES, see `gradwire.kernels.formats`.
     """
 
     block: int = 128
@@ -185,6 +186,21 @@ class Int4(Quantized):
 
     method: ClassVar[str] = "int4"
     bits: ClassVar[int] = 4
+
+
+@register("int2", adapter=TwoShot)
+@dataclass(frozen=True)
+class Int2(Quantized):
+    """Two bits an element and a scale a block, of rotated blocks, averaged in float32 by an all-to-all and an all-gather.
+
+    -3/2, -1/2, 1/2 or 3/2 times a scale, which is half the largest magnitude, or with random rounding and no error
+    feedback two thirds of it. Without a code for zero nothing is off by more than half a scale. Options: see `Quantized`.
+    """
+
+    rotate: bool = True
+    method: ClassVar[str] = "int2"
+    bits: ClassVar[int] = 2
+    exponent: ClassVar[int] = HALVES
 
 
 @register("ternary", adapter=TwoShot)

@@ -199,6 +199,7 @@ def _codec(built: Any, spec: Spec) -> tuple[Codec | None, float]:
     if core == Dense():
         return None, 0.0
     raise ValueError(
-        "shards travel as they are or in few bits: none, int8, int4, ternary or onebit, with block, rounding and feedback; "
-        f"{spec!r} needs gradients that no rank has whole. With DDP it works, and between replicas of hybrid sharding"
+        "shards travel as they are or in few bits: none, int8, int4, int2, ternary or onebit, with block, rounding and "
+        f"feedback; {spec!r} needs gradients that no rank has whole. With DDP it works, and between replicas of hybrid "
+        "sharding"
     )

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .factors import Factors
+from .formats import FORMATS, HALVES
 from .residual import Residual
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -221,8 +222,8 @@ def check_rotate_blocks(values: Tensor, signs: Tensor) -> None:
 def _check_bits(bits: int, exponent: int) -> None:
     require(bits in (8, 4, 2), f"a code has 8, 4 or 2 bits, got {bits}")
     require(
-        exponent == 0 or (bits == 8 and exponent in (4, 5, 7)),
-        f"an exponent has 4, 5 or 7 bits of 8, or none; got {exponent} of {bits}",
+        (bits, exponent) in FORMATS,
+        f"an exponent is HALVES ({HALVES}) of 2 bits, has 4, 5 or 7 bits of 8, or none; got {exponent} of {bits}",
     )
 
 

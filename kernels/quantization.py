@@ -1,15 +1,15 @@
-"""Payloads of 8, 4 or 2 bits: one whole number, or a float of 8 bits, an element and one float32 scale a block.
+"""Payloads of 8, 4 or 2 bits: a whole number, or a float of 8 bits, for each element, and one float32 scale a block.
 
 Rows and blocks are those of 1-bit payloads (`signs`): rows of `length` elements, blocks that divide it, a multiple of 8
 each; what lies past the end of the vector is encoded as zeros and ignored when decoded. Whole numbers are two's
-complements; of those that share a byte the first lies in its lowest bits. Floats have a sign, so many bits of exponent, and
-the rest of 8 as their mantissa; below the smallest power of two lie, as usual, equal distances down to zero.
+complements; of those that share a byte the first lies in its lowest bits. Halves are whole numbers and a half. Floats have a
+sign, so many bits of exponent, and the rest of 8 as their mantissa; below the smallest power of two lie, as usual, equal
+distances down to zero.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,28 +17,9 @@ from torch.nn.functional import pad
 
 from .checks import check_dequantize_mean, check_quantize_blocks
 from .dispatch import operation
+from .formats import FORMATS
 from .residual import Residual
 
-
-class Format(NamedTuple):
-    """What codes stand for, in scales of their block: numbers up to `limit`. The block's largest magnitude is `steps`.
-
-    `least`: of floats, the exponent of the smallest power of two that has a mantissa.
-    """
-
-    limit: float
-    steps: float
-    least: int = 0
-
-
-FORMATS = {  # by bits, and those of the exponent
-    (8, 0): Format(127, 127.0),
-    (4, 0): Format(7, 8.0),  # fewer steps than there are codes, or more: what loses least where tails are heavy
-    (2, 0): Format(1, 2.25),
-    (8, 4): Format(448, 448.0, least=-6),  # e4m3 and e5m2 of the OCP, without their infinities
-    (8, 5): Format(57344, 57344.0, least=-14),
-    (8, 7): Format(1, 1.0, least=-126),  # powers of two
-}
 MULTIPLIERS = 0xD2511F53, 0xCD9E8D57  # of Philox4x32
 KEY_STEPS = 0x9E3779B9, 0xBB67AE85
 WORD = 0xFFFFFFFF
@@ -59,32 +40,35 @@ def quantize_blocks(
     """Encode `grad` (+ `residual`) as multiples of block scales; `residual.after` keeps the rest.
 
     A block's scale is a 127th of its largest magnitude (Dettmers 2016, symmetric), with 4 `bits` an 8th, with 2 a part of
-    2.25; to nearest, ties to even, and -127 to 127, -7 to 7, -1 to 1. With 4 or 5 bits of `exponent` codes are floats, e4m3
-    or e5m2 (Micikevicius et al. 2022), and a scale a 448th or a 57344th; with 7 they are powers of two from 2^-126 to 1.
-    With a `seed` from 0 on up or down at random; without `residual` the scale is then a 127th, a 7th, the whole, so that the
-    mean of many is exact (Alistarh et al. 2017; Wen et al. 2017); with one, so much noise would add up. Element i takes word
-    i % 4 of Philox4x32-10 (Salmon et al. 2011) with the key `seed` at `counter` + i // 4. `grad`: flat, any float dtype;
-    `residual`: flat, float32 or float64; `scales`: float32 (rows, blocks); `codes`: int8 (rows, length * bits / 8). With a
-    non-finite element, the scale of its block is not finite and its codes are zero.
+    2.25; to nearest, ties to even, and -127 to 127, -7 to 7, -1 to 1. With HALVES as `exponent` the 2 bits are -1.5, -0.5,
+    0.5 or 1.5, and the scale a half. With 4 or 5 bits of `exponent` codes are floats, e4m3 or e5m2 (Micikevicius et al.
+    2022), and a scale a 448th or a 57344th; with 7 they are powers of two from 2^-126 to 1. With a `seed` from 0 on up or
+    down at random; without `residual` the largest magnitude is then the largest code, so that the mean of many is exact
+    (Alistarh et al. 2017; Wen et al. 2017); with one, so much noise would add up. Element i takes word i % 4 of
+    Philox4x32-10 (Salmon et al. 2011) with the key `seed` at `counter` + i // 4. `grad`: flat, any float dtype; `residual`:
+    flat, float32 or float64; `scales`: float32 (rows, blocks); `codes`: int8 (rows, length * bits / 8). With a non-finite
+    element, the scale of its block is not finite and its codes are zero, or with HALVES those nearest to it.
     """
     values = grad if residual is None else residual.plus(grad)
     rows, blocks = scales.shape
     wide = values.to(torch.promote_types(values.dtype, scales.dtype))
     padded = pad(wide, (0, rows * length - values.numel())).view(rows, blocks, -1)
     largest = padded.abs().amax(2, keepdim=True)
-    limit, steps = FORMATS[bits, exponent].limit, steps_of(bits, exponent, seed, residual)
+    limit, _, _, offset = FORMATS[bits, exponent]
+    steps = steps_of(bits, exponent, seed, residual)
     scales.copy_((largest / steps).squeeze(2))
     levels = torch.where(largest.isfinite(), padded / torch.where(largest == 0, 1, largest) * steps, 0)
     power = _powers(levels, bits, exponent)
     units = _power_of_two(power)  # what lies between neighbouring codes, in scales
-    levels = levels / units
+    levels = levels / units - offset
     if seed < 0:
         levels = levels.round()
     else:
         levels = (levels + uniform(seed, counter, levels.numel(), grad.device).view_as(levels)).floor()
-    levels = (levels * units).clamp(-limit, limit)
-    whole = (levels / units).to(torch.int32)
-    if exponent:
+    levels = ((levels + offset) * units).clamp(-limit, limit)
+    whole = (levels / units - offset).to(torch.int32)
+    whole.view(-1)[values.numel() :] = 0  # at random it need not be
+    if exponent > 0:
         whole = _as_float(whole, power - power_of_least(bits, exponent), bits - 1 - exponent)
     codes.copy_(pack(whole.view(rows, length).to(torch.int8), bits))
     if residual is not None:
@@ -105,18 +89,18 @@ def dequantize_mean(scales: Tensor, codes: Tensor, out: Tensor, bits: int = 8, e
 
 def steps_of(bits: int, exponent: int, seed: int, residual: Residual | None) -> float:
     """How many scales the largest magnitude of a block is: as many as the largest code where rounding has to be unbiased."""
-    limit, steps, _ = FORMATS[bits, exponent]
+    limit, steps, *_ = FORMATS[bits, exponent]
     return float(limit) if seed >= 0 and residual is None else steps
 
 
 def power_of_least(bits: int, exponent: int) -> int:
     """The exponent of two of the smallest code above zero."""
-    return FORMATS[bits, exponent].least - (bits - 1 - exponent if exponent else 0)
+    return FORMATS[bits, exponent].least - (bits - 1 - exponent if exponent > 0 else 0)
 
 
 def _powers(levels: Tensor, bits: int, exponent: int) -> Tensor:
     """The exponents of two of the distances between codes where `levels` are: int32, 0 for whole numbers."""
-    if not exponent:
+    if exponent <= 0:
         return torch.zeros_like(levels, dtype=torch.int32)
     powers = levels.frexp().exponent - (bits - exponent)  # frexp counts from a half on
     least = power_of_least(bits, exponent)
@@ -155,12 +139,12 @@ def pack(levels: Tensor, bits: int) -> Tensor:
 
 def _unpacked(codes: Tensor, bits: int, exponent: int) -> Tensor:
     """Numbers (rows, length) of bytes that they share, or that are floats."""
-    if exponent:
+    if exponent > 0:
         return torch.tensor(_floats(bits, exponent), device=codes.device)[codes.int() + 128]
     if bits == 8:
         return codes
     raised = codes.unsqueeze(2).bitwise_left_shift(8 - bits - _shifts(bits, codes.device))
-    return raised.bitwise_right_shift(8 - bits).flatten(1)
+    return raised.bitwise_right_shift(8 - bits).flatten(1) + FORMATS[bits, exponent].offset
 
 
 def _shifts(bits: int, device: torch.device) -> Tensor:

@@ -11,7 +11,7 @@ from ...kernels.quantization import FORMATS
 from .heavy_tail import HeavyTail
 from .job import Job, Output, inputs
 
-BLOCK = 128  # elements that share a scale: the default of the compressors int8, fp8, int4 and ternary
+BLOCK = 128  # elements that share a scale: the default of the compressors int8, fp8, int4, int2 and ternary
 FLOATS = {4: torch.float8_e4m3fn, 5: torch.float8_e5m2}  # by bits of the exponent
 
 
@@ -51,7 +51,7 @@ class QuantizeBlocks(Job):
     def run_baseline(self) -> None:
         """Every operator a pass."""
         self.residual.add_(self.grad)
-        blocks, (limit, steps, _) = self._padded.view(-1, BLOCK), FORMATS[self.bits, self.exponent]
+        blocks, (limit, steps, *_) = self._padded.view(-1, BLOCK), FORMATS[self.bits, self.exponent]
         torch.div(blocks.abs().amax(1), steps, out=self.scales[0])
         scales = self.scales.view(-1, 1)
         if self.exponent:

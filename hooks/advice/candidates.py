@@ -38,6 +38,7 @@ METHODS = (
     Method("bf16", -0.002, 0.000),
     Method("int8", 0.000, 0.001, dense_start=True),
     Method("int4", 0.000, 0.003, dense_start=True),
+    Method("int2", 0.007, 0.005, dense_start=True),
     Method("ternary", 0.027, 0.080, dense_start=True),
     Method("powersgd:rank=4", 0.020, 0.019, dense_start=True),
     Method("powersgd:rank=8,payload=int8", 0.007, 0.006, dense_start=True),

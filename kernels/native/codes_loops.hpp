@@ -1,5 +1,7 @@
-// What a payload says of an element: whole numbers of 8, 4 and 2 bits, and floats of 8.
+// What a payload says of an element: whole numbers of 8, 4 and 2 bits, those of 2 bits and a half, and floats of 8.
 namespace gradwire::GRADWIRE_LEVEL {
+
+constexpr int HALVES = -1;  // in place of an exponent's bits: codes stand for whole numbers and a half
 
 using C8 = int8_t __attribute__((vector_size(8)));
 

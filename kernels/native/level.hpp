@@ -72,7 +72,7 @@ struct UnpackJob {
     bool streams;
 };
 
-// As above; codes have 8, 4 or 2 `bits`, so many of `exponent`; `steps` scales are the largest magnitude, `limit` is the
+// As above; codes have 8, 4 or 2 `bits`, so many of `exponent` or HALVES; `steps` scales are the largest magnitude, `limit` is the
 // largest that a code stands for.
 struct QuantizeJob {
     const void* grad;

@@ -92,6 +92,8 @@ GRADWIRE_INLINE F8 write_nearest(const QuantizeJob& job, F8 levels, const float*
         inverse = bit_cast<F8>(2 * Float::BIAS * Float::ONE - distance);
         levels *= inverse;
     }
+    constexpr float OFFSET = EXPONENT == HALVES ? 0.5f : 0.0f;
+    levels -= OFFSET;
     if constexpr (RANDOM) levels = floored(levels + load(random));
     else levels = rounded(levels);
     if constexpr (EXPONENT > 0) {
@@ -100,8 +102,9 @@ GRADWIRE_INLINE F8 write_nearest(const QuantizeJob& job, F8 levels, const float*
         Float::write(codes, levels, distance);
         return levels * unit;
     }
+    if constexpr (EXPONENT == HALVES) levels += OFFSET;
     levels = limited(levels, job.limit);
-    write_codes<BITS>(codes, levels);
+    write_codes<BITS>(codes, levels - OFFSET);
     return levels;
 }
 
@@ -134,8 +137,9 @@ void quantize_blocks_of(const QuantizeJob& job, int64_t first_block, int64_t las
         const Block<Element> block{static_cast<const Element*>(job.grad) + from, job.residual.from(from), codes, count,
                                    job.counter + static_cast<uint64_t>(start / 4)};
         job.scales[row * job.scale_stride + column] = quantize_block<BITS, EXPONENT, RANDOM>(job, block);
-        const int64_t written = (count + LANES - 1) / LANES * BITS;
+        const int64_t bits = count * BITS, written = (bits + 7) / 8;
         std::memset(codes + written, 0, static_cast<size_t>(bytes - written));
+        if (bits % 8) codes[written - 1] &= static_cast<uint8_t>((1 << bits % 8) - 1);  // at random it need not be zero
     }
     if (job.residual.streams) end_stream();
 }
@@ -153,6 +157,7 @@ void with_codes(int64_t bits, int64_t exponent, Function function) {
     else if (exponent == 7) function(CodesOf<8, 7>{});
     else if (bits == 8) function(CodesOf<8, 0>{});
     else if (bits == 4) function(CodesOf<4, 0>{});
+    else if (exponent == HALVES) function(CodesOf<2, HALVES>{});
     else function(CodesOf<2, 0>{});
 }
 
@@ -184,6 +189,8 @@ GRADWIRE_INLINE void sum_codes(const DequantizeJob& job, const Codes& votes, int
         for (int j = 0; j < COUNT; ++j) {
             if constexpr (EXPONENT > 0)
                 total[j] += broadcast(scale * Floats<EXPONENT>::SCALE) * Floats<EXPONENT>::read(from + j * BITS);
+            else if constexpr (EXPONENT == HALVES)
+                total[j] += broadcast(scale) * (read_codes<BITS>(from + j * BITS) + 0.5f);
             else total[j] += broadcast(scale) * read_codes<BITS>(from + j * BITS);
         }
     }

@@ -27,7 +27,7 @@ def quantize_blocks(
 ) -> None:
     """Multiples of block scales; `residual` keeps the rest."""
     rows, blocks = scales.shape
-    limit, _, least = FORMATS[bits, exponent]
+    limit, _, least, offset = FORMATS[bits, exponent]
     units = cut(rows * blocks, length // blocks)
     if not units.count:
         return
@@ -37,7 +37,7 @@ def quantize_blocks(
         _quantize[units.programs](
             grad, *held, scales, codes, *strides, max(seed, 0), counter, *place,
             HELD=residual is not None, RANDOM=seed >= 0, BITS=bits, EXPONENT=exponent, LEAST=least,
-            STEPS=steps_of(bits, exponent, seed, residual), LIMIT=float(limit), **units.sizes,
+            STEPS=steps_of(bits, exponent, seed, residual), LIMIT=float(limit), OFFSET=offset, **units.sizes,
         )  # fmt: skip
 
 
@@ -47,12 +47,13 @@ def dequantize_mean(scales: Tensor, codes: Tensor, out: Tensor, bits: int = 8, e
     units = cut(rows * blocks, codes.shape[2] * 8 // bits // blocks)
     if not units.count:
         return
+    _, _, least, offset = FORMATS[bits, exponent]
     place = (blocks, units.block, units.count, out.numel())
     strides = (*scales.stride()[:2], *codes.stride()[:2])
     with on_device(out):
         _dequantize[units.programs](
             scales, codes, out, *strides, voters, 1 / voters, *place,
-            BITS=bits, EXPONENT=exponent, LEAST=FORMATS[bits, exponent].least, **units.sizes,
+            BITS=bits, EXPONENT=exponent, LEAST=least, OFFSET=offset, **units.sizes,
         )  # fmt: skip
 
 
@@ -115,16 +116,16 @@ def _quantize(
     scale_stride: tl.int64, code_stride: tl.int64, seed: tl.int64, counter: tl.int64,
     blocks: tl.int64, block: tl.int64, units: tl.int64, size: tl.int64,
     HELD: tl.constexpr, RANDOM: tl.constexpr, BITS: tl.constexpr, EXPONENT: tl.constexpr, LEAST: tl.constexpr,
-    STEPS: tl.constexpr, LIMIT: tl.constexpr,
+    STEPS: tl.constexpr, LIMIT: tl.constexpr, OFFSET: tl.constexpr,
     EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr,
 ) -> None:  # fmt: skip
     if is_whole(units, size, UNITS, UNIT, EXACT):
         _quantize_units(grad, before, after, scales, codes, scale_stride, code_stride, seed, counter,
-                        blocks, block, units, size, HELD, RANDOM, BITS, EXPONENT, LEAST, STEPS, LIMIT,
+                        blocks, block, units, size, HELD, RANDOM, BITS, EXPONENT, LEAST, STEPS, LIMIT, OFFSET,
                         EACH, UNITS, UNIT, True)  # fmt: skip
     else:
         _quantize_units(grad, before, after, scales, codes, scale_stride, code_stride, seed, counter,
-                        blocks, block, units, size, HELD, RANDOM, BITS, EXPONENT, LEAST, STEPS, LIMIT,
+                        blocks, block, units, size, HELD, RANDOM, BITS, EXPONENT, LEAST, STEPS, LIMIT, OFFSET,
                         EACH, UNITS, UNIT, False)  # fmt: skip
 
 
@@ -134,7 +135,7 @@ def _quantize_units(
     scale_stride: tl.tensor, code_stride: tl.tensor, seed: tl.tensor, counter: tl.tensor,
     blocks: tl.tensor, block: tl.tensor, units: tl.tensor, size: tl.tensor,
     HELD: tl.constexpr, RANDOM: tl.constexpr, BITS: tl.constexpr, EXPONENT: tl.constexpr, LEAST: tl.constexpr,
-    STEPS: tl.constexpr, LIMIT: tl.constexpr,
+    STEPS: tl.constexpr, LIMIT: tl.constexpr, OFFSET: tl.constexpr,
     EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr,
 ) -> None:  # fmt: skip
     unit, row, column, first, left = unit_places(blocks, block, EACH, UNITS, UNIT)
@@ -151,20 +152,22 @@ def _quantize_units(
     divisor = tl.where(largest == 0, 1.0, largest)[:, None, None]
     levels = tl.div_rn(numbers, divisor + tl.zeros([UNITS, UNIT // 4, 4], tl.float32)) * STEPS
     levels = tl.where(finite[:, None, None], levels, 0.0)
-    if EXPONENT:
+    if EXPONENT > 0:
         unit_bits = spacing(levels, EXPONENT, LEAST)
         levels *= (0x7F000000 - unit_bits).to(tl.float32, bitcast=True)  # 1 over the unit
+    levels -= OFFSET
     if RANDOM:
         counters = counter + first[:, None] // 4 + tl.arange(0, UNIT // 4)[None, :]
-        levels = tl.floor(levels + _uniform(seed, counters, UNITS, UNIT))
+        levels = tl.where(places < limit, tl.floor(levels + _uniform(seed, counters, UNITS, UNIT)), 0.0)
     else:
         levels = (levels + 12582912.0) - 12582912.0  # 1.5 * 2^23: what is added leaves no bits behind the point
-    if EXPONENT:
+    levels += OFFSET
+    if EXPONENT > 0:
         levels *= unit_bits.to(tl.float32, bitcast=True)
     levels = tl.minimum(tl.maximum(levels, -LIMIT), LIMIT)
     tl.store(scales + row * scale_stride + column, scale, mask=unit < units)
-    byte = _bytes(UNIT, BITS)
-    packed = codes_of(levels, unit_bits, EXPONENT, LEAST) if EXPONENT else _packed(levels, BITS, UNITS, UNIT)
+    byte, whole = _bytes(UNIT, BITS), levels - OFFSET
+    packed = codes_of(levels, unit_bits, EXPONENT, LEAST) if EXPONENT > 0 else _packed(whole, BITS, UNITS, UNIT)
     start = (row * code_stride + place_in_row(row, first, blocks, block) * BITS // 8)[:, None, None] + byte
     if WHOLE:
         tl.store(codes + start, packed)
@@ -179,15 +182,15 @@ def _dequantize(
     scales: tl.tensor, codes: tl.tensor, out: tl.tensor,
     voter_scales: tl.int64, scale_stride: tl.int64, voter_codes: tl.int64, code_stride: tl.int64,
     voters: tl.int64, share: tl.float32, blocks: tl.int64, block: tl.int64, units: tl.int64, size: tl.int64,
-    BITS: tl.constexpr, EXPONENT: tl.constexpr, LEAST: tl.constexpr,
+    BITS: tl.constexpr, EXPONENT: tl.constexpr, LEAST: tl.constexpr, OFFSET: tl.constexpr,
     EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr,
 ) -> None:  # fmt: skip
     if is_whole(units, size, UNITS, UNIT, EXACT):
         _dequantize_units(scales, codes, out, voter_scales, scale_stride, voter_codes, code_stride, voters, share,
-                          blocks, block, units, size, BITS, EXPONENT, LEAST, EACH, UNITS, UNIT, True)  # fmt: skip
+                          blocks, block, units, size, BITS, EXPONENT, LEAST, OFFSET, EACH, UNITS, UNIT, True)  # fmt: skip
     else:
         _dequantize_units(scales, codes, out, voter_scales, scale_stride, voter_codes, code_stride, voters, share,
-                          blocks, block, units, size, BITS, EXPONENT, LEAST, EACH, UNITS, UNIT, False)  # fmt: skip
+                          blocks, block, units, size, BITS, EXPONENT, LEAST, OFFSET, EACH, UNITS, UNIT, False)  # fmt: skip
 
 
 @triton.jit
@@ -195,7 +198,7 @@ def _dequantize_units(
     scales: tl.tensor, codes: tl.tensor, out: tl.tensor,
     voter_scales: tl.tensor, scale_stride: tl.tensor, voter_codes: tl.tensor, code_stride: tl.tensor,
     voters: tl.tensor, share: tl.tensor, blocks: tl.tensor, block: tl.tensor, units: tl.tensor, size: tl.tensor,
-    BITS: tl.constexpr, EXPONENT: tl.constexpr, LEAST: tl.constexpr,
+    BITS: tl.constexpr, EXPONENT: tl.constexpr, LEAST: tl.constexpr, OFFSET: tl.constexpr,
     EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr,
 ) -> None:  # fmt: skip
     unit, row, column, first, left = unit_places(blocks, block, EACH, UNITS, UNIT)
@@ -210,9 +213,9 @@ def _dequantize_units(
             code = tl.load(codes + voter * voter_codes + byte)
         else:
             code = tl.load(codes + voter * voter_codes + byte, mask=inside, other=0)
-        if EXPONENT:
+        if EXPONENT > 0:
             total += scale[:, None, None] * values_of(code, EXPONENT, LEAST)
         else:
-            total += scale[:, None, None] * _unpacked(code, BITS, UNITS, UNIT)
+            total += scale[:, None, None] * (_unpacked(code, BITS, UNITS, UNIT) + OFFSET)
     limit = tl.where(there, tl.minimum(first + left, size), 0)[:, None, None]
     store_tile(out, first[:, None, None] + _lanes(UNIT), total * share, limit, WHOLE)

@@ -89,7 +89,7 @@ MAPPINGS = [
     ({"name": "powersgd", "start_iter": 9, "warmup": BFloat16()}, "powersgd:start_iter=9,warmup=bf16"),
 ]
 ALL = (
-    "acp-powersgd, adacomp, adaptive, batched-powersgd, bf16, chunktopk, dgc, dropping, fp16, fp8, hosts, int4, int8, "
+    "acp-powersgd, adacomp, adaptive, batched-powersgd, bf16, chunktopk, dgc, dropping, fp16, fp8, hosts, int2, int4, int8, "
     "natural, none, onebit, powersgd, qsgd, randomk, ternary, terngrad, topk"
 )
 TOPK_OPTIONS = "ratio, k, value_dtype, scope, error_feedback, feedback, momentum, space, guard, start_iter, warmup"

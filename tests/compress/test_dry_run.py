@@ -74,6 +74,7 @@ TWO_SHOT = {  # (specification, ranks): bytes of a part of the bucket
     ("fp8", 1): 2560 + 4 * 20,
     ("int8:rotate=true", 4): 640 + 4 * 5 + 12,
     ("int4", 2): 1280 // 2 + 4 * 10 + 8,  # padded to words of 16
+    ("int2", 4): 640 // 4 + 4 * 5 + 12,
     ("ternary", 4): 640 // 4 + 4 * 5 + 12,
     ("int8:block=1024", 4): 624 + 4 + 12,  # one short block
 }

@@ -30,6 +30,7 @@ SPECS = [
     "fp8:format=e5m2,rounding=stochastic",
     "int4:block=16,rotate=true,rounding=stochastic",
     "ternary:rotate=true",
+    "int2:rotate=false,block=24,rounding=stochastic",
     "int4:block=24,rounding=stochastic",
     "ternary:block=1024,start_iter=2",
     "randomk:ratio=0.1,block=16",

@@ -4,28 +4,40 @@ import numpy
 import pytest
 import torch
 
-from gradwire.compress import FP8, Gathered, Int4, Int8, Residual, Simulation, Ternary, compressor, simulate, state
+from gradwire.compress import (
+    FP8,
+    Gathered,
+    Int2,
+    Int4,
+    Int8,
+    Residual,
+    Simulation,
+    Ternary,
+    compressor,
+    simulate,
+    state,
+)
 from gradwire.kernels.quantization import uniform
 
 from ..kernels.test_rotation import hadamard, parts
 from .given import gradients, layout, mean
 
 SPECS = {
-    "int8": (127, 127.0),
-    "int4": (7, 8.0),
-    "ternary": (1, 2.25),
-}  # the largest code; scales up to the largest magnitude
+    "int8": (127, 127.0, 0.0),
+    "int4": (7, 8.0, 0.0),
+    "int2": (1.5, 2.0, 0.5),
+    "ternary": (1, 2.25, 0.0),
+}  # the largest level; scales up to the largest magnitude; how far levels are from whole numbers
 FLOATS = {"fp8": (448, torch.float8_e4m3fn), "fp8:format=e5m2": (57344, torch.float8_e5m2)}  # largest, torch's dtype
 STOCHASTIC = [f"{name}:rounding=stochastic" for name in (*SPECS, "fp8")]
 
 
-def quantized(vector, block, limit, steps):
-    """Blocks of the nearest multiples of a scale, in float64, the scale as it travels; the last block may be short."""
+def quantized(vector, block, limit, steps, offset):
+    """Blocks of the nearest levels times a scale, in float64, the scale as it travels; the last block may be short."""
     parts = [vector[start : start + block] for start in range(0, len(vector), block)]
     scales = [numpy.float64(numpy.float32(numpy.abs(part).max() / steps)) for part in parts]
-    return numpy.concatenate(
-        [scale * numpy.rint(part / scale).clip(-limit, limit) for part, scale in zip(parts, scales, strict=True)]
-    )
+    levels = [numpy.rint(part / scale - offset) + offset for part, scale in zip(parts, scales, strict=True)]
+    return numpy.concatenate([scale * level.clip(-limit, limit) for level, scale in zip(levels, scales, strict=True)])
 
 
 def as_floats(vector, block, largest, dtype):
@@ -49,7 +61,7 @@ def averages(spec, within, steps=4, seed=0):
 @pytest.mark.parametrize(("world_size", "part"), [(1, 64), (2, 32), (4, 16)])
 def test_two_shot_quantizes_each_rank_s_gradient_then_each_server_s_mean(world_size, part, spec, feedback):
     within = layout((64,), dtype=torch.float64, world_size=world_size)
-    simulation = Simulation(compressor(f"{spec}:block=16,error_feedback={feedback}"), within)
+    simulation = Simulation(compressor(f"{spec}:block=16,rotate=false,error_feedback={feedback}"), within)
     worker, server = numpy.zeros((world_size, 64)), numpy.zeros(64)
     for step in range(3):
         given = gradients(within, step)
@@ -143,7 +155,7 @@ def test_random_rounding_is_repeated_by_the_same_steps_and_leaves_the_users_numb
     assert torch.equal(simulation.step(given)[0], fresh.step(given)[0])
 
 
-@pytest.mark.parametrize("codec", [Int8, FP8, Int4, Ternary])
+@pytest.mark.parametrize("codec", [Int8, FP8, Int4, Int2, Ternary])
 def test_ranks_steps_buckets_and_rounds_draw_apart(codec):
     gradient = torch.rand(4096, generator=torch.Generator().manual_seed(0))
     drawing = Gathered(codec(rounding="stochastic"))
@@ -172,7 +184,7 @@ def test_a_gradient_that_is_not_finite_spoils_its_block_of_the_average_on_every_
 
 
 @pytest.mark.parametrize(
-    "codec", [Int8(), Int4(), Ternary(), FP8(), Int4(block=24), Ternary(block=8), Int4(rotate=True)]
+    "codec", [Int8(), Int4(), Ternary(), FP8(), Int4(block=24), Int2(), Ternary(block=8), Int4(rotate=True)]
 )
 def test_rows_are_whole_words_of_16_bytes_and_hold_codes_and_scales(codec):
     for numel in (1, 8, 127, 128, 129, 1009):

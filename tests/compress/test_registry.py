@@ -44,8 +44,8 @@ OPTIONS = {
     "randomk": {"ratio": 0.01, "block": 256, "seed": 0, **OF_FEEDBACK, "start_iter": 0, "warmup": "none"},
     "chunktopk": {"ratio": 0.01, "chunk": 512, **OF_FEEDBACK, "start_iter": 0, "warmup": "none"},
 }
-for _name in ("int8", "fp8", "int4", "ternary"):
-    OPTIONS[_name] = {**OPTIONS["onebit"], "block": 128, "rounding": "nearest", "rotate": False}
+for _name in ("int8", "fp8", "int4", "int2", "ternary"):
+    OPTIONS[_name] = {**OPTIONS["onebit"], "block": 128, "rounding": "nearest", "rotate": _name == "int2"}
 OPTIONS["fp8"]["format"] = "e4m3"
 OPTIONS["natural"] = {**OPTIONS["onebit"], "block": 128, "error_feedback": False, "feedback": 0.0}
 OPTIONS["qsgd"] = {**OPTIONS["natural"], "levels": 127}

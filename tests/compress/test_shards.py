@@ -11,7 +11,7 @@ from gradwire.compress.shards import Finite, gather_rows, shard_codec, shard_sum
 from gradwire.compress.state import Leaves, save
 
 SHAPES, DIMS = ((5, 3), (7,), (4, 6)), (0, 0, 1)
-SPECS = ["none", "int8", "int4", "ternary", "onebit", "int8:rounding=stochastic", "int8:block=8"]
+SPECS = ["none", "int8", "int4", "int2", "ternary", "onebit", "int8:rounding=stochastic", "int8:block=8"]
 
 
 def layouts(ranks, dtype=torch.float32):
@@ -178,8 +178,8 @@ def test_a_residual_is_saved_in_the_shapes_of_whole_parameters_and_loaded_on_any
     ("make", "spec", "words"),
     [
         (shard_sum, "powersgd", "no rank has whole"),
-        (shard_sum, "topk", "none, int8, int4, ternary or onebit"),
-        (shard_codec, "bf16", "none, int8, int4, ternary or onebit"),
+        (shard_sum, "topk", "none, int8, int4, int2, ternary or onebit"),
+        (shard_codec, "bf16", "none, int8, int4, int2, ternary or onebit"),
         (shard_codec, "int8:rounding=stochastic", "to the nearest"),
         (shard_sum, "int8:momentum=0.9", "with block, rounding and feedback"),
         (shard_sum, "int9", "unknown compressor"),

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from gradwire.kernels import dequantize_mean, quantize_blocks
+from gradwire.kernels.formats import HALVES
 from gradwire.kernels.quantization import philox, uniform
 
 from ..residuals import in_place
@@ -14,6 +15,7 @@ DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 SIZES = [1, 8, 9, 1009]
 BITS = {8: (127, 127), 4: (7, 8), 2: (1, 2.25)}  # bits: the largest code, and the scales that the largest magnitude is
 FLOATS = {4: (torch.float8_e4m3fn, 448), 5: (torch.float8_e5m2, 57344), 7: (None, 1)}  # by bits of the exponent
+STEPS = 2  # of halves: scales up to the largest magnitude
 LEAST = {4: -6, 5: -14, 7: -126}
 SHAPES = [(8, 8), (64, 8), (1016, 1016), (1024, 128)]  # (length of a row, elements of a block)
 
@@ -128,6 +130,51 @@ def test_conservation_holds_for_floats_and_their_means(exponent, seed):
     out = torch.full((1009,), torch.nan)
     dequantize_mean(torch.stack([scales, scales * 2]), torch.stack([codes, codes]), out, 8, exponent)
     assert (out - 1.5 * said).abs().max() <= 2e-6
+
+
+@pytest.mark.parametrize(("length", "block"), SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_halves_are_the_nearest_of_four_numbers_none_of_them_zero(length, block, dtype):
+    for size in SIZES:
+        grad = numbers(size, dtype)
+        scales, codes = encode(grad, length, block, bits=2, exponent=HALVES)
+        padded = numpy.zeros(codes.numel() * 4)
+        padded[:size] = grad.double().numpy()
+        largest = numpy.abs(padded).reshape(-1, block).max(1)
+        assert numpy.allclose(scales.view(-1).numpy(), largest / STEPS, rtol=1e-6, atol=0)
+        exact = padded.reshape(-1, block) / numpy.where(largest == 0, 1, largest)[:, None] * STEPS
+        found = levels(codes, 2).reshape(-1, block) + 0.5
+        assert set(numpy.abs(found).flat) <= {0.5, 1.5}
+        assert numpy.abs(found - exact).max() <= 0.5001
+        assert not levels(codes, 2).reshape(-1)[size:].any()
+
+
+@pytest.mark.parametrize("seed", [-1, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("size", SIZES)
+def test_conservation_holds_for_halves_and_their_means(size, dtype, seed):
+    grad, held = numbers(size, torch.float32), numbers(size, dtype, seed=1)
+    residual, corrected = held.clone(), (held + grad).double()
+    scales, codes = encode(grad, 64, 8, residual, 2, HALVES, seed=seed)
+    said = (levels(codes, 2).reshape(-1, 8) + 0.5) * scales.double().view(-1, 1).numpy()
+    said = torch.from_numpy(said.reshape(-1)[:size])
+    assert (residual.double() + said - corrected).abs().max() <= corrected.abs().max() * 3e-7
+    out = torch.full((size,), torch.nan)
+    dequantize_mean(torch.stack([scales, scales * 2]), torch.stack([codes, codes]), out, 2, HALVES)
+    assert (out - 1.5 * said).abs().max() <= 2e-6
+    assert not levels(codes, 2).reshape(-1)[size:].any()
+
+
+def test_halves_at_random_are_right_on_average():
+    grad = torch.full((4096,), 0.1)
+    grad[::1024] = -1.0
+    scales, codes = encode(grad, 4096, 1024, bits=2, exponent=HALVES, seed=3)
+    found = (levels(codes, 2)[0] + 0.5) / 1.5
+    drawn = found[(grad == grad[1]).numpy()]
+    assert set(drawn.tolist()) == {-1 / 3, 1 / 3}
+    assert abs(drawn.mean() - 0.1) < 5 * drawn.std() / len(drawn) ** 0.5
+    assert (found[::1024] == -1).all()
+    assert torch.allclose(scales, torch.tensor(1 / 1.5))
 
 
 @pytest.mark.parametrize("bits", BITS)

@@ -7,6 +7,7 @@ import torch
 
 from gradwire import kernels
 from gradwire.kernels import Factors, Matrix
+from gradwire.kernels.formats import HALVES
 
 from ..residuals import in_place
 from .test_residual import ENCODERS, WIDE, beside_and_in_place
@@ -70,7 +71,7 @@ def signs(device, dtype, block=1024):
     return run, [bits, scales, residual, out]
 
 
-def quantization(device, dtype, bits=8, seed=-1):
+def quantization(device, dtype, bits=8, exponent=0, seed=-1):
     rows, length = 2, -(-SIZE // 2 // 1024) * 1024
     grad, residual = numbers(SIZE, dtype).to(device), numbers(SIZE, seed=1).to(device)
     scales = torch.full((rows, length // 1024), NAN, device=device)
@@ -78,8 +79,8 @@ def quantization(device, dtype, bits=8, seed=-1):
     out = torch.full((SIZE,), NAN, device=device)
 
     def run():
-        kernels.quantize_blocks(grad, in_place(residual), scales, codes, length, bits, seed, 1 << 32)
-        kernels.dequantize_mean(torch.stack([scales, scales * 2]), torch.stack([codes, codes]), out, bits)
+        kernels.quantize_blocks(grad, in_place(residual), scales, codes, length, bits, exponent, seed, 1 << 32)
+        kernels.dequantize_mean(torch.stack([scales, scales * 2]), torch.stack([codes, codes]), out, bits, exponent)
 
     return run, [codes, scales, residual, out]
 
@@ -130,6 +131,7 @@ CASES = {
     "signs, large blocks": partial(signs, block=100_000),
     "quantization": quantization,
     "quantization, random": partial(quantization, seed=1 << 40),
+    "quantization, halves": partial(quantization, bits=2, exponent=HALVES),
     **{f"quantization, {bits} bits": partial(quantization, bits=bits) for bits in (4, 2)},
     **{f"quantization, {bits} bits, random": partial(quantization, bits=bits, seed=1 << 40) for bits in (4, 2)},
     "selection": selection,

@@ -30,6 +30,7 @@ DEFAULTS = {  # of FORMAT 1; options that come later are added, and stand for wh
     "fp16": {},
     "fp8": {**LATTICE, "format": "e4m3"},
     "hosts": {"ranks": None},
+    "int2": {**LATTICE, "rotate": True},
     "int4": LATTICE,
     "int8": LATTICE,
     "natural": {"block": 128},
