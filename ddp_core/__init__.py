@@ -24,6 +24,8 @@ from .torch_face.nested import refuse_inside
 from .transport.collectives import (
     averaged,
     exchange,
+    fan_in,
+    fan_out,
     largest_and_sum,
     start_all_gather,
     start_all_to_all,
@@ -80,6 +82,8 @@ __all__ = [
     "caps_in_bytes",
     "described",
     "exchange",
+    "fan_in",
+    "fan_out",
     "faulty",
     "keep_rendezvous",
     "largest_and_sum",

@@ -292,6 +292,7 @@ class DistributedDataParallel(TorchFace):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         compression = state.pop("compression")
+        state["_setup"] = (*state["_setup"], None)[:4]  # of three in pickles from before there was `scaler`
         nn.Module.__setstate__(self, state)
         self._connect(self.arguments.groups())
         alike = not (compression["step"] and compression["parameters"])  # without residuals it is any rank's

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..transport.collectives import start_sum
+from ..transport.processes import explained
 
 
 class Usage:
@@ -24,7 +25,7 @@ class Usage:
     def __init__(
         self, mine: Sequence[int], group: dist.ProcessGroup, device: torch.device, timeout: timedelta | None
     ) -> None:
-        self._mine = bytes(mine)
+        self._mine, self._group = bytes(mine), group
         self._answer: Sequence[int] | None = None
         self._timeout = timeout
         self._stream = _side_stream(device) if device.type == "cuda" else None
@@ -54,7 +55,7 @@ class Usage:
             except RuntimeError as error:
                 raise RuntimeError(
                     f"the ranks did not tell each other which parameters they used: one has died, hangs, or raised an "
-                    f"error in its backward. {error}"
+                    f"error in its backward. {explained(error, self._group)}"
                 ) from error
             return self._shares.tolist()
 

@@ -17,6 +17,7 @@ import torch
 
 from ...compress.scopes import Scope
 from ..transport.collectives import exchange
+from ..transport.processes import explained
 from ..transport.protocol import Pending, Transport
 from .driver import Driver
 from .lanes import Lanes
@@ -133,9 +134,10 @@ class Engine:
 
     def _fail(self, label: str, error: BaseException) -> ProgramError:
         """End all that is under way, with the first error, which is returned."""
+        told = explained(error, self.transport.group) if isinstance(error, RuntimeError) else error
         with self._lock:
             if self._failure is None:
-                self._failure = f"{label}: {type(error).__name__}: {error}"
+                self._failure = f"{label}: {type(error).__name__}: {told}"
             live, self._live = list(self._live), {}
         failure = ProgramError(self._failure)
         failure.__cause__ = error

@@ -17,7 +17,7 @@ from ...compress.state import Entries
 from ..buckets.layout import axis_order, layout_of, plain
 from .model_memory import OWED
 
-FORMAT = 1
+FORMAT = 1  # also of what a specification leaves to its defaults: tests/ddp_core/memory/test_checkpoint.py has them
 FIELDS = ("step", "buckets", "parameters")
 FIRST = ".first"  # ends the field that tells where in a parameter a server's part begins
 ADVICE = {

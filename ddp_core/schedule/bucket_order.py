@@ -13,6 +13,10 @@ from ..measure.timeline import Timeline
 from ..transport.collectives import spread
 
 INTERVAL = 64  # synced steps between two looks
+BROKEN_OFF = (
+    "making the buckets anew broke off with an error, so the ranks no longer have the same ones: load a checkpoint into a "
+    "new DistributedDataParallel"
+)
 
 
 class BucketOrder:
@@ -39,6 +43,7 @@ class BucketOrder:
         self._looked_at = 0
         self._followed_at: int | None = None  # when a state brought buckets, while these have memory of their own
         self.agreed = False  # rank 0 has told its order once
+        self._making = False  # buckets, in a place where an error would leave this rank with others than the rest
         self.drain: Callable[[], None] | None = None  # before the buckets are made anew
         self._name()
 
@@ -47,8 +52,10 @@ class BucketOrder:
 
         `averager`: the compression that averages. Without one a hook does that is not ours, and may know buckets by their
         numbers: these then stay as in torch. `hooked`: a hook calls the compression. `dynamic`: unused parameters are
-        looked for.
+        looked for. Raises RuntimeError on a rank whose last new buckets were not finished.
         """
+        if self._making:
+            raise RuntimeError(BROKEN_OFF)
         rooms = own_rooms if averager is None or hooked else averager.rooms(self._device)
         saved = averager.loaded_order() if averager is not None else ()
         due = steps not in (0, self._looked_at) and (steps == 1 or steps % INTERVAL == 0)
@@ -91,10 +98,12 @@ class BucketOrder:
         self._build(self._assignment.order, rooms)
 
     def _build(self, order: list[int], rooms: Rooms) -> None:
+        self._making = True
         if self.drain is not None:
             self.drain()
         self._assignment.build(order, rooms)
         self._name()
+        self._making = False
 
     def _name(self) -> None:
         self._timeline.name_buckets(

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from .collectives import exchange
 from .private_group import store_of
+from .processes import know, place
 
 LOOK = timedelta(seconds=1)  # between two looks of a rank that waits
 SOON = 10.0  # seconds that a store is asked for the others; a collective would notice that one has died
@@ -57,10 +58,12 @@ class Agreement:
         self._await_all(self._store)
 
     def _begin(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        key = exchange(uuid.uuid4().hex, group, device, what="how their first bucket is set up")[0]
+        told = exchange(f"{uuid.uuid4().hex} {place()}", group, device, what="how their first bucket is set up")
+        keys, _, places = zip(*(text.partition(" ") for text in told), strict=True)
+        know(group, places)
         self._world_size = group.size()
         if type(store := store_of(group)) is not dist.Store:  # which is MPI's placeholder
-            self._store = dist.PrefixStore(f"gradwire/agreement/{key}/", store)
+            self._store = dist.PrefixStore(f"gradwire/agreement/{keys[0]}/", store)
 
     def _await_all(self, store: dist.Store) -> None:
         deadline, pause = time.monotonic() + SOON, SHORTEST

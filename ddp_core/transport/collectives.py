@@ -10,17 +10,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .processes import explained
+
 MESSAGE_BYTES = 250 * 1024 * 1024  # of one broadcast of many tensors
 
 
 @contextmanager
-def telling(what: str) -> Iterator[None]:
+def telling(what: str, group: dist.ProcessGroup) -> Iterator[None]:
     """Have an error in the body say what ranks were telling each other."""
     try:
         yield
     except RuntimeError as error:
         raise RuntimeError(
-            f"the ranks did not tell each other {what}: one has died, hangs, or raised an error. {error}"
+            f"the ranks did not tell each other {what}: one has died, hangs, or raised an error. "
+            f"{explained(error, group)}"
         ) from error
 
 
@@ -32,7 +35,7 @@ def exchange(
     `device`: this rank's.
     """
     texts: list[str] = [""] * group.size()
-    with telling(what), _on(device):
+    with telling(what, group), _on(device):
         dist.all_gather_object(texts, text, group=group)
     return texts
 
@@ -40,7 +43,7 @@ def exchange(
 def gathered(value: Any, group: dist.ProcessGroup, device: torch.device, *, what: str) -> list[Any]:
     """On the first rank of the group what all ranks gave, in rank order; on the others an empty list."""
     values: list[Any] = [None] * group.size() if group.rank() == 0 else []
-    with telling(what), _on(device):
+    with telling(what, group), _on(device):
         dist.gather_object(value, values or None, group=group, group_dst=0)
     return values
 
@@ -48,7 +51,7 @@ def gathered(value: Any, group: dist.ProcessGroup, device: torch.device, *, what
 def scattered(values: Sequence[Any], group: dist.ProcessGroup, device: torch.device, *, what: str) -> Any:
     """This rank's one of the values that the first rank of the group gives, in rank order; those of others do not count."""
     mine: list[Any] = [None]
-    with telling(what), _on(device):
+    with telling(what, group), _on(device):
         dist.scatter_object_list(mine, list(values) if group.rank() == 0 else None, group=group, group_src=0)
     return mine[0]
 
@@ -56,6 +59,20 @@ def scattered(values: Sequence[Any], group: dist.ProcessGroup, device: torch.dev
 def _on(device: torch.device | None) -> AbstractContextManager[Any]:
     """Objects travel by way of the current device, which on CUDA may still be another one."""
     return torch.cuda.device(device) if device is not None and device.type == "cuda" else nullcontext()
+
+
+def fan_out(row: Tensor, group: dist.ProcessGroup, root: int) -> None:
+    """Rank `root` of the group sends each other rank a tensor like `row`; the process group's own time limit applies."""
+    rows = [row] * group.size() if group.rank() == root else None
+    with telling("what the root has"):
+        dist.scatter(torch.empty_like(row), rows, group=group, group_src=root)
+
+
+def fan_in(row: Tensor, group: dist.ProcessGroup, root: int) -> None:
+    """Rank `root` of the group receives each rank's `row`; the process group's own time limit applies."""
+    rows = [torch.empty_like(row) for _ in range(group.size())] if group.rank() == root else None
+    with telling("the root what they have"):
+        dist.gather(row, rows, group=group, group_dst=root)
 
 
 def averaged(values: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -94,14 +111,14 @@ def largest_and_sum(first: float, second: float, group: dist.ProcessGroup, devic
 
 def spread(tensors: Sequence[Tensor], source: int, group: dist.ProcessGroup, *, what: str) -> None:
     """Copy tensors from rank `source` of the group to all its ranks, many in one message. `what`: they are, for errors."""
-    with telling(what):
+    with telling(what, group):
         dist._broadcast_coalesced(group, list(tensors), MESSAGE_BYTES, source)
 
 
 def largest(value: int, group: dist.ProcessGroup, device: torch.device) -> int:
     """The largest of all ranks' values."""
     values = torch.tensor([value], device=device)
-    with telling("whether they have inputs left"):
+    with telling("whether they have inputs left", group):
         dist.all_reduce(values, op=dist.ReduceOp.MAX, group=group)
     return int(values)
 

@@ -9,12 +9,11 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet  # which is no TimeoutError before Python 3.11
 from datetime import timedelta
 
-import torch.distributed as dist
 from torch import Tensor
 
 from ...compress.protocol import AllGather, AllToAll, Request
 from .agreement import LOOK, Look
-from .direct import GLOO, PINNED, Collectives, best_ways
+from .direct import GLOO, PINNED, Collectives
 
 SMALLEST_BYTES = 10**6  # of all ranks' rows together; a quarter of that Gloo has done before another thread wakes
 
@@ -72,23 +71,16 @@ class Arrival:
 class Exchange:
     """What goes directly among some ranks, on a thread and connections of its own, made at the first request for it.
 
-    `store`: makes one where only these ranks meet. `all_want`: whether they all do; asked once, before they meet, over
+    `meet`: makes these. `all_want`: whether all ranks, so many as `size`, want them; asked once, before they meet, over
     connections that there are: who is dead is noticed there at once. Bits and bytes are those of Gloo's collectives. Its
     all-to-all begins to send before it is ready to receive, so that a link carries one direction after the other; here both
     go at once. Its all-gathers pass blocks on from rank to rank. GRADWIRE_COLLECTIVES=gloo on any rank does without.
     """
 
     def __init__(
-        self,
-        store: Callable[[], dist.Store],
-        all_want: Callable[[bool], bool],
-        rank: int,
-        size: int,
-        timeout: timedelta,
-        look: Look,
+        self, meet: Callable[[], Collectives], all_want: Callable[[bool], bool], size: int, look: Look
     ) -> None:
-        self._store, self._all_want, self._rank, self._size = store, all_want, rank, size
-        self._timeout, self._look = timeout, look
+        self._meet, self._all_want, self._size, self._look = meet, all_want, size, look
         self._wanted: bool | None = None
         self._made: Collectives | None = None
 
@@ -110,7 +102,7 @@ class Exchange:
     @property
     def _direct(self) -> Collectives:
         if self._made is None:
-            self._made = Collectives(self._store(), self._rank, self._size, self._timeout, best_ways)
+            self._made = self._meet()
         return self._made
 
     def _rows(self, tensor: Tensor) -> list[Tensor]:

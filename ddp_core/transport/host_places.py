@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from .collectives import exchange
-from .host_segment import BOOT, SPACES
+from .processes import BOOT, SPACES
 
 WAY_OUT = (
     "give every host as many ranks, with consecutive numbers, as torchrun --nproc-per-node does, or say how many ranks "

@@ -9,7 +9,6 @@ import os
 import secrets
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,13 +16,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .collectives import exchange
-from .shared_buffer import Processes, SharedBuffer, close_files, extension
+from .processes import Processes, close_files, extension, machine
+from .shared_buffer import SharedBuffer
 
 logger = logging.getLogger(__name__)
 SWITCH = "GRADWIRE_SHARED_MEMORY"  # 0 in the environment of any rank: over the process group after all
 PAGE = mmap.PAGESIZE
 MARK_BYTES = 16
-BOOT, SPACES = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns")
 UNABLE = "not able: "
 MEMORY = "where their buckets lie in memory"
 
@@ -139,11 +138,6 @@ def obstacle() -> str:
     except OSError as error:
         return f"the system does not let a process find others: {error}"
     return ""
-
-
-def machine() -> str:
-    """The machine, its network and its processes as this one sees them, without spaces; OSError where that is not told."""
-    return ",".join([BOOT.read_text().strip(), *(os.readlink(SPACES / kind) for kind in ("net", "pid"))])
 
 
 def _separated(told: Sequence[str], first: int = 0) -> str:

@@ -15,6 +15,7 @@ from torch import Tensor
 from ...compress.protocol import AllGather, AllReduce, AllToAll, ReduceScatter, Request
 from ...compress.scopes import Scope, members
 from .agreement import LOOK, Look, nothing
+from .direct import Collectives, best_ways
 from .direct_exchange import Exchange, is_large
 from .private_group import meeting_place, new_name, private_group
 from .protocol import Reply
@@ -179,11 +180,13 @@ class ProcessGroup:
             return None
         key = channel, request.scope
         if key not in self._exchanges:
-            store = partial(meeting_place, self.group, f"{self._name(*key)}/direct")
-            all_want = partial(self._all_want, group)
-            place = group.rank(), group.size()
-            self._exchanges[key] = Exchange(store, all_want, *place, self._timeout, self.look)
+            meet = partial(self._meet, f"{self._name(*key)}/direct", group)
+            self._exchanges[key] = Exchange(meet, partial(self._all_want, group), group.size(), self.look)
         return self._exchanges[key].start(request)
+
+    def _meet(self, name: str, group: dist.ProcessGroup) -> Collectives:
+        store = meeting_place(self.group, name)
+        return Collectives(store, group.rank(), group.size(), self._timeout, best_ways)
 
     def _all_want(self, group: dist.ProcessGroup, wanted: bool) -> bool:
         votes = torch.tensor([int(wanted)])

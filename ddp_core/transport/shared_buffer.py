@@ -2,50 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-import os
-import select
 import time
-import weakref
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from importlib import import_module
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from torch import Tensor
 
 from .agreement import Look, nothing
+from .processes import Processes
 
 LOOK_SECONDS = 0.2  # between two looks whether the other ranks still live
-
-
-@functools.cache
-def extension() -> Any:
-    """The sums in C++; ImportError where they were not built."""
-    return import_module("._shared", __package__)
-
-
-def close_files(files: Iterable[int]) -> None:
-    for file in files:
-        os.close(file)
-
-
-class Processes:
-    """The other ranks whose memory is mapped. `processes`: of each."""
-
-    def __init__(self, processes: Mapping[int, int]) -> None:
-        self._ranks: dict[int, int] = {}  # by the number of a file that stands for the process
-        weakref.finalize(self, close_files, self._ranks).atexit = False  # others may look until the end
-        self._poll = select.poll()
-        for rank, process in processes.items():
-            file = extension().process_file(process)
-            self._ranks[file] = rank
-            self._poll.register(file, select.POLLIN)
-
-    def ended(self) -> list[int]:
-        """Those whose processes are gone."""
-        return sorted(self._ranks[file] for file, _ in self._poll.poll(0))
 
 
 class Sums(Protocol):

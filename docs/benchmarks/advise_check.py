@@ -29,7 +29,7 @@ CASES = {  # model, dilation, ranks, flags of ranks and rate, methods to measure
     "r18-8-10g": ("resnet18-cifar", 10, 8, "--nproc=8 --link=10gbit", FAST),
     "gpt-4-1g": ("gpt-20m", 2, 4, "--nproc=4 --link=1gbit", SOME),
     "gpt-2-10g": ("gpt-20m", 10, 2, "--nproc=2 --link=10gbit", ALL),
-    "gpt-8-300m": ("gpt-20m", 1, 8, "--nproc=8 --link=300mbit", "int4,powersgd:rank=4"),
+    "gpt-8-300m": ("gpt-20m", 8, 8, "--nproc=8 --link=300mbit", "int4,powersgd:rank=4"),
     "r50-4-4g": ("resnet50", 8, 4, "--nproc=4 --link=4gbit", SOME),
     "r50-2-10g": ("resnet50", 6, 2, "--nproc=2 --link=10gbit", FAST),
     "mlp-2-300m": ("mlp", 1, 2, "--nproc=2 --link=300mbit", ALL),

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ FEWEST_RANKS = 2
 
 def advise_command(config: AdviseConfig) -> int:
     """Measure, show and write; the command's exit code. What can be refused is refused before any rank starts."""
+    if config.picture:
+        import_module("matplotlib")  # which is optional: without it, before minutes of measuring
     if (code := rerun_on_hosts(config.slowed_netlab)) is not None:
         return code
     adopt_launcher()
@@ -125,7 +128,7 @@ def _show_and_write(config: AdviseConfig, advice: Advice) -> None:
         path.write_text(json.dumps(document(config, advice), indent=1) + "\n", encoding="utf-8")
         print(f"predictions  {path}")
     if config.picture:
-        from .picture import draw  # here, since matplotlib is optional
+        from .picture import draw  # here, since it imports matplotlib
 
         title = ", ".join([f"{name}, {config.optimizer}", *config.labels()])
         print(f"picture      {draw(advice, title, Path(config.picture).expanduser())}")
@@ -148,6 +151,7 @@ def document(config: AdviseConfig, advice: Advice) -> dict[str, Any]:
         "computation": phases,
         "arithmetic": {spec: vars(each) for spec, each in advice.measured.arithmetic.items()},
         "network": costs,
+        "links": [vars(link) for link in advice.links],
         "seconds": advice.seconds,
         "here": _forecast(advice.here),
         "elsewhere": [_forecast(each) for each in advice.elsewhere],

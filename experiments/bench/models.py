@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from ..workloads.emulation import Trace, emulated
-from ..workloads.models import gpt, mlp
+from ..workloads.models import TORCHVISION, VISION, ModelConfig, build_model, gpt, mlp
 
-RESNETS = ("resnet50", "resnet101", "resnext50_32x4d", "resnext101_32x8d")
-PICTURES = (*RESNETS, "vgg19")
+RESNETS = VISION[:4]
 PICTURE_CLASSES, CLASSES = 1000, 10
 WORDS, TOKENS = 50257, 128  # GPT-2's vocabulary; tokens a sample
 BERT_WORDS = 30522
@@ -39,19 +38,19 @@ class Task:
 
 
 def task_names() -> list[str]:
-    """The models that there are."""
-    return [*PICTURES, *OTHERS]
+    """The models that there are, and torchvision:NAME."""
+    return [*VISION, *OTHERS]
 
 
 def task(name: str, image_size: int) -> Task:
     """A model by its name. Raises ValueError for an unknown one."""
-    if name in PICTURES:
-        return _pictures(name, image_size)
+    if name in VISION or name.startswith(TORCHVISION):
+        return _pictures(name.removeprefix(TORCHVISION), image_size)
     if name in OTHERS:
         return OTHERS[name]
     near = difflib.get_close_matches(name, task_names(), 1)
     hint = f" (did you mean {near[0]}?)" if near else ""
-    raise ValueError(f"unknown model {name!r}{hint}; there are: {', '.join(task_names())}")
+    raise ValueError(f"unknown model {name!r}{hint}; there are: {', '.join(task_names())}, torchvision:NAME")
 
 
 def emulated_task(trace: Trace, dilate: float) -> Task:
@@ -70,10 +69,9 @@ def _nothing(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 def _pictures(name: str, size: int) -> Task:
     def build() -> nn.Module:
-        import torchvision  # here, since it is optional
+        from ..workloads.models.vision import classifier  # here, since torchvision is optional
 
-        network: nn.Module = torchvision.models.get_model(name, weights=None, num_classes=PICTURE_CLASSES)
-        return network
+        return classifier(name, PICTURE_CLASSES)
 
     def sample(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         return _images(count, (3, size, size), PICTURE_CLASSES, generator)
@@ -111,6 +109,10 @@ def _gpt() -> nn.Module:
     return gpt.GPT(vocabulary=WORDS, context=TOKENS, width=768, layers=12, heads=12)
 
 
+def _resnet18() -> nn.Module:
+    return build_model(ModelConfig("resnet18-cifar"))
+
+
 def _gpt_sample(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     tokens = torch.randint(WORDS, (count, TOKENS + 1), generator=generator)
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
@@ -143,4 +145,5 @@ OTHERS = {
     "bert": Task("bert", _bert, _bert_sample, _bert_loss),
     "mlp": Task("mlp", _mlp, _mlp_sample, _class_loss),
     "tiny": Task("tiny", _tiny, _tiny_sample, _class_loss),
+    "resnet18-cifar": Task("resnet18-cifar", _resnet18, _mlp_sample, _class_loss),
 }

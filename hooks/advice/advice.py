@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED, Method
+from .directions import HostLink, told
 from .predict import Measured, Prediction
 
 TIE = 0.03  # of a step: what is nearer than that is as fast
@@ -132,6 +133,7 @@ class Advice:
     """What `advise` found, in `seconds`; printing it shows all.
 
     `here`: on the ranks that there are; `elsewhere`: on other numbers of hosts. `family`: of optimizers, as losses tell.
+    `links`: of hosts, where they are real and not too many.
     """
 
     measured: Measured
@@ -139,6 +141,7 @@ class Advice:
     elsewhere: tuple[Forecast, ...] = ()
     family: str = ""
     seconds: float = 0.0
+    links: tuple[HostLink, ...] = ()
 
     @property
     def recommended(self) -> Choice:
@@ -166,6 +169,7 @@ class Advice:
             rate = f"{8 / cost.link.beta / 1e9:.3g} Gbit/s a rank" if cost.link.beta else "no limit seen"
             kind = f"{form.__name__} of {str(dtype).removeprefix('torch.')}"
             yield f"network: {kind} among {among}: {rate}, {_ms(cost.link.alpha)} a round"
+        yield from told(self.links)
         yield ""
         yield from table(self.here)
         yield f"loss: expected held-out loss above that of none, with {self.family}; ? was not studied"

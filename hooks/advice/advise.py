@@ -26,6 +26,7 @@ from ..plan import bucket_layouts
 from .advice import Advice, Choice, Forecast, Rule
 from .arithmetic import Arithmetic, copy_seconds, gradient_pool, measured_arithmetic, sampled
 from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, Method, family, methods
+from .directions import host_links
 from .here import Here, tried
 from .network import Kind, Network
 from .predict import Measured, World, buckets, predicted, requests_on
@@ -79,10 +80,12 @@ def advise(
         computation = _computation(training, here)
         offered = [*asked, *_two_levels(asked, here.world)]
         measured = _measured(training, computation, offered, here, bucket_mb, transport, timeout)
+        beta = max(cost.link.beta for cost in measured.costs.values())
+        links = tuple(host_links(here, beta)) if transport is None else ()
         worlds = [here.world, *(World(count * here.world.per_host, here.world.per_host) for count in sizes)]
         now, *elsewhere = (_forecast(measured, offered, world, kind, rule, bucket_mb) for world in worlds)
         seconds = max(here.told(time.perf_counter() - began))
-    return Advice(measured, now, tuple(elsewhere), kind, seconds)
+    return Advice(measured, now, tuple(elsewhere), kind, seconds, links)
 
 
 def _checked_methods(specs: Sequence[str] | None) -> list[Method]:

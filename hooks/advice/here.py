@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from ...ddp_core import exchange
 from ...ddp_core.transport.host_places import ranks_per_host
-from ...ddp_core.transport.host_segment import BOOT
+from ...ddp_core.transport.processes import BOOT
 from .predict import World
 
 T = TypeVar("T")

@@ -54,12 +54,13 @@ def dies(rank, world_size):
         average(ddp, gradients(rank, step, SHAPES))
 
 
-def test_when_a_rank_dies_in_its_backward_the_others_raise_soon_and_name_the_parameters(ranks):
+def test_when_a_rank_dies_in_its_backward_the_others_raise_soon_and_name_it_and_the_parameters(ranks):
     first, dead, last = ranks.run(dies, 3, expect_errors=True)
     assert dead == LostRank(1, "died with exit code 3")
     for failure in (first, last):
         assert failure.type_name == "RuntimeError"
         assert "(parameters p" in failure.message
+        assert "; rank 1 has ended" in failure.message
         assert failure.seconds < LONG.total_seconds() / 2
 
 

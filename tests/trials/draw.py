@@ -58,6 +58,7 @@ WITH_OPTIONS = (
 PLAIN = frozenset({"none", "hosts:ranks=2+none", "hosts:ranks=4+onebit"})  # the mean, but for rounding
 CAPS = ({}, {"bucket_cap_mb": 0.0005}, {"bucket_cap_mb": 0.002}, {"bucket_cap_mb_list": [0.0002, 0.001]})
 SETTLED = 2  # steps until a state brings the buckets along that its model goes on with
+REBUILT = 1  # the step in which buckets are made anew, for the order in which gradients got ready
 PLACES = ("construction", "forward", "backward", "late backward", "rebuild", "save", "swap", "first request", "request")
 KINDS = ("kill", "raise", "hang", "stop")
 ALONE = ("lone swap", "lone load")  # what one rank does and the others do not
@@ -263,6 +264,8 @@ def failing(source, seed):
         (source.choice((0, 0, 1)), source.randint(0, 5)),
     )
     shared = source.random() < 0.6
+    if mishap.place == "rebuild":
+        mishap = replace(mishap, step=REBUILT)
     if alone:
         mishap = Mishap(more.choice(ALONE), "alone", mishap.rank, more.randint(SETTLED, 4), 0.0, mishap.request)
     return Trial(seed, world_size, ours, parts, spec, steps, options, 1, shared, mishap=mishap)

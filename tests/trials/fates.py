@@ -12,9 +12,9 @@ from .rank import Rank, environment
 
 NAMES = re.compile(
     r"bucket \d|parameters? |rank \d|which parameters they used|set up differently|how their first bucket|"
-    r"whether they have swapped"
+    r"whether they have swapped|what they hold back"
 )
-RETRIED = ("construction", "forward", "backward", "rebuild", "save", "swap")  # before others have heard of the step
+RETRIED = ("construction", "forward", "backward", "save", "swap")  # before others have heard of the step
 WAITS, MORE = 4, 15.0  # limits that may pass one after the other, and seconds that a busy machine takes
 
 
@@ -74,7 +74,7 @@ def broken(trial, answers, scale=1.0):
             if not (victim and mishap.kind == "kill"):
                 found.append(f"rank {rank} {answer.fate}")
         elif isinstance(answer, RankFailure):
-            failures, unclear = of_one(rank, victim, mishap, answer, allowed)
+            failures, unclear = of_one(rank, victim, trial, answer, allowed)
             found, vague = found + failures, vague + unclear
         elif mishap.kind in ALONE:
             found.append(f"rank {rank} went on, though rank {mishap.rank} alone did a {mishap.kind}")
@@ -83,8 +83,9 @@ def broken(trial, answers, scale=1.0):
     return found, vague if trial.ours else []
 
 
-def of_one(rank, victim, mishap, failure, allowed):
+def of_one(rank, victim, trial, failure, allowed):
     """The laws of a rank that raised."""
+    mishap, ours = trial.mishap, trial.ours
     try:
         told = json.loads(failure.message)
     except json.JSONDecodeError:
@@ -99,7 +100,8 @@ def of_one(rank, victim, mishap, failure, allowed):
         found.append(f"rank {rank} raised after {told['seconds']:.0f} s")
     if (then := told["then"]) is not None and then["seconds"] + then["closing"] > 2 * allowed:
         found.append(f"rank {rank} then took {then['seconds']:.0f} s for a step and {then['closing']:.0f} s to close")
-    if then is not None and not then["message"] and not (victim and mishap.place in RETRIED):
+    retried = mishap.place == "save" or (victim and mishap.place in (RETRIED if ours else (*RETRIED, "rebuild")))
+    if then is not None and not then["message"] and not retried:
         found.append(f"rank {rank} could go on training after: {told['message'][:200]}")
     vague = not victim and not NAMES.search(told["message"])
     return found, [f"{mishap.kind} {mishap.place}, {told['where']}: {told['message'][:200]}"] if vague else []

@@ -212,7 +212,9 @@ class Training:
             group["lr"] *= 0.7
 
     def decay(self, _):
-        """Another weight decay, in place, right after the step that may not have been made yet."""
+        """Another weight decay, in place, right after the step; torch has none of sparse gradients."""
+        if any(getattr(module, "sparse", False) for module in self.model.modules()):
+            return
         for group in self.optimizer.param_groups:
             group["weight_decay"] = 0.01
 

@@ -1,6 +1,6 @@
-"""Trials of FSDP2 with lossless communication: it trains as torch's own does."""
+"""Trials of FSDP2: with lossless communication it trains as torch's own does, and with compression no gradient is lost."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import torch
@@ -10,12 +10,19 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import gradwire
 
+from ..hooks.fsdp.given import GivenParts, gradients
+
 TIGHT, ROUGH = 1e-5, 4e-3  # what sums in another order, and 16 bits of torch's sums, may make
+SUMS = ("none", "int8", "int4", "int4:residual_bits=8", "ternary")
+AMONG_REPLICAS = ("topk:ratio=0.3", "onebit:block=8", "powersgd:rank=1", "int8:block=8", "topk:ratio=0.1,start_iter=2")
 
 
 @dataclass(frozen=True)
 class Trial:
-    """`wrapped`: layers that are sharded by themselves; the root is always. `half`: None, bf16, or bf16 with its sums."""
+    """`wrapped`: layers that are sharded by themselves; the root is always. `half`: None, bf16, or bf16 with its sums.
+
+    `loses`: gradients are compressed; then they are given, and there is neither optimizer nor half.
+    """
 
     seed: int
     world_size: int
@@ -27,10 +34,22 @@ class Trial:
     optimizer: str
     micro_batches: tuple[int, ...]
     asked: dict[str, str]
+    loses: bool = False
 
 
 def drawn(seed):
     """The trial of a seed."""
+    trial, source = lossless(seed), Random(f"shards {seed} compressed")
+    if source.random() < 0.5:
+        return trial
+    asked = {"gather": source.choice(("none", "int8")), "reduce": source.choice(SUMS)}
+    if trial.replicas > 1:
+        asked["replicas"] = source.choice(AMONG_REPLICAS)
+    return replace(trial, asked=asked, loses=True)
+
+
+def lossless(seed):
+    """A trial whose communication loses nothing."""
     source = Random(f"shards {seed}")
     world_size, replicas = source.choice(((2, 1), (2, 1), (3, 1), (4, 2)))
     widths = tuple(source.randint(1, 33) for _ in range(source.randint(2, 5)))
@@ -59,15 +78,20 @@ def network(trial):
     with torch.random.fork_rng():
         torch.manual_seed(trial.seed)
         model = nn.Sequential(*(nn.Linear(*pair) for pair in zip(trial.widths, trial.widths[1:], strict=False)))
+    return sharded(trial, model, [model[index] for index in trial.wrapped])
+
+
+def sharded(trial, model, parts):
+    """The model, and these parts of it by themselves, over shards and replicas."""
     options = {"reshard_after_forward": trial.reshards}
-    if trial.half:
+    if trial.half and not trial.loses:
         sums = {} if trial.half == "bf16 sums" else {"reduce_dtype": torch.float32}
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, **sums)
     shape = (trial.replicas, trial.world_size // trial.replicas) if trial.replicas > 1 else (trial.world_size,)
     names = ("replicas", "shards")[-len(shape) :]
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
-    for index in trial.wrapped:
-        fully_shard(model[index], mesh=mesh, **options)
+    for part in parts:
+        fully_shard(part, mesh=mesh, **options)
     return fully_shard(model, mesh=mesh, **options)
 
 
@@ -86,19 +110,59 @@ def trained(trial, model, rank):
     return {name: parameter.full_tensor().detach().clone() for name, parameter in model.named_parameters()}
 
 
+def account(trial, rank):
+    """{name: (mean of what all ranks gave, sum of what came out and then was still held back)}, in float64."""
+    pairs = list(zip(trial.widths, trial.widths[1:], strict=False))
+    shapes = [((outputs, inputs), (outputs,)) for inputs, outputs in pairs]
+    model = GivenParts(shapes)
+    handle = gradwire.attach(sharded(trial, model, model.parts), **trial.asked)
+    given = [[torch.zeros(shape, dtype=torch.float64) for shape in part] for part in shapes]
+    came = dict.fromkeys(dict(model.named_parameters()), 0.0)
+    for step, micro_batches in enumerate((*trial.micro_batches, 1)):
+        flushes = step == len(trial.micro_batches)
+        if flushes:
+            handle.swap(reduce="none")
+            if handle.replicas is not None:
+                handle.replicas.swap("none")
+        for micro_batch in range(micro_batches):
+            model.set_requires_gradient_sync(micro_batch == micro_batches - 1)
+            everyone_s = [gradients(each, 10 * step + micro_batch, shapes) for each in range(trial.world_size)]
+            scale = 0.0 if flushes else 1.0
+            model([[scale * numbers for numbers in part] for part in everyone_s[rank]]).backward()
+            for total, *parts in zip(given, *everyone_s, strict=True):
+                for place, numbers in enumerate(zip(*parts, strict=True)):
+                    total[place] += scale * sum(each.double() for each in numbers) / trial.world_size
+        for name, parameter in model.named_parameters():
+            came[name] = came[name] + parameter.grad.full_tensor().double()
+        model.zero_grad()
+    handle.close()
+    due = [numbers for part in given for numbers in part]
+    return {name: (mean, came[name]) for (name, _), mean in zip(model.named_parameters(), due, strict=True)}
+
+
 def train(rank, world_size, trial):
-    """Where torch's communication and ours make other parameters; in words."""
+    """Where ours makes other parameters than torch's communication, or other sums than what ranks gave; in words."""
+    if trial.loses:
+        narrow = "residual_bits" in trial.asked["reduce"]  # each step rounds what is held back
+        pairs, tolerance = account(trial, rank), (ROUGH if narrow else 10 * TIGHT) * len(trial.micro_batches)
+    else:
+        pairs, tolerance = beside_torch(trial, rank), ROUGH if trial.half == "bf16 sums" else TIGHT
+    off = {name: float((expected - numbers).abs().max()) for name, (expected, numbers) in pairs.items()}
+    return ", ".join(f"{name} by {by:.2g}" for name, by in off.items() if not by <= tolerance)
+
+
+def beside_torch(trial, rank):
+    """{name: whole parameter as torch's communication makes it, and as ours does}."""
     with torch.backends.mkldnn.flags(enabled=False):  # which refuses bf16 on some processors
         theirs = trained(trial, network(trial), rank)
         model = network(trial)
         handle = gradwire.attach(model, **trial.asked)
         ours = trained(trial, model, rank)
     handle.close()
-    tolerance = ROUGH if trial.half == "bf16 sums" else TIGHT
-    off = {name: float((theirs[name] - numbers).abs().max()) for name, numbers in ours.items()}
-    return ", ".join(f"{name} by {by:.2g}" for name, by in off.items() if not by <= tolerance)
+    return {name: (theirs[name], numbers) for name, numbers in ours.items()}
 
 
 def broken(trial, answers):
     """Sentences on all ranks that differ."""
-    return [f"rank {rank}: not as torch: {answer}" for rank, answer in enumerate(answers) if answer]
+    words = "gradient was lost, or made up" if trial.loses else "not as torch"
+    return [f"rank {rank}: {words}: {answer}" for rank, answer in enumerate(answers) if answer]

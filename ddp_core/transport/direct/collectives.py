@@ -61,7 +61,9 @@ class Collectives:
         meet = partial(Wire, dist.PrefixStore("direct/", store), rank, size, timeout)
         work = partial(_work, self._jobs, meet, make_ways)
         self._thread = threading.Thread(target=work, name="gradwire-collectives", daemon=True)
-        self.close = weakref.finalize(self, _close, self._jobs, self._thread)  # a thread inside torch aborts the exit
+        self._lock = threading.Lock()  # held while a job is handed over: behind the end nobody would do it
+        ending = self._jobs, self._thread, self._lock
+        self.close = weakref.finalize(self, _close, *ending)  # a thread inside torch aborts the exit
 
     def ways(self) -> Sequence[str]:
         """The names of the ways that these ranks have. A collective call, which blocks when it is the first."""
@@ -91,12 +93,13 @@ class Collectives:
         return self._submit(lambda ways, wire: _all_reduce(ways[way], wire, tensor.view(-1)))
 
     def _submit(self, job: Job) -> Future[None]:
-        if not self.close.alive:
-            raise RuntimeError("the process group was shut down: its collectives have ended")
-        if self._thread.ident is None:
-            self._thread.start()
         future: Future[None] = Future()
-        self._jobs.put((job, self.timeout, future))
+        with self._lock:
+            if not self.close.alive:
+                raise RuntimeError("the process group was shut down: its collectives have ended")
+            if self._thread.ident is None:
+                self._thread.start()
+            self._jobs.put((job, self.timeout, future))
         return future
 
 
@@ -136,8 +139,9 @@ def _refuse(jobs: Jobs, why: str) -> None:
         item[2].set_exception(RuntimeError(f"an earlier collective of this group has failed: {why}"))
 
 
-def _close(jobs: Jobs, thread: threading.Thread) -> None:
+def _close(jobs: Jobs, thread: threading.Thread, lock: threading.Lock) -> None:
     """Break the connections once what was asked for is done, or has failed."""
-    jobs.put(None)
+    with lock:
+        jobs.put(None)
     if thread.ident is not None and thread is not threading.current_thread():
         thread.join(JOIN_SECONDS)

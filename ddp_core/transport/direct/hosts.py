@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..host_places import host_name
-from ..host_segment import MARK_BYTES, machine, obstacle
-from ..shared_buffer import extension
+from ..host_segment import MARK_BYTES, obstacle
+from ..processes import extension, machine
 from .wire import Wire
 
 logger = logging.getLogger(__name__)

@@ -15,6 +15,13 @@ from .mlp import MLP
 from .resnet import ResNet18
 
 TORCHVISION = "torchvision:"
+VISION = (
+    "resnet50",
+    "resnet101",
+    "resnext50_32x4d",
+    "resnext101_32x8d",
+    "vgg19",
+)  # torchvision's, by these names alone too
 CIFAR10 = ((3, 32, 32), 10)  # the shape of an image and the number of classes where no data set says otherwise
 
 
@@ -23,7 +30,7 @@ class ModelConfig:
     """Which model, and its sizes; a size that is null is the model's own."""
 
     name: str = "gpt"
-    """gpt, resnet18-cifar, lstm, mlp or torchvision:NAME"""
+    """gpt, resnet18-cifar, lstm, mlp, resnet50 (or another that bench has of torchvision's) or torchvision:NAME"""
     width: int | None = None
     """numbers a position (gpt: 128, lstm: 650), hidden units a layer (mlp: 256) or first channels (resnet18-cifar: 64)"""
     layers: int | None = None
@@ -42,8 +49,10 @@ class ModelConfig:
             value = getattr(self, size)
             if value is not None and value < 1:
                 raise ValueError(f"model.{size} is at least 1, got {value}")
+        if self.name in VISION:
+            object.__setattr__(self, "name", f"{TORCHVISION}{self.name}")
         if self.name not in MODELS and not self.name.startswith(TORCHVISION):
-            near = difflib.get_close_matches(self.name, MODELS, 1)
+            near = difflib.get_close_matches(self.name, (*MODELS, *VISION), 1)
             hint = f" (did you mean {near[0]}?)" if near else ""
             raise ValueError(f"unknown model {self.name!r}{hint}; there are: {', '.join(model_names())}")
 
@@ -100,7 +109,7 @@ MODELS = {
 
 def model_names() -> list[str]:
     """What `ModelConfig.name` may be."""
-    return [*MODELS, f"{TORCHVISION}NAME"]
+    return [*MODELS, *VISION, f"{TORCHVISION}NAME"]
 
 
 def build_model(config: ModelConfig, dataset: SampleShape | None = None) -> nn.Module:

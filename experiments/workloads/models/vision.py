@@ -29,10 +29,16 @@ class Classifier(nn.Module):
         return logits
 
 
-def torchvision_model(name: str, classes: int, image_size: int) -> nn.Module:
-    """A classifier with random weights. Raises ValueError for a name that torchvision does not know."""
+def classifier(name: str, classes: int) -> nn.Module:
+    """A network with random weights. Raises ValueError for a name that torchvision does not know."""
     names = torchvision.models.list_models(module=torchvision.models)
     if name not in names:
         near = ", ".join(difflib.get_close_matches(name, names, 3) or names)
         raise ValueError(f"torchvision has no classifier {name!r}; near it: {near}")
-    return Classifier(torchvision.models.get_model(name, weights=None, num_classes=classes), image_size)
+    network: nn.Module = torchvision.models.get_model(name, weights=None, num_classes=classes)
+    return network
+
+
+def torchvision_model(name: str, classes: int, image_size: int) -> nn.Module:
+    """A classifier for the images of a data set. Raises ValueError for a name that torchvision does not know."""
+    return Classifier(classifier(name, classes), image_size)

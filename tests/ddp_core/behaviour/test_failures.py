@@ -86,6 +86,7 @@ def test_when_a_rank_dies_the_others_raise_at_once_name_a_bucket_and_keep_their_
     for failure in (first, last):
         for name, answer in json.loads(failure.message).items():
             check(name, answer, LONG.total_seconds() / 2)
+            assert "rank 1 has ended" in answer[0][0]
 
 
 def disturbed(rank, world_size, disturb):

@@ -13,6 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 import gradwire
 from gradwire.ddp_core.schedule import bucket_order
 
+from ..errors import message_of
 from ..nets import WIDTH
 
 
@@ -249,3 +250,19 @@ def resumed_under_another_order(rank, world_size):
 
 def test_the_first_step_after_a_resume_does_not_decide_the_order(ranks):
     assert ranks.run(resumed_under_another_order, 2) == [[ready(BACK)] * 3] * 2
+
+
+def breaks_off(rank, world_size):
+    """What two forwards raise where new buckets find no memory."""
+    model = gradwire.DistributedDataParallel(Ordered(), bucket_cap_mb=1e-6)
+    model(inputs_of(rank, 0), (3, 2, 1, 0)).square().sum().backward()
+    model._order.drain = lambda: 1 / 0
+    messages = [message_of(model, inputs_of(rank, 1), (3, 2, 1, 0)) for _ in range(2)]
+    model.compression.close()
+    return messages
+
+
+def test_a_rank_whose_new_buckets_broke_off_goes_on_with_no_others(ranks):
+    for first, then in ranks.run(breaks_off, 2):
+        assert first == "ZeroDivisionError: division by zero"
+        assert "making the buckets anew broke off" in then

@@ -68,36 +68,21 @@ def test_every_rank_gets_the_rows_and_blocks_that_others_gave_bit_by_bit(
                 assert torch.equal(reply, expected)
 
 
-def one_rank_dies(rank, world_size):
+def one_rank_dies(rank, world_size, met):
     transport = ProcessGroup(dist.group.WORLD, CPU, LIMIT)
     transport.open(1)
-    request = AllToAll(rows(rank, world_size, torch.float32))
-    transport.start(request, 0).wait(LIMIT)
-    if rank == world_size - 1:
-        os._exit(7)
-    transport.start(request, 0).wait(LIMIT)
-
-
-def test_where_a_rank_dies_all_others_raise_at_once(ranks):
-    *survivors, dead = ranks.run(one_rank_dies, 3, expect_errors=True)
-    assert dead.fate == "died with exit code 7"
-    for survivor in survivors:
-        assert survivor.type_name == "RuntimeError"
-        assert "onnection" in survivor.message
-        assert survivor.seconds < 10
-
-
-def one_rank_dies_before_any(rank, world_size):
-    transport = ProcessGroup(dist.group.WORLD, CPU, LIMIT)
-    transport.open(1)
+    given = rows(rank, world_size, torch.float32)
+    if met:
+        transport.start(AllToAll(given), 0).wait(LIMIT)
     dist.barrier()
     if rank == world_size - 1:
         os._exit(7)
-    transport.start(AllGather(rows(rank, world_size, torch.float32)[0]), 0).wait(LIMIT)
+    transport.start(AllToAll(given) if met else AllGather(given[0]), 0).wait(LIMIT)
 
 
-def test_where_a_rank_dies_before_they_meet_all_others_raise_at_once(ranks):
-    *survivors, dead = ranks.run(one_rank_dies_before_any, 3, expect_errors=True)
+@pytest.mark.parametrize("met", [True, False], ids=["after an exchange", "before they meet"])
+def test_where_a_rank_dies_all_others_raise_at_once(ranks, met):
+    *survivors, dead = ranks.run(one_rank_dies, 3, met, expect_errors=True)
     assert dead.fate == "died with exit code 7"
     for survivor in survivors:
         assert survivor.type_name == "RuntimeError"

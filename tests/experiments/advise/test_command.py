@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from gradwire.experiments.advise import command
 from gradwire.experiments.cli import main
 from gradwire.experiments.workloads.emulation import Layer, Trace
 
@@ -60,3 +61,11 @@ def test_it_shows_the_table_and_writes_all_of_it(trace, tmp_path):
 def test_what_cannot_be_advised_on_is_refused(flags, message, capsys):
     assert main(["advise", *flags]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_picture_without_matplotlib_is_refused_before_anything_is_measured(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(command, "supervised", lambda *_: pytest.fail("ranks were started"))
+    flags = ["--nproc=2", "--model=mlp", "--link=10mbit", "--hosts=16"]
+    assert main(["advise", *flags, "--picture=hosts.png"]) == 2
+    assert "matplotlib is not installed; pip install 'gradwire[experiments]'" in capsys.readouterr().err

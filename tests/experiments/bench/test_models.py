@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from gradwire.experiments.bench.models import OTHERS, PICTURES, task, task_names
+from gradwire.experiments.bench.models import OTHERS, task, task_names
+from gradwire.experiments.workloads.models import TORCHVISION, VISION, ModelConfig, model_names
 
 from ..given import VISION_PARAMETERS
 
@@ -12,7 +13,7 @@ PARAMETERS = VISION_PARAMETERS | {"bert": 109_514_298, "tiny": 600 * 272}  # ber
 
 
 def library_of(name):
-    return "torchvision" if name in PICTURES else "transformers" if name == "bert" else "torch"
+    return "torchvision" if name in VISION else "transformers" if name == "bert" else "torch"
 
 
 @pytest.mark.parametrize("name", task_names())
@@ -32,4 +33,11 @@ def test_every_model_gives_each_of_its_parameters_a_gradient(name):
 
 def test_the_models_of_pytorch_s_benchmark_are_among_them():
     assert {"resnet50", "resnet101", "resnext50_32x4d", "resnext101_32x8d"} <= set(task_names())
-    assert set(task_names()) == {*PICTURES, *OTHERS}
+    assert set(task_names()) == {*VISION, *OTHERS}
+
+
+def test_bench_and_plan_know_each_other_s_names():
+    assert set(model_names()) - set(task_names()) == {"lstm", f"{TORCHVISION}NAME"}
+    assert task(f"{TORCHVISION}vgg19", 64).name == task("vgg19", 64).name
+    for name in VISION:
+        assert ModelConfig(name) == ModelConfig(f"{TORCHVISION}{name}")

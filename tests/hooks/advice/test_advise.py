@@ -80,6 +80,7 @@ def asked(rank, world_size, rate=SLOW, **options):
         "ready": list(computation.ready),
         "needed": sorted(computation.needed, key=computation.needed.get),
         "beta": cost.link.beta,
+        "links": advice.links,
         "same": equal(before, everything(model, optimizer)),
     }
 
@@ -115,6 +116,10 @@ def test_the_link_s_rate_and_the_bytes_are_those_that_there_are(advised):
     assert advised[0]["sent"]["none"] == 4 * elements
     plan = gradwire.plan(Noisy(), "int4", world_size=2)
     assert advised[0]["sent"]["int4"] == pytest.approx(plan.sent_bytes_per_step, rel=0.01)
+
+
+def test_links_of_hosts_are_not_measured_where_one_is_emulated(advised):
+    assert advised[0]["links"] == ()
 
 
 def test_a_step_on_the_slow_link_takes_at_least_its_bytes(advised):
@@ -298,7 +303,13 @@ def on_two_hosts(rank, world_size):
         advice = gradwire.advise(model, loss_of, batch, optimizer, compressors=["int4"], hosts=[8])
     scopes = {scope for _, _, scope in advice.measured.costs}
     sent = {choice.spec: choice.prediction.sent_bytes for choice in advice.here.choices}
-    return {"scopes": scopes, "sent": sent, "text": str(advice), "ranks": advice.elsewhere[0].ranks}
+    return {
+        "scopes": scopes,
+        "sent": sent,
+        "text": str(advice),
+        "ranks": advice.elsewhere[0].ranks,
+        "links": advice.links,
+    }
 
 
 def test_hosts_of_several_ranks_are_tried_with_two_levels(ranks):
@@ -311,6 +322,8 @@ def test_hosts_of_several_ranks_are_tried_with_two_levels(ranks):
     assert first["ranks"] == 16
     for told in ("hosts+int4", "among a host", "among 2 hosts", "8 of 2 ranks"):
         assert told in first["text"]
+    assert [link.rank for link in first["links"]] == [0, 2]
+    assert all(link.sends > 0 and link.receives > 0 for link in first["links"])
 
 
 def pinned(rank, world_size):

@@ -1,6 +1,7 @@
 """Direct collectives: each rank's blocks and sums against float64 by hand, and against Gloo's bits."""
 
 import os
+import threading
 from datetime import timedelta
 
 import pytest
@@ -117,6 +118,30 @@ def test_a_rank_that_waits_for_one_which_stays_away_raises_at_the_time_limit(ran
     waiting, _ = ranks.run(one_rank_stays_away, 2, expect_errors=True)
     assert "timed out" in waiting.message.lower()
     assert 0.9 < waiting.seconds < 5
+
+
+def test_what_is_asked_for_while_they_close_comes_to_an_end():
+    direct = Collectives(dist.HashStore(), 0, 1, LIMIT, lambda wire: {"way": None})
+    start, closed, closer = direct._thread.start, threading.Event(), []
+
+    def close():
+        direct.close()
+        closed.set()
+
+    def start_after_close():
+        """Between the look whether they are closed and the job, another thread closes them, if that does not wait."""
+        closer.append(threading.Thread(target=close))
+        closer[0].start()
+        closed.wait(0.1)
+        start()
+
+    direct._thread.start = start_after_close
+    asked = direct._submit(lambda ways, wire: None)
+    assert asked.result(20) is None
+    closer[0].join(20)
+    assert closed.is_set()
+    with pytest.raises(RuntimeError, match="was shut down: its collectives have ended"):
+        direct.ways()
 
 
 @pytest.mark.parametrize(("under_way", "order"), [(1, "bebebe"), (2, "bbebee"), (9, "bbbeee")])

@@ -1,0 +1,80 @@
+"""The processes of ranks that share a machine: who has ended, which a lost connection does not tell."""
+
+from __future__ import annotations
+
+import functools
+import os
+import select
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch.distributed as dist
+
+BOOT, SPACES = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns")
+SOON = 0.1  # seconds within which a process has ended whose connections were lost
+
+
+@functools.cache
+def extension() -> Any:
+    """Sums and processes in C++; ImportError where they were not built."""
+    return import_module("._shared", __package__)
+
+
+def close_files(files: Iterable[int]) -> None:
+    for file in files:
+        os.close(file)
+
+
+class Processes:
+    """Other ranks on this machine. `processes`: of each."""
+
+    def __init__(self, processes: Mapping[int, int]) -> None:
+        self._ranks: dict[int, int] = {}  # by the number of a file that stands for the process
+        weakref.finalize(self, close_files, self._ranks).atexit = False  # others may look until the end
+        for rank, process in processes.items():
+            self._ranks[extension().process_file(process)] = rank
+
+    def ended(self, seconds: float = 0.0) -> list[int]:
+        """Those whose processes are gone; waits so long for a first one."""
+        poll = select.poll()  # one for each call: threads may not share them
+        for file in self._ranks:
+            poll.register(file, select.POLLIN)
+        return sorted(self._ranks[file] for file, _ in poll.poll(1000 * seconds))
+
+
+def machine() -> str:
+    """The machine, its network and its processes as this one sees them, without spaces; OSError where that is not told."""
+    return ",".join([BOOT.read_text().strip(), *(os.readlink(SPACES / kind) for kind in ("net", "pid"))])
+
+
+_known: WeakKeyDictionary[dist.ProcessGroup, Processes] = WeakKeyDictionary()
+
+
+def place() -> str:
+    """This process and its machine, to be told to other ranks; empty where the system does not tell."""
+    try:
+        return f"{machine()} {os.getpid()}"
+    except OSError:
+        return ""
+
+
+def know(group: dist.ProcessGroup, places: Sequence[str]) -> None:
+    """Keep an eye on the ranks of a group that share this one's machine. `places`: of each rank."""
+    told = {rank: each.split() for rank, each in enumerate(places) if each}
+    here, process = told.get(group.rank(), ("", ""))
+    others = {rank: int(its) for rank, (there, its) in told.items() if there == here and its != process}
+    with suppress(ImportError, AttributeError, OSError):  # not built, of another version, or already gone
+        _known[group] = Processes(others)
+
+
+def explained(error: BaseException, group: dist.ProcessGroup) -> str:
+    """What an error says, and which ranks of this machine have ended, as far as it does not say so."""
+    patience = 0.0 if "imed out" in str(error) else SOON  # whoever let a time limit pass did not end just now
+    ended = _known[group].ended(patience) if group in _known else []
+    told = f"rank {ended[0]} has ended" if len(ended) == 1 else f"ranks {ended} have ended"
+    return f"{error}; {told}" if ended and "has ended" not in str(error) else str(error)

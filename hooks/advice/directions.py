@@ -1,0 +1,82 @@
+"""How fast each host's link sends, and how fast it receives: homes and clouds often have one direction slower."""
+
+from __future__ import annotations
+
+import socket
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from ...ddp_core import fan_in, fan_out
+from .here import Here
+
+MOST = 32  # hosts: more would take too long
+SECONDS = 0.1  # of a transfer, about
+LARGEST = 2**24  # bytes of one
+REPEATS = 2
+SLOW = 0.8  # times the median: a link as slow is named
+
+
+@dataclass(frozen=True)
+class HostLink:
+    """What a host's link carries while nothing else goes on, in bytes a second. `rank`: the first of the host."""
+
+    host: str
+    rank: int
+    sends: float
+    receives: float
+
+
+def host_links(here: Here, seconds_a_byte: float) -> list[HostLink]:
+    """Of each host; none where all ranks share one, or there are too many. A collective call.
+
+    One host at a time sends to all others, then receives from all; `seconds_a_byte` of the network tells how much.
+    """
+    if here.one_host or here.world.hosts > MOST:
+        return []
+    size = min(LARGEST, int(SECONDS / seconds_a_byte) if seconds_a_byte else LARGEST)
+    row = torch.zeros(max(1, size // (here.world.ranks - here.world.per_host)), dtype=torch.uint8, device=here.device)
+    names = here.told(socket.gethostname())
+    roots = range(0, here.world.ranks, here.world.per_host)
+    return [HostLink(names[root], root, _rate(here, row, root, True), _rate(here, row, root, False)) for root in roots]
+
+
+def told(links: Sequence[HostLink]) -> Iterator[str]:
+    """In words: one line where all are alike, else one for each that is slow in a direction."""
+    if not links:
+        return
+    directions = {"sends": [link.sends for link in links], "receives": [link.receives for link in links]}
+    ordinary = max(statistics.median(rates) for rates in directions.values())
+    slow = [
+        f"link of {link.host} (rank {link.rank}) {does} {_gbit(rate)}, the median of all links is {_gbit(ordinary)}: "
+        "every step waits for the slowest"
+        for does, rates in directions.items()
+        for link, rate in zip(links, rates, strict=True)
+        if rate < SLOW * ordinary
+    ]
+    every = [rate for rates in directions.values() for rate in rates]
+    yield from slow or [f"links: each host sends and receives {_gbit(min(every))} to {_gbit(max(every))}"]
+
+
+def _rate(here: Here, row: torch.Tensor, root: int, outward: bool) -> float:
+    """Bytes a second between a root and the ranks of other hosts; the rows of its own host go along, by other ways."""
+    fastest = min(_seconds(here, row, root, outward) for _ in range(REPEATS))
+    return row.nbytes * (here.world.ranks - here.world.per_host) / fastest
+
+
+def _seconds(here: Here, row: torch.Tensor, root: int, outward: bool) -> float:
+    """Until the last rank is done."""
+    dist.barrier(here.group)
+    began = time.perf_counter()
+    (fan_out if outward else fan_in)(row, here.group, root)
+    if here.device.type == "cuda":
+        torch.cuda.synchronize(here.device)
+    return max(here.told(time.perf_counter() - began))
+
+
+def _gbit(rate: float) -> str:
+    return f"{8 * rate / 1e9:.3g} Gbit/s"

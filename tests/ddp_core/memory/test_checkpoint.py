@@ -1,0 +1,62 @@
+"""What a state that was saved by an older version means: its compressor's specification, by the defaults of then."""
+
+import pytest
+
+from gradwire.compress import compressors
+from gradwire.compress.registry import OF_ALL, OF_FEEDBACK, registered
+from gradwire.ddp_core.memory.checkpoint import FORMAT
+
+RAISE = (
+    "a changed default changes what a saved state means: raise FORMAT of memory/checkpoint.py, then change it here, too"
+)
+LATTICE = {"block": 128, "rounding": "nearest", "rotate": False}
+LOW_RANK = {
+    "rank": 4,
+    "min_compression_rate": 2.0,
+    "power_iterations": 1,
+    "warm_start": True,
+    "seed": 0,
+    "payload": "float",
+}
+DEFAULTS = {  # of FORMAT 1; options that come later are added, and stand for what was done without them
+    "acp-powersgd": {"rank": 4, "min_compression_rate": 2.0, "seed": 0},
+    "adacomp": {"cap": 0.02, "scope": "bucket", "bin": 500},
+    "adaptive": {"ladder": "none/int8/int4/ternary", "target": 0.95, "budget": None},
+    "batched-powersgd": LOW_RANK,
+    "bf16": {},
+    "chunktopk": {"ratio": 0.01, "chunk": 512},
+    "dgc": {"ratio": 0.001, "momentum": 0.9, "warmup_steps": 0, "clip": None},
+    "dropping": {"cap": 0.02, "scope": "bucket", "ratio": 0.01, "sample": 0.01},
+    "fp16": {},
+    "fp8": {**LATTICE, "format": "e4m3"},
+    "hosts": {"ranks": None},
+    "int4": LATTICE,
+    "int8": LATTICE,
+    "natural": {"block": 128},
+    "none": {},
+    "onebit": {"block": 1024},
+    "powersgd": LOW_RANK,
+    "qsgd": {"block": 128, "levels": 127},
+    "randomk": {"ratio": 0.01, "block": 256, "seed": 0},
+    "ternary": LATTICE,
+    "terngrad": {"block": 1024, "clip": 2.5},
+    "topk": {"ratio": 0.01, "k": None, "value_dtype": "fp32", "scope": "bucket"},
+}
+UNBIASED = {"natural", "qsgd", "terngrad"}  # without error feedback unless asked
+FEEDBACK = {"error_feedback": True, "feedback": 1.0, "momentum": 0.0, "space": "gradient", "guard": False}
+
+
+def test_the_table_belongs_to_this_format_and_knows_every_method():
+    ours = {name for name, method in registered.items() if method.factory.__module__.startswith("gradwire.")}
+    assert FORMAT == 1, RAISE
+    assert ours == set(DEFAULTS)
+    assert {option: default for option, (_, default) in OF_FEEDBACK.items()} == FEEDBACK, RAISE
+    assert {option: default for option, (_, default) in OF_ALL.items()} == {"start_iter": 0, "warmup": "none"}, RAISE
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_the_defaults_of_a_method_are_those_that_saved_states_have(name):
+    options, shared = compressors()[name]["options"], registered[name].shared
+    assert {option: default for option, default in options.items() if option not in shared} == DEFAULTS[name], RAISE
+    if registered[name].lossy:
+        assert options["error_feedback"] is (name not in UNBIASED), RAISE
