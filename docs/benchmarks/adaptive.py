@@ -1,24 +1,25 @@
 """Seconds to a loss by adaptive compression and by each fixed method, over links of several rates; computed, not measured.
 
-    python adaptive.py --seeds 0 1 2 --json result.json
+    python adaptive.py --cases gpt --json result.json
 
 The models of the study quality train on simulated ranks, whose gradients, residuals and averages are those of real ones. A
 step is given `--computation` seconds, a third of them forward; a bucket is ready when backward has come by as many
 elements, and its bytes then hold the link. Arithmetic of the methods is free. `adaptive:budget=` sees these seconds as it
-would see measured ones. The target is the smoothed training loss that bf16 ends with, and 1 % more.
+would see measured ones. The loss is that of the same held-out samples after every second step, in the mean over seeds; the
+target is what bf16 ends with, and 1 % more.
 """
 
 import argparse
 import json
 import statistics
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import nn
 
 from gradwire.compress import compressor
 from gradwire.compress.agreed import Choice, choices
@@ -28,20 +29,19 @@ from gradwire.ddp_core.measure.step import BucketStats, Step
 from gradwire.experiments.cli.commands import COMMANDS
 from gradwire.experiments.cli.parsing import configuration
 from gradwire.experiments.network.link import parse_rate
-from gradwire.experiments.results.statistics import smoothed
 from gradwire.experiments.workloads.data import load_dataset
+from gradwire.experiments.workloads.evaluation import evaluation_of, held_out_sums
 from gradwire.experiments.workloads.optimizers import optimizer_for, schedule_for
-from gradwire.experiments.workloads.sample import Batch
 from gradwire.experiments.workloads.simulated import CPU, SimulatedRanks
 from gradwire.experiments.workloads.training import initial_model, loss_of
 
 CASES = {
     "gpt": "--model gpt --model.width 64 --model.layers 2 --model.heads 2 --model.context 64 --data text "
-    "--optimizer adamw --lr 0.01 --warmup 12 --steps 120 --batch_size 4",
+    "--optimizer adamw --lr 0.01 --warmup 12 --steps 120 --batch_size 4 --eval_batches 8",
     "resnet": "--model resnet18-cifar --model.width 8 --model.layers 1 --data patterns --optimizer sgd --momentum 0.9 "
-    "--lr 0.05 --warmup 8 --steps 80 --batch_size 16",
+    "--lr 0.05 --warmup 8 --steps 80 --batch_size 16 --eval_batches 16",
     "lstm": "--model lstm --model.width 96 --model.layers 1 --model.vocabulary 256 --model.context 64 --data text "
-    "--optimizer sgd --momentum 0.9 --lr 2.0 --warmup 15 --steps 150 --batch_size 4",
+    "--optimizer sgd --momentum 0.9 --lr 2.0 --warmup 15 --steps 150 --batch_size 4 --eval_batches 8",
 }
 FIXED = (
     "none",
@@ -52,12 +52,14 @@ FIXED = (
     "powersgd:rank=4",
     "topk:ratio=0.01",
     "topk:ratio=0.01,feedback=0.9",
+    "powersgd:rank=8,payload=int8",
 )
 TARGET, WITHIN = "bf16", 1.01
+EVERY = 2  # steps from one held-out loss to the next
 
 
 class Run(NamedTuple):
-    """The loss of each step, the bytes that each bucket sent in it, and when in a step each bucket is ready."""
+    """The held-out loss after every second step, the bytes that each bucket sent in a step, and when each is ready in it."""
 
     losses: list[float]
     sent: list[list[float]]
@@ -65,16 +67,7 @@ class Run(NamedTuple):
 
     def times(self, rate: float) -> list[float]:
         """When each step ends; computation ends with the last bucket."""
-        ends, now = [], 0.0
-        for sent in self.sent:
-            now += held(self.ready, sent, rate)[-1][1]
-            ends.append(now)
-        return ends
-
-    def reaches(self, loss: float, rate: float) -> float | None:
-        """Seconds until the smoothed loss is as low; None where it never is."""
-        ends = zip(smoothed(self.losses), self.times(rate), strict=True)
-        return next((at for reached, at in ends if reached <= loss), None)
+        return list(accumulate(held(self.ready, sent, rate)[-1][1] for sent in self.sent))
 
 
 class Bucket(NamedTuple):
@@ -122,9 +115,9 @@ def trained(case: str, spec: str, world_size: int, seed: int, computation: float
     run, hiding, last = Run([], [], readiness(ranks, computation)), hiding_of(compressor(spec)), None
     named = [(each.layouts[0].names, Bucket(next(choices(each.states[0]), None))) for each in ranks.buckets]
     for number in range(training.steps):
-        run.losses.append(
-            statistics.mean(step_loss(model, ranks, rank, next(batches[rank])) for rank in range(world_size))
-        )
+        for rank in range(world_size):
+            loss_of(model, *next(batches[rank])).backward()
+            ranks.add(rank)
         if hiding is not None:
             hiding.look(last, number, named)
         ranks.average()
@@ -133,46 +126,71 @@ def trained(case: str, spec: str, world_size: int, seed: int, computation: float
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
+        if number % EVERY == EVERY - 1:
+            given = dataset.evaluation_batches(training.batch_size, training.eval_batches)
+            run.losses.append(evaluation_of(held_out_sums(model, given, CPU)).loss)
     return run
 
 
-def step_loss(model: nn.Module, ranks: SimulatedRanks, rank: int, batch: Batch) -> float:
-    """Forward and backward of a rank's batch."""
-    loss = loss_of(model, *batch)
-    loss.backward()
-    ranks.add(rank)
-    return loss.item()
+def reaches(runs: Sequence[Run], loss: float, rate: float) -> float | None:
+    """Seconds until the mean loss of runs with several seeds is as low, between two of its points by a straight line."""
+    losses = [statistics.mean(each) for each in zip(*(run.losses for run in runs), strict=True)]
+    ends = [statistics.mean(each) for each in zip(*(run.times(rate)[EVERY - 1 :: EVERY] for run in runs), strict=True)]
+    for (before, begin), (after, end) in pairwise(zip(losses, ends, strict=True)):
+        if after <= loss:
+            return begin + (end - begin) * (before - loss) / (before - after)
+    return None
 
 
-def seconds_of(case: str, seed: int, options: argparse.Namespace) -> dict[str, dict[str, float | None]]:
-    """{rate: {method: seconds to the target}} with one seed."""
-    given = options.nproc, seed, options.computation
-    fixed = {spec: trained(case, spec, *given, rate=1.0) for spec in FIXED}
-    target, found = WITHIN * smoothed(fixed[TARGET].losses)[-1], {}
-    for text in options.rates:
-        rate = parse_rate(text)
-        runs = fixed | {spec: trained(case, spec, *given, rate) for spec in options.adaptive}
-        found[text] = {spec: run.reaches(target, rate) for spec, run in runs.items()}
-    return found
+def seconds_of(runs: dict[str, list[Run]], rate: float) -> dict[str, float | None]:
+    """{method: seconds to the target}."""
+    target = WITHIN * statistics.mean(run.losses[-1] for run in runs[TARGET])
+    return {spec: reaches(given, target, rate) for spec, given in runs.items()}
 
 
-def mean(values: Sequence[float | None]) -> float | None:
-    """None where any is: the method does not get there with every seed."""
-    return None if None in values else statistics.mean(each for each in values if each is not None)
+def behind(seconds: dict[str, float | None], spec: str, best: str) -> float | None:
+    """How much longer a method takes than another, in per cent."""
+    if (mine := seconds[spec]) is None or (other := seconds[best]) is None:
+        return None
+    return 100 * (mine / other - 1)
+
+
+def row(case: str, text: str, runs: dict[str, list[Run]], adaptive: Sequence[str]) -> dict[str, object]:
+    """Seconds of each method, how much longer the adaptive ones take than the best, and that with each seed left out."""
+    rate = parse_rate(text)
+    seconds, seeds = seconds_of(runs, rate), range(len(runs[TARGET]))
+    best = min((seconds[spec], spec) for spec in FIXED if seconds[spec] is not None)[1]
+    fewer = [
+        seconds_of({spec: [*given[:out], *given[out + 1 :]] for spec, given in runs.items()}, rate)
+        for out in (seeds if len(seeds) > 1 else ())
+    ]
+    return {
+        "case": case,
+        "rate": text,
+        "best": best,
+        "seconds": seconds,
+        "behind_percent": {spec: behind(seconds, spec, best) for spec in adaptive},
+        "behind_without_a_seed": {spec: [behind(each, spec, best) for each in fewer] for spec in adaptive},
+        "above_bf16_percent": {spec: excess(given, runs[TARGET]) for spec, given in runs.items()},
+    }
+
+
+def excess(runs: Sequence[Run], others: Sequence[Run]) -> float:
+    """How far the mean last loss is above that of others, in per cent."""
+    mean, other = (statistics.mean(run.losses[-1] for run in each) for each in (runs, others))
+    return 100 * (mean / other - 1)
 
 
 def rows(options: argparse.Namespace) -> list[dict[str, object]]:
-    """A row for each case and rate: mean seconds of each method, and of the adaptive ones how much longer than the best."""
+    """A row for each case and rate."""
     found: list[dict[str, object]] = []
     for case in options.cases:
-        by_seed = [seconds_of(case, seed, options) for seed in options.seeds]
-        for rate in options.rates:
-            means = {spec: mean([each[rate][spec] for each in by_seed]) for spec in by_seed[0][rate]}
-            best, spec = min((means[spec], spec) for spec in FIXED if means[spec] is not None)
-            behind = {
-                each: None if means[each] is None else 100 * (means[each] / best - 1) for each in options.adaptive
-            }
-            found.append({"case": case, "rate": rate, "best": spec, "behind_percent": behind, "seconds": means})
+        given = [(options.nproc, seed, options.computation) for seed in options.seeds]
+        fixed = {spec: [trained(case, spec, *each, rate=1.0) for each in given] for spec in FIXED}
+        for text in options.rates:
+            rate = parse_rate(text)
+            adaptive = {spec: [trained(case, spec, *each, rate) for each in given] for spec in options.adaptive}
+            found.append(row(case, text, fixed | adaptive, options.adaptive))
             Console().print(found[-1])
     return found
 
@@ -194,7 +212,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--rates", nargs="+", default=["30mbit", "100mbit", "300mbit", "1gbit"])
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4, 5])
     parser.add_argument("--nproc", type=int, default=2)
     parser.add_argument("--computation", type=float, default=0.02, help="seconds of a step")
     parser.add_argument("--adaptive", nargs="+", default=["adaptive:budget=2%"])
