@@ -49,7 +49,14 @@ def joined_without_inputs(trial):
     return not trial.ours and "static_graph" in trial.options and 0 in trial.inputs
 
 
+def skipped_on_some_ranks(trial):
+    """torch's DDP may hang, as it says, where it skips what is unused and ranks use different parameters."""
+    mixed = "Conditional" in trial.parts or any(len(set(step.both)) > 1 for step in trial.steps)
+    return not trial.ours and "skip_all_reduce_unused_params" in trial.options and mixed
+
+
 KNOWN = (
+    skipped_on_some_ranks,
     joined_without_inputs,
     summed_elsewhere,
     stepping_on_after_a_raise,
