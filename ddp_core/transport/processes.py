@@ -73,9 +73,11 @@ def know(group: dist.ProcessGroup, places: Sequence[str]) -> None:
 def explained(error: BaseException, group: dist.ProcessGroup) -> str:
     """What an error says, and which ranks of this machine have ended, as far as it does not say so."""
     known = _known.get(group, {})
+    if not known or "has ended" in str(error):
+        return str(error)
     ended = [rank for rank, process in known.items() if not Path(f"/proc/{process}").exists()]
     patience = 0.0 if ended or "imed out" in str(error) else SOON  # whoever let a time limit pass did not end just now
     with suppress(ImportError, AttributeError, OSError):  # not built, of another version, or gone meanwhile
         ended += Processes({rank: process for rank, process in known.items() if rank not in ended}).ended(patience)
     told = f"rank {ended[0]} has ended" if len(ended) == 1 else f"ranks {sorted(ended)} have ended"
-    return f"{error}; {told}" if ended and "has ended" not in str(error) else str(error)
+    return f"{error}; {told}" if ended else str(error)

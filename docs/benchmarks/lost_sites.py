@@ -77,7 +77,7 @@ def site(place: int, address: str, options: argparse.Namespace, seed: int, round
 def run(options: argparse.Namespace, seed: int, *, disturbed: bool) -> list[Answer]:
     """What the sites answer that are there at the end."""
     context, store = multiprocessing.get_context("spawn"), keep_rendezvous(0)
-    rounds, answers = context.Array("i", SITES + 1), context.Queue()
+    rounds, answers = context.Array("i", SITES + 1, lock=False), context.Queue()
 
     def start(place: int) -> BaseProcess:
         given = (place, f"127.0.0.1:{store.port}", options, seed, rounds, answers)
@@ -93,6 +93,7 @@ def run(options: argparse.Namespace, seed: int, *, disturbed: bool) -> list[Answ
     finally:
         for process in processes:
             process.kill()
+            process.join()
 
 
 def disturb(

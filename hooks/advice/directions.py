@@ -49,17 +49,34 @@ def told(links: Sequence[HostLink]) -> Iterator[str]:
     """In words: one line where all are alike, else one for each that is slow in a direction."""
     if not links:
         return
-    directions = {"sends": [link.sends for link in links], "receives": [link.receives for link in links]}
-    ordinary = max(statistics.median(rates) for rates in directions.values())
-    slow = [
-        f"link of {link.host} (rank {link.rank}) {does} {_gbit(rate)}, the median of all links is {_gbit(ordinary)}: "
-        "every step waits for the slowest"
-        for does, rates in directions.items()
-        for link, rate in zip(links, rates, strict=True)
-        if rate < SLOW * ordinary
+    sends, receives = [link.sends for link in links], [link.receives for link in links]
+    slowest, fastest = min(*sends, *receives), max(*sends, *receives)
+    if len(links) == 2:  # what one sends is what the other receives
+        slow = _of_two(*links) if slowest < SLOW * fastest else []
+    else:
+        slow = [*_slow(links, "sends", sends, receives), *_slow(links, "receives", receives, sends)]
+    yield from slow or [f"links: each host sends and receives {_gbit(slowest)} to {_gbit(fastest)}"]
+
+
+def _of_two(one: HostLink, other: HostLink) -> list[str]:
+    slow, fast = sorted((one, other), key=lambda link: link.sends)
+    there, back = _gbit(slow.sends), _gbit(fast.sends)
+    return [f"link from {_named(slow)} to {_named(fast)}: {there}, back {back}: every step waits for the slower"]
+
+
+def _slow(links: Sequence[HostLink], does: str, rates: Sequence[float], opposite: Sequence[float]) -> list[str]:
+    """Each that is slow for itself, not because another one is slow in the `opposite` direction: each carries its part."""
+    ordinary = max(statistics.median_high(rates), statistics.median_high(opposite))
+    others = [min(rate for at, rate in enumerate(opposite) if at != place) for place in range(len(links))]
+    return [
+        f"link of {_named(link)} {does} {_gbit(rate)}, an ordinary one {_gbit(ordinary)}: every step waits for the slowest"
+        for link, rate, other in zip(links, rates, others, strict=True)
+        if rate < SLOW * min(ordinary, (len(links) - 1) * other)
     ]
-    every = [rate for rates in directions.values() for rate in rates]
-    yield from slow or [f"links: each host sends and receives {_gbit(min(every))} to {_gbit(max(every))}"]
+
+
+def _named(link: HostLink) -> str:
+    return f"{link.host} (rank {link.rank})"
 
 
 def _rate(here: Here, row: torch.Tensor, root: int, outward: bool) -> float:

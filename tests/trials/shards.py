@@ -141,9 +141,15 @@ def account(trial, rank):
     return {name: (mean, came[name]) for (name, _), mean in zip(model.named_parameters(), due, strict=True)}
 
 
+def forget_meshes():
+    """Empty torch's caches by meshes: one of a process group that has ended counts as the same as a new one."""
+    _redistribute._gen_transform_infos.cache_clear()
+    getattr(_redistribute, "clear_redistribute_planner_cache", lambda: None)()  # not in older ones
+
+
 def train(rank, world_size, trial):
     """Where ours makes other parameters than torch's communication, or other sums than what ranks gave; in words."""
-    _redistribute._gen_transform_infos.cache_clear()  # by meshes, of which those of ended process groups count as the same
+    forget_meshes()
     if trial.loses:
         narrow = "residual_bits" in trial.asked["reduce"]  # each step rounds what is held back
         pairs, tolerance = account(trial, rank), (ROUGH if narrow else 10 * TIGHT) * len(trial.micro_batches)

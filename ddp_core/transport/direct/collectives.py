@@ -7,10 +7,11 @@ import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch.distributed as dist
 from torch import Tensor
@@ -61,8 +62,9 @@ class Collectives:
         meet = partial(Wire, dist.PrefixStore("direct/", store), rank, size, timeout)
         work = partial(_work, self._jobs, meet, make_ways)
         self._thread = threading.Thread(target=work, name="gradwire-collectives", daemon=True)
-        self._lock = threading.Lock()  # held while a job is handed over: behind the end nobody would do it
-        ending = self._jobs, self._thread, self._lock
+        self._lock = threading.RLock()  # held while a job is handed over: behind the end nobody would do it
+        self._ended = threading.Event()
+        ending = self._jobs, self._thread, self._lock, self._ended
         self.close = weakref.finalize(self, _close, *ending)  # a thread inside torch aborts the exit
 
     def ways(self) -> Sequence[str]:
@@ -95,11 +97,12 @@ class Collectives:
     def _submit(self, job: Job) -> Future[None]:
         future: Future[None] = Future()
         with self._lock:
-            if not self.close.alive:
+            if not self._ended.is_set():
+                if self._thread.ident is None:
+                    self._thread.start()
+                self._jobs.put((job, self.timeout, future))
+            if self._ended.is_set():  # perhaps by a signal's handler on this thread, just now
                 raise RuntimeError("the process group was shut down: its collectives have ended")
-            if self._thread.ident is None:
-                self._thread.start()
-            self._jobs.put((job, self.timeout, future))
         return future
 
 
@@ -139,9 +142,10 @@ def _refuse(jobs: Jobs, why: str) -> None:
         item[2].set_exception(RuntimeError(f"an earlier collective of this group has failed: {why}"))
 
 
-def _close(jobs: Jobs, thread: threading.Thread, lock: threading.Lock) -> None:
+def _close(jobs: Jobs, thread: threading.Thread, lock: AbstractContextManager[Any], ended: threading.Event) -> None:
     """Break the connections once what was asked for is done, or has failed."""
     with lock:
+        ended.set()
         jobs.put(None)
     if thread.ident is not None and thread is not threading.current_thread():
         thread.join(JOIN_SECONDS)

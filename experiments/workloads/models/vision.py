@@ -18,24 +18,22 @@ class Classifier(nn.Module):
         self.image_size = image_size
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (batch, classes). Raises TypeError for a network that gives more than logits."""
+        """Logits (batch, classes)."""
         size = (self.image_size, self.image_size)
         enlarged = interpolate(images, size, mode="bilinear") if images.shape[-2:] != size else images
-        logits = self.network(enlarged.expand(-1, 3, -1, -1))
-        if not isinstance(logits, Tensor):
-            raise TypeError(
-                f"{type(self.network).__name__} has auxiliary outputs, which no loss here uses; take another"
-            )
+        logits: Tensor = self.network(enlarged.expand(-1, 3, -1, -1))
         return logits
 
 
 def classifier(name: str, classes: int) -> nn.Module:
-    """A network with random weights. Raises ValueError for a name that torchvision does not know."""
+    """A network with random weights. Raises ValueError for a name torchvision does not know, or with auxiliary outputs."""
     names = torchvision.models.list_models(module=torchvision.models)
     if name not in names:
         near = ", ".join(difflib.get_close_matches(name, names, 3) or names)
         raise ValueError(f"torchvision has no classifier {name!r}; near it: {near}")
     network: nn.Module = torchvision.models.get_model(name, weights=None, num_classes=classes)
+    if getattr(network, "aux_logits", False):
+        raise ValueError(f"{name} has auxiliary outputs, which no loss here uses; take another")
     return network
 
 

@@ -1,26 +1,51 @@
 """What is said of hosts' links, each of which has two directions."""
 
+import pytest
+
 from gradwire.hooks.advice.directions import HostLink, told
 
 GBIT = 1e9 / 8
 
 
-def test_links_that_are_alike_take_one_line():
-    links = [HostLink("a", 0, 0.94 * GBIT, 0.91 * GBIT), HostLink("b", 2, 0.93 * GBIT, 0.95 * GBIT)]
-    assert list(told(links)) == ["links: each host sends and receives 0.91 Gbit/s to 0.95 Gbit/s"]
+def measured(up, down):
+    """Links as they are measured, in Gbit/s: one host's direction against all others, each of which carries its part."""
+    parts = len(up) - 1
+    others = [[place for place in range(len(up)) if place != host] for host in range(len(up))]
+    return [
+        HostLink(
+            "abcdefgh"[host],
+            host,
+            GBIT * min(up[host], parts * min(down[other] for other in others[host])),
+            GBIT * min(down[host], parts * min(up[other] for other in others[host])),
+        )
+        for host in range(len(up))
+    ]
 
 
-def test_a_direction_that_is_slow_on_one_host_is_named():
-    fast = [HostLink(name, rank, GBIT, GBIT) for rank, name in enumerate("abc")]
-    (line,) = told([*fast, HostLink("d", 3, 0.1 * GBIT, GBIT)])
-    assert (
-        line
-        == "link of d (rank 3) sends 0.1 Gbit/s, the median of all links is 1 Gbit/s: every step waits for the slowest"
-    )
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_links_that_are_alike_take_one_line(hosts):
+    links = measured([0.94, 0.91, 0.92, 0.93][:hosts], [0.94] * hosts)
+    assert list(told(links)) == ["links: each host sends and receives 0.91 Gbit/s to 0.94 Gbit/s"]
+
+
+@pytest.mark.parametrize("hosts", [3, 4, 8])
+@pytest.mark.parametrize(("does", "slow"), [("sends", 0), ("receives", 1)])
+def test_the_one_host_that_is_slow_in_a_direction_is_named_alone(hosts, does, slow):
+    rates = [[1.0] * hosts, [1.0] * hosts]
+    rates[slow][2] = 0.1
+    (line,) = told(measured(*rates))
+    assert line == f"link of c (rank 2) {does} 0.1 Gbit/s, an ordinary one 1 Gbit/s: every step waits for the slowest"
 
 
 def test_hosts_that_all_send_more_slowly_than_they_receive_are_all_named():
-    assert len(list(told([HostLink("a", 0, 0.2 * GBIT, GBIT), HostLink("b", 1, 0.2 * GBIT, GBIT)]))) == 2
+    assert [line[:19] for line in told(measured([0.1] * 4, [1.0] * 4))] == [
+        f"link of {name} (rank {rank}) " for rank, name in enumerate("abcd")
+    ]
+
+
+def test_between_two_hosts_a_way_is_named():
+    (line,) = told(measured([1.0, 0.1], [1.0, 1.0]))
+    assert line == "link from b (rank 1) to a (rank 0): 0.1 Gbit/s, back 1 Gbit/s: every step waits for the slower"
 
 
 def test_nothing_is_said_where_nothing_was_measured():
