@@ -182,6 +182,7 @@ void bind_bases(py::module_& module) {
 PYBIND11_MODULE(_native, module) {
     module.doc() = "The inner loops of gradwire's kernels on CPUs.";
     gradwire::learn_tensors();
+    module.attr("interface") = 2;  // library.py has it too
     module.def("levels", [] {
         std::vector<std::string> names;
         for (const gradwire::Level* each : gradwire::levels()) names.emplace_back(each->name);

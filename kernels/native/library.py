@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 NAME = "native"
+INTERFACE = 2  # bindings.cpp has it too: raise both where a call means something else than it did
 NONE = (None, None)  # in place of a residual's tensors
 
 
@@ -21,5 +22,8 @@ def probe() -> str:
 
 @functools.cache
 def library() -> Any:
-    """The extension module; ImportError where it was not built."""
-    return import_module("._native", __package__)
+    """The extension module; ImportError where it was not built, or from another version's sources."""
+    module = import_module("._native", __package__)
+    if getattr(module, "interface", 1) != INTERFACE:
+        raise ImportError("what there is was built from another version of gradwire")
+    return module
