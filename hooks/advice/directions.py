@@ -18,7 +18,7 @@ MOST = 32  # hosts: more would take too long
 SECONDS = 0.1  # of a transfer, about
 LARGEST = 2**24  # bytes of one
 REPEATS = 2
-SLOW = 0.8  # times the median: a link as slow is named
+SLOW = 0.8  # times an ordinary link: a direction that is slower is named
 
 
 @dataclass(frozen=True)

@@ -7,55 +7,7 @@ import pytest
 from gradwire.compress import Dense, Gathered, TopK, compressor, compressors, register, registry
 from gradwire.compress.wrappers import ErrorFeedback, Widen
 
-OF_FEEDBACK = {"error_feedback": True, "feedback": 1.0, "momentum": 0.0, "space": "gradient", "guard": False}
-OPTIONS = {
-    "none": {},
-    "fp16": {"start_iter": 0, "warmup": "none"},
-    "bf16": {"start_iter": 0, "warmup": "none"},
-    "powersgd": {
-        "rank": 4,
-        "min_compression_rate": 2.0,
-        "power_iterations": 1,
-        "warm_start": True,
-        "seed": 0,
-        "payload": "float",
-        **OF_FEEDBACK,
-        "start_iter": 0,
-        "warmup": "none",
-    },
-    "topk": {
-        "ratio": 0.01,
-        "k": None,
-        "value_dtype": "fp32",
-        "scope": "bucket",
-        **OF_FEEDBACK,
-        "start_iter": 0,
-        "warmup": "none",
-    },
-    "onebit": {"block": 1024, **OF_FEEDBACK, "start_iter": 0, "warmup": "none"},
-    "acp-powersgd": {
-        "rank": 4,
-        "min_compression_rate": 2.0,
-        "seed": 0,
-        **OF_FEEDBACK,
-        "start_iter": 0,
-        "warmup": "none",
-    },
-    "randomk": {"ratio": 0.01, "block": 256, "seed": 0, **OF_FEEDBACK, "start_iter": 0, "warmup": "none"},
-    "chunktopk": {"ratio": 0.01, "chunk": 512, **OF_FEEDBACK, "start_iter": 0, "warmup": "none"},
-}
-for _name in ("int8", "fp8", "int4", "int2", "ternary"):
-    OPTIONS[_name] = {**OPTIONS["onebit"], "block": 128, "rounding": "nearest", "rotate": _name == "int2"}
-OPTIONS["fp8"]["format"] = "e4m3"
-OPTIONS["natural"] = {**OPTIONS["onebit"], "block": 128, "error_feedback": False, "feedback": 0.0}
-OPTIONS["qsgd"] = {**OPTIONS["natural"], "levels": 127}
-OPTIONS["terngrad"] = {**OPTIONS["natural"], "block": 1024, "clip": 2.5}
-OPTIONS["dropping"] = {**OPTIONS["onebit"], "cap": 0.02, "scope": "bucket", "ratio": 0.01, "sample": 0.01}
-OPTIONS["adacomp"] = {**OPTIONS["onebit"], "cap": 0.02, "scope": "bucket", "bin": 500}
-for _name in ("dropping", "adacomp"):
-    del OPTIONS[_name]["block"]
-OPTIONS["dgc"] = {"ratio": 0.001, "momentum": 0.9, "warmup_steps": 0, "clip": None, "start_iter": 0, "warmup": "none"}
-OPTIONS["batched-powersgd"] = OPTIONS["powersgd"]
+NAMES = [name for name, method in compressors().items() if name != "hosts"]  # which needs another one
 
 
 @pytest.fixture(autouse=True)
@@ -84,11 +36,6 @@ def made(name="Made", module=__name__):
     return Made
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_every_method_is_listed_with_its_options_and_defaults(name):
-    assert compressors()[name]["options"] == OPTIONS[name]
-
-
 def test_the_list_is_sorted_and_says_who_wraps():
     listed = compressors()
     assert list(listed) == sorted(listed)
@@ -103,7 +50,7 @@ def test_every_summary_is_one_line_that_says_something():
     assert compressors()["made"]["summary"] == "A made-up method."
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_listed_defaults_are_those_that_a_bare_name_gets(name):
     defaults = {option: default for option, default in compressors()[name]["options"].items() if option != "warmup"}
     assert compressor({"name": name, **defaults}) == compressor(name)

@@ -61,3 +61,4 @@ def test_the_defaults_of_a_method_are_those_that_saved_states_have(name):
     assert {option: default for option, default in options.items() if option not in shared} == DEFAULTS[name], RAISE
     if registered[name].lossy:
         assert options["error_feedback"] is (name not in UNBIASED), RAISE
+        assert options["feedback"] == float(name not in UNBIASED), RAISE
