@@ -11,7 +11,9 @@ from torch import Tensor
 from .. import kernels
 from ..kernels import Residual
 from .adapters import TwoShot
+from .protocol import working_dtype
 from .registry import register
+from .rotation import check_rotation, rotate_back, rotated
 from .rows import padded
 
 SCALE_BYTES = 4
@@ -20,23 +22,29 @@ SCALE_BYTES = 4
 @register("onebit", adapter=TwoShot)
 @dataclass(frozen=True)
 class OneBit:
-    """Sign bits, 8 to a byte, and one scale a block; error feedback on workers and servers.
+    """Sign bits of rotated blocks, 8 to a byte, and one scale a block; error feedback on workers and servers.
 
     Seide et al. 2014 with the mean magnitude as scale; the all-to-all and the server's own error feedback as in
     DoubleSqueeze (Tang et al. 2019) and 1-bit Adam. `block`: elements that share a float32 scale, a multiple of 8.
-    A row on the wire: its scales, then its bits.
+    `rotate`: blocks are multiplied by a Hadamard matrix with random signs, always the same, before their signs are taken
+    and back after they are decoded, so that all their elements are of a size (Vargaftik et al. 2021, DRIVE); `block` is
+    then a power of two. Without it, the signs are those of the elements, as in Seide et al. A row on the wire: its scales,
+    then its bits.
     """
 
     block: int = 1024
+    rotate: bool = True
     takes_16_bits: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.block < 8 or self.block % 8:
             raise ValueError(f"onebit:block is a multiple of 8, at least 8; got {self.block}")
+        if self.rotate:
+            check_rotation("onebit", self.block)
 
     def row_length(self, numel: int) -> int:
-        """`numel` rounded up to whole blocks, or to whole bytes where one short block holds it all."""
-        unit = self.block if numel > self.block else 8
+        """`numel` rounded up to whole blocks; without rotation to whole bytes where one short block holds it all."""
+        unit = self.block if self.rotate or numel > self.block else 8
         return -(-numel // unit) * unit
 
     def row_bytes(self, length: int) -> int:
@@ -45,11 +53,23 @@ class OneBit:
 
     def encode(self, grad: Tensor, residual: Residual | None, rows: Tensor, length: int) -> None:
         """Signs and scales of `grad` (+ `residual`); `residual` keeps the difference."""
+        if self.rotate:
+            grad, residual = rotated(grad, residual, self.block)
         kernels.sign_pack(grad, residual, *self._parts(rows, length), length)
+        if self.rotate and residual is not None:
+            rotate_back(residual.after, self.block)
 
     def decode(self, rows: Tensor, out: Tensor, length: int, residual: Tensor | None = None) -> None:
         """The mean over voters of `scale * sign`; what `out` rounds away is added to `residual`."""
-        kernels.sign_unpack_mean(*self._parts(rows, length), out, residual)
+        if not self.rotate:
+            return kernels.sign_unpack_mean(*self._parts(rows, length), out, residual)
+        wide = out if out.dtype == working_dtype(out.dtype) else torch.empty_like(out, dtype=working_dtype(out.dtype))
+        kernels.sign_unpack_mean(*self._parts(rows, length), wide)
+        rotate_back(wide, self.block)
+        if wide is not out:
+            out.copy_(wide)
+            if residual is not None:
+                residual.add_(wide.sub_(out))
 
     def _blocks(self, length: int) -> int:
         return max(1, length // self.block)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from .. import kernels
 from ..kernels import Factors, Matrix, Residual
-from .int8_mean import int8_mean
+from .coded_mean import CODECS, coded_mean
 from .leaves import Counter, PerParameter
 from .pieces import Place, joined, pieces, put_back
 from .protocol import Layout, Program, all_reduce, working_dtype
@@ -42,8 +43,9 @@ class PowerSGD:
     `rank`: of the factors, capped at the smaller side of each matrix. `min_compression_rate`: a matrix is compressed
     only where that makes it more than so many times smaller. `power_iterations`: a step, each two more all-reduces.
     `warm_start`: begin at the last step's Q, else at a new random one. `seed`: of the private generators for Q, one a
-    parameter name, the same on all ranks. `payload`: int8 sends factors and vectors in 8 bits an element, as `int8` does, in
-    twice the rounds; each rank then holds back what its own matrices lack of what it sent.
+    parameter name, the same on all ranks. `payload`: int8 or int4 sends factors and vectors in 8 or 4 bits an
+    element, as `int8` and `int4:rotate=true` do, in twice the rounds; each rank then holds back what its own matrices lack
+    of what it sent.
     """
 
     rank: int = 4
@@ -51,7 +53,7 @@ class PowerSGD:
     power_iterations: int = 1
     warm_start: bool = True
     seed: int = 0
-    payload: Literal["float", "int8"] = "float"
+    payload: Literal["float", "int8", "int4"] = "float"
 
     def __post_init__(self) -> None:
         for option in ("rank", "power_iterations"):
@@ -59,13 +61,13 @@ class PowerSGD:
                 raise ValueError(f"powersgd:{option} is at least 1, got {getattr(self, option)}")
         if not self.min_compression_rate >= 0:
             raise ValueError(f"powersgd:min_compression_rate is at least 0, got {self.min_compression_rate}")
-        if self.payload not in ("float", "int8"):
-            raise ValueError(f"powersgd:payload is float or int8, got {self.payload!r}")
+        if self.payload not in ("float", *CODECS):
+            raise ValueError(f"powersgd:payload is float, int8 or int4, got {self.payload!r}")
 
     @property
     def packs_bytes(self) -> bool:
         """Whether nothing of it travels as floats."""
-        return self.payload == "int8"
+        return self.payload in CODECS
 
     @property
     def takes_16_bits(self) -> bool:
@@ -99,8 +101,8 @@ class PowerSGD:
 
     def reduce(self, grad: Tensor, state: PowerSGDState, residual: Residual | None = None) -> Program[Tensor]:
         """The low-rank average; what does not compress rides in the same round as P."""
-        whole = int8_whole(grad, state, residual) if self.packs_bytes else average_whole(grad, state.whole, residual)
-        yield from together(self._low_rank(grad, state, residual), whole)
+        average = partial(coded_whole, self.payload, state.layout) if self.packs_bytes else average_whole
+        yield from together(self._low_rank(grad, state, residual), average(grad, state.whole, residual))
         return grad
 
     def _low_rank(self, grad: Tensor, state: PowerSGDState, residual: Residual | None) -> Program[None]:
@@ -129,7 +131,7 @@ class PowerSGD:
     def _mean(self, factor: Tensor, state: PowerSGDState) -> Program[tuple[Tensor, Tensor]]:
         """The mean of a factor, and what this rank holds back nothing of: its own part of that, or the mean itself."""
         if self.packs_bytes:
-            return (yield from int8_mean(factor, state.layout))
+            return (yield from coded_mean(self.payload, factor, state.layout))
         mean = yield from all_reduce(factor)
         return mean, mean
 
@@ -169,18 +171,20 @@ def average_whole(grad: Tensor, places: tuple[Place, ...], residual: Residual | 
         put_back(mean - torch.cat(parts), pieces(residual.after, places))  # what 16 bits cannot hold
 
 
-def int8_whole(grad: Tensor, state: PowerSGDState, residual: Residual | None) -> Program[None]:
-    """The mean of scattered parts of a bucket in 8 bits an element."""
-    if not state.whole:
+def coded_whole(
+    codec: str, ranks: Layout, grad: Tensor, places: tuple[Place, ...], residual: Residual | None
+) -> Program[None]:
+    """The mean of scattered parts of a bucket in few bits an element."""
+    if not places:
         return
-    parts = pieces(grad, state.whole)
+    parts = pieces(grad, places)
     values = torch.cat(parts)
     if residual is not None:
-        values.add_(torch.cat(pieces(residual.before, state.whole)))
-    mean, sent = yield from int8_mean(values, state.layout)
+        values.add_(torch.cat(pieces(residual.before, places)))
+    mean, sent = yield from coded_mean(codec, values, ranks)
     put_back(mean, parts)
     if residual is not None:
-        put_back(values.sub_(sent), pieces(residual.after, state.whole))
+        put_back(values.sub_(sent), pieces(residual.after, places))
 
 
 @register("batched-powersgd")

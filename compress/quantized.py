@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -12,14 +11,13 @@ from torch import Tensor
 from .. import kernels
 from ..kernels import Residual
 from ..kernels.formats import HALVES
-from ..kernels.quantization import uniform
 from .adapters import TwoShot
 from .protocol import working_dtype
 from .registry import register
+from .rotation import check_rotation, rotate_back, rotated
 from .rows import padded
 
 SCALE_BYTES = 4
-ROTATION_SEED = 0  # of the signs
 EXPONENTS = {"e4m3": 4, "e5m2": 5}  # their bits
 
 
@@ -84,8 +82,8 @@ class Quantized(BlockCodes):
         super().__post_init__()
         if self.rounding not in ("nearest", "stochastic"):
             raise ValueError(f"{self.method}:rounding is nearest or stochastic, got {self.rounding!r}")
-        if self.rotate and self.block & (self.block - 1):
-            raise ValueError(f"{self.method}:block is a power of two where blocks are rotated, got {self.block}")
+        if self.rotate:
+            check_rotation(self.method, self.block)
 
     @property
     def draws(self) -> bool:
@@ -102,10 +100,10 @@ class Quantized(BlockCodes):
         """Codes and scales of `grad` (+ `residual`); `residual` keeps the difference. With a key, rounded at random."""
         scales, codes = self._parts(rows, length)
         if self.rotate:
-            grad, residual = self._rotated(grad, residual)
+            grad, residual = rotated(grad, residual, self.block)
         kernels.quantize_blocks(grad, residual, scales, codes, length, self.bits, self.exponent, key, counter)
         if self.rotate and residual is not None:
-            kernels.rotate_blocks(residual.after, _signs(self.block, residual.after), True)
+            rotate_back(residual.after, self.block)
 
     def decode(self, rows: Tensor, out: Tensor, length: int) -> None:
         """The mean over voters of `scale * code`, rotated back."""
@@ -113,29 +111,9 @@ class Quantized(BlockCodes):
             return super().decode(rows, out, length)
         wide = out.to(working_dtype(out.dtype))
         super().decode(rows, wide, length)
-        kernels.rotate_blocks(wide, _signs(self.block, wide), True)
+        rotate_back(wide, self.block)
         if wide is not out:
             out.copy_(wide)
-
-    def _rotated(self, grad: Tensor, residual: Residual | None) -> tuple[Tensor, Residual | None]:
-        """The same in rotated blocks: their sum is in the place of both residuals, and `grad` zero."""
-        if residual is None:
-            wide = grad.to(working_dtype(grad.dtype))
-            kernels.rotate_blocks(wide, _signs(self.block, wide))
-            return wide, None
-        values = residual.plus(grad)
-        kernels.rotate_blocks(values, _signs(self.block, values))
-        return grad.zero_(), Residual(values, values)
-
-
-def _signs(block: int, like: Tensor) -> Tensor:
-    """1 or -1 for each element of a block, the same everywhere."""
-    return _drawn_signs(block, like.dtype, like.device)
-
-
-@functools.lru_cache(maxsize=16)
-def _drawn_signs(block: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.where(uniform(ROTATION_SEED, 0, block, device) < 0.5, -1, 1).to(dtype)
 
 
 @register("int8", adapter=TwoShot)

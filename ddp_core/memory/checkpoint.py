@@ -15,9 +15,10 @@ from ...compress.leaves import PART
 from ...compress.shares import ranks_given
 from ...compress.state import Entries
 from ..buckets.layout import axis_order, layout_of, plain
+from .earlier import brought_up_to_date
 from .model_memory import OWED
 
-FORMAT = 1  # also of what a specification leaves to its defaults: tests/ddp_core/memory/test_checkpoint.py has them
+FORMAT = 2  # also of what a specification leaves to its defaults: tests/ddp_core/memory/test_checkpoint.py has them
 FIELDS = ("step", "buckets", "parameters")
 FIRST = ".first"  # ends the field that tells where in a parameter a server's part begins
 ADVICE = {
@@ -74,6 +75,7 @@ def checked(saved: Any, compressor: Compressor, world_size: int, rank: int) -> d
     missing = [key for key in (*expected, *FIELDS) if key not in saved]
     if missing:
         raise ValueError(f"this is no state of a gradwire hook: it lacks {', '.join(missing)}")
+    saved = brought_up_to_date(saved, FORMAT)
     alike = {"compressor"} if saved.get("spec") == specification(compressor) else set()  # options may have come since
     for key, here in expected.items():
         if type(saved[key]) is not type(here) or (saved[key] != here and key not in alike):

@@ -11,6 +11,7 @@ import torch
 
 from ...kernels import operations
 from ...kernels.dispatch import Operation
+from ...kernels.formats import HALVES
 from .bases import Normalize, Orthogonalize
 from .casting import Gather, Narrow, Widen
 from .finite import AllFinite
@@ -56,12 +57,20 @@ CASES = (
     Case("quantize_blocks", ("quantize_blocks",), EVERY, QuantizeBlocks),
     Case("quantize_blocks:bits=4", ("quantize_blocks",), EVERY, partial(QuantizeBlocks, bits=4)),
     Case("quantize_blocks:bits=2", ("quantize_blocks",), EVERY, partial(QuantizeBlocks, bits=2)),
+    Case("quantize_blocks:halves", ("quantize_blocks",), EVERY, partial(QuantizeBlocks, bits=2, exponent=HALVES)),
     Case("quantize_blocks:exponent=4", ("quantize_blocks",), EVERY, partial(QuantizeBlocks, exponent=4)),
     Case("dequantize_mean:voters=4", ("dequantize_mean",), EVERY, partial(DequantizeMean, voters=4)),
     Case("dequantize_mean:bits=4", ("dequantize_mean",), EVERY, partial(DequantizeMean, voters=4, bits=4)),
     Case("dequantize_mean:bits=2", ("dequantize_mean",), EVERY, partial(DequantizeMean, voters=4, bits=2)),
+    Case(
+        "dequantize_mean:halves",
+        ("dequantize_mean",),
+        EVERY,
+        partial(DequantizeMean, voters=4, bits=2, exponent=HALVES),
+    ),
     Case("dequantize_mean:exponent=4", ("dequantize_mean",), EVERY, partial(DequantizeMean, voters=4, exponent=4)),
     Case("rotate_blocks", ("rotate_blocks",), WIDE, RotateBlocks),
+    Case("rotate_blocks:block=1024", ("rotate_blocks",), WIDE, partial(RotateBlocks, block=1024)),
     Case("select_largest", ("select_largest",), EVERY, SelectLargest),
     Case("scatter_mean:voters=4", ("scatter_mean",), WIDE, partial(ScatterMean, voters=4)),
     Case("powersgd:rank=1", FACTORS, WIDE, partial(PowerSGDRound, rank=1)),

@@ -51,16 +51,18 @@ class QuantizeBlocks(Job):
     def run_baseline(self) -> None:
         """Every operator a pass."""
         self.residual.add_(self.grad)
-        blocks, (limit, steps, *_) = self._padded.view(-1, BLOCK), FORMATS[self.bits, self.exponent]
+        blocks, (limit, steps, _, offset) = self._padded.view(-1, BLOCK), FORMATS[self.bits, self.exponent]
         torch.div(blocks.abs().amax(1), steps, out=self.scales[0])
         scales = self.scales.view(-1, 1)
-        if self.exponent:
+        if self.exponent > 0:
             floats = blocks.div(scales).to(FLOATS[self.exponent])
             blocks.sub_(floats.float().mul_(scales))
             self.codes.copy_(floats.view(torch.int8).view(1, -1))
             return
-        levels = blocks.div(scales).round_().clamp_(-limit, limit).to(torch.int8)
-        blocks.sub_(levels * scales)
+        levels = blocks.div(scales)
+        levels = levels.sub_(offset) if offset else levels
+        levels = levels.round_().clamp_(-limit - offset, limit - offset).to(torch.int8)
+        blocks.sub_((levels + offset if offset else levels) * scales)
         if self.bits < 8:
             levels = levels.view(-1, 8 // self.bits).bitwise_and_((1 << self.bits) - 1)
             levels = levels.bitwise_left_shift_(self._shifts).sum(1, dtype=torch.int8)
@@ -84,7 +86,7 @@ class DequantizeMean(Job):
         length, self.bits, self.exponent = _whole_blocks(elements), bits, exponent
         self.scales = torch.zeros(voters, 1, length // BLOCK, device=device)
         numbers = torch.arange(voters * length * bits // 8, device=device) * 37 % 255 - 127
-        if exponent:
+        if exponent > 0:
             numbers = torch.where(numbers % 128 > 123, 0, numbers)  # infinities and NaN
         self.codes = numbers.to(torch.int8).view(voters, 1, -1)
         self._shifts = torch.arange(0, 8, bits, dtype=torch.int8, device=device)
@@ -109,12 +111,13 @@ class DequantizeMean(Job):
         self._padded.copy_(total.view(-1).div_(len(self.scales)))
 
     def _levels(self, codes: Tensor) -> Tensor:
-        if self.exponent:
+        if self.exponent > 0:
             return codes.view(FLOATS[self.exponent]).float()
         if self.bits == 8:
             return codes
         raised = codes.view(-1, 1).bitwise_left_shift(8 - self.bits - self._shifts)
-        return raised.bitwise_right_shift_(8 - self.bits)
+        levels, offset = raised.bitwise_right_shift_(8 - self.bits), FORMATS[self.bits, self.exponent].offset
+        return levels + offset if offset else levels
 
     def results(self) -> list[Output]:
         """The mean, up to rounding."""
@@ -126,14 +129,14 @@ class RotateBlocks(Job):
 
     baseline = "mul_ by the signs, a product with the matrix"
 
-    def __init__(self, elements: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._padded = torch.zeros(_whole_blocks(elements), dtype=dtype, device=device)
+    def __init__(self, elements: int, dtype: torch.dtype, device: torch.device, block: int = BLOCK) -> None:
+        self._padded = torch.zeros(-(-elements // block) * block, dtype=dtype, device=device)
         self.values = self._padded[:elements]
-        self.signs = torch.ones(BLOCK, dtype=dtype, device=device)
+        self.signs = torch.ones(block, dtype=dtype, device=device)
         self.signs[::3] = -1
-        matrix = torch.eye(BLOCK, dtype=dtype, device=device).view(-1)
+        matrix = torch.eye(block, dtype=dtype, device=device).view(-1)
         kernels.rotate_blocks.reference(matrix, torch.ones_like(self.signs))
-        self._matrix = matrix.view(BLOCK, BLOCK)
+        self._matrix = matrix.view(block, block)
         super().__init__([self._padded], [])
 
     @property
@@ -147,12 +150,13 @@ class RotateBlocks(Job):
 
     def run_baseline(self) -> None:
         """Whole blocks only."""
-        blocks = self._padded.view(-1, BLOCK).mul_(self.signs)
+        blocks = self._padded.view(-1, len(self.signs)).mul_(self.signs)
         blocks.copy_(blocks @ self._matrix)
 
     def results(self) -> list[Output]:
         """The rotated blocks that are whole, up to rounding."""
-        return [Output("values", self.values[: len(self.values) // BLOCK * BLOCK])]
+        whole = len(self.values) // len(self.signs) * len(self.signs)
+        return [Output("values", self.values[:whole])]
 
 
 def _whole_blocks(elements: int) -> int:

@@ -143,6 +143,7 @@ REFUSED = {  # specification: what the message must say
     "int4:block=12": ["int4:block", "multiple of 8", "got 12"],
     "ternary:rounding=up": ["ternary:rounding takes nearest, stochastic", "'up'"],
     "int8:block=24,rotate=true": ["int8:block", "power of two", "got 24"],
+    "onebit:block=24": ["onebit:block", "power of two", "got 24"],
     "fp8:format=e3m4": ["fp8:format", "e4m3, e5m2", "'e3m4'"],
     "bf16+int8": ["packs its own bytes"],
     "acp-powersgd:rank=0": ["acp-powersgd:rank", "at least 1", "got 0"],

@@ -67,7 +67,8 @@ GATHERED = {  # specification: bytes of the payload
 TWO_SHOT = {  # (specification, ranks): bytes of a part of the bucket
     ("onebit", 1): 400,  # 4 * 3 + 3072 // 8, padded to a multiple of 16
     ("onebit", 2): 272,  # 4 * 2 + 2048 // 8
-    ("onebit", 4): 96,  # 624 elements in one short block: 4 * 1 + 78
+    ("onebit", 4): 144,  # rotated blocks are whole: 4 * 1 + 1024 // 8
+    ("onebit:rotate=false", 4): 96,  # 624 elements in one short block: 4 * 1 + 78
     ("onebit:block=64", 4): 128,  # 4 * 10 + 640 // 8
     ("onebit:block=8", 3): 528,  # 4 * 104 + 104
     ("int8", 1): 2560 + 4 * 20,

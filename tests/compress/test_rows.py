@@ -20,7 +20,9 @@ def test_each_rank_s_row_begins_at_a_multiple_of_16_bytes(codec, numel):
     assert codec.row_bytes(codec.row_length(numel)) % 16 == 0
 
 
-@pytest.mark.parametrize(("codec", "held"), [(TopK(k=3), 24), (OneBit(), 4 + 13)], ids=str)
+@pytest.mark.parametrize(
+    ("codec", "held"), [(TopK(k=3), 24), (OneBit(rotate=False), 4 + 13), (OneBit(block=128), 4 + 16)], ids=str
+)
 def test_what_pads_a_row_is_zero(codec, held):
     torch.empty(1 << 12, dtype=torch.uint8).fill_(255)  # for memory that is not what it was
     request = next(Gathered(codec).reduce(torch.linspace(-1, 1, 100), None))

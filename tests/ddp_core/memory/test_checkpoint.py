@@ -1,10 +1,12 @@
 """What a state that was saved by an older version means: its compressor's specification, by the defaults of then."""
 
+import re
+
 import pytest
 
-from gradwire.compress import compressors
+from gradwire.compress import compressor, compressors, specification
 from gradwire.compress.registry import OF_ALL, OF_FEEDBACK, registered
-from gradwire.ddp_core.memory.checkpoint import FORMAT
+from gradwire.ddp_core.memory.checkpoint import FORMAT, checked
 
 RAISE = (
     "a changed default changes what a saved state means: raise FORMAT of memory/checkpoint.py, then change it here, too"
@@ -18,7 +20,7 @@ LOW_RANK = {
     "seed": 0,
     "payload": "float",
 }
-DEFAULTS = {  # of FORMAT 1; options that come later are added, and stand for what was done without them
+DEFAULTS = {  # of FORMAT 2; options that come later are added, and stand for what was done without them
     "acp-powersgd": {"rank": 4, "min_compression_rate": 2.0, "seed": 0},
     "adacomp": {"cap": 0.02, "scope": "bucket", "bin": 500},
     "adaptive": {"ladder": "none/int8/int4/ternary", "target": 0.95, "budget": None},
@@ -35,7 +37,7 @@ DEFAULTS = {  # of FORMAT 1; options that come later are added, and stand for wh
     "int8": LATTICE,
     "natural": {"block": 128},
     "none": {},
-    "onebit": {"block": 1024},
+    "onebit": {"block": 1024, "rotate": True},
     "powersgd": LOW_RANK,
     "qsgd": {"block": 128, "levels": 127},
     "randomk": {"ratio": 0.01, "block": 256, "seed": 0},
@@ -49,7 +51,7 @@ FEEDBACK = {"error_feedback": True, "feedback": 1.0, "momentum": 0.0, "space": "
 
 def test_the_table_belongs_to_this_format_and_knows_every_method():
     ours = {name for name, method in registered.items() if method.factory.__module__.startswith("gradwire.")}
-    assert FORMAT == 1, RAISE
+    assert FORMAT == 2, RAISE
     assert ours == set(DEFAULTS)
     assert {option: default for option, (_, default) in OF_FEEDBACK.items()} == FEEDBACK, RAISE
     assert {option: default for option, (_, default) in OF_ALL.items()} == {"start_iter": 0, "warmup": "none"}, RAISE
@@ -62,3 +64,37 @@ def test_the_defaults_of_a_method_are_those_that_saved_states_have(name):
     if registered[name].lossy:
         assert options["error_feedback"] is (name not in UNBIASED), RAISE
         assert options["feedback"] == float(name not in UNBIASED), RAISE
+
+
+THEN = {  # {a specification in a state of format 1: what it meant}
+    "onebit": "onebit:rotate=false",
+    "onebit:block=64": "onebit:block=64,rotate=false",
+    "hosts:ranks=2+onebit:feedback=0.9": "hosts:ranks=2+onebit:rotate=false,feedback=0.9",
+    "topk:start_iter=3,warmup=onebit:error_feedback=false": {
+        "name": "topk",
+        "start_iter": 3,
+        "warmup": "onebit:rotate=false,error_feedback=false",
+    },
+    "int4": "int4",
+}
+
+
+def of_format(number, spec):
+    """A state without parameters."""
+    header = {"gradwire": number, "compressor": "as it was built then", "world_size": 2, "rank": 0, "spec": spec}
+    return {**header, "step": 3, "buckets": [], "parameters": {}, "tensors": 0}
+
+
+@pytest.mark.parametrize("spec", THEN)
+def test_a_state_of_format_1_is_of_what_its_specification_meant_then(spec):
+    assert checked(of_format(1, spec), compressor(THEN[spec]), 2, 0)["step"] == 3
+    if spec != THEN[spec]:
+        meant, here = (specification(compressor(each)) for each in (THEN[spec], spec))
+        with pytest.raises(ValueError, match=re.escape(f"saved with compressor = {meant}, here it is {here}: attach")):
+            checked(of_format(1, spec), compressor(spec), 2, 0)
+
+
+@pytest.mark.parametrize("number", [0, 3, 1.0, "1", None])
+def test_a_state_of_a_format_that_is_not_known_is_refused(number):
+    with pytest.raises(ValueError, match="load it with the version of gradwire that wrote it"):
+        checked(of_format(number, "onebit"), compressor("onebit"), 2, 0)
