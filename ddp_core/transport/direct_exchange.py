@@ -14,6 +14,7 @@ from torch import Tensor
 from ...compress.protocol import AllGather, AllToAll, Request
 from .agreement import LOOK, Look
 from .direct import GLOO, PINNED, Collectives
+from .protocol import Reply
 
 SMALLEST_BYTES = 10**6  # of all ranks' rows together; a quarter of that Gloo has done before another thread wakes
 
@@ -27,7 +28,7 @@ def is_large(request: Request, ranks: int) -> bool:
     return isinstance(request, AllToAll) and request.tensor.nbytes >= SMALLEST_BYTES
 
 
-class Arrival:
+class Arrival(Reply):
     """What a direct collective will have written to `reply`. `look`: what a wait that takes long does now and then."""
 
     def __init__(self, begun: Future[None], reply: Tensor, look: Look) -> None:

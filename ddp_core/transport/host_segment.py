@@ -30,28 +30,24 @@ MEMORY = "where their buckets lie in memory"
 class Segment:
     """This rank's memory for buckets, on its way to being mapped by all: a file without a name, in memory.
 
-    `kind`: the extension's class for what is done in it. `ranks_per_host`: so many consecutive ranks map each other's, where
-    it is not all of them.
+    `kind`: the extension's class for what is done in it. `count`: so many consecutive ranks map each other's.
     """
 
     def __init__(
-        self,
-        sizes: Sequence[int],
-        types: Sequence[torch.dtype],
-        group: dist.ProcessGroup,
-        kind: str = "SharedSums",
-        ranks_per_host: int = 0,
+        self, sizes: Sequence[int], types: Sequence[torch.dtype], group: dist.ProcessGroup, kind: str, count: int
     ) -> None:
-        self._sizes, self._types, self._group, self._kind = sizes, types, group, kind
-        self._count = ranks_per_host or group.size()
-        self._first = group.rank() - group.rank() % self._count
+        self._sizes, self._types, self._group, self._kind, self._count = sizes, types, group, kind, count
+        self._first = group.rank() - group.rank() % count
         self._files: list[int] = []
         self._spans: list[tuple[int, int, int]] = []  # of each bucket: offset in bytes, elements, bytes of one
         self._bytes = 0
         self._mark = secrets.token_bytes(MARK_BYTES)  # not to take another file for this one
 
-    def shared(self) -> list[SharedBuffer[Any]]:
-        """All buckets, once all ranks have mapped them; none where any rank could not. A collective call."""
+    def shared(self) -> list[tuple[Tensor, SharedBuffer]]:
+        """A flat tensor for each bucket, and its memory, once all ranks have mapped it; none where any rank could not.
+
+        A collective call.
+        """
         told = exchange(self._told(), self._group, what=MEMORY)
         hosts = range(0, len(told), self._count)
         why = next(filter(None, (_separated(told[first : first + self._count], first) for first in hosts)), "")
@@ -93,7 +89,7 @@ class Segment:
     def _class(self) -> Any:
         return getattr(extension(), self._kind)
 
-    def _mapped(self, files: Sequence[Sequence[str]]) -> list[SharedBuffer[Any]]:
+    def _mapped(self, files: Sequence[Sequence[str]]) -> list[tuple[Tensor, SharedBuffer]]:
         """The buckets in the memory of all ranks; none where one's is out of reach."""
         rank, first = self._group.rank(), self._first
         try:
@@ -105,7 +101,7 @@ class Segment:
             logger.info("rank %d cannot map the memory of all ranks: %s", rank, error)
             return []
         pairs = zip(flats, rooms, strict=True)
-        return [SharedBuffer(flat, room, sums, others, place, first) for place, (flat, room) in enumerate(pairs)]
+        return [(flat, SharedBuffer(room, sums, others, n, first)) for n, (flat, room) in enumerate(pairs)]
 
     def _tensors(self, memory: Any) -> list[Tensor]:
         spans = zip(self._types, self._spans, strict=True)

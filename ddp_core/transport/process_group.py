@@ -18,12 +18,12 @@ from .agreement import LOOK, Look, nothing
 from .direct import Collectives, best_ways
 from .direct_exchange import Exchange, is_large
 from .private_group import meeting_place, new_name, private_group
-from .protocol import Reply
+from .protocol import Reply, Transport
 
 EVERYONE: tuple[Scope, ...] = ("all",)
 
 
-class GroupPending:
+class GroupPending(Reply):
     """A collective of a process group, and the tensor that will hold its result.
 
     `look`: what a wait that takes long does now and then; it may raise.
@@ -84,7 +84,7 @@ class GroupPending:
 
 
 @dataclass(frozen=True)
-class Here:
+class Here(Reply):
     """What a rank asks nobody but itself for: it keeps its place in the order of rounds."""
 
     tensor: Tensor
@@ -93,24 +93,13 @@ class Here:
         """It is there."""
         return self.tensor
 
-    def expect_late_wait(self) -> None:
-        """It is not late."""
 
-    def arrived_at(self) -> None:
-        """It did not travel."""
-
-    def abandon(self) -> None:
-        """Nobody else knows of it."""
-
-
-class ProcessGroup:
+class ProcessGroup(Transport):
     """Carries requests over `group`. `timeout`: for making the channels, and of what travels on the CPU. `look`: see there.
 
     `ranks_per_host`: consecutive ones, for requests within and across hosts. These have groups of their own, which the ranks
     make at the first such request of a channel.
     """
-
-    allocates = False
 
     def __init__(
         self,
@@ -191,13 +180,6 @@ class ProcessGroup:
     def _all_want(self, group: dist.ProcessGroup, wanted: bool) -> bool:
         votes = torch.tensor([int(wanted)])
         return int(GroupPending(group.allreduce([votes]), votes, look=self.look).wait(self._timeout)) == group.size()
-
-    def allocate(self, buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
-        """Any memory will do."""
-        return [None] * len(buckets)
-
-    def room_for(self, flat: Tensor) -> None:
-        """Any memory will do."""
 
     def start(self, request: Request, channel: int) -> Reply:
         """Give a request to the group of a channel. Raises RuntimeError where there are not so many."""

@@ -21,13 +21,14 @@ class Pending(Protocol):
 
 
 class Reply(Pending, Protocol):
-    """The reply to a request."""
+    """The reply to a request. What is not overridden stands for one that nobody notes, and that has nothing to let go of."""
 
     def expect_late_wait(self) -> None:
         """Note when it is there, which may be long before somebody waits for it; that costs a thread's attention."""
 
     def arrived_at(self) -> float | None:
         """When it was there, by time.perf_counter, if that is known already."""
+        return None
 
     def abandon(self) -> None:
         """Give it up: a connection would stay open with it."""
@@ -41,7 +42,8 @@ class Transport(Protocol):
 
     @property
     def allocates(self) -> bool:
-        """Whether `allocate` may give memory, as far as is known; the same on all ranks."""
+        """Whether it may give memory, as far as is known; the same on all ranks. Any will do where it does not."""
+        return False
 
     def members(self, scope: Scope) -> int:
         """How many ranks take part in a request of a scope."""
@@ -57,9 +59,11 @@ class Transport(Protocol):
 
     def allocate(self, buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
         """Memory that it carries best for buckets of these parameters; None: any will do. A collective call."""
+        return [None] * len(buckets)
 
     def room_for(self, flat: Tensor) -> Tensor | None:
         """Memory that carries a bucket better than that where it lies; None: there is no better. A collective call."""
+        return None
 
     def start(self, request: Request, channel: int) -> Reply:
         """Give a request to a channel; returns at once."""
@@ -68,7 +72,7 @@ class Transport(Protocol):
         """Break what connects, so that no rank waits for this one."""
 
 
-class Decorated:
+class Decorated(Transport):
     """A transport around another one, which does what is not overridden."""
 
     def __init__(self, inner: Transport) -> None:
@@ -76,35 +80,27 @@ class Decorated:
 
     @property
     def allocates(self) -> bool:
-        """As the inner one."""
         return self.inner.allocates
 
     def members(self, scope: Scope) -> int:
-        """As the inner one."""
         return self.inner.members(scope)
 
     def arrange(self, ranks_per_host: int) -> None:
-        """As the inner one."""
         self.inner.arrange(ranks_per_host)
 
     def open(self, channels: int, scopes: Sequence[Collection[Scope]] = ()) -> None:
-        """As the inner one."""
         self.inner.open(channels, scopes)
 
     def allocate(self, buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
-        """As the inner one."""
         return self.inner.allocate(buckets)
 
     def room_for(self, flat: Tensor) -> Tensor | None:
-        """As the inner one."""
         return self.inner.room_for(flat)
 
     def start(self, request: Request, channel: int) -> Reply:
-        """As the inner one."""
         return self.inner.start(request, channel)
 
     def abort(self) -> None:
-        """As the inner one."""
         self.inner.abort()
 
 

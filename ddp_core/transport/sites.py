@@ -15,18 +15,17 @@ from ...compress.scopes import Scope
 from .collectives import exchange, spread
 from .private_group import new_name, private_group
 from .process_group import GroupPending, started
+from .protocol import Transport
 
 CPU = torch.device("cpu")
 WAITS = 8  # of a round, and more than it has
 
 
-class Meeting:
+class Meeting(Transport):
     """Those that take part in a round, and what carries between them. Its tensors are on the CPU.
 
     `names`: of all of them, in rank order, for messages. `timeout`: of each wait.
     """
-
-    allocates = False
 
     def __init__(self, group: dist.ProcessGroup, names: Sequence[str], timeout: timedelta) -> None:
         self.group, self.names, self.timeout = group, list(names), timeout
@@ -41,13 +40,6 @@ class Meeting:
 
     def open(self, channels: int, scopes: Sequence[Collection[Scope]] = ()) -> None:
         """One channel is enough: requests follow each other."""
-
-    def allocate(self, buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
-        """Any memory will do."""
-        return [None] * len(buckets)
-
-    def room_for(self, flat: Tensor) -> None:
-        """Any memory will do."""
 
     def start(self, request: Request, channel: int) -> GroupPending:
         """Give a request to the group. Raises ValueError for one inside hosts, which sites are not."""
