@@ -65,11 +65,15 @@ class GroupPending(Reply):
             try:
                 work.wait(timedelta(seconds=part))
                 return
-            except RuntimeError:
+            except RuntimeError as error:
                 failed = time.monotonic() - began < part / 2
                 self._look()
-                if failed or time.monotonic() >= deadline:
+                if failed:
                     raise
+                if time.monotonic() >= deadline:
+                    raise RuntimeError(
+                        f"it did not come within {timeout}: a rank hangs, or has died. {error}"
+                    ) from error
                 if work.is_completed():  # while this one looked
                     work.wait(LOOK)
                     return
@@ -170,8 +174,9 @@ class ProcessGroup(Transport):
         key = channel, request.scope
         if key not in self._exchanges:
             meet = partial(self._meet, f"{self._name(*key)}/direct", group)
-            self._exchanges[key] = Exchange(meet, partial(self._all_want, group), group.size(), self.look)
-        return self._exchanges[key].start(request)
+            self._exchanges[key] = Exchange(meet, partial(self._all_want, group), group.size())
+        begun = self._exchanges[key].start(request)
+        return None if begun is None else GroupPending(*begun, look=self.look)
 
     def _meet(self, name: str, group: dist.ProcessGroup) -> Collectives:
         store = meeting_place(self.group, name)

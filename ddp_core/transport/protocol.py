@@ -25,6 +25,7 @@ class Reply(Pending, Protocol):
 
     def expect_late_wait(self) -> None:
         """Note when it is there, which may be long before somebody waits for it; that costs a thread's attention."""
+        return None
 
     def arrived_at(self) -> float | None:
         """When it was there, by time.perf_counter, if that is known already."""
@@ -32,6 +33,7 @@ class Reply(Pending, Protocol):
 
     def abandon(self) -> None:
         """Give it up: a connection would stay open with it."""
+        return None
 
 
 class Transport(Protocol):

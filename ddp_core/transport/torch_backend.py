@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Backend
 
-from .direct import Choice, Collectives, Kind
+from .direct import Choice, Collectives, Direct, Kind
 
 NAME = "gradwire"
 LEAST_TORCH = (2, 14)  # from which on a backend can be written in Python
@@ -27,8 +26,8 @@ SUMMED = (
     torch.int8,
     torch.uint8,
 )
-UNLIMITED = timedelta(0)  # torch's word for a wait without a limit of its own
 HANDED_ON = (  # to Gloo
+    "all_gather_single_coalesced",
     "allgather_coalesced",
     "allreduce_coalesced",
     "allreduce_sparse",
@@ -58,53 +57,6 @@ def register() -> None:
             "upgrade torch, or use init_process_group('gloo')"
         )
     dist.Backend.register_backend(NAME, DirectBackend.of, extended_api=True, devices=["cpu"])
-
-
-class Direct(dist.Work):
-    """Collectives that have begun, and the tensors that they write."""
-
-    def __init__(self, begun: Sequence[Future[None]], written: Sequence[Tensor]) -> None:
-        super().__init__()
-        self._begun, self._written = begun, list(written)
-
-    def wait(self, timeout: timedelta = UNLIMITED) -> bool:
-        """Wait for all; RuntimeError where one fails or takes longer, and beyond the group's time limit it fails."""
-        limit = timeout.total_seconds() if timeout > UNLIMITED else None
-        for each in self._begun:
-            try:
-                each.result(limit)
-            except TimeoutError as error:
-                raise RuntimeError(f"the collective has not ended within {timeout}") from error
-        return True
-
-    def get_future(self) -> torch.futures.Future[list[Tensor]]:
-        """One that ends when all have."""
-        future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
-        self._begun[-1].add_done_callback(lambda last: self._end(future, last))
-        return future
-
-    def _end(self, future: torch.futures.Future[list[Tensor]], last: Future[None]) -> None:
-        """They end in order, and fail together."""
-        if (error := last.exception()) is not None:
-            future.set_exception(error)  # type: ignore[arg-type]  # torch takes any
-        else:
-            future.set_result(self._written)
-
-    def is_completed(self) -> bool:
-        """Whether all have ended, well or not."""
-        return self._begun[-1].done()
-
-    def is_success(self) -> bool:
-        """Whether all have ended well."""
-        return self.is_completed() and self.exception() is None
-
-    def exception(self) -> BaseException | None:
-        """What was wrong with those that have ended."""
-        return next((each.exception() for each in self._begun if each.done() and each.exception()), None)
-
-    def result(self) -> list[Tensor]:
-        """What they have written."""
-        return self._written
 
 
 class DirectBackend(Backend):
@@ -144,21 +96,6 @@ class DirectBackend(Backend):
         if way := self._way("all_gather", block, [output]):
             return Direct([self._direct.all_gather(way, self._rows(output), block)], [output])
         return self._by_gloo("all_gather_single", output, block, options)
-
-    def all_gather_single_coalesced(
-        self, outputs: Sequence[Tensor], blocks: Sequence[Tensor], options: Any
-    ) -> dist.Work:
-        """Some tensors of each rank, to as many tensors."""
-        pairs = list(zip(outputs, blocks, strict=True))
-        ways = [self._way("all_gather", block, [output]) for output, block in pairs]
-        begun = [
-            self._direct.all_gather(way, self._rows(output), block)
-            for way, (output, block) in zip(ways, pairs, strict=True)
-            if way and all(ways)
-        ]
-        return (
-            Direct(begun, outputs) if begun else self._by_gloo("all_gather_single_coalesced", outputs, blocks, options)
-        )
 
     def all_to_all_single(
         self, output: Tensor, rows: Tensor, output_sizes: Sequence[int], row_sizes: Sequence[int], options: Any

@@ -8,15 +8,15 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.distributed as dist
 
 from .collectives import Collectives
-from .way import Kind
 
 GLOO = "gloo"
+Kind: TypeAlias = Literal["all_gather", "all_to_all", "reduce_scatter", "all_reduce"]
 PINNED = (
     "GRADWIRE_COLLECTIVES"  # a way for all, in the environment of all ranks: no races, and the same bits in every run
 )

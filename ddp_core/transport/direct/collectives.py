@@ -7,22 +7,25 @@ import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet  # which is no TimeoutError before Python 3.11
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeAlias
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from .hosts import has_neighbours, hosts_of
-from .rails import rails
+from .rails import Rails, rails
 from .staggered import Staggered
-from .way import Way
 from .wire import Wire
 
 JOIN_SECONDS = 5.0
+UNLIMITED = timedelta(0)  # torch's word for a wait without a limit of its own
+Way: TypeAlias = Staggered | Rails
 Ways: TypeAlias = Mapping[str, Way]
 Job: TypeAlias = Callable[[Ways, Wire], None]
 Jobs: TypeAlias = "SimpleQueue[tuple[Job, timedelta, Future[None]] | None]"
@@ -39,6 +42,53 @@ def best_ways(wire: Wire) -> Ways:
     swap = Staggered(wire)
     gather = rails(wire, hosts_of(wire)) if has_neighbours(wire) else swap
     return {"swap": swap} | ({} if gather is None else {"gather": gather})
+
+
+class Direct(dist.Work):
+    """Collectives that have begun, and the tensors that they write."""
+
+    def __init__(self, begun: Sequence[Future[None]], written: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._begun, self._written = begun, list(written)
+
+    def wait(self, timeout: timedelta = UNLIMITED) -> bool:
+        """Wait for all; RuntimeError where one fails or takes longer, and beyond the group's time limit it fails."""
+        limit = timeout.total_seconds() if timeout > UNLIMITED else None
+        for each in self._begun:
+            try:
+                each.result(limit)
+            except NotYet as error:
+                raise RuntimeError(f"the collective has not ended within {timeout}") from error
+        return True
+
+    def get_future(self) -> torch.futures.Future[list[Tensor]]:
+        """One that ends when all have."""
+        future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
+        self._begun[-1].add_done_callback(lambda last: self._end(future, last))
+        return future
+
+    def _end(self, future: torch.futures.Future[list[Tensor]], last: Future[None]) -> None:
+        """They end in order, and fail together."""
+        if (error := last.exception()) is not None:
+            future.set_exception(error)  # type: ignore[arg-type]  # torch takes any
+        else:
+            future.set_result(self._written)
+
+    def is_completed(self) -> bool:
+        """Whether all have ended, well or not."""
+        return self._begun[-1].done()
+
+    def is_success(self) -> bool:
+        """Whether all have ended well."""
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> BaseException | None:
+        """What was wrong with those that have ended."""
+        return next((each.exception() for each in self._begun if each.done() and each.exception()), None)
+
+    def result(self) -> list[Tensor]:
+        """What they have written."""
+        return self._written
 
 
 class Collectives:

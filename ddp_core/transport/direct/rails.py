@@ -27,7 +27,7 @@ SMALLEST_CHUNK = 2**12
 
 
 class Rails:
-    """Both over the ranks of `hosts`, as many on each, a `Way`. `memory`: what each host's share.
+    """Both over the ranks of `hosts`, as many on each, called as `Staggered` is. `memory`: what each host's share.
 
     Chunks take turns in the parts of the memory. A part is free again once all mates have told of a later chunk what they
     only do when they have read this one: with other hosts, that the next one's blocks have come; without, that they have
