@@ -109,7 +109,7 @@ class Handle:
             raise RuntimeError("the handle follows a scaler by itself: leave rescale() out, or the scaler of attach()")
         if not 0 < factor < math.inf:
             raise ValueError(f"the factor is the new loss scale over the old one, above 0 and finite; got {factor}")
-        self.averager.rescale(factor)
+        self.averager.between_steps(lambda: self.averager.memory.rescale(factor))
 
     def follow(self, scaler: Scaler) -> None:
         """Multiply what is held back whenever the scale of a torch.amp.GradScaler has changed, and leave `rescale` out.
@@ -130,7 +130,7 @@ class Handle:
         On all ranks, before the next backward, a swap, a rescaling or a load. The step still counts, as one that has
         overflowed does. Raises RuntimeError where there is no such step.
         """
-        self.averager.discard_step()
+        self.averager.between_steps(self.averager.memory.discard_step)
 
     def stats(self) -> Stats:
         """Rounds, bytes and seconds of the last synced step and in total."""

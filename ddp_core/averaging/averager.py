@@ -161,7 +161,7 @@ class CompressedAverager:
         bound, buffer = self._bind(bucket, bucket.all_parameters), bucket.buffer()
         return OwnBound(bound, buffer, AllReduce(buffer if buffer.is_sparse else as_real(buffer), "sum"))
 
-    def average(self, bucket: dist.GradBucket | Sendable) -> torch.futures.Future[Tensor]:
+    def average(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Average a bucket that a hook is given. The future holds its buffer, averaged in place."""
         if os.getpid() != self._process:
             raise RuntimeError(FORKED)
@@ -273,14 +273,6 @@ class CompressedAverager:
         self.memory.replace(compressor)
         self._inspection.use(compressor)
         self._forget()
-
-    def rescale(self, factor: float) -> None:
-        """Multiply what is held back. Raises RuntimeError for a loaded state that no step has taken up yet."""
-        self.between_steps(lambda: self.memory.rescale(factor))
-
-    def discard_step(self) -> None:
-        """Take the last step back. Raises RuntimeError where there is none that can be."""
-        self.between_steps(self.memory.discard_step)
 
     def _forget(self) -> None:
         """What was known of buckets is so no more, and what a step under way did no longer matters."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from ..buckets.slices import Sendable
 from ..engine.driver import FuturePending
@@ -12,19 +12,13 @@ from .averager import CompressedAverager
 from .protocol import Wishes
 
 
-@runtime_checkable
-class OwnState(Protocol):
-    """The state of a hook that is gradwire's."""
-
-    averager: CompressedAverager
-
-
 class HookAverager:
     """Calls `hook(state, bucket)`, as torch's DDP does. `own`: the compression that it calls, where it is gradwire's."""
 
     def __init__(self, state: object, hook: Callable[..., Any]) -> None:
         self.state, self.hook = state, hook
-        self.own = state.averager if isinstance(state, OwnState) else None
+        own = getattr(state, "averager", None)
+        self.own = own if isinstance(own, CompressedAverager) else None
         self._step = Step()
         self._number = 0
 

@@ -212,8 +212,8 @@ class TorchFace(TorchDDP):
 
     def _refuse_bypassed(self, bucket: Sendable) -> None:
         """Raise RuntimeError where gradients of a bucket came that are not in `.grad`."""
-        parameters = self.reducer.parameters
-        if any(self.reducer.brought(index) and parameters[index].grad is None for index in bucket.members):
+        brought = self.reducer.brought_of(bucket.members)
+        if any(self.reducer.parameters[index].grad is None for index in brought):
             self._log_and_throw(RuntimeError, DISTRIBUTED_AUTOGRAD)
 
     def _setup_in_backward_optimizers(self) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...compress.protocol import AllGather, Request
 from ...compress.scopes import Scope
-from .collectives import exchange, spread
+from .collectives import agree, spread
 from .private_group import new_name, private_group
 from .process_group import GroupPending, started
 from .protocol import Transport
@@ -87,11 +87,7 @@ class Ranks:
 
     def join(self, setup: str) -> None:
         """Make a group of their own, whose requests do not mix with the user's. A collective call."""
-        texts = exchange(setup, self._parent, what="how local steps are set up")
-        if differing := [rank for rank, text in enumerate(texts) if text != texts[0]]:
-            raise ValueError(
-                f"the ranks were set up differently: rank 0 has {texts[0]}, rank {differing[0]} has {texts[differing[0]]}"
-            )
+        agree(setup, self._parent, what="how local steps are set up")
         group = private_group(self._parent, self._timeout, new_name(self._parent, CPU))
         self._meeting = Meeting(group, [f"rank {rank}" for rank in range(group.size())], self._timeout)
 
