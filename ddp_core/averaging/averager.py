@@ -30,7 +30,6 @@ from .bound import AllPending, Bound, OwnBound, all_done, labelled, names_by_ind
 from .compiling import compile_kernels
 from .engines import Engines
 from .inspection import Inspection
-from .protocol import Wishes
 
 
 class CompressedAverager:
@@ -71,15 +70,19 @@ class CompressedAverager:
         self._waiting: list[Callable[[], None]] = []  # changes that another thread wants, for the end of the step
 
     @property
-    def wishes(self) -> Wishes:
-        """Gradients may come divided where the compressor only averages, and old ones must not where it remembers."""
-        scale = 1 / self.engines.group.size() if self.memory.averages else 1.0
-        return Wishes(scale, self.memory.remembers)
+    def scale(self) -> float:
+        """Gradients may come divided where the compressor only averages."""
+        return 1 / self.engines.group.size() if self.memory.averages else 1.0
+
+    @property
+    def fresh(self) -> bool:
+        """Old gradients must not come where it remembers."""
+        return self.memory.remembers
 
     @property
     def sums(self) -> bool:
         """Whether gradients are only summed over several ranks; the same on all of them."""
-        return self.wishes.scale != 1.0
+        return self.scale != 1.0
 
     def stats(self) -> Stats:
         """What buckets cost in the last step, and in all."""

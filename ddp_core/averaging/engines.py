@@ -107,6 +107,3 @@ class Engines:
         """End their threads and connections."""
         for engine in self._made.values():
             engine.close()
-
-    def __len__(self) -> int:
-        return len(self._made)

@@ -9,11 +9,12 @@ from ..buckets.slices import Sendable
 from ..engine.driver import FuturePending
 from ..measure.step import Step
 from .averager import CompressedAverager
-from .protocol import Wishes
 
 
 class HookAverager:
     """Calls `hook(state, bucket)`, as torch's DDP does. `own`: the compression that it calls, where it is gradwire's."""
+
+    scale = 1.0  # it divides by itself
 
     def __init__(self, state: object, hook: Callable[..., Any]) -> None:
         self.state, self.hook = state, hook
@@ -23,9 +24,9 @@ class HookAverager:
         self._number = 0
 
     @property
-    def wishes(self) -> Wishes:
-        """A hook divides by itself; gradwire's may remember what it is given."""
-        return Wishes(fresh=self.own is not None and self.own.wishes.fresh)
+    def fresh(self) -> bool:
+        """A hook of gradwire's may remember what it is given."""
+        return self.own is not None and self.own.fresh
 
     def begin_step(self, step: Step) -> None:
         """Whatever its index, the next bucket is the first of a step."""

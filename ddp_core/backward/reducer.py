@@ -70,9 +70,9 @@ class Reducer(HookedParameters):
                 self._mark_ready(self._backward, index, brought=False)
 
     def _opened(self, step: Step) -> Backward:
-        wishes = self.averager.wishes
+        scale = self.averager.scale
         for bucket in self.assignment.buckets:
-            bucket.open(wishes.scale)
+            bucket.open(scale)
         counts = self.counts
         return Backward(
             missing=[1] * len(self.parameters) if self._firings is None else list(self._firings),
@@ -80,7 +80,7 @@ class Reducer(HookedParameters):
             started=not (counts or self.rules.dynamic),
             asks=self.rules.dynamic or (self.rules.static_graph and self._static_usage is None),
             skips=self.rules.skip_all_reduce_unused_params,
-            fresh=wishes.fresh,
+            fresh=self.averager.fresh,
             static_usage=self._static_usage,
             step=step,
         )

@@ -16,6 +16,7 @@ from ...compress import Compressor, Program
 from ...compress.protocol import all_reduce
 from ...compress.together import together
 from ..engine.task import Task
+from ..measure.record import Record
 from ..memory.bucket_memory import BucketMemory
 from ..transport.protocol import Decorator, Transport
 from ..transport.sites import Meeting, Sites
@@ -170,16 +171,9 @@ class Rounds:
             self.buffers.copy_(torch.where(told.isfinite(), told, self.buffers))
 
     def _stats(self, meeting: Meeting, turn: int, began: float, task: Task | None, *, replaced: bool) -> RoundStats:
-        requests = task.record.requests if task is not None else []
-        return RoundStats(
-            self.round,
-            turn,
-            meeting.world_size,
-            time.perf_counter() - began,
-            sum(payload for _, payload, _ in requests),
-            sum(sent for _, _, sent in requests),
-            replaced,
-        )
+        traffic = (Record() if task is None else task.record).traffic
+        sites, seconds = meeting.world_size, time.perf_counter() - began
+        return RoundStats(self.round, turn, sites, seconds, traffic.payload_bytes, traffic.sent_bytes, replaced)
 
     def close(self) -> None:
         """End the thread, once the round that runs has ended."""

@@ -115,10 +115,9 @@ def _whole(saved: Mapping[str, Any]) -> bool:
 
 def check_whole(saved: Mapping[str, Any]) -> None:
     """Raise ValueError where tensors are no longer there."""
-    parameters = saved["parameters"]
-    held, whole = sum(map(len, parameters.values())), saved.get("tensors", 0)
-    if type(whole) is not int or held < whole:
-        raise ValueError(f"the state has {held} of its {whole} tensors: {INCOMPLETE}")
+    if "tensors" in saved and not _whole(saved):
+        held = sum(map(len, saved["parameters"].values()))
+        raise ValueError(f"the state has {held} of its {saved['tensors']} tensors: {INCOMPLETE}")
 
 
 def _nested(value: Any, kind: Any) -> bool:

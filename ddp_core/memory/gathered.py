@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-
 from .checkpoint import FORMAT
 
 RANKS = "ranks"
@@ -39,11 +37,7 @@ def states_of(saved: Any) -> Sequence[Mapping[str, Any]]:
 def on_cpu(state: Mapping[str, Any]) -> dict[str, Any]:
     """A state whose tensors another process can take, which may not see this one's device."""
     parameters = {
-        name: {field: _moved(numbers) for field, numbers in fields.items()}
+        name: {field: numbers.cpu() for field, numbers in fields.items()}
         for name, fields in state["parameters"].items()
     }
     return {**state, "parameters": parameters}
-
-
-def _moved(numbers: Any) -> Any:
-    return numbers.cpu() if isinstance(numbers, Tensor) else numbers

@@ -17,7 +17,7 @@ from ...compress.state import Entries, Leaves
 from ...kernels import all_finite
 from ..buckets.layout import as_real
 from ..buckets.sparse import sparse_mean
-from .bucket_memory import OWED, BucketMemory
+from .bucket_memory import NOT_TO_DISCARD, OWED, BucketMemory
 from .device_flag import DeviceFlag
 
 
@@ -208,10 +208,7 @@ class ModelMemory:
     def discard_step(self) -> None:
         """Have the last step undone. Raises RuntimeError where there is none, or none that still can be."""
         if self.committed:
-            raise RuntimeError(
-                "there is no step to discard: call discard_step() after a synced backward, and before swap(), rescale() or "
-                "load_state_dict()"
-            )
+            raise RuntimeError(NOT_TO_DISCARD)
         self._discarded = True
 
     def end_step(self) -> None:

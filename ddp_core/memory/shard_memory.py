@@ -10,6 +10,7 @@ from ...compress.shard_layout import ShardLayout
 from ...compress.shard_residual import ShardResidual
 from ...compress.shards import Finite, ShardState, ShardSum
 from ...compress.state import Entries, Leaves, summed
+from .bucket_memory import NOT_TO_DISCARD
 from .device_flag import DeviceFlag
 
 
@@ -80,10 +81,7 @@ class ShardMemory:
     def discard_step(self) -> None:
         """Have the last step undone. Raises RuntimeError where there is none that can be."""
         if self._committed:
-            raise RuntimeError(
-                "there is no step to discard: call discard_step() after a synced backward, and before swap(), rescale() or "
-                "load_state_dict()"
-            )
+            raise RuntimeError(NOT_TO_DISCARD)
         self._discarded = True
 
     def rescale(self, factor: float) -> None:

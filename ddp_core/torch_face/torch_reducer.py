@@ -33,9 +33,9 @@ class TorchReducer(Reducer):
         """Another one averages from now on, also in the backward of a forward that has run."""
         self.averager = averager
         if (backward := self._backward) is not None and not backward.under_way:
-            backward.fresh = averager.wishes.fresh
+            backward.fresh = averager.fresh
             for bucket in self.assignment.buckets:
-                bucket.scale = averager.wishes.scale
+                bucket.scale = averager.scale
 
     def prepare_for_backward(self, outputs: list[Tensor]) -> None:
         """Synchronize the next backward, though its forward ran inside `no_sync`: pipeline stages do so.

@@ -57,19 +57,12 @@ class HostMemory(Decorated):
         return next(iter(self._mapped([flat.numel()], [flat.dtype])), None)
 
     def _mapped(self, sizes: Sequence[int], types: Sequence[torch.dtype]) -> list[Tensor]:
-        made = self._made(sizes, types) if sizes and self.allocates else []
+        kind, ranks = ("SharedSums", self.group.size()) if self._ranks == 1 else ("SharedShares", self._ranks)
+        made = Segment(sizes, types, self.group, kind, ranks).shared() if sizes and self.allocates else []
         if not made:
             self._in_vain.add(self._ranks)
         self._buffers[self._ranks].update(made)
         return [flat for flat, _ in made]
-
-    def _made(self, sizes: Sequence[int], types: Sequence[torch.dtype]) -> list[tuple[Tensor, SharedBuffer]]:
-        kind, ranks = ("SharedSums", self.group.size()) if self._ranks == 1 else ("SharedShares", self._ranks)
-        segment = Segment(sizes, types, self.group, kind, ranks)
-        try:
-            return segment.shared()
-        finally:
-            segment.close()
 
     def start(self, request: Request, channel: int) -> Reply:
         """Tell the others that numbers are there, each rank as soon as it likes; or what else it is, as the inner one."""

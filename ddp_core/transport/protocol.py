@@ -37,7 +37,10 @@ class Reply(Pending, Protocol):
 
 
 class Transport(Protocol):
-    """Carries requests among the ranks of `group`. All ranks make the same calls in the same order, but for `abort`."""
+    """Carries requests among the ranks of `group`. All ranks make the same calls in the same order, but for `abort`.
+
+    What is not overridden stands for one with nothing to prepare, nothing to break, and no memory.
+    """
 
     group: dist.ProcessGroup
     world_size: int
@@ -52,12 +55,14 @@ class Transport(Protocol):
 
     def arrange(self, ranks_per_host: int) -> None:
         """Have so many consecutive ranks be a host, in requests from now on. A collective call."""
+        return None
 
     def open(self, channels: int, scopes: Sequence[Collection[Scope]] = ()) -> None:
         """Have so many channels, on each of which requests keep their order. A collective call.
 
         `scopes`: of the requests on each channel, by default all ranks.
         """
+        return None
 
     def allocate(self, buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
         """Memory that it carries best for buckets of these parameters; None: any will do. A collective call."""
@@ -72,6 +77,7 @@ class Transport(Protocol):
 
     def abort(self) -> None:
         """Break what connects, so that no rank waits for this one."""
+        return None
 
 
 class Decorated(Transport):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Protocol
 
@@ -35,12 +35,6 @@ class Meeting(Transport):
         """Every one is a host of its own."""
         return 1 if scope == "host" else self.world_size
 
-    def arrange(self, ranks_per_host: int) -> None:
-        """Every one stays a host of its own."""
-
-    def open(self, channels: int, scopes: Sequence[Collection[Scope]] = ()) -> None:
-        """One channel is enough: requests follow each other."""
-
     def start(self, request: Request, channel: int) -> GroupPending:
         """Give a request to the group. Raises ValueError for one inside hosts, which sites are not."""
         if request.scope == "host":
@@ -54,9 +48,6 @@ class Meeting(Transport):
     def copy_from(self, source: int, tensors: Sequence[Tensor]) -> None:
         """Take over the tensors of rank `source`, in place."""
         spread(tensors, source, self.group, what="what the model is now")
-
-    def abort(self) -> None:
-        """Nothing here runs between calls."""
 
 
 class Sites(Protocol):

@@ -16,16 +16,8 @@ from .direct import Choice, Collectives, Direct, Kind
 NAME = "gradwire"
 LEAST_TORCH = (2, 14)  # from which on a backend can be written in Python
 SMALLEST_BYTES = 2**16  # of all ranks' blocks; below, Gloo has begun and ended before a thread wakes
-SUMMED = (
-    torch.float32,
-    torch.float64,
-    torch.bfloat16,
-    torch.float16,
-    torch.int32,
-    torch.int64,
-    torch.int8,
-    torch.uint8,
-)
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+SUMMED = (*FLOATS, torch.int32, torch.int64, torch.int8, torch.uint8)
 HANDED_ON = (  # to Gloo
     "all_gather_single_coalesced",
     "allgather_coalesced",

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ..host_places import host_name
-from ..host_segment import MARK_BYTES, obstacle
-from ..processes import extension, machine
+from ..host_segment import mapped, memory_file, obstacle
+from ..processes import machine
 from .wire import Wire
 
 logger = logging.getLogger(__name__)
@@ -51,38 +51,18 @@ def shared_memory(wire: Wire, mates: Sequence[int], size: int) -> Tensor | None:
 
     None, on all ranks, where any cannot. A collective call of all ranks. It is freed with the last who has mapped it.
     """
-    first, file, memory = mates[0], -1, None
-    mark = secrets.token_bytes(MARK_BYTES)
+    first, file, address, memory = mates[0], None, "", None
     try:
         if wire.rank == first:
-            file = _made(size, mark)
+            file, address = memory_file(size)
     except OSError as error:
         logger.info("rank %d has no memory for its host: %s", wire.rank, error)
-    address = _told(wire, f"{os.getpid()} {file} {mark.hex()}")[first]
+    address = _told(wire, address)[first]
     try:
-        memory = _mapped(address.split(), size)
+        memory = mapped(address.split(), size) if address else None
     except OSError as error:
         logger.info("rank %d cannot map the memory of rank %d: %s", wire.rank, first, error)
     everyone = all(_told(wire, "" if memory is None else "mapped"))
-    if file >= 0:
+    if file is not None:
         os.close(file)
-    return memory if everyone else None
-
-
-def _made(size: int, mark: bytes) -> int:
-    file: int = extension().memory_file("gradwire")
-    os.posix_fallocate(file, 0, size + MARK_BYTES)  # here it may fail, later it would kill
-    os.pwrite(file, mark, size)
-    return file
-
-
-def _mapped(address: Sequence[str], size: int) -> Tensor:
-    process, number, mark = address
-    file = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR)
-    try:
-        if os.pread(file, MARK_BYTES, size).hex() != mark:
-            raise OSError(f"file {number} of process {process} is not what its rank has made")
-        memory = extension().Memory(file, size)
-    finally:
-        os.close(file)
-    return torch.frombuffer(memory, dtype=torch.uint8)
+    return torch.frombuffer(memory, dtype=torch.uint8) if everyone else None
