@@ -22,7 +22,7 @@ class Driver(Protocol):
         """Take a task behind those before; returns at once."""
 
     def send_all(self) -> None:
-        """Let no request of what was submitted depend on anybody's waiting; none does, where nothing is done."""
+        """Let no request of what was submitted depend on anybody's waiting, where any does."""
         return None
 
     def close(self, deadline: float) -> None:

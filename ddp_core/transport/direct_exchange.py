@@ -46,11 +46,11 @@ class Exchange:
         tensor = request.tensor.contiguous()
         if isinstance(request, AllToAll):
             reply = tensor.new_empty(tensor.shape)
-            return Direct([self._direct.all_to_all("swap", self._rows(reply), self._rows(tensor))], [reply]), reply
+            return Direct(self._direct.all_to_all("swap", self._rows(reply), self._rows(tensor)), [reply]), reply
         if "gather" not in self._direct.ways():
             return None
         reply = tensor.new_empty(self._size, *tensor.shape)
-        return Direct([self._direct.all_gather("gather", self._rows(reply), tensor)], [reply]), reply
+        return Direct(self._direct.all_gather("gather", self._rows(reply), tensor), [reply]), reply
 
     @property
     def _direct(self) -> Collectives:

@@ -101,20 +101,14 @@ class Here(Reply):
 class ProcessGroup(Transport):
     """Carries requests over `group`. `timeout`: for making the channels, and of what travels on the CPU. `look`: see there.
 
-    `ranks_per_host`: consecutive ones, for requests within and across hosts. These have groups of their own, which the ranks
-    make at the first such request of a channel.
+    Requests within and across hosts have groups of their own, which the ranks make at the first such request of a channel.
     """
 
     def __init__(
-        self,
-        group: dist.ProcessGroup,
-        device: torch.device,
-        timeout: timedelta,
-        ranks_per_host: int = 1,
-        look: Look = nothing,
+        self, group: dist.ProcessGroup, device: torch.device, timeout: timedelta, look: Look = nothing
     ) -> None:
         self.group, self.world_size, self.look = group, group.size(), look
-        self._device, self._timeout, self._ranks_per_host = device, timeout, ranks_per_host
+        self._device, self._timeout, self._ranks_per_host = device, timeout, 1
         self._names: list[str] = []  # of the channels
         self._arrangement = ""  # a name that no other has
         self._groups: dict[tuple[int, Scope], dist.ProcessGroup] = {}

@@ -21,6 +21,7 @@ SUMMED = (*FLOATS, torch.int32, torch.int64, torch.int8, torch.uint8)
 HANDED_ON = (  # to Gloo
     "all_gather_single_coalesced",
     "allgather_coalesced",
+    "allreduce",
     "allreduce_coalesced",
     "allreduce_sparse",
     "alltoall",
@@ -80,13 +81,13 @@ class DirectBackend(Backend):
     def allgather(self, outputs: Sequence[Sequence[Tensor]], blocks: Sequence[Tensor], options: Any) -> dist.Work:
         """One tensor of each rank, to a list of tensors."""
         if len(blocks) == 1 and (way := self._way("all_gather", blocks[0], outputs[0])):
-            return Direct([self._direct.all_gather(way, outputs[0], blocks[0])], outputs[0])
+            return Direct(self._direct.all_gather(way, outputs[0], blocks[0]), outputs[0])
         return self._by_gloo("allgather", outputs, blocks, options)
 
     def all_gather_single(self, output: Tensor, block: Tensor, options: Any) -> dist.Work:
         """One tensor of each rank, to one tensor."""
         if way := self._way("all_gather", block, [output]):
-            return Direct([self._direct.all_gather(way, self._rows(output), block)], [output])
+            return Direct(self._direct.all_gather(way, self._rows(output), block), [output])
         return self._by_gloo("all_gather_single", output, block, options)
 
     def all_to_all_single(
@@ -96,26 +97,20 @@ class DirectBackend(Backend):
         even = not (output_sizes or row_sizes) and output.shape == rows.shape and len(rows) % self._ranks == 0
         if even and _is_plain(output) and output.dtype == rows.dtype and (way := self._way("all_to_all", None, [rows])):
             begun = self._direct.all_to_all(way, self._rows(output), self._rows(rows))
-            return Direct([begun], [output])
+            return Direct(begun, [output])
         return self._by_gloo("all_to_all_single", output, rows, output_sizes, row_sizes, options)
 
     def reduce_scatter(self, outputs: Sequence[Tensor], rows: Sequence[Sequence[Tensor]], options: Any) -> dist.Work:
         """Sums of one tensor for each rank, from a list of tensors."""
         if len(outputs) == 1 and (way := self._sum_way(outputs[0], rows[0], options)):
-            return Direct([self._direct.reduce_scatter(way, outputs[0], rows[0])], outputs)
+            return Direct(self._direct.reduce_scatter(way, outputs[0], rows[0]), outputs)
         return self._by_gloo("reduce_scatter", outputs, rows, options)
 
     def reduce_scatter_single(self, output: Tensor, rows: Tensor, options: Any) -> dist.Work:
         """Sums of one tensor for each rank, from one tensor."""
         if way := self._sum_way(output, [rows], options):
-            return Direct([self._direct.reduce_scatter(way, output, self._rows(rows))], [output])
+            return Direct(self._direct.reduce_scatter(way, output, self._rows(rows)), [output])
         return self._by_gloo("reduce_scatter_single", output, rows, options)
-
-    def allreduce(self, tensors: Sequence[Tensor], options: Any) -> dist.Work:
-        """The sum of one tensor, in place, or what else is asked for."""
-        if len(tensors) == 1 and _is_sum(tensors[0], options) and (way := self._way("all_reduce", None, tensors)):
-            return Direct([self._direct.all_reduce(way, tensors[0])], tensors)
-        return self._by_gloo("allreduce", tensors, options)
 
     def _by_gloo(self, name: str, *arguments: Any) -> dist.Work:
         work: dist.Work = getattr(self._gloo, name)(*arguments)
@@ -139,7 +134,8 @@ class DirectBackend(Backend):
         """As `_way`, of a reduce-scatter; None where its output lies among its rows, which may still be on their way."""
         memory = output.untyped_storage().data_ptr()
         apart = all(row.untyped_storage().data_ptr() != memory for row in rows)
-        return self._way("reduce_scatter", output, rows) if apart and _is_sum(output, options) else None
+        summed = options.reduceOp == dist.ReduceOp.SUM and output.dtype in SUMMED
+        return self._way("reduce_scatter", output, rows) if apart and summed else None
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Of all that begins from now on."""
@@ -155,10 +151,6 @@ class DirectBackend(Backend):
         """As `shutdown`."""
         self._direct.close()
         self._gloo.abort()
-
-
-def _is_sum(tensor: Tensor, options: Any) -> bool:
-    return options.reduceOp == dist.ReduceOp.SUM and tensor.dtype in SUMMED
 
 
 def _is_plain(tensor: Tensor) -> bool:

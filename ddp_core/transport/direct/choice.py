@@ -16,7 +16,7 @@ import torch.distributed as dist
 from .collectives import Collectives
 
 GLOO = "gloo"
-Kind: TypeAlias = Literal["all_gather", "all_to_all", "reduce_scatter", "all_reduce"]
+Kind: TypeAlias = Literal["all_gather", "all_to_all", "reduce_scatter"]
 PINNED = (
     "GRADWIRE_COLLECTIVES"  # a way for all, in the environment of all ranks: no races, and the same bits in every run
 )
@@ -68,7 +68,6 @@ class Choice:
                 (rows, others.view(ranks, -1).unbind()),
             ),
             "reduce_scatter": (lambda: self._gloo._reduce_scatter_base(block, whole).wait(), (block, rows)),
-            "all_reduce": (lambda: self._gloo.allreduce([whole]).wait(), (whole,)),
         }[kind]
         run = partial(_run, getattr(direct, kind), arguments)
         return {GLOO: of_gloo} | {way: partial(run, way) for way in direct.ways()}
