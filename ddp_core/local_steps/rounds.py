@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,11 +20,13 @@ from ..engine.task import Task
 from ..measure.record import Record
 from ..memory.bucket_memory import BucketMemory
 from ..transport.protocol import Decorator, Transport
-from ..transport.sites import Meeting, Sites
+from ..transport.rendezvous import Rendezvous
+from ..transport.sites import Meeting, Ranks
 from .fragment import Fragment
 from .outer import Outer
 
 logger = logging.getLogger(__name__)
+Sites: TypeAlias = Ranks | Rendezvous  # how those that take part find each other
 ATTEMPTS = 5  # of a round, among whoever is left
 NEW = -1  # the round of a site that has not been in any
 
@@ -117,15 +120,11 @@ class Rounds:
 
     def _take_over(self, meeting: Meeting, source: int) -> None:
         """Copy what another site has, all of it or nothing."""
-        common = self._common()
+        common = [*(each for part in self.fragments for each in (part.anchor, part.momentum)), self.buffers]
         fresh = [each.clone() for each in common]
         meeting.copy_from(source, fresh)
         for mine, theirs in zip(common, fresh, strict=True):
             mine.copy_(theirs)
-
-    def _common(self) -> list[Tensor]:
-        """What all sites have in common."""
-        return [*(each for part in self.fragments for each in (part.anchor, part.momentum)), self.buffers]
 
     def _program(self, meeting: Meeting, difference: Tensor | None, buffers: Tensor | None) -> Program[Tensor]:
         """The mean difference; of the last fragment with the mean of the buffers behind it."""

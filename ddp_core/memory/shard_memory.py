@@ -62,14 +62,12 @@ class ShardMemory:
         """Keep what the last step held back, or undo it: where it broke off, met what is not finite, or was discarded."""
         if self._committed:
             return
-        keep = not self._under_way and not self._discarded and self._all_finite()
+        finite = self._finite.everywhere is None or bool(DeviceFlag(self._finite.everywhere))
+        keep = finite and not self._under_way and not self._discarded
         for leaves in self._leaves.values():
             leaves.keep() if keep else leaves.undo()
         self._under_way, self._committed, self._discarded = False, True, False
         self._drop_released()
-
-    def _all_finite(self) -> bool:
-        return self._finite.everywhere is None or bool(DeviceFlag(self._finite.everywhere))
 
     def _drop_released(self) -> None:
         """Let go of residuals that no step will write to again."""

@@ -60,7 +60,6 @@ class PacedPending(Reply):
         return reply
 
     def expect_late_wait(self) -> None:
-        """As the real one."""
         self._real.expect_late_wait()
 
     def arrived_at(self) -> float | None:
@@ -69,5 +68,4 @@ class PacedPending(Reply):
         return None if real is None else max(real, self.due)
 
     def abandon(self) -> None:
-        """Give the real one up."""
         self._real.abandon()

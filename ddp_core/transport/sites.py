@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -50,29 +49,11 @@ class Meeting(Transport):
         spread(tensors, source, self.group, what="what the model is now")
 
 
-class Sites(Protocol):
-    """How those that take part find each other. `patience`: seconds after which a round has failed for sure."""
-
-    patience: float
-
-    def join(self, setup: str) -> None:
-        """Be there for the first time. Raises ValueError where others are set up differently."""
-
-    def meet(self) -> Meeting:
-        """Who takes part in the next round."""
-
-    def break_up(self, error: Exception) -> None:
-        """A round has failed: have the next one without whoever is gone, or raise the error."""
-
-    def close(self) -> None:
-        """Let go of what connects."""
-
-
 class Ranks:
     """The ranks of a process group, always all of them."""
 
     def __init__(self, group: dist.ProcessGroup, timeout: timedelta) -> None:
-        self.patience = WAITS * timeout.total_seconds()
+        self.patience = WAITS * timeout.total_seconds()  # after which a round has failed for sure
         self._parent, self._timeout = group, timeout
         self._meeting: Meeting | None = None
 

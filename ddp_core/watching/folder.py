@@ -41,7 +41,6 @@ class FolderOfRanks:
         courier = Courier(
             self._reports, dist.PrefixStore(f"gradwire/watch/{folder}/", store), group.rank(), group.size()
         )
-        courier.forget()
         if group.rank() == 0:
             courier.folder = emptied(Path(folder).expanduser())
         thread = threading.Thread(target=courier.run, name="gradwire-watch", daemon=True)
@@ -68,13 +67,10 @@ class Courier:
     def __init__(self, reports: queue.SimpleQueue[str | None], store: dist.Store, rank: int, ranks: int) -> None:
         self.folder: Path | None = None
         self._reports, self._store, self._rank = reports, store, rank
+        if rank:
+            store.set(str(rank), "")  # in place of what it has told in an earlier watch
         self._awaited, self._known = list(range(1, ranks)), list[int]()
         self._written: dict[int, str] = {}
-
-    def forget(self) -> None:
-        """What this rank has told in an earlier watch."""
-        if self._rank:
-            self._store.set(str(self._rank), "")
 
     def run(self) -> None:
         """Until None comes, or the store is gone."""

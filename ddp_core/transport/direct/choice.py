@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
@@ -69,12 +68,8 @@ class Choice:
             ),
             "reduce_scatter": (lambda: self._gloo._reduce_scatter_base(block, whole).wait(), (block, rows)),
         }[kind]
-        run = partial(_run, getattr(direct, kind), arguments)
-        return {GLOO: of_gloo} | {way: partial(run, way) for way in direct.ways()}
-
-
-def _run(start: Callable[..., Future[None]], arguments: tuple[Any, ...], way: str) -> None:
-    start(way, *arguments).result()
+        start: Callable[..., Future[None]] = getattr(direct, kind)
+        return {GLOO: of_gloo} | {way: lambda way=way: start(way, *arguments).result() for way in direct.ways()}
 
 
 def race_bytes(size: int) -> int:
