@@ -30,8 +30,8 @@ class HookedParameters:
         if len({parameter.device for parameter in parameters}) > 1:
             fired = _one_at_a_time(fired, self._lock)
         handles = [node.register_hook(partial(fired, index)) for index, node in enumerate(self.nodes)]
-        self._detach = weakref.finalize(self, _remove, handles)
-        self._detach.atexit = False
+        self.detach = weakref.finalize(self, _remove, handles)  # takes the hooks off the parameters
+        self.detach.atexit = False
 
     def names_of(self, indices: Iterable[int]) -> list[str]:
         """The names of parameters."""
@@ -41,10 +41,6 @@ class HookedParameters:
     def device(self) -> torch.device:
         """Where the parameters are; of several devices, that of the first."""
         return self.parameters[0].device
-
-    def detach(self) -> None:
-        """Take the hooks off the parameters."""
-        self._detach()
 
     def _failure(self, text: str) -> RuntimeError:
         """The error to raise; it averages no more, another one may."""

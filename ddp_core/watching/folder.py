@@ -45,18 +45,15 @@ class FolderOfRanks:
             courier.folder = emptied(Path(folder).expanduser())
         thread = threading.Thread(target=courier.run, name="gradwire-watch", daemon=True)
         thread.start()
-        self._end = weakref.finalize(self, _end, self._reports, thread)  # a thread inside torch would abort the exit
+        self.close = weakref.finalize(self, _end, self._reports, thread)  # a thread inside torch would abort the exit
 
     def __call__(self, report: Report) -> None:
         told = {"step": report.step, "compressor": report.compressor, "metrics": report.metrics}
         self._reports.put(json.dumps({**self._place, **told}))
 
-    def close(self) -> None:
-        """Write what has come, and end."""
-        self._end()
-
 
 def _end(reports: queue.SimpleQueue[str | None], thread: threading.Thread) -> None:
+    """Write what has come, and end."""
     reports.put(None)
     thread.join(AT_END)
 
