@@ -144,6 +144,8 @@ def prepared(part: Part, memory: ModelMemory, engine: Engine, flat: Tensor) -> P
     """The part, with the channels that its rounds need, and memory where these are quicker. `flat`: its bucket's."""
     scopes = scopes_of_rounds(memory.compressor, part.memory.layout, partial=memory.partial)
     engine.prepare(len(scopes), scopes)
+    if not engine.transport.allocates:
+        return part
     alone = flat if part.places is None else flat.new_empty(part.memory.layout.numel)
     return dataclasses.replace(part, room=engine.transport.room_for(alone))
 

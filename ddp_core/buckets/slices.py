@@ -88,10 +88,6 @@ class BucketSlice:
         """All parameters of the bucket."""
         return self.all_parameters
 
-    def is_last(self) -> bool:
-        """Whether it is a part of the last bucket."""
-        return self.bucket.is_last()
-
     def clear(self) -> None:
         """Zeros, for a rank that has no gradients to give."""
         self.flat.zero_()

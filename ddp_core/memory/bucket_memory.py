@@ -18,6 +18,10 @@ from ...compress.together import together
 from ...kernels import all_finite
 from .device_flag import DeviceFlag
 
+NOT_TO_DISCARD = (
+    "there is no step to discard: call discard_step() after a synced backward, and before swap(), rescale() or "
+    "load_state_dict()"
+)
 OWED = "owed"  # the field under which a state dict keeps gradient that has lost its place
 
 

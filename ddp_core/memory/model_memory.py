@@ -17,7 +17,7 @@ from ...compress.state import Entries, Leaves
 from ...kernels import all_finite
 from ..buckets.layout import as_real
 from ..buckets.sparse import sparse_mean
-from .bucket_memory import OWED, BucketMemory
+from .bucket_memory import NOT_TO_DISCARD, OWED, BucketMemory
 from .device_flag import DeviceFlag
 
 
@@ -68,7 +68,7 @@ class ModelMemory:
         self._discarded = False  # whether it was
         self._unmet: list[tuple[str, ...]] = []  # buckets of a loaded state that have not been met yet
         self._live: dict[tuple[str, ...], BucketMemory] = {}
-        self._owing = False  # whether any rank may owe something outside a compressor's state; the same on all ranks
+        self.owing = False  # whether any rank may owe something outside a compressor's state; the same on all ranks
         self._names_before: list[tuple[str, ...]] = []  # of the buckets when the step that is under way began
         self._stateful: bool | None = None  # whether any bucket is; None until a step has met them all
         self._sparse_finite: list[DeviceFlag] = []  # of the step that is under way
@@ -95,16 +95,11 @@ class ModelMemory:
         return not self._plain or (self.partial and self._still_owing())
 
     @property
-    def owing(self) -> bool:
-        """Whether any rank may owe something outside a compressor's state; the same on all ranks."""
-        return self._owing
-
-    @property
     def forgets(self) -> bool:
         """Whether nothing is remembered of any gradient, so that what is sent may be cut anywhere; the same on all ranks."""
         several_hosts = 2 * (ranks_given(self.compressor) or 1)
         sample = Layout(("sample",), ((64, 64),), torch.float32, torch.device("cpu"), several_hosts)
-        return not (self.partial or self._owing or Leaves(self.compressor.init(sample)).flat)
+        return not (self.partial or self.owing or Leaves(self.compressor.init(sample)).flat)
 
     def _choose(self, compressor: Compressor) -> None:
         self.compressor = compressor
@@ -112,8 +107,8 @@ class ModelMemory:
 
     def _still_owing(self) -> bool:
         """Whether any rank may owe something once the last step is committed."""
-        if not self._owing or self._homeless or self._foreign:
-            return self._owing
+        if not self.owing or self._homeless or self._foreign:
+            return self.owing
         came = all(bucket.brought_out for bucket in reversed(self._live.values()))  # within a step the last one has not
         return not (came and self._finite())
 
@@ -148,7 +143,7 @@ class ModelMemory:
         members = set(layout.names)
         for names in [names for names in self._live if members.intersection(names)]:
             self._release(self._live.pop(names))
-        bucket = BucketMemory(self.compressor, layout, self.step, partial=self.partial, owing=self._owing)
+        bucket = BucketMemory(self.compressor, layout, self.step, partial=self.partial, owing=self.owing)
         bucket.load({name: self._homeless.pop(name) for name in layout.names if name in self._homeless})
         self._layouts = {name: layout for name, layout in self._layouts.items() if name in self._homeless}
         self._adopt(bucket)
@@ -188,7 +183,7 @@ class ModelMemory:
     @property
     def watched(self) -> bool:
         """Whether any bucket has something to undo; where some may not have been met, whether any may have."""
-        return self._owing or not self._plain if self._stateful is None else self._stateful
+        return self.owing or not self._plain if self._stateful is None else self._stateful
 
     def reduce_sparse(self, gradient: Tensor, world_size: int, watched: bool) -> Program[Tensor]:
         """The mean over ranks of a sparse gradient, which no compressor sees. `watched` as for a bucket."""
@@ -213,23 +208,20 @@ class ModelMemory:
     def discard_step(self) -> None:
         """Have the last step undone. Raises RuntimeError where there is none, or none that still can be."""
         if self.committed:
-            raise RuntimeError(
-                "there is no step to discard: call discard_step() after a synced backward, and before swap(), rescale() or "
-                "load_state_dict()"
-            )
+            raise RuntimeError(NOT_TO_DISCARD)
         self._discarded = True
 
     def end_step(self) -> None:
         """Commit the step before: undo it everywhere if its average was not finite anywhere, or it was discarded."""
         self.committed = True
-        if self._stateful is False and not self._owing:
+        if self._stateful is False and not self.owing:
             self._names_before, self._discarded = [*self._live, *self._unmet], False
             return
-        self._owing, keep, self._discarded = self._still_owing(), self._finite(), False
+        self.owing, keep, self._discarded = self._still_owing(), self._finite(), False
         self._sparse_finite = []
         self._names_before = [*self._live, *self._unmet]
         for bucket in self._live.values():
-            bucket.end_step(keep, self._owing)
+            bucket.end_step(keep, self.owing)
         self._stateful = any(bucket.stateful for bucket in self._live.values()) if self._live else None
 
     def replace(self, compressor: Compressor) -> None:
@@ -247,7 +239,7 @@ class ModelMemory:
         self._choose(compressor)
         self._unmet = [*self._live, *self._unmet]
         self._live, self._stateful, self._layouts = {}, None, {}
-        self._owing = bool(self._homeless or self._foreign)
+        self.owing = bool(self._homeless or self._foreign)
 
     def rescale(self, factor: float) -> None:
         """Multiply what all buckets hold back. Raises RuntimeError for a loaded state that no step has taken up yet."""
@@ -272,7 +264,7 @@ class ModelMemory:
             raise RuntimeError(
                 "a state that was loaded, then swapped, can be saved after the next backward, not before it"
             )
-        owing, keep = (self._owing, False) if under_way else (self._still_owing(), self._finite())
+        owing, keep = (self.owing, False) if under_way else (self._still_owing(), self._finite())
         buckets = self._names_before if under_way else [*self._live, *self._unmet]
         loaded = {name: dict(fields) for name, fields in self._homeless.items()}
         live = [bucket.taken(keep=keep, owing=owing) for bucket in self._live.values()]
@@ -280,10 +272,6 @@ class ModelMemory:
         return Snapshot(
             self.compressor, self.step - under_way, buckets, loaded, live, max(on_hosts, default=self.saved_on)
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state after the last step: see `Snapshot`."""
-        return self.taken().state_dict()
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Take a saved state; buckets claim their parts when they are met."""
@@ -294,6 +282,6 @@ class ModelMemory:
             name: {field: numbers.detach() for field, numbers in fields.items()}
             for name, fields in saved["parameters"].items()
         }
-        self._owing = any(OWED in fields for fields in self._homeless.values())
+        self.owing = any(OWED in fields for fields in self._homeless.values())
         self.saved_on = saved.get("ranks_per_host")
         self._former, self._foreign = None, {}
