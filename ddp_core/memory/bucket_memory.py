@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -33,6 +33,8 @@ class BucketMemory:
     since DDP drops it. `owing`: some rank may be given something to owe; the same on all ranks.
     """
 
+    cuts: Sequence[Layout] = ()
+
     def __init__(
         self, compressor: Compressor, layout: Layout, step: int, *, partial: bool = False, owing: bool = False
     ) -> None:
@@ -52,6 +54,11 @@ class BucketMemory:
             self._sizes = torch.tensor(layout.sizes, device=layout.device)
         self._finite: DeviceFlag | None = None
         self._left: DeviceFlag | None = None  # whether anything is kept, asked while something is owed
+
+    @property
+    def slices(self) -> list[BucketMemory]:
+        """What is sent by itself: all of it. See CutMemory."""
+        return [self]
 
     @property
     def stateful(self) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ...compress import Compressor, Layout, specification
 from ...compress import state as states
 from ...compress.build import fingerprint
-from ...compress.leaves import PART
+from ...compress.leaves import FIRST, PART
 from ...compress.shares import ranks_given
 from ...compress.state import Entries
 from ..buckets.layout import axis_order, layout_of, plain
@@ -21,7 +21,6 @@ from .model_memory import OWED
 FORMAT = 2  # also of what a specification leaves to its defaults: tests/ddp_core/memory/test_checkpoint.py has them
 FIELDS = ("step", "buckets", "parameters")
 RANKS = "ranks"  # the field of the states of all ranks
-FIRST = ".first"  # ends the field that tells where in a parameter a server's part begins
 ADVICE = {
     "gradwire": "load it with the version of gradwire that wrote it",
     "compressor": "attach that compressor, load, then swap() to the new one",
