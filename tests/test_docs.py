@@ -144,7 +144,7 @@ def accepted():
         yield pytest.param(words, marks=marks, id=" ".join(words))
 
 
-@pytest.mark.parametrize("arguments", accepted())
+@pytest.mark.parametrize("arguments", list(accepted()))
 def test_a_command_in_the_documentation_is_accepted(arguments, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "data").mkdir()

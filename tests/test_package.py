@@ -60,7 +60,7 @@ def importable():
         yield pytest.param(name, marks=backends_in_python) if name == "gradwire.backend" else name
 
 
-@pytest.mark.parametrize("name", importable())
+@pytest.mark.parametrize("name", list(importable()))
 def test_examples_in_docstrings_run(name):
     assert not doctest.testmod(importlib.import_module(name)).failed
 
