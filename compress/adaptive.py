@@ -57,8 +57,8 @@ class Adaptive:
     So all choose alike, and a saved choice holds.
     """
 
-    ladder: str = "none/int8/int4/ternary"
-    target: float = 0.95
+    ladder: str = "none/int8/int4/int2"
+    target: float = 0.85
     budget: float | None = None
     methods: tuple[Compressor, ...] = field(init=False, repr=False, compare=False)
 

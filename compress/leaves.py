@@ -17,6 +17,7 @@ Entries = dict[str, dict[str, Tensor]]  # {parameter name: {field: tensor}}
 Self = TypeVar("Self", bound="Leaf")
 Numbers = TypeVar("Numbers", bound="FlatLeaf")
 PART = "@"  # `residual@100`: the residual of a part of a parameter that begins with its element 100
+FIRST = ".first"  # ends the field that tells where in a parameter, or a part of it, a server's numbers begin
 
 
 class Leaf:
@@ -217,7 +218,7 @@ class Chunk(FlatLeaf):
         entries: Entries = {}
         for name, first, piece in self.pieces():
             key = _key(field, self.layout.start(name))
-            entries[name] = {key: piece.clone(), f"{key}.first": torch.tensor(first, device="cpu")}
+            entries[name] = {key: piece.clone(), f"{key}{FIRST}": torch.tensor(first, device="cpu")}
         return entries
 
     def load(self, field: str, entries: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -240,7 +241,7 @@ class Chunk(FlatLeaf):
 
     def _first(self, name: str, key: str, fields: Mapping[str, Tensor]) -> int:
         """The element of the parameter that the saved numbers begin with; ValueError where they do not lie inside of it."""
-        first = fields.get(f"{key}.first")
+        first = fields.get(f"{key}{FIRST}")
         size = self.layout.sizes[self.layout.names.index(name)]
         if first is None or fields[key].dim() != 1 or not 0 <= int(first) <= size - fields[key].numel():
             raise ValueError(

@@ -16,8 +16,8 @@ from .measure.stats import Stats
 from .measure.step import BucketStats
 from .measure.timeline import BucketTimes, StepTimes
 from .measure.trace import trace
+from .memory.bucket_memory import BucketMemory
 from .memory.loss_scale import LossScale, Scaler
-from .memory.model_memory import OWED, BucketMemory, ModelMemory
 from .module import DistributedDataParallel
 from .overlapping import overlap
 from .torch_face.nested import refuse_inside
@@ -32,7 +32,7 @@ from .transport.collectives import (
     start_scatter,
     start_sum,
 )
-from .transport.faulty import Fault, Faulty, InjectedError, faulty
+from .transport.faulty import Fault, InjectedError, faulty
 from .transport.host_segment import obstacle
 from .transport.paced import Link, Paced
 from .transport.process_group import ProcessGroup
@@ -47,8 +47,6 @@ from .watching.watch import Watch, Watched, watch
 __all__ = [
     "DEFAULT_TIMEOUT",
     "LEAST_TORCH",
-    "OWED",
-    "Bucket",
     "BucketMemory",
     "BucketStats",
     "BucketTimes",
@@ -56,14 +54,12 @@ __all__ = [
     "DistributedDataParallel",
     "Engine",
     "Fault",
-    "Faulty",
     "FuturePending",
     "Handle",
     "InjectedError",
     "Link",
     "LocalSteps",
     "LossScale",
-    "ModelMemory",
     "Paced",
     "Pending",
     "ProcessGroup",

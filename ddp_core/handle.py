@@ -20,7 +20,6 @@ from .engine.engine import DEFAULT_TIMEOUT
 from .measure.metrics import described, metrics
 from .measure.stats import Stats
 from .memory import checkpoint
-from .memory.gathered import all_states, is_gathered, on_cpu, states_of
 from .memory.loss_scale import LossScale, Scaler
 from .memory.resize import merged
 from .transport.collectives import gathered, scattered
@@ -109,7 +108,7 @@ class Handle:
             raise RuntimeError("the handle follows a scaler by itself: leave rescale() out, or the scaler of attach()")
         if not 0 < factor < math.inf:
             raise ValueError(f"the factor is the new loss scale over the old one, above 0 and finite; got {factor}")
-        self.averager.rescale(factor)
+        self.averager.between_steps(lambda: self.averager.memory.rescale(factor))
 
     def follow(self, scaler: Scaler) -> None:
         """Multiply what is held back whenever the scale of a torch.amp.GradScaler has changed, and leave `rescale` out.
@@ -130,7 +129,7 @@ class Handle:
         On all ranks, before the next backward, a swap, a rescaling or a load. The step still counts, as one that has
         overflowed does. Raises RuntimeError where there is no such step.
         """
-        self.averager.discard_step()
+        self.averager.between_steps(self.averager.memory.discard_step)
 
     def stats(self) -> Stats:
         """Rounds, bytes and seconds of the last synced step and in total."""
@@ -190,7 +189,7 @@ class Handle:
             if not self._bound:
                 raise ValueError(UNBOUND)
             return self._load(merged(saved, self.compressor, self.averager.names))
-        if is_gathered(saved):
+        if checkpoint.is_gathered(saved):
             raise ValueError("the state has those of all ranks: all ranks call scatter_state_dict(saved)")
         world_size, rank = self.averager.engines.group.size(), self.averager.engines.group.rank()
         state = checkpoint.checked(saved, self.compressor, world_size, rank)
@@ -210,9 +209,9 @@ class Handle:
         All ranks call it, between steps. {"gradwire": format, "ranks": (`state_dict()` of each rank, on the CPU)}: safe with
         `torch.load(weights_only=True)`, and one value for torch.distributed.checkpoint. The first rank holds them all.
         """
-        mine = on_cpu(self.state_dict())
+        mine = checkpoint.on_cpu(self.state_dict())
         states = gathered(mine, self.averager.engines.group, self._device, what="what they hold back")
-        return all_states(states) if states else {}
+        return checkpoint.all_states(states) if states else {}
 
     def scatter_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on from what `gather_state_dict` returned; all ranks call it, and what the first one gives counts.
@@ -230,7 +229,7 @@ class Handle:
     def _shares(self, saved: Mapping[str, Any], ranks: int) -> Sequence[Mapping[str, Any] | str]:
         """What each rank is to load: its own state, or the same merged one; or an error's text."""
         try:
-            states = states_of(saved)
+            states = checkpoint.states_of(saved)
             if len(states) == ranks:
                 return states
             if not self._bound:

@@ -33,9 +33,9 @@ def overlap(
 
     `order`: of what is sent. "auto" finds it from measured times, and waits at the end of backward as long as nothing
     promises 3 %; "priority" always overlaps, first what forward needs first; "backward" overlaps without another order;
-    "synchronous" does not overlap. `slice_mb`: MiB on the wire of what is sent at once; large parameters are cut where the
-    compressor remembers nothing of them. `per_parameter`: an optimizer that is not torch's updates each parameter from its
-    own gradient and state alone.
+    "synchronous" does not overlap. `slice_mb`: MiB on the wire of what is sent at once; large parameters are cut, but not
+    by compressors that remember more of them than numbers that were held back. `per_parameter`: an optimizer that is not
+    torch's updates each parameter from its own gradient and state alone.
 
     Raises TypeError or ValueError for a model, an optimizer or a value that this cannot be, and RuntimeError where the model
     or the optimizer is overlapped already, or a communication hook averages; each says what to do.

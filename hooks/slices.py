@@ -10,9 +10,9 @@ import torch
 from ..compress import Layout, compressor
 from ..compress.shares import ranks_given
 from ..compress.simulate import steady_traffic
-from ..compress.state import Leaves
 from ..ddp_core.buckets.assignment import DEFAULT_CAP_MB, MEBIBYTE
 from ..ddp_core.buckets.slices import MUCH
+from ..ddp_core.memory.cut_memory import may_be_cut
 from ..ddp_core.schedule.slice_size import SAMPLE
 
 SLICE_MB = 2.0  # on the wire
@@ -39,12 +39,11 @@ def _shrinks(spec: str, world_size: int, ranks_per_host: int) -> float:
 
 
 def parts_of(spec: str, layout: Layout, cut_mb: float) -> int:
-    """Into how many slices a bucket is cut: larger ones than `cut_mb` MiB are, where nothing is remembered of a gradient."""
+    """Into how many slices a bucket is cut: larger ones than `cut_mb` MiB are, where a compressor can take parts."""
     size, cut = layout.numel * layout.dtype.itemsize, cut_mb * MEBIBYTE
-    return math.ceil(size / cut) if size > MUCH * cut and _forgets(spec) else 1
+    return math.ceil(size / cut) if size > MUCH * cut and _cut(spec) else 1
 
 
 @functools.lru_cache(maxsize=256)
-def _forgets(spec: str) -> bool:
-    sample = Layout(("sample",), ((64, 64),), torch.float32, torch.device("cpu"), world_size=2)
-    return not Leaves(compressor(spec).init(sample)).flat
+def _cut(spec: str) -> bool:
+    return may_be_cut(compressor(spec))

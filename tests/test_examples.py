@@ -16,6 +16,7 @@ NEEDS = {
     "accelerate": "accelerate",
     "transformers": "transformers",
     "elastic": "torch",
+    "dcp": "torch",
 }
 PROGRAMS = {"torchrun": [sys.executable, "-m", "torch.distributed.run"], "python": [sys.executable]}
 SHOWN = r"32 (synced )?steps"
@@ -28,6 +29,14 @@ def command(script):
     return [*PROGRAMS[program], *words[:-1], str(script.with_name(words[-1]))]
 
 
+def printed(words, folder):
+    """What a command prints that is run in a folder."""
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
 @pytest.mark.thorough
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("script", sorted(FOLDER.glob("*.py")), ids=lambda script: script.stem)
@@ -35,9 +44,13 @@ def test_an_example_runs_as_it_says(script, tmp_path):
     needed = NEEDS[script.stem.removeprefix("train_")]
     if not importlib.util.find_spec(needed):
         pytest.skip(f"{needed} is not installed")
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        command(script), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert re.search(SHOWN, done.stdout), done.stdout[-3000:]
+    assert re.search(SHOWN, printed(command(script), tmp_path))
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(400)
+def test_a_training_that_was_stopped_goes_on_with_another_number_of_ranks(tmp_path):
+    words = command(FOLDER / "train_dcp.py")
+    printed([*words, "16"], tmp_path)
+    words[words.index("--nproc-per-node") + 1] = "3"
+    assert "32 steps, of which 16 in this life, on 3 ranks" in printed(words, tmp_path)

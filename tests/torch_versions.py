@@ -10,3 +10,4 @@ def needs_torch(version, why):
 
 
 complex_numbers = needs_torch("2.15", "Gloo does not broadcast complex numbers")
+copied_in_cpp = needs_torch("2.10", "gradients are copied by torch's operators")

@@ -30,7 +30,6 @@ from .bound import AllPending, Bound, OwnBound, all_done, labelled, names_by_ind
 from .compiling import compile_kernels
 from .engines import Engines
 from .inspection import Inspection
-from .protocol import Wishes
 
 
 class CompressedAverager:
@@ -71,15 +70,19 @@ class CompressedAverager:
         self._waiting: list[Callable[[], None]] = []  # changes that another thread wants, for the end of the step
 
     @property
-    def wishes(self) -> Wishes:
-        """Gradients may come divided where the compressor only averages, and old ones must not where it remembers."""
-        scale = 1 / self.engines.group.size() if self.memory.averages else 1.0
-        return Wishes(scale, self.memory.remembers)
+    def scale(self) -> float:
+        """Gradients may come divided where the compressor only averages."""
+        return 1 / self.engines.group.size() if self.memory.averages else 1.0
+
+    @property
+    def fresh(self) -> bool:
+        """Old gradients must not come where it remembers."""
+        return self.memory.remembers
 
     @property
     def sums(self) -> bool:
         """Whether gradients are only summed over several ranks; the same on all of them."""
-        return self.wishes.scale != 1.0
+        return self.scale != 1.0
 
     def stats(self) -> Stats:
         """What buckets cost in the last step, and in all."""
@@ -161,7 +164,7 @@ class CompressedAverager:
         bound, buffer = self._bind(bucket, bucket.all_parameters), bucket.buffer()
         return OwnBound(bound, buffer, AllReduce(buffer if buffer.is_sparse else as_real(buffer), "sum"))
 
-    def average(self, bucket: dist.GradBucket | Sendable) -> torch.futures.Future[Tensor]:
+    def average(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Average a bucket that a hook is given. The future holds its buffer, averaged in place."""
         if os.getpid() != self._process:
             raise RuntimeError(FORKED)
@@ -273,14 +276,6 @@ class CompressedAverager:
         self.memory.replace(compressor)
         self._inspection.use(compressor)
         self._forget()
-
-    def rescale(self, factor: float) -> None:
-        """Multiply what is held back. Raises RuntimeError for a loaded state that no step has taken up yet."""
-        self.between_steps(lambda: self.memory.rescale(factor))
-
-    def discard_step(self) -> None:
-        """Take the last step back. Raises RuntimeError where there is none that can be."""
-        self.between_steps(self.memory.discard_step)
 
     def _forget(self) -> None:
         """What was known of buckets is so no more, and what a step under way did no longer matters."""

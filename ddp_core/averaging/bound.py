@@ -130,20 +130,29 @@ def parts_of(
         mine = {name: named[name] for name in names}
         own = layout_of(mine, layout.dtype, layout.device, layout.world_size, layout.rank, layout.ranks_per_host)
         places = None if own == layout else places_in(layout, names)
-        parts.append(Part(memory.get(own) or memory.add(own), places, labelled(bucket.index(), names)))
+        (found,) = (memory.get(own) or memory.add(own)).slices
+        parts.append(Part(found, places, labelled(bucket.index(), names)))
     return parts
 
 
 def slice_of(memory: ModelMemory, bucket: BucketSlice, layout: Layout) -> Part:
-    """A slice of a bucket of `layout`, of which nothing is remembered: dense until slices follow a swap."""
-    own, compressor = bucket.layout(layout), memory.compressor if memory.forgets else Dense()
-    return Part(BucketMemory(compressor, own, memory.step), None, labelled(bucket.index(), own.names))
+    """A slice of a bucket of `layout`: dense, and without a memory, until slices follow a swap to what cannot be cut."""
+    own = bucket.layout(layout)
+    label = labelled(bucket.index(), own.names)
+    if not memory.may_be_cut:
+        return Part(BucketMemory(Dense(), own, memory.step), None, label)
+    memory.split(layout.names)  # buckets of a loaded state, which are not asked for again
+    cuts = [each.layout(layout) for each in bucket.bucket.slices]
+    whole = memory.get(layout, cuts) or memory.add(layout, cuts)
+    return Part(whole.slices[cuts.index(own)], None, label)
 
 
 def prepared(part: Part, memory: ModelMemory, engine: Engine, flat: Tensor) -> Part:
     """The part, with the channels that its rounds need, and memory where these are quicker. `flat`: its bucket's."""
     scopes = scopes_of_rounds(memory.compressor, part.memory.layout, partial=memory.partial)
     engine.prepare(len(scopes), scopes)
+    if not engine.transport.allocates:
+        return part
     alone = flat if part.places is None else flat.new_empty(part.memory.layout.numel)
     return dataclasses.replace(part, room=engine.transport.room_for(alone))
 
@@ -165,3 +174,4 @@ def names_by_index(bounds: dict[int, Bound]) -> Iterator[tuple[str, ...]]:
     """The names in our buckets, by the index of DDP's bucket that they are in."""
     for index in sorted(bounds):
         yield from (part.memory.layout.names for part in bounds[index].parts)
+        yield bounds[index].names  # of a bucket whose parts are slices

@@ -17,7 +17,6 @@ from ..engine.engine import Engine
 from ..transport.agreement import Agreement
 from ..transport.host_memory import HostMemory
 from ..transport.host_places import ranks_per_host
-from ..transport.host_shares import HostShares
 from ..transport.process_group import ProcessGroup
 from ..transport.protocol import Decorator, Transport
 
@@ -96,7 +95,7 @@ class Engines:
         look = self.agreement.look
         transport: Transport = ProcessGroup(group, device, self.timeout, look=look)
         if device.type == "cpu" and len(self._groups) == 1:
-            transport = HostMemory(HostShares(transport, look), look)
+            transport = HostMemory(transport, look)
         return transport if self._decorate is None else self._decorate(transport)
 
     def send_all(self) -> None:
@@ -108,6 +107,3 @@ class Engines:
         """End their threads and connections."""
         for engine in self._made.values():
             engine.close()
-
-    def __len__(self) -> int:
-        return len(self._made)

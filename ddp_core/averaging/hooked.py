@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from ..buckets.slices import Sendable
 from ..engine.driver import FuturePending
 from ..measure.step import Step
 from .averager import CompressedAverager
-from .protocol import Wishes
-
-
-@runtime_checkable
-class OwnState(Protocol):
-    """The state of a hook that is gradwire's."""
-
-    averager: CompressedAverager
 
 
 class HookAverager:
     """Calls `hook(state, bucket)`, as torch's DDP does. `own`: the compression that it calls, where it is gradwire's."""
 
+    scale = 1.0  # it divides by itself
+
     def __init__(self, state: object, hook: Callable[..., Any]) -> None:
         self.state, self.hook = state, hook
-        self.own = state.averager if isinstance(state, OwnState) else None
+        own = getattr(state, "averager", None)
+        self.own = own if isinstance(own, CompressedAverager) else None
         self._step = Step()
         self._number = 0
 
     @property
-    def wishes(self) -> Wishes:
-        """A hook divides by itself; gradwire's may remember what it is given."""
-        return Wishes(fresh=self.own is not None and self.own.wishes.fresh)
+    def fresh(self) -> bool:
+        """A hook of gradwire's may remember what it is given."""
+        return self.own is not None and self.own.fresh
 
     def begin_step(self, step: Step) -> None:
         """Whatever its index, the next bucket is the first of a step."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,29 +18,6 @@ def gradient_node(parameter: Tensor) -> Any:
     """
     with torch.enable_grad():
         return get_gradient_edge(parameter).node
-
-
-def add_hooks(
-    nodes: Sequence[Any], fired: Callable[..., None], lock: AbstractContextManager[Any] | None
-) -> Sequence[Any]:
-    """Have `fired(index, inputs, outputs)` called after each node has run; the handles of these hooks.
-
-    `lock`: to hold meanwhile, where several threads run nodes.
-    """
-
-    def alone(*arguments: Any) -> None:
-        assert lock is not None
-        with lock:
-            fired(*arguments)
-
-    hook = fired if lock is None else alone
-    return [node.register_hook(partial(hook, index)) for index, node in enumerate(nodes)]
-
-
-def remove(handles: Sequence[Any]) -> None:
-    """Take hooks off."""
-    for handle in handles:
-        handle.remove()
 
 
 def arriving(nodes: Sequence[Any], anchor: Any) -> list[bool] | None:

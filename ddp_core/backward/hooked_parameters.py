@@ -6,42 +6,41 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .graph import add_hooks, gradient_node, remove
+from .graph import gradient_node
 
 
 class HookedParameters:
     """Calls `fired(index, inputs, outputs)` after each of `parameters` has got a gradient, until an error detaches it.
 
-    `names`: of the parameters, for messages.
+    `names`: of the parameters, for messages. `nodes`: that accumulate their gradients.
     """
 
     def __init__(self, parameters: Sequence[Tensor], names: Sequence[str], fired: Callable[..., Any]) -> None:
-        self._parameters, self._names = list(parameters), list(names)
+        self.parameters, self.names = list(parameters), list(names)
         self._warned: set[str] = set()
-        self._nodes = list(map(gradient_node, parameters))
+        self.nodes = list(map(gradient_node, parameters))
         self._lock = threading.RLock()  # autograd has a thread for each GPU
-        several = len({parameter.device for parameter in parameters}) > 1
-        handles = add_hooks(self._nodes, fired, self._lock if several else None)
-        self._detach = weakref.finalize(self, remove, handles)
-        self._detach.atexit = False
+        if len({parameter.device for parameter in parameters}) > 1:
+            fired = _one_at_a_time(fired, self._lock)
+        handles = [node.register_hook(partial(fired, index)) for index, node in enumerate(self.nodes)]
+        self.detach = weakref.finalize(self, _remove, handles)  # takes the hooks off the parameters
+        self.detach.atexit = False
 
     def names_of(self, indices: Iterable[int]) -> list[str]:
         """The names of parameters."""
-        return [self._names[index] for index in indices]
+        return [self.names[index] for index in indices]
 
     @property
     def device(self) -> torch.device:
         """Where the parameters are; of several devices, that of the first."""
-        return self._parameters[0].device
-
-    def detach(self) -> None:
-        """Take the hooks off the parameters."""
-        self._detach()
+        return self.parameters[0].device
 
     def _failure(self, text: str) -> RuntimeError:
         """The error to raise; it averages no more, another one may."""
@@ -53,3 +52,16 @@ class HookedParameters:
         if reason not in self._warned:
             self._warned.add(reason)
             warnings.warn(text, stacklevel=3)
+
+
+def _one_at_a_time(fired: Callable[..., Any], lock: AbstractContextManager[Any]) -> Callable[..., Any]:
+    def alone(*arguments: Any) -> None:
+        with lock:
+            fired(*arguments)
+
+    return alone
+
+
+def _remove(handles: Iterable[Any]) -> None:
+    for handle in handles:
+        handle.remove()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,18 +33,13 @@ class Sink(torch.autograd.Function):
 def watched(output: Any, reducer: Reducer, *, clone: bool) -> Any:
     """`output` with every tensor that has a graph behind it led through a sink of its own; its structure is kept.
 
-    One for all would let a backward reach also the outputs that the loss leaves out.
+    Also inside dataclasses. One for all would let a backward reach also the outputs that the loss leaves out.
     """
     me = weakref.ref(reducer)
-    return _replaced(output, lambda item: Sink.apply(me, clone, reducer.anchor, item))
-
-
-def _replaced(output: Any, replace: Callable[[Tensor], Tensor]) -> Any:
-    """`output` with something in place of every tensor that has a graph behind it, also inside dataclasses."""
 
     def inside(item: Any) -> Any:
         if isinstance(item, Tensor):
-            return item if item.grad_fn is None else replace(item)
+            return item if item.grad_fn is None else Sink.apply(me, clone, reducer.anchor, item)
         if dataclasses.is_dataclass(item) and not isinstance(item, type):
             item = copy.copy(item)
             for name in (field.name for field in dataclasses.fields(item) if hasattr(item, field.name)):

@@ -70,17 +70,17 @@ class Reducer(HookedParameters):
                 self._mark_ready(self._backward, index, brought=False)
 
     def _opened(self, step: Step) -> Backward:
-        wishes = self.averager.wishes
+        scale = self.averager.scale
         for bucket in self.assignment.buckets:
-            bucket.open(wishes.scale)
+            bucket.open(scale)
         counts = self.counts
         return Backward(
-            missing=[1] * len(self._parameters) if self._firings is None else list(self._firings),
+            missing=[1] * len(self.parameters) if self._firings is None else list(self._firings),
             counts=counts,
             started=not (counts or self.rules.dynamic),
             asks=self.rules.dynamic or (self.rules.static_graph and self._static_usage is None),
             skips=self.rules.skip_all_reduce_unused_params,
-            fresh=wishes.fresh,
+            fresh=self.averager.fresh,
             static_usage=self._static_usage,
             step=step,
         )
@@ -106,7 +106,7 @@ class Reducer(HookedParameters):
             backward = self._backward
             if backward is None or backward.started:
                 return
-            comes = arriving(self._nodes, self._anchor_node)
+            comes = arriving(self.nodes, self._anchor_node)
             if comes is None:
                 return
             backward.started = True
@@ -129,7 +129,7 @@ class Reducer(HookedParameters):
         if backward.broken:
             raise self._failure(messages.broken(backward.broken))
         static, watched, rank = self._firings is not None, self.rules.find_unused_parameters, self.group.rank()
-        raise self._failure(messages.unfinished(backward.absent(self._names), rank, static=static, watched=watched))
+        raise self._failure(messages.unfinished(backward.absent(self.names), rank, static=static, watched=watched))
 
     def fired(self, index: int, _: Any, gradients: tuple[Tensor | None, ...]) -> None:
         """A parameter's hook: its gradient is there, or undefined, where the loss did not depend on it."""
@@ -138,7 +138,7 @@ class Reducer(HookedParameters):
         backward = self._backward
         if backward is None:
             if self._over:
-                self._warn("late", messages.late(self._names[index]))
+                self._warn("late", messages.late(self.names[index]))
             return
         if not backward.started:
             self.start()
@@ -158,7 +158,7 @@ class Reducer(HookedParameters):
             passed_over = index not in backward.order
             static = self._firings is not None
             backward.order.append(index)  # it is under way, and will not come to its end
-            raise self._failure(messages.twice(self._names[index], static=static, passed_over=passed_over))
+            raise self._failure(messages.twice(self.names[index], static=static, passed_over=passed_over))
 
     def _mark_ready(self, backward: Backward, index: int, *, brought: bool) -> bool:
         """Count a parameter as ready: its gradient is there, or none will come. Whether its bucket is now complete."""
@@ -278,7 +278,7 @@ class Reducer(HookedParameters):
         """This rank has given what it has to give."""
         if self.rules.static_graph:
             self._static_usage = backward.used_by_any()
-        self._used = bytearray(len(self._parameters))
+        self._used = bytearray(len(self.parameters))
         self.finished += 1
 
     def delivered(self, backward: Backward) -> None:

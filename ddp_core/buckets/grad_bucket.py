@@ -83,17 +83,12 @@ class GradBucket:
 
     def parameters(self) -> list[Tensor]:
         """The parameters, in the order of the buffer."""
-        return self._parameters if self.sent_parameters is None else self.sent_parameters
+        return self._parameters if self._sent is None else [self._parameters[place] for place in self._sent]
 
     @property
     def all_parameters(self) -> list[Tensor]:
         """Those of all members, whether they are sent in this step or not."""
         return self._parameters
-
-    @property
-    def sent_parameters(self) -> list[Tensor] | None:
-        """Those that are sent in this step; None stands for all."""
-        return None if self._sent is None else [self._parameters[place] for place in self._sent]
 
     def is_last(self) -> bool:
         """Whether it is sent last."""

@@ -20,7 +20,7 @@ ALIGNED = 512  # elements: slices begin at multiples of so many
 class CutBucket(GradBucket):
     """A bucket whose buffer is sent in `slices`. Its parameters are ready together, and are handed out together.
 
-    All members are always sent, and nothing remembers a part of them: see `BucketAssignment.cut`.
+    All members are always sent: see `BucketAssignment.cut`.
     """
 
     slices: Sequence[BucketSlice] = ()
@@ -88,10 +88,6 @@ class BucketSlice:
         """All parameters of the bucket."""
         return self.all_parameters
 
-    def is_last(self) -> bool:
-        """Whether it is a part of the last bucket."""
-        return self.bucket.is_last()
-
     def clear(self) -> None:
         """Zeros, for a rank that has no gradients to give."""
         self.flat.zero_()
@@ -101,10 +97,11 @@ class BucketSlice:
 
     def layout(self, whole: Layout) -> Layout:
         """Of this slice; `whole`: of its bucket."""
-        end = self.start + self.flat.numel() * (2 if self.flat.is_complex() else 1)
+        reals = 2 if self.flat.is_complex() else 1
+        start, end = self.start * reals, (self.start + self.flat.numel()) * reals
         names, shapes, starts = [], [], []
         for name, offset, size in zip(whole.names, whole.offsets, whole.sizes, strict=True):
-            first, last = max(self.start, offset), min(end, offset + size)
+            first, last = max(start, offset), min(end, offset + size)
             if first < last:
                 names.append(name)
                 shapes.append((last - first,))

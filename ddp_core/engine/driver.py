@@ -22,10 +22,12 @@ class Driver(Protocol):
         """Take a task behind those before; returns at once."""
 
     def send_all(self) -> None:
-        """Let no request of what was submitted depend on anybody's waiting."""
+        """Let no request of what was submitted depend on anybody's waiting, where any does."""
+        return None
 
     def close(self, deadline: float) -> None:
-        """End what runs between calls, once what is queued is done."""
+        """End what runs between calls, if anything does, once what is queued is done."""
+        return None
 
 
 class FuturePending:

@@ -16,7 +16,7 @@ from datetime import timedelta
 import torch
 
 from ...compress.scopes import Scope
-from ..transport.collectives import exchange
+from ..transport.collectives import agree
 from ..transport.processes import explained
 from ..transport.protocol import Pending, Transport
 from .driver import Driver
@@ -71,15 +71,8 @@ class Engine:
     def agree(self, text: str) -> None:
         """Raise ValueError on every rank unless all ranks pass the same text. A collective call."""
         self._refuse_if_failed()
-        texts = exchange(text, self.transport.group, self.device, what="how their first bucket is set up")
-        differing = [rank for rank, other in enumerate(texts) if other != texts[0]]
-        if differing:
-            raise ValueError(
-                f"the ranks were set up differently: rank 0 has {texts[0]}, "
-                f"rank {differing[0]} has {texts[differing[0]]}"
-                + (f" (in all, ranks {differing} differ from rank 0)" if len(differing) > 1 else "")
-                + "; use the same compressor and model on all ranks, and load the same checkpoint of it on all of them"
-            )
+        way_out = "; use the same compressor and model on all ranks, and load the same checkpoint of it on all of them"
+        agree(text, self.transport.group, self.device, what="how their first bucket is set up", way_out=way_out)
 
     def submit(self, task: Task, *, on_wait: bool = False) -> Pending:
         """Run a bucket's task after those submitted before; returns at once.

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from ..transport.protocol import Transport
 from . import switch_interval
-from .driver import FuturePending, OnEnd
+from .driver import Driver, FuturePending, OnEnd
 from .task import Task
 
 
-class Lanes:
-    """Threads that carry tasks from round to round. `on_end` is called on a lane's thread."""
+class Lanes(Driver):
+    """Threads that carry tasks from round to round, and wait for each other alone. `on_end` is called on a lane's thread."""
 
     def __init__(self, transport: Transport, timeout: timedelta, on_end: OnEnd) -> None:
         self._transport, self._timeout, self._on_end = transport, timeout, on_end
@@ -44,9 +44,6 @@ class Lanes:
             switch_interval.shorten(self)
             self._lanes.append(Lane(number, partial(self._advance, lane=number)))
         self._lanes[number].queue.put(task)
-
-    def send_all(self) -> None:
-        """The lanes wait for each other alone."""
 
     def close(self, deadline: float) -> None:
         """End the threads once they have done what is queued; wait until `deadline` at most."""

@@ -8,14 +8,14 @@ from datetime import timedelta
 from torch import Tensor
 
 from ..transport.protocol import Transport
-from .driver import OnEnd
+from .driver import Driver, OnEnd
 from .task import Task
 
 
-class OnWait:
+class OnWait(Driver):
     """Starts a task's first request where it is submitted; the rest is done where it is waited for, in the order submitted.
 
-    Waiting out of order would have ranks differ in the order of later rounds.
+    Waiting out of order would have ranks differ in the order of later rounds; where that may be, tasks have one round.
     """
 
     def __init__(self, transport: Transport, timeout: timedelta, on_end: OnEnd) -> None:
@@ -30,12 +30,6 @@ class OnWait:
         except Exception as error:
             waited.error = error
         return waited
-
-    def send_all(self) -> None:
-        """Tasks of one round, which was begun where they were submitted; of more rounds none may come here then."""
-
-    def close(self, deadline: float) -> None:
-        """Nothing runs between calls."""
 
 
 @dataclass(eq=False)

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from ..transport.protocol import Pending, Transport
-from .driver import FuturePending, OnEnd
+from .driver import Driver, FuturePending, OnEnd
 from .task import Task
 
 NO_LIMIT = timedelta()  # the group's own watchdog keeps it
 
 
-class SideStream:
+class SideStream(Driver):
     """Carries tasks on when another one is submitted, and to their end when they are waited for, on a stream of its own.
 
     With NCCL, waiting for a collective orders streams: neither the host nor the backward stream is held up. With Gloo the
@@ -68,9 +68,6 @@ class SideStream:
     def current(self) -> torch.cuda.Stream:
         """The device's current stream; a number for the device spares the host some time."""
         return torch.cuda.current_stream(self._stream.device_index)
-
-    def close(self, deadline: float) -> None:
-        """Nothing runs between calls."""
 
     def _carry_on(self) -> None:
         """Have each task run on to its next request, the newest first."""

@@ -21,11 +21,11 @@ from ..buckets.checksum import checksum
 from ..buckets.layout import plain
 from ..transport.protocol import Decorator
 from ..transport.rendezvous import Rendezvous
-from ..transport.sites import Ranks, Sites
+from ..transport.sites import Ranks
 from . import saved
 from .fragment import Fragment, fragments
 from .outer import outer
-from .rounds import Rounds, RoundStats
+from .rounds import Rounds, RoundStats, Sites
 
 logger = logging.getLogger(__name__)
 DEFAULT_TIMEOUT = timedelta(minutes=30)

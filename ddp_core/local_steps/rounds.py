@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,13 +17,16 @@ from ...compress import Compressor, Program
 from ...compress.protocol import all_reduce
 from ...compress.together import together
 from ..engine.task import Task
+from ..measure.record import Record
 from ..memory.bucket_memory import BucketMemory
 from ..transport.protocol import Decorator, Transport
-from ..transport.sites import Meeting, Sites
+from ..transport.rendezvous import Rendezvous
+from ..transport.sites import Meeting, Ranks
 from .fragment import Fragment
 from .outer import Outer
 
 logger = logging.getLogger(__name__)
+Sites: TypeAlias = Ranks | Rendezvous  # how those that take part find each other
 ATTEMPTS = 5  # of a round, among whoever is left
 NEW = -1  # the round of a site that has not been in any
 
@@ -116,15 +120,11 @@ class Rounds:
 
     def _take_over(self, meeting: Meeting, source: int) -> None:
         """Copy what another site has, all of it or nothing."""
-        common = self._common()
+        common = [*(each for part in self.fragments for each in (part.anchor, part.momentum)), self.buffers]
         fresh = [each.clone() for each in common]
         meeting.copy_from(source, fresh)
         for mine, theirs in zip(common, fresh, strict=True):
             mine.copy_(theirs)
-
-    def _common(self) -> list[Tensor]:
-        """What all sites have in common."""
-        return [*(each for part in self.fragments for each in (part.anchor, part.momentum)), self.buffers]
 
     def _program(self, meeting: Meeting, difference: Tensor | None, buffers: Tensor | None) -> Program[Tensor]:
         """The mean difference; of the last fragment with the mean of the buffers behind it."""
@@ -170,16 +170,9 @@ class Rounds:
             self.buffers.copy_(torch.where(told.isfinite(), told, self.buffers))
 
     def _stats(self, meeting: Meeting, turn: int, began: float, task: Task | None, *, replaced: bool) -> RoundStats:
-        requests = task.record.requests if task is not None else []
-        return RoundStats(
-            self.round,
-            turn,
-            meeting.world_size,
-            time.perf_counter() - began,
-            sum(payload for _, payload, _ in requests),
-            sum(sent for _, _, sent in requests),
-            replaced,
-        )
+        traffic = (Record() if task is None else task.record).traffic
+        sites, seconds = meeting.world_size, time.perf_counter() - began
+        return RoundStats(self.round, turn, sites, seconds, traffic.payload_bytes, traffic.sent_bytes, replaced)
 
     def close(self) -> None:
         """End the thread, once the round that runs has ended."""

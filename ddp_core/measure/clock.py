@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import torch
 
 Moment: TypeAlias = "float | torch.cuda.Event"
 
 
-class Clock(Protocol):
-    """`mark` is now; `seconds` is the time between two marks, once the device has reached them."""
-
-    def mark(self) -> Moment:
-        """Now, in the order of the device's work."""
-
-    def seconds(self, begin: Moment, end: Moment) -> float:
-        """From one mark to another."""
-
-    def synchronize(self) -> None:
-        """Wait until the device has done what it was given."""
-
-
 class HostClock:
     """The host's, for CPUs."""
 
     def mark(self) -> Moment:
-        """The monotonic clock."""
+        """Now, by the monotonic clock."""
         return time.perf_counter()
 
     def seconds(self, begin: Moment, end: Moment) -> float:
-        """The difference."""
+        """From one mark to another."""
         assert isinstance(begin, float)
         assert isinstance(end, float)
         return end - begin
@@ -44,13 +31,13 @@ class GPUClock:
     """Events on the current stream, since the host runs ahead of the GPU."""
 
     def mark(self) -> Moment:
-        """An event behind the work given so far."""
+        """Now, in the order of the device's work: an event behind what was given so far."""
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
     def seconds(self, begin: Moment, end: Moment) -> float:
-        """The time between two events that have happened."""
+        """From one mark to another, once the device has reached them."""
         assert isinstance(begin, torch.cuda.Event)
         assert isinstance(end, torch.cuda.Event)
         return float(begin.elapsed_time(end)) / 1000
@@ -58,6 +45,9 @@ class GPUClock:
     def synchronize(self) -> None:
         """Wait for the GPU."""
         torch.cuda.synchronize()
+
+
+Clock: TypeAlias = HostClock | GPUClock
 
 
 def clock_for(device: torch.device) -> Clock:

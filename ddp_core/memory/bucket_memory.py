@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -18,6 +18,10 @@ from ...compress.together import together
 from ...kernels import all_finite
 from .device_flag import DeviceFlag
 
+NOT_TO_DISCARD = (
+    "there is no step to discard: call discard_step() after a synced backward, and before swap(), rescale() or "
+    "load_state_dict()"
+)
 OWED = "owed"  # the field under which a state dict keeps gradient that has lost its place
 
 
@@ -28,6 +32,8 @@ class BucketMemory:
     With `partial`, some steps may leave parameters out on all ranks: what would be averaged for those is kept for later,
     since DDP drops it. `owing`: some rank may be given something to owe; the same on all ranks.
     """
+
+    cuts: Sequence[Layout] = ()
 
     def __init__(
         self, compressor: Compressor, layout: Layout, step: int, *, partial: bool = False, owing: bool = False
@@ -48,6 +54,11 @@ class BucketMemory:
             self._sizes = torch.tensor(layout.sizes, device=layout.device)
         self._finite: DeviceFlag | None = None
         self._left: DeviceFlag | None = None  # whether anything is kept, asked while something is owed
+
+    @property
+    def slices(self) -> list[BucketMemory]:
+        """What is sent by itself: all of it. See CutMemory."""
+        return [self]
 
     @property
     def stateful(self) -> bool:

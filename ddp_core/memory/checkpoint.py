@@ -1,8 +1,8 @@
-"""What a saved state must agree with before it is taken."""
+"""What a saved state must agree with before it is taken, and the states of all ranks as one value."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from ...compress import Compressor, Layout, specification
 from ...compress import state as states
 from ...compress.build import fingerprint
-from ...compress.leaves import PART
+from ...compress.leaves import FIRST, PART
 from ...compress.shares import ranks_given
 from ...compress.state import Entries
 from ..buckets.layout import axis_order, layout_of, plain
@@ -20,7 +20,7 @@ from .model_memory import OWED
 
 FORMAT = 2  # also of what a specification leaves to its defaults: tests/ddp_core/memory/test_checkpoint.py has them
 FIELDS = ("step", "buckets", "parameters")
-FIRST = ".first"  # ends the field that tells where in a parameter a server's part begins
+RANKS = "ranks"  # the field of the states of all ranks
 ADVICE = {
     "gradwire": "load it with the version of gradwire that wrote it",
     "compressor": "attach that compressor, load, then swap() to the new one",
@@ -117,10 +117,9 @@ def _whole(saved: Mapping[str, Any]) -> bool:
 
 def check_whole(saved: Mapping[str, Any]) -> None:
     """Raise ValueError where tensors are no longer there."""
-    parameters = saved["parameters"]
-    held, whole = sum(map(len, parameters.values())), saved.get("tensors", 0)
-    if type(whole) is not int or held < whole:
-        raise ValueError(f"the state has {held} of its {whole} tensors: {INCOMPLETE}")
+    if "tensors" in saved and not _whole(saved):
+        held = sum(map(len, saved["parameters"].values()))
+        raise ValueError(f"the state has {held} of its {saved['tensors']} tensors: {INCOMPLETE}")
 
 
 def _nested(value: Any, kind: Any) -> bool:
@@ -207,3 +206,36 @@ def renamed(saved: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any
     if isinstance(saved.get("orders"), Mapping):
         state["orders"] = {names.get(name, name): order for name, order in saved["orders"].items()}
     return state
+
+
+def all_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One value of the states of all ranks, in rank order, for a framework that saves on rank 0 alone.
+
+    They lie in a tuple, which torch.distributed.checkpoint takes as one value, whatever is inside.
+    """
+    return {"gradwire": FORMAT, RANKS: tuple(states)}
+
+
+def is_gathered(saved: Any) -> bool:
+    """Whether a state is that of all ranks."""
+    return isinstance(saved, Mapping) and RANKS in saved
+
+
+def states_of(saved: Any) -> Sequence[Mapping[str, Any]]:
+    """The states of all ranks. Raises ValueError for what `all_states` did not make."""
+    states = saved[RANKS] if is_gathered(saved) else None
+    if not isinstance(states, list | tuple) or not states:
+        raise ValueError(
+            f"the first rank scatters what its gather_state_dict() returned; got {type(saved).__name__}"
+            + (f" of {', '.join(map(repr, saved)) or 'nothing'}" if isinstance(saved, Mapping) else "")
+        )
+    return states
+
+
+def on_cpu(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state whose tensors another process can take, which may not see this one's device."""
+    parameters = {
+        name: {field: numbers.cpu() for field, numbers in fields.items()}
+        for name, fields in state["parameters"].items()
+    }
+    return {**state, "parameters": parameters}

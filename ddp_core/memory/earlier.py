@@ -8,7 +8,10 @@ from typing import Any
 from ...compress import compressor, specification
 from ...compress.build import parsed
 
-OF_FORMAT_1 = {"onebit": {"rotate": False}}  # {method: {option: its default then}}
+OF_FORMAT_1: dict[str, dict[str, Any]] = {  # {method: {option: its default then}}
+    "onebit": {"rotate": False},
+    "adaptive": {"ladder": "none/int8/int4/ternary", "target": 0.95},
+}
 NESTED = ("inner", "warmup")  # options that are specifications
 
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ...compress import specification
 from ...compress.protocol import Compressor, Layout, Program, marked
 from ...compress.shares import ranks_given
-from ...compress.state import Entries, Leaves
+from ...compress.state import Entries
 from ...kernels import all_finite
 from ..buckets.layout import as_real
 from ..buckets.sparse import sparse_mean
-from .bucket_memory import OWED, BucketMemory
+from .bucket_memory import NOT_TO_DISCARD, OWED, BucketMemory
+from .cut_memory import Remembered, may_be_cut, new_memory
 from .device_flag import DeviceFlag
 
 
@@ -40,7 +40,7 @@ class Snapshot:
     step: int
     buckets: Sequence[tuple[str, ...]]
     loaded: Entries
-    live: Sequence[BucketMemory]
+    live: Sequence[Remembered]
     ranks_per_host: int | None = None
 
     @property
@@ -67,8 +67,8 @@ class ModelMemory:
         self.committed = True  # whether the last step can be taken back no more
         self._discarded = False  # whether it was
         self._unmet: list[tuple[str, ...]] = []  # buckets of a loaded state that have not been met yet
-        self._live: dict[tuple[str, ...], BucketMemory] = {}
-        self._owing = False  # whether any rank may owe something outside a compressor's state; the same on all ranks
+        self._live: dict[tuple[str, ...], Remembered] = {}
+        self.owing = False  # whether any rank may owe something outside a compressor's state; the same on all ranks
         self._names_before: list[tuple[str, ...]] = []  # of the buckets when the step that is under way began
         self._stateful: bool | None = None  # whether any bucket is; None until a step has met them all
         self._sparse_finite: list[DeviceFlag] = []  # of the step that is under way
@@ -80,9 +80,9 @@ class ModelMemory:
         self._former_on: int | None = None  # those where the state of `_former` was
 
     @property
-    def live(self) -> ItemsView[tuple[str, ...], BucketMemory]:
-        """The memory of each bucket, by the names in it."""
-        return self._live.items()
+    def live(self) -> list[tuple[tuple[str, ...], BucketMemory]]:
+        """The memory of each bucket, or of each of its slices, and the names in the bucket."""
+        return [(names, each) for names, bucket in self._live.items() for each in bucket.slices]
 
     @property
     def averages(self) -> bool:
@@ -95,16 +95,9 @@ class ModelMemory:
         return not self._plain or (self.partial and self._still_owing())
 
     @property
-    def owing(self) -> bool:
-        """Whether any rank may owe something outside a compressor's state; the same on all ranks."""
-        return self._owing
-
-    @property
-    def forgets(self) -> bool:
-        """Whether nothing is remembered of any gradient, so that what is sent may be cut anywhere; the same on all ranks."""
-        several_hosts = 2 * (ranks_given(self.compressor) or 1)
-        sample = Layout(("sample",), ((64, 64),), torch.float32, torch.device("cpu"), several_hosts)
-        return not (self.partial or self._owing or Leaves(self.compressor.init(sample)).flat)
+    def may_be_cut(self) -> bool:
+        """Whether what is sent may be cut anywhere; the same on all ranks."""
+        return not self.partial and may_be_cut(self.compressor)
 
     def _choose(self, compressor: Compressor) -> None:
         self.compressor = compressor
@@ -112,8 +105,8 @@ class ModelMemory:
 
     def _still_owing(self) -> bool:
         """Whether any rank may owe something once the last step is committed."""
-        if not self._owing or self._homeless or self._foreign:
-            return self._owing
+        if not self.owing or self._homeless or self._foreign:
+            return self.owing
         came = all(bucket.brought_out for bucket in reversed(self._live.values()))  # within a step the last one has not
         return not (came and self._finite())
 
@@ -123,10 +116,10 @@ class ModelMemory:
             return False
         return all(map(bool, self._sparse_finite)) and all(bucket.finite() for bucket in self._live.values())
 
-    def get(self, layout: Layout) -> BucketMemory | None:
-        """The bucket of this layout, if it is known."""
+    def get(self, layout: Layout, cuts: Sequence[Layout] = ()) -> Remembered | None:
+        """The bucket of this layout, if it is known; `cuts`: of its slices, where it is sent in some."""
         bucket = self._live.get(layout.names)
-        return bucket if bucket is not None and bucket.layout == layout else None
+        return bucket if bucket is not None and (bucket.layout, bucket.cuts) == (layout, tuple(cuts)) else None
 
     def expect(self, names: Iterable[str], ranks_per_host: int = 1) -> None:
         """Raise ValueError where a state was loaded, and none of its parameters has one of these names, or hosts differ."""
@@ -143,12 +136,12 @@ class ModelMemory:
                 f"call handle.bind(model), then load the state again"
             )
 
-    def add(self, layout: Layout) -> BucketMemory:
+    def add(self, layout: Layout, cuts: Sequence[Layout] = ()) -> Remembered:
         """A new bucket; the state of its parameters moves in from the buckets that held them."""
         members = set(layout.names)
         for names in [names for names in self._live if members.intersection(names)]:
             self._release(self._live.pop(names))
-        bucket = BucketMemory(self.compressor, layout, self.step, partial=self.partial, owing=self._owing)
+        bucket = new_memory(self.compressor, layout, cuts, self.step, partial=self.partial, owing=self.owing)
         bucket.load({name: self._homeless.pop(name) for name in layout.names if name in self._homeless})
         self._layouts = {name: layout for name, layout in self._layouts.items() if name in self._homeless}
         self._adopt(bucket)
@@ -156,7 +149,7 @@ class ModelMemory:
         self._stateful = None
         return bucket
 
-    def _release(self, bucket: BucketMemory) -> None:
+    def _release(self, bucket: Remembered) -> None:
         """Keep the state of a bucket that is no more, until others claim it."""
         self._homeless.update(bucket.save())
         self._layouts |= {name: bucket.layout.select((place,)) for place, name in enumerate(bucket.layout.names)}
@@ -173,7 +166,7 @@ class ModelMemory:
         """Have the buckets in this order where they are listed; the first mention counts."""
         self._live = {names: self._live[names] for names in (*order, *self._live) if names in self._live}
 
-    def _adopt(self, bucket: BucketMemory) -> None:
+    def _adopt(self, bucket: Remembered) -> None:
         """Let a bucket owe what another compressor's state holds back for its parameters."""
         names = [name for name in bucket.layout.names if name in self._foreign]
         if names and self._former is not None:
@@ -188,7 +181,7 @@ class ModelMemory:
     @property
     def watched(self) -> bool:
         """Whether any bucket has something to undo; where some may not have been met, whether any may have."""
-        return self._owing or not self._plain if self._stateful is None else self._stateful
+        return self.owing or not self._plain if self._stateful is None else self._stateful
 
     def reduce_sparse(self, gradient: Tensor, world_size: int, watched: bool) -> Program[Tensor]:
         """The mean over ranks of a sparse gradient, which no compressor sees. `watched` as for a bucket."""
@@ -213,23 +206,20 @@ class ModelMemory:
     def discard_step(self) -> None:
         """Have the last step undone. Raises RuntimeError where there is none, or none that still can be."""
         if self.committed:
-            raise RuntimeError(
-                "there is no step to discard: call discard_step() after a synced backward, and before swap(), rescale() or "
-                "load_state_dict()"
-            )
+            raise RuntimeError(NOT_TO_DISCARD)
         self._discarded = True
 
     def end_step(self) -> None:
         """Commit the step before: undo it everywhere if its average was not finite anywhere, or it was discarded."""
         self.committed = True
-        if self._stateful is False and not self._owing:
+        if self._stateful is False and not self.owing:
             self._names_before, self._discarded = [*self._live, *self._unmet], False
             return
-        self._owing, keep, self._discarded = self._still_owing(), self._finite(), False
+        self.owing, keep, self._discarded = self._still_owing(), self._finite(), False
         self._sparse_finite = []
         self._names_before = [*self._live, *self._unmet]
         for bucket in self._live.values():
-            bucket.end_step(keep, self._owing)
+            bucket.end_step(keep, self.owing)
         self._stateful = any(bucket.stateful for bucket in self._live.values()) if self._live else None
 
     def replace(self, compressor: Compressor) -> None:
@@ -247,7 +237,7 @@ class ModelMemory:
         self._choose(compressor)
         self._unmet = [*self._live, *self._unmet]
         self._live, self._stateful, self._layouts = {}, None, {}
-        self._owing = bool(self._homeless or self._foreign)
+        self.owing = bool(self._homeless or self._foreign)
 
     def rescale(self, factor: float) -> None:
         """Multiply what all buckets hold back. Raises RuntimeError for a loaded state that no step has taken up yet."""
@@ -272,7 +262,7 @@ class ModelMemory:
             raise RuntimeError(
                 "a state that was loaded, then swapped, can be saved after the next backward, not before it"
             )
-        owing, keep = (self._owing, False) if under_way else (self._still_owing(), self._finite())
+        owing, keep = (self.owing, False) if under_way else (self._still_owing(), self._finite())
         buckets = self._names_before if under_way else [*self._live, *self._unmet]
         loaded = {name: dict(fields) for name, fields in self._homeless.items()}
         live = [bucket.taken(keep=keep, owing=owing) for bucket in self._live.values()]
@@ -280,10 +270,6 @@ class ModelMemory:
         return Snapshot(
             self.compressor, self.step - under_way, buckets, loaded, live, max(on_hosts, default=self.saved_on)
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state after the last step: see `Snapshot`."""
-        return self.taken().state_dict()
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Take a saved state; buckets claim their parts when they are met."""
@@ -294,6 +280,6 @@ class ModelMemory:
             name: {field: numbers.detach() for field, numbers in fields.items()}
             for name, fields in saved["parameters"].items()
         }
-        self._owing = any(OWED in fields for fields in self._homeless.values())
+        self.owing = any(OWED in fields for fields in self._homeless.values())
         self.saved_on = saved.get("ranks_per_host")
         self._former, self._foreign = None, {}

@@ -10,6 +10,7 @@ from ...compress.shard_layout import ShardLayout
 from ...compress.shard_residual import ShardResidual
 from ...compress.shards import Finite, ShardState, ShardSum
 from ...compress.state import Entries, Leaves, summed
+from .bucket_memory import NOT_TO_DISCARD
 from .device_flag import DeviceFlag
 
 
@@ -61,14 +62,12 @@ class ShardMemory:
         """Keep what the last step held back, or undo it: where it broke off, met what is not finite, or was discarded."""
         if self._committed:
             return
-        keep = not self._under_way and not self._discarded and self._all_finite()
+        finite = self._finite.everywhere is None or bool(DeviceFlag(self._finite.everywhere))
+        keep = finite and not self._under_way and not self._discarded
         for leaves in self._leaves.values():
             leaves.keep() if keep else leaves.undo()
         self._under_way, self._committed, self._discarded = False, True, False
         self._drop_released()
-
-    def _all_finite(self) -> bool:
-        return self._finite.everywhere is None or bool(DeviceFlag(self._finite.everywhere))
 
     def _drop_released(self) -> None:
         """Let go of residuals that no step will write to again."""
@@ -80,10 +79,7 @@ class ShardMemory:
     def discard_step(self) -> None:
         """Have the last step undone. Raises RuntimeError where there is none that can be."""
         if self._committed:
-            raise RuntimeError(
-                "there is no step to discard: call discard_step() after a synced backward, and before swap(), rescale() or "
-                "load_state_dict()"
-            )
+            raise RuntimeError(NOT_TO_DISCARD)
         self._discarded = True
 
     def rescale(self, factor: float) -> None:

@@ -82,11 +82,11 @@ class Overlap:
         self.order.look(self._reducer.finished)
 
     def _slice(self) -> None:
-        """Make buckets of the size of slices, and cut what is larger, where that is of use and nothing remembers it."""
+        """Make buckets of the size of slices, and cut what is larger, where that is of use and what is remembered allows."""
         averager, device, rules = self._averager, self._reducer.device, self._reducer.rules
         rooms = averager.rooms(device)
         whole = rules.dynamic or rules.skip_all_reduce_unused_params or rules.static_graph
-        cut = rooms is own_rooms and averager.memory.forgets and not whole
+        cut = rooms is own_rooms and averager.memory.may_be_cut and not whole
         self._buckets.resize(slice_bytes(averager, self._slice_mb, device), rooms, cut=cut)
         self._sliced_for = averager.memory.compressor, averager.memory.owing
 

@@ -199,10 +199,6 @@ class TorchFace(TorchDDP):
             self.logger.set_error_and_log(f"{err_type}: {err_msg}")
         raise err_type(err_msg)
 
-    def _lazy_init(self) -> None:
-        self._setup_in_backward_optimizers()
-        self._lazy_init_ran = True
-
     def _refuse_distributed_autograd(self) -> None:
         """Raise RuntimeError in a context of torch.distributed.autograd; a bucket whose gradients went to one will, too."""
         agent = dist.rpc.is_available() and dist.rpc.api._is_current_rpc_agent_set()
@@ -212,12 +208,13 @@ class TorchFace(TorchDDP):
 
     def _refuse_bypassed(self, bucket: Sendable) -> None:
         """Raise RuntimeError where gradients of a bucket came that are not in `.grad`."""
-        parameters = self.reducer.parameters
-        if any(self.reducer.brought(index) and parameters[index].grad is None for index in bucket.members):
+        brought = self.reducer.brought_of(bucket.members)
+        if any(self.reducer.parameters[index].grad is None for index in brought):
             self._log_and_throw(RuntimeError, DISTRIBUTED_AUTOGRAD)
 
-    def _setup_in_backward_optimizers(self) -> None:
+    def _lazy_init(self) -> None:
         """Let `torch.distributed.optim._apply_optimizer_in_backward` step once the averages are there, not before."""
+        self._lazy_init_ran = True
         parameters = [each for each in self._module_parameters if hasattr(each, "_in_backward_optimizers")]
         if not parameters:
             return

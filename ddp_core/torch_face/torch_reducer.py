@@ -25,36 +25,17 @@ class TorchReducer(Reducer):
     traced: Sequence[int] = ()  # the parameters that the last step reached, by index, in the order they got ready
     _changed = False  # whether two steps have reached different parameters
 
-    @property
-    def parameters(self) -> list[Tensor]:
-        """All that get gradients averaged."""
-        return self._parameters
-
-    @property
-    def names(self) -> list[str]:
-        """Their names."""
-        return self._names
-
-    @property
-    def nodes(self) -> Sequence[object]:
-        """That accumulate their gradients."""
-        return self._nodes
-
     def fills_buckets(self) -> bool:
         """Whether gradients go into buckets, now or at the end of this backward."""
         return self._backward is not None or self.assignment.alias
-
-    def brought(self, index: int) -> bool:
-        """Whether this rank has got a gradient for a parameter since the last synchronization."""
-        return bool(self._used[index])
 
     def hand_over(self, averager: Averager) -> None:
         """Another one averages from now on, also in the backward of a forward that has run."""
         self.averager = averager
         if (backward := self._backward) is not None and not backward.under_way:
-            backward.fresh = averager.wishes.fresh
+            backward.fresh = averager.fresh
             for bucket in self.assignment.buckets:
-                bucket.scale = averager.wishes.scale
+                bucket.scale = averager.scale
 
     def prepare_for_backward(self, outputs: list[Tensor]) -> None:
         """Synchronize the next backward, though its forward ran inside `no_sync`: pipeline stages do so.
@@ -83,7 +64,7 @@ class TorchReducer(Reducer):
         self.averager.end_step()
 
     def _send_nothing(self, backward: Backward) -> None:
-        nothing = bytearray(len(self._parameters))
+        nothing = bytearray(len(self.parameters))
         if self.rules.dynamic and (backward.skips or backward.fresh):
             backward.usage = self._ask(nothing)
         for bucket in self.assignment.sending:
@@ -117,7 +98,7 @@ class TorchReducer(Reducer):
     def _get_local_used_map(self) -> Tensor:
         """By index, how many ranks used a parameter in the last step, int32; the number of all ranks if nobody asked."""
         if self.usage is None:
-            return torch.full((len(self._parameters),), self.group.size(), dtype=torch.int32)
+            return torch.full((len(self.parameters),), self.group.size(), dtype=torch.int32)
         return self.usage.counts()
 
     if not TYPE_CHECKING:

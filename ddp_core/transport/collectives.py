@@ -40,6 +40,20 @@ def exchange(
     return texts
 
 
+def agree(
+    text: str, group: dist.ProcessGroup, device: torch.device | None = None, *, what: str, way_out: str = ""
+) -> None:
+    """Raise ValueError on every rank unless all ranks pass the same text; `what`: as for `exchange`."""
+    texts = exchange(text, group, device, what=what)
+    differing = [rank for rank, other in enumerate(texts) if other != texts[0]]
+    if differing:
+        raise ValueError(
+            f"the ranks were set up differently: rank 0 has {texts[0]}, rank {differing[0]} has {texts[differing[0]]}"
+            + (f" (in all, ranks {differing} differ from rank 0)" if len(differing) > 1 else "")
+            + way_out
+        )
+
+
 def gathered(value: Any, group: dist.ProcessGroup, device: torch.device, *, what: str) -> list[Any]:
     """On the first rank of the group what all ranks gave, in rank order; on the others an empty list."""
     values: list[Any] = [None] * group.size() if group.rank() == 0 else []

@@ -55,7 +55,7 @@ class InjectedError(RuntimeError):
     """On purpose."""
 
 
-class Lost:
+class Lost(Reply):
     """What is in flight, if it is, and will not arrive but for a fault that only calls."""
 
     def __init__(self, fault: Fault, real: Reply | None) -> None:
@@ -68,12 +68,6 @@ class Lost:
         if self._fault.kind != "break":
             time.sleep(timeout.total_seconds())
         raise InjectedError(f"a reply was made to {self._fault.kind}")
-
-    def expect_late_wait(self) -> None:
-        """It is late for all."""
-
-    def arrived_at(self) -> None:
-        """Never."""
 
     def abandon(self) -> None:
         """Give the real one up."""

@@ -1,79 +1,101 @@
-"""Where all ranks share a machine, buckets may lie in memory that they all have mapped: sums there need no sockets."""
+"""Where ranks share a machine, buckets may lie in memory that they have mapped: arithmetic there needs no sockets."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from ...compress.protocol import AllReduce, Request
+from ...compress.protocol import AllGather, AllReduce, ReduceScatter, Request
 from .agreement import Look, nothing
 from .host_segment import Segment
 from .protocol import Decorated, Reply, Transport
-from .shared_buffer import SharedBuffer, SharedSum, Sums
+from .shared_buffer import Share, SharedBuffer, SharedReply
 
 ADDED = (torch.float32, torch.float64)  # what the extension can add up
 
 
 class HostMemory(Decorated):
-    """Sums of the buckets that it has allocated go through shared memory, all else over the inner transport.
+    """Carries through memory what ranks ask each other for of buckets that it has allocated, and all else by `inner`.
 
-    Where hosts have several ranks, told by `arrange`, the inner one allocates.
+    Until `arrange` has said that hosts have several ranks, these are sums over all ranks, which then share one machine; from
+    then on the shares of a bucket, which the ranks of a host sum and give out.
     """
 
     def __init__(self, inner: Transport, look: Look = nothing) -> None:
         super().__init__(inner)
-        self._look, self._one_level = look, True
-        self._hopeful = self.group.size() > 1  # not known to be in vain
-        self._buffers: dict[int, SharedBuffer[Sums]] = {}  # by the identity of the tensor that stands for it
+        self._look, self._ranks = look, 1  # of a host
+        self._in_vain: set[int] = set()  # for so many ranks of a host there is no memory
+        self._buffers: dict[int, WeakTensorKeyDictionary] = defaultdict(WeakTensorKeyDictionary)  # by ranks, and tensor
+        self._shares: dict[int, Share] = {}  # under way, by the identity of their numbers
 
     def arrange(self, ranks_per_host: int) -> None:
         """From now on hosts have so many ranks."""
-        self._one_level = ranks_per_host == 1
+        self._ranks = ranks_per_host
         super().arrange(ranks_per_host)
 
     @property
     def allocates(self) -> bool:
         """Until it was in vain."""
-        return self._hopeful if self._one_level else self.inner.allocates
+        return self.group.size() > 1 and self._ranks not in self._in_vain
 
     def allocate(self, buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
-        """Memory that all ranks have mapped, or none for any: a rank that cannot has the others do without.
-
-        What was allocated before goes first, so that both never use memory.
-        """
-        self._buffers = {}
-        if not self._one_level:
-            return self.inner.allocate(buckets)
+        """Memory that all ranks of a host have mapped, or none for any: a rank that cannot has all others do without."""
         sizes = [sum(parameter.numel() for parameter in bucket) if fits(bucket) else 0 for bucket in buckets]
         types = [bucket[0].dtype for bucket, size in zip(buckets, sizes, strict=True) if size]
-        made = self._mapped([size for size in sizes if size], types) if types and self._hopeful else []
-        self._hopeful = bool(made)
-        self._buffers = {id(buffer.flat): buffer for buffer in made}
-        tensors = iter([buffer.flat for buffer in made])
-        return [next(tensors, None) if size else None for size in sizes]
+        made = iter(self._mapped([size for size in sizes if size], types))
+        return [next(made, None) if size else None for size in sizes]
 
-    def _mapped(self, sizes: Sequence[int], types: Sequence[torch.dtype]) -> Sequence[SharedBuffer[Sums]]:
-        segment = Segment(sizes, types, self.group)
-        try:
-            return segment.shared()
-        finally:
-            segment.close()
+    def room_for(self, flat: Tensor) -> Tensor | None:
+        """Memory for a bucket that does not lie in any of its own, and whose shares are summed."""
+        if self._ranks == 1 or flat in self._buffers[self._ranks] or not fits([flat]) or not flat.numel():
+            return None
+        return next(iter(self._mapped([flat.numel()], [flat.dtype])), None)
+
+    def _mapped(self, sizes: Sequence[int], types: Sequence[torch.dtype]) -> list[Tensor]:
+        kind, ranks = ("SharedSums", self.group.size()) if self._ranks == 1 else ("SharedShares", self._ranks)
+        made = Segment(sizes, types, self.group, kind, ranks).shared() if sizes and self.allocates else []
+        if not made:
+            self._in_vain.add(self._ranks)
+        self._buffers[self._ranks].update(made)
+        return [flat for flat, _ in made]
 
     def start(self, request: Request, channel: int) -> Reply:
-        """Begin a sum in shared memory, each rank as soon as it likes; or what else it is, as the inner one does."""
-        buffer = self._buffers.get(id(request.tensor))
-        if buffer is not None and isinstance(request, AllReduce) and request.op == "sum":
-            buffer.fill_room()
-            buffer.sums.arrive(buffer.place)
-            return SharedSum(buffer, self._look)
+        """Tell the others that numbers are there, each rank as soon as it likes; or what else it is, as the inner one."""
+        tensor = request.tensor
+        if isinstance(request, AllReduce) and request.op == "sum" and (buffer := self._buffers[1].get(tensor)):
+            buffer.fill(tensor)
+            return SharedReply(buffer, buffer.place, partial(buffer.filled, tensor), self._look)
+        hosts = self._buffers[self._ranks]
+        if isinstance(request, ReduceScatter) and request.scope == "host" and (buffer := hosts.get(tensor)):
+            return self._sum_share(buffer, request)
+        if isinstance(request, AllGather) and (share := self._shares.pop(id(tensor), None)):
+            return self._give_out(share)
         return self.inner.start(request, channel)
+
+    def _sum_share(self, buffer: SharedBuffer, request: ReduceScatter) -> Reply:
+        place, scale = self.group.rank() % self._ranks, 1 / self._ranks if request.op == "mean" else 1.0
+        first = sum(request.sizes[:place])
+        share = Share(buffer, request.tensor, first, buffer.room[first : first + request.sizes[place]])
+        self._shares[id(share.numbers)] = share
+        buffer.fill(share.flat)
+        return SharedReply(buffer, 2 * buffer.place, partial(share.sum, scale), self._look)
+
+    def _give_out(self, share: Share) -> Reply:
+        share.write()
+        buffer = share.buffer
+        return SharedReply(buffer, 2 * buffer.place + 1, partial(buffer.filled, share.flat), self._look)
 
     def abort(self) -> None:
         """Have no rank wait for this one any more."""
-        for buffer in self._buffers.values():
-            buffer.sums.give_up()
+        self._shares = {}
+        for buffers in self._buffers.values():
+            for buffer in buffers.values():
+                buffer.sums.give_up()
         self.inner.abort()
 
 

@@ -22,7 +22,7 @@ from .shared_buffer import SharedBuffer
 logger = logging.getLogger(__name__)
 SWITCH = "GRADWIRE_SHARED_MEMORY"  # 0 in the environment of any rank: over the process group after all
 PAGE = mmap.PAGESIZE
-MARK_BYTES = 16
+MARK_BYTES = 16  # behind what a file holds, not to take another one for it
 UNABLE = "not able: "
 MEMORY = "where their buckets lie in memory"
 
@@ -30,28 +30,30 @@ MEMORY = "where their buckets lie in memory"
 class Segment:
     """This rank's memory for buckets, on its way to being mapped by all: a file without a name, in memory.
 
-    `kind`: the extension's class for what is done in it. `ranks_per_host`: so many consecutive ranks map each other's, where
-    it is not all of them.
+    `kind`: the extension's class for what is done in it. `count`: so many consecutive ranks map each other's.
     """
 
     def __init__(
-        self,
-        sizes: Sequence[int],
-        types: Sequence[torch.dtype],
-        group: dist.ProcessGroup,
-        kind: str = "SharedSums",
-        ranks_per_host: int = 0,
+        self, sizes: Sequence[int], types: Sequence[torch.dtype], group: dist.ProcessGroup, kind: str, count: int
     ) -> None:
-        self._sizes, self._types, self._group, self._kind = sizes, types, group, kind
-        self._count = ranks_per_host or group.size()
-        self._first = group.rank() - group.rank() % self._count
-        self._files: list[int] = []
+        self._sizes, self._types, self._group, self._kind, self._count = sizes, types, group, kind, count
+        self._first = group.rank() - group.rank() % count
+        self._file: int | None = None
         self._spans: list[tuple[int, int, int]] = []  # of each bucket: offset in bytes, elements, bytes of one
         self._bytes = 0
-        self._mark = secrets.token_bytes(MARK_BYTES)  # not to take another file for this one
 
-    def shared(self) -> list[SharedBuffer[Any]]:
-        """All buckets, once all ranks have mapped them; none where any rank could not. A collective call."""
+    def shared(self) -> list[tuple[Tensor, SharedBuffer]]:
+        """A flat tensor for each bucket, and its memory, once all ranks have mapped it; none where any rank could not.
+
+        A collective call. What is mapped is freed with the last who has mapped it, however that ends.
+        """
+        try:
+            return self._shared()
+        finally:
+            if self._file is not None:
+                os.close(self._file)
+
+    def _shared(self) -> list[tuple[Tensor, SharedBuffer]]:
         told = exchange(self._told(), self._group, what=MEMORY)
         hosts = range(0, len(told), self._count)
         why = next(filter(None, (_separated(told[first : first + self._count], first) for first in hosts)), "")
@@ -63,11 +65,6 @@ class Segment:
             logger.info("sums of gradients go over the process group, not through shared memory: %s", why)
         return [] if why else buffers
 
-    def close(self) -> None:
-        """What is mapped stays; it is freed with the last who has mapped it, however that ends."""
-        close_files(self._files)
-        self._files = []
-
     def _told(self) -> str:
         """What the others have to know to map this rank's memory, or why they cannot."""
         why = obstacle()
@@ -77,47 +74,62 @@ class Segment:
             return f"{UNABLE}{error}"
 
     def _made(self) -> str:
-        """The buckets' places, and the file, as this rank's process, its number there, and its mark."""
+        """The buckets' places, and the address of the memory."""
         offset = _pages(self._class().header_bytes(len(self._sizes), self._count))
         for size, kind in zip(self._sizes, self._types, strict=True):
             self._spans.append((offset, size, kind.itemsize))
             offset = _pages(offset + size * kind.itemsize)
-        self._bytes = offset + PAGE
-        file = extension().memory_file("gradwire")
-        self._files.append(file)
-        os.posix_fallocate(file, 0, self._bytes)  # here it may fail, later it would kill
-        os.pwrite(file, self._mark, offset)
-        places = hashlib.sha256(repr(self._spans).encode()).hexdigest()
-        return f"{places} {os.getpid()} {file} {self._mark.hex()}"
+        self._bytes = offset
+        self._file, address = memory_file(offset)
+        return f"{hashlib.sha256(repr(self._spans).encode()).hexdigest()} {address}"
 
     def _class(self) -> Any:
         return getattr(extension(), self._kind)
 
-    def _mapped(self, files: Sequence[Sequence[str]]) -> list[SharedBuffer[Any]]:
+    def _mapped(self, addresses: Sequence[Sequence[str]]) -> list[tuple[Tensor, SharedBuffer]]:
         """The buckets in the memory of all ranks; none where one's is out of reach."""
         rank, first = self._group.rank(), self._first
         try:
-            others = Processes({other: int(file[0]) for other, file in enumerate(files, first) if other != rank})
-            memories = [self._map(*file) for file in files]
+            others = Processes({other: int(each[0]) for other, each in enumerate(addresses, first) if other != rank})
+            memories = [mapped(each, self._bytes) for each in addresses]
             sums = self._class()(memories, rank - first, self._spans)
             flats, rooms = (self._tensors(memories[rank - first]) for _ in range(2))
         except (OSError, RuntimeError, MemoryError) as error:
             logger.info("rank %d cannot map the memory of all ranks: %s", rank, error)
             return []
         pairs = zip(flats, rooms, strict=True)
-        return [SharedBuffer(flat, room, sums, others, place, first) for place, (flat, room) in enumerate(pairs)]
+        return [(flat, SharedBuffer(room, sums, others, n, first)) for n, (flat, room) in enumerate(pairs)]
 
     def _tensors(self, memory: Any) -> list[Tensor]:
         spans = zip(self._types, self._spans, strict=True)
         return [torch.frombuffer(memory, dtype=kind, count=numel, offset=offset) for kind, (offset, numel, _) in spans]
 
-    def _map(self, process: str, number: str, mark: str) -> Any:
-        """The memory of a rank; OSError where it is out of reach."""
-        file = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR)
-        self._files.append(file)
-        if os.fstat(file).st_size != self._bytes or os.pread(file, MARK_BYTES, self._bytes - PAGE).hex() != mark:
+
+def memory_file(size: int) -> tuple[int, str]:
+    """A file without a name, in memory, to be closed once others have mapped it; and its address, for `mapped`.
+
+    OSError where there is no room.
+    """
+    file, mark = extension().memory_file("gradwire"), secrets.token_bytes(MARK_BYTES)
+    try:
+        os.posix_fallocate(file, 0, size + MARK_BYTES)  # here it may fail, later it would kill
+        os.pwrite(file, mark, size)
+    except OSError:
+        os.close(file)
+        raise
+    return file, f"{os.getpid()} {file} {mark.hex()}"
+
+
+def mapped(address: Sequence[str], size: int) -> Any:
+    """So much of a rank's memory; OSError where it is out of reach."""
+    process, number, mark = address
+    file = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR)
+    try:
+        if os.pread(file, MARK_BYTES, size).hex() != mark:
             raise OSError(f"file {number} of process {process} is not what its rank has made")
-        return extension().Memory(file, self._bytes)
+        return extension().Memory(file, size)
+    finally:
+        os.close(file)
 
 
 def _pages(size: int) -> int:

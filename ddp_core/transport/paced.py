@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
 from datetime import timedelta
 
 from torch import Tensor
@@ -34,21 +33,11 @@ class Paced(Decorated):
     For transports whose wait blocks the host. Nothing lies in memory of the inner one: it would carry without a link.
     """
 
+    allocates = False
+
     def __init__(self, inner: Transport, link: Link) -> None:
         super().__init__(inner)
         self._link = link
-
-    @property
-    def allocates(self) -> bool:
-        """Never."""
-        return False
-
-    def allocate(self, buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
-        """Any memory will do."""
-        return [None] * len(buckets)
-
-    def room_for(self, flat: Tensor) -> None:
-        """Any memory will do."""
 
     def start(self, request: Request, channel: int) -> Reply:
         """Begin now, both on the inner transport and on the link; inside a host there is none."""
@@ -58,7 +47,7 @@ class Paced(Decorated):
         return PacedPending(pending, self._link.due(request.sent_bytes(self.members(request.scope))))
 
 
-class PacedPending:
+class PacedPending(Reply):
     """A request that is over when it really is, and not before `due` (time.monotonic)."""
 
     def __init__(self, real: Reply, due: float) -> None:
@@ -71,7 +60,6 @@ class PacedPending:
         return reply
 
     def expect_late_wait(self) -> None:
-        """As the real one."""
         self._real.expect_late_wait()
 
     def arrived_at(self) -> float | None:
@@ -80,5 +68,4 @@ class PacedPending:
         return None if real is None else max(real, self.due)
 
     def abandon(self) -> None:
-        """Give the real one up."""
         self._real.abandon()

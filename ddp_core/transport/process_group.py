@@ -18,12 +18,12 @@ from .agreement import LOOK, Look, nothing
 from .direct import Collectives, best_ways
 from .direct_exchange import Exchange, is_large
 from .private_group import meeting_place, new_name, private_group
-from .protocol import Reply
+from .protocol import Reply, Transport
 
 EVERYONE: tuple[Scope, ...] = ("all",)
 
 
-class GroupPending:
+class GroupPending(Reply):
     """A collective of a process group, and the tensor that will hold its result.
 
     `look`: what a wait that takes long does now and then; it may raise.
@@ -65,11 +65,15 @@ class GroupPending:
             try:
                 work.wait(timedelta(seconds=part))
                 return
-            except RuntimeError:
+            except RuntimeError as error:
                 failed = time.monotonic() - began < part / 2
                 self._look()
-                if failed or time.monotonic() >= deadline:
+                if failed:
                     raise
+                if time.monotonic() >= deadline:
+                    raise RuntimeError(
+                        f"it did not come within {timeout}: a rank hangs, or has died. {error}"
+                    ) from error
                 if work.is_completed():  # while this one looked
                     work.wait(LOOK)
                     return
@@ -84,7 +88,7 @@ class GroupPending:
 
 
 @dataclass(frozen=True)
-class Here:
+class Here(Reply):
     """What a rank asks nobody but itself for: it keeps its place in the order of rounds."""
 
     tensor: Tensor
@@ -93,35 +97,18 @@ class Here:
         """It is there."""
         return self.tensor
 
-    def expect_late_wait(self) -> None:
-        """It is not late."""
 
-    def arrived_at(self) -> None:
-        """It did not travel."""
-
-    def abandon(self) -> None:
-        """Nobody else knows of it."""
-
-
-class ProcessGroup:
+class ProcessGroup(Transport):
     """Carries requests over `group`. `timeout`: for making the channels, and of what travels on the CPU. `look`: see there.
 
-    `ranks_per_host`: consecutive ones, for requests within and across hosts. These have groups of their own, which the ranks
-    make at the first such request of a channel.
+    Requests within and across hosts have groups of their own, which the ranks make at the first such request of a channel.
     """
 
-    allocates = False
-
     def __init__(
-        self,
-        group: dist.ProcessGroup,
-        device: torch.device,
-        timeout: timedelta,
-        ranks_per_host: int = 1,
-        look: Look = nothing,
+        self, group: dist.ProcessGroup, device: torch.device, timeout: timedelta, look: Look = nothing
     ) -> None:
         self.group, self.world_size, self.look = group, group.size(), look
-        self._device, self._timeout, self._ranks_per_host = device, timeout, ranks_per_host
+        self._device, self._timeout, self._ranks_per_host = device, timeout, 1
         self._names: list[str] = []  # of the channels
         self._arrangement = ""  # a name that no other has
         self._groups: dict[tuple[int, Scope], dist.ProcessGroup] = {}
@@ -181,8 +168,9 @@ class ProcessGroup:
         key = channel, request.scope
         if key not in self._exchanges:
             meet = partial(self._meet, f"{self._name(*key)}/direct", group)
-            self._exchanges[key] = Exchange(meet, partial(self._all_want, group), group.size(), self.look)
-        return self._exchanges[key].start(request)
+            self._exchanges[key] = Exchange(meet, partial(self._all_want, group), group.size())
+        begun = self._exchanges[key].start(request)
+        return None if begun is None else GroupPending(*begun, look=self.look)
 
     def _meet(self, name: str, group: dist.ProcessGroup) -> Collectives:
         store = meeting_place(self.group, name)
@@ -191,13 +179,6 @@ class ProcessGroup:
     def _all_want(self, group: dist.ProcessGroup, wanted: bool) -> bool:
         votes = torch.tensor([int(wanted)])
         return int(GroupPending(group.allreduce([votes]), votes, look=self.look).wait(self._timeout)) == group.size()
-
-    def allocate(self, buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
-        """Any memory will do."""
-        return [None] * len(buckets)
-
-    def room_for(self, flat: Tensor) -> None:
-        """Any memory will do."""
 
     def start(self, request: Request, channel: int) -> Reply:
         """Give a request to the group of a channel. Raises RuntimeError where there are not so many."""

@@ -21,54 +21,66 @@ class Pending(Protocol):
 
 
 class Reply(Pending, Protocol):
-    """The reply to a request."""
+    """The reply to a request. What is not overridden stands for one that nobody notes, and that has nothing to let go of."""
 
     def expect_late_wait(self) -> None:
         """Note when it is there, which may be long before somebody waits for it; that costs a thread's attention."""
+        return None
 
     def arrived_at(self) -> float | None:
         """When it was there, by time.perf_counter, if that is known already."""
+        return None
 
     def abandon(self) -> None:
         """Give it up: a connection would stay open with it."""
+        return None
 
 
 class Transport(Protocol):
-    """Carries requests among the ranks of `group`. All ranks make the same calls in the same order, but for `abort`."""
+    """Carries requests among the ranks of `group`. All ranks make the same calls in the same order, but for `abort`.
+
+    What is not overridden stands for one with nothing to prepare, nothing to break, and no memory.
+    """
 
     group: dist.ProcessGroup
     world_size: int
 
     @property
     def allocates(self) -> bool:
-        """Whether `allocate` may give memory, as far as is known; the same on all ranks."""
+        """Whether it may give memory, as far as is known; the same on all ranks. Any will do where it does not."""
+        return False
 
     def members(self, scope: Scope) -> int:
         """How many ranks take part in a request of a scope."""
 
     def arrange(self, ranks_per_host: int) -> None:
         """Have so many consecutive ranks be a host, in requests from now on. A collective call."""
+        return None
 
     def open(self, channels: int, scopes: Sequence[Collection[Scope]] = ()) -> None:
         """Have so many channels, on each of which requests keep their order. A collective call.
 
         `scopes`: of the requests on each channel, by default all ranks.
         """
+        return None
 
     def allocate(self, buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
         """Memory that it carries best for buckets of these parameters; None: any will do. A collective call."""
+        return [None] * len(buckets)
 
     def room_for(self, flat: Tensor) -> Tensor | None:
         """Memory that carries a bucket better than that where it lies; None: there is no better. A collective call."""
+        return None
 
     def start(self, request: Request, channel: int) -> Reply:
         """Give a request to a channel; returns at once."""
 
     def abort(self) -> None:
         """Break what connects, so that no rank waits for this one."""
+        return None
 
 
-class Decorated:
+class Decorated(Transport):
     """A transport around another one, which does what is not overridden."""
 
     def __init__(self, inner: Transport) -> None:
@@ -76,35 +88,27 @@ class Decorated:
 
     @property
     def allocates(self) -> bool:
-        """As the inner one."""
         return self.inner.allocates
 
     def members(self, scope: Scope) -> int:
-        """As the inner one."""
         return self.inner.members(scope)
 
     def arrange(self, ranks_per_host: int) -> None:
-        """As the inner one."""
         self.inner.arrange(ranks_per_host)
 
     def open(self, channels: int, scopes: Sequence[Collection[Scope]] = ()) -> None:
-        """As the inner one."""
         self.inner.open(channels, scopes)
 
     def allocate(self, buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
-        """As the inner one."""
         return self.inner.allocate(buckets)
 
     def room_for(self, flat: Tensor) -> Tensor | None:
-        """As the inner one."""
         return self.inner.room_for(flat)
 
     def start(self, request: Request, channel: int) -> Reply:
-        """As the inner one."""
         return self.inner.start(request, channel)
 
     def abort(self) -> None:
-        """As the inner one."""
         self.inner.abort()
 
 

@@ -53,7 +53,7 @@ class Rendezvous:
             raise ValueError(f"the address of a rendezvous is host:port, such as 10.0.0.1:29400; got {address!r}")
         if sites < 1 or limit.total_seconds() <= 0:
             raise ValueError(f"sites is at least 1 and limit above 0; got {sites} and {limit}")
-        self.patience = 10 * limit.total_seconds() + start.total_seconds()
+        self.patience = 10 * limit.total_seconds() + start.total_seconds()  # after which a round has failed for sure
         self._address, self._sites, self._start, self._phase = address, sites, start, limit / PHASES
         self._id = uuid.uuid4().hex[:12]
         self._name = name or f"site {self._id}"

@@ -1,107 +1,123 @@
-"""A bucket in memory that all ranks of a host have mapped: whoever waits for its sum adds it up."""
+"""A bucket in memory that all ranks of a host have mapped: whoever waits for numbers of it adds them up."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 from torch import Tensor
 
-from .agreement import Look, nothing
+from .agreement import Look
 from .processes import Processes
+from .protocol import Reply
 
 LOOK_SECONDS = 0.2  # between two looks whether the other ranks still live
 
 
 class Sums(Protocol):
-    """What ranks wait for of all buckets that were made together, by its place: see native/shared_sums.hpp."""
+    """Counters of all buckets that were made together, by place: see native/shared_sums.hpp, native/shared_shares.hpp.
+
+    Those of shares have two places for each bucket, and add up and give out elements from `first` on.
+    """
 
     def arrive(self, place: int) -> None: ...
     def wait(self, place: int, seconds: float) -> bool: ...
     def since(self, place: int) -> float: ...
     def missing(self, place: int) -> list[int]: ...
+    def sum(self, bucket: int, first: int, count: int, scale: float) -> None: ...
+    def share(self, bucket: int, first: int, count: int) -> None: ...
     def give_up(self) -> None: ...
     def given_up(self) -> int: ...
 
 
-S = TypeVar("S", bound=Sums, covariant=True)
-
-
 @dataclass(frozen=True, eq=False)
-class SharedBuffer(Generic[S]):
-    """A bucket's numbers, `flat`, in memory that all ranks can reach.
+class SharedBuffer:
+    """A bucket's memory, `room`, that all ranks can reach.
 
-    `room`: the same memory, for nobody else: who has `flat`, or a view of it, may make torch move that elsewhere
+    Nobody else has this tensor: who has one that was given, or a view of it, may make torch move that elsewhere
     (`share_memory_`). `place`: the bucket's number among those that were made together. `first`: of the ranks that have it.
     """
 
-    flat: Tensor
     room: Tensor
-    sums: S
+    sums: Sums
     processes: Processes
     place: int
-    first: int = 0
+    first: int
 
-    def fill_room(self) -> None:
-        """Have the numbers where the others find them."""
-        if self.flat.data_ptr() != self.room.data_ptr():
-            self.room.copy_(self.flat)
+    def fill(self, flat: Tensor) -> None:
+        """Have the numbers of the bucket where the others find them."""
+        if flat.data_ptr() != self.room.data_ptr():
+            self.room.copy_(flat)
 
-    def filled(self) -> Tensor:
-        """`flat`, with the numbers that the others have left."""
-        if self.flat.data_ptr() != self.room.data_ptr():
-            self.flat.copy_(self.room)
-        return self.flat
+    def filled(self, flat: Tensor) -> Tensor:
+        """The bucket, with the numbers that the others have left."""
+        if flat.data_ptr() != self.room.data_ptr():
+            flat.copy_(self.room)
+        return flat
 
-    def wait(self, place: int, timeout: timedelta, look: Look) -> None:
-        """Until it is there; RuntimeError where a rank has ended or gives up, or after the time limit."""
-        if not self.sums.wait(place, LOOK_SECONDS):
-            self._wait_and_look(place, timeout, look)
 
-    def _wait_and_look(self, place: int, timeout: timedelta, look: Look) -> None:
+@dataclass(frozen=True)
+class Share:
+    """This rank's part of a bucket that lies at `flat`: `numbers`, from its element `first` on."""
+
+    buffer: SharedBuffer
+    flat: Tensor
+    first: int
+    numbers: Tensor
+
+    def sum(self, scale: float) -> Tensor:
+        """Add up the share of all ranks, each times `scale`."""
+        self.buffer.sums.sum(self.buffer.place, self.first, self.numbers.numel(), scale)
+        return self.numbers
+
+    def write(self) -> None:
+        """Write it to all others."""
+        self.buffer.sums.share(self.buffer.place, self.first, self.numbers.numel())
+
+
+class SharedReply(Reply):
+    """What all ranks bring to a `place` of a bucket's counters. It needs no rank's time but that of those who wait.
+
+    `finish`: what these then do, for the reply. `look`: what a wait that takes long does now and then; it may raise.
+    """
+
+    def __init__(self, buffer: SharedBuffer, place: int, finish: Callable[[], Tensor], look: Look) -> None:
+        self._buffer, self._place, self._finish, self._look = buffer, place, finish, look
+        buffer.sums.arrive(place)
+
+    def wait(self, timeout: timedelta) -> Tensor:
+        """The reply when all is there; RuntimeError where a rank has ended or gives up, or after the time limit."""
+        if not self._buffer.sums.wait(self._place, LOOK_SECONDS):
+            self._wait_and_look(timeout)
+        return self._finish()
+
+    def _wait_and_look(self, timeout: timedelta) -> None:
+        sums, first = self._buffer.sums, self._buffer.first
         deadline = time.monotonic() + timeout.total_seconds()
         ended: list[int] = []
-        while not self.sums.wait(place, LOOK_SECONDS):
-            look()  # first: those that differ give up
-            if (rank := self.sums.given_up()) >= 0:
-                raise RuntimeError(f"rank {self.first + rank} has given up or was closed; see what it raised")
+        while not sums.wait(self._place, LOOK_SECONDS):
+            self._look()  # first: those that differ give up
+            if (rank := sums.given_up()) >= 0:
+                raise RuntimeError(f"rank {first + rank} has given up or was closed; see what it raised")
             if ended:
                 raise RuntimeError(f"rank {ended[0]} has ended before the sum was there")
             if time.monotonic() > deadline:
-                missing = [self.first + rank for rank in self.sums.missing(place)]
+                missing = [first + rank for rank in sums.missing(self._place)]
                 late = (
                     f"of ranks {missing} gradients are missing"
                     if missing
                     else "a rank has not done its part of the sum"
                 )
                 raise RuntimeError(f"timed out after {timeout}: {late}")
-            ended = self.processes.ended()  # what they have left undone may be under way: one more look
-
-
-@dataclass(frozen=True)
-class SharedSum:
-    """The sum of a bucket over ranks, in place, which has begun. It needs no rank's time but that of those who wait.
-
-    `look`: what a wait that takes long does now and then; it may raise.
-    """
-
-    buffer: SharedBuffer[Sums]
-    look: Look = nothing
-
-    def wait(self, timeout: timedelta) -> Tensor:
-        """The bucket when it is there; RuntimeError where a rank has ended or gives up, or after the time limit."""
-        self.buffer.wait(self.buffer.place, timeout, self.look)
-        return self.buffer.filled()
-
-    def expect_late_wait(self) -> None:
-        """The sums note it anyway."""
+            ended = self._buffer.processes.ended()  # what they have left undone may be under way: one more look
 
     def arrived_at(self) -> float:
-        """When it was there, by time.perf_counter, which is the monotonic clock where memory can be shared."""
-        return self.buffer.sums.since(self.buffer.place)
+        """When the last rank's was there, by time.perf_counter, which is the monotonic clock where memory can be shared."""
+        return self._buffer.sums.since(self._place)
 
     def abandon(self) -> None:
-        """Have all ranks give it up."""
-        self.buffer.sums.give_up()
+        """Have all ranks of the host give it up."""
+        self._buffer.sums.give_up()

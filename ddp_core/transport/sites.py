@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -12,21 +11,20 @@ from torch import Tensor
 
 from ...compress.protocol import AllGather, Request
 from ...compress.scopes import Scope
-from .collectives import exchange, spread
+from .collectives import agree, spread
 from .private_group import new_name, private_group
 from .process_group import GroupPending, started
+from .protocol import Transport
 
 CPU = torch.device("cpu")
 WAITS = 8  # of a round, and more than it has
 
 
-class Meeting:
+class Meeting(Transport):
     """Those that take part in a round, and what carries between them. Its tensors are on the CPU.
 
     `names`: of all of them, in rank order, for messages. `timeout`: of each wait.
     """
-
-    allocates = False
 
     def __init__(self, group: dist.ProcessGroup, names: Sequence[str], timeout: timedelta) -> None:
         self.group, self.names, self.timeout = group, list(names), timeout
@@ -35,19 +33,6 @@ class Meeting:
     def members(self, scope: Scope) -> int:
         """Every one is a host of its own."""
         return 1 if scope == "host" else self.world_size
-
-    def arrange(self, ranks_per_host: int) -> None:
-        """Every one stays a host of its own."""
-
-    def open(self, channels: int, scopes: Sequence[Collection[Scope]] = ()) -> None:
-        """One channel is enough: requests follow each other."""
-
-    def allocate(self, buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
-        """Any memory will do."""
-        return [None] * len(buckets)
-
-    def room_for(self, flat: Tensor) -> None:
-        """Any memory will do."""
 
     def start(self, request: Request, channel: int) -> GroupPending:
         """Give a request to the group. Raises ValueError for one inside hosts, which sites are not."""
@@ -63,43 +48,18 @@ class Meeting:
         """Take over the tensors of rank `source`, in place."""
         spread(tensors, source, self.group, what="what the model is now")
 
-    def abort(self) -> None:
-        """Nothing here runs between calls."""
-
-
-class Sites(Protocol):
-    """How those that take part find each other. `patience`: seconds after which a round has failed for sure."""
-
-    patience: float
-
-    def join(self, setup: str) -> None:
-        """Be there for the first time. Raises ValueError where others are set up differently."""
-
-    def meet(self) -> Meeting:
-        """Who takes part in the next round."""
-
-    def break_up(self, error: Exception) -> None:
-        """A round has failed: have the next one without whoever is gone, or raise the error."""
-
-    def close(self) -> None:
-        """Let go of what connects."""
-
 
 class Ranks:
     """The ranks of a process group, always all of them."""
 
     def __init__(self, group: dist.ProcessGroup, timeout: timedelta) -> None:
-        self.patience = WAITS * timeout.total_seconds()
+        self.patience = WAITS * timeout.total_seconds()  # after which a round has failed for sure
         self._parent, self._timeout = group, timeout
         self._meeting: Meeting | None = None
 
     def join(self, setup: str) -> None:
         """Make a group of their own, whose requests do not mix with the user's. A collective call."""
-        texts = exchange(setup, self._parent, what="how local steps are set up")
-        if differing := [rank for rank, text in enumerate(texts) if text != texts[0]]:
-            raise ValueError(
-                f"the ranks were set up differently: rank 0 has {texts[0]}, rank {differing[0]} has {texts[differing[0]]}"
-            )
+        agree(setup, self._parent, what="how local steps are set up")
         group = private_group(self._parent, self._timeout, new_name(self._parent, CPU))
         self._meeting = Meeting(group, [f"rank {rank}" for rank in range(group.size())], self._timeout)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
 
@@ -12,24 +11,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Backend
 
-from .direct import Choice, Collectives, Kind
+from .direct import Choice, Collectives, Direct, Kind
 
 NAME = "gradwire"
 LEAST_TORCH = (2, 14)  # from which on a backend can be written in Python
 SMALLEST_BYTES = 2**16  # of all ranks' blocks; below, Gloo has begun and ended before a thread wakes
-SUMMED = (
-    torch.float32,
-    torch.float64,
-    torch.bfloat16,
-    torch.float16,
-    torch.int32,
-    torch.int64,
-    torch.int8,
-    torch.uint8,
-)
-UNLIMITED = timedelta(0)  # torch's word for a wait without a limit of its own
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+SUMMED = (*FLOATS, torch.int32, torch.int64, torch.int8, torch.uint8)
 HANDED_ON = (  # to Gloo
+    "all_gather_single_coalesced",
     "allgather_coalesced",
+    "allreduce",
     "allreduce_coalesced",
     "allreduce_sparse",
     "alltoall",
@@ -58,53 +50,6 @@ def register() -> None:
             "upgrade torch, or use init_process_group('gloo')"
         )
     dist.Backend.register_backend(NAME, DirectBackend.of, extended_api=True, devices=["cpu"])
-
-
-class Direct(dist.Work):
-    """Collectives that have begun, and the tensors that they write."""
-
-    def __init__(self, begun: Sequence[Future[None]], written: Sequence[Tensor]) -> None:
-        super().__init__()
-        self._begun, self._written = begun, list(written)
-
-    def wait(self, timeout: timedelta = UNLIMITED) -> bool:
-        """Wait for all; RuntimeError where one fails or takes longer, and beyond the group's time limit it fails."""
-        limit = timeout.total_seconds() if timeout > UNLIMITED else None
-        for each in self._begun:
-            try:
-                each.result(limit)
-            except TimeoutError as error:
-                raise RuntimeError(f"the collective has not ended within {timeout}") from error
-        return True
-
-    def get_future(self) -> torch.futures.Future[list[Tensor]]:
-        """One that ends when all have."""
-        future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
-        self._begun[-1].add_done_callback(lambda last: self._end(future, last))
-        return future
-
-    def _end(self, future: torch.futures.Future[list[Tensor]], last: Future[None]) -> None:
-        """They end in order, and fail together."""
-        if (error := last.exception()) is not None:
-            future.set_exception(error)  # type: ignore[arg-type]  # torch takes any
-        else:
-            future.set_result(self._written)
-
-    def is_completed(self) -> bool:
-        """Whether all have ended, well or not."""
-        return self._begun[-1].done()
-
-    def is_success(self) -> bool:
-        """Whether all have ended well."""
-        return self.is_completed() and self.exception() is None
-
-    def exception(self) -> BaseException | None:
-        """What was wrong with those that have ended."""
-        return next((each.exception() for each in self._begun if each.done() and each.exception()), None)
-
-    def result(self) -> list[Tensor]:
-        """What they have written."""
-        return self._written
 
 
 class DirectBackend(Backend):
@@ -136,29 +81,14 @@ class DirectBackend(Backend):
     def allgather(self, outputs: Sequence[Sequence[Tensor]], blocks: Sequence[Tensor], options: Any) -> dist.Work:
         """One tensor of each rank, to a list of tensors."""
         if len(blocks) == 1 and (way := self._way("all_gather", blocks[0], outputs[0])):
-            return Direct([self._direct.all_gather(way, outputs[0], blocks[0])], outputs[0])
+            return Direct(self._direct.all_gather(way, outputs[0], blocks[0]), outputs[0])
         return self._by_gloo("allgather", outputs, blocks, options)
 
     def all_gather_single(self, output: Tensor, block: Tensor, options: Any) -> dist.Work:
         """One tensor of each rank, to one tensor."""
         if way := self._way("all_gather", block, [output]):
-            return Direct([self._direct.all_gather(way, self._rows(output), block)], [output])
+            return Direct(self._direct.all_gather(way, self._rows(output), block), [output])
         return self._by_gloo("all_gather_single", output, block, options)
-
-    def all_gather_single_coalesced(
-        self, outputs: Sequence[Tensor], blocks: Sequence[Tensor], options: Any
-    ) -> dist.Work:
-        """Some tensors of each rank, to as many tensors."""
-        pairs = list(zip(outputs, blocks, strict=True))
-        ways = [self._way("all_gather", block, [output]) for output, block in pairs]
-        begun = [
-            self._direct.all_gather(way, self._rows(output), block)
-            for way, (output, block) in zip(ways, pairs, strict=True)
-            if way and all(ways)
-        ]
-        return (
-            Direct(begun, outputs) if begun else self._by_gloo("all_gather_single_coalesced", outputs, blocks, options)
-        )
 
     def all_to_all_single(
         self, output: Tensor, rows: Tensor, output_sizes: Sequence[int], row_sizes: Sequence[int], options: Any
@@ -167,26 +97,20 @@ class DirectBackend(Backend):
         even = not (output_sizes or row_sizes) and output.shape == rows.shape and len(rows) % self._ranks == 0
         if even and _is_plain(output) and output.dtype == rows.dtype and (way := self._way("all_to_all", None, [rows])):
             begun = self._direct.all_to_all(way, self._rows(output), self._rows(rows))
-            return Direct([begun], [output])
+            return Direct(begun, [output])
         return self._by_gloo("all_to_all_single", output, rows, output_sizes, row_sizes, options)
 
     def reduce_scatter(self, outputs: Sequence[Tensor], rows: Sequence[Sequence[Tensor]], options: Any) -> dist.Work:
         """Sums of one tensor for each rank, from a list of tensors."""
         if len(outputs) == 1 and (way := self._sum_way(outputs[0], rows[0], options)):
-            return Direct([self._direct.reduce_scatter(way, outputs[0], rows[0])], outputs)
+            return Direct(self._direct.reduce_scatter(way, outputs[0], rows[0]), outputs)
         return self._by_gloo("reduce_scatter", outputs, rows, options)
 
     def reduce_scatter_single(self, output: Tensor, rows: Tensor, options: Any) -> dist.Work:
         """Sums of one tensor for each rank, from one tensor."""
         if way := self._sum_way(output, [rows], options):
-            return Direct([self._direct.reduce_scatter(way, output, self._rows(rows))], [output])
+            return Direct(self._direct.reduce_scatter(way, output, self._rows(rows)), [output])
         return self._by_gloo("reduce_scatter_single", output, rows, options)
-
-    def allreduce(self, tensors: Sequence[Tensor], options: Any) -> dist.Work:
-        """The sum of one tensor, in place, or what else is asked for."""
-        if len(tensors) == 1 and _is_sum(tensors[0], options) and (way := self._way("all_reduce", None, tensors)):
-            return Direct([self._direct.all_reduce(way, tensors[0])], tensors)
-        return self._by_gloo("allreduce", tensors, options)
 
     def _by_gloo(self, name: str, *arguments: Any) -> dist.Work:
         work: dist.Work = getattr(self._gloo, name)(*arguments)
@@ -210,7 +134,8 @@ class DirectBackend(Backend):
         """As `_way`, of a reduce-scatter; None where its output lies among its rows, which may still be on their way."""
         memory = output.untyped_storage().data_ptr()
         apart = all(row.untyped_storage().data_ptr() != memory for row in rows)
-        return self._way("reduce_scatter", output, rows) if apart and _is_sum(output, options) else None
+        summed = options.reduceOp == dist.ReduceOp.SUM and output.dtype in SUMMED
+        return self._way("reduce_scatter", output, rows) if apart and summed else None
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Of all that begins from now on."""
@@ -226,10 +151,6 @@ class DirectBackend(Backend):
         """As `shutdown`."""
         self._direct.close()
         self._gloo.abort()
-
-
-def _is_sum(tensor: Tensor, options: Any) -> bool:
-    return options.reduceOp == dist.ReduceOp.SUM and tensor.dtype in SUMMED
 
 
 def _is_plain(tensor: Tensor) -> bool:

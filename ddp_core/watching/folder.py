@@ -41,23 +41,19 @@ class FolderOfRanks:
         courier = Courier(
             self._reports, dist.PrefixStore(f"gradwire/watch/{folder}/", store), group.rank(), group.size()
         )
-        courier.forget()
         if group.rank() == 0:
             courier.folder = emptied(Path(folder).expanduser())
         thread = threading.Thread(target=courier.run, name="gradwire-watch", daemon=True)
         thread.start()
-        self._end = weakref.finalize(self, _end, self._reports, thread)  # a thread inside torch would abort the exit
+        self.close = weakref.finalize(self, _end, self._reports, thread)  # a thread inside torch would abort the exit
 
     def __call__(self, report: Report) -> None:
         told = {"step": report.step, "compressor": report.compressor, "metrics": report.metrics}
         self._reports.put(json.dumps({**self._place, **told}))
 
-    def close(self) -> None:
-        """Write what has come, and end."""
-        self._end()
-
 
 def _end(reports: queue.SimpleQueue[str | None], thread: threading.Thread) -> None:
+    """Write what has come, and end."""
     reports.put(None)
     thread.join(AT_END)
 
@@ -68,13 +64,10 @@ class Courier:
     def __init__(self, reports: queue.SimpleQueue[str | None], store: dist.Store, rank: int, ranks: int) -> None:
         self.folder: Path | None = None
         self._reports, self._store, self._rank = reports, store, rank
+        if rank:
+            store.set(str(rank), "")  # in place of what it has told in an earlier watch
         self._awaited, self._known = list(range(1, ranks)), list[int]()
         self._written: dict[int, str] = {}
-
-    def forget(self) -> None:
-        """What this rank has told in an earlier watch."""
-        if self._rank:
-            self._store.set(str(self._rank), "")
 
     def run(self) -> None:
         """Until None comes, or the store is gone."""

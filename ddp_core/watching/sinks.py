@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .report import Report
@@ -23,60 +24,45 @@ def sink_of(to: Any) -> Sink:
     if to == "console":
         from rich.console import Console
 
-        return Terminal(Console(stderr=True, soft_wrap=True))
+        return partial(_print, Console(stderr=True, soft_wrap=True))
     if "rich.console" in sys.modules and isinstance(to, sys.modules["rich.console"].Console):
-        return Terminal(to)
+        return partial(_print, to)
     if isinstance(to, logging.Logger):
-        return Lines(to)
+        return partial(_write, to)
     if callable(getattr(to, "add_scalar", None)):
-        return Numbers(lambda numbers, step: _add_scalars(to, numbers, step))
+        return partial(_give, partial(_add_scalars, to))
     if callable(getattr(to, "log", None)):
-        return Numbers(lambda numbers, step: _log(to, numbers, step))
+        return partial(_give, partial(_log, to))
     if callable(to):
-        return Numbers(to)
+        return partial(_give, to)
     raise TypeError(
         f"watch(to=...) takes 'console', a rich Console, a logging.Logger, a run of wandb, a SummaryWriter of TensorBoard, "
         f"a callable of (metrics, step), or None with a folder; got {to!r}"
     )
 
 
-class Terminal:
-    """A line of text each."""
+def _print(console: Console, report: Report) -> None:
+    """A line of text, and one of advice."""
+    from rich.text import Text
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-
-    def __call__(self, report: Report) -> None:
-        from rich.text import Text
-
-        head, _, rest = str(report).partition(" | ")
-        self._console.print(Text.assemble((head, "bold"), f" | {rest}"), soft_wrap=True)
-        if report.advice:
-            self._console.print(Text(report.advice, "yellow"), soft_wrap=True)
+    head, _, rest = str(report).partition(" | ")
+    console.print(Text.assemble((head, "bold"), f" | {rest}"), soft_wrap=True)
+    if report.advice:
+        console.print(Text(report.advice, "yellow"), soft_wrap=True)
 
 
-class Lines:
-    """A record of the level INFO each."""
-
-    def __init__(self, to: logging.Logger) -> None:
-        self._to = to
-
-    def __call__(self, report: Report) -> None:
-        self._to.info("%s", report)
-        if report.advice:
-            self._to.warning("%s", report.advice)
+def _write(to: logging.Logger, report: Report) -> None:
+    """A record of the level INFO, and one of WARNING for advice."""
+    to.info("%s", report)
+    if report.advice:
+        to.warning("%s", report.advice)
 
 
-class Numbers:
+def _give(to: Callback, report: Report) -> None:
     """Numbers by name for a callable; advice goes to this module's logger."""
-
-    def __init__(self, to: Callback) -> None:
-        self._to = to
-
-    def __call__(self, report: Report) -> None:
-        if report.advice:
-            logger.warning("%s", report.advice)
-        self._to(dict(report.metrics), report.step)
+    if report.advice:
+        logger.warning("%s", report.advice)
+    to(dict(report.metrics), report.step)
 
 
 def _add_scalars(writer: Any, numbers: Mapping[str, float], step: int) -> None:

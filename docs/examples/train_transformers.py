@@ -30,6 +30,7 @@ arguments = TrainingArguments(
     logging_steps=8,
     disable_tqdm=True,
     report_to=[],
+    ddp_find_unused_parameters=False,  # all of them are used in every step
     use_cpu=not torch.cuda.is_available(),
 )
 trainer = Trainer(model, arguments, train_dataset=data)

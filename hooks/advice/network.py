@@ -120,9 +120,7 @@ class Network:
 
     def _room(self, tensor: Tensor) -> Tensor:
         """Memory like a tensor's, where a bucket of its own would lie."""
-        if self._transport.allocates and (given := self._transport.allocate([[tensor]])[0]) is not None:
-            return given
-        room = self._transport.room_for(tensor)
+        room = self._transport.allocate([[tensor]])[0] if self._transport.allocates else None
         return tensor if room is None else room
 
 

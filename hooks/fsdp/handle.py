@@ -23,6 +23,7 @@ from ...ddp_core import (
     watch,
 )
 from .modules import ShardedModule
+from .resize import owed_by_replicas
 from .state import FORMAT, among_replicas, checked, merged, own
 
 
@@ -122,17 +123,26 @@ class ShardHandle:
         """Go on from this rank's `state_dict()`.
 
         `resize`: `saved` is a list of the states of all ranks, on every rank, and there may be another number of ranks now:
-        each holds back the mean of what they held back, and what was held back among replicas is dropped. Raises ValueError,
-        changing nothing, where it does not fit.
+        each holds back the mean of what they held back; so do replicas, of each shard. Raises ValueError, changing nothing,
+        where it does not fit.
         """
         memory = self.averager.memory
         inside = merged(saved) if resize else own(saved, self._key())
         state = checked(inside, repr(memory.reduction), memory.names())
+        owed = self._owed(state.get("replicas")) if resize else None
         if self.replicas is not None and not resize:
             self.replicas.load_state_dict(among_replicas(state))
         self.averager.load(state["parameters"], state["step"])
+        if self.replicas is not None and owed is not None:
+            self.replicas.averager.load(owed)
         if self._loss_scale is not None:
             self._loss_scale.forget()
+
+    def _owed(self, states: Sequence[Mapping[str, Any]] | None) -> dict[str, Any] | None:
+        """What replicas go on from, where there are and were some, given their states on all ranks."""
+        if self.replicas is None or states is None:
+            return None
+        return owed_by_replicas(states, [module.layout() for module in self._modules], self.replicas.compressor)
 
     def _key(self) -> str:
         rank, ranks = self._modules[0].place

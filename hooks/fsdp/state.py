@@ -63,20 +63,22 @@ def _usable(numbers: Any) -> bool:
 def merged(states: Any) -> dict[str, Any]:
     """The state from which every rank goes on, whatever their number: the mean of what all ranks held back.
 
-    So the mean over ranks of what is held back, which is what the mean gradient lacks, stays what it was. Raises ValueError
-    unless `states` are those of all ranks after one step, each of them once.
+    So the mean over ranks of what is held back, which is what the mean gradient lacks, stays what it was. "replicas" has the
+    states of the replicas' handles, by rank, where all were saved. Raises ValueError unless `states` are those of all ranks
+    after one step, each of them once.
     """
     if not isinstance(states, Sequence) or not all(isinstance(state, Mapping) for state in states):
         raise ValueError(f"resize=True takes a list of the states of all ranks, got {type(states).__name__}")
     given = {str(key): inside for state in states for key, inside in state.items()}
-    expected = {f"rank {rank} of {len(states)}" for rank in range(len(states))}
-    if not states or set(given) != expected:
+    expected = [f"rank {rank} of {len(states)}" for rank in range(len(states))]
+    if not states or set(given) != set(expected):
         raise ValueError(f"resize=True takes the states of all ranks, each of them once; got {', '.join(given)}")
-    parts = list(given.values())
+    parts = [given[key] for key in expected]
     for key in ("reduce", "step"):
         if len(values := {part[key] for part in parts}) > 1:
             raise ValueError(f"the states differ in their {key}: {values}")
-    return {**parts[0], "parameters": {name: _mean(parts, name) for name in parts[0]["parameters"]}}
+    replicas = {"replicas": [part["replicas"] for part in parts]} if all("replicas" in part for part in parts) else {}
+    return {**parts[0], "parameters": {name: _mean(parts, name) for name in parts[0]["parameters"]}, **replicas}
 
 
 def _mean(parts: Sequence[Mapping[str, Any]], name: str) -> dict[str, Tensor]:

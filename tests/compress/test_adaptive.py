@@ -80,6 +80,16 @@ def test_gradients_of_another_kind_are_sent_by_another_method_from_the_step_afte
     assert chosen(simulation) == [3, 3]
 
 
+@pytest.mark.parametrize("tail", [0, 1, 3])
+def test_with_the_defaults_int2_is_good_enough_for_gradients_with_tails_of_any_weight(tail):
+    within = layout((30, 100), (7,))
+    simulation = Simulation(compressor("adaptive"), within)
+    for step in range(10):
+        given = zip(gradients(within, step), gradients(within, step + 99), strict=True)
+        simulation.step([flat * other.exp().pow(tail) for flat, other in given])
+        assert chosen(simulation) == [3, 3]
+
+
 def test_rank_0_proposes_a_more_exact_method_and_all_follow_after_the_same_step():
     within = layout((2000,), world_size=3)
     simulation = Simulation(adaptive(target=0.0), within)
@@ -97,7 +107,7 @@ def test_rank_0_proposes_a_more_exact_method_and_all_follow_after_the_same_step(
     assert chosen(simulation) == [3, 3, 3]
 
 
-@pytest.mark.parametrize("ladder", [TOPK, "none/int8/int4/ternary", "none/powersgd:rank=8/powersgd:rank=2/onebit"])
+@pytest.mark.parametrize("ladder", [TOPK, "none/int8/int4/int2", "none/powersgd:rank=8/powersgd:rank=2/onebit"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_what_goes_in_comes_out_or_is_held_back_while_methods_change(ladder, dtype):
     within = layout(*SHAPES, dtype=dtype, world_size=3)

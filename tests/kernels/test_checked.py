@@ -11,7 +11,7 @@ import torch
 from gradwire import kernels
 from gradwire.kernels import Backend, Factors, Matrix, Residual, checked, dispatch
 
-from ..torch_versions import needs_torch
+from ..torch_versions import copied_in_cpp
 from .native_given import native_of, needs_native
 
 ROOT = Path(kernels.__file__).parents[1]
@@ -154,7 +154,7 @@ def our_calls(operation, arguments):
 
 @needs_native
 @pytest.mark.parametrize("operation", steady_calls(), ids=lambda operation: operation.name)
-@needs_torch("2.10", "gradients are copied by torch's operators")
+@copied_in_cpp
 def test_a_steady_call_runs_few_functions_of_python_before_the_native_code(operation):
     with kernels.use_backend("native"):
         ran = our_calls(operation, steady_calls()[operation])

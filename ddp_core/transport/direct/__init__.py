@@ -1,7 +1,6 @@
 """Collectives in which each block crosses the network once, straight to who needs it."""
 
-from .choice import GLOO, PINNED, Choice
-from .collectives import Collectives, best_ways
-from .way import Kind
+from .choice import GLOO, PINNED, Choice, Kind
+from .collectives import Collectives, Direct, best_ways
 
-__all__ = ["GLOO", "PINNED", "Choice", "Collectives", "Kind", "best_ways"]
+__all__ = ["GLOO", "PINNED", "Choice", "Collectives", "Direct", "Kind", "best_ways"]

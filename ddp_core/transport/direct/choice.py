@@ -6,17 +6,16 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.distributed as dist
 
 from .collectives import Collectives
-from .way import Kind
 
 GLOO = "gloo"
+Kind: TypeAlias = Literal["all_gather", "all_to_all", "reduce_scatter"]
 PINNED = (
     "GRADWIRE_COLLECTIVES"  # a way for all, in the environment of all ranks: no races, and the same bits in every run
 )
@@ -70,14 +69,9 @@ class Choice:
                 (rows, others.view(ranks, -1).unbind()),
             ),
             "reduce_scatter": (lambda: self._gloo._reduce_scatter_base(block, whole).wait(), (block, rows)),
-            "all_reduce": (lambda: self._gloo.allreduce([whole]).wait(), (whole,)),
         }[kind]
-        run = partial(_run, getattr(direct, kind), arguments)
-        return {GLOO: of_gloo} | {way: partial(run, way) for way in direct.ways()}
-
-
-def _run(start: Callable[..., Future[None]], arguments: tuple[Any, ...], way: str) -> None:
-    start(way, *arguments).result()
+        start: Callable[..., Future[None]] = getattr(direct, kind)
+        return {GLOO: of_gloo} | {way: lambda way=way: start(way, *arguments).result() for way in direct.ways()}
 
 
 def race_bytes(size: int) -> int:

@@ -7,24 +7,27 @@ import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet  # which is no TimeoutError before Python 3.11
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeAlias
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from .hosts import has_neighbours, hosts_of
-from .rails import rails
+from .rails import Rails, rails
 from .staggered import Staggered
-from .way import Way
 from .wire import Wire
 
 JOIN_SECONDS = 5.0
+UNLIMITED = timedelta(0)  # torch's word for a wait without a limit of its own
+Way: TypeAlias = Staggered | Rails
 Ways: TypeAlias = Mapping[str, Way]
-Job: TypeAlias = Callable[[Ways, Wire], None]
+Job: TypeAlias = Callable[[Ways], None]
 Jobs: TypeAlias = "SimpleQueue[tuple[Job, timedelta, Future[None]] | None]"
 
 
@@ -39,6 +42,50 @@ def best_ways(wire: Wire) -> Ways:
     swap = Staggered(wire)
     gather = rails(wire, hosts_of(wire)) if has_neighbours(wire) else swap
     return {"swap": swap} | ({} if gather is None else {"gather": gather})
+
+
+class Direct(dist.Work):
+    """A collective that has begun, and the tensors that it writes."""
+
+    def __init__(self, begun: Future[None], written: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._begun, self._written = begun, list(written)
+
+    def wait(self, timeout: timedelta = UNLIMITED) -> bool:
+        """Wait for it; RuntimeError where it fails or takes longer, and beyond the group's time limit it fails."""
+        try:
+            self._begun.result(timeout.total_seconds() if timeout > UNLIMITED else None)
+        except NotYet as error:
+            raise RuntimeError(f"the collective has not ended within {timeout}") from error
+        return True
+
+    def get_future(self) -> torch.futures.Future[list[Tensor]]:
+        """One that ends with it."""
+        future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
+        self._begun.add_done_callback(lambda _: self._end(future))
+        return future
+
+    def _end(self, future: torch.futures.Future[list[Tensor]]) -> None:
+        if (error := self._begun.exception()) is not None:
+            future.set_exception(error)  # type: ignore[arg-type]  # torch takes any
+        else:
+            future.set_result(self._written)
+
+    def is_completed(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._begun.done()
+
+    def is_success(self) -> bool:
+        """Whether it has ended well."""
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> BaseException | None:
+        """What was wrong with it, if it has ended."""
+        return self._begun.exception() if self._begun.done() else None
+
+    def result(self) -> list[Tensor]:
+        """What it has written."""
+        return self._written
 
 
 class Collectives:
@@ -71,28 +118,24 @@ class Collectives:
         """The names of the ways that these ranks have. A collective call, which blocks when it is the first."""
         if self._names is None:
             names: list[str] = []
-            self._submit(lambda ways, _: names.extend(ways)).result()
+            self._submit(lambda ways: names.extend(ways)).result()
             self._names = names
         return self._names
 
     def all_gather(self, way: str, outputs: Sequence[Tensor], block: Tensor) -> Future[None]:
         """Begin to write every rank's `block` to its output."""
         flat = [output.view(-1) for output in outputs]
-        return self._submit(lambda ways, _: ways[way].all_gather(flat, block.view(-1)))
+        return self._submit(lambda ways: ways[way].all_gather(flat, block.view(-1)))
 
     def all_to_all(self, way: str, outputs: Sequence[Tensor], rows: Sequence[Tensor]) -> Future[None]:
         """Begin to write every rank's row for this one to its output."""
         received, given = ([each.view(-1) for each in tensors] for tensors in (outputs, rows))
-        return self._submit(lambda ways, _: ways[way].all_to_all(received, given))
+        return self._submit(lambda ways: ways[way].all_to_all(received, given))
 
     def reduce_scatter(self, way: str, output: Tensor, rows: Sequence[Tensor]) -> Future[None]:
         """Begin to write the sum of all ranks' rows for this one to `output`."""
         flat = [row.view(-1) for row in rows]
-        return self._submit(lambda ways, _: ways[way].reduce_scatter(output.view(-1), flat))
-
-    def all_reduce(self, way: str, tensor: Tensor) -> Future[None]:
-        """Begin to sum a tensor over ranks, in place: each sums up a part, and all get it."""
-        return self._submit(lambda ways, wire: _all_reduce(ways[way], wire, tensor.view(-1)))
+        return self._submit(lambda ways: ways[way].reduce_scatter(output.view(-1), flat))
 
     def _submit(self, job: Job) -> Future[None]:
         future: Future[None] = Future()
@@ -106,15 +149,6 @@ class Collectives:
         return future
 
 
-def _all_reduce(way: Way, wire: Wire, flat: Tensor) -> None:
-    whole = flat.numel() // wire.size * wire.size
-    rows = flat[:whole].view(wire.size, -1).unbind()
-    way.reduce_scatter(rows[wire.rank], rows)
-    way.all_gather(rows, rows[wire.rank])
-    if whole < flat.numel():
-        wire.wait(wire.gloo.allreduce([flat[whole:]]))
-
-
 def _work(jobs: Jobs, meet: Callable[[], Wire], make_ways: Callable[[Wire], Ways]) -> None:
     """Do what is asked for, until the end or the first failure; then end the rest."""
     wire: Wire | None = None
@@ -125,7 +159,7 @@ def _work(jobs: Jobs, meet: Callable[[], Wire], make_ways: Callable[[Wire], Ways
             wire = wire or meet()
             wire.limit(timeout)
             ways = make_ways(wire) if ways is None else ways
-            job(ways, wire)
+            job(ways)
             future.set_result(None)
         except BaseException as error:  # whatever it is, who waits must learn of it
             wire = ways = None

@@ -9,22 +9,20 @@ import secrets
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ..host_places import host_name
-from ..host_segment import MARK_BYTES, obstacle
-from ..processes import extension, machine
+from ..host_segment import mapped, memory_file, obstacle
+from ..processes import machine
 from .wire import Wire
 
 logger = logging.getLogger(__name__)
-NAME_BYTES = 16
-ADDRESS_BYTES = 128  # of the text that tells where a host's memory is
+TEXT_BYTES = 128  # of what ranks tell each other
 
 
 def hosts_of(wire: Wire) -> list[list[int]]:
     """The ranks of each host, in order; a rank that cannot share memory has a host of its own. A collective call."""
-    return _alike(wire, secrets.token_hex(NAME_BYTES) if obstacle() else machine())
+    return _alike(wire, secrets.token_hex() if obstacle() else machine())
 
 
 def has_neighbours(wire: Wire) -> bool:
@@ -34,13 +32,18 @@ def has_neighbours(wire: Wire) -> bool:
 
 def _alike(wire: Wire, name: str) -> list[list[int]]:
     """The ranks that pass the same name, in order."""
-    mine = hashlib.blake2s(name.encode(), digest_size=NAME_BYTES).digest()
-    names = torch.empty(wire.size, NAME_BYTES, dtype=torch.uint8)
-    wire.wait(wire.gloo.allgather([list(names.unbind())], [torch.frombuffer(bytearray(mine), dtype=torch.uint8)]))
-    groups: dict[bytes, list[int]] = {}
-    for rank, each in enumerate(names):
-        groups.setdefault(bytes(each.tolist()), []).append(rank)
+    groups: dict[str, list[int]] = {}
+    for rank, each in enumerate(_told(wire, hashlib.blake2s(name.encode()).hexdigest())):
+        groups.setdefault(each, []).append(rank)
     return list(groups.values())
+
+
+def _told(wire: Wire, text: str) -> list[str]:
+    """What every rank says, in rank order, in a few letters. A collective call."""
+    texts = torch.empty(wire.size, TEXT_BYTES, dtype=torch.uint8)
+    mine = torch.frombuffer(bytearray(text.encode().ljust(TEXT_BYTES)), dtype=torch.uint8)
+    wire.wait(wire.gloo.allgather([list(texts.unbind())], [mine]))
+    return [bytes(each.tolist()).decode().strip() for each in texts]
 
 
 def shared_memory(wire: Wire, mates: Sequence[int], size: int) -> Tensor | None:
@@ -48,48 +51,18 @@ def shared_memory(wire: Wire, mates: Sequence[int], size: int) -> Tensor | None:
 
     None, on all ranks, where any cannot. A collective call of all ranks. It is freed with the last who has mapped it.
     """
-    first, file, memory = mates[0], -1, None
-    mark = secrets.token_bytes(MARK_BYTES)
+    first, file, address, memory = mates[0], None, "", None
     try:
         if wire.rank == first:
-            file = _made(size, mark)
+            file, address = memory_file(size)
     except OSError as error:
         logger.info("rank %d has no memory for its host: %s", wire.rank, error)
-    address = f"{os.getpid()} {file} {mark.hex()}".ljust(ADDRESS_BYTES).encode()
-    text = torch.frombuffer(bytearray(address), dtype=torch.uint8)
-    wire.wait_all([wire.send(text, mate) for mate in mates[1:]] if wire.rank == first else [wire.receive(text, first)])
+    address = _told(wire, address)[first]
     try:
-        memory = _mapped(bytes(text.tolist()).decode().split(), size)
+        memory = mapped(address.split(), size) if address else None
     except OSError as error:
         logger.info("rank %d cannot map the memory of rank %d: %s", wire.rank, first, error)
-    everyone = _all_have(wire, memory is not None)
-    if file >= 0:
+    everyone = all(_told(wire, "" if memory is None else "mapped"))
+    if file is not None:
         os.close(file)
-    return memory if everyone else None
-
-
-def _made(size: int, mark: bytes) -> int:
-    file: int = extension().memory_file("gradwire")
-    os.posix_fallocate(file, 0, size + MARK_BYTES)  # here it may fail, later it would kill
-    os.pwrite(file, mark, size)
-    return file
-
-
-def _mapped(address: Sequence[str], size: int) -> Tensor:
-    process, number, mark = address
-    file = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR)
-    try:
-        if os.pread(file, MARK_BYTES, size).hex() != mark:
-            raise OSError(f"file {number} of process {process} is not what its rank has made")
-        memory = extension().Memory(file, size)
-    finally:
-        os.close(file)
-    return torch.frombuffer(memory, dtype=torch.uint8)
-
-
-def _all_have(wire: Wire, mine: bool) -> bool:
-    options = dist.AllreduceOptions()
-    options.reduceOp = dist.ReduceOp.MIN
-    flag = torch.tensor([int(mine)])
-    wire.wait(wire.gloo.allreduce([flag], options))
-    return bool(flag.item())
+    return torch.frombuffer(memory, dtype=torch.uint8) if everyone else None

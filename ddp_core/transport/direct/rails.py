@@ -26,7 +26,7 @@ SMALLEST_CHUNK = 2**12
 
 
 class Rails:
-    """Both over the ranks of `hosts`, as many on each, a `Way`. `memory`: what each host's share.
+    """Both over the ranks of `hosts`, as many on each, called as `Staggered` is. `memory`: what each host's share.
 
     Chunks take turns in the parts of the memory. A part is free again once all mates have told of a later chunk what they
     only do when they have read this one: with other hosts, that the next one's blocks have come; without, that they have
@@ -54,7 +54,6 @@ class Rails:
         self._heard = torch.empty(1, dtype=torch.uint8)
 
     def all_gather(self, outputs: Sequence[Tensor], block: Tensor) -> None:
-        """Write every rank's `block` to its output."""
         parts = zip(*(split(output, self._gathered) for output in outputs), strict=True)
         blocks = split(block, self._gathered)
         run((self._gather(out, part) for out, part in zip(parts, blocks, strict=True)), self._under_way)
@@ -77,11 +76,9 @@ class Rails:
         self._wire.wait_all(works)
 
     def all_to_all(self, outputs: Sequence[Tensor], rows: Sequence[Tensor]) -> None:
-        """Write every rank's row for this one to its output: no two ranks of a host want the same."""
-        self._swap(outputs, rows)
+        self._swap(outputs, rows)  # no two ranks of a host want the same
 
     def reduce_scatter(self, output: Tensor, rows: Sequence[Tensor]) -> None:
-        """Write to `output` the sum over ranks of the rows for this one."""
         parts = zip(*(split(row, self._summed) for row in rows), strict=True)
         outputs = split(output, self._summed)
         run((self._reduce(out, part) for out, part in zip(outputs, parts, strict=True)), self._under_way)

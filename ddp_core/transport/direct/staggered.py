@@ -16,7 +16,10 @@ from .wire import Wire
 
 
 class Staggered:
-    """Direct collectives over a wire, a `Way`; all ranks make the same calls in the same order."""
+    """Direct collectives over a wire; all ranks make the same calls in the same order, and each returns when all is there.
+
+    Tensors are flat, contiguous and of one size and type. An output for this rank may be its block or row.
+    """
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire

@@ -8,7 +8,6 @@ from datetime import timedelta
 import torch
 from torch import nn
 
-from gradwire.ddp_core.averaging.protocol import Wishes
 from gradwire.ddp_core.backward.progress import Rules
 from gradwire.ddp_core.backward.reducer import Reducer
 from gradwire.ddp_core.buckets.assignment import BucketAssignment
@@ -24,7 +23,7 @@ def launched_by_two_threads():
     sent = []
 
     class Averager:
-        wishes = Wishes()
+        scale, fresh = 1.0, False
 
         def begin_step(self, step):
             step.number += 1

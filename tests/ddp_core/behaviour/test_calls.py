@@ -10,7 +10,7 @@ from torch import nn
 
 import gradwire
 
-from ...torch_versions import needs_torch
+from ...torch_versions import copied_in_cpp
 
 ROOT = str(Path(gradwire.__file__).parents[1])
 LAYERS = tuple(f"{ROOT}/{layer}/" for layer in ("kernels", "compress", "ddp_core", "hooks"))
@@ -66,7 +66,7 @@ def on_the_way(names):
     return [len(way) + 1 for way in ways]
 
 
-@needs_torch("2.10", "gradients are copied by torch's operators")
+@copied_in_cpp
 def test_a_bucket_without_compression_is_on_the_wire_after_few_calls(ranks):
     for names in ranks.run(calls_of_a_backward, 2, 8, bucket_cap_mb=0.01):
         first, *others = on_the_way(names)
@@ -75,6 +75,7 @@ def test_a_bucket_without_compression_is_on_the_wire_after_few_calls(ranks):
         assert first <= 20  # it begins the step
 
 
+@copied_in_cpp
 def test_a_backward_with_powersgd_takes_few_calls_on_all_threads_together(ranks):
     for names in ranks.run(calls_of_a_backward, 2, 4, compressor="powersgd:rank=1"):
         assert len(names) <= 250

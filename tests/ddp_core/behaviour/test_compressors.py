@@ -59,7 +59,7 @@ def in_turn(rank, world_size, specs):
     for spec in specs:
         models = [wrapped(spec, process_group=group, bucket_cap_mb=1e-6) for group in (groups[0], groups)]
         results[spec] = [train(model, rank) for model in models]
-        engines = len(models[1].compression.averager.engines)
+        engines = len(models[1].compression.averager.engines._made)
         for model in models:
             model.compression.close()
     return results, engines

@@ -23,7 +23,7 @@ LOW_RANK = {
 DEFAULTS = {  # of FORMAT 2; options that come later are added, and stand for what was done without them
     "acp-powersgd": {"rank": 4, "min_compression_rate": 2.0, "seed": 0},
     "adacomp": {"cap": 0.02, "scope": "bucket", "bin": 500},
-    "adaptive": {"ladder": "none/int8/int4/ternary", "target": 0.95, "budget": None},
+    "adaptive": {"ladder": "none/int8/int4/int2", "target": 0.85, "budget": None},
     "batched-powersgd": LOW_RANK,
     "bf16": {},
     "chunktopk": {"ratio": 0.01, "chunk": 512},
@@ -75,6 +75,7 @@ THEN = {  # {a specification in a state of format 1: what it meant}
         "start_iter": 3,
         "warmup": "onebit:rotate=false,error_feedback=false",
     },
+    "adaptive:budget=2%": "adaptive:ladder=none/int8/int4/ternary,target=0.95,budget=2%",
     "int4": "int4",
 }
 

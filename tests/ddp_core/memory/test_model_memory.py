@@ -50,7 +50,7 @@ def test_what_is_held_back_has_the_same_names_on_all_ranks_though_they_serve_oth
 
 def wishes_of(model):
     """Of the next step: the scale of gradients on their way into buckets, and whether ranks ask for usage before."""
-    return model.reducer.averager.wishes.scale, model.reducer.averager.wishes.fresh
+    return model.reducer.averager.scale, model.reducer.averager.fresh
 
 
 def wishes_after_swap(rank, world_size, case, skip, saving):

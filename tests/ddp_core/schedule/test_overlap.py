@@ -1,5 +1,6 @@
 """An overlapped training is, bit for bit, that of the same slices without overlap."""
 
+import copy
 import random
 import time
 
@@ -63,6 +64,38 @@ def test_with_overlap_the_same_bits_come_out_in_whatever_order_slices_leave(rank
         assert not waits
         assert overlaps
         assert slices > 1
+
+
+CUT = {"int8": 0.001, "topk:ratio=0.1": 0.0005}  # the largest layer leaves in several slices
+
+
+def resumed(rank, world_size, compressor):
+    """The end of a training that goes on in the same slices, of one that was never stopped, and how others end."""
+    whole = Setting(rank, "priority", compressor=compressor, slice_mb=CUT[compressor])
+    for _ in range(3):
+        whole.step()
+    assert len(whole.model.reducer.assignment.sending) > len(whole.model.reducer.assignment.buckets)
+    saved = copy.deepcopy([part.state_dict() for part in (whole.model, whole.optimizer, whole.model.compression)])
+    ends = []
+    for order, slice_mb in [("priority", CUT[compressor]), ("priority", 2 * CUT[compressor]), (None, None)]:
+        again = Setting(rank, order, compressor=compressor, slice_mb=slice_mb)
+        for part, state in zip((again.model, again.optimizer, again.model.compression), saved, strict=True):
+            part.load_state_dict(state)
+        again.generator.set_state(whole.generator.get_state())
+        for _ in range(2):
+            again.step()
+        ends.append(again.end())
+    for _ in range(2):
+        whole.step()
+    same, *others = ends
+    return equal(whole.end(), same), [all(bool(each.isfinite().all()) for each in end) for end in others]
+
+
+@pytest.mark.parametrize("compressor", CUT)
+def test_a_state_saved_while_parameters_are_cut_goes_on_in_the_same_bits_and_loads_into_other_slices(ranks, compressor):
+    for same, others in ranks.run(resumed, 2, compressor):
+        assert same
+        assert others == [True, True]
 
 
 def planned_in_mid_run(rank, world_size):

@@ -222,6 +222,20 @@ def compressors_are_swapped(setting):
     )
 
 
+@case(compressor="int8", slice_mb=0.001)
+def compressors_are_swapped_between_forward_and_backward(setting):
+    """To one that cannot cut parameters, and back."""
+    specs = {1: "powersgd:rank=1,min_compression_rate=0", 3: "topk:ratio=0.1"}
+    for step in range(STEPS + 1):
+        setting.optimizer.zero_grad()
+        loss = setting.loss()
+        if step in specs:
+            setting.model.compression.swap(specs[step])
+        loss.backward()
+        setting.optimizer.step()
+        setting.names.append(setting.pending)
+
+
 @case(compressor="topk:ratio=0.1", slice_mb=0.002)
 def steps_are_discarded(setting):
     for step in range(STEPS):

@@ -10,8 +10,9 @@ import torch.distributed as dist
 
 from gradwire.compress import AllGather, AllReduce, AllToAll
 from gradwire.ddp_core import ProcessGroup
-from gradwire.ddp_core.transport.direct import GLOO, PINNED
-from gradwire.ddp_core.transport.direct_exchange import SMALLEST_BYTES, Arrival
+from gradwire.ddp_core.transport.direct import GLOO, PINNED, Direct
+from gradwire.ddp_core.transport.direct_exchange import SMALLEST_BYTES
+from gradwire.ddp_core.transport.process_group import GroupPending
 
 LIMIT, SOON = timedelta(seconds=20), timedelta(seconds=1)
 CPU = torch.device("cpu")
@@ -29,7 +30,8 @@ def rows(rank, count, dtype):
 def replies(rank, world_size, ranks_per_host, pinned):
     """By scope, dtype and request, the reply to this rank; and how many exchanges were begun."""
     os.environ.update({PINNED: pinned} if pinned else {})
-    transport = ProcessGroup(dist.group.WORLD, CPU, LIMIT, ranks_per_host)
+    transport = ProcessGroup(dist.group.WORLD, CPU, LIMIT)
+    transport.arrange(ranks_per_host)
     transport.open(2)
     found = {}
     for scope in ("all", "across"):
@@ -133,11 +135,12 @@ def test_a_wait_looks_around_before_it_says_that_a_connection_was_lost():
         raise ValueError("the ranks were set up differently")
 
     with pytest.raises(ValueError, match="set up differently"):
-        Arrival(lost, torch.empty(0), why).wait(SOON)
+        GroupPending(Direct(lost, []), torch.empty(0), look=why).wait(SOON)
 
 
 def test_a_wait_ends_at_its_own_limit_and_looks_around_until_then():
     looks = []
+    pending = GroupPending(Direct(Future(), []), torch.empty(0), look=lambda: looks.append(None))
     with pytest.raises(RuntimeError, match="did not come within"):
-        Arrival(Future(), torch.empty(0), lambda: looks.append(None)).wait(timedelta(milliseconds=5))
+        pending.wait(timedelta(milliseconds=5))
     assert looks

@@ -23,7 +23,8 @@ def numbers(rank, rows):
 
 def replies(rank, world_size, ranks_per_host):
     """By scope and request, the reply to this rank."""
-    transport = ProcessGroup(dist.group.WORLD, CPU, LIMIT, ranks_per_host)
+    transport = ProcessGroup(dist.group.WORLD, CPU, LIMIT)
+    transport.arrange(ranks_per_host)
     transport.open(2)
     found = {}
     for scope in SCOPES:

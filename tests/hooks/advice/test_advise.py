@@ -118,6 +118,17 @@ def test_the_link_s_rate_and_the_bytes_are_those_that_there_are(advised):
     assert advised[0]["sent"]["int4"] == pytest.approx(plan.sent_bytes_per_step, rel=0.01)
 
 
+def asked_one_way(rank, world_size):
+    """What advice says where rank 1 sends more slowly than rank 0."""
+    return asked(rank, world_size, rate=SLOW if rank == 1 else 20 * SLOW, compressors=["none"])
+
+
+def test_of_two_directions_predictions_take_the_slower_one(ranks):
+    for answer in ranks.run(asked_one_way, 2):
+        assert answer["beta"] == pytest.approx(1 / SLOW, rel=0.3)
+        assert min(answer["steps"]) > 0.7 * answer["sent"]["none"] / SLOW
+
+
 def test_links_of_hosts_are_not_measured_where_one_is_emulated(advised):
     assert advised[0]["links"] == ()
 

@@ -9,8 +9,12 @@ import gradwire
 from .given import given_model, gradients, mean_gradients, network, trained
 
 
+def mesh_of(replicas, shards):
+    return init_device_mesh("cpu", (replicas, shards), mesh_dim_names=("replicate", "shard"))
+
+
 def hybrid(**options):
-    return network(4, init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")), **options)
+    return network(4, mesh_of(2, 2), **options)
 
 
 def both(rank, world_size, arguments):
@@ -46,7 +50,7 @@ def test_it_trains_as_torchs_hybrid_sharding_does(ranks, arguments, tolerance):
 
 def resumed(rank, world_size):
     """The keys of a state, and whether steps after a resume are what they are without one."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    mesh = mesh_of(2, 2)
     arguments = {"gather": "int8", "reduce": "int4", "replicas": "topk:ratio=0.1"}
     models = [given_model(mesh=mesh) for _ in range(2)]
     first, second = (gradwire.attach(model, **arguments) for model in models)
@@ -67,3 +71,56 @@ def test_what_is_held_back_among_shards_and_among_replicas_comes_back_to_the_bit
     answers = ranks.run(resumed, 4)
     assert [keys for keys, _ in answers] == [[f"rank {rank} of 4"] for rank in range(4)]
     assert all(alike for _, alike in answers)
+
+
+def held_back(rank, world_size, mesh, arguments):
+    """The state after some steps, and what their averages lack of the means of all ranks' gradients."""
+    model = given_model(mesh=mesh_of(*mesh))
+    handle = gradwire.attach(model, **arguments)
+    lacking = {}
+    for step in range(3):
+        averages = mean_gradients(model, gradients(rank, step))
+        given = [[sum(every) / world_size for every in zip(*part, strict=True)] for part in of_all(world_size, step)]
+        for part, means in enumerate(given):
+            for place, mean in enumerate(means):
+                name = f"parts.{part}.p{place}"
+                lacking[name] = lacking.get(name, 0) + mean - averages[name]
+    state = handle.state_dict()
+    handle.close()
+    return state, lacking
+
+
+def of_all(world_size, step):
+    """By part of the model, the gradients of each rank."""
+    return zip(*(gradients(rank, step) for rank in range(world_size)), strict=True)
+
+
+def brought_back(rank, world_size, mesh, arguments, states):
+    """Averages of gradients of zero, all of which is sent, after a load of the states of another mesh."""
+    model = given_model(mesh=mesh_of(*mesh))
+    handle = gradwire.attach(model, **arguments)
+    handle.load_state_dict(states, resize=True)
+    handle.replicas.swap("none")
+    if "reduce" in arguments:
+        handle.swap(reduce="none")
+    zeros = [[torch.zeros_like(each) for each in part] for part in gradients(rank, 0)]
+    averages = mean_gradients(model, zeros)
+    handle.close()
+    return averages
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "arguments"),
+    [
+        ((2, 2), (2, 1), {"replicas": "topk:ratio=0.1"}),
+        ((2, 1), (2, 2), {"replicas": "powersgd:rank=1"}),
+        ((2, 2), (1, 3), {"replicas": "onebit", "reduce": "int4"}),
+    ],
+    ids=str,
+)
+def test_on_another_mesh_nothing_that_was_held_back_is_lost(ranks, before, after, arguments):
+    answers = ranks.run(held_back, before[0] * before[1], before, arguments)
+    states, lacking = [state for state, _ in answers], answers[0][1]
+    assert max(each.abs().max() for each in lacking.values()) > 0.1
+    for averages in ranks.run(brought_back, after[0] * after[1], after, arguments, states[::-1]):
+        torch.testing.assert_close(averages, lacking, rtol=1e-4, atol=1e-5)

@@ -57,8 +57,7 @@ def gathered_and_summed(rank, world_size, way):
         dist.reduce_scatter_tensor(expected, rows.clone().view(-1))
         gather.result(20)
         reduce.result(20)
-        direct.all_reduce("way", rows).result(20)
-        found[size, dtype] = (mine, theirs, swapped, total, expected, rows)
+        found[size, dtype] = (mine, theirs, swapped, total, expected)
     direct.close()
     return found
 
@@ -70,15 +69,13 @@ WAYS = [(Staggered, 4), (Staggered, 2), (one_host, 3), (two_hosts, 4)]
 @pytest.mark.parametrize(("way", "world_size"), WAYS)
 def test_every_rank_gets_all_blocks_and_the_sum_of_its_row(ranks, way, world_size):
     for rank, found in enumerate(ranks.run(gathered_and_summed, world_size, way)):
-        for (size, dtype), (mine, theirs, swapped, total, expected, sums) in found.items():
+        for (size, dtype), (mine, theirs, swapped, total, expected) in found.items():
             given = [numbers(other, world_size * size, dtype).view(world_size, size) for other in range(world_size)]
             assert torch.equal(mine, torch.stack([rows[0] for rows in given]))
             assert torch.equal(mine, theirs)
             assert torch.equal(swapped, torch.stack([rows[rank] for rows in given]))
             exact = torch.stack([rows[rank].double() for rows in given]).sum(0)
             torch.testing.assert_close(total.double(), exact, rtol=0, atol=8 if dtype == torch.bfloat16 else 1e-3)
-            all_sums = torch.stack([rows.double() for rows in given]).sum(0)
-            torch.testing.assert_close(sums.double(), all_sums, rtol=0, atol=8 if dtype == torch.bfloat16 else 1e-3)
             assert size != EVEN or way in (one_host, two_hosts) or torch.equal(total, expected)
 
 
@@ -136,7 +133,7 @@ def test_what_is_asked_for_while_they_close_comes_to_an_end():
         start()
 
     direct._thread.start = start_after_close
-    asked = direct._submit(lambda ways, wire: None)
+    asked = direct._submit(lambda ways: None)
     assert asked.result(20) is None
     closer[0].join(20)
     assert closed.is_set()

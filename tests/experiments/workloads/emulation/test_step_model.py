@@ -57,7 +57,7 @@ def test_one_rank_sends_nothing():
     assert step_by_layers(load_trace("resnet50"), "none", 1, LinkCost(0.0, 1.0)).wire == 0
 
 
-def test_slices_are_equal_parts_of_large_buckets_unless_the_compressor_remembers_something():
+def test_slices_are_equal_parts_of_large_buckets_unless_the_compressor_remembers_more_than_single_numbers():
     """Of vgg19's first classifier of 411 MB, whose gradients bf16 halves."""
     largest = 4 * 4096 * 25088
     for spec, size in [("none", largest), ("bf16", largest / 2)]:
@@ -66,7 +66,10 @@ def test_slices_are_equal_parts_of_large_buckets_unless_the_compressor_remembers
         assert sum(piece.wire for piece in parts) > size
         assert max(piece.wire for piece in pieces) <= 1.5 * 4 * 2**20
         assert sum(piece.wire for piece in pieces) == pytest.approx(4 * 143_667_240 * size / largest)
-    whole = step_by_slices(load_trace("vgg19"), "topk:ratio=0.1", 2, LinkCost(0.0, 1.0)).pieces
+    for spec in ("int8", "topk:ratio=0.1"):
+        cut = step_by_slices(load_trace("vgg19"), spec, 2, LinkCost(0.0, 1.0), slice_mb=4).pieces
+        assert max(piece.wire for piece in cut) <= 1.5 * 4 * 2**20
+    whole = step_by_slices(load_trace("vgg19"), "powersgd:rank=4", 2, LinkCost(0.0, 1.0)).pieces
     assert len(whole) < 20
 
 

@@ -1,0 +1,170 @@
+"""What a compressor remembers of a bucket that is sent in slices; it is saved as that of the whole bucket."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from ...compress.leaves import FIRST, PART
+from ...compress.protocol import Compressor, Layout
+from ...compress.shares import ignores_shapes, ranks_given
+from ...compress.state import Chunk, Entries, Leaves, leaves
+from .bucket_memory import OWED, BucketMemory
+
+
+def may_be_cut(compressor: Compressor) -> bool:
+    """Whether gradients may be cut anywhere, inside of parameters too: nothing is remembered of them, or all that is was
+    held back of single numbers. Factors are of whole matrices, and what ranks agree on is of whole buckets.
+    """
+    several_hosts = 2 * (ranks_given(compressor) or 1)
+    sample = Layout(("sample",), ((64, 64),), torch.float32, torch.device("cpu"), several_hosts)
+    remembered = Leaves(compressor.init(sample)).flat
+    of_numbers = ignores_shapes(compressor) and ranks_given(compressor) is None
+    return not remembered or (of_numbers and all(leaf.holds_back for leaf in remembered))
+
+
+class CutMemory:
+    """The memory of a bucket of `layout`, slice by slice: see BucketMemory. `cuts`: the layouts of the slices.
+
+    What is saved is of whole parameters, however they are cut, and loads into any slices. Of what servers hold back it has
+    zeros where other ranks serve; in slices that this rank serves other parts of, it is owed to the next average.
+    """
+
+    def __init__(
+        self, compressor: Compressor, layout: Layout, cuts: Sequence[Layout], step: int, *, owing: bool = False
+    ) -> None:
+        self.layout, self.cuts = layout, tuple(cuts)
+        self.slices = [BucketMemory(compressor, each, step, owing=owing) for each in cuts]
+
+    @property
+    def stateful(self) -> bool:
+        """Whether a step changes anything that may have to be undone."""
+        return any(each.stateful for each in self.slices)
+
+    def held_back(self) -> dict[str, Tensor]:
+        """All gradient that this rank has not given to an average yet, flat, by parameter."""
+        total: dict[str, Tensor] = {}
+        for each in self.slices:
+            for name, numbers in each.held_back().items():
+                place = _place(each.layout, name)
+                total.setdefault(name, numbers.new_zeros(self._size(name)))[place] = numbers
+        return total
+
+    def _size(self, name: str) -> int:
+        return self.layout.sizes[self.layout.names.index(name)]
+
+    def finite(self) -> bool:
+        """Whether the last average was finite."""
+        return all(each.finite() for each in self.slices)
+
+    @property
+    def brought_out(self) -> bool:
+        """Whether the last step, if it counts, has left nothing owed here."""
+        return all(each.brought_out for each in self.slices)
+
+    def end_step(self, keep: bool, owing: bool) -> None:
+        """End the step: keep what it changed, or undo it."""
+        for each in self.slices:
+            each.end_step(keep, owing)
+
+    def taken(self, *, keep: bool, owing: bool) -> CutMemory:
+        """The memory before the last step, or with `keep` after it, to be saved by and by; copies pointers only."""
+        taken = copy.copy(self)
+        taken.slices = [each.taken(keep=keep, owing=owing) for each in self.slices]
+        return taken
+
+    def rescale(self, factor: float) -> None:
+        """Multiply what is held back."""
+        for each in self.slices:
+            each.rescale(factor)
+
+    def owe(self, name: str, numbers: Tensor) -> None:
+        """Add to the next gradient of a parameter."""
+        for each in self.slices:
+            if name in each.layout.names:
+                each.owe(name, numbers[_place(each.layout, name)])
+
+    def save(self) -> Entries:
+        """Copies of all numbers, by parameter name and field."""
+        entries: Entries = {}
+        for each in self.slices:
+            for name, fields in each.save().items():
+                self._join(entries.setdefault(name, {}), name, fields, _place(each.layout, name).start)
+        return entries
+
+    def _join(self, whole: dict[str, Tensor], name: str, fields: Mapping[str, Tensor], start: int) -> None:
+        """Put what was saved of the part of a parameter that begins with element `start` into what is of all of it."""
+        for key in (key for key in fields if not key.endswith(FIRST)):
+            field, numbers, first = key.partition(PART)[0], fields[key], fields.get(f"{key}{FIRST}")
+            if field not in whole:
+                by_shape = first is None and field != OWED
+                shape = self.layout.shapes[self.layout.names.index(name)] if by_shape else (self._size(name),)
+                whole[field] = numbers.new_zeros(shape)
+            if first is not None:
+                whole[f"{field}{FIRST}"] = torch.tensor(0, device="cpu")
+            begin = start + int(first or 0)
+            whole[field].view(-1)[begin : begin + numbers.numel()] = numbers.view(-1)
+
+    def load(self, entries: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Take saved numbers; those that lost their place are owed to the next average."""
+        for each in self.slices:
+            each.load({name: _cut_out(each, name, entries[name]) for name in each.layout.names if name in entries})
+
+
+Remembered: TypeAlias = BucketMemory | CutMemory
+
+
+def new_memory(
+    compressor: Compressor, layout: Layout, cuts: Sequence[Layout], step: int, *, partial: bool, owing: bool
+) -> Remembered:
+    """Of a bucket that has not been met before, in slices where there are `cuts`. Others may have `partial` steps."""
+    if cuts:
+        return CutMemory(compressor, layout, cuts, step, owing=owing)
+    return BucketMemory(compressor, layout, step, partial=partial, owing=owing)
+
+
+def _place(cut: Layout, name: str) -> slice:
+    """The elements of a parameter that lie in a slice."""
+    first = cut.start(name) or 0
+    return slice(first, first + cut.sizes[cut.names.index(name)])
+
+
+def _cut_out(memory: BucketMemory, name: str, fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What a slice takes of the saved fields of a parameter."""
+    servers = [key for key in fields if f"{key}{FIRST}" in fields]
+    found = {key: fields[key] for key in fields if key not in servers and key != OWED and not key.endswith(FIRST)}
+    owed = [fields[OWED][_place(memory.layout, name)]] if OWED in fields else []
+    for key in servers:
+        here, moved = _served(memory, name, key, fields)
+        found |= here
+        owed += [moved] if moved.any() else []
+    return found | ({OWED: sum(owed[1:], owed[0])} if owed else {})
+
+
+def _served(
+    memory: BucketMemory, name: str, key: str, fields: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], Tensor]:
+    """What this rank held back as the server of numbers that it serves now too, and of other ones of the slice, as owed."""
+    place, first, saved = _place(memory.layout, name), int(fields[f"{key}{FIRST}"]), fields[key]
+    begin = max(first, place.start)
+    end = max(begin, min(first + saved.numel(), place.stop))
+    moved = saved.new_zeros(place.stop - place.start)
+    moved[begin - place.start : end - place.start] = saved[begin - first : end - first]
+    here: dict[str, Tensor] = {}
+    for at, size in _serves(memory, name, key):
+        if begin <= place.start + at and place.start + at + size <= end:
+            part = f"{key}{PART}{place.start}"
+            here = {part: moved[at : at + size].clone(), f"{part}{FIRST}": torch.tensor(at, device="cpu")}
+            moved[at : at + size] = 0
+    return here, moved.mul_(memory.layout.world_size)
+
+
+def _serves(memory: BucketMemory, name: str, key: str) -> Iterator[tuple[int, int]]:
+    """First number of the slice's part of a parameter that this rank serves, and how many."""
+    for path, leaf in leaves(memory.state):
+        if path == key and isinstance(leaf, Chunk):
+            yield from ((first, numbers.numel()) for found, first, numbers in leaf.pieces() if found == name)

@@ -1,0 +1,50 @@
+"""What was held back among replicas, of a training that goes on with another number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ...compress import Compressor
+from ...compress.shard_layout import ShardLayout
+from ...compress.state import Entries
+from ...ddp_core.memory.bucket_memory import OWED
+from ...ddp_core.memory.resize import merged
+
+
+def owed_by_replicas(
+    states: Sequence[Mapping[str, Any]], layouts: Sequence[ShardLayout], compressor: Compressor
+) -> dict[str, Any]:
+    """The state from which replicas go on: they owe this rank's shards of the mean of what all replicas held back.
+
+    `states`: of the replicas' handle on every rank of a mesh (replicas, shards), by rank. `layouts`: of the modules, here.
+    All else that was remembered (momenta, factors) was of other shards, and begins anew. Raises ValueError where the states
+    are not of this model or compressor.
+    """
+    shards = len(states) // int(states[0].get("world_size", 1))
+    before = [replace(layout, whole=replace(layout.whole, world_size=shards, rank=0)) for layout in layouts]
+    names = {
+        torch.empty(shape, dtype=layout.whole.dtype, device="meta"): name
+        for layout in before
+        for name, shape in zip(layout.whole.names, layout.shapes, strict=True)
+    }
+    means = [merged(states[shard::shards], compressor, names) for shard in range(shards)]
+    held = [mean["parameters"] for mean in means]
+    owed = [_cut_anew(held, old, new) for old, new in zip(before, layouts, strict=True)]
+    return {**means[0], "parameters": {name: fields for each in owed for name, fields in each.items()}}
+
+
+def _cut_anew(held: Sequence[Entries], old: ShardLayout, new: ShardLayout) -> Entries:
+    """This rank's shards of what is owed to a module's parameters, given those of each shard there was."""
+    before, now = (torch.zeros(layout.numel, dtype=layout.whole.dtype) for layout in (old, new))
+    owing = [name for name in old.whole.names if OWED in held[0].get(name, {})]
+    parts = dict(old.parts(before))
+    for name in owing:
+        parts[name].copy_(torch.stack([entries[name][OWED] for entries in held]).view_as(parts[name]))
+    for name, whole in old.joined(before).items():
+        new.cut(name, whole, now)
+    parts = dict(new.parts(now))
+    return {name: {OWED: parts[name][new.whole.rank].flatten()} for name in owing}
