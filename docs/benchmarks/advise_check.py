@@ -29,13 +29,13 @@ LEVELS = (
 )
 CASES = {  # model, dilation, ranks, flags of ranks and rate, methods to measure in both orders
     "r18-2-100m": ("resnet18-cifar", 1, 2, "--nproc=2 --link=100mbit", SOME),
-    "r18-4-1g": ("resnet18-cifar", 4, 4, "--nproc=4 --link=1gbit", ALL),
+    "r18-4-1g": ("resnet18-cifar", 4, 4, "--nproc=4 --link=1gbit", SOME),
     "r18-8-10g": ("resnet18-cifar", 10, 8, "--nproc=8 --link=10gbit", FAST),
     "gpt-4-1g": ("gpt-20m", 2, 4, "--nproc=4 --link=1gbit", SOME),
     "gpt-2-10g": ("gpt-20m", 10, 2, "--nproc=2 --link=10gbit", ALL),
     "gpt-8-300m": ("gpt-20m", 8, 8, "--nproc=8 --link=300mbit", f"int4,{FEW}"),
     "r50-4-4g": ("resnet50", 8, 4, "--nproc=4 --link=4gbit", SOME),
-    "r50-2-10g": ("resnet50", 6, 2, "--nproc=2 --link=10gbit", FAST),
+    "r50-2-10g": ("resnet50", 6, 2, "--nproc=2 --link=10gbit", "none,bf16,int4,powersgd:rank=4"),
     "mlp-2-300m": ("mlp", 1, 2, "--nproc=2 --link=300mbit", ALL),
     "mlp-2-3g": ("mlp", 1, 2, "--nproc=2 --link=3gbit", ALL),
     "lab-r18-4-1g": ("resnet18-cifar", 3, 4, "--netlab.hosts=4 --netlab.rate=1gbit", SOME),
