@@ -22,7 +22,6 @@ from .wire import Wire
 MOST_BYTES = 2**26  # of a host's shared memory
 ALONE = 2, 4, 2**20  # of a host without others: chunks under way, parts of the memory, bytes of a row's chunk
 AMONG_OTHERS = 2, 3, 2**18
-MOST_GATHERED = 2**20  # bytes of a block's chunk, for which there is room where rows of all mates have it
 SMALLEST_CHUNK = 2**12
 
 
@@ -43,8 +42,10 @@ class Rails:
         later = [hosts[(mine + step) % len(hosts)] for step in range(1, len(hosts))]
         self._earlier = later[::-1]  # hosts, in the order in which their blocks arrive
         self._targets, self._sources = [ranks[place] for ranks in later], [ranks[place] for ranks in self._earlier]
+        rail = {wire.rank, *self._targets}
+        self._others = [rank for rank in range(wire.size) if rank not in rail]  # whose rows mates add up
         self._under_way, turns, chunk = _layout(hosts)
-        self._summed, self._gathered = chunk, min(chunk * len(self._host), MOST_GATHERED)
+        self._summed, self._gathered = chunk, chunk * len(self._host)
         self._memory = memory.view(turns, -1)
         self._turn: Iterator[int] = (number % turns for number in count())
         self._scratch = Scratch(max(1, len(hosts) - 1), chunk, self._under_way)
@@ -89,25 +90,26 @@ class Rails:
         slots, arrived = self._slots(output, len(self._host)), self._scratch.next(output)
         heard = self._hear(0)
         arrivals = [self._wire.receive(room, rank) for room, rank in zip(arrived, self._sources, strict=False)]
-        for slot, row in zip(slots[self._place], rows, strict=True):
-            slot.copy_(row)
+        for rank in self._others:
+            slots[self._place][rank].copy_(rows[rank])
         works = self._tell(0)
         self._wire.wait_all(heard)
-        works += [self._wire.send(self._host_sum(slots, target), target) for target in self._targets]
-        total = self._host_sum(slots, self._wire.rank)
+        for target in self._targets:  # in this rank's own slot, which no mate reads
+            self._host_sum(slots, rows, target, slots[self._place][target])
+            works.append(self._wire.send(slots[self._place][target], target))
+        self._host_sum(slots, rows, self._wire.rank, output)
         yield
         for room, arrival in zip(arrived, arrivals, strict=False):
             self._wire.wait(arrival)
-            total.add_(room)
-        output.copy_(total)
+            output.add_(room)
         self._wire.wait_all(works)
 
-    def _host_sum(self, slots: Sequence[Sequence[Tensor]], rank: int) -> Tensor:
-        """The sum of this host's rows for a rank, in this rank's slot: no other rank of the host reads that."""
-        total, *others = (slots[(self._place + step) % len(slots)][rank] for step in range(len(slots)))
+    def _host_sum(self, slots: Sequence[Sequence[Tensor]], rows: Sequence[Tensor], rank: int, total: Tensor) -> None:
+        """Write the sum of this host's rows for a rank to `total`."""
+        first, *others = (slots[(self._place + step) % len(slots)][rank] for step in range(1, len(slots)))
+        torch.add(rows[rank], first, out=total)
         for row in others:
             total.add_(row)
-        return total
 
     def _slots(self, like: Tensor, places: int) -> Sequence[Sequence[Tensor]]:
         """By place and rank, room for chunks of this type and size, in the next part of the memory."""
