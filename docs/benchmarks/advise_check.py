@@ -19,17 +19,20 @@ from gradwire.hooks.advice.candidates import METHODS, SGD, TWO_LEVELS, UNCOMPRES
 Key = tuple[str, str]  # compressor and order
 Pairs = dict[Key, tuple[float, float]]  # predicted and measured seconds
 NEAR = 1.05  # times the best measured step: as good
-ALL = "none,bf16,int8,int4,powersgd:rank=4"
-SOME = "bf16,int4,powersgd:rank=4"
+SOME = "bf16,int4,powersgd:rank=4,powersgd:rank=8,payload=int8"  # all are in memory at once
 FAST = "none,bf16,int4,powersgd:rank=4"
-LEVELS = "bf16,int4,powersgd:rank=4,hosts+bf16,hosts+int4,hosts+powersgd:rank=4"
+ALL = f"none,int8,int2,{SOME}"
+LEVELS = (
+    "bf16,int4,powersgd:rank=4,powersgd:rank=8,payload=int8,"
+    "hosts+bf16,hosts+int4,hosts+powersgd:rank=4,hosts+powersgd:rank=8,payload=int8"
+)
 CASES = {  # model, dilation, ranks, flags of ranks and rate, methods to measure in both orders
     "r18-2-100m": ("resnet18-cifar", 1, 2, "--nproc=2 --link=100mbit", SOME),
-    "r18-4-1g": ("resnet18-cifar", 4, 4, "--nproc=4 --link=1gbit", ALL),
+    "r18-4-1g": ("resnet18-cifar", 4, 4, "--nproc=4 --link=1gbit", SOME),
     "r18-8-10g": ("resnet18-cifar", 10, 8, "--nproc=8 --link=10gbit", FAST),
     "gpt-4-1g": ("gpt-20m", 2, 4, "--nproc=4 --link=1gbit", SOME),
     "gpt-2-10g": ("gpt-20m", 10, 2, "--nproc=2 --link=10gbit", ALL),
-    "gpt-8-300m": ("gpt-20m", 8, 8, "--nproc=8 --link=300mbit", "int4,powersgd:rank=4"),
+    "gpt-8-300m": ("gpt-20m", 8, 8, "--nproc=8 --link=300mbit", "int4,powersgd:rank=4,powersgd:rank=8,payload=int8"),
     "r50-4-4g": ("resnet50", 8, 4, "--nproc=4 --link=4gbit", SOME),
     "r50-2-10g": ("resnet50", 6, 2, "--nproc=2 --link=10gbit", FAST),
     "mlp-2-300m": ("mlp", 1, 2, "--nproc=2 --link=300mbit", ALL),

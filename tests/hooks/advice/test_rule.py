@@ -139,8 +139,8 @@ def test_losses_are_told_by_the_family_of_the_optimizer():
     parameters = [torch.nn.Parameter(torch.zeros(1))]
     assert family(torch.optim.AdamW(parameters)) == ADAM
     assert family(torch.optim.SGD(parameters, 0.1, 0.9)) == family(torch.optim.SGD(parameters, 0.1)) == SGD
-    ternary = next(method for method in METHODS if method.spec == "ternary")
-    assert (ternary.loss(ADAM), ternary.loss(SGD)) == (ternary.adam, ternary.sgd)
+    int2 = next(method for method in METHODS if method.spec == "int2")
+    assert (int2.loss(ADAM), int2.loss(SGD)) == (int2.adam, int2.sgd)
 
 
 def test_none_is_always_among_the_methods_and_unknown_ones_have_no_loss():
