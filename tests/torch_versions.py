@@ -12,3 +12,4 @@ def needs_torch(version, why):
 complex_numbers = needs_torch("2.15", "Gloo does not broadcast complex numbers")
 copied_in_cpp = needs_torch("2.10", "gradients are copied by torch's operators")
 backends_in_python = needs_torch("2.14", "it cannot have backends in Python")
+fsdp_of_others = needs_torch("2.9", "its FSDP2 takes communication of nobody else")

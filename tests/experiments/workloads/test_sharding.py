@@ -9,6 +9,8 @@ from gradwire.experiments.cli import main
 from gradwire.experiments.compare.config import CompareConfig
 from gradwire.experiments.workloads.sharding import blocks, payloads
 
+from ...torch_versions import fsdp_of_others
+
 SHARED = (
     "--model=mlp",
     "--model.width=16",
@@ -59,6 +61,7 @@ def comparison(tmp_path_factory):
     return found
 
 
+@fsdp_of_others
 def test_as_they_are_shards_train_as_torchs_and_as_ddp(comparison):
     assert comparison["fsdp none"]["parameters_digest"] == comparison["fsdp torch"]["parameters_digest"]
     assert comparison["fsdp none"]["loss"] == pytest.approx(comparison["ddp none"]["loss"], rel=1e-5)
@@ -67,6 +70,7 @@ def test_as_they_are_shards_train_as_torchs_and_as_ddp(comparison):
     )
 
 
+@fsdp_of_others
 def test_they_send_what_the_rules_say(comparison):
     """Of two ranks each sends half of the weights, gathered twice in each of two batches, and half of gradients."""
     sent = {name: run["sent_bytes_per_step"] for name, run in comparison.items()}
