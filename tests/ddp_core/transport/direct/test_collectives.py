@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from datetime import timedelta
 
 import pytest
@@ -77,6 +78,44 @@ def test_every_rank_gets_all_blocks_and_the_sum_of_its_row(ranks, way, world_siz
             exact = torch.stack([rows[rank].double() for rows in given]).sum(0)
             torch.testing.assert_close(total.double(), exact, rtol=0, atol=8 if dtype == torch.bfloat16 else 1e-3)
             assert size != EVEN or way in (one_host, two_hosts) or torch.equal(total, expected)
+
+
+class LateSend:
+    """A message that leaves only when it is waited for, as behind a full link."""
+
+    def __init__(self, begin):
+        self._begin = begin
+
+    def wait(self, timeout):
+        time.sleep(0.2)
+        self._begin().wait(timeout)
+
+
+def late_sums(wire):
+    """Ranks 0 and 1 on one host, 2 and 3 on another; what 0 sends to 2 is late."""
+    way, send = rails(wire, [[0, 1], [2, 3]]), wire.send
+    if wire.rank == 0:
+        wire.send = lambda tensor, to, kind=0: send(tensor, to, kind) if kind else LateSend(lambda: send(tensor, to))
+    return way
+
+
+def summed_then_gathered(rank, world_size):
+    direct, block = collectives(late_sums), numbers(rank, 4 * CHUNK)
+    rows, total = block.view(2, -1)[[0, 1, 0, 1]], torch.empty(2 * CHUNK)
+    gathered = torch.empty(world_size, 4 * CHUNK)
+    pending = direct.reduce_scatter("way", total, rows.unbind())
+    direct.all_gather("way", gathered.unbind(), block).result(20)
+    pending.result(20)
+    direct.close()
+    return total, gathered
+
+
+def test_a_sum_that_is_still_on_its_way_is_not_written_over_by_the_next_collective(ranks):
+    given = torch.stack([numbers(rank, 4 * CHUNK) for rank in range(4)])
+    for rank, (total, gathered) in enumerate(ranks.run(summed_then_gathered, 4)):
+        exact = given.double().sum(0).view(2, -1)[rank % 2]
+        torch.testing.assert_close(total.double(), exact, rtol=0, atol=1e-3)
+        assert torch.equal(gathered, given)
 
 
 def one_rank_dies(rank, world_size, way):
