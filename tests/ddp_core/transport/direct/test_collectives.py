@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -78,6 +79,40 @@ def test_every_rank_gets_all_blocks_and_the_sum_of_its_row(ranks, way, world_siz
             exact = torch.stack([rows[rank].double() for rows in given]).sum(0)
             torch.testing.assert_close(total.double(), exact, rtol=0, atol=8 if dtype == torch.bfloat16 else 1e-3)
             assert size != EVEN or way in (one_host, two_hosts) or torch.equal(total, expected)
+
+
+def ranks_as_threads(size, work):
+    """What `work(rank, collectives)` gives, rank by rank, of threads in this process."""
+    store = dist.HashStore()
+
+    def run_rank(rank):
+        direct = Collectives(store, rank, size, LIMIT, lambda wire: {"way": Staggered(wire)})
+        try:
+            return work(rank, direct)
+        finally:
+            direct.close()
+
+    with ThreadPoolExecutor(size) as threads:
+        return list(threads.map(run_rank, range(size)))
+
+
+@pytest.mark.parametrize("made", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_whoever_asks_may_be_in_any_mode_and_give_parameters(made):
+    def work(rank, direct):
+        with made():
+            block, rows = torch.nn.Parameter(numbers(rank, 8)), torch.nn.Parameter(numbers(rank, 2 * 8).view(2, 8))
+            gathered, total = torch.empty(2, 8), torch.empty(8)
+            direct.all_gather("way", gathered.unbind(), block).result(20)
+            direct.reduce_scatter("way", total, rows.unbind()).result(20)
+            direct.all_gather("way", rows.unbind(), block).result(20)
+            return gathered, total, rows.detach()
+
+    blocks = torch.stack([numbers(rank, 8) for rank in range(2)])
+    sums = sum(numbers(rank, 2 * 8).view(2, 8) for rank in range(2))
+    for (gathered, total, rows), expected in zip(ranks_as_threads(2, work), sums, strict=True):
+        for given in (gathered, rows):
+            assert torch.equal(given, blocks)
+        assert torch.equal(total, expected)
 
 
 class LateSend:
