@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor
 
 FORMAT = 1
 FIELDS = ("gradwire", "reduce", "step", "parameters")
+UNROTATED = re.compile(r"(?<=OneBit\(block=)(\d+)(?=\))")  # `onebit` in states that are older than its rotation
 
 
 def own(saved: Any, key: str) -> Mapping[str, Any]:
@@ -29,6 +31,7 @@ def checked(state: Mapping[str, Any], reduction: str, names: set[str]) -> Mappin
     missing = [key for key in FIELDS if not isinstance(state, Mapping) or key not in state]
     if missing:
         raise ValueError(f"this is no state of a gradwire handle of FSDP: it lacks {', '.join(missing)}")
+    state = {**state, "reduce": UNROTATED.sub(r"\1, rotate=False", str(state["reduce"]))}
     for key, here in (("gradwire", FORMAT), ("reduce", reduction)):
         if state[key] != here:
             raise ValueError(

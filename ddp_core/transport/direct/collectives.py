@@ -149,6 +149,7 @@ class Collectives:
         return future
 
 
+@torch.inference_mode()  # or this thread could not write to tensors made in it, nor read those that require gradients
 def _work(jobs: Jobs, meet: Callable[[], Wire], make_ways: Callable[[Wire], Ways]) -> None:
     """Do what is asked for, until the end or the first failure; then end the rest."""
     wire: Wire | None = None

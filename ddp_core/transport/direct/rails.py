@@ -48,7 +48,7 @@ class Rails:
         self._summed, self._gathered = chunk, chunk * len(self._host)
         self._memory = memory.view(turns, -1)
         self._turn: Iterator[int] = (number % turns for number in count())
-        self._scratch = Scratch(max(1, len(hosts) - 1), chunk, self._under_way)
+        self._scratch, self._sums = (Scratch(max(1, len(self._targets)), chunk, self._under_way) for _ in range(2))
         self._swap = Staggered(wire).all_to_all
         self._token = torch.zeros(1, dtype=torch.uint8)
         self._heard = torch.empty(1, dtype=torch.uint8)
@@ -91,9 +91,10 @@ class Rails:
             slots[self._place][rank].copy_(rows[rank])
         works = self._tell(0)
         self._wire.wait_all(heard)
-        for target in self._targets:  # in this rank's own slot, which no mate reads
-            self._host_sum(slots, rows, target, slots[self._place][target])
-            works.append(self._wire.send(slots[self._place][target], target))
+        sums = self._sums.next(output)  # apart from the shared memory: mates are not told when they have left
+        for target, total in zip(self._targets, sums, strict=False):
+            self._host_sum(slots, rows, target, total)
+            works.append(self._wire.send(total, target))
         self._host_sum(slots, rows, self._wire.rank, output)
         yield
         for room, arrival in zip(arrived, arrivals, strict=False):

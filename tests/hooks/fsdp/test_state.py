@@ -8,7 +8,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import gradwire
+from gradwire.compress.shards import shard_sum
 from gradwire.ddp_core import DEFAULT_TIMEOUT
+from gradwire.hooks.fsdp.state import checked
 
 from .given import SHAPES, given_model, gradients, mean_gradients, network, trained
 
@@ -50,6 +52,14 @@ def resumed(rank, world_size, folder, through, reduce):
     handle.close()
     other.close()
     return alike
+
+
+def test_a_state_of_onebit_from_before_it_rotated_is_taken_where_it_does_not():
+    told = "ShardSum(codec=OneBit(block=1024), feedback=1.0, residual_bits=32)"
+    saved = {"gradwire": 1, "reduce": told, "step": 3, "parameters": {}}
+    assert checked(saved, repr(shard_sum("onebit:rotate=false")), set())["step"] == 3
+    with pytest.raises(ValueError, match=r"rotate=False.*, here it is .*rotate=True"):
+        checked(saved, repr(shard_sum("onebit")), set())
 
 
 @pytest.mark.parametrize("reduce", ["int4", "int4:residual_bits=8"])

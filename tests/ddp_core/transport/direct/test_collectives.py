@@ -2,6 +2,8 @@
 
 import os
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -77,6 +79,78 @@ def test_every_rank_gets_all_blocks_and_the_sum_of_its_row(ranks, way, world_siz
             exact = torch.stack([rows[rank].double() for rows in given]).sum(0)
             torch.testing.assert_close(total.double(), exact, rtol=0, atol=8 if dtype == torch.bfloat16 else 1e-3)
             assert size != EVEN or way in (one_host, two_hosts) or torch.equal(total, expected)
+
+
+def ranks_as_threads(size, work):
+    """What `work(rank, collectives)` gives, rank by rank, of threads in this process."""
+    store = dist.HashStore()
+
+    def run_rank(rank):
+        direct = Collectives(store, rank, size, LIMIT, lambda wire: {"way": Staggered(wire)})
+        try:
+            return work(rank, direct)
+        finally:
+            direct.close()
+
+    with ThreadPoolExecutor(size) as threads:
+        return list(threads.map(run_rank, range(size)))
+
+
+@pytest.mark.parametrize("made", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_whoever_asks_may_be_in_any_mode_and_give_parameters(made):
+    def work(rank, direct):
+        with made():
+            block, rows = torch.nn.Parameter(numbers(rank, 8)), torch.nn.Parameter(numbers(rank, 2 * 8).view(2, 8))
+            gathered, total = torch.empty(2, 8), torch.empty(8)
+            direct.all_gather("way", gathered.unbind(), block).result(20)
+            direct.reduce_scatter("way", total, rows.unbind()).result(20)
+            direct.all_gather("way", rows.unbind(), block).result(20)
+            return gathered, total, rows.detach()
+
+    blocks = torch.stack([numbers(rank, 8) for rank in range(2)])
+    sums = sum(numbers(rank, 2 * 8).view(2, 8) for rank in range(2))
+    for (gathered, total, rows), expected in zip(ranks_as_threads(2, work), sums, strict=True):
+        for given in (gathered, rows):
+            assert torch.equal(given, blocks)
+        assert torch.equal(total, expected)
+
+
+class LateSend:
+    """A message that leaves only when it is waited for, as behind a full link."""
+
+    def __init__(self, begin):
+        self._begin = begin
+
+    def wait(self, timeout):
+        time.sleep(0.2)
+        self._begin().wait(timeout)
+
+
+def late_sums(wire):
+    """Ranks 0 and 1 on one host, 2 and 3 on another; what 0 sends to 2 is late."""
+    way, send = rails(wire, [[0, 1], [2, 3]]), wire.send
+    if wire.rank == 0:
+        wire.send = lambda tensor, to, kind=0: send(tensor, to, kind) if kind else LateSend(lambda: send(tensor, to))
+    return way
+
+
+def summed_then_gathered(rank, world_size):
+    direct, block = collectives(late_sums), numbers(rank, 4 * CHUNK)
+    rows, total = block.view(2, -1)[[0, 1, 0, 1]], torch.empty(2 * CHUNK)
+    gathered = torch.empty(world_size, 4 * CHUNK)
+    pending = direct.reduce_scatter("way", total, rows.unbind())
+    direct.all_gather("way", gathered.unbind(), block).result(20)
+    pending.result(20)
+    direct.close()
+    return total, gathered
+
+
+def test_a_sum_that_is_still_on_its_way_is_not_written_over_by_the_next_collective(ranks):
+    given = torch.stack([numbers(rank, 4 * CHUNK) for rank in range(4)])
+    for rank, (total, gathered) in enumerate(ranks.run(summed_then_gathered, 4)):
+        exact = given.double().sum(0).view(2, -1)[rank % 2]
+        torch.testing.assert_close(total.double(), exact, rtol=0, atol=1e-3)
+        assert torch.equal(gathered, given)
 
 
 def one_rank_dies(rank, world_size, way):
