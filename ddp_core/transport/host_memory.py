@@ -93,10 +93,12 @@ class HostMemory(Decorated):
     def abort(self) -> None:
         """Have no rank wait for this one any more."""
         self._shares = {}
-        for buffers in self._buffers.values():
-            for buffer in buffers.values():
-                buffer.sums.give_up()
-        self.inner.abort()
+        try:
+            for buffers in list(self._buffers.values()):
+                for buffer in list(buffers.values()):
+                    buffer.sums.give_up()
+        finally:
+            self.inner.abort()
 
 
 def fits(bucket: Sequence[Tensor]) -> bool:

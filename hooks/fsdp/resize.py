@@ -24,7 +24,10 @@ def owed_by_replicas(
     All else that was remembered (momenta, factors) was of other shards, and begins anew. Raises ValueError where the states
     are not of this model or compressor.
     """
-    shards = len(states) // int(states[0].get("world_size", 1))
+    replicas = states[0].get("world_size") if isinstance(states[0], Mapping) else None
+    if not isinstance(replicas, int) or not 0 < replicas <= len(states):
+        raise ValueError(f"the states of replicas say that there were {replicas!r} of them, on {len(states)} ranks")
+    shards = len(states) // replicas
     before = [replace(layout, whole=replace(layout.whole, world_size=shards, rank=0)) for layout in layouts]
     names = {
         torch.empty(shape, dtype=layout.whole.dtype, device="meta"): name
