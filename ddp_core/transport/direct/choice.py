@@ -20,7 +20,7 @@ PINNED = (
     "GRADWIRE_COLLECTIVES"  # a way for all, in the environment of all ranks: no races, and the same bits in every run
 )
 REPEATS = 5  # of which a way's fastest counts
-WORTHWHILE = 0.95  # of Gloo's seconds: what a direct way has to stay below
+WORTHWHILE = 0.98  # of Gloo's seconds: what a direct way has to stay below
 CLASS = 4  # a race stands for sizes up to so many times the last
 SMALLEST_RACE, LARGEST_RACE = 2**16, 2**24  # bytes of all ranks' blocks; what is larger goes the way of the largest
 
