@@ -213,8 +213,11 @@ class TorchFace(TorchDDP):
             self._log_and_throw(RuntimeError, DISTRIBUTED_AUTOGRAD)
 
     def _lazy_init(self) -> None:
-        """Let `torch.distributed.optim._apply_optimizer_in_backward` step once the averages are there, not before."""
+        self._setup_in_backward_optimizers()
         self._lazy_init_ran = True
+
+    def _setup_in_backward_optimizers(self) -> None:
+        """Let `torch.distributed.optim._apply_optimizer_in_backward` step once the averages are there, not before."""
         parameters = [each for each in self._module_parameters if hasattr(each, "_in_backward_optimizers")]
         if not parameters:
             return

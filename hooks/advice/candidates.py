@@ -40,7 +40,7 @@ METHODS = (
     Method("int4", 0.000, 0.003, dense_start=True),
     Method("int2", 0.007, 0.005, dense_start=True),
     Method("powersgd:rank=4", 0.020, 0.019, dense_start=True),
-    Method("powersgd:rank=8,payload=int8", 0.007, 0.006, dense_start=True),
+    Method("powersgd:rank=8,payload=int8", 0.005, 0.007, dense_start=True),
     Method("bf16+powersgd:rank=2", 0.042, 0.040, dense_start=True),
     Method("topk:ratio=0.01,feedback=0.9", 0.037, 0.056),
     Method("onebit:feedback=0.7", 0.033, 0.058, dense_start=True),
