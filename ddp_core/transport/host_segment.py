@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import numpy
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -101,8 +102,8 @@ class Segment:
         return [(flat, SharedBuffer(room, sums, others, n, first)) for n, (flat, room) in enumerate(pairs)]
 
     def _tensors(self, memory: Any) -> list[Tensor]:
-        spans = zip(self._types, self._spans, strict=True)
-        return [torch.frombuffer(memory, dtype=kind, count=numel, offset=offset) for kind, (offset, numel, _) in spans]
+        seen, spans = numpy.asarray(memory), zip(self._types, self._spans, strict=True)
+        return [torch.frombuffer(seen, dtype=kind, count=numel, offset=offset) for kind, (offset, numel, _) in spans]
 
 
 def memory_file(size: int) -> tuple[int, str]:
