@@ -1,13 +1,12 @@
 // C++ functions as Python calls them, on the limited API: what is built once serves every Python from 3.10 on.
 //
-// `method<function, gil>("name")` is a row of a table of methods; the conversions follow from the function's types. An argument
-// is converted by the overload of `convert` for its type, and a result by that of `to_python`.
+// `method<function, gil>("name")` is a row of a table of methods; the conversions follow from the function's types. An
+// argument is converted by the overload of `convert` for its type, and a result by that of `to_python`.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include <array>
 #include <cerrno>
 #include <cstdint>
 #include <functional>
@@ -56,8 +55,10 @@ inline Object owned(PyObject* found) {
 
 // Of an argument that could not be converted: what it has to be, or an error that has nothing to do with its type.
 [[noreturn]] inline void refuse(const char* expected) {
-    const auto is = [](PyObject* kind) { return PyErr_ExceptionMatches(kind) != 0; };
-    if (PyErr_Occurred() && !is(PyExc_TypeError) && !is(PyExc_OverflowError) && !is(PyExc_AttributeError)) throw ErrorIsSet{};
+    if (PyErr_Occurred()) {
+        const auto is = [](PyObject* kind) { return PyErr_ExceptionMatches(kind) != 0; };
+        if (!is(PyExc_TypeError) && !is(PyExc_OverflowError) && !is(PyExc_AttributeError)) throw ErrorIsSet{};
+    }
     throw Unexpected{expected};
 }
 
@@ -153,6 +154,7 @@ PyObject* guarded(const Work& work) {
     }
 }
 
+// `Arguments`: a tuple of their types.
 template <class Arguments, size_t... places>
 Arguments converted(const char* name, PyObject* const* given, size_t count, std::index_sequence<places...>) {
     if (count != sizeof...(places)) {
@@ -165,7 +167,8 @@ Arguments converted(const char* name, PyObject* const* given, size_t count, std:
         ((place = places, convert(given[places], std::get<places>(arguments))), ...);
     } catch (const Unexpected& wrong) {
         PyErr_Clear();
-        PyErr_Format(PyExc_TypeError, "argument %zu of %s() has to be %s, got %.80R", place + 1, name, wrong.expected, given[place]);
+        PyErr_Format(PyExc_TypeError, "argument %zu of %s() has to be %s, got %.80R", place + 1, name, wrong.expected,
+                     given[place]);
         throw ErrorIsSet{};
     }
     return arguments;
@@ -175,11 +178,13 @@ Arguments converted(const char* name, PyObject* const* given, size_t count, std:
 template <auto function, Gil gil, class... Self>
 PyObject* call(const char* name, PyObject* const* given, size_t count, Self&... self) {
     using Arguments = decltype(taken(function));
+    constexpr auto places = std::make_index_sequence<std::tuple_size_v<Arguments>>{};
     return guarded([&]() -> PyObject* {
-        auto arguments = converted<Arguments>(name, given, count, std::make_index_sequence<std::tuple_size_v<Arguments>>{});
+        auto arguments = converted<Arguments>(name, given, count, places);
         const auto work = [&] {
             [[maybe_unused]] const std::conditional_t<gil == Gil::released, WithoutGil, WithGil> state{};
-            return std::apply([&](auto&... each) { return std::invoke(function, self..., std::move(each)...); }, arguments);
+            const auto apart = [&](auto&... each) { return std::invoke(function, self..., std::move(each)...); };
+            return std::apply(apart, arguments);
         };
         if constexpr (std::is_void_v<decltype(work())>) {
             work();
@@ -194,13 +199,16 @@ template <auto function, Gil gil>
 struct Function {
     static inline const char* name = nullptr;
 
-    static PyObject* run(PyObject*, PyObject* const* given, Py_ssize_t count) { return call<function, gil>(name, given, count); }
+    static PyObject* run(PyObject*, PyObject* const* given, Py_ssize_t count) {
+        return call<function, gil>(name, given, count);
+    }
 };
 
 using FastCall = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
 
 inline PyMethodDef row(const char* name, FastCall function, int flags = 0) {
-    return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)), METH_FASTCALL | flags, nullptr};
+    const auto erased = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+    return {name, erased, METH_FASTCALL | flags, nullptr};
 }
 
 template <auto function, Gil gil>
