@@ -122,7 +122,7 @@ def memory_file(size: int) -> tuple[int, str]:
 
 
 def mapped(address: Sequence[str], size: int) -> Any:
-    """So much of a rank's memory; OSError where it is out of reach."""
+    """So much of a rank's memory, for `numpy.asarray`; OSError where it is out of reach."""
     process, number, mark = address
     file = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR)
     try:
