@@ -176,6 +176,32 @@ def test_where_a_rank_dies_all_others_raise_at_once(ranks, way, world_size):
         assert survivor.seconds < 10
 
 
+def one_rank_dies_while_hosts_meet(rank, world_size):
+    """The others raise which files of shared memory they still have open."""
+
+    def dies_once_hosts_are_known(wire):
+        hosts = hosts_of(wire)
+        return os._exit(7) if wire.rank == world_size - 1 else rails(wire, hosts)
+
+    direct = collectives(dies_once_hosts_are_known)
+    with pytest.raises(RuntimeError, match="onnection"):
+        direct.ways()
+    raise ValueError([link for file in os.listdir("/proc/self/fd") if "memfd:gradwire" in (link := target(file))])
+
+
+def target(file):
+    try:
+        return os.readlink(f"/proc/self/fd/{file}")
+    except FileNotFoundError:  # that of the listing
+        return ""
+
+
+def test_where_a_rank_dies_while_hosts_meet_no_file_is_left_open(ranks):
+    *survivors, dead = ranks.run(one_rank_dies_while_hosts_meet, 3, expect_errors=True)
+    assert dead.fate == "died with exit code 7"
+    assert [(survivor.type_name, survivor.message) for survivor in survivors] == [("ValueError", "[]")] * 2
+
+
 def one_rank_stays_away(rank, world_size):
     direct = collectives(limit=timedelta(seconds=1))
     KEPT.append(direct)  # or its connections close
