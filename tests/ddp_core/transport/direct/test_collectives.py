@@ -166,7 +166,7 @@ def one_rank_dies(rank, world_size, way):
     pending.result(0)
 
 
-@pytest.mark.parametrize(("way", "world_size"), [(Staggered, 3), (two_hosts, 4)])
+@pytest.mark.parametrize(("way", "world_size"), [(Staggered, 3), (one_host, 3), (two_hosts, 4)])
 def test_where_a_rank_dies_all_others_raise_at_once(ranks, way, world_size):
     *survivors, dead = ranks.run(one_rank_dies, world_size, way, expect_errors=True)
     assert dead.fate == "died with exit code 7"
@@ -202,8 +202,8 @@ def test_where_a_rank_dies_while_hosts_meet_no_file_is_left_open(ranks):
     assert [(survivor.type_name, survivor.message) for survivor in survivors] == [("ValueError", "[]")] * 2
 
 
-def one_rank_stays_away(rank, world_size):
-    direct = collectives(limit=timedelta(seconds=1))
+def one_rank_stays_away(rank, world_size, way):
+    direct = collectives(way, timedelta(seconds=1))
     KEPT.append(direct)  # or its connections close
     output, block = torch.empty(world_size, 8), torch.ones(8)
     direct.all_gather("way", output.unbind(), block).result(20)
@@ -211,8 +211,9 @@ def one_rank_stays_away(rank, world_size):
         direct.all_gather("way", output.unbind(), block).result(20)
 
 
-def test_a_rank_that_waits_for_one_which_stays_away_raises_at_the_time_limit(ranks):
-    waiting, _ = ranks.run(one_rank_stays_away, 2, expect_errors=True)
+@pytest.mark.parametrize("way", [Staggered, one_host])
+def test_a_rank_that_waits_for_one_which_stays_away_raises_at_the_time_limit(ranks, way):
+    waiting, _ = ranks.run(one_rank_stays_away, 2, way, expect_errors=True)
     assert "timed out" in waiting.message.lower()
     assert 0.9 < waiting.seconds < 5
 
