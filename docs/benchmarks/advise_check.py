@@ -50,7 +50,7 @@ MLP = ["--model=mlp", "--model.width=1024", "--model.layers=4"]  # as bench has 
 
 
 def run(folder: Path, name: str) -> None:
-    """The commands of a case. Each method has a run of its own, as users have it: in turns they empty each other's caches."""
+    """The commands of a case. Each method has a run of its own, as with users: in turns they empty each other's caches."""
     model, dilate, ranks, flags, methods = CASES[name]
     real, same = model == "mlp", flags.split()
     same += ["--batch-size=32"] if real else [f"--compute=emulate:{model}", f"--dilate={dilate}"]
