@@ -1,10 +1,10 @@
-"""What a compressor remembers of a bucket, step after step."""
+"""What a compressor remembers of a bucket, or of a slice of one, step after step."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -26,14 +26,12 @@ OWED = "owed"  # the field under which a state dict keeps gradient that has lost
 
 
 class BucketMemory:
-    """A bucket's compressor state, with every step a transaction.
+    """The compressor state of what is sent at once, with every step a transaction.
 
     A step whose average is not finite on any bucket is one that GradScaler skips: its changes to the state are undone.
     With `partial`, some steps may leave parameters out on all ranks: what would be averaged for those is kept for later,
     since DDP drops it. `owing`: some rank may be given something to owe; the same on all ranks.
     """
-
-    cuts: Sequence[Layout] = ()
 
     def __init__(
         self, compressor: Compressor, layout: Layout, step: int, *, partial: bool = False, owing: bool = False
@@ -54,11 +52,6 @@ class BucketMemory:
             self._sizes = torch.tensor(layout.sizes, device=layout.device)
         self._finite: DeviceFlag | None = None
         self._left: DeviceFlag | None = None  # whether anything is kept, asked while something is owed
-
-    @property
-    def slices(self) -> list[BucketMemory]:
-        """What is sent by itself: all of it. See CutMemory."""
-        return [self]
 
     @property
     def stateful(self) -> bool:
