@@ -85,10 +85,6 @@ class ModelMemory:
         return [(names, each) for names, bucket in self._live.items() for each in bucket.slices]
 
     @property
-    def _slices(self) -> list[BucketMemory]:
-        return [each for _, each in self.live]
-
-    @property
     def averages(self) -> bool:
         """Whether the compressor only averages, and no rank owes anything: gradients may then come divided already."""
         return self._plain and not self._still_owing()
@@ -111,14 +107,17 @@ class ModelMemory:
         """Whether any rank may owe something once the last step is committed."""
         if not self.owing or self._homeless or self._foreign:
             return self.owing
-        came = all(each.brought_out for each in reversed(self._slices))  # within a step the last one has not
+        # reversed: within a step the last one has not
+        came = all(each.brought_out for bucket in reversed(self._live.values()) for each in reversed(bucket.slices))
         return not (came and self._finite())
 
     def _finite(self) -> bool:
         """Whether the averages of the last step were, and nobody has discarded it."""
         if self._discarded:
             return False
-        return all(map(bool, self._sparse_finite)) and all(each.finite() for each in self._slices)
+        return all(map(bool, self._sparse_finite)) and all(
+            each.finite() for bucket in self._live.values() for each in bucket.slices
+        )
 
     def get(self, layout: Layout, cuts: Sequence[Layout] = ()) -> CutMemory | None:
         """The bucket of this layout, if it is known; `cuts`: of its slices, where it is sent in some."""
@@ -222,9 +221,9 @@ class ModelMemory:
         self.owing, keep, self._discarded = self._still_owing(), self._finite(), False
         self._sparse_finite = []
         self._names_before = [*self._live, *self._unmet]
-        for each in self._slices:
+        for _, each in self.live:
             each.end_step(keep, self.owing)
-        self._stateful = any(each.stateful for each in self._slices) if self._live else None
+        self._stateful = any(each.stateful for _, each in self.live) if self._live else None
 
     def replace(self, compressor: Compressor) -> None:
         """Go on with another compressor; what was held back is owed to the next average."""
@@ -254,7 +253,7 @@ class ModelMemory:
             self._homeless[name] = memory.save()[name]
         for fields in others:
             fields[OWED] = fields[OWED] * factor
-        for each in self._slices:
+        for _, each in self.live:
             each.rescale(factor)
 
     def taken(self, *, under_way: bool = False) -> Snapshot:
