@@ -65,11 +65,11 @@ class CutMemory:
         taken.slices = [each.taken(keep=keep, owing=owing) for each in self.slices]
         return taken
 
-    def owe(self, name: str, numbers: Tensor) -> None:
-        """Add to the next gradient of a parameter."""
+    def owe(self, held_back: Mapping[str, Tensor]) -> None:
+        """Add to the next gradients, flat, by parameter name."""
         for each in self.slices:
-            if name in each.layout.names:
-                each.owe(name, numbers[_place(each.layout, name)])
+            mine = held_back.keys() & each.layout.names
+            each.owe({name: held_back[name][_place(each.layout, name)] for name in mine})
 
     def save(self) -> Entries:
         """Copies of all numbers, by parameter name and field."""

@@ -176,8 +176,7 @@ class ModelMemory:
             layout = dataclasses.replace(bucket.layout, ranks_per_host=self._former_on or 1)
             former = BucketMemory(self._former, layout, self.step)
             former.load({name: self._foreign.pop(name) for name in names})
-            for name, numbers in former.held_back().items():
-                bucket.owe(name, numbers)
+            bucket.owe(former.held_back())
         if not self._foreign:
             self._former = None
 
@@ -250,7 +249,7 @@ class ModelMemory:
             raise RuntimeError("a loaded state can be rescaled after the next backward, not before it")
         for name, memory in list(self._released()):
             memory.rescale(factor)
-            self._homeless[name] = memory.save()[name]
+            self._homeless[name] = memory.save().get(name, {})
         for fields in others:
             fields[OWED] = fields[OWED] * factor
         for _, each in self.live:

@@ -118,7 +118,7 @@ def test_in_other_slices_nothing_that_was_held_back_is_lost(spec, saved_in, load
 def test_what_is_owed_and_factors_reach_each_number_of_a_parameter():
     memory = memory_of("topk:ratio=0.1", 0, 64)
     owed = torch.arange(200.0)
-    memory.owe("a", owed)
+    memory.owe({"a": owed})
     for each in memory.slices:
         each.rescale(2.0)
     assert torch.equal(memory.held_back()["a"], 2 * owed)
