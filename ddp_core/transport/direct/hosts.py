@@ -8,6 +8,7 @@ import os
 import secrets
 from collections.abc import Sequence
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -65,4 +66,4 @@ def shared_memory(wire: Wire, mates: Sequence[int], size: int) -> Tensor | None:
     everyone = all(_told(wire, "" if memory is None else "mapped"))
     if file is not None:
         os.close(file)
-    return torch.frombuffer(memory, dtype=torch.uint8) if everyone else None
+    return torch.from_numpy(numpy.asarray(memory)) if everyone else None
