@@ -91,7 +91,9 @@ class TestDamped:
 
     def test_a_server_s_residual_fades_too(self):
         within = layout((64,))
-        damped, whole = (Simulation(compressor(f"onebit:block=8{tail}"), within) for tail in (",feedback=0.5", ",feedback=1"))
+        damped, whole = (
+            Simulation(compressor(f"onebit:block=8{tail}"), within) for tail in (",feedback=0.5", ",feedback=1")
+        )
         for simulation in (damped, whole):
             simulation.step(gradients(within))
         server, expected = (each.states[0] for each in (damped, whole))

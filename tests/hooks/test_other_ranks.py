@@ -11,7 +11,14 @@ from .test_handle import same
 
 SHAPES = ((40, 30), (40,), (10, 200), (3,))
 ZEROS = [torch.zeros(shape) for shape in SHAPES]
-SPECS = ["topk:ratio=0.05", "onebit:feedback=1", "powersgd:rank=2", "batched-powersgd", "fp16", "powersgd:rank=2,start_iter=2"]
+SPECS = [
+    "topk:ratio=0.05",
+    "onebit:feedback=1",
+    "powersgd:rank=2",
+    "batched-powersgd",
+    "fp16",
+    "powersgd:rank=2,start_iter=2",
+]
 
 
 def attached(spec):

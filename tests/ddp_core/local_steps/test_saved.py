@@ -20,7 +20,7 @@ def taken(number, saved_with, here):
 def test_a_compressor_of_format_1_is_by_the_defaults_of_then():
     assert taken(1, "onebit:block=64", "onebit:block=64,feedback=1") == 8
     assert taken(1, "int4", "int4") == 8
-    with pytest.raises(ValueError, match="saved with .*'onebit:feedback=1', .* here it is .*'onebit'"):
+    with pytest.raises(ValueError, match=r"saved with .*'onebit:feedback=1', .* here it is .*'onebit'"):
         taken(1, "onebit", "onebit")
 
 
