@@ -12,6 +12,7 @@ from itertools import count
 from mmap import PAGESIZE
 from typing import TypeAlias
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -138,5 +139,5 @@ def rails(wire: Wire, hosts: Sequence[Sequence[int]]) -> Rails | None:
     if shared is None:
         return None
     memory, processes = shared
-    numbers = torch.frombuffer(memory, dtype=torch.uint8, offset=header)
+    numbers = torch.from_numpy(numpy.asarray(memory))[header:]
     return Rails(wire, hosts, numbers, Mates(wire, processes, memory, places))
