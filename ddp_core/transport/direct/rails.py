@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import count
 from mmap import PAGESIZE
+from typing import TypeAlias
 
 import numpy
 import torch
@@ -25,6 +26,7 @@ MOST_BYTES = 2**26  # of a host's shared memory
 ALONE = 2, 4, 2**20  # of a host without others: chunks under way, parts of the memory, bytes of a row's chunk
 AMONG_OTHERS = 2, 3, 2**18
 SMALLEST_CHUNK = 2**12
+Slots: TypeAlias = Sequence[Sequence[Tensor]]
 
 
 class Rails:
@@ -40,11 +42,9 @@ class Rails:
         (mine,) = (host for host, ranks in enumerate(hosts) if wire.rank in ranks)
         self._place = place = hosts[mine].index(wire.rank)
         self._host = hosts[mine]
-        later = [hosts[(mine + step) % len(hosts)] for step in range(1, len(hosts))]
-        self._earlier = later[::-1]  # hosts, in the order in which their blocks arrive
-        self._targets, self._sources = [ranks[place] for ranks in later], [ranks[place] for ranks in self._earlier]
-        rail = {wire.rank, *self._targets}
-        self._others = [rank for rank in range(wire.size) if rank not in rail]  # whose rows mates add up
+        self._later = [hosts[(mine + step) % len(hosts)] for step in range(1, len(hosts))]
+        self._earlier = self._later[::-1]  # in the order in which their blocks arrive
+        self._targets, self._sources = ([ranks[place] for ranks in each] for each in (self._later, self._earlier))
         self._under_way, turns, chunk = _layout(hosts)
         self._steps = len(hosts)
         self._summed, self._gathered = chunk, chunk * len(self._host)
@@ -59,9 +59,7 @@ class Rails:
         run((self._gather(out, part) for out, part in zip(parts, blocks, strict=True)), self._under_way)
 
     def _gather(self, outputs: Sequence[Tensor], block: Tensor) -> Chunk:
-        part = next(self._parts)
-        (slots,) = self._slots(part, block, 1)
-        places = range(part * self._steps, (part + 1) * self._steps)
+        (slots,), places = self._room(block, 1)
         arrivals = [self._wire.receive(slots[source], source) for source in self._sources]
         slots[self._wire.rank].copy_(block)
         works = [self._wire.send(slots[self._wire.rank], target) for target in self._targets]
@@ -85,36 +83,40 @@ class Rails:
         run((self._reduce(out, part) for out, part in zip(outputs, parts, strict=True)), self._under_way)
 
     def _reduce(self, output: Tensor, rows: Sequence[Tensor]) -> Chunk:
-        part, arrived = next(self._parts), self._scratch.next(output)
-        slots, place = self._slots(part, output, len(self._host)), part * self._steps
+        slots, places = self._room(output, len(self._host))
+        arrived = self._scratch.next(output)
         arrivals = [self._wire.receive(room, rank) for room, rank in zip(arrived, self._sources, strict=False)]
-        for rank in self._others:
-            slots[self._place][rank].copy_(rows[rank])
-        self._mates.come(place)
-        self._mates.wait(place)
         works = []
         sums = self._sums.next(output)  # apart from the shared memory: mates do not learn when they have left
-        for target, total in zip(self._targets, sums, strict=False):
-            self._host_sum(slots, rows, target, total)
-            works.append(self._wire.send(total, target))
-        self._host_sum(slots, rows, self._wire.rank, output)
+        for place, host, total in zip(places, self._later, sums, strict=False):
+            self._sum_for(host, slots, rows, place, total)
+            works.append(self._wire.send(total, host[self._place]))
+        self._sum_for(self._host, slots, rows, places[-1], output)
         yield
         for room, arrival in zip(arrived, arrivals, strict=False):
             self._wire.wait(arrival)
             output.add_(room)
         self._wire.wait_all(works)
 
-    def _host_sum(self, slots: Sequence[Sequence[Tensor]], rows: Sequence[Tensor], rank: int, total: Tensor) -> None:
-        """Write the sum of this host's rows for a rank to `total`."""
-        first, *others = (slots[(self._place + step) % len(slots)][rank] for step in range(1, len(slots)))
-        torch.add(rows[rank], first, out=total)
+    def _sum_for(self, host: Sequence[int], slots: Slots, rows: Sequence[Tensor], place: int, total: Tensor) -> None:
+        """Write the sum of this host's rows for the rank of this rail on a host to `total`, and give mates theirs."""
+        mine = host[self._place]
+        for rank in host:
+            if rank != mine:
+                slots[self._place][rank].copy_(rows[rank])
+        self._mates.come(place)
+        self._mates.wait(place)
+        first, *others = (slots[(self._place + step) % len(slots)][mine] for step in range(1, len(slots)))
+        torch.add(rows[mine], first, out=total)
         for row in others:
             total.add_(row)
 
-    def _slots(self, part: int, like: Tensor, places: int) -> Sequence[Sequence[Tensor]]:
-        """By place and rank, room for chunks of this type and size, in a part of the memory."""
-        room = self._memory[part].view(like.dtype)[: places * self._wire.size * like.numel()]
-        return [place.unbind() for place in room.view(places, self._wire.size, -1)]
+    def _room(self, like: Tensor, copies: int) -> tuple[Slots, range]:
+        """The next part of the memory: by copy and rank, room for chunks of this type and size; and the mates' places."""
+        part = next(self._parts)
+        room = self._memory[part].view(like.dtype)[: copies * self._wire.size * like.numel()]
+        slots = [copy.unbind() for copy in room.view(copies, self._wire.size, -1)]
+        return slots, range(part * self._steps, (part + 1) * self._steps)
 
 
 def _layout(hosts: Sequence[Sequence[int]]) -> tuple[int, int, int]:
