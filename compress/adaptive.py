@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..kernels import Residual
 from .agreed import Choice, agree_in
-from .build import compressor
+from .build import compressor, undamped
 from .dense import Dense
 from .feedback import AdamSpace, Damped, WorkerMomentum
 from .guard import Guarded
@@ -122,7 +122,7 @@ class Adaptive:
 
 def _method(spec: str) -> Compressor:
     """A method without what belongs around all of them."""
-    built = compressor(spec)
+    built = compressor(undamped(spec))
     built = built.inner if isinstance(built, ErrorFeedback) else built
     built = built.inner if isinstance(built, Widen) else built
     for each in inside(built):

@@ -1,8 +1,4 @@
-"""From a specification to a compressor: `"powersgd:rank=4,start_iter=1000"`, `"fp16+powersgd:rank=1"`.
-
-Grammar: `name`, `name:key=value,key=value`, `outer+inner:...`. A mapping says the same and nests freely:
-`{"name": "powersgd", "rank": 4, "warmup": {"name": "bf16"}}`.
-"""
+"""From a specification to a compressor: `"powersgd:rank=4,start_iter=1000"`, `"fp16+powersgd:rank=1"`."""
 
 from __future__ import annotations
 
@@ -17,6 +13,7 @@ from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 
 from .dense import Dense
 from .feedback import AdamSpace, Damped, WorkerMomentum
+from .grammar import filled, parsed
 from .guard import Guarded
 from .per_tensor import PerTensor
 from .protocol import Compressor
@@ -24,7 +21,6 @@ from .registry import OF_ALL, Registration, register, registered
 from .wrappers import ErrorFeedback, Switch, Widen
 
 logger = logging.getLogger(__name__)
-OUTER_END = re.compile(r"(?<![0-9][eE])\+")  # a '+' that is not part of a number such as 1e+3
 ENTRY_POINT_GROUP = "gradwire.compressors"
 WRAPPERS = (WorkerMomentum, Guarded, Damped, ErrorFeedback, Widen, AdamSpace)  # of a lossy method, from the outermost
 Spec: TypeAlias = str | Mapping[str, Any] | Compressor
@@ -65,6 +61,12 @@ def compressor(spec: Spec) -> Compressor:
     raise TypeError(f"a compressor is given as a string, a mapping or an object with init and reduce, got {spec!r}")
 
 
+def undamped(spec: Spec) -> Spec:
+    """A specification for what the error feedback of another surrounds: methods that damp by default hold back all."""
+    damped = {name: {"feedback": 1.0} for name, method in registered.items() if 0 < method.feedback < 1}
+    return filled(spec, damped) if isinstance(spec, str | Mapping) else spec
+
+
 def fingerprint(built: Compressor) -> str:
     """A compressor and its options in words, the same in every process."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(built))
@@ -99,15 +101,17 @@ def _written(built: Any) -> str | None:
     fields = [field for field in dataclasses.fields(core) if field.init]
     options = {f.name: getattr(core, f.name) for f in fields if getattr(core, f.name) != f.default}
     inner = options.pop("inner", None)
-    fed_back = wrapping.pop("error_feedback", False)
-    options |= {"error_feedback": fed_back} if method.lossy and fed_back != method.feedback else {}
+    kept = wrapping.get("feedback", 0)
+    options |= {"error_feedback": kept > 0} if method.lossy and (kept > 0) != (method.feedback > 0) else {}
+    if kept == (method.feedback or 1):
+        wrapping.pop("feedback", None)
     listed = ",".join(f"{key}={_plainly(value)}" for key, value in {**options, **wrapping, **stages}.items())
     text = f"{method.name}:{listed}" if listed else method.name
     return text if inner is None else f"{text}+{_written(inner)}"
 
 
 def _unwrapped(built: Any) -> tuple[Any, dict[str, Any]]:
-    """What `_wrapped` was given, and the options that tell so; `error_feedback` only where there is."""
+    """What `_wrapped` was given, and the options that tell so; `feedback` only where there is."""
     options: dict[str, Any] = {}
     while isinstance(built, WRAPPERS):
         match built:
@@ -120,33 +124,13 @@ def _unwrapped(built: Any) -> tuple[Any, dict[str, Any]]:
             case Guarded():
                 options["guard"] = True
             case ErrorFeedback():
-                options["error_feedback"] = True
+                options.setdefault("feedback", 1)
         built = built.inner
     return built, options
 
 
 def _plainly(value: Any) -> str:
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
-
-
-def parsed(text: str) -> Mapping[str, Any]:
-    """`outer+inner:key=value` as nested mappings."""
-    plus = OUTER_END.search(text)
-    outer, inner = (text[: plus.start()], text[plus.end() :]) if plus else (text, "")
-    name, colon, options = outer.strip().partition(":")
-    if not name or (colon and not options) or (plus and not inner.strip()):
-        raise ValueError(
-            f"cannot read the compressor {text!r}: write name, name:key=value,key=value or outer+inner:..."
-        )
-    mapping: dict[str, Any] = {"name": name, **({"inner": parsed(inner)} if plus else {})}
-    for option in options.split(",") if options else ():
-        key, equals, value = option.partition("=")
-        if not equals or not value:
-            raise ValueError(f"cannot read the option {option!r} of {text!r}: write key=value")
-        if key.strip() in mapping:
-            raise ValueError(f"the option {key.strip()!r} stands twice in {text!r}")
-        mapping[key.strip()] = value.strip()
-    return mapping
 
 
 def _build(mapping: Mapping[str, Any]) -> Compressor:
@@ -171,7 +155,7 @@ def _feedback(
 ) -> float:
     """What part of a residual is kept, from both options that tell."""
     if feedback is None:
-        feedback = 1.0 if error_feedback or method.feedback else 0.0
+        feedback = 0.0 if error_feedback is False else method.feedback or float(error_feedback or 0)
     if not 0 <= feedback <= 1:
         raise ValueError(
             f"{method.name}:feedback is from 0 (none) to 1 (all that was not sent comes again), got {feedback}"
@@ -209,16 +193,17 @@ def _warmed_up(
     built: Compressor,
     feedback: bool,
     start_iter: int | None = None,
-    warmup: Compressor | None = None,
+    warmup: Spec | None = None,
 ) -> Compressor:
     """`built` from step `start_iter` on, `warmup` before; `feedback`: whether error feedback will surround both."""
+    before = None if warmup is None else compressor(undamped(warmup) if feedback else warmup)
     if start_iter is None and warmup is not None:
         raise ValueError(f"{method.name}:warmup needs start_iter, the number of steps that it lasts")
     if start_iter is not None and start_iter < 0:
         raise ValueError(f"{method.name}:start_iter is at least 0, got {start_iter}")
-    if feedback and isinstance(warmup, ErrorFeedback):
-        warmup = warmup.inner  # one residual is enough for both
-    return Switch({0: warmup or Dense(), start_iter: built}) if start_iter else built
+    if feedback and isinstance(before, ErrorFeedback):
+        before = before.inner  # one residual is enough for both
+    return Switch({0: before or Dense(), start_iter: built}) if start_iter else built
 
 
 def _find(name: Any, mapping: Mapping[str, Any]) -> Registration:
@@ -260,7 +245,7 @@ def _value(method: Registration, key: str, value: Any) -> Any:
         raise ValueError(f"{method.name!r} has no option {key!r}{hint}; it has: {', '.join(options) or 'none'}")
     expected = options[key][0]
     if key == "warmup":
-        return compressor(value)
+        return value
     try:
         return _converted(value, expected)
     except (KeyError, OverflowError, TypeError, ValueError):

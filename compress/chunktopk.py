@@ -15,7 +15,7 @@ from .protocol import Layout, Program, all_reduce
 from .registry import register
 
 
-@register("chunktopk")
+@register("chunktopk", feedback=0.7)
 @dataclass(frozen=True)
 class ChunkTopK:
     """The chunks of largest norm over all ranks, chosen and averaged by two all-reduces; the rest waits in the residual.

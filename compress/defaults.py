@@ -7,7 +7,6 @@ from typing import Any
 # Near what docs/results/quality found, but for PowerSGD's: a whole residual is no worse there, and has diverged elsewhere.
 FEEDBACK: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "SGD with momentum": {
-        "onebit": {"feedback": 0.7},
         "ternary": {"feedback": 0.8},
         "topk": {"feedback": 0.9},
         "powersgd": {"feedback": 0.9},
@@ -16,6 +15,5 @@ FEEDBACK: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
     "Adam": {
         "topk": {"feedback": 0.9},
-        "onebit": {"feedback": 0.7},
     },
 }

@@ -14,7 +14,7 @@ from .quantized import BlockCodes
 from .registry import register
 
 
-@register("natural", adapter=TwoShot, feedback=False)
+@register("natural", adapter=TwoShot, feedback=0)
 @dataclass(frozen=True)
 class Natural(BlockCodes):
     """Each element as a power of two times the largest of its block, up or down at random so that its mean is exact.

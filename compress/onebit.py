@@ -19,7 +19,7 @@ from .rows import padded
 SCALE_BYTES = 4
 
 
-@register("onebit", adapter=TwoShot)
+@register("onebit", adapter=TwoShot, feedback=0.7)
 @dataclass(frozen=True)
 class OneBit:
     """Sign bits of rotated blocks, 8 to a byte, and one scale a block; error feedback on workers and servers.

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .build import Spec, compressor, parsed, specification
+from .build import Spec, compressor, specification
 from .defaults import FEEDBACK
 from .dgc import DGC
 from .feedback import WorkerMomentum
+from .grammar import parsed
 from .protocol import Compressor, inside
 from .registry import registered
 

@@ -18,7 +18,7 @@ from .quantized import BlockCodes
 from .registry import register
 
 
-@register("qsgd", adapter=TwoShot, feedback=False)
+@register("qsgd", adapter=TwoShot, feedback=0)
 @dataclass(frozen=True)
 class QSGD(BlockCodes):
     """Each element as a part of its block's norm, rounded up or down to one of `levels` so that its mean is exact.

@@ -26,7 +26,7 @@ class RandomKState:
     step: Counter
 
 
-@register("randomk")
+@register("randomk", feedback=0.7)
 @dataclass(frozen=True)
 class RandomK:
     """Blocks chosen at random, the same on all ranks, in one all-reduce of values alone; the rest waits in the residual.

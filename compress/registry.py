@@ -23,13 +23,16 @@ OF_ALL: dict[str, tuple[Any, Any]] = {"start_iter": (int, 0), "warmup": (Compres
 
 @dataclass(frozen=True)
 class Registration:
-    """A registered method: its class, the adapter that makes it a compressor, and whether it loses gradient."""
+    """A registered method: its class, the adapter that makes it a compressor, and whether it loses gradient.
+
+    `feedback`: the part of a residual that it keeps unless a specification says otherwise.
+    """
 
     name: str
     factory: type
     adapter: Callable[[Any], Compressor] | None
     lossy: bool
-    feedback: bool = True
+    feedback: float = 1.0
 
     @property
     def options(self) -> dict[str, tuple[Any, Any]]:
@@ -44,8 +47,8 @@ class Registration:
         """Those of them that wrappers answer for; an option of the method's own goes before one of its name."""
         own = {field.name for field in dataclasses.fields(self.factory)}
         listed = {**(OF_FEEDBACK if self.lossy else {}), **({} if self.name == "none" else OF_ALL)}
-        if self.lossy and not self.feedback:
-            listed |= {"error_feedback": (bool, False), "feedback": (float, 0.0)}
+        if self.lossy:
+            listed |= {"error_feedback": (bool, self.feedback > 0), "feedback": (float, float(self.feedback))}
         return {option: each for option, each in listed.items() if option not in own}
 
     @property
@@ -67,13 +70,16 @@ def register(
     *,
     adapter: Callable[[Any], Compressor] | None = None,
     lossy: bool = True,
-    feedback: bool = True,
+    feedback: float = 1.0,
 ) -> Callable[[C], C]:
     """Class decorator: make a frozen dataclass available under `name`.
 
-    `adapter` turns a codec into a compressor (`Gathered`, `TwoShot`). A `lossy` method gets the options of error feedback,
-    which is on by default unless `feedback` is false. Every method gets `start_iter` and `warmup`.
+    `adapter` turns a codec into a compressor (`Gathered`, `TwoShot`). A `lossy` method gets the options of error feedback.
+    `feedback` is the default of the one of that name: 1 or true keeps all of a residual, 0 or false has none. Every method
+    gets `start_iter` and `warmup`. Raises ValueError for a name that is taken, and for `feedback` outside 0 to 1.
     """
+    if not 0 <= feedback <= 1:
+        raise ValueError(f"{name}:feedback is by default from 0 to 1, got {feedback}")
 
     def add(factory: C) -> C:
         if not dataclasses.is_dataclass(factory):

@@ -17,9 +17,10 @@ from torch.optim import Optimizer
 
 from ..kernels import all_finite
 from .adapters import Draws, TwoShot, drawn, draws
-from .build import Spec, compressor, parsed
+from .build import Spec, compressor
 from .dense import Dense
 from .feedback import Damped
+from .grammar import parsed
 from .optimizers import tuned
 from .protocol import Codec, Program, all_gather, all_to_all, working_dtype
 from .rows import ALIGNMENT

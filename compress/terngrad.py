@@ -15,7 +15,7 @@ from .quantized import BlockCodes
 from .registry import register
 
 
-@register("terngrad", adapter=TwoShot, feedback=False)
+@register("terngrad", adapter=TwoShot, feedback=0)
 @dataclass(frozen=True)
 class TernGrad(BlockCodes):
     """Each element as -1, 0 or 1 times the largest of its block, at random so that its mean is exact, after clipping.

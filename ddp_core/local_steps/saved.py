@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,10 +13,13 @@ from torch import Tensor
 
 from ...compress.state import summed
 from ..memory.bucket_memory import BucketMemory
+from ..memory.earlier import in_words_of_today
 from .fragment import Fragment
 from .rounds import Rounds
 
-FORMAT = 1
+FORMAT = 2
+OF_FORMAT_1 = 2  # the format of handles' states then
+COMPRESSOR = re.compile(r"(?<=compressor=)'([^']*)'")
 FIELDS = ("gradwire_local_steps", "setup", "steps", "round", "parameters", "fragments", "buffers")
 
 
@@ -82,8 +86,9 @@ def _check(state: Any, setup: str, rounds: Rounds) -> None:
     if not isinstance(state, Mapping) or (missing := [key for key in FIELDS if key not in state]):
         lacking = f": it lacks {', '.join(missing)}" if isinstance(state, Mapping) else f", but {type(state).__name__}"
         raise ValueError(f"this is no state of local steps{lacking}")
-    if state["gradwire_local_steps"] != FORMAT or state["setup"] != setup:
-        raise ValueError(f"the state was saved with {state['setup']}, here it is {setup}")
+    saved_with = _setup(state)
+    if state["gradwire_local_steps"] not in (1, FORMAT) or saved_with != setup:
+        raise ValueError(f"the state was saved with {saved_with}, here it is {setup}")
     for part in rounds.fragments:
         for name, shape in zip(part.layout.names, part.layout.shapes, strict=True):
             fields = state["parameters"].get(name, {})
@@ -95,6 +100,14 @@ def _check(state: Any, setup: str, rounds: Rounds) -> None:
                     raise ValueError(
                         f"the saved {field!r} of parameter {name!r} is not of shape {shape}, or not finite"
                     )
+
+
+def _setup(state: Mapping[str, Any]) -> str:
+    """How a state was trained; a compressor of a state of format 1 by the defaults of then."""
+    setup = str(state["setup"])
+    if state["gradwire_local_steps"] != 1:
+        return setup
+    return COMPRESSOR.sub(lambda found: repr(in_words_of_today(found[1], OF_FORMAT_1)), setup)
 
 
 def _memory(states: Sequence[Mapping[str, Any]], index: int, rounds: Rounds) -> BucketMemory | None:

@@ -18,7 +18,7 @@ from ..buckets.layout import axis_order, layout_of, plain
 from .earlier import brought_up_to_date
 from .model_memory import OWED
 
-FORMAT = 2  # also of what a specification leaves to its defaults: tests/ddp_core/memory/test_checkpoint.py has them
+FORMAT = 3  # also of what a specification leaves to its defaults: tests/ddp_core/memory/test_checkpoint.py has them
 FIELDS = ("step", "buckets", "parameters")
 RANKS = "ranks"  # the field of the states of all ranks
 ADVICE = {

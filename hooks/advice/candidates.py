@@ -43,7 +43,7 @@ METHODS = (
     Method("powersgd:rank=8,payload=int8", 0.005, 0.007, dense_start=True),
     Method("bf16+powersgd:rank=2", 0.042, 0.040, dense_start=True),
     Method("topk:ratio=0.01,feedback=0.9", 0.037, 0.056),
-    Method("onebit:feedback=0.7", 0.033, 0.058, dense_start=True),
+    Method("onebit", 0.033, 0.058, dense_start=True),
 )
 
 

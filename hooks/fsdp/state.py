@@ -7,9 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from ...ddp_core.memory.earlier import with_options_of_then
+from ...ddp_core.memory.earlier import repr_of_today
 
 FORMAT = 1
+OF_FORMAT_1 = 1  # the format of handles' states when the first were saved: a repr of today is the same
 FIELDS = ("gradwire", "reduce", "step", "parameters")
 
 
@@ -31,7 +32,7 @@ def checked(state: Mapping[str, Any], reduction: str, names: set[str]) -> Mappin
     missing = [key for key in FIELDS if not isinstance(state, Mapping) or key not in state]
     if missing:
         raise ValueError(f"this is no state of a gradwire handle of FSDP: it lacks {', '.join(missing)}")
-    state = {**state, "reduce": with_options_of_then(str(state["reduce"]))}
+    state = {**state, "reduce": repr_of_today(str(state["reduce"]), OF_FORMAT_1)}
     for key, here in (("gradwire", FORMAT), ("reduce", reduction)):
         if state[key] != here:
             raise ValueError(

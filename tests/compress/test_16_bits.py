@@ -10,8 +10,8 @@ from .given import RANKS, Scaled, gradients, layout
 
 HALVES = [torch.bfloat16, torch.float16]
 SPECS = [
-    "onebit",
-    "onebit:block=64,rotate=false",
+    "onebit:feedback=1",
+    "onebit:block=64,rotate=false,feedback=1",
     "topk:ratio=0.1",
     "topk:ratio=0.1,value_dtype=fp16",
     "powersgd:rank=2",

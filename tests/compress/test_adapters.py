@@ -35,7 +35,7 @@ def test_gathered_is_the_mean_of_what_each_rank_says(world_size):
 @pytest.mark.parametrize(("world_size", "part"), [(1, 64), (2, 32), (4, 16)])
 def test_two_shot_rounds_each_rank_s_gradient_then_each_server_s_mean(world_size, part, feedback):
     within = layout((64,), dtype=torch.float64, world_size=world_size)
-    simulation = Simulation(compressor(f"onebit:block=16,rotate=false,error_feedback={feedback}"), within)
+    simulation = Simulation(compressor(f"onebit:block=16,rotate=false,feedback={int(feedback)}"), within)
     worker, server = numpy.zeros((world_size, 64)), numpy.zeros(64)
     for step in range(3):
         given = gradients(within, step)
@@ -51,7 +51,7 @@ def test_two_shot_rounds_each_rank_s_gradient_then_each_server_s_mean(world_size
 @pytest.mark.parametrize("feedback", [True, False])
 def test_a_server_holds_back_only_where_the_workers_do(feedback):
     within = layout((100,))
-    simulation = Simulation(compressor(f"onebit:block=8,error_feedback={feedback}"), within)
+    simulation = Simulation(compressor(f"onebit:block=8,feedback={int(feedback)}"), within)
     simulation.step(gradients(within))
     states = [state.inner if feedback else state for state in simulation.states]
     assert all(bool(state.server_residual.flat.count_nonzero()) == feedback for state in states)

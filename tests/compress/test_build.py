@@ -35,6 +35,11 @@ def fed_back(inner):
     return ErrorFeedback(Widen(inner))
 
 
+def damped(inner):
+    """As those are by default that do not keep all of a residual."""
+    return Damped(fed_back(inner), 0.7)
+
+
 BUILT = {
     "none": Dense(),
     "fp16": Float16(Dense()),
@@ -46,11 +51,14 @@ BUILT = {
     "topk:k=3": fed_back(Gathered(TopK(k=3))),
     "topk:k=none": fed_back(Gathered(TopK())),
     "topk:k=1e3": fed_back(Gathered(TopK(k=1000))),
-    "onebit:block=64": fed_back(TwoShot(OneBit(block=64))),
+    "onebit:block=64": damped(TwoShot(OneBit(block=64))),
+    "onebit:feedback=1": fed_back(TwoShot(OneBit())),
+    "onebit:error_feedback=true": damped(TwoShot(OneBit())),
+    "onebit:error_feedback=false": Widen(TwoShot(OneBit())),
     "int4:block=64,rounding=stochastic": fed_back(TwoShot(Int4(block=64, rounding="stochastic"))),
     "acp-powersgd:rank=2,seed=1": fed_back(ACPPowerSGD(rank=2, seed=1)),
-    "randomk:ratio=0.1,block=64,seed=3": fed_back(RandomK(ratio=0.1, block=64, seed=3)),
-    "chunktopk:ratio=0.1,chunk=64": fed_back(ChunkTopK(ratio=0.1, chunk=64)),
+    "randomk:ratio=0.1,block=64,seed=3": damped(RandomK(ratio=0.1, block=64, seed=3)),
+    "chunktopk:ratio=0.1,chunk=64": damped(ChunkTopK(ratio=0.1, chunk=64)),
     "powersgd:warm_start=false,seed=7": fed_back(PowerSGD(warm_start=False, seed=7)),
     "powersgd:warm_start=False": fed_back(PowerSGD(warm_start=False)),
     "powersgd:error_feedback=false": Widen(PowerSGD()),
@@ -59,8 +67,8 @@ BUILT = {
     "topk:feedback=0.9": Damped(fed_back(Gathered(TopK())), 0.9),
     "topk:momentum=0.9": WorkerMomentum(fed_back(Gathered(TopK())), 0.9),
     "topk:momentum=0.5,error_feedback=false": WorkerMomentum(Widen(Gathered(TopK())), 0.5),
-    "onebit:space=adam": fed_back(AdamSpace(TwoShot(OneBit()))),
-    "onebit:space=gradient": fed_back(TwoShot(OneBit())),
+    "onebit:space=adam": damped(AdamSpace(TwoShot(OneBit()))),
+    "onebit:space=gradient": damped(TwoShot(OneBit())),
     "powersgd:space=adam,feedback=0.7,momentum=0.9,start_iter=5": WorkerMomentum(
         Damped(fed_back(AdamSpace(Switch({0: Dense(), 5: PowerSGD()}))), 0.7), 0.9
     ),
@@ -86,6 +94,7 @@ MAPPINGS = [
     ({"name": "fp16", "inner": "powersgd:rank=1"}, "fp16+powersgd:rank=1"),
     ({"name": "fp16", "inner": fed_back(PowerSGD(rank=1))}, "fp16+powersgd:rank=1"),
     ({"name": "powersgd", "start_iter": 9, "warmup": {"name": "bf16"}}, "powersgd:start_iter=9,warmup=bf16"),
+    ({"name": "topk", "start_iter": 9, "warmup": "onebit"}, "topk:start_iter=9,warmup=onebit:error_feedback=false"),
     ({"name": "powersgd", "start_iter": 9, "warmup": BFloat16()}, "powersgd:start_iter=9,warmup=bf16"),
 ]
 ALL = (
@@ -227,6 +236,11 @@ def test_a_plus_inside_a_number_does_not_nest():
         "onebit:momentum=0.9,feedback=0.5,space=adam",
         "int4:error_feedback=false,momentum=0.9",
         "onebit:guard=true",
+        "onebit:block=8,feedback=1",
+        "chunktopk:feedback=0.9",
+        "natural:error_feedback=true",
+        "natural:error_feedback=true,feedback=0.9",
+        "randomk:error_feedback=false",
         "bf16+powersgd:rank=2,momentum=0.9,feedback=0.7,start_iter=9",
         "randomk:ratio=0.1,seed=2",
         "chunktopk:chunk=64",
@@ -245,6 +259,7 @@ def test_a_compressor_is_written_as_it_is_asked_for(text):
 
 def test_what_is_said_by_default_is_left_out_and_what_no_string_builds_has_its_repr():
     assert specification(compressor("topk:ratio=0.01,error_feedback=true")) == "topk"
+    assert specification(compressor("randomk:feedback=0.7")) == "randomk"
     assert specification(PowerSGD(rank=2)) == repr(PowerSGD(rank=2))
     assert specification(OneOfMyOwn()) == "OneOfMyOwn()"
 

@@ -41,9 +41,9 @@ OPTIONS = [
 class Oracle:
     """In float64: the mean over ranks of each rank's momentum, and of what damping has forgotten."""
 
-    def __init__(self, options, within):
+    def __init__(self, options, within, kept):
         given = dict(option.split("=") for option in options.split(","))
-        self.momentum, self.feedback = float(given.get("momentum", 0)), float(given.get("feedback", 1))
+        self.momentum, self.feedback = float(given.get("momentum", 0)), float(given.get("feedback", kept))
         self.velocities = [torch.zeros(within.numel, dtype=torch.float64) for _ in range(within.world_size)]
 
     def mean_input(self, gradients):
@@ -64,7 +64,8 @@ def test_conservation_what_goes_in_comes_out_is_held_back_or_is_forgotten_by_the
     for world_size in (1, 2, 3):
         within = layout(*SHAPES, dtype=dtype, world_size=world_size)
         spec = f"{name}:{options}" + (",error_feedback=true" if name in UNBIASED else "")
-        simulation, oracle = Simulation(compressor(spec), within), Oracle(options, within)
+        kept = registered[name.rpartition("+")[2]].feedback or 1
+        simulation, oracle = Simulation(compressor(spec), within), Oracle(options, within, kept)
         for step in range(4):
             given = gradients(within, step)
             before = mean_held_back(simulation, within)
@@ -90,7 +91,9 @@ class TestDamped:
 
     def test_a_server_s_residual_fades_too(self):
         within = layout((64,))
-        damped, whole = (Simulation(compressor(f"onebit:block=8{tail}"), within) for tail in (",feedback=0.5", ""))
+        damped, whole = (
+            Simulation(compressor(f"onebit:block=8{tail}"), within) for tail in (",feedback=0.5", ",feedback=1")
+        )
         for simulation in (damped, whole):
             simulation.step(gradients(within))
         server, expected = (each.states[0] for each in (damped, whole))

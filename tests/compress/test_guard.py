@@ -47,7 +47,8 @@ class LeastSquares:
 
 def test_onebit_under_momentum_runs_away_without_a_guard_and_survives_with_one_where_all_ranks_do_alike():
     dense, alone, guarded = (
-        LeastSquares(spec, rate=0.1) for spec in ("none", "onebit:rotate=false", "onebit:rotate=false,guard=true")
+        LeastSquares(spec, rate=0.1)
+        for spec in ("none", "onebit:rotate=false,feedback=1", "onebit:rotate=false,feedback=1,guard=true")
     )
     assert dense.train(300) < 0.1
     assert alone.train(300) > 1e6

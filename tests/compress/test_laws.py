@@ -13,8 +13,16 @@ SHAPES = {
     "layers": ((64, 32), (7,), (13, 3, 3, 3), (1,), (5, 1)),
 }
 OWN_LAW = ("dgc",)  # momentum inside: see test_dgc
+DAMPED = ("onebit", "randomk", "chunktopk")  # by default, and then forget: see test_feedback
+
+
+def whole(name):
+    """The specification of a method that holds back all that it does not send."""
+    return f"{name}:feedback=1" if name in DAMPED else name
+
+
 SPECS = [
-    *(name for name in compressors() if not name.startswith("shouting") and name not in OWN_LAW),
+    *(whole(name) for name in compressors() if not name.startswith("shouting") and name not in OWN_LAW),
     "fp16+powersgd:rank=1",
     "bf16+batched-powersgd:rank=2",
     "powersgd:rank=3,power_iterations=2,min_compression_rate=0",
@@ -26,8 +34,8 @@ SPECS = [
     "topk:k=9,value_dtype=fp16",
     "topk:scope=tensor,ratio=0.1,start_iter=1",
     "topk:ratio=0.2,start_iter=2,warmup=bf16",
-    "onebit:block=64",
-    "onebit:rotate=false",
+    "onebit:block=64,feedback=1",
+    "onebit:rotate=false,feedback=1",
     "int8:rounding=stochastic",
     "int8:rotate=true",
     "fp8:format=e5m2,rounding=stochastic",
@@ -36,9 +44,9 @@ SPECS = [
     "int2:rotate=false,block=24,rounding=stochastic",
     "int4:block=24,rounding=stochastic",
     "ternary:block=1024,start_iter=2",
-    "randomk:ratio=0.1,block=16",
-    "chunktopk:ratio=0.1,chunk=16",
-    "bf16+chunktopk:chunk=16",
+    "randomk:ratio=0.1,block=16,feedback=1",
+    "chunktopk:ratio=0.1,chunk=16,feedback=1",
+    "bf16+chunktopk:chunk=16,feedback=1",
     "acp-powersgd:rank=3,min_compression_rate=0",
     "acp-powersgd:start_iter=1",
     "fp16+acp-powersgd:rank=1",
@@ -64,7 +72,7 @@ def forgets(spec):
 
 TELESCOPING = [spec for spec in SPECS if not forgets(spec)]
 STEPS = 600
-LONG = {"onebit": 4 * STEPS}  # the smallest elements of a large block have steps as large as the others
+LONG = {"onebit:feedback=1": 4 * STEPS}  # the smallest elements of a large block have steps as large as the others
 CONSTANT = ((32, 24), (101,), (13, 3, 3, 3), (7,), (1,), (5, 1))  # small, so that top-k comes by every element often
 OBJECTS = {
     "switch back to dense": ErrorFeedback(Widen(Switch({0: compressor("topk").inner.inner, 2: compressor("none")}))),

@@ -10,11 +10,11 @@ from .test_laws import OWN_LAW, UNBIASED, assert_conserves, assert_telescopes, l
 pytestmark = pytest.mark.every_variant
 # Compressors with as much sent a step as lets few steps tell; the others as they are registered.
 COARSE = {
-    "onebit": "onebit:block=8",
+    "onebit": "onebit:block=8,feedback=1",
     "topk": "topk:ratio=0.3",
     "acp-powersgd": "acp-powersgd:rank=4",
-    "randomk": "randomk:ratio=0.3,block=8",
-    "chunktopk": "chunktopk:ratio=0.3,chunk=8",
+    "randomk": "randomk:ratio=0.3,block=8,feedback=1",
+    "chunktopk": "chunktopk:ratio=0.3,chunk=8,feedback=1",
     **{name: f"{name}:block=8,error_feedback=true" for name in UNBIASED},
     "dropping": "dropping:ratio=0.3,cap=0.5",
     "adacomp": "adacomp:bin=8,cap=0.5",

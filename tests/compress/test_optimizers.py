@@ -136,7 +136,7 @@ TUNED = {
     "topk:error_feedback=false": "topk:error_feedback=false",
     "fp16+powersgd:rank=2": "fp16+powersgd:rank=2,feedback=0.25",
     "powersgd:start_iter=9,warmup=bf16": "powersgd:feedback=0.25,start_iter=9,warmup=bf16",
-    "onebit": "onebit",
+    "int4": "int4",
     "none": "none",
 }
 
@@ -166,7 +166,7 @@ class TestTuned:
         tuned("topk", made("AdamW"))
         assert "topk: topk:feedback=0.5,space=adam with AdamW" in caplog.text
         caplog.clear()
-        tuned("onebit", made("AdamW"))
+        tuned("int4", made("AdamW"))
         assert not caplog.text
 
     @pytest.mark.parametrize("thing", ["adam", torch.optim.Adam, nn.Linear(1, 1)], ids=["string", "class", "module"])

@@ -11,7 +11,7 @@ from gradwire.compress.shards import Finite, gather_rows, shard_codec, shard_sum
 from gradwire.compress.state import Leaves, save
 
 SHAPES, DIMS = ((5, 3), (7,), (4, 6)), (0, 0, 1)
-SPECS = ["none", "int8", "int4", "int2", "ternary", "onebit", "int8:rounding=stochastic", "int8:block=8"]
+SPECS = ["none", "int8", "int4", "int2", "ternary", "onebit:feedback=1", "int8:rounding=stochastic", "int8:block=8"]
 
 
 def layouts(ranks, dtype=torch.float32):

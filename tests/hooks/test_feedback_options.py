@@ -29,18 +29,18 @@ def picked(rank, world_size):
     found = [handle.compressor, gradwire.comm_hook("topk", ddp, optimizer=optimizer)[0].compressor]
     ours = gradwire.DistributedDataParallel(Given(SHAPES), compressor="topk", optimizer=optimizer)
     found.append(ours.compression.compressor)
-    handle.swap("onebit", optimizer=optimizer)
+    handle.swap("topk:ratio=0.1", optimizer=optimizer)
     with pytest.warns(UserWarning, match=r"gradwire\.without_momentum\(optimizer\)"):
         gradwire.comm_hook("topk:momentum=0.9", ddp, optimizer=optimizer)
     return [specification(each) for each in (*found, handle.compressor)]
 
 
 def test_attach_comm_hook_swap_and_our_ddp_pick_feedback_for_an_optimizer(ranks):
-    *topk, onebit = ranks.run(picked, 1)[0]
+    *topk, swapped = ranks.run(picked, 1)[0]
     assert len(set(topk)) == 1
     assert topk[0].startswith("topk:")
     assert "feedback=" in topk[0]
-    assert "feedback=" in onebit
+    assert "feedback=" in swapped
 
 
 def saved_and_loaded(rank, world_size):

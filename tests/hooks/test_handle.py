@@ -12,7 +12,7 @@ import gradwire
 from .given import average, gradients, wrapped
 
 SHAPES = ((40, 30), (40,), (10, 200), (3,))
-LOSSY = ["powersgd:rank=2", "topk:ratio=0.05", "onebit", "batched-powersgd"]
+LOSSY = ["powersgd:rank=2", "topk:ratio=0.05", "onebit:feedback=1", "batched-powersgd"]
 
 
 def attached(spec):
@@ -80,7 +80,7 @@ def wrong_states(state, other_rank):
 
 def refuse(rank, world_size):
     refusals = {}
-    for spec in ("topk:ratio=0.05", "onebit"):
+    for spec in ("topk:ratio=0.05", "onebit:feedback=1"):
         ddp, handle = attached(spec)
         untouched, _ = attached(spec)
         steps(ddp, rank, 0, 3)

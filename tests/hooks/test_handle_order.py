@@ -10,7 +10,7 @@ import gradwire
 from .given import average, gradients, wrapped
 
 SHAPES = ((40, 30), (40,), (10, 200), (3,))
-LOSSY = ["powersgd:rank=2", "topk:ratio=0.05", "onebit", "batched-powersgd"]
+LOSSY = ["powersgd:rank=2", "topk:ratio=0.05", "onebit:feedback=1", "batched-powersgd"]
 ZEROS = [torch.zeros(shape) for shape in SHAPES]
 
 

@@ -11,7 +11,14 @@ from .test_handle import same
 
 SHAPES = ((40, 30), (40,), (10, 200), (3,))
 ZEROS = [torch.zeros(shape) for shape in SHAPES]
-SPECS = ["topk:ratio=0.05", "onebit", "powersgd:rank=2", "batched-powersgd", "fp16", "powersgd:rank=2,start_iter=2"]
+SPECS = [
+    "topk:ratio=0.05",
+    "onebit:feedback=1",
+    "powersgd:rank=2",
+    "batched-powersgd",
+    "fp16",
+    "powersgd:rank=2,start_iter=2",
+]
 
 
 def attached(spec):
@@ -75,10 +82,10 @@ def test_the_mean_of_what_is_held_back_stays_on_another_number_of_ranks(ranks, b
 
 
 def refused(rank, world_size, states):
-    _, handle = attached("onebit")
+    _, handle = attached("onebit:feedback=1")
     before = handle.state_dict()
     later = {**states[0], "step": 4}
-    unnamed, _ = gradwire.comm_hook("onebit")
+    unnamed, _ = gradwire.comm_hook("onebit:feedback=1")
     bad = [
         states[0],
         [],
@@ -100,7 +107,7 @@ def refused(rank, world_size, states):
 
 
 def test_states_that_are_not_those_of_all_ranks_are_refused(ranks):
-    states = [answers["onebit"][0] for answers in ranks.run(trained, 2)]
+    states = [answers["onebit:feedback=1"][0] for answers in ranks.run(trained, 2)]
     ((messages, unchanged),) = ranks.run(refused, 1, states)
     assert unchanged
     assert "different steps: [3, 4]" in messages[5]

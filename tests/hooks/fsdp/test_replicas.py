@@ -114,7 +114,7 @@ def brought_back(rank, world_size, mesh, arguments, states):
     [
         ((2, 2), (2, 1), {"replicas": "topk:ratio=0.1"}),
         ((2, 1), (2, 2), {"replicas": "powersgd:rank=1"}),
-        ((2, 2), (1, 3), {"replicas": "onebit", "reduce": "int4"}),
+        ((2, 2), (1, 3), {"replicas": "onebit:feedback=1", "reduce": "int4"}),
     ],
     ids=str,
 )
