@@ -143,7 +143,7 @@ def test_no_call_keeps_or_loses_a_reference(threads):
 def test_other_threads_run_meanwhile(name):
     source, out, go, ran = torch.ones(1 << 20), torch.empty(1 << 20), threading.Event(), []
     arguments = {"cast_scaled": (source, out, 1 << 20, 1.0, 1), "gather_scaled": (out, [source], [0], 1.0, 1)}[name]
-    if native.library().gather_scaled(out, [source], [0], 1.0, 1):
+    if name == "gather_scaled" and native.library().gather_scaled(*arguments):
         pytest.skip("a torch before 2.10 shows no tensors")
     other = threading.Thread(target=lambda: (go.wait(), ran.append(True)))
     interval, deadline = sys.getswitchinterval(), time.monotonic() + 20
