@@ -22,7 +22,7 @@ def overlap(
     optimizer: AnyOptimizer,
     *,
     order: str = "auto",
-    slice_mb: float = 2.0,
+    slice_mb: float | None = None,
     per_parameter: bool = False,
 ) -> AnyOptimizer:
     """Let the averages of a step arrive during the next forward, each before its first use. All ranks call it.
@@ -33,9 +33,10 @@ def overlap(
 
     `order`: of what is sent. "auto" finds it from measured times, and waits at the end of backward as long as nothing
     promises 3 %; "priority" always overlaps, first what forward needs first; "backward" overlaps without another order;
-    "synchronous" does not overlap. `slice_mb`: MiB on the wire of what is sent at once; large parameters are cut, but not
-    by compressors that remember more of them than numbers that were held back. `per_parameter`: an optimizer that is not
-    torch's updates each parameter from its own gradient and state alone.
+    "synchronous" does not overlap. `slice_mb`: MiB on the wire of what is sent at once; by default 2, or less where that is
+    more than an eighth of the model. Large parameters are cut, but not by compressors that remember more of them than
+    numbers that were held back. `per_parameter`: an optimizer that is not torch's updates each parameter from its own
+    gradient and state alone.
 
     Raises TypeError or ValueError for a model, an optimizer or a value that this cannot be, and RuntimeError where the model
     or the optimizer is overlapped already, or a communication hook averages; each says what to do.
@@ -44,7 +45,7 @@ def overlap(
         raise TypeError(messages.not_ours(model))
     if order not in ORDERS:
         raise ValueError(f"the order is one of {', '.join(ORDERS)}; got {order!r}")
-    if not 0 < slice_mb < float("inf"):
+    if slice_mb is not None and not 0 < slice_mb < float("inf"):
         raise ValueError(f"slice_mb is a number of MiB above 0, got {slice_mb}")
     if isinstance(optimizer, OverlappedOptimizer):
         raise RuntimeError(

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterable
 
 import torch
+from torch import Tensor
 
 from ..compress import Layout, compressor
 from ..compress.shares import ranks_given
 from ..compress.simulate import steady_traffic
-from ..ddp_core.buckets.assignment import DEFAULT_CAP_MB, MEBIBYTE
+from ..ddp_core.buckets.assignment import MEBIBYTE
 from ..ddp_core.buckets.slices import MUCH
 from ..ddp_core.memory.cut_memory import may_be_cut
-from ..ddp_core.schedule.slice_size import SAMPLE
-
-SLICE_MB = 2.0  # on the wire
+from ..ddp_core.schedule.slice_size import SAMPLE, slice_of_gradient
 
 
-def gradient_mb(spec: str, world_size: int, ranks_per_host: int = 1, slice_mb: float = SLICE_MB) -> float:
-    """MiB of gradient in a bucket whose payload on the wire is about `slice_mb` MiB, as far as a large matrix tells.
+def gradient_mb(
+    spec: str, world_size: int, parameters: Iterable[Tensor], ranks_per_host: int = 1, slice_mb: float | None = None
+) -> float:
+    """MiB of gradient in a slice of a model of these parameters: see `slice_of_gradient`.
 
-    >>> gradient_mb("none", 4), gradient_mb("bf16", 4), gradient_mb("powersgd:rank=1", 4)
+    >>> large = [torch.empty(2**25, device="meta")]
+    >>> gradient_mb("none", 4, large), gradient_mb("bf16", 4, large), gradient_mb("powersgd:rank=1", 4, large)
     (2.0, 4.0, 25.0)
     """
-    return slice_mb * max(1.0, min(_shrinks(spec, world_size, ranks_per_host), DEFAULT_CAP_MB / slice_mb))
+    whole_mb = sum(parameter.nbytes for parameter in parameters) / MEBIBYTE
+    return slice_of_gradient(_shrinks(spec, world_size, ranks_per_host), whole_mb, slice_mb)
 
 
 @functools.lru_cache(maxsize=256)

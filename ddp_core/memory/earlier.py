@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from ...compress import compressor, specification
 from ...compress.grammar import NESTED, filled, parsed
+from ...compress.registry import registered
 
+FEEDBACK = "feedback"  # an option of all methods: a compressor's repr has it around the method, and a ladder has one
 Defaults: TypeAlias = dict[str, dict[str, Any]]  # {method: {option: its default then}}
 BEFORE: dict[int, Defaults] = {  # by the format in which they changed
     2: {
         "onebit": {"rotate": False},
         "adaptive": {"ladder": "none/int8/int4/ternary", "target": 0.95},
     },
-    3: {name: {"feedback": 1.0} for name in ("onebit", "randomk", "chunktopk")},
+    3: {name: {FEEDBACK: 1.0} for name in ("onebit", "randomk", "chunktopk")},
 }
 
 
@@ -30,12 +33,33 @@ def brought_up_to_date(saved: Mapping[str, Any], now: int) -> Mapping[str, Any]:
 
 
 def in_words_of_today(spec: str, number: int) -> str:
-    """What a specification meant in states of format `number`."""
+    """What a specification, or the repr of compressors that no string builds, meant in states of format `number`."""
     defaults = _defaults_of(number)
     try:
         return specification(compressor(_with_ladders(filled(spec, defaults), defaults)))
     except ValueError:  # of a compressor that no string builds
-        return spec
+        return repr_of_today(spec, number)
+
+
+def repr_of_today(fingerprint: str, number: int) -> str:
+    """A repr of compressors, however nested, in which those that lack an option of today have it as it was then.
+
+    >>> repr_of_today("Switch(starts=(0, 9), stages=(OneBit(block=64), Dense()))", 1)
+    'Switch(starts=(0, 9), stages=(OneBit(block=64, rotate=False), Dense()))'
+    """
+    try:
+        tree = ast.parse(fingerprint, mode="eval")
+    except SyntaxError:  # of an object without such a repr
+        return fingerprint
+    then = {registered[name].factory.__name__: options for name, options in _defaults_of(number).items()}
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call):
+            given = {FEEDBACK, *(keyword.arg for keyword in call.keywords)}
+            options = then.get(ast.unparse(call.func), {}).items()
+            call.keywords += [
+                ast.keyword(option, ast.Constant(value)) for option, value in options if option not in given
+            ]
+    return ast.unparse(tree)
 
 
 def _defaults_of(number: int) -> Defaults:
@@ -56,8 +80,8 @@ def _with_ladders(spec: Mapping[str, Any], defaults: Defaults) -> dict[str, Any]
 
 
 def _step(step: str, defaults: Defaults) -> str:
-    """A method of a ladder; its `feedback` is the ladder's."""
+    """A method of a ladder; its feedback is the ladder's."""
     given = parsed(step)
-    left = {key: value for key, value in defaults.get(given["name"], {}).items() if key not in {"feedback", *given}}
+    left = {key: value for key, value in defaults.get(given["name"], {}).items() if key not in {FEEDBACK, *given}}
     listed = ",".join(f"{key}={str(value).lower()}" for key, value in left.items())
     return f"{step}{',' if ':' in step else ':'}{listed}" if listed else step

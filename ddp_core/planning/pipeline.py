@@ -30,7 +30,8 @@ class Parcel:
     """A bucket or slice on its way through a step.
 
     `ready`: seconds of backward until its last gradient is there; `needed`: seconds of forward until that uses it.
-    `copy`: into the bucket, by backward's thread. `decode`: after the last reply. `update`: of its parameters.
+    `copy`: into the bucket, by backward's thread, and out of it where all is waited for. `decode`: after the last reply.
+    `update`: of its parameters.
     """
 
     ready: float
@@ -102,6 +103,7 @@ def _computes(step: Pipeline, travels: Sequence[Travel], *, until_needed: bool) 
     if not until_needed:
         for travel in travels:
             yield travel.averaged
+            yield travel.parcel.copy
     for travel in sorted(travels, key=lambda each: each.parcel.needed):
         if until_needed:
             yield Work(travel.parcel.needed - done, step.forward.cores)

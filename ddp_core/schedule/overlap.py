@@ -47,7 +47,7 @@ from .unseen_use import compiles, scripted
 class Overlap:
     """The updates of one model that are under way, and who waits for them. `stepper`: takes the optimizer's steps."""
 
-    def __init__(self, module: nn.Module, stepper: PartialStep, order: str, slice_mb: float) -> None:
+    def __init__(self, module: nn.Module, stepper: PartialStep, order: str, slice_mb: float | None) -> None:
         stepper.check_parameters(module)
         self._module, self._stepper, self._wanted, self._slice_mb = module, stepper, order, slice_mb
         self._lock = threading.RLock()
@@ -85,9 +85,10 @@ class Overlap:
         """Make buckets of the size of slices, and cut what is larger, where that is of use and what is remembered allows."""
         averager, device, rules = self._averager, self._reducer.device, self._reducer.rules
         rooms = averager.rooms(device)
-        whole = rules.dynamic or rules.skip_all_reduce_unused_params or rules.static_graph
-        cut = rooms is own_rooms and averager.memory.may_be_cut and not whole
-        self._buckets.resize(slice_bytes(averager, self._slice_mb, device), rooms, cut=cut)
+        in_parts = rules.dynamic or rules.skip_all_reduce_unused_params or rules.static_graph
+        cut = rooms is own_rooms and averager.memory.may_be_cut and not in_parts
+        whole = sum(parameter.nbytes for parameter in self._reducer.parameters)
+        self._buckets.resize(slice_bytes(averager, whole, self._slice_mb, device), rooms, cut=cut)
         self._sliced_for = averager.memory.compressor, averager.memory.owing
 
     @property

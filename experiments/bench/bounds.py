@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ...ddp_core.planning.bounds import optimal, synchronous
 from ...ddp_core.planning.link_cost import LinkCost
+from ...ddp_core.planning.step_model import StepModel
 from ..network.link import parse_rate
 from ..workloads.emulation import step_by_layers
 from .config import BenchConfig
 from .rows import NO_DDP, Case
 
-BOUND, SYNCHRONOUS_BOUND = "bound_seconds", "synchronous_bound_seconds"
+BOUND, SYNCHRONOUS_BOUND, BOUND_HERE = "bound_seconds", "synchronous_bound_seconds", "bound_here_seconds"
 
 
 def bounds(config: BenchConfig, case: Case, world_size: int) -> dict[str, Any]:
@@ -19,11 +21,23 @@ def bounds(config: BenchConfig, case: Case, world_size: int) -> dict[str, Any]:
 
     Known of an emulated accelerator alone (None otherwise), and of iterations that all average gradients.
     """
+    step = _step(config, case, world_size)
+    if step is None:
+        return {BOUND: None, SYNCHRONOUS_BOUND: None}
+    return {BOUND: optimal(step), SYNCHRONOUS_BOUND: synchronous(step)}
+
+
+def bound_here(config: BenchConfig, case: Case, world_size: int, row: Mapping[str, Any]) -> dict[str, Any]:
+    """T* of this machine, on which forward and backward, and the optimizer, took what a `row` tells."""
+    step = _step(config, case, world_size, row.get("stretch", 1.0))
+    return {BOUND_HERE: None if step is None else optimal(step) + row["phases"]["optimizer"]}
+
+
+def _step(config: BenchConfig, case: Case, world_size: int, stretch: float = 1.0) -> StepModel | None:
     trace = config.trace
     if trace is None or case.ddp == NO_DDP.ddp or case.sync_every > 1:
-        return {BOUND: None, SYNCHRONOUS_BOUND: None}
-    step = step_by_layers(trace, case.compressor, world_size, link_cost(config), config.dilate)
-    return {BOUND: optimal(step), SYNCHRONOUS_BOUND: synchronous(step)}
+        return None
+    return step_by_layers(trace, case.compressor, world_size, link_cost(config), config.dilate * stretch)
 
 
 def link_cost(config: BenchConfig) -> LinkCost:

@@ -24,7 +24,7 @@ from ..ranks.launchers import adopt_launcher, lab_here, threads_here, under_laun
 from ..ranks.processes import supervised
 from ..results.environment import command_line, environment
 from ..results.progress_bar import progress_bar
-from .bounds import bounds
+from .bounds import bound_here, bounds
 from .config import BenchConfig
 from .models import Task
 from .rows import KIND, Placement, row, stretched, write
@@ -176,5 +176,6 @@ def _rows(
     with world.joined(count, name):
         for case, measured in measure(chosen, setup, config, world, advance):
             found = row(task.name, setup.batch_size, case, placement, measured, config.labels())
-            yield {**found, **stretched(found, config.emulated_seconds), **bounds(config, case, count)}
+            found |= stretched(found, config.emulated_seconds)
+            yield {**found, **bounds(config, case, count), **bound_here(config, case, count, found)}
     bar.remove_task(shown)

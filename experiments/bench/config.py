@@ -42,7 +42,8 @@ class BenchConfig(EmulationConfig):
     """whether buckets go while backward still runs; false holds them until its last gradient"""
     order: list[Order] = field(default_factory=lambda: [BACKWARD])
     """in which gradients go: backward, whose step waits for all of them; slices, the same in pieces of bucket_mb on the wire
-    (2 if not given); priority: in pieces, first what the next forward needs first, which waits where it uses them; auto"""
+    (2 if not given, or an eighth of the model); priority: in pieces, first what the next forward needs first, which
+    waits where it uses them; auto"""
     world_sizes: list[int] = field(default_factory=list)
     """numbers of ranks; 1, 2, 4, ... of a machine and then 1, 2, 4, ... machines if not given"""
     no_ddp: bool = True

@@ -20,7 +20,7 @@ PHASES = ("forward", "backward", "exposed", "optimizer")
 @dataclass(frozen=True)
 class Case:
     """A setting of the benchmark. `bucket_mb`: None is 1 MiB for the first bucket and 25 for the others; in another `order`
-    than backward's it is the size of slices on the wire, and None is 2.
+    than backward's it is the size of slices on the wire, and None is what gradwire.overlap takes.
     """
 
     ddp: Literal["torch", "gradwire", "none"]

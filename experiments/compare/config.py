@@ -59,8 +59,8 @@ class CompareConfig(RanksConfig):
     local_outer: str = "nesterov:lr=0.7,momentum=0.9"
     """the outer optimizer of local steps, such as sgd:lr=1,momentum=0"""
     order: Order = BACKWARD
-    """in which gradients go: backward, whose step waits for all of them; slices, the same in pieces of 2 MiB on the wire;
-    priority: in pieces, first what the next forward needs first, and that waits where it needs them; auto"""
+    """in which gradients go: backward, whose step waits for all of them; slices, the same in pieces of 2 MiB at most on the
+    wire; priority: in pieces, first what the next forward needs first, and that waits where it needs them; auto"""
     eval_batches: int = 40
     """held-out batches at the end"""
     link: str | None = None

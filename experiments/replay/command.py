@@ -68,13 +68,22 @@ class MeasuredRow:
     order: Order
     bucket_mb: float | None
     seconds: float
+    stretch: float
     optimizer: float
 
     def predicted(self) -> float:
-        """The step by replay, at the nominal rate, and the optimizer's measured seconds behind it."""
-        cost = LinkCost(0.0, self.dilate / self.rate if self.rate else 0.0)
-        place = (self.trace, self.compressor, self.world_size, cost, self.order)
-        return predicted(*place, dilate=self.dilate, bucket_mb=self.bucket_mb) + self.optimizer
+        """The step by replay, at the nominal rate: computation takes what it took, and the optimizer comes behind it."""
+        place = (self.trace, self.compressor, self.world_size, self._cost, self.order)
+        return predicted(*place, dilate=self.dilate * self.stretch, bucket_mb=self.bucket_mb) + self.optimizer
+
+    def bound_here(self) -> float:
+        """T* of this machine, as in bench."""
+        place = (self.trace, self.compressor, self.world_size, self._cost)
+        return optimal(step_by_layers(*place, self.dilate * self.stretch)) + self.optimizer
+
+    @property
+    def _cost(self) -> LinkCost:
+        return LinkCost(0.0, self.dilate / self.rate if self.rate else 0.0)
 
 
 def replay_command(config: ReplayConfig) -> int:
@@ -118,6 +127,7 @@ def measured_rows(path: Path) -> list[MeasuredRow]:
             row["order"],
             row["bucket_mb"],
             row["measurements"]["sec_per_iter"]["p50"],
+            row.get("stretch", 1.0),
             row["phases"]["optimizer"],
         )
         for row in rows
@@ -139,6 +149,7 @@ def beside(row: MeasuredRow) -> dict[str, Any]:
         "measured": row.seconds / row.dilate,
         "error": expected / row.seconds - 1,
         "bound": optimal(model),
+        "bound_here": row.bound_here() / row.dilate,
         "synchronous_bound": synchronous(model),
     }
 

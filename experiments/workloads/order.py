@@ -9,7 +9,6 @@ from torch.optim import Optimizer
 
 from ...ddp_core import DistributedDataParallel, overlap
 from ...ddp_core.schedule.overlapped_optimizer import OverlappedOptimizer
-from ...hooks.slices import SLICE_MB
 
 Order: TypeAlias = Literal["backward", "slices", "priority", "auto"]
 BACKWARD: Order = "backward"
@@ -27,7 +26,7 @@ def ordered(model: nn.Module, optimizer: Optimizer, order: Order, slice_mb: floa
     if not isinstance(model, DistributedDataParallel):
         raise ValueError(f"order {order} needs gradwire's DistributedDataParallel, got {type(model).__name__}")
     how = "synchronous" if order == "slices" else order
-    return overlap(model, optimizer, order=how, slice_mb=slice_mb or SLICE_MB)
+    return overlap(model, optimizer, order=how, slice_mb=slice_mb)
 
 
 def drain(optimizer: Optimizer) -> None:

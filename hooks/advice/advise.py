@@ -20,8 +20,8 @@ from ...compress import compressor
 from ...compress.shares import ranks_given
 from ...ddp_core import DEFAULT_TIMEOUT, Decorator
 from ...ddp_core.averaging.engines import Engines
-from ...ddp_core.measure.clock import clock_for
 from ...ddp_core.planning.shared_cores import Work
+from ..clock import clock_for
 from ..plan import bucket_layouts
 from .advice import Advice, Choice, Forecast, Rule
 from .arithmetic import Arithmetic, copy_seconds, gradient_pool, measured_arithmetic, sampled
@@ -32,8 +32,9 @@ from .network import Kind, Network
 from .predict import Measured, World, buckets, predicted, requests_on
 from .training import Computation, Loss, Training
 
-FEWEST, MOST = 2, 6  # measured steps
+FEWEST, MOST = 2, 20  # measured steps
 STEP_BUDGET = 10.0  # seconds for them
+COPIES = 3  # of the parameters that computation goes over in a step: they, gradients, what an optimizer remembers
 
 
 def advise(
@@ -213,7 +214,8 @@ def _arithmetic(
     clock, world = clock_for(here.device), here.world
     ready = {name: training.parameters[name] for name in computation.ready}
     layouts = sampled(bucket_layouts(ready, bucket_mb, world.ranks, here.device))
-    pool = gradient_pool(here.device, layouts[0].dtype)
+    elements = sum(parameter.numel() for parameter in ready.values())
+    pool = gradient_pool(here.device, layouts[0].dtype, COPIES * elements)
     found = {}
     for method in offered:
         two = method.spec.startswith(TWO_LEVELS)

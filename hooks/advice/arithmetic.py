@@ -15,12 +15,13 @@ from ...compress.agreed import choices
 from ...compress.shares import placed_on_hosts
 from ...compress.simulate import alike
 from ...compress.together import next_request
-from ...ddp_core.measure.clock import Clock, Moment
 from ...ddp_core.memory.bucket_memory import BucketMemory
+from ..clock import Clock, Moment
 
 SAMPLE = 2**24  # elements that a method is timed on, about
 STEADY = 2**24  # a step after warm-ups; real kernels count from it
-REPEATS = 2  # measured runs of a bucket, behind one that is not counted
+REPEATS = 5  # measured runs of a bucket, behind one that is not counted
+POOL, LARGEST_POOL = 2**21, 2**25  # elements
 
 
 @dataclass(frozen=True)
@@ -79,10 +80,12 @@ def _bucket(compressor: Compressor, layout: Layout, pool: Tensor, clock: Clock) 
     flat = torch.empty(layout.numel, dtype=layout.dtype, device=layout.device)
     runs, processor = [], []
     for turn in range(1 + REPEATS):
+        pool.sum()  # computation goes over other memory between two averages: what they left in caches is gone
         _fill(flat, pool, turn)
         clock.synchronize()
         marks = list(_phases(memory, layout, flat, STEADY + turn, clock))
         clock.synchronize()
+        memory.end_step(keep=True, owing=False)  # or the next one would write over what it reads
         runs.append([clock.seconds(begin, end) for begin, end, _ in marks])
         processor.append(sum(worked for _, _, worked in marks))
     medians = [statistics.median(phase) for phase in zip(*runs[1:], strict=True)]
@@ -126,7 +129,8 @@ def copy_seconds(layout: Layout, pool: Tensor, clock: Clock) -> float:
     return statistics.median(found[1:]) / layout.numel
 
 
-def gradient_pool(device: torch.device, dtype: torch.dtype, elements: int = 2**21) -> Tensor:
-    """Numbers with a heavy tail, as gradients have; the same ones everywhere, from a generator of their own."""
-    numbers = torch.randn(elements, generator=torch.Generator().manual_seed(0))
-    return numbers.pow_(3).mul_(1e-3).to(device=device, dtype=dtype)
+def gradient_pool(device: torch.device, dtype: torch.dtype, elements: int = POOL) -> Tensor:
+    """About so many numbers with a heavy tail, as gradients have; the same everywhere, from a generator of their own."""
+    numbers = torch.randn(min(elements, POOL), generator=torch.Generator().manual_seed(0))
+    repeated = numbers.pow_(3).mul_(1e-3).to(device=device, dtype=dtype)
+    return repeated.repeat(max(1, min(elements, LARGEST_POOL) // POOL))

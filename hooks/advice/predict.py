@@ -112,7 +112,7 @@ def buckets(
     if not overlaps:
         layouts = bucket_layouts(ready, bucket_mb, world.ranks)
         return [_on_hosts(spec, layout, world) for layout in layouts], [1] * len(layouts)
-    cut_mb = gradient_mb(spec, world.ranks, world.per_host)
+    cut_mb = gradient_mb(spec, world.ranks, ready.values(), world.per_host)
     layouts = [_on_hosts(spec, each, world) for each in bucket_layouts(ready, cut_mb, world.ranks)]
     return layouts, [parts_of(spec, layout, cut_mb) for layout in layouts]
 

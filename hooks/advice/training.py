@@ -15,12 +15,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
-from ...ddp_core.measure.clock import Clock, Moment
+from ...ddp_core.buckets.assignment import DEFAULT_CAP_MB, MEBIBYTE
 from ...ddp_core.planning.shared_cores import Work
 from ...ddp_core.schedule.awaited import NEUTRAL
 from ...ddp_core.schedule.unseen_use import compiles, scripted
+from ..clock import Clock, Moment
 
 Loss = Callable[[nn.Module, Any], Tensor]  # of a model and a batch: a scalar
+FREED = int(
+    DEFAULT_CAP_MB * MEBIBYTE
+)  # bytes, as DDP frees: glibc then keeps the memory of gradients for the next step
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,7 @@ class Training:
         """One that is not counted. Raises ValueError where it brings gradients to the model that was copied, or none to the
         copy; that model has its own back in any case.
         """
+        torch.empty(FREED, dtype=torch.uint8, device="cpu")
         kept = [parameter.grad for parameter in self._outer]
         try:
             for parameter in self._outer:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
+from ...ddp_core.memory.earlier import repr_of_today
+
 FORMAT = 1
+OF_FORMAT_1 = 1  # the format of handles' states when the first were saved: a repr of today is the same
 FIELDS = ("gradwire", "reduce", "step", "parameters")
-UNROTATED = re.compile(r"(?<=OneBit\(block=)(\d+)(?=\))")  # `onebit` in states that are older than its rotation
 
 
 def own(saved: Any, key: str) -> Mapping[str, Any]:
@@ -31,7 +32,7 @@ def checked(state: Mapping[str, Any], reduction: str, names: set[str]) -> Mappin
     missing = [key for key in FIELDS if not isinstance(state, Mapping) or key not in state]
     if missing:
         raise ValueError(f"this is no state of a gradwire handle of FSDP: it lacks {', '.join(missing)}")
-    state = {**state, "reduce": UNROTATED.sub(r"\1, rotate=False", str(state["reduce"]))}
+    state = {**state, "reduce": repr_of_today(str(state["reduce"]), OF_FORMAT_1)}
     for key, here in (("gradwire", FORMAT), ("reduce", reduction)):
         if state[key] != here:
             raise ValueError(

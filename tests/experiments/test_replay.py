@@ -24,6 +24,7 @@ def row(order="backward", seconds=3.4, **changed):
         "order": order,
         "measurements": {"sec_per_iter": {"p50": seconds}},
         "phases": {"optimizer": 0.0},
+        "stretch": 1.0,
         **changed,
     }
 
@@ -69,6 +70,16 @@ def test_each_measured_row_stands_beside_its_prediction_in_undilated_seconds(rep
 def test_what_the_optimizer_took_comes_behind_the_replayed_step(replayed, file):
     with_it = replayed(file(row(phases={"optimizer": 0.5})))["measured"][0]["predicted"]
     assert with_it == pytest.approx(replayed(file(row()))["measured"][0]["predicted"] + 0.05)
+
+
+@pytest.mark.parametrize("order", ["backward", "priority"])
+def test_what_this_machine_adds_to_computation_is_in_the_prediction_and_in_its_own_bound(replayed, file, order):
+    """A link of 1 Tbit/s, so that computation is all: the trace's 0.097 s, stretched, and the optimizer's 0.005."""
+    slow = row(order, stretch=1.2, phases={"optimizer": 0.05})
+    found = replayed(file(slow, link="1000gbit"))["measured"][0]
+    assert found["bound"] == pytest.approx(0.097, rel=1e-3)
+    assert found["predicted"] == pytest.approx(found["bound_here"], rel=0.01)
+    assert found["bound_here"] == pytest.approx(1.2 * 0.097 + 0.005, rel=1e-3)
 
 
 def test_the_slower_of_link_and_lab_counts(replayed, file):

@@ -8,7 +8,6 @@ from ....ddp_core.planning.bounds import synchronous
 from ....ddp_core.planning.link_cost import LinkCost
 from ....ddp_core.planning.replay import priority_order, replay
 from ....ddp_core.schedule.slice_order import WORTH
-from ....hooks.slices import SLICE_MB
 from ..order import BACKWARD, Order
 from .step_model import step_by_buckets, step_by_slices
 from .trace import Trace
@@ -30,7 +29,7 @@ def predicted(
     """
     if order == BACKWARD:
         return synchronous(step_by_buckets(trace, spec, world_size, cost, dilate, bucket_mb))
-    model = step_by_slices(trace, spec, world_size, cost, dilate, bucket_mb or SLICE_MB)
+    model = step_by_slices(trace, spec, world_size, cost, dilate, bucket_mb)
     waiting, planned = synchronous(model), replay(model, priority_order(model)).step
     if order == "slices" or (order == "auto" and planned > WORTH * waiting):
         return waiting

@@ -14,7 +14,7 @@ from ....compress.simulate import steady_traffic
 from ....ddp_core.planning.link_cost import LinkCost
 from ....ddp_core.planning.step_model import Piece, StepModel, layered, merged
 from ....hooks.plan import bucket_layouts
-from ....hooks.slices import SLICE_MB, gradient_mb, parts_of
+from ....hooks.slices import gradient_mb, parts_of
 from .trace import Shape, Trace
 
 ALL = 1e9  # MiB: one bucket for everything
@@ -40,12 +40,12 @@ def step_by_buckets(
 
 
 def step_by_slices(
-    trace: Trace, spec: str, world_size: int, cost: LinkCost, dilate: float = 1.0, slice_mb: float = SLICE_MB
+    trace: Trace, spec: str, world_size: int, cost: LinkCost, dilate: float = 1.0, slice_mb: float | None = None
 ) -> StepModel:
     """The step with slices of `slice_mb` MiB on the wire, as gradwire.overlap makes them: buckets of that size, and of a
     larger one, where the compressor remembers nothing, parts that are ready and needed together.
     """
-    cut_mb = gradient_mb(spec, world_size, slice_mb=slice_mb)
+    cut_mb = gradient_mb(spec, world_size, _tensors(trace.parameters).values(), slice_mb=slice_mb)
     model, layouts = _computation(trace, dilate), _buckets(trace, cut_mb, world_size)
     sliced: list[Piece] = []
     for layout, (bucket, sent) in zip(layouts, _pieces(trace, model, layouts, spec, cost), strict=True):
@@ -82,5 +82,8 @@ def _traffic(shapes: tuple[Shape, ...], spec: str, world_size: int) -> Traffic:
 
 
 def _layouts(shapes: Mapping[str, Shape], bucket_mb: float | None, world_size: int) -> list[Layout]:
-    tensors: dict[str, Tensor] = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-    return bucket_layouts(tensors, bucket_mb, world_size)
+    return bucket_layouts(_tensors(shapes), bucket_mb, world_size)
+
+
+def _tensors(shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
+    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}

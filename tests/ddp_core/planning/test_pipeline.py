@@ -48,7 +48,12 @@ def test_without_anything_to_send_a_step_is_its_computation():
 
 def test_the_parts_of_a_single_parcel_follow_each_other():
     one = parcel(2.0, 0.0, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), copy=0.01, decode=0.02, update=0.03)
-    assert step(one).seconds() == pytest.approx(2.0 + 0.01 + 2.1 + 0.02 + 0.03 + 1.0)
+    assert step(one).seconds(until_needed=True) == pytest.approx(2.0 + 0.01 + 2.1 + 0.02 + 0.03 + 1.0)
+
+
+def test_a_synchronous_step_copies_averages_back():
+    one = parcel(2.0, 0.5, (0.0, 1.0, 0.0), copy=0.01)
+    assert step(one).seconds() == pytest.approx(2.0 + 0.01 + 1.0 + 0.01 + 1.0)
 
 
 def test_one_lane_encodes_the_next_parcel_while_another_one_decodes():

@@ -8,10 +8,12 @@ import torch
 
 import gradwire
 from gradwire.compress import Layout, compressor
-from gradwire.ddp_core.measure.clock import clock_for
-from gradwire.hooks.advice.arithmetic import gradient_pool, measured_arithmetic
+from gradwire.compress.protocol import all_reduce
+from gradwire.compress.state import PerParameter
+from gradwire.hooks.advice.arithmetic import REPEATS, gradient_pool, measured_arithmetic
 from gradwire.hooks.advice.network import GROWTH, SMALLEST, _sizes
 from gradwire.hooks.advice.predict import requests_on
+from gradwire.hooks.clock import clock_for
 
 CPU = torch.device("cpu")
 LAYOUT = Layout(("w", "b"), ((64, 64), (64,)), torch.float32, CPU, world_size=4)
@@ -24,6 +26,28 @@ def test_each_method_can_be_timed(spec):
     found = measured_arithmetic(compressor(spec), [LAYOUT], POOL, clock_for(CPU))
     assert all(seconds >= 0 for seconds in found.phases)
     assert len(found.phases) == 1 + len(requests_on(spec, replace(LAYOUT, device=torch.device("meta"))))
+
+
+class Counting:
+    """Adds 1 to what it remembers, step after step."""
+
+    def __init__(self):
+        self.read = []
+
+    def init(self, layout):
+        return PerParameter.zeros(layout)
+
+    def reduce(self, grad, state, residual=None):
+        before, after = state.update()
+        self.read.append(before[0].item())
+        torch.add(before, 1, out=after)
+        return (yield from all_reduce(grad))
+
+
+def test_a_timed_step_goes_on_from_the_one_before():
+    counting = Counting()
+    measured_arithmetic(counting, [LAYOUT], POOL, clock_for(CPU))
+    assert counting.read == list(range(1 + REPEATS))
 
 
 @pytest.mark.parametrize("payload", [1, 1000, SMALLEST, SMALLEST + 512, SMALLEST * GROWTH, 25 * 2**20])

@@ -4,6 +4,7 @@ import pytest
 
 from gradwire.ddp_core.planning.bounds import optimal, synchronous
 from gradwire.ddp_core.planning.link_cost import LinkCost
+from gradwire.ddp_core.planning.replay import priority_order, replay
 from gradwire.experiments.workloads.emulation import load_trace, step_by_buckets, step_by_layers, step_by_slices
 
 GBIT = 1e9 / 8  # bytes a second
@@ -71,6 +72,22 @@ def test_slices_are_equal_parts_of_large_buckets_unless_the_compressor_remembers
         assert max(piece.wire for piece in cut) <= 1.5 * 4 * 2**20
     whole = step_by_slices(load_trace("vgg19"), "powersgd:rank=4", 2, LinkCost(0.0, 1.0)).pieces
     assert len(whole) < 20
+
+
+LITTLE = [  # trace, what sends little, hosts, Gbit/s; of the best step: with slices of 2 MiB, and of an eighth of all
+    ("gpt-20m", "topk:ratio=0.01", 4, 1.0, 1.27, 1.12),
+    ("resnet18-cifar", "topk:ratio=0.01", 4, 0.3, 1.29, 1.00),
+    ("inceptionv3", "onebit", 4, 0.3, 1.20, 1.03),
+]
+
+
+@pytest.mark.parametrize(("trace", "spec", "hosts", "rate", "before", "now"), LITTLE)
+def test_a_model_that_sends_little_sends_it_in_several_slices(trace, spec, hosts, rate, before, now):
+    loaded, link = load_trace(trace), LinkCost(0.0, 1 / (rate * GBIT))
+    best = optimal(step_by_layers(loaded, spec, hosts, link))
+    models = [step_by_slices(loaded, spec, hosts, link, slice_mb=size) for size in (2.0, None)]
+    found = [replay(model, priority_order(model)).step / best for model in models]
+    assert found == pytest.approx([before, now], abs=0.01)
 
 
 def test_latency_counts_for_each_slice():
