@@ -12,8 +12,8 @@ SPECS = (
     "topk:ratio=0.2",
     "topk:k=5,value_dtype=fp16",
     "topk:ratio=0.1,error_feedback=false",
-    "onebit",
-    "onebit:block=8,start_iter=2",
+    "onebit:feedback=1",
+    "onebit:block=8,start_iter=2,feedback=1",
     "powersgd:rank=1",
     "powersgd:rank=2,start_iter=2",
     "powersgd:rank=1,start_iter=3,warmup=bf16",
@@ -22,8 +22,8 @@ SPECS = (
     "fp16+powersgd:rank=1",
     "bf16+batched-powersgd:rank=2",
     "acp-powersgd:rank=1",
-    "randomk:ratio=0.2,block=8",
-    "chunktopk:ratio=0.2,chunk=8",
+    "randomk:ratio=0.2,block=8,feedback=1",
+    "chunktopk:ratio=0.2,chunk=8,feedback=1",
 )
 ON_HOSTS = (
     "hosts:ranks=2+none",
@@ -36,7 +36,7 @@ ON_HOSTS = (
     "hosts:ranks=2+bf16",
     "hosts:ranks=2+topk:ratio=0.3,feedback=0.8,guard=true",
     "hosts:ranks=4+onebit",
-    "onebit",
+    "onebit:feedback=1",
     "none",
 )
 WITH_OPTIONS = (
@@ -45,7 +45,7 @@ WITH_OPTIONS = (
     "topk:ratio=0.3,feedback=0.8,momentum=0.9,space=adam,guard=true",
     "onebit:block=8,feedback=0.7",
     "onebit:block=8,space=adam",
-    "onebit:block=8,guard=true,start_iter=2",
+    "onebit:block=8,guard=true,start_iter=2,feedback=1",
     "powersgd:rank=1,momentum=0.5",
     "powersgd:rank=2,feedback=0.9,guard=true,start_iter=1",
     "int4:block=8,feedback=0.8",

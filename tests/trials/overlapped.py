@@ -16,7 +16,16 @@ from . import draw, models
 from .models import Headed, loss_of
 from .rank import environment
 
-SPECS = ("none", "none", "bf16", "int8", "topk:ratio=0.2", "onebit:block=8", "powersgd:rank=1", "fp16:start_iter=2")
+SPECS = (
+    "none",
+    "none",
+    "bf16",
+    "int8",
+    "topk:ratio=0.2",
+    "onebit:block=8,feedback=1",
+    "powersgd:rank=1",
+    "fp16:start_iter=2",
+)
 OPTIMIZERS = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05),
     "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.02, momentum=0.9, nesterov=True),
