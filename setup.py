@@ -2,14 +2,19 @@
 
 import os
 import sys
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 LAYERS = ("kernels", "compress", "ddp_core", "hooks", "experiments")
-NATIVE = {"gradwire.kernels.native._native": Path("kernels/native")}  # setuptools wants paths relative to this file
+NATIVE = {"gradwire.kernels.native._kernels": Path("kernels/native")}  # setuptools wants paths relative to this file
 if sys.platform == "linux":
-    NATIVE["gradwire.ddp_core.transport._shared"] = Path("ddp_core/transport/native")
+    NATIVE["gradwire.ddp_core.transport._shared_memory"] = Path("ddp_core/transport/native")
+LIMITED = not sysconfig.get_config_var("Py_GIL_DISABLED")  # one build for all; without a GIL each Python has its own
 OPTIMIZED = ("-std=c++17", "-O3", "-ffp-contract=off", "-g0", "-Wall", "-Wno-psabi", "-fvisibility=hidden")
 
 
@@ -27,20 +32,17 @@ def extensions() -> list[Extension]:
 
     With GRADWIRE_NATIVE=required in the environment, as for wheels, what does not compile is an error.
     """
-    try:
-        import pybind11
-        from pybind11.setup_helpers import ParallelCompile
-    except ImportError:
-        print("gradwire: no pybind11, so no native kernels; the reference kernels run", file=sys.stderr)
-        return []
-    ParallelCompile("MAX_JOBS", max=4).install()  # several files at once, as many as the variable says
     root = Path(__file__).parent
+    headers = [
+        path.relative_to(root).as_posix() for folder in NATIVE.values() for path in (root / folder).glob("*.hpp")
+    ]
     return [
         Extension(
             name,
             sources=sorted(path.relative_to(root).as_posix() for path in (root / folder).glob("*.cpp")),
-            depends=sorted(path.relative_to(root).as_posix() for path in (root / folder).glob("*.hpp")),
-            include_dirs=[pybind11.get_include()],
+            depends=sorted(headers),
+            define_macros=[("Py_LIMITED_API", "0x030A0000")] if LIMITED else [],
+            py_limited_api=LIMITED,
             extra_compile_args=[*OPTIMIZED],
             extra_link_args=["-pthread"],
             language="c++",
@@ -48,6 +50,21 @@ def extensions() -> list[Extension]:
         )
         for name, folder in NATIVE.items()
     ]
+
+
+class BuildInParallel(build_ext):
+    """Compiles several files at once: as many as MAX_JOBS in the environment says."""
+
+    def build_extensions(self) -> None:
+        compile_all, jobs = self.compiler.compile, int(os.environ.get("MAX_JOBS", min(os.cpu_count() or 1, 4)))
+
+        def compile_at_once(sources: list[str], *arguments: Any, **options: Any) -> list[str]:
+            with ThreadPoolExecutor(jobs) as pool:
+                done = pool.map(lambda source: compile_all([source], *arguments, **options), sources)
+                return [file for files in done for file in files]
+
+        self.compiler.compile = compile_at_once
+        super().build_extensions()
 
 
 setup(
@@ -59,4 +76,6 @@ setup(
         "gradwire.kernels.cuda": ["*.cu", "*.cuh"],
     },
     ext_modules=extensions(),
+    cmdclass={"build_ext": BuildInParallel},
+    options={"bdist_wheel": {"py_limited_api": "cp310"}} if LIMITED else {},
 )

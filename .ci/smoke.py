@@ -28,7 +28,7 @@ def main(version: str, page: str) -> None:
     native = {backend.name: backend for backend in kernels.backends()}["native"]
     assert native.available, native.reason
     if sys.platform == "linux":
-        assert importlib.util.find_spec("gradwire.ddp_core.transport._shared"), "no shared memory"
+        assert importlib.util.find_spec("gradwire.ddp_core.transport._shared_memory"), "no shared memory"
     out = torch.empty(3, dtype=torch.bfloat16)
     with kernels.use_backend("native"):
         kernels.cast_scaled(torch.ones(3), out, 0.5)

@@ -32,7 +32,6 @@ from .transport.collectives import (
     start_scatter,
     start_sum,
 )
-from .transport.faulty import Fault, InjectedError, faulty
 from .transport.host_segment import obstacle
 from .transport.paced import Link, Paced
 from .transport.process_group import ProcessGroup
@@ -53,10 +52,8 @@ __all__ = [
     "Decorator",
     "DistributedDataParallel",
     "Engine",
-    "Fault",
     "FuturePending",
     "Handle",
-    "InjectedError",
     "Link",
     "LocalSteps",
     "LossScale",
@@ -80,7 +77,6 @@ __all__ = [
     "exchange",
     "fan_in",
     "fan_out",
-    "faulty",
     "keep_rendezvous",
     "largest_and_sum",
     "layout_of",

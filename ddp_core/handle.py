@@ -168,12 +168,11 @@ class Handle:
         """
         if self._loss_scale is not None:
             self.averager.between_steps(self._loss_scale.catch_up)  # the scaler is saved with its new scale
-        taken, names, group = self.averager.taken(), self.averager.names, self.averager.engines.group
+        taken, names, (rank, world_size) = self.averager.taken(), self.averager.names, self.averager.engines.place()
         state = taken.state_dict()
         if self._bound and not taken.begun:
-            state["parameters"] = checkpoint.blank(taken.compressor, names, group.size(), group.rank())
-        header = checkpoint.header(taken.compressor, group.size(), group.rank())
-        return {**header, **checkpoint.sealed(state, taken.compressor, names)}
+            state["parameters"] = checkpoint.blank(taken.compressor, names, world_size, rank)
+        return checkpoint.sealed(state, taken.compressor, names, world_size, rank)
 
     def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, resize: bool = False) -> None:
         """Go on from this rank's `state_dict()`; training then is bit-identical to not having stopped.
@@ -191,7 +190,7 @@ class Handle:
             return self._load(merged(saved, self.compressor, self.averager.names))
         if checkpoint.is_gathered(saved):
             raise ValueError("the state has those of all ranks: all ranks call scatter_state_dict(saved)")
-        world_size, rank = self.averager.engines.group.size(), self.averager.engines.group.rank()
+        rank, world_size = self.averager.engines.place()
         state = checkpoint.checked(saved, self.compressor, world_size, rank)
         if self._bound:
             checkpoint.check_parameters(state, self.compressor, self.averager.names, world_size, rank)

@@ -26,8 +26,6 @@ def poisoned(tensor):
 class Late(Decorated):
     """Carries requests by another transport, and delivers what it replies late."""
 
-    allocates = False
-
     def __init__(self, inner, limit):
         super().__init__(inner)
         self._limit = limit

@@ -5,9 +5,11 @@ import runpy
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
+import setuptools
 
 import gradwire
 
@@ -122,6 +124,20 @@ def test_a_wheel_is_not_built_without_its_native_code(installed, tmp_path):
     done = subprocess.run(build, cwd=source, env=environment, capture_output=True, text=True)
     assert done.returncode != 0
     assert "/bin/false" in done.stderr
+
+
+@pytest.mark.parametrize("without_gil", [0, 1])
+def test_one_build_serves_all_pythons_but_those_without_a_gil(monkeypatch, without_gil):
+    told, given = sysconfig.get_config_var, {}
+    monkeypatch.setattr(
+        sysconfig, "get_config_var", lambda name: without_gil if name == "Py_GIL_DISABLED" else told(name)
+    )
+    monkeypatch.setattr(setuptools, "setup", lambda **options: given.update(options))
+    runpy.run_path(str(ROOT / "setup.py"))
+    assert given["options"] == ({} if without_gil else {"bdist_wheel": {"py_limited_api": "cp310"}})
+    for extension in given["ext_modules"]:
+        assert extension.py_limited_api == (not without_gil)
+        assert extension.define_macros == ([] if without_gil else [("Py_LIMITED_API", "0x030A0000")])
 
 
 def test_a_clone_is_imported_from_where_it_lies(installed):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,7 @@ from ..measure.stats import Stats, Totals
 from ..measure.step import BucketStats, Step
 from ..memory.model_memory import ModelMemory, Snapshot
 from ..transport.protocol import Decorator, Pending
-from .bound import AllPending, Bound, OwnBound, all_done, labelled, names_by_index, one_round, parts_of, prepared, setup
+from .bound import AllPending, Bound, all_done, labelled, names_by_index, one_round, parts_of, prepared, setup
 from .compiling import compile_kernels
 from .engines import Engines
 from .inspection import Inspection
@@ -79,11 +80,6 @@ class CompressedAverager:
         """Old gradients must not come where it remembers."""
         return self.memory.remembers
 
-    @property
-    def sums(self) -> bool:
-        """Whether gradients are only summed over several ranks; the same on all of them."""
-        return self.scale != 1.0
-
     def stats(self) -> Stats:
         """What buckets cost in the last step, and in all."""
         return self.totals.stats(self._step, self.memory.step)
@@ -95,7 +91,7 @@ class CompressedAverager:
 
     def rooms(self, device: torch.device) -> Rooms:
         """Where buckets of our own DDP may best lie."""
-        return self.engines.rooms(self.memory.compressor, device, sums=self.sums)
+        return self.engines.rooms(self.memory.compressor, device, sums=self.scale != 1.0)
 
     def expect_step(self) -> None:
         """The next bucket for a hook is the first of a step, and any may be the last: indices of buckets do not tell."""
@@ -146,23 +142,25 @@ class CompressedAverager:
 
     def start(self, bucket: Sendable) -> Pending:
         """Begin to average a bucket of our own DDP."""
-        own = bucket.bound
-        if not isinstance(own, OwnBound) or own.bound.known is not self._known:
-            own = bucket.bound = self._bind_own(bucket)
-        bound, total, names = own.bound, own.total, own.bound.names
+        bound = bucket.bound
+        if not isinstance(bound, Bound) or bound.known is not self._known:
+            bound = bucket.bound = self._bind_own(bucket)
         if bucket.scale == 1.0:
             return self._averages(bound, bucket)
-        if bucket.flat is not own.buffer:  # parts of it are not sent, or lie elsewhere
+        total, names = bound.total, bound.names
+        if bucket.flat is not bound.buffer:  # parts of it are not sent, or lie elsewhere
             total, names = AllReduce(as_real(bucket.flat), "sum"), tuple(map(self._name, bucket.parameters()))
+        assert total is not None
         task = Task(one_round(total), bound.label)
         assert self._step is not None
         programs, size = self._step.programs, total.tensor.element_size()
         programs.append(BucketStats(names, total.tensor.numel(), task.record, element_bytes=size))
         return bound.engine.submit(task, on_wait=not self.sparse)
 
-    def _bind_own(self, bucket: Sendable) -> OwnBound:
+    def _bind_own(self, bucket: Sendable) -> Bound:
         bound, buffer = self._bind(bucket, bucket.all_parameters), bucket.buffer()
-        return OwnBound(bound, buffer, AllReduce(buffer if buffer.is_sparse else as_real(buffer), "sum"))
+        total = AllReduce(buffer if buffer.is_sparse else as_real(buffer), "sum")
+        return dataclasses.replace(bound, buffer=buffer, total=total)
 
     def average(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Average a bucket that a hook is given. The future holds its buffer, averaged in place."""

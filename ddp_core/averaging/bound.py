@@ -57,6 +57,7 @@ class Bound:
     """How a bucket of DDP's is averaged, step after step: all that is known once the bucket is.
 
     `known`: it holds as long as the averager has this one. `names`: of its parameters, which are `elements` real numbers.
+    `total`, for a bucket of our own DDP, which outlives this: the request for the sum of its `buffer`.
     """
 
     known: object
@@ -66,15 +67,8 @@ class Bound:
     names: tuple[str, ...]
     elements: int
     parts: Sequence[Part] = ()
-
-
-@dataclass(frozen=True)
-class OwnBound:
-    """The same of a bucket of our own DDP, which outlives it. `total`: the request for the sum of `buffer`."""
-
-    bound: Bound
-    buffer: Tensor
-    total: AllReduce
+    buffer: Tensor | None = None
+    total: AllReduce | None = None
 
 
 def one_round(request: Request) -> Program[Tensor]:

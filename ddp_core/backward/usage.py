@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from functools import cache
+from functools import cache, cached_property
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from ..transport.collectives import start_sum
-from ..transport.processes import explained
+from ...compress import AllReduce
+from ..transport.collectives import telling
+from ..transport.process_group import started
 
 
 class Usage:
@@ -22,42 +22,23 @@ class Usage:
     answer matters; on CUDA a stream of its own keeps that wait off the backward's kernels.
     """
 
-    def __init__(
-        self, mine: Sequence[int], group: dist.ProcessGroup, device: torch.device, timeout: timedelta | None
-    ) -> None:
-        self._mine, self._group = bytes(mine), group
-        self._answer: Sequence[int] | None = None
-        self._timeout = timeout
+    def __init__(self, mine: Sequence[int], group: dist.ProcessGroup, device: torch.device, timeout: timedelta) -> None:
+        self._mine, self._group, self._timeout = bytes(mine), group, timeout
+        self._all_here = all(mine)
         self._stream = _side_stream(device) if device.type == "cuda" else None
         with self._on_stream():
             told = torch.tensor(list(mine), dtype=torch.int32, device="cpu", pin_memory=self._stream is not None)
-            self._shares = told.to(device, non_blocking=True)
-            self._work = start_sum(self._shares, group)
+            self._pending = started(AllReduce(told.to(device, non_blocking=True), "sum"), group)
 
     def by_any(self) -> Sequence[int]:
         """By index, above 0 for the parameters that any rank used. Waits, unless this rank used all."""
-        if self._answer is None:
-            self._answer = self._mine if all(self._mine) else self._waited()
-        return self._answer
+        return self._mine if self._all_here else self.counts
 
-    def counts(self) -> Tensor:
+    @cached_property
+    def counts(self) -> Sequence[int]:
         """By index, how many ranks used a parameter. Waits."""
-        self._waited()
-        return self._shares
-
-    def _waited(self) -> Sequence[int]:
-        with self._on_stream():
-            try:
-                if self._timeout is None or self._stream is not None:
-                    self._work.wait()
-                else:
-                    self._work.wait(self._timeout)
-            except RuntimeError as error:
-                raise RuntimeError(
-                    f"the ranks did not tell each other which parameters they used: one has died, hangs, or raised an "
-                    f"error in its backward. {explained(error, self._group)}"
-                ) from error
-            return self._shares.tolist()
+        with self._on_stream(), telling("which parameters they used", self._group):
+            return self._pending.wait(self._timeout).tolist()
 
     def _on_stream(self) -> AbstractContextManager[object]:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)

@@ -147,8 +147,8 @@ class Rounds:
         layout = replace(self.fragments[self.turn].layout, world_size=meeting.world_size, rank=meeting.rank)
         if here is None or here.layout != layout:
             fresh = BucketMemory(self.compressor, layout, max(self.round, 0))
-            for name, numbers in here.held_back().items() if here is not None else ():
-                fresh.owe(name, numbers)
+            if here is not None:
+                fresh.owe(here.held_back())
             here = self.memories[self.turn] = fresh
         return here
 
@@ -158,7 +158,7 @@ class Rounds:
         fragment, memory = self.fragments[self.turn], self.memories[self.turn]
         count = fragment.layout.numel
         finite = bool(average[:count].isfinite().all())
-        memory.end_step(keep=finite, owing=bool(memory.owed))
+        memory.end_step(keep=finite, owing=False)
         self.round += 1
         if not finite:
             logger.warning("round %d is skipped: its average is not finite", self.round)

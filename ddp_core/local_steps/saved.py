@@ -109,6 +109,6 @@ def _memory(states: Sequence[Mapping[str, Any]], index: int, rounds: Rounds) -> 
     if len(states) == 1 or not memories:
         return memories[0] if memories else None
     fresh = BucketMemory(rounds.compressor, layout, rounds.round)
-    for name, numbers in summed([memory.held_back() for memory in memories]).items():
-        fresh.owe(name, numbers / len(states))
+    held = summed(memory.held_back() for memory in memories)
+    fresh.owe({name: numbers / len(states) for name, numbers in held.items()})
     return fresh

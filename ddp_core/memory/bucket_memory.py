@@ -1,10 +1,10 @@
-"""What a compressor remembers of a bucket, step after step."""
+"""What a compressor remembers of a bucket, or of a slice of one, step after step."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -26,20 +26,17 @@ OWED = "owed"  # the field under which a state dict keeps gradient that has lost
 
 
 class BucketMemory:
-    """A bucket's compressor state, with every step a transaction.
+    """The compressor state of what is sent at once, with every step a transaction.
 
     A step whose average is not finite on any bucket is one that GradScaler skips: its changes to the state are undone.
     With `partial`, some steps may leave parameters out on all ranks: what would be averaged for those is kept for later,
     since DDP drops it. `owing`: some rank may be given something to owe; the same on all ranks.
     """
 
-    cuts: Sequence[Layout] = ()
-
     def __init__(
         self, compressor: Compressor, layout: Layout, step: int, *, partial: bool = False, owing: bool = False
     ) -> None:
         self.layout = layout
-        self.owed: dict[str, Tensor] = {}
         self._compressor = compressor
         self.state = compressor.init(layout)
         self.gauge = next(gauges(self.state), None)
@@ -47,37 +44,35 @@ class BucketMemory:
         self._leaves = Leaves(self.state, versioned=True)
         self._leaves.set_step(step)
         self._owing, self._remembers = owing, bool(self._leaves.flat)
-        self._kept: PerParameter | None = None
-        if partial and (self._remembers or owing):
-            self._kept = PerParameter.zeros(layout, residual=True)
-            self._kept.versioned = True
+        self._owed: PerParameter | None = None  # gradient outside the compressor's state
+        self._asks = partial and (self._remembers or owing)  # which parameters any rank has used
+        if self._asks:
+            self._owed = _versioned(layout)
             self._sizes = torch.tensor(layout.sizes, device=layout.device)
         self._finite: DeviceFlag | None = None
-        self._left: DeviceFlag | None = None  # whether anything is kept, asked while something is owed
-
-    @property
-    def slices(self) -> list[BucketMemory]:
-        """What is sent by itself: all of it. See CutMemory."""
-        return [self]
+        self._left: DeviceFlag | None = None  # whether anything is owed after a step, asked while something may be
 
     @property
     def stateful(self) -> bool:
         """Whether a step changes anything that may have to be undone."""
-        return bool(self._remembers or self._kept is not None or self.owed or self._owing)
+        return self._remembers or self._owed is not None or self._owing
 
     def reduce(self, flat: Tensor, step: int, watched: bool) -> Program[Tensor]:
         """Average the bucket over ranks, in place of `flat`. `watched`: it has a say in whether the step counts."""
         self._leaves.set_step(step)
-        used = None if self._kept is None else self._used(flat)
-        self._add_owed(flat)
-        if used is None:
-            average = yield from self._compressor.reduce(flat, self.state)
-        else:
+        used = self._used(flat) if self._asks else None
+        if self._owed is not None:
+            flat.add_(self._owed.flat)
+        if used is not None:
             average = yield from self._reduce_used(flat, used)
+        else:
+            if self._owed is not None:
+                self._owed.clear()
+            average = yield from self._compressor.reduce(flat, self.state)
         if average is not flat:
             flat.copy_(average)
         if watched:
-            self._left = DeviceFlag(self._kept.flat.any()) if self._owing and self._kept is not None else None
+            self._left = DeviceFlag(self._owed.flat.any()) if self._owing and self._owed is not None else None
             self._finite = DeviceFlag(all_finite(flat))
         return flat
 
@@ -88,20 +83,13 @@ class BucketMemory:
             return torch.stack(torch._foreach_norm(pieces, math.inf)).ne(0).float()
         return torch.stack([piece.any() for piece in pieces]).float()
 
-    def _add_owed(self, flat: Tensor) -> None:
-        views = self.layout.views(flat) if self.owed else {}
-        for name, numbers in self.owed.items():
-            views[name].view(-1).add_(numbers)
-        if self._kept is not None:
-            flat.add_(self._kept.flat)
-
     def _reduce_used(self, flat: Tensor, used: Tensor) -> Program[Tensor]:
         """The average of the parameters that any rank used; that of the others stays here."""
         results: list[Tensor] = yield from together(self._compressor.reduce(flat, self.state), all_reduce(used))
         average, shares = results
         unused = (shares == 0).repeat_interleave(self._sizes, output_size=self.layout.numel)
-        assert self._kept is not None
-        self._kept.update().after.copy_(torch.where(unused, average, 0))
+        assert self._owed is not None
+        self._owed.update().after.copy_(torch.where(unused, average, 0))
         return average.masked_fill_(unused, 0)
 
     def held_back(self) -> dict[str, Tensor]:
@@ -110,13 +98,11 @@ class BucketMemory:
             return {}
         zeros = torch.zeros(self.layout.numel, dtype=self.layout.dtype, device=self.layout.device)
         nothing = dict(zip(self.layout.names, zeros.split(self.layout.sizes), strict=True))
-        return states.summed([nothing, self._leaves.held_back(), self._dropped()])
+        return states.summed([nothing, self._leaves.held_back(), self._owed_by_name()])
 
-    def _dropped(self) -> dict[str, Tensor]:
-        """What is held back outside the compressor's state, by parameter name."""
-        views = {} if self._kept is None else self.layout.views(self._kept.flat)
-        kept = {name: view.reshape(-1) for name, view in views.items() if self._owing or view.any()}
-        return states.summed([self.owed, kept])
+    def _owed_by_name(self) -> dict[str, Tensor]:
+        views = {} if self._owed is None else self.layout.views(self._owed.flat)
+        return {name: view.reshape(-1) for name, view in views.items() if self._owing or view.any()}
 
     def finite(self) -> bool:
         """Whether the last average was finite."""
@@ -131,16 +117,14 @@ class BucketMemory:
         """End the step: keep what it changed, or undo it. `owing`: whether any rank may still owe something."""
         ended = self._finite is not None
         self._finite = None
-        for leaves in (self._leaves, self._kept):
+        for leaves in (self._leaves, self._owed):
             if leaves is not None:
                 leaves.keep() if ended and keep else leaves.undo()
         if not ended:
             return
-        if keep:
-            self.owed = {}
-        self._owing = owing
-        if not (owing or self._remembers):
-            self._kept = None
+        self._owing, self._asks = owing, self._asks and (owing or self._remembers)
+        if keep and not self._asks:
+            self._owed = None
 
     def taken(self, *, keep: bool, owing: bool) -> BucketMemory:
         """The memory before the last step, or with `keep` after it, to be saved by and by; copies pointers only.
@@ -149,15 +133,14 @@ class BucketMemory:
         """
         taken, newest = copy.copy(self), keep and self._finite is not None
         taken._leaves, taken._owing = self._leaves.taken(newest=newest), owing
-        taken.owed = {} if newest else dict(self.owed)
-        taken._kept = None if self._kept is None else self._kept.taken(newest=newest)
+        taken._owed = None if self._owed is None else self._owed.taken(newest=newest)
         return taken
 
     def save(self) -> Entries:
         """Copies of all numbers of the state, by parameter name and field."""
         entries = self._leaves.save()
-        for name, numbers in self._dropped().items():
-            entries.setdefault(name, {})[OWED] = numbers
+        for name, numbers in self._owed_by_name().items():
+            entries.setdefault(name, {})[OWED] = numbers.clone()
         return entries
 
     def averaged(self) -> Entries:
@@ -166,20 +149,29 @@ class BucketMemory:
 
     def load(self, entries: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Take saved numbers; those that lost their place are owed to the next average."""
-        for name, numbers in self._leaves.load(entries).items():
-            self.owe(name, numbers)
-        for name, fields in entries.items():
-            if OWED in fields:
-                self.owe(name, fields[OWED])
+        self.owe(self._leaves.load(entries))
+        self.owe({name: fields[OWED] for name, fields in entries.items() if OWED in fields})
 
     def rescale(self, factor: float) -> None:
         """Multiply what is held back."""
         self._leaves.rescale(factor)
-        self.owed = {name: numbers * factor for name, numbers in self.owed.items()}
-        if self._kept is not None:
-            self._kept.multiply(factor)
+        if self._owed is not None:
+            self._owed.multiply(factor)
 
-    def owe(self, name: str, numbers: Tensor) -> None:
-        """Add to the next gradient of a parameter."""
-        mine = numbers.to(device=self.layout.device, dtype=self.layout.widened().dtype)
-        self.owed[name] = self.owed[name] + mine if name in self.owed else mine
+    def owe(self, held_back: Mapping[str, Tensor]) -> None:
+        """Add to the next gradients, flat, by parameter name."""
+        if not held_back:
+            return
+        owed = _versioned(self.layout.widened())  # a new one: somebody may have taken the old one
+        if self._owed is not None:
+            owed.flat.copy_(self._owed.flat)
+        views = self.layout.views(owed.flat)
+        for name, numbers in held_back.items():
+            views[name].view(-1).add_(numbers.to(self.layout.device))
+        self._owed = owed
+
+
+def _versioned(layout: Layout) -> PerParameter:
+    zeros = PerParameter.zeros(layout, residual=True)
+    zeros.versioned = True
+    return zeros

@@ -39,8 +39,10 @@ def header(compressor: Compressor, world_size: int, rank: int) -> dict[str, Any]
     return {"gradwire": FORMAT, "compressor": fingerprint(compressor), "world_size": world_size, "rank": rank}
 
 
-def sealed(state: Mapping[str, Any], compressor: Compressor, names: Mapping[Tensor, str]) -> dict[str, Any]:
-    """The state with what tells later whether it is whole and fits.
+def sealed(
+    state: Mapping[str, Any], compressor: Compressor, names: Mapping[Tensor, str], world_size: int, rank: int
+) -> dict[str, Any]:
+    """The state with what tells later whose it is, and whether it is whole and fits.
 
     `spec`: of the compressor, for messages. `orders`: memory orders of parameters that do not lie row by row. `tensors`: how
     many there are.
@@ -48,7 +50,8 @@ def sealed(state: Mapping[str, Any], compressor: Compressor, names: Mapping[Tens
     orders = {name: axis_order(parameter) for parameter, name in names.items()}
     unusual = {name: order for name, order in orders.items() if order != sorted(order)}
     held = sum(map(len, state["parameters"].values()))
-    return {**state, "spec": specification(compressor), "orders": unusual, "tensors": held}
+    told = {"spec": specification(compressor), "orders": unusual, "tensors": held}
+    return {**header(compressor, world_size, rank), **state, **told}
 
 
 def blank(compressor: Compressor, names: Mapping[Tensor, str], world_size: int, rank: int) -> Entries:

@@ -1,10 +1,9 @@
-"""What a compressor remembers of a bucket that is sent in slices; it is saved as that of the whole bucket."""
+"""What a compressor remembers of a bucket that may be sent in slices; it is saved as that of the whole bucket."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -28,22 +27,25 @@ def may_be_cut(compressor: Compressor) -> bool:
 
 
 class CutMemory:
-    """The memory of a bucket of `layout`, slice by slice: see BucketMemory. `cuts`: the layouts of the slices.
+    """The memory of a bucket of `layout`, by `slices`: of those that `cuts` are the layouts of, or of all of it as one.
 
     What is saved is of whole parameters, however they are cut, and loads into any slices. Of what servers hold back it has
     zeros where other ranks serve; in slices that this rank serves other parts of, it is owed to the next average.
     """
 
     def __init__(
-        self, compressor: Compressor, layout: Layout, cuts: Sequence[Layout], step: int, *, owing: bool = False
+        self,
+        compressor: Compressor,
+        layout: Layout,
+        cuts: Sequence[Layout],
+        step: int,
+        *,
+        partial: bool = False,
+        owing: bool = False,
     ) -> None:
         self.layout, self.cuts = layout, tuple(cuts)
-        self.slices = [BucketMemory(compressor, each, step, owing=owing) for each in cuts]
-
-    @property
-    def stateful(self) -> bool:
-        """Whether a step changes anything that may have to be undone."""
-        return any(each.stateful for each in self.slices)
+        pieces = self.cuts or (layout,)
+        self.slices = [BucketMemory(compressor, each, step, partial=partial, owing=owing) for each in pieces]
 
     def held_back(self) -> dict[str, Tensor]:
         """All gradient that this rank has not given to an average yet, flat, by parameter."""
@@ -57,39 +59,22 @@ class CutMemory:
     def _size(self, name: str) -> int:
         return self.layout.sizes[self.layout.names.index(name)]
 
-    def finite(self) -> bool:
-        """Whether the last average was finite."""
-        return all(each.finite() for each in self.slices)
-
-    @property
-    def brought_out(self) -> bool:
-        """Whether the last step, if it counts, has left nothing owed here."""
-        return all(each.brought_out for each in self.slices)
-
-    def end_step(self, keep: bool, owing: bool) -> None:
-        """End the step: keep what it changed, or undo it."""
-        for each in self.slices:
-            each.end_step(keep, owing)
-
     def taken(self, *, keep: bool, owing: bool) -> CutMemory:
         """The memory before the last step, or with `keep` after it, to be saved by and by; copies pointers only."""
         taken = copy.copy(self)
         taken.slices = [each.taken(keep=keep, owing=owing) for each in self.slices]
         return taken
 
-    def rescale(self, factor: float) -> None:
-        """Multiply what is held back."""
+    def owe(self, held_back: Mapping[str, Tensor]) -> None:
+        """Add to the next gradients, flat, by parameter name."""
         for each in self.slices:
-            each.rescale(factor)
-
-    def owe(self, name: str, numbers: Tensor) -> None:
-        """Add to the next gradient of a parameter."""
-        for each in self.slices:
-            if name in each.layout.names:
-                each.owe(name, numbers[_place(each.layout, name)])
+            mine = held_back.keys() & each.layout.names
+            each.owe({name: held_back[name][_place(each.layout, name)] for name in mine})
 
     def save(self) -> Entries:
         """Copies of all numbers, by parameter name and field."""
+        if not self.cuts:
+            return self.slices[0].save()
         entries: Entries = {}
         for each in self.slices:
             for name, fields in each.save().items():
@@ -111,20 +96,10 @@ class CutMemory:
 
     def load(self, entries: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Take saved numbers; those that lost their place are owed to the next average."""
+        if not self.cuts:
+            return self.slices[0].load(entries)
         for each in self.slices:
             each.load({name: _cut_out(each, name, entries[name]) for name in each.layout.names if name in entries})
-
-
-Remembered: TypeAlias = BucketMemory | CutMemory
-
-
-def new_memory(
-    compressor: Compressor, layout: Layout, cuts: Sequence[Layout], step: int, *, partial: bool, owing: bool
-) -> Remembered:
-    """Of a bucket that has not been met before, in slices where there are `cuts`. Others may have `partial` steps."""
-    if cuts:
-        return CutMemory(compressor, layout, cuts, step, owing=owing)
-    return BucketMemory(compressor, layout, step, partial=partial, owing=owing)
 
 
 def _place(cut: Layout, name: str) -> slice:

@@ -17,7 +17,7 @@ from ...kernels import all_finite
 from ..buckets.layout import as_real
 from ..buckets.sparse import sparse_mean
 from .bucket_memory import NOT_TO_DISCARD, OWED, BucketMemory
-from .cut_memory import Remembered, may_be_cut, new_memory
+from .cut_memory import CutMemory, may_be_cut
 from .device_flag import DeviceFlag
 
 
@@ -40,7 +40,7 @@ class Snapshot:
     step: int
     buckets: Sequence[tuple[str, ...]]
     loaded: Entries
-    live: Sequence[Remembered]
+    live: Sequence[CutMemory]
     ranks_per_host: int | None = None
 
     @property
@@ -67,7 +67,7 @@ class ModelMemory:
         self.committed = True  # whether the last step can be taken back no more
         self._discarded = False  # whether it was
         self._unmet: list[tuple[str, ...]] = []  # buckets of a loaded state that have not been met yet
-        self._live: dict[tuple[str, ...], Remembered] = {}
+        self._live: dict[tuple[str, ...], CutMemory] = {}
         self.owing = False  # whether any rank may owe something outside a compressor's state; the same on all ranks
         self._names_before: list[tuple[str, ...]] = []  # of the buckets when the step that is under way began
         self._stateful: bool | None = None  # whether any bucket is; None until a step has met them all
@@ -81,7 +81,7 @@ class ModelMemory:
 
     @property
     def live(self) -> list[tuple[tuple[str, ...], BucketMemory]]:
-        """The memory of each bucket, or of each of its slices, and the names in the bucket."""
+        """The memory of each slice of each bucket, and the names in the bucket."""
         return [(names, each) for names, bucket in self._live.items() for each in bucket.slices]
 
     @property
@@ -107,16 +107,19 @@ class ModelMemory:
         """Whether any rank may owe something once the last step is committed."""
         if not self.owing or self._homeless or self._foreign:
             return self.owing
-        came = all(bucket.brought_out for bucket in reversed(self._live.values()))  # within a step the last one has not
+        # reversed: within a step the last one has not
+        came = all(each.brought_out for bucket in reversed(self._live.values()) for each in reversed(bucket.slices))
         return not (came and self._finite())
 
     def _finite(self) -> bool:
         """Whether the averages of the last step were, and nobody has discarded it."""
         if self._discarded:
             return False
-        return all(map(bool, self._sparse_finite)) and all(bucket.finite() for bucket in self._live.values())
+        return all(map(bool, self._sparse_finite)) and all(
+            each.finite() for bucket in self._live.values() for each in bucket.slices
+        )
 
-    def get(self, layout: Layout, cuts: Sequence[Layout] = ()) -> Remembered | None:
+    def get(self, layout: Layout, cuts: Sequence[Layout] = ()) -> CutMemory | None:
         """The bucket of this layout, if it is known; `cuts`: of its slices, where it is sent in some."""
         bucket = self._live.get(layout.names)
         return bucket if bucket is not None and (bucket.layout, bucket.cuts) == (layout, tuple(cuts)) else None
@@ -136,12 +139,12 @@ class ModelMemory:
                 f"call handle.bind(model), then load the state again"
             )
 
-    def add(self, layout: Layout, cuts: Sequence[Layout] = ()) -> Remembered:
+    def add(self, layout: Layout, cuts: Sequence[Layout] = ()) -> CutMemory:
         """A new bucket; the state of its parameters moves in from the buckets that held them."""
         members = set(layout.names)
         for names in [names for names in self._live if members.intersection(names)]:
             self._release(self._live.pop(names))
-        bucket = new_memory(self.compressor, layout, cuts, self.step, partial=self.partial, owing=self.owing)
+        bucket = CutMemory(self.compressor, layout, cuts, self.step, partial=self.partial, owing=self.owing)
         bucket.load({name: self._homeless.pop(name) for name in layout.names if name in self._homeless})
         self._layouts = {name: layout for name, layout in self._layouts.items() if name in self._homeless}
         self._adopt(bucket)
@@ -149,7 +152,7 @@ class ModelMemory:
         self._stateful = None
         return bucket
 
-    def _release(self, bucket: Remembered) -> None:
+    def _release(self, bucket: CutMemory) -> None:
         """Keep the state of a bucket that is no more, until others claim it."""
         self._homeless.update(bucket.save())
         self._layouts |= {name: bucket.layout.select((place,)) for place, name in enumerate(bucket.layout.names)}
@@ -166,15 +169,14 @@ class ModelMemory:
         """Have the buckets in this order where they are listed; the first mention counts."""
         self._live = {names: self._live[names] for names in (*order, *self._live) if names in self._live}
 
-    def _adopt(self, bucket: Remembered) -> None:
+    def _adopt(self, bucket: CutMemory) -> None:
         """Let a bucket owe what another compressor's state holds back for its parameters."""
         names = [name for name in bucket.layout.names if name in self._foreign]
         if names and self._former is not None:
             layout = dataclasses.replace(bucket.layout, ranks_per_host=self._former_on or 1)
             former = BucketMemory(self._former, layout, self.step)
             former.load({name: self._foreign.pop(name) for name in names})
-            for name, numbers in former.held_back().items():
-                bucket.owe(name, numbers)
+            bucket.owe(former.held_back())
         if not self._foreign:
             self._former = None
 
@@ -218,9 +220,9 @@ class ModelMemory:
         self.owing, keep, self._discarded = self._still_owing(), self._finite(), False
         self._sparse_finite = []
         self._names_before = [*self._live, *self._unmet]
-        for bucket in self._live.values():
-            bucket.end_step(keep, self.owing)
-        self._stateful = any(bucket.stateful for bucket in self._live.values()) if self._live else None
+        for _, each in self.live:
+            each.end_step(keep, self.owing)
+        self._stateful = any(each.stateful for _, each in self.live) if self._live else None
 
     def replace(self, compressor: Compressor) -> None:
         """Go on with another compressor; what was held back is owed to the next average."""
@@ -247,11 +249,11 @@ class ModelMemory:
             raise RuntimeError("a loaded state can be rescaled after the next backward, not before it")
         for name, memory in list(self._released()):
             memory.rescale(factor)
-            self._homeless[name] = memory.save()[name]
+            self._homeless[name] = memory.save().get(name, {})
         for fields in others:
             fields[OWED] = fields[OWED] * factor
-        for bucket in self._live.values():
-            bucket.rescale(factor)
+        for _, each in self.live:
+            each.rescale(factor)
 
     def taken(self, *, under_way: bool = False) -> Snapshot:
         """The memory after the last step, or before the one that is `under_way`; copies pointers only.

@@ -99,7 +99,7 @@ class TorchReducer(Reducer):
         """By index, how many ranks used a parameter in the last step, int32; the number of all ranks if nobody asked."""
         if self.usage is None:
             return torch.full((len(self.parameters),), self.group.size(), dtype=torch.int32)
-        return self.usage.counts()
+        return torch.tensor(self.usage.counts, dtype=torch.int32, device=self.device)
 
     if not TYPE_CHECKING:
 

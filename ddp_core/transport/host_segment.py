@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import numpy
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -101,8 +102,8 @@ class Segment:
         return [(flat, SharedBuffer(room, sums, others, n, first)) for n, (flat, room) in enumerate(pairs)]
 
     def _tensors(self, memory: Any) -> list[Tensor]:
-        spans = zip(self._types, self._spans, strict=True)
-        return [torch.frombuffer(memory, dtype=kind, count=numel, offset=offset) for kind, (offset, numel, _) in spans]
+        seen, spans = numpy.asarray(memory), zip(self._types, self._spans, strict=True)
+        return [torch.frombuffer(seen, dtype=kind, count=numel, offset=offset) for kind, (offset, numel, _) in spans]
 
 
 def memory_file(size: int) -> tuple[int, str]:
@@ -121,7 +122,7 @@ def memory_file(size: int) -> tuple[int, str]:
 
 
 def mapped(address: Sequence[str], size: int) -> Any:
-    """So much of a rank's memory; OSError where it is out of reach."""
+    """So much of a rank's memory, for `numpy.asarray`; OSError where it is out of reach."""
     process, number, mark = address
     file = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR)
     try:

@@ -30,10 +30,8 @@ class Link:
 class Paced(Decorated):
     """A transport whose requests take at least what `link`, this rank's own, would need for the bytes that it sends.
 
-    For transports whose wait blocks the host. Nothing lies in memory of the inner one: it would carry without a link.
+    For transports whose wait blocks the host.
     """
-
-    allocates = False
 
     def __init__(self, inner: Transport, link: Link) -> None:
         super().__init__(inner)

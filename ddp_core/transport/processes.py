@@ -22,7 +22,7 @@ SOON = 0.1  # seconds within which a process has ended whose connections were lo
 @functools.cache
 def extension() -> Any:
     """Sums and processes in C++; ImportError where they were not built."""
-    return import_module("._shared", __package__)
+    return import_module("._shared_memory", __package__)
 
 
 def close_files(files: Iterable[int]) -> None:

@@ -81,14 +81,13 @@ class Transport(Protocol):
 
 
 class Decorated(Transport):
-    """A transport around another one, which does what is not overridden."""
+    """A transport around another one, which does what is not overridden; but nothing lies in that one's memory.
+
+    There it would carry what this one does not see.
+    """
 
     def __init__(self, inner: Transport) -> None:
         self.inner, self.group, self.world_size = inner, inner.group, inner.world_size
-
-    @property
-    def allocates(self) -> bool:
-        return self.inner.allocates
 
     def members(self, scope: Scope) -> int:
         return self.inner.members(scope)
@@ -98,12 +97,6 @@ class Decorated(Transport):
 
     def open(self, channels: int, scopes: Sequence[Collection[Scope]] = ()) -> None:
         self.inner.open(channels, scopes)
-
-    def allocate(self, buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
-        return self.inner.allocate(buckets)
-
-    def room_for(self, flat: Tensor) -> Tensor | None:
-        return self.inner.room_for(flat)
 
     def start(self, request: Request, channel: int) -> Reply:
         return self.inner.start(request, channel)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from ...ddp_core.measure.clock import Clock, Moment
+from ...hooks.clock import Clock, Moment
 
 
 class LastGradient:

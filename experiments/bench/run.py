@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from ...ddp_core import exchange
 from ..ranks.launchers import lab_here
+from ..workloads.memory import release_free_memory
 from .config import BenchConfig
 from .rows import PHASES, Case, Measured, Traffic
 from .trial import Setup, Trial
@@ -53,12 +54,19 @@ def measure(
     count = max(case.process_groups for case in cases)
     groups = [group, *(dist.new_group(timeout=setup.timeout) for _ in range(count - 1))]
     for together in _batches(cases, setup, world, control):
-        trials = [Trial(case, setup, groups, control) for case in together]  # type: ignore[arg-type]
-        _take_turns(trials, config, control, advance)
-        for trial in trials:
-            yield trial.case, _unpacked(exchange(_packed(trial.measured()), control))
-        for trial in trials:
-            trial.close()
+        yield from _measured([Trial(case, setup, groups, control) for case in together], config, control, advance)  # type: ignore[arg-type]
+        release_free_memory()
+
+
+def _measured(
+    trials: Sequence[Trial], config: BenchConfig, control: dist.ProcessGroup, advance: Advance
+) -> Iterator[tuple[Case, Measured]]:
+    """Settings that are in memory together, of which nothing is left afterwards but cycles of objects."""
+    _take_turns(trials, config, control, advance)
+    for trial in trials:
+        yield trial.case, _unpacked(exchange(_packed(trial.measured()), control))
+    for trial in trials:
+        trial.close()
 
 
 def _take_turns(trials: Sequence[Trial], config: BenchConfig, control: dist.ProcessGroup, advance: Advance) -> None:

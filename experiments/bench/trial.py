@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ...ddp_core import Decorator, exchange
-from ...ddp_core.measure.clock import Moment, clock_for
+from ...hooks.clock import Moment, clock_for
 from ..workloads.order import BACKWARD, drain, ordered, waited_seconds
 from .clock import LastGradient
 from .models import Task

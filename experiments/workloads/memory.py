@@ -16,7 +16,7 @@ def reset_peak_memory(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     elif (counters := Path("/proc/self/clear_refs")).exists():
-        _release_free_memory()
+        release_free_memory()
         counters.write_text("5")
 
 
@@ -30,7 +30,7 @@ def peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def _release_free_memory() -> None:
+def release_free_memory() -> None:
     """Give back what an earlier training left: its cycles of objects, and what malloc keeps (that of glibc, on Linux)."""
     gc.collect()
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):

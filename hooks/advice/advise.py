@@ -20,8 +20,8 @@ from ...compress import compressor
 from ...compress.shares import ranks_given
 from ...ddp_core import DEFAULT_TIMEOUT, Decorator
 from ...ddp_core.averaging.engines import Engines
-from ...ddp_core.measure.clock import clock_for
 from ...ddp_core.planning.shared_cores import Work
+from ..clock import clock_for
 from ..plan import bucket_layouts
 from .advice import Advice, Choice, Forecast, Rule
 from .arithmetic import Arithmetic, copy_seconds, gradient_pool, measured_arithmetic, sampled

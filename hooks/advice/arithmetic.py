@@ -15,8 +15,8 @@ from ...compress.agreed import choices
 from ...compress.shares import placed_on_hosts
 from ...compress.simulate import alike
 from ...compress.together import next_request
-from ...ddp_core.measure.clock import Clock, Moment
 from ...ddp_core.memory.bucket_memory import BucketMemory
+from ..clock import Clock, Moment
 
 SAMPLE = 2**24  # elements that a method is timed on, about
 STEADY = 2**24  # a step after warm-ups; real kernels count from it

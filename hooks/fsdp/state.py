@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
+from ...ddp_core.memory.earlier import with_options_of_then
+
 FORMAT = 1
 FIELDS = ("gradwire", "reduce", "step", "parameters")
-UNROTATED = re.compile(r"(?<=OneBit\(block=)(\d+)(?=\))")  # `onebit` in states that are older than its rotation
 
 
 def own(saved: Any, key: str) -> Mapping[str, Any]:
@@ -31,7 +31,7 @@ def checked(state: Mapping[str, Any], reduction: str, names: set[str]) -> Mappin
     missing = [key for key in FIELDS if not isinstance(state, Mapping) or key not in state]
     if missing:
         raise ValueError(f"this is no state of a gradwire handle of FSDP: it lacks {', '.join(missing)}")
-    state = {**state, "reduce": UNROTATED.sub(r"\1, rotate=False", str(state["reduce"]))}
+    state = {**state, "reduce": with_options_of_then(str(state["reduce"]))}
     for key, here in (("gradwire", FORMAT), ("reduce", reduction)):
         if state[key] != here:
             raise ValueError(

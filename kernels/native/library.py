@@ -16,14 +16,14 @@ def probe() -> str:
     try:
         library()
     except ImportError as error:
-        return f"the extension is not built ({error}); reinstall gradwire where there are pybind11 and a C++17 compiler"
+        return f"the extension is not built ({error}); reinstall gradwire where there is a C++17 compiler"
     return ""
 
 
 @functools.cache
 def library() -> Any:
     """The extension module; ImportError where it was not built, or from another version's sources."""
-    module = import_module("._native", __package__)
+    module = import_module("._kernels", __package__)
     if getattr(module, "interface", 1) != INTERFACE:
         raise ImportError("what there is was built from another version of gradwire")
     return module

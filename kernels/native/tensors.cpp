@@ -1,7 +1,7 @@
 // DLPack's exchange API: a table of C functions that torch.Tensor carries. The structures are those of DLPack 1.
 #include "tensors.hpp"
 
-namespace py = pybind11;
+#include "python_functions.hpp"
 
 namespace gradwire {
 
@@ -9,7 +9,7 @@ namespace {
 
 constexpr uint32_t MAJOR = 1;
 constexpr int32_t CPU = 1;
-constexpr uint8_t FLOAT = 2, BRAIN_FLOAT = 4;
+constexpr uint8_t INTEGER = 0, FLOAT = 2, BRAIN_FLOAT = 4;
 
 struct Tensor {
     void* data;
@@ -52,64 +52,102 @@ bool is_dense(const Tensor& tensor, int64_t numel) {
     return true;
 }
 
-}  // namespace
-
-void learn_tensors() {
-    const py::module_ torch = py::module_::import("torch");
-    const auto dtype = [&](const char* name) { return py::object(torch.attr(name)).release().ptr(); };
-    names = {PyUnicode_InternFromString("data_ptr"), PyUnicode_InternFromString("dtype"),
-             PyUnicode_InternFromString("stride"),   dtype("bfloat16"),
-             dtype("float16"),                       dtype("int64")};
-    const py::object type = torch.attr("Tensor");
-    const py::object capsule = py::getattr(type, "__dlpack_c_exchange_api__", py::none());
-    if (!PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return;
-    auto* api = static_cast<Exchange*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
-    while (api != nullptr && api->major != MAJOR) api = api->previous;
-    if (api == nullptr) return;
-    tensor_type = reinterpret_cast<PyTypeObject*>(py::object(type).release().ptr());
-    from_object = api->from_object;
+// A torch.Tensor of the CPU, and of no subclass, seen without a call of Python.
+bool borrow(PyObject* object, Tensor& tensor) {
+    if (from_object == nullptr || Py_TYPE(object) != tensor_type) return false;
+    if (from_object(object, &tensor) == 0) return tensor.device_type == CPU && tensor.lanes == 1;
+    PyErr_Clear();
+    return false;
 }
 
-Array array_of(py::handle tensor) {
-    Array array;
-    if (tensor.is_none()) return array;
-    const auto call = [&](PyObject* name) {
-        PyObject* found = PyObject_CallMethodNoArgs(tensor.ptr(), name);
-        if (found == nullptr) throw py::error_already_set();
-        return py::reinterpret_steal<py::object>(found);
-    };
-    array.address = call(names.data_ptr).cast<uintptr_t>();
-    const py::object dtype = py::reinterpret_steal<py::object>(PyObject_GetAttr(tensor.ptr(), names.dtype));
-    array.is_long = dtype.ptr() == names.int64;
-    if (dtype.ptr() == names.bfloat16) array.format = Format::bfloat16;
-    if (dtype.ptr() == names.float16) array.format = Format::float16;
-    const py::tuple strides = call(names.stride);
-    if (strides.size() > 1) array.outer = strides[0].cast<int64_t>();
-    if (strides.size() > 2) array.inner = strides[1].cast<int64_t>();
-    return array;
-}
+char* begin(const Tensor& tensor) { return static_cast<char*>(tensor.data) + tensor.byte_offset; }
 
-bool look(py::handle object, Flat& found) {
-    if (from_object == nullptr || Py_TYPE(object.ptr()) != tensor_type) return false;
-    Tensor tensor{};
-    if (from_object(object.ptr(), &tensor) != 0) {
-        PyErr_Clear();
-        return false;
-    }
-    found.numel = 1;
-    for (int32_t each = 0; each < tensor.dimensions; ++each) found.numel *= tensor.shape[each];
-    if (tensor.device_type != CPU || tensor.lanes != 1 || !is_dense(tensor, found.numel)) return false;
+// Of numbers that are floats.
+bool format_of(const Tensor& tensor, Format& format) {
     if (tensor.kind == FLOAT && tensor.bits == 32) {
-        found.format = Format::float32;
+        format = Format::float32;
     } else if (tensor.kind == FLOAT && tensor.bits == 16) {
-        found.format = Format::float16;
+        format = Format::float16;
     } else if (tensor.kind == BRAIN_FLOAT && tensor.bits == 16) {
-        found.format = Format::bfloat16;
+        format = Format::bfloat16;
     } else {
         return false;
     }
-    found.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
-    return tensor.data != nullptr || found.numel == 0;  // zeros may have no memory
+    return true;
+}
+
+void set_strides(Array& array, int64_t dimensions, const int64_t* strides) {
+    if (dimensions > 1) array.outer = strides[0];
+    if (dimensions > 2) array.inner = strides[1];
+}
+
+Array seen(const Tensor& tensor) {
+    Array array;
+    array.address = reinterpret_cast<uintptr_t>(begin(tensor));
+    format_of(tensor, array.format);
+    array.is_long = tensor.kind == INTEGER && tensor.bits == 64;
+    set_strides(array, tensor.dimensions, tensor.strides);
+    return array;
+}
+
+// The same of another tensor, by its methods.
+Array asked(PyObject* object) {
+    const auto answer = [&](PyObject* name) { return owned(PyObject_CallMethodObjArgs(object, name, nullptr)); };
+    const Object dtype = owned(PyObject_GetAttr(object, names.dtype));
+    size_t address = 0;
+    std::vector<int64_t> strides;
+    convert(answer(names.data_ptr).get(), address);
+    convert(answer(names.stride).get(), strides);
+    Array array;
+    array.address = address;
+    if (dtype.get() == names.bfloat16) array.format = Format::bfloat16;
+    if (dtype.get() == names.float16) array.format = Format::float16;
+    array.is_long = dtype.get() == names.int64;
+    set_strides(array, strides.size(), strides.data());
+    return array;
+}
+
+}  // namespace
+
+void learn_tensors() {
+    const Object torch = owned(PyImport_ImportModule("torch"));
+    const auto kept = [&](const char* name) { return owned(PyObject_GetAttrString(torch.get(), name)).release(); };
+    names = {PyUnicode_InternFromString("data_ptr"), PyUnicode_InternFromString("dtype"),
+             PyUnicode_InternFromString("stride"),   kept("bfloat16"),
+             kept("float16"),                        kept("int64")};
+    PyObject* type = kept("Tensor");
+    tensor_type = reinterpret_cast<PyTypeObject*>(type);
+    const Object capsule(PyObject_GetAttrString(type, "__dlpack_c_exchange_api__"));
+    PyErr_Clear();
+    if (!PyCapsule_IsValid(capsule.get(), "dlpack_exchange_api")) return;
+    auto* api = static_cast<Exchange*>(PyCapsule_GetPointer(capsule.get(), "dlpack_exchange_api"));
+    while (api != nullptr && api->major != MAJOR) api = api->previous;
+    if (api != nullptr) from_object = api->from_object;
+}
+
+void convert(PyObject* object, Array& array) {
+    Tensor tensor{};
+    if (object == Py_None) {
+        array = {};
+    } else if (borrow(object, tensor) && (tensor.dimensions < 2 || tensor.strides != nullptr)) {
+        array = seen(tensor);
+    } else {
+        try {
+            array = asked(object);
+        } catch (const ErrorIsSet&) {
+            refuse("a torch.Tensor or None");
+        }
+    }
+}
+
+bool look(PyObject* object, Flat& found) {
+    Tensor tensor{};
+    if (!borrow(object, tensor)) return false;
+    found.numel = 1;
+    for (int32_t each = 0; each < tensor.dimensions; ++each) found.numel *= tensor.shape[each];
+    found.data = begin(tensor);
+    return is_dense(tensor, found.numel) && format_of(tensor, found.format) &&
+           (tensor.data != nullptr || found.numel == 0);  // zeros may have no memory
 }
 
 }  // namespace gradwire

@@ -1,7 +1,8 @@
 // Tensors as Python hands them over, looked at without a call of Python each.
 #pragma once
 
-#include <pybind11/pybind11.h>
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
 
 #include "level.hpp"
 
@@ -28,26 +29,14 @@ Element* at(const Array& array) {
     return reinterpret_cast<Element*>(array.address);
 }
 
-Array array_of(pybind11::handle tensor);
+// An argument of a function for Python: see python_functions.hpp.
+void convert(PyObject* tensor, Array& array);
 
 // At load, once. Without DLPack's exchange API, which torch has since 2.10, nothing is recognized.
 void learn_tensors();
 
 // What a torch.Tensor, of no subclass, holds; false where that is something else, or cannot be told. Whether its numbers
 // are to be negated when they are read is not told either: torch.Tensor.is_neg does.
-bool look(pybind11::handle tensor, Flat& found);
+bool look(PyObject* tensor, Flat& found);
 
 }  // namespace gradwire
-
-namespace pybind11::detail {
-
-template <>
-struct type_caster<gradwire::Array> {
-    PYBIND11_TYPE_CASTER(gradwire::Array, const_name("torch.Tensor | None"));
-    bool load(handle tensor, bool) {
-        value = gradwire::array_of(tensor);
-        return true;
-    }
-};
-
-}  // namespace pybind11::detail

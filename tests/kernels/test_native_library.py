@@ -10,7 +10,7 @@ module = import_module("gradwire.kernels.native.library")
 
 
 def test_an_extension_of_another_version_is_not_used(monkeypatch):
-    monkeypatch.setitem(sys.modules, "gradwire.kernels.native._native", ModuleType("_native"))
+    monkeypatch.setitem(sys.modules, "gradwire.kernels.native._kernels", ModuleType("_kernels"))
     load = module.library.__wrapped__
     with pytest.raises(ImportError, match="another version of gradwire"):
         load()

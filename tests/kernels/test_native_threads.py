@@ -33,7 +33,8 @@ def right(threads):
 def run(code):
     """What a fresh interpreter prints, with the same gradwire as this one's; it has to end well."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", START + code]
+    forks = "ignore:This process:DeprecationWarning"  # of Python since 3.12, where a process with threads forks
+    command = [sys.executable, "-W", forks, "-c", START + code]
     folder = Path(gradwire.__file__).parents[1]
     ran = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=110)
     assert ran.returncode == 0, ran.stderr

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 
-from gradwire.ddp_core import Fault, InjectedError, faulty
+from ..faulty import Fault, InjectedError, faulty
 
 
 def kill(_):

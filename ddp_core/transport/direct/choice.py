@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -19,7 +18,7 @@ Kind: TypeAlias = Literal["all_gather", "all_to_all", "reduce_scatter"]
 PINNED = (
     "GRADWIRE_COLLECTIVES"  # a way for all, in the environment of all ranks: no races, and the same bits in every run
 )
-REPEATS = 5  # of which a way's fastest counts
+REPEATS = 5  # in turns, of which a way's fastest counts
 WORTHWHILE = 0.98  # of Gloo's seconds: what a direct way has to stay below
 CLASS = 4  # a race stands for sizes up to so many times the last
 SMALLEST_RACE, LARGEST_RACE = 2**16, 2**24  # bytes of all ranks' blocks; what is larger goes the way of the largest
@@ -50,12 +49,22 @@ class Choice:
                 raise ValueError(f"{PINNED} is {pinned!r}, and here there are: {', '.join([GLOO, *ways])}")
             return pinned
         runs = self._runs(kind, size)
-        seconds = torch.tensor([_seconds(run) for run in runs.values()], dtype=torch.float64)
+        for run in runs.values():
+            run()  # opens what is opened once
+        turns = torch.tensor([[self._seconds(run) for run in runs.values()] for _ in range(REPEATS)])
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MAX
-        self._gloo.allreduce([seconds], options).wait()
+        self._gloo.allreduce([turns], options).wait()
+        seconds = turns.amin(0)
         seconds[0] *= WORTHWHILE
         return list(runs)[int(seconds.argmin())]
+
+    def _seconds(self, run: Callable[[], object]) -> float:
+        """Of one run that all ranks begin together."""
+        self._gloo.barrier().wait()
+        began = time.perf_counter()
+        run()
+        return time.perf_counter() - began
 
     def _runs(self, kind: Kind, size: int) -> Mapping[str, Callable[[], object]]:
         direct, ranks = self._direct, self._gloo.size()
@@ -84,13 +93,3 @@ def race_bytes(size: int) -> int:
     while race < min(size, LARGEST_RACE):
         race *= CLASS
     return race
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    """Of the fastest of some repeats, after one that opens what is opened once."""
-    run()
-    ends = [time.perf_counter()]
-    for _ in range(REPEATS):
-        run()
-        ends.append(time.perf_counter())
-    return min(end - begin for begin, end in pairwise(ends))

@@ -9,8 +9,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-UNDER_WAY = 4  # chunks; fewer leave gaps on the link, more fill the queues of switches
-CHUNK_BYTES = 256 * 1024
+UNDER_WAY = 3  # chunks; fewer leave gaps on a link
+SMALLEST_BYTES, CHUNK_BYTES = 128 * 1024, 256 * 1024
+CHUNKS = 16  # of a large block: connections that share links keep up with each other from chunk to chunk, not within
 Chunk: TypeAlias = Iterator[None]  # what begins a chunk's messages up to its only yield, and ends them behind it
 
 
@@ -26,10 +27,15 @@ def run(chunks: Iterable[Chunk], under_way: int = UNDER_WAY) -> None:
         next(begun.popleft(), None)
 
 
-def split(flat: Tensor, chunk_bytes: int = CHUNK_BYTES) -> Sequence[Tensor]:
+def split(flat: Tensor, chunk_bytes: int) -> Sequence[Tensor]:
     """A flat tensor's chunks, the last of which may be shorter."""
     chunks: Sequence[Tensor] = flat.split(chunk_bytes // flat.element_size())
     return chunks
+
+
+def in_chunks(flat: Tensor) -> Sequence[Tensor]:
+    """As `split`, in chunks that are small beside the whole and large enough to be worth a message."""
+    return split(flat, min(CHUNK_BYTES, max(SMALLEST_BYTES, flat.nbytes // CHUNKS)))
 
 
 class Scratch:

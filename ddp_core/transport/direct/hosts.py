@@ -6,10 +6,10 @@ import hashlib
 import logging
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..host_places import host_name
 from ..host_segment import mapped, memory_file, obstacle
@@ -46,23 +46,31 @@ def _told(wire: Wire, text: str) -> list[str]:
     return [bytes(each.tolist()).decode().strip() for each in texts]
 
 
-def shared_memory(wire: Wire, mates: Sequence[int], size: int) -> Tensor | None:
+def shared_memory(wire: Wire, mates: Sequence[int], size: int) -> tuple[Any, Mapping[int, int]] | None:
     """So many bytes that the ranks of each host, `mates`, have mapped: a file without a name, of their first rank.
 
-    None, on all ranks, where any cannot. A collective call of all ranks. It is freed with the last who has mapped it.
+    And the processes of those ranks. None, on all ranks, where any cannot. A collective call of all ranks. It is freed with
+    the last who has mapped it.
     """
-    first, file, address, memory = mates[0], None, "", None
+    file, address = None, ""
     try:
-        if wire.rank == first:
+        if wire.rank == mates[0]:
             file, address = memory_file(size)
     except OSError as error:
         logger.info("rank %d has no memory for its host: %s", wire.rank, error)
-    address = _told(wire, address)[first]
     try:
-        memory = mapped(address.split(), size) if address else None
+        memory = _mapped(_told(wire, address)[mates[0]], size, wire.rank)
+        processes = _told(wire, "" if memory is None else str(os.getpid()))  # by then all have opened the file
+    finally:
+        if file is not None:
+            os.close(file)
+    return (memory, {mate: int(processes[mate]) for mate in mates}) if all(processes) else None
+
+
+def _mapped(address: str, size: int, rank: int) -> Any:
+    """The memory at an address; None where there is none, or it is out of reach."""
+    try:
+        return mapped(address.split(), size) if address else None
     except OSError as error:
-        logger.info("rank %d cannot map the memory of rank %d: %s", wire.rank, first, error)
-    everyone = all(_told(wire, "" if memory is None else "mapped"))
-    if file is not None:
-        os.close(file)
-    return torch.frombuffer(memory, dtype=torch.uint8) if everyone else None
+        logger.info("rank %d cannot map the memory of its host: %s", rank, error)
+        return None

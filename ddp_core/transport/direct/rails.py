@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import count
+from mmap import PAGESIZE
 
+import numpy
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from .chunks import Chunk, Scratch, run, split
 from .hosts import shared_memory
+from .mates import Mates, header_bytes
 from .staggered import Staggered
 from .wire import Wire
 
@@ -28,30 +30,28 @@ SMALLEST_CHUNK = 2**12
 class Rails:
     """Both over the ranks of `hosts`, as many on each, called as `Staggered` is. `memory`: what each host's share.
 
-    Chunks take turns in the parts of the memory. A part is free again once all mates have told of a later chunk what they
-    only do when they have read this one: with other hosts, that the next one's blocks have come; without, that they have
-    begun the chunk that is as many further on as are under way.
+    Chunks take turns in the parts of the memory. A part is free again once all mates have come, with a later chunk, to where
+    they only come when they have read this one: with other hosts, the next one's blocks; without, the beginning of the chunk
+    that is as many further on as are under way. `mates` has a place for each step of each part.
     """
 
-    def __init__(self, wire: Wire, hosts: Sequence[Sequence[int]], memory: Tensor) -> None:
-        self._wire = wire
+    def __init__(self, wire: Wire, hosts: Sequence[Sequence[int]], memory: Tensor, mates: Mates) -> None:
+        self._wire, self._mates = wire, mates
         (mine,) = (host for host, ranks in enumerate(hosts) if wire.rank in ranks)
         self._place = place = hosts[mine].index(wire.rank)
         self._host = hosts[mine]
-        self._mates = [rank for rank in self._host if rank != wire.rank]
         later = [hosts[(mine + step) % len(hosts)] for step in range(1, len(hosts))]
         self._earlier = later[::-1]  # hosts, in the order in which their blocks arrive
         self._targets, self._sources = [ranks[place] for ranks in later], [ranks[place] for ranks in self._earlier]
         rail = {wire.rank, *self._targets}
         self._others = [rank for rank in range(wire.size) if rank not in rail]  # whose rows mates add up
         self._under_way, turns, chunk = _layout(hosts)
+        self._steps = len(hosts)
         self._summed, self._gathered = chunk, chunk * len(self._host)
         self._memory = memory.view(turns, -1)
-        self._turn: Iterator[int] = (number % turns for number in count())
+        self._parts: Iterator[int] = (number % turns for number in count())
         self._scratch, self._sums = (Scratch(max(1, len(self._targets)), chunk, self._under_way) for _ in range(2))
         self._swap = Staggered(wire).all_to_all
-        self._token = torch.zeros(1, dtype=torch.uint8)
-        self._heard = torch.empty(1, dtype=torch.uint8)
 
     def all_gather(self, outputs: Sequence[Tensor], block: Tensor) -> None:
         parts = zip(*(split(output, self._gathered) for output in outputs), strict=True)
@@ -59,18 +59,19 @@ class Rails:
         run((self._gather(out, part) for out, part in zip(parts, blocks, strict=True)), self._under_way)
 
     def _gather(self, outputs: Sequence[Tensor], block: Tensor) -> Chunk:
-        (slots,) = self._slots(block, 1)
-        heard = [self._hear(step) for step in range(len(self._sources) + 1)]
+        part = next(self._parts)
+        (slots,) = self._slots(part, block, 1)
+        places = range(part * self._steps, (part + 1) * self._steps)
         arrivals = [self._wire.receive(slots[source], source) for source in self._sources]
         slots[self._wire.rank].copy_(block)
         works = [self._wire.send(slots[self._wire.rank], target) for target in self._targets]
-        works += self._tell(0)
+        self._mates.come(places[0])
         yield
         for step, host in enumerate([self._host, *self._earlier]):
             if step:
                 self._wire.wait(arrivals[step - 1])
-                works += self._tell(step)
-            self._wire.wait_all(heard[step])
+                self._mates.come(places[step])
+            self._mates.wait(places[step])
             for rank in host:
                 outputs[rank].copy_(slots[rank])
         self._wire.wait_all(works)
@@ -84,14 +85,15 @@ class Rails:
         run((self._reduce(out, part) for out, part in zip(outputs, parts, strict=True)), self._under_way)
 
     def _reduce(self, output: Tensor, rows: Sequence[Tensor]) -> Chunk:
-        slots, arrived = self._slots(output, len(self._host)), self._scratch.next(output)
-        heard = self._hear(0)
+        part, arrived = next(self._parts), self._scratch.next(output)
+        slots, place = self._slots(part, output, len(self._host)), part * self._steps
         arrivals = [self._wire.receive(room, rank) for room, rank in zip(arrived, self._sources, strict=False)]
         for rank in self._others:
             slots[self._place][rank].copy_(rows[rank])
-        works = self._tell(0)
-        self._wire.wait_all(heard)
-        sums = self._sums.next(output)  # apart from the shared memory: mates are not told when they have left
+        self._mates.come(place)
+        self._mates.wait(place)
+        works = []
+        sums = self._sums.next(output)  # apart from the shared memory: mates do not learn when they have left
         for target, total in zip(self._targets, sums, strict=False):
             self._host_sum(slots, rows, target, total)
             works.append(self._wire.send(total, target))
@@ -109,16 +111,10 @@ class Rails:
         for row in others:
             total.add_(row)
 
-    def _slots(self, like: Tensor, places: int) -> Sequence[Sequence[Tensor]]:
-        """By place and rank, room for chunks of this type and size, in the next part of the memory."""
-        part = self._memory[next(self._turn)].view(like.dtype)[: places * self._wire.size * like.numel()]
-        return [place.unbind() for place in part.view(places, self._wire.size, -1)]
-
-    def _tell(self, step: int) -> list[dist.Work]:
-        return [self._wire.send(self._token, mate, step + 1) for mate in self._mates]
-
-    def _hear(self, step: int) -> list[dist.Work]:
-        return [self._wire.receive(self._heard, mate, step + 1) for mate in self._mates]
+    def _slots(self, part: int, like: Tensor, places: int) -> Sequence[Sequence[Tensor]]:
+        """By place and rank, room for chunks of this type and size, in a part of the memory."""
+        room = self._memory[part].view(like.dtype)[: places * self._wire.size * like.numel()]
+        return [place.unbind() for place in room.view(places, self._wire.size, -1)]
 
 
 def _layout(hosts: Sequence[Sequence[int]]) -> tuple[int, int, int]:
@@ -134,6 +130,12 @@ def rails(wire: Wire, hosts: Sequence[Sequence[int]]) -> Rails | None:
     if len(hosts[0]) == 1 or len({len(ranks) for ranks in hosts}) > 1:
         return None
     _, turns, chunk = _layout(hosts)
-    (mates,) = (ranks for ranks in hosts if wire.rank in ranks)
-    memory = shared_memory(wire, mates, turns * len(mates) * wire.size * chunk)
-    return None if memory is None else Rails(wire, hosts, memory)
+    (mine,) = (ranks for ranks in hosts if wire.rank in ranks)
+    places, size = turns * len(hosts), turns * len(mine) * wire.size * chunk
+    header = -(-header_bytes(len(mine), places) // PAGESIZE) * PAGESIZE
+    shared = shared_memory(wire, mine, header + size)
+    if shared is None:
+        return None
+    memory, processes = shared
+    numbers = torch.from_numpy(numpy.asarray(memory))[header:]
+    return Rails(wire, hosts, numbers, Mates(wire, processes, memory, places))

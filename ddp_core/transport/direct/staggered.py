@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .chunks import Chunk, Scratch, run, split
+from .chunks import Chunk, Scratch, in_chunks, run
 from .wire import Wire
 
 
@@ -38,7 +38,7 @@ class Staggered:
         Receives are begun first: where two ranks both begin to send, as in Gloo's, what each says of its readiness waits
         behind what it sends, and a link carries one direction after the other.
         """
-        chunks = zip(zip(*map(split, outputs), strict=True), zip(*map(split, rows), strict=True), strict=True)
+        chunks = zip(zip(*map(in_chunks, outputs), strict=True), zip(*map(in_chunks, rows), strict=True), strict=True)
         run(self._swap(*parts) for parts in chunks)
 
     def _swap(self, outputs: Sequence[Tensor], rows: Sequence[Tensor]) -> Chunk:
@@ -53,8 +53,8 @@ class Staggered:
 
         Rows are added in the order of Gloo's ring: from the rank before this one backwards, its own last.
         """
-        chunks = zip(*map(split, rows), strict=True)
-        run(self._reduce(out, parts) for out, parts in zip(split(output), chunks, strict=True))
+        chunks = zip(*map(in_chunks, rows), strict=True)
+        run(self._reduce(out, parts) for out, parts in zip(in_chunks(output), chunks, strict=True))
 
     def _reduce(self, output: Tensor, rows: Sequence[Tensor]) -> Chunk:
         arrived = self._scratch.next(output)

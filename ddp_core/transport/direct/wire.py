@@ -28,6 +28,10 @@ class Wire:
         """Have all waits from now on end within `timeout`."""
         self._deadline = time.monotonic() + timeout.total_seconds()
 
+    def seconds_left(self) -> float:
+        """Until waits end."""
+        return max(0.0, self._deadline - time.monotonic())
+
     def send(self, tensor: Tensor, rank: int, kind: int = 0) -> dist.Work:
         """Begin to send a contiguous tensor, which is to stay as it is until this was waited for."""
         work: dist.Work = self.gloo.send([tensor], rank, kind)
@@ -40,7 +44,7 @@ class Wire:
 
     def wait(self, work: dist.Work) -> None:
         """Wait for a work, once; RuntimeError where the rank is gone, or at the time limit."""
-        work.wait(timedelta(seconds=max(SHORTEST, self._deadline - time.monotonic())))
+        work.wait(timedelta(seconds=max(SHORTEST, self.seconds_left())))
 
     def wait_all(self, works: Iterable[dist.Work]) -> None:
         """Wait for each."""

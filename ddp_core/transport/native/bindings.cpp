@@ -1,6 +1,4 @@
-// Shared memory for Python, and the sums in it. Memory lives as long as tensors in it do. Waits release the GIL.
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
+// Shared memory for Python, and the sums in it. Memory lives as long as what was made of it. Waits release the GIL.
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -8,103 +6,127 @@
 #include <cerrno>
 #include <memory>
 
+#include "python_classes.hpp"
 #include "shared_shares.hpp"
 #include "shared_sums.hpp"
 
-namespace py = pybind11;
-
 namespace gradwire {
-
-namespace {
 
 #ifndef SYS_pidfd_open
 #define SYS_pidfd_open 434  // on all architectures
 #endif
 constexpr unsigned CLOSE_ON_EXEC = 1;
 
-[[noreturn]] void raise_last_error() {
-    PyErr_SetFromErrno(PyExc_OSError);
-    throw py::error_already_set();
-}
+[[noreturn]] void throw_last_error() { throw std::system_error(errno, std::generic_category()); }
 
 int checked(int64_t answer) {
-    if (answer < 0) raise_last_error();
+    if (answer < 0) throw_last_error();
     return static_cast<int>(answer);
 }
 
 // os.memfd_create and os.pidfd_open, which not every build of Python has.
-int memory_file(const char* name) { return checked(syscall(SYS_memfd_create, name, CLOSE_ON_EXEC)); }
-int process_file(int process) { return checked(syscall(SYS_pidfd_open, process, 0)); }
+int memory_file(const std::string& name) { return checked(syscall(SYS_memfd_create, name.c_str(), CLOSE_ON_EXEC)); }
+int process_file(int64_t process) { return checked(syscall(SYS_pidfd_open, process, 0)); }
 
 // A file mapped to be written by all who map it; the mmap of Python's library keeps one more file open.
 class Memory {
 public:
-    Memory(int file, size_t size) : size_(size) {
-        begin_ = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-        if (begin_ == MAP_FAILED) raise_last_error();
+    Memory(int64_t file, size_t size) : size_(size) {
+        begin_ = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, static_cast<int>(file), 0);
+        if (begin_ == MAP_FAILED) throw_last_error();
     }
     ~Memory() { munmap(begin_, size_); }
     Memory(const Memory&) = delete;
     Memory& operator=(const Memory&) = delete;
 
     char* begin() const { return static_cast<char*>(begin_); }
-    py::buffer_info info() const { return py::buffer_info(begin(), 1, "B", static_cast<ssize_t>(size_)); }
+
+    // What numpy makes an array of, which keeps the instance; the limited API has no buffers before Python 3.11.
+    PyObject* array_interface() const {
+        return Py_BuildValue("{s:(NO),s:(n),s:s,s:i}", "data", PyLong_FromVoidPtr(begin_), Py_False, "shape",
+                             static_cast<Py_ssize_t>(size_), "typestr", "|u1", "version", 3);
+    }
 
 private:
     void* begin_;
     size_t size_;
 };
 
-struct WithoutGil {
-    template <class Sums>
-    void operator()(Sums* sums) const {
-        const py::gil_scoped_release released;
-        delete sums;
-    }
-};
-template <class Sums>
-using Holder = std::unique_ptr<Sums, WithoutGil>;
+// The place of a bucket: offset, elements, and bytes of one.
+void convert(PyObject* given, Bucket& bucket) {
+    std::vector<size_t> numbers;
+    convert(given, numbers);
+    if (numbers.size() != 3) refuse("three numbers for each bucket");
+    bucket = {numbers[0], numbers[1], numbers[2]};
+}
+
+namespace {
+
+std::shared_ptr<Memory> map_file(int64_t file, size_t size) { return std::make_shared<Memory>(file, size); }
 
 template <class Sums>
-Holder<Sums> made(const std::vector<const Memory*>& memories, size_t rank,
-            const std::vector<std::tuple<size_t, size_t, size_t>>& buckets) {
+std::shared_ptr<Sums> make(const std::vector<std::shared_ptr<Memory>>& memories, size_t rank,
+                           const std::vector<Bucket>& buckets) {
     std::vector<char*> begins;
-    for (const Memory* memory : memories) begins.push_back(memory->begin());
-    std::vector<Bucket> all;
-    for (const auto& [offset, numel, element_size] : buckets) all.push_back({offset, numel, element_size});
-    return Holder<Sums>(new Sums(std::move(begins), rank, std::move(all)));
+    for (const auto& memory : memories) begins.push_back(memory->begin());
+    return {new Sums(std::move(begins), rank, buckets), [memories](Sums* sums) { delete sums; }};  // memories end later
 }
+
+PyMethodDef functions[] = {
+    method<memory_file, Gil::kept>("memory_file"),
+    method<process_file, Gil::kept>("process_file"),
+    {},
+};
+
+PyMethodDef no_methods[] = {{}};
+PyGetSetDef no_attributes[] = {{}};
+PyGetSetDef memory_attributes[] = {
+    {"__array_interface__", attribute<Memory, &Memory::array_interface>, nullptr, nullptr, nullptr},
+    {},
+};
+
+PyMethodDef sums_methods[] = {
+    method<SharedSums::header_bytes, Gil::kept>("header_bytes", METH_STATIC),
+    method<SharedSums, &SharedSums::arrive, Gil::kept>("arrive"),
+    method<SharedSums, &SharedSums::wait, Gil::released>("wait"),
+    method<SharedSums, &SharedSums::is_there, Gil::kept>("is_there"),
+    method<SharedSums, &SharedSums::since, Gil::kept>("since"),
+    method<SharedSums, &SharedSums::missing, Gil::kept>("missing"),
+    method<SharedSums, &SharedSums::give_up, Gil::released>("give_up"),
+    method<SharedSums, &SharedSums::given_up, Gil::kept>("given_up"),
+    {},
+};
+
+PyMethodDef shares_methods[] = {
+    method<SharedShares::header_bytes, Gil::kept>("header_bytes", METH_STATIC),
+    method<SharedShares, &SharedShares::arrive, Gil::kept>("arrive"),
+    method<SharedShares, &SharedShares::wait, Gil::released>("wait"),
+    method<SharedShares, &SharedShares::since, Gil::kept>("since"),
+    method<SharedShares, &SharedShares::missing, Gil::kept>("missing"),
+    method<SharedShares, &SharedShares::sum, Gil::released>("sum"),
+    method<SharedShares, &SharedShares::share, Gil::released>("share"),
+    method<SharedShares, &SharedShares::give_up, Gil::released>("give_up"),
+    method<SharedShares, &SharedShares::given_up, Gil::kept>("given_up"),
+    {},
+};
+
+PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_shared_memory", "Sums in memory that processes share.", -1, functions,
+};
 
 }  // namespace
 
 }  // namespace gradwire
 
-PYBIND11_MODULE(_shared, module) {
+#define PACKAGE "gradwire.ddp_core.transport._shared_memory."
+
+PyMODINIT_FUNC PyInit__shared_memory() {
     using namespace gradwire;
-    const py::call_guard<py::gil_scoped_release> released;
-    module.def("memory_file", &memory_file).def("process_file", &process_file);
-    py::class_<Memory>(module, "Memory", py::buffer_protocol())
-        .def(py::init<int, size_t>())
-        .def_buffer(&Memory::info);
-    py::class_<SharedSums, Holder<SharedSums>>(module, "SharedSums")
-        .def(py::init(&made<SharedSums>), py::keep_alive<1, 2>())
-        .def_static("header_bytes", &SharedSums::header_bytes)
-        .def("arrive", &SharedSums::arrive)
-        .def("wait", &SharedSums::wait, released)
-        .def("is_there", &SharedSums::is_there)
-        .def("since", &SharedSums::since)
-        .def("missing", &SharedSums::missing)
-        .def("give_up", &SharedSums::give_up, released)
-        .def("given_up", &SharedSums::given_up);
-    py::class_<SharedShares, Holder<SharedShares>>(module, "SharedShares")
-        .def(py::init(&made<SharedShares>), py::keep_alive<1, 2>())
-        .def_static("header_bytes", &SharedShares::header_bytes)
-        .def("arrive", &SharedShares::arrive)
-        .def("wait", &SharedShares::wait, released)
-        .def("since", &SharedShares::since)
-        .def("missing", &SharedShares::missing)
-        .def("sum", &SharedShares::sum, released)
-        .def("share", &SharedShares::share, released)
-        .def("give_up", &SharedShares::give_up, released)
-        .def("given_up", &SharedShares::given_up);
+    return guarded([] {
+        Object module = owned(PyModule_Create(&definition));
+        add_class<Memory, map_file>(module.get(), PACKAGE "Memory", no_methods, memory_attributes);
+        add_class<SharedSums, make<SharedSums>>(module.get(), PACKAGE "SharedSums", sums_methods, no_attributes);
+        add_class<SharedShares, make<SharedShares>>(module.get(), PACKAGE "SharedShares", shares_methods, no_attributes);
+        return module.release();
+    });
 }

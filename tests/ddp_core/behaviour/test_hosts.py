@@ -13,8 +13,8 @@ import torch.distributed as dist
 import gradwire
 from gradwire.ddp_core import obstacle
 from gradwire.ddp_core.transport import host_places, host_segment
-from gradwire.ddp_core.transport.protocol import Decorated
 
+from ...faulty import Throughout
 from ...hooks.given import Given, average, gradients
 from ...ranks import LostRank
 
@@ -89,7 +89,7 @@ def test_hosts_of_another_kind_are_refused_with_the_way_out(ranks, hosts, words)
         assert "hosts:ranks=2+" in message
 
 
-class Held(Decorated):
+class Held(Throughout):
     """Keeps back the first bucket's reply from the other hosts until the second bucket has asked these for its own."""
 
     asked = 0

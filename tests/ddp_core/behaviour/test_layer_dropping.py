@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import gradwire
-from gradwire.ddp_core import Fault, faulty
 
+from ...faulty import Fault, faulty
 from ..layers import CAP, DYNAMIC, LAYER, Layers, gradients_of, inputs_of
 
 STEPS = [(0, 1, 2, 3), (1, 3), (0,), (2,), (), (3, 2, 1, 0)]

@@ -5,8 +5,10 @@ import re
 import pytest
 
 from gradwire.compress import compressor, compressors, specification
+from gradwire.compress.build import fingerprint as fingerprint_of
 from gradwire.compress.registry import OF_ALL, OF_FEEDBACK, registered
 from gradwire.ddp_core.memory.checkpoint import FORMAT, checked
+from gradwire.ddp_core.memory.earlier import with_options_of_then
 
 RAISE = (
     "a changed default changes what a saved state means: raise FORMAT of memory/checkpoint.py, then change it here, too"
@@ -93,6 +95,34 @@ def test_a_state_of_format_1_is_of_what_its_specification_meant_then(spec):
         meant, here = (specification(compressor(each)) for each in (THEN[spec], spec))
         with pytest.raises(ValueError, match=re.escape(f"saved with compressor = {meant}, here it is {here}: attach")):
             checked(of_format(1, spec), compressor(spec), 2, 0)
+
+
+FINGERPRINTS = {  # {the specification of a state of format 1 whose compressor no string builds: what it meant}
+    "ErrorFeedback(inner=Widen(inner=Switch(starts=(0, 3), stages=(Damped(inner=ErrorFeedback(inner=Widen(inner=TwoShot("
+    "codec=OneBit(block=64)))), feedback=0.5), Gathered(codec=TopK(ratio=0.01, k=None, value_dtype='fp32', scope='bucket')))"
+    ")))": {"name": "topk", "start_iter": 3, "warmup": "onebit:block=64,rotate=false,feedback=0.5"},
+    "ErrorFeedback(inner=Widen(inner=Switch(starts=(0, 3), stages=(Widen(inner=Adaptive(ladder='none/int8/int4/ternary', "
+    "target=0.9, budget=0.02)), Gathered(codec=TopK(ratio=0.01, k=None, value_dtype='fp32', scope='bucket'))))))": {
+        "name": "topk",
+        "start_iter": 3,
+        "warmup": "adaptive:ladder=none/int8/int4/ternary,target=0.9,budget=0.02",
+    },
+}
+
+
+@pytest.mark.parametrize("fingerprint", FINGERPRINTS)
+def test_a_state_of_format_1_may_be_of_a_compressor_that_no_string_builds(fingerprint):
+    meant = compressor(FINGERPRINTS[fingerprint])
+    assert checked(of_format(1, fingerprint), meant, 2, 0)["step"] == 3
+    with pytest.raises(ValueError, match="attach that compressor"):
+        checked(of_format(1, fingerprint), compressor("topk:start_iter=3"), 2, 0)
+
+
+@pytest.mark.parametrize("name", compressors())
+def test_a_fingerprint_of_today_has_all_options_already(name):
+    wrapped = {"inner": "int8"} if registered[name].wraps and name not in ("bf16", "fp16") else {}
+    today = fingerprint_of(compressor({"name": name, **wrapped}))
+    assert with_options_of_then(today) == today
 
 
 @pytest.mark.parametrize("number", [0, 3, 1.0, "1", None])

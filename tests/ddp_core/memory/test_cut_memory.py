@@ -8,7 +8,7 @@ import torch
 import gradwire
 from gradwire.compress import Layout
 from gradwire.compress.simulate import simulate
-from gradwire.ddp_core.memory.bucket_memory import OWED, BucketMemory
+from gradwire.ddp_core.memory.bucket_memory import OWED
 from gradwire.ddp_core.memory.cut_memory import CutMemory, may_be_cut
 
 CPU = torch.device("cpu")
@@ -36,7 +36,7 @@ def cut(layout, size):
 def memory_of(spec, rank, size, step=0):
     """Of the bucket in slices of so many elements; None: as it is."""
     built, layout = gradwire.compressor(spec), dataclasses.replace(WHOLE, rank=rank)
-    return CutMemory(built, layout, cut(layout, size), step) if size else BucketMemory(built, layout, step)
+    return CutMemory(built, layout, cut(layout, size) if size else (), step)
 
 
 def gradients(step):
@@ -51,8 +51,8 @@ def stepped(memories, step, given):
     for place, parts in enumerate(zip(*(flat.split(sizes) for flat in flats), strict=True)):
         slices = [memory.slices[place] for memory in memories]
         simulate([each.reduce(part, step, watched=True) for each, part in zip(slices, parts, strict=True)])
-    for memory in memories:
-        memory.end_step(keep=True, owing=False)
+    for each in (each for memory in memories for each in memory.slices):
+        each.end_step(keep=True, owing=False)
     return flats[0]
 
 
@@ -118,8 +118,9 @@ def test_in_other_slices_nothing_that_was_held_back_is_lost(spec, saved_in, load
 def test_what_is_owed_and_factors_reach_each_number_of_a_parameter():
     memory = memory_of("topk:ratio=0.1", 0, 64)
     owed = torch.arange(200.0)
-    memory.owe("a", owed)
-    memory.rescale(2.0)
+    memory.owe({"a": owed})
+    for each in memory.slices:
+        each.rescale(2.0)
     assert torch.equal(memory.held_back()["a"], 2 * owed)
     saved = memory.save()
     assert torch.equal(saved["a"][OWED], 2 * owed)

@@ -7,8 +7,9 @@ import time
 import pytest
 import torch
 
-from gradwire.ddp_core import Fault, Link, Paced, faulty
+from gradwire.ddp_core import Link, Paced
 
+from ...faulty import Fault, faulty
 from .overlapped import STEPS, Layers, Setting, equal, slow
 
 COMPRESSORS = {

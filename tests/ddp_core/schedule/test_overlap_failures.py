@@ -8,9 +8,9 @@ from datetime import timedelta
 import pytest
 import torch
 
-from gradwire.ddp_core import Fault, faulty
 from gradwire.ddp_core.schedule.partial_step import PartialStep
 
+from ...faulty import Fault, faulty
 from .overlapped import Layers, Setting
 
 GOOD = 3  # steps before the one that fails

@@ -8,7 +8,8 @@ import torch.distributed as dist
 from torch import nn
 
 import gradwire
-from gradwire.ddp_core import Fault, faulty
+
+from ...faulty import Fault, faulty
 
 LIMIT = timedelta(seconds=2)
 STEPS = 3

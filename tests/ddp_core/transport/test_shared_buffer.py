@@ -8,6 +8,7 @@ from datetime import timedelta
 from importlib import import_module
 from random import Random
 
+import numpy
 import pytest
 import torch
 import torch.distributed as dist
@@ -29,13 +30,13 @@ class Rank:
         spans = [(offset, size, 4) for offset, size in zip(offsets, sizes, strict=True)]
         self.sums = extension().SharedSums(memories, rank, spans)
         self.flats = [
-            torch.frombuffer(memories[rank], dtype=torch.float32, count=size, offset=offset)
+            torch.frombuffer(numpy.asarray(memories[rank]), dtype=torch.float32, count=size, offset=offset)
             for offset, size, _ in spans
         ]
 
 
 def extension():
-    return import_module("gradwire.ddp_core.transport._shared")
+    return import_module("gradwire.ddp_core.transport._shared_memory")
 
 
 def memory_of(size):

@@ -10,10 +10,10 @@ import gradwire
 from gradwire.compress import Layout, compressor
 from gradwire.compress.protocol import all_reduce
 from gradwire.compress.state import PerParameter
-from gradwire.ddp_core.measure.clock import clock_for
 from gradwire.hooks.advice.arithmetic import REPEATS, gradient_pool, measured_arithmetic
 from gradwire.hooks.advice.network import GROWTH, SMALLEST, _sizes
 from gradwire.hooks.advice.predict import requests_on
+from gradwire.hooks.clock import clock_for
 
 CPU = torch.device("cpu")
 LAYOUT = Layout(("w", "b"), ((64, 64), (64,)), torch.float32, CPU, world_size=4)

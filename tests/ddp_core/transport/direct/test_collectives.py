@@ -166,7 +166,7 @@ def one_rank_dies(rank, world_size, way):
     pending.result(0)
 
 
-@pytest.mark.parametrize(("way", "world_size"), [(Staggered, 3), (two_hosts, 4)])
+@pytest.mark.parametrize(("way", "world_size"), [(Staggered, 3), (one_host, 3), (two_hosts, 4)])
 def test_where_a_rank_dies_all_others_raise_at_once(ranks, way, world_size):
     *survivors, dead = ranks.run(one_rank_dies, world_size, way, expect_errors=True)
     assert dead.fate == "died with exit code 7"
@@ -176,8 +176,34 @@ def test_where_a_rank_dies_all_others_raise_at_once(ranks, way, world_size):
         assert survivor.seconds < 10
 
 
-def one_rank_stays_away(rank, world_size):
-    direct = collectives(limit=timedelta(seconds=1))
+def one_rank_dies_while_hosts_meet(rank, world_size):
+    """The others raise which files of shared memory they still have open."""
+
+    def dies_once_hosts_are_known(wire):
+        hosts = hosts_of(wire)
+        return os._exit(7) if wire.rank == world_size - 1 else rails(wire, hosts)
+
+    direct = collectives(dies_once_hosts_are_known)
+    with pytest.raises(RuntimeError, match="onnection"):
+        direct.ways()
+    raise ValueError([link for file in os.listdir("/proc/self/fd") if "memfd:gradwire" in (link := target(file))])
+
+
+def target(file):
+    try:
+        return os.readlink(f"/proc/self/fd/{file}")
+    except FileNotFoundError:  # that of the listing
+        return ""
+
+
+def test_where_a_rank_dies_while_hosts_meet_no_file_is_left_open(ranks):
+    *survivors, dead = ranks.run(one_rank_dies_while_hosts_meet, 3, expect_errors=True)
+    assert dead.fate == "died with exit code 7"
+    assert [(survivor.type_name, survivor.message) for survivor in survivors] == [("ValueError", "[]")] * 2
+
+
+def one_rank_stays_away(rank, world_size, way):
+    direct = collectives(way, timedelta(seconds=1))
     KEPT.append(direct)  # or its connections close
     output, block = torch.empty(world_size, 8), torch.ones(8)
     direct.all_gather("way", output.unbind(), block).result(20)
@@ -185,8 +211,9 @@ def one_rank_stays_away(rank, world_size):
         direct.all_gather("way", output.unbind(), block).result(20)
 
 
-def test_a_rank_that_waits_for_one_which_stays_away_raises_at_the_time_limit(ranks):
-    waiting, _ = ranks.run(one_rank_stays_away, 2, expect_errors=True)
+@pytest.mark.parametrize("way", [Staggered, one_host])
+def test_a_rank_that_waits_for_one_which_stays_away_raises_at_the_time_limit(ranks, way):
+    waiting, _ = ranks.run(one_rank_stays_away, 2, way, expect_errors=True)
     assert "timed out" in waiting.message.lower()
     assert 0.9 < waiting.seconds < 5
 

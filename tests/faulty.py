@@ -11,8 +11,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from ...compress.protocol import Request
-from .protocol import Decorated, Decorator, Reply, Transport
+from gradwire.compress.protocol import Request
+from gradwire.ddp_core.transport.protocol import Decorated, Decorator, Reply, Transport
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,21 @@ class Fault:
     action: Callable[[], None] | None = None
 
 
-class Faulty(Decorated):
+class Throughout(Decorated):
+    """A transport around another one that takes part in all that goes through memory, too."""
+
+    @property
+    def allocates(self) -> bool:
+        return self.inner.allocates
+
+    def allocate(self, buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
+        return self.inner.allocate(buckets)
+
+    def room_for(self, flat: Tensor) -> Tensor | None:
+        return self.inner.room_for(flat)
+
+
+class Faulty(Throughout):
     """A transport with faults."""
 
     def __init__(self, inner: Transport, faults: Sequence[Fault]) -> None:
