@@ -25,7 +25,7 @@ def gradient_mb(
 
     >>> large = [torch.empty(2**25, device="meta")]
     >>> gradient_mb("none", 4, large), gradient_mb("bf16", 4, large), gradient_mb("powersgd:rank=1", 4, large)
-    (2.0, 4.0, 25.0)
+    (2.0, 4.0, 16.0)
     """
     whole_mb = sum(parameter.nbytes for parameter in parameters) / MEBIBYTE
     return slice_of_gradient(_shrinks(spec, world_size, ranks_per_host), whole_mb, slice_mb)

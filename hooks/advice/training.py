@@ -22,9 +22,7 @@ from ...ddp_core.schedule.unseen_use import compiles, scripted
 from ..clock import Clock, Moment
 
 Loss = Callable[[nn.Module, Any], Tensor]  # of a model and a batch: a scalar
-FREED = int(
-    DEFAULT_CAP_MB * MEBIBYTE
-)  # bytes, as DDP frees: glibc then keeps the memory of gradients for the next step
+FREED = int(DEFAULT_CAP_MB * MEBIBYTE)  # bytes, as by DDP: glibc then keeps the memory of gradients, too
 
 
 @dataclass(frozen=True)
