@@ -67,6 +67,12 @@ inline void convert(PyObject* given, int64_t& value) {
     if (value == -1 && PyErr_Occurred()) refuse("an integer of 64 bits");
 }
 
+inline void convert(PyObject* given, int& value) {
+    const int64_t wide = PyLong_AsLongLong(given);
+    value = static_cast<int>(wide);
+    if ((wide == -1 && PyErr_Occurred()) || value != wide) refuse("an integer of 32 bits");
+}
+
 inline void convert(PyObject* given, size_t& value) {
     value = PyLong_AsSize_t(given);
     if (value == static_cast<size_t>(-1) && PyErr_Occurred()) refuse("an integer from 0 on");
@@ -135,6 +141,8 @@ inline void tell_python() {
         PyErr_NoMemory();
     } catch (const std::out_of_range& error) {
         PyErr_SetString(PyExc_IndexError, error.what());
+    } catch (const std::invalid_argument& error) {
+        PyErr_SetString(PyExc_ValueError, error.what());
     } catch (const std::system_error& error) {
         errno = error.code().value();
         PyErr_SetFromErrno(PyExc_OSError);

@@ -3,8 +3,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <memory>
+#include <stdexcept>
+#include <string>
 
 #include "python_classes.hpp"
 #include "shared_shares.hpp"
@@ -26,13 +29,13 @@ int checked(int64_t answer) {
 
 // os.memfd_create and os.pidfd_open, which not every build of Python has.
 int memory_file(const std::string& name) { return checked(syscall(SYS_memfd_create, name.c_str(), CLOSE_ON_EXEC)); }
-int process_file(int64_t process) { return checked(syscall(SYS_pidfd_open, process, 0)); }
+int process_file(int process) { return checked(syscall(SYS_pidfd_open, process, 0)); }
 
 // A file mapped to be written by all who map it; the mmap of Python's library keeps one more file open.
 class Memory {
 public:
-    Memory(int64_t file, size_t size) : size_(size) {
-        begin_ = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, static_cast<int>(file), 0);
+    Memory(int file, size_t size) : size_(size) {
+        begin_ = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
         if (begin_ == MAP_FAILED) throw_last_error();
     }
     ~Memory() { munmap(begin_, size_); }
@@ -40,6 +43,7 @@ public:
     Memory& operator=(const Memory&) = delete;
 
     char* begin() const { return static_cast<char*>(begin_); }
+    size_t size() const { return size_; }
 
     // What numpy makes an array of, which keeps the instance; the limited API has no buffers before Python 3.11.
     PyObject* array_interface() const {
@@ -62,11 +66,33 @@ void convert(PyObject* given, Bucket& bucket) {
 
 namespace {
 
-std::shared_ptr<Memory> map_file(int64_t file, size_t size) { return std::make_shared<Memory>(file, size); }
+std::shared_ptr<Memory> map_file(int file, size_t size) { return std::make_shared<Memory>(file, size); }
+
+using Memories = std::vector<std::shared_ptr<Memory>>;
+
+bool lies_between(size_t begin, size_t end, const Bucket& bucket) {
+    const auto [offset, numel, bytes] = bucket;
+    if (numel == 0) return true;
+    if ((bytes != sizeof(float) && bytes != sizeof(double)) || offset % bytes != 0) return false;
+    return begin <= offset && offset <= end && numel <= (end - offset) / bytes;
+}
+
+// Throws where counters or a bucket would lie outside of a memory, or one in the other.
+void check_places(size_t header, const Memories& memories, const std::vector<Bucket>& buckets) {
+    for (const auto& memory : memories) {
+        const std::string begin = std::to_string(header), end = std::to_string(memory->size());
+        if (memory->size() < header) throw std::invalid_argument("a memory needs " + begin + " bytes, got " + end);
+        if (!std::all_of(buckets.begin(), buckets.end(),
+                         [&](const Bucket& each) { return lies_between(header, memory->size(), each); }))
+            throw std::invalid_argument("buckets have to lie from byte " + begin + " to " + end +
+                                        " of a memory, aligned, with elements of 4 or 8 bytes");
+    }
+}
 
 template <class Sums>
-std::shared_ptr<Sums> make(const std::vector<std::shared_ptr<Memory>>& memories, size_t rank,
-                           const std::vector<Bucket>& buckets) {
+std::shared_ptr<Sums> make(const Memories& memories, size_t rank, const std::vector<Bucket>& buckets) {
+    check_index("rank", rank, memories.size());
+    check_places(Sums::header_bytes(buckets.size(), memories.size()), memories, buckets);
     std::vector<char*> begins;
     for (const auto& memory : memories) begins.push_back(memory->begin());
     return {new Sums(std::move(begins), rank, buckets), [memories](Sums* sums) { delete sums; }};  // memories end later

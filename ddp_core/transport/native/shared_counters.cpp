@@ -3,10 +3,17 @@
 #include <unistd.h>
 
 #include <stdexcept>
+#include <string>
 
 namespace gradwire {
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
+
+void check_index(const char* what, size_t index, size_t count) {
+    if (index < count) return;
+    throw std::out_of_range(std::string("no ") + what + " " + std::to_string(index) + ": there are " +
+                            std::to_string(count) + ", from 0 on");
+}
 
 size_t SharedCounters::bytes(size_t places, size_t ranks) {
     return sizeof(Board) + places * (sizeof(Progress) + ranks * sizeof(uint64_t));
@@ -38,10 +45,12 @@ bool SharedCounters::come(size_t place) {
 }
 
 double SharedCounters::since(size_t place) const {
+    check(place);
     return static_cast<double>(progress(place).since.load()) / NANOSECONDS;
 }
 
 std::vector<size_t> SharedCounters::missing(size_t place) const {
+    check(place);
     std::vector<size_t> ranks;
     for (size_t rank = 0; rank < maps_.size(); ++rank)
         if (arrivals(place, rank).load() < mine_[place]) ranks.push_back(rank);

@@ -19,6 +19,10 @@ struct Bucket {
     size_t offset, numel, element_size;
 };
 
+// Throws std::out_of_range where there is no such thing.
+void check_index(const char* what, size_t index, size_t count);
+
+// What is called with a place, or a bucket, that there is not throws std::out_of_range.
 class SharedCounters {
 public:
     SharedCounters(const SharedCounters&) = delete;
@@ -55,6 +59,8 @@ protected:
     static size_t bytes(size_t places, size_t ranks);
 
     Progress& progress(size_t place) const;
+
+    void check(size_t place) const { check_index("place", place, mine_.size()); }
 
     // This rank comes to a place; whether it is the last one. Throws in a process that was forked off.
     bool come(size_t place);

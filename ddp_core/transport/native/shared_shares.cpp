@@ -38,11 +38,13 @@ SharedShares::SharedShares(std::vector<char*> maps, size_t rank, std::vector<Buc
 SharedShares::~SharedShares() { give_up(); }  // whoever still waits for this rank would wait in vain
 
 void SharedShares::arrive(size_t place) {
+    check(place);
     progress(place).since.store(now());
     if (come(place)) signal();
 }
 
 bool SharedShares::wait(size_t place, double seconds) {
+    check(place);
     const int64_t deadline = now() + static_cast<int64_t>(seconds * NANOSECONDS);
     while (!all_came(place)) {
         const uint32_t seen = board_.events.load();
@@ -53,17 +55,22 @@ bool SharedShares::wait(size_t place, double seconds) {
     return all_came(place);
 }
 
+const Bucket& SharedShares::bucket_with(size_t bucket, size_t first, size_t count) const {
+    check_index("bucket", bucket, buckets_.size());
+    const Bucket& all = buckets_[bucket];
+    if (first > all.numel || count > all.numel - first) throw std::out_of_range("a share ends with its bucket");
+    return all;
+}
+
 void SharedShares::sum(size_t bucket, size_t first, size_t count, double scale) const {
     const Arithmetic usual;
-    const Bucket& all = buckets_[bucket];
-    if (first + count > all.numel) throw std::out_of_range("a share ends with its bucket");
+    const Bucket& all = bucket_with(bucket, first, count);
     const size_t offset = all.offset + first * all.element_size;
     (all.element_size == sizeof(float) ? sum_of<float> : sum_of<double>)(maps_, rank_, offset, count, scale);
 }
 
 void SharedShares::share(size_t bucket, size_t first, size_t count) const {
-    const Bucket& all = buckets_[bucket];
-    if (first + count > all.numel) throw std::out_of_range("a share ends with its bucket");
+    const Bucket& all = bucket_with(bucket, first, count);
     const size_t offset = all.offset + first * all.element_size;
     for (size_t step = 1; step < maps_.size(); ++step)
         std::memcpy(maps_[(rank_ + step) % maps_.size()] + offset, maps_[rank_] + offset, count * all.element_size);

@@ -36,6 +36,10 @@ public:
 
     // No rank shall wait for this one any more.
     void give_up();
+
+private:
+    // A bucket that has so many elements from the first on; else throws std::out_of_range.
+    const Bucket& bucket_with(size_t bucket, size_t first, size_t count) const;
 };
 
 }  // namespace gradwire

@@ -71,6 +71,7 @@ SharedSums::~SharedSums() {
 uint64_t SharedSums::chunks(size_t bucket) const { return (buckets_[bucket].numel + CHUNK - 1) / CHUNK; }
 
 void SharedSums::arrive(size_t bucket) {
+    check(bucket);
     if (come(bucket)) signal();
 }
 
@@ -86,7 +87,10 @@ bool SharedSums::wait(size_t bucket, double seconds) {
     return is_there(bucket);
 }
 
-bool SharedSums::is_there(size_t bucket) const { return progress(bucket).done.load() >= mine_[bucket] * chunks(bucket); }
+bool SharedSums::is_there(size_t bucket) const {
+    check(bucket);
+    return progress(bucket).done.load() >= mine_[bucket] * chunks(bucket);
+}
 
 void SharedSums::give_up() {
     if (!gives_up()) return;

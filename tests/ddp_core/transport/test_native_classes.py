@@ -60,6 +60,63 @@ def test_what_the_system_refuses_is_an_os_error_with_its_number():
         extension().process_file(1 << 22)
 
 
+def test_numbers_of_files_and_processes_are_not_cut_to_32_bits():
+    file = extension().memory_file("test")
+    try:
+        for wide in (2**32 + file, file - 2**32, 2**64 + file):
+            with pytest.raises(
+                TypeError, match=rf"argument 1 of Memory\(\) has to be an integer of 32 bits, got {wide}"
+            ):
+                extension().Memory(wide, 4096)
+    finally:
+        os.close(file)
+    with pytest.raises(TypeError, match=r"argument 1 of process_file\(\) has to be an integer of 32 bits"):
+        extension().process_file(2**32 + os.getpid())
+
+
+@pytest.mark.parametrize("kind", SUMS)
+def test_ranks_and_buckets_that_are_not_there_are_errors_that_say_which_are(kind):
+    make, memory, end = getattr(extension(), kind), memory_of(HEADER + 40), HEADER + 40
+    with pytest.raises(IndexError, match="no rank 5: there are 1, from 0 on"):
+        make([memory], 5, [])
+    with pytest.raises(IndexError, match="no rank 0: there are 0"):
+        make([], 0, [])
+    least = make.header_bytes(200, 2)
+    with pytest.raises(ValueError, match=f"a memory needs {least} bytes, got 8192"):
+        make([memory_of(1 << 20), memory_of(8192)], 0, [(0, 0, 1)] * 200)
+    wrong = [(HEADER, 11, 4), (HEADER, 6, 8), (end, 1, 4), (1 << 62, 1, 4), (HEADER, 2**62, 4), (2**64 - 4, 2, 4)]
+    wrong += [(0, 10, 4), (HEADER + 2, 1, 4), (HEADER, 1, 0), (HEADER, 1, 1)]
+    for bucket in wrong:
+        with pytest.raises(ValueError, match=f"buckets have to lie from byte {make.header_bytes(2, 1)} to {end}"):
+            make([memory], 0, [(HEADER, 10, 4), bucket])
+    for bucket in ((HEADER, 10, 4), (HEADER, 5, 8), (end - 4, 1, 4), (0, 0, 1)):
+        make([memory], 0, [(HEADER, 10, 4), bucket])
+
+
+@pytest.mark.parametrize("kind", SUMS)
+def test_methods_refuse_places_that_are_not_there(kind):
+    sums, places = sums_of(kind, [memory_of(HEADER + 40)]), SUMS.index(kind) + 1
+    calls = [sums.arrive, sums.since, sums.missing, lambda place: sums.wait(place, 0.0)]
+    for call in calls + ([sums.is_there] if kind == "SharedSums" else []):
+        for place in (places, 10**6, 2**63):
+            with pytest.raises(IndexError, match=f"no place {place}: there are {places}, from 0 on"):
+                call(place)
+        call(places - 1)
+
+
+def test_shares_of_buckets_that_are_not_there_or_too_short_are_errors():
+    shares = sums_of("SharedShares", [memory_of(HEADER + 40)])
+    for call in (lambda *share: shares.sum(*share, 1.0), shares.share):
+        for bucket in (1, 2**63):
+            with pytest.raises(IndexError, match=f"no bucket {bucket}: there are 1"):
+                call(bucket, 0, 1)
+        for first, count in ((0, 11), (11, 0), (9, 2), (2**64 - 1, 1), (1, 2**64 - 1)):
+            with pytest.raises(IndexError, match="ends with its bucket"):
+                call(0, first, count)
+        call(0, 0, 10)
+        call(0, 10, 0)
+
+
 def test_memory_lives_as_long_as_an_array_of_it_or_sums_in_it():
     before = mapped()
     memory = memory_of(HEADER + 40)
