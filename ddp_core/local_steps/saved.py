@@ -19,7 +19,7 @@ from .rounds import Rounds
 
 FORMAT = 2
 OF_FORMAT_1 = 2  # the format of handles' states then
-COMPRESSOR = re.compile(r"(?<=compressor=)'([^']*)'")
+COMPRESSOR = re.compile(r"""(?<=compressor=)(['"])(.*?)\1""")
 FIELDS = ("gradwire_local_steps", "setup", "steps", "round", "parameters", "fragments", "buffers")
 
 
@@ -107,7 +107,7 @@ def _setup(state: Mapping[str, Any]) -> str:
     setup = str(state["setup"])
     if state["gradwire_local_steps"] != 1:
         return setup
-    return COMPRESSOR.sub(lambda found: repr(in_words_of_today(found[1], OF_FORMAT_1)), setup)
+    return COMPRESSOR.sub(lambda found: repr(in_words_of_today(found[2], OF_FORMAT_1)), setup)
 
 
 def _memory(states: Sequence[Mapping[str, Any]], index: int, rounds: Rounds) -> BucketMemory | None:

@@ -249,7 +249,10 @@ class ModelMemory:
             raise RuntimeError("a loaded state can be rescaled after the next backward, not before it")
         for name, memory in list(self._released()):
             memory.rescale(factor)
-            self._homeless[name] = memory.save().get(name, {})
+            if name in (saved := memory.save()):
+                self._homeless[name] = saved[name]
+            else:  # it held nothing back
+                del self._homeless[name], self._layouts[name]
         for fields in others:
             fields[OWED] = fields[OWED] * factor
         for _, each in self.live:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from rich.table import Table
 
 from ...ddp_core.planning.bounds import optimal, synchronous
 from ...ddp_core.planning.link_cost import LinkCost
+from ...ddp_core.schedule.slice_size import SLICE_MB
 from ..network.link import parse_rate
 from ..results.files import check_file
 from ..workloads.emulation import (
@@ -104,6 +105,11 @@ def replay_command(config: ReplayConfig) -> int:
     return 0
 
 
+def _slice_mb_before(row: Mapping[str, Any]) -> float | None:
+    """What slices took of the wire in files without a bound of the machine; since then their default looks at the model."""
+    return None if row["order"] == BACKWARD or "bound_here_seconds" in row else SLICE_MB
+
+
 def measured_rows(path: Path) -> list[MeasuredRow]:
     """The rows of a file that replay can tell of. Raises ValueError for a file without one."""
     try:
@@ -125,7 +131,7 @@ def measured_rows(path: Path) -> list[MeasuredRow]:
             row["world_size"],
             row["compressor"],
             row["order"],
-            row["bucket_mb"],
+            row["bucket_mb"] or _slice_mb_before(row),
             row["measurements"]["sec_per_iter"]["p50"],
             row.get("stretch", 1.0),
             row["phases"]["optimizer"],

@@ -21,7 +21,7 @@ from ..clock import Clock, Moment
 SAMPLE = 2**24  # elements that a method is timed on, about
 STEADY = 2**24  # a step after warm-ups; real kernels count from it
 REPEATS = 5  # measured runs of a bucket, behind one that is not counted
-POOL, LARGEST_POOL = 2**21, 2**25  # elements
+SMALLEST_POOL, POOL, LARGEST_POOL = 16, 2**21, 2**25  # elements
 
 
 @dataclass(frozen=True)
@@ -131,6 +131,6 @@ def copy_seconds(layout: Layout, pool: Tensor, clock: Clock) -> float:
 
 def gradient_pool(device: torch.device, dtype: torch.dtype, elements: int = POOL) -> Tensor:
     """About so many numbers with a heavy tail, as gradients have; the same everywhere, from a generator of their own."""
-    numbers = torch.randn(min(elements, POOL), generator=torch.Generator().manual_seed(0))
+    numbers = torch.randn(max(SMALLEST_POOL, min(elements, POOL)), generator=torch.Generator().manual_seed(0))
     repeated = numbers.pow_(3).mul_(1e-3).to(device=device, dtype=dtype)
     return repeated.repeat(max(1, min(elements, LARGEST_POOL) // POOL))

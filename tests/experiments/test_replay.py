@@ -159,3 +159,12 @@ def test_files_of_real_computation_and_of_torchs_ddp_alone_are_refused(file, cap
     ]:
         assert main(["replay", file(rows, **changed)]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_slices_of_a_file_without_a_bound_of_the_machine_were_of_2_mb_on_the_wire(replayed, file):
+    sent = {"compressor": "topk:ratio=0.01"}
+    before, given, now = (
+        replayed(file(row("priority", 0.1, **sent, **changed)))["measured"][0]["predicted"]
+        for changed in ({}, {"bucket_mb": 2.0}, {"bound_here_seconds": 0.1})
+    )
+    assert before == given != now

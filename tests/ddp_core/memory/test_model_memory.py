@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 import gradwire
 from gradwire.compress import Layout
 from gradwire.ddp_core.memory.bucket_memory import BucketMemory
+from gradwire.ddp_core.memory.model_memory import ModelMemory
 
 from ..layers import DYNAMIC, LAYER, Layers, expected_average, gradients_of, inputs_of
 from ..nets import same
@@ -214,3 +215,18 @@ def test_what_is_held_back_of_a_parameter_that_no_bucket_has_met_is_saved_rescal
         for name, numbers in before.items():
             torch.testing.assert_close(rescaled[name], 2 * numbers)
             torch.testing.assert_close(swapped[name], rescaled[name])
+
+
+def test_a_parameter_that_owes_zeros_and_lost_its_bucket_is_forgotten_when_residuals_are_rescaled():
+    layouts = [
+        Layout(names, ((4,),) * len(names), torch.float32, torch.device("cpu"), 2) for names in (("a", "b"), ("a",))
+    ]
+    memory = ModelMemory(gradwire.compressor("topk:ratio=0.5"))
+    memory.add(layouts[0])
+    memory.replace(gradwire.compressor("none"))
+    for layout in layouts:
+        memory.add(layout)
+    assert "b" in memory.taken().state_dict()["parameters"]
+    memory.rescale(0.5)
+    memory.replace(gradwire.compressor("bf16"))
+    assert "b" not in memory.taken().state_dict()["parameters"]
