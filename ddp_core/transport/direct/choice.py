@@ -51,7 +51,9 @@ class Choice:
         runs = self._runs(kind, size)
         for run in runs.values():
             run()  # opens what is opened once
-        turns = torch.tensor([[self._seconds(run) for run in runs.values()] for _ in range(REPEATS)])
+        turns = torch.tensor(
+            [[self._seconds(run) for run in runs.values()] for _ in range(REPEATS)], dtype=torch.float64
+        )
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MAX
         self._gloo.allreduce([turns], options).wait()

@@ -163,13 +163,22 @@ def _work(jobs: Jobs, meet: Callable[[], Wire], make_ways: Callable[[Wire], Ways
             job(ways)
             future.set_result(None)
         except BaseException as error:  # whatever it is, who waits must learn of it
+            _disconnect(wire, ways)
             wire = ways = None
             del item, job
-            traceback.clear_frames(error.__traceback__)  # the last that holds the connections: the others learn of it
+            traceback.clear_frames(error.__traceback__)  # whose works hold the connections
             future.set_exception(error)
             _refuse(jobs, str(error))
             return
         del item, job, future  # which hold tensors
+
+
+def _disconnect(wire: Wire | None, ways: Ways | None) -> None:
+    """Have the other ranks learn of a failure, however long an exception keeps what it happened in."""
+    for way in (ways or {}).values():
+        way.close()
+    if wire is not None:
+        wire.close()
 
 
 def _refuse(jobs: Jobs, why: str) -> None:

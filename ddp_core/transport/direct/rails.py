@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from .chunks import Chunk, Scratch, run, split
+from .host_barrier import HostBarrier, header_bytes
 from .hosts import shared_memory
-from .mates import Mates, header_bytes
 from .staggered import Staggered
 from .wire import Wire
 
@@ -32,13 +32,13 @@ Slots: TypeAlias = Sequence[Sequence[Tensor]]
 class Rails:
     """Both over the ranks of `hosts`, as many on each, called as `Staggered` is. `memory`: what each host's share.
 
-    Chunks take turns in the parts of the memory. A part is free again once all mates have come, with a later chunk, to where
-    they only come when they have read this one: with other hosts, the next one's blocks; without, the beginning of the chunk
-    that is as many further on as are under way. `mates` has a place for each step of each part.
+    Chunks take turns in the parts of the memory. A part is free again once the host's ranks have arrived, with a later
+    chunk, where they only arrive when they have read this one: with other hosts, at the next one's blocks; without, at the
+    beginning of the chunk that is as many further on as are under way. `barrier` has a counter for each step of each part.
     """
 
-    def __init__(self, wire: Wire, hosts: Sequence[Sequence[int]], memory: Tensor, mates: Mates) -> None:
-        self._wire, self._mates = wire, mates
+    def __init__(self, wire: Wire, hosts: Sequence[Sequence[int]], memory: Tensor, barrier: HostBarrier) -> None:
+        self._wire, self._barrier = wire, barrier
         (mine,) = (host for host, ranks in enumerate(hosts) if wire.rank in ranks)
         self._place = place = hosts[mine].index(wire.rank)
         self._host = hosts[mine]
@@ -59,17 +59,17 @@ class Rails:
         run((self._gather(out, part) for out, part in zip(parts, blocks, strict=True)), self._under_way)
 
     def _gather(self, outputs: Sequence[Tensor], block: Tensor) -> Chunk:
-        (slots,), places = self._room(block, 1)
+        (slots,), counters = self._room(block, 1)
         arrivals = [self._wire.receive(slots[source], source) for source in self._sources]
         slots[self._wire.rank].copy_(block)
         works = [self._wire.send(slots[self._wire.rank], target) for target in self._targets]
-        self._mates.come(places[0])
+        self._barrier.arrive(counters[0])
         yield
         for step, host in enumerate([self._host, *self._earlier]):
             if step:
                 self._wire.wait(arrivals[step - 1])
-                self._mates.come(places[step])
-            self._mates.wait(places[step])
+                self._barrier.arrive(counters[step])
+            self._barrier.wait(counters[step])
             for rank in host:
                 outputs[rank].copy_(slots[rank])
         self._wire.wait_all(works)
@@ -83,40 +83,45 @@ class Rails:
         run((self._reduce(out, part) for out, part in zip(outputs, parts, strict=True)), self._under_way)
 
     def _reduce(self, output: Tensor, rows: Sequence[Tensor]) -> Chunk:
-        slots, places = self._room(output, len(self._host))
+        slots, counters = self._room(output, len(self._host))
         arrived = self._scratch.next(output)
         arrivals = [self._wire.receive(room, rank) for room, rank in zip(arrived, self._sources, strict=False)]
         works = []
-        sums = self._sums.next(output)  # apart from the shared memory: mates do not learn when they have left
-        for place, host, total in zip(places, self._later, sums, strict=False):
-            self._sum_for(host, slots, rows, place, total)
+        sums = self._sums.next(output)  # apart from the shared memory: its other ranks do not learn when they have left
+        for counter, host, total in zip(counters, self._later, sums, strict=False):
+            self._sum_for(host, slots, rows, counter, total)
             works.append(self._wire.send(total, host[self._place]))
-        self._sum_for(self._host, slots, rows, places[-1], output)
+        self._sum_for(self._host, slots, rows, counters[-1], output)
         yield
         for room, arrival in zip(arrived, arrivals, strict=False):
             self._wire.wait(arrival)
             output.add_(room)
         self._wire.wait_all(works)
 
-    def _sum_for(self, host: Sequence[int], slots: Slots, rows: Sequence[Tensor], place: int, total: Tensor) -> None:
-        """Write the sum of this host's rows for the rank of this rail on a host to `total`, and give mates theirs."""
+    def _sum_for(self, host: Sequence[int], slots: Slots, rows: Sequence[Tensor], counter: int, total: Tensor) -> None:
+        """Write the sum of this host's rows for the rank of this rail on a host to `total`, and give its others theirs."""
         mine = host[self._place]
         for rank in host:
             if rank != mine:
                 slots[self._place][rank].copy_(rows[rank])
-        self._mates.come(place)
-        self._mates.wait(place)
+        self._barrier.arrive(counter)
+        self._barrier.wait(counter)
         first, *others = (slots[(self._place + step) % len(slots)][mine] for step in range(1, len(slots)))
         torch.add(rows[mine], first, out=total)
         for row in others:
             total.add_(row)
 
     def _room(self, like: Tensor, copies: int) -> tuple[Slots, range]:
-        """The next part of the memory: by copy and rank, room for chunks of this type and size; and the mates' places."""
+        """The next part of the memory: by copy and rank, room for chunks of this type and size; and its counters."""
         part = next(self._parts)
         room = self._memory[part].view(like.dtype)[: copies * self._wire.size * like.numel()]
         slots = [copy.unbind() for copy in room.view(copies, self._wire.size, -1)]
         return slots, range(part * self._steps, (part + 1) * self._steps)
+
+    def close(self) -> None:
+        """Have the ranks that wait for this one raise."""
+        self._barrier.close()
+        self._wire.close()
 
 
 def _layout(hosts: Sequence[Sequence[int]]) -> tuple[int, int, int]:
@@ -133,11 +138,11 @@ def rails(wire: Wire, hosts: Sequence[Sequence[int]]) -> Rails | None:
         return None
     _, turns, chunk = _layout(hosts)
     (mine,) = (ranks for ranks in hosts if wire.rank in ranks)
-    places, size = turns * len(hosts), turns * len(mine) * wire.size * chunk
-    header = -(-header_bytes(len(mine), places) // PAGESIZE) * PAGESIZE
+    counters, size = turns * len(hosts), turns * len(mine) * wire.size * chunk
+    header = -(-header_bytes(len(mine), counters) // PAGESIZE) * PAGESIZE
     shared = shared_memory(wire, mine, header + size)
     if shared is None:
         return None
     memory, processes = shared
     numbers = torch.from_numpy(numpy.asarray(memory))[header:]
-    return Rails(wire, hosts, numbers, Mates(wire, processes, memory, places))
+    return Rails(wire, hosts, numbers, HostBarrier(wire, processes, memory, counters))

@@ -68,3 +68,7 @@ class Staggered:
                 torch.add(arrived[place], total, out=total)
         torch.add(rows[self._wire.rank], total, out=output)
         self._wire.wait_all(sends)
+
+    def close(self) -> None:
+        """Have the ranks that wait for this one raise."""
+        self._wire.close()

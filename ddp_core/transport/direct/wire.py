@@ -50,3 +50,7 @@ class Wire:
         """Wait for each."""
         for work in works:
             self.wait(work)
+
+    def close(self) -> None:
+        """End the connections once no work is left, which other ranks learn of; it may be called again."""
+        self.gloo = None

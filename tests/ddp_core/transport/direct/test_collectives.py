@@ -16,6 +16,7 @@ from gradwire.ddp_core.transport.direct.hosts import hosts_of
 from gradwire.ddp_core.transport.direct.rails import rails
 from gradwire.ddp_core.transport.direct.staggered import Staggered
 from gradwire.ddp_core.transport.private_group import store_of
+from gradwire.ddp_core.transport.processes import Processes
 
 LIMIT = timedelta(seconds=20)
 CHUNK = CHUNK_BYTES // 4
@@ -174,6 +175,38 @@ def test_where_a_rank_dies_all_others_raise_at_once(ranks, way, world_size):
         assert survivor.type_name == "RuntimeError"
         assert "onnection" in survivor.message
         assert survivor.seconds < 10
+
+
+def one_rank_is_gone(rank, world_size):
+    """Before the others begin the next collective, which some of them fail to; they keep what it raises."""
+    direct, dead, processes = collectives(two_hosts), world_size - 1, [0] * world_size
+    KEPT.append(direct)
+    dist.all_gather_object(processes, os.getpid())
+    died = Processes({dead: processes[dead]})
+    output, block = torch.empty(world_size, CHUNK), torch.ones(CHUNK)
+    direct.all_gather("way", output.unbind(), block).result(20)
+    if rank == dead:
+        os._exit(7)
+    assert died.ended(20) == [dead]
+    KEPT.append(pending := direct.all_gather("way", output.unbind(), block))
+    pending.result(30)
+
+
+def one_rank_has_no_room(rank, world_size):
+    """Its receive fails, and it keeps what that raises."""
+    direct, output, block = collectives(), torch.empty(world_size, 8), torch.ones(8)
+    KEPT.append(direct)
+    direct.all_gather("way", output.unbind(), block).result(20)
+    rows = output if rank == 0 else torch.empty(world_size, 1).expand(world_size, 8)
+    KEPT.append(pending := direct.all_gather("way", rows.unbind(), block))
+    pending.result(30)
+
+
+@pytest.mark.parametrize(("fails", "world_size"), [(one_rank_is_gone, 4), (one_rank_has_no_room, 2)])
+def test_where_a_rank_keeps_what_it_raised_those_that_wait_for_it_raise_at_once(ranks, fails, world_size):
+    for rank in ranks.run(fails, world_size, expect_errors=True)[:-1]:
+        assert (rank.type_name, "onnection" in rank.message) == ("RuntimeError", True)
+        assert rank.seconds < 10
 
 
 def one_rank_dies_while_hosts_meet(rank, world_size):
