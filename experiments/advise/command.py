@@ -80,6 +80,7 @@ def run_rank(rank: int, rendezvous: dict[str, Any] | None, config: AdviseConfig,
             hosts=config.hosts,
             tolerance=config.tolerance,
             worthwhile=config.worthwhile,
+            trial_seconds=config.trial_seconds,
             bucket_mb=config.bucket_mb,
             process_group=group,
             transport=over_link(config.slowed_link),
@@ -153,6 +154,7 @@ def document(config: AdviseConfig, advice: Advice) -> dict[str, Any]:
         "network": costs,
         "links": [vars(link) for link in advice.links],
         "seconds": advice.seconds,
+        "untried": advice.untried,
         "here": _forecast(advice.here),
         "elsewhere": [_forecast(each) for each in advice.elsewhere],
     }
@@ -160,7 +162,13 @@ def document(config: AdviseConfig, advice: Advice) -> dict[str, Any]:
 
 def _forecast(forecast: Forecast) -> dict[str, Any]:
     rows = [
-        {"compressor": each.spec, "order": each.order, **vars(each.prediction), "expected_loss": each.loss}
+        {
+            "compressor": each.spec,
+            "order": each.order,
+            **vars(each.prediction),
+            "tried": each.tried,
+            "expected_loss": each.loss,
+        }
         for each in forecast.choices
     ]
     best = forecast.best

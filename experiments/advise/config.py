@@ -7,6 +7,7 @@ from typing import Literal
 
 from ...compress import compressor
 from ...hooks.advice import Rule
+from ...hooks.advice.trials import TRIAL_SECONDS, checked_seconds
 from ..results.files import check_file
 from ..workloads.emulation import EmulationConfig
 from ..workloads.models import ModelConfig
@@ -30,6 +31,8 @@ class AdviseConfig(EmulationConfig):
     """part of the held-out loss that a method may be expected to cost"""
     worthwhile: float = Rule.worthwhile
     """times as fast that a method must make a step to be worth it"""
+    trial_seconds: float = TRIAL_SECONDS
+    """for trying what is recommended in some real steps, about; 0 for predictions alone"""
     bucket_mb: float | None = None
     """DDP's bucket size, MiB; null is 1 for the first and 25 for the others"""
     json: str | None = None
@@ -48,6 +51,7 @@ class AdviseConfig(EmulationConfig):
         for spec in self.compressors:
             compressor(spec)
         _ = self.rule  # checked as it is made
+        checked_seconds(self.trial_seconds)
         check_file("json", self.json)
         if self.picture and not self.hosts:
             raise ValueError("picture draws steps by the number of hosts: add --hosts 16,64,1024")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED, Method
 from .directions import HostLink, told
@@ -21,12 +21,16 @@ ASSUMED = (
 
 @dataclass(frozen=True)
 class Choice:
-    """A method in an order, what a step takes with it, and what it costs in loss (None: not studied)."""
+    """A method in an order, what a step takes with it, and what it costs in loss (None: not studied).
+
+    `tried`: measured seconds of a step of a copy that was trained so; None where none was.
+    """
 
     method: Method
     order: str
     prediction: Prediction
     loss: float | None
+    tried: float | None = None
 
     @property
     def spec(self) -> str:
@@ -35,8 +39,8 @@ class Choice:
 
     @property
     def step(self) -> float:
-        """Predicted seconds."""
-        return self.prediction.step
+        """Seconds: measured where it was tried, else predicted."""
+        return self.prediction.step if self.tried is None else self.tried
 
     @property
     def free(self) -> bool:
@@ -81,10 +85,14 @@ class Rule:
 
     def chosen(self, choices: Sequence[Choice]) -> Choice:
         """Of those that are as fast as the fastest, that which loses least; then the simplest."""
-        plain = _first([choice for choice in choices if choice.free])
+        plain = self.plain(choices)
         kept = [choice for choice in choices if choice.loss is not None and choice.loss <= self.tolerance]
         best = _first(kept or [plain])
         return best if best.free or plain.step >= self.worthwhile * best.step else plain
+
+    def plain(self, choices: Sequence[Choice]) -> Choice:
+        """The best of those that give nothing up."""
+        return _first([choice for choice in choices if choice.free])
 
 
 def _first(choices: Sequence[Choice]) -> Choice:
@@ -102,6 +110,17 @@ class Forecast:
     per_host: int
     choices: tuple[Choice, ...]
     best: Choice
+
+    @classmethod
+    def ranked(cls, ranks: int, per_host: int, choices: Iterable[Choice], rule: Rule) -> Forecast:
+        """Of choices in any order."""
+        ordered = tuple(sorted(choices, key=lambda choice: choice.step))
+        return cls(ranks, per_host, ordered, rule.chosen(ordered))
+
+    def tried(self, choice: Choice, seconds: float, rule: Rule) -> Forecast:
+        """After one of the choices took so many seconds a step."""
+        others = (each for each in self.choices if each is not choice)
+        return self.ranked(self.ranks, self.per_host, (*others, replace(choice, tried=seconds)), rule)
 
     def of(self, spec: str, order: str = BACKWARD) -> Choice:
         """One of the choices. Raises KeyError where it is none."""
@@ -133,7 +152,7 @@ class Advice:
     """What `advise` found, in `seconds`; printing it shows all.
 
     `here`: on the ranks that there are; `elsewhere`: on other numbers of hosts. `family`: of optimizers, as losses tell.
-    `links`: of hosts, where they are real and not too many.
+    `links`: of hosts, where they are real and not too many. `untried`: why nothing more was tried, where that failed.
     """
 
     measured: Measured
@@ -142,6 +161,7 @@ class Advice:
     family: str = ""
     seconds: float = 0.0
     links: tuple[HostLink, ...] = ()
+    untried: str = ""
 
     @property
     def recommended(self) -> Choice:
@@ -172,7 +192,10 @@ class Advice:
         yield from told(self.links)
         yield ""
         yield from table(self.here)
+        yield "step: predicted; tried: measured, in a training of a copy, which counts where it is there"
         yield f"loss: expected held-out loss above that of none, with {self.family}; ? was not studied"
+        if self.untried:
+            yield f"nothing more was tried: {self.untried}"
         yield ""
         yield self.here.sentence
         yield from (f"    {line}" for line in self.line.splitlines())
@@ -187,12 +210,13 @@ def table(forecast: Forecast) -> Iterator[str]:
     """All choices, the fastest first."""
     none = forecast.of("none").step
     yield from _columns(
-        ("method", "order", "step", "as fast", "bound", "sent", "state", "loss"),
+        ("method", "order", "step", "tried", "as fast", "bound", "sent", "state", "loss"),
         [
             (
                 choice.spec,
                 choice.order,
-                _ms(choice.step),
+                _ms(choice.prediction.step),
+                "" if choice.tried is None else _ms(choice.tried),
                 f"{none / choice.step:.2f}x",
                 _ms(choice.prediction.bound),
                 _mb(choice.prediction.sent_bytes),

@@ -31,6 +31,7 @@ from .here import Here, tried
 from .network import Kind, Network
 from .predict import Measured, World, buckets, predicted, requests_on
 from .training import Computation, Loss, Training
+from .trials import TRIAL_SECONDS, Trials, checked_seconds, confirmed
 
 FEWEST, MOST = 2, 20  # measured steps
 STEP_BUDGET = 10.0  # seconds for them
@@ -47,6 +48,7 @@ def advise(
     hosts: Iterable[int] = (),
     tolerance: float = Rule.tolerance,
     worthwhile: float = Rule.worthwhile,
+    trial_seconds: float = TRIAL_SECONDS,
     bucket_mb: float | None = None,
     process_group: dist.ProcessGroup | None = None,
     transport: Decorator | None = None,
@@ -58,8 +60,10 @@ def advise(
     neither the model nor the optimizer nor torch's random state changes. `compressors`: specifications to choose from; by
     default those whose loss was studied. `hosts`: other numbers of hosts to predict steps for, from links between hosts.
     Recommended is the fastest method whose expected loss is within `tolerance` (a part) of that of none, if it is
-    `worthwhile` times as fast as the fastest that gives nothing up. `bucket_mb`: of DistributedDataParallel. `transport`:
-    put around each transport, such as an emulated link; every rank then counts as a host.
+    `worthwhile` times as fast as the fastest that gives nothing up. Copies are trained for some steps to try what that
+    rests on, in about `trial_seconds` for all of them; 0 is for predictions alone. `bucket_mb`: of
+    DistributedDataParallel. `transport`: put around each transport, such as an emulated link; every rank then counts as a
+    host.
 
     Returns the same advice on every rank; printing it shows a table, the recommendation and the line to paste. Raises
     RuntimeError without a process group, ValueError for one of a single rank and for what cannot be tried; what loss_fn
@@ -69,15 +73,19 @@ def advise(
     device, group = _device(model), process_group or (dist.group.WORLD if dist.is_initialized() else None)
 
     def checked() -> tuple[Rule, list[int], list[Method], str]:
+        checked_seconds(trial_seconds)
         return Rule(tolerance, worthwhile), _checked_hosts(hosts), _checked_methods(compressors), family(optimizer)
 
     rule, sizes, asked, kind = checked() if group is None else tried(checked, group, device)
     here = _here(group, device, transport)
     asked_for = {"compressors": [method.spec for method in asked], "hosts": sizes, "bucket_mb": bucket_mb}
+    asked_for["trial_seconds"] = trial_seconds
     _agree(here, {"numbers": _trained(model), "optimizer": kind, **asked_for, **vars(rule)})
     _check_links(here, sizes)
     with here.selected:
-        training = here.tried(lambda: Training(_bare(model), loss_fn, batch, optimizer, clock_for(here.device)))
+        copied = partial(Training, _bare(model), loss_fn, batch, optimizer, clock_for(here.device))
+        training = here.tried(copied)
+        whole = all(here.told(here.tried(training.first_step)))
         computation = _computation(training, here)
         offered = [*asked, *_two_levels(asked, here.world)]
         measured = _measured(training, computation, offered, here, bucket_mb, transport, timeout)
@@ -85,8 +93,12 @@ def advise(
         links = tuple(host_links(here, beta)) if transport is None else ()
         worlds = [here.world, *(World(count * here.world.per_host, here.world.per_host) for count in sizes)]
         now, *elsewhere = (_forecast(measured, offered, world, kind, rule, bucket_mb) for world in worlds)
+        trials = Trials(here, copied, bucket_mb, transport, timeout, unused=not whole)
+        limit = trial_seconds if training.seen else 0.0  # a compiled model would be compiled anew for each
+        del training
+        now, untried = confirmed(now, rule, trials.step, limit)
         seconds = max(here.told(time.perf_counter() - began))
-    return Advice(measured, now, tuple(elsewhere), kind, seconds, links)
+    return Advice(measured, now, tuple(elsewhere), kind, seconds, links, untried)
 
 
 def _checked_methods(specs: Sequence[str] | None) -> list[Method]:
@@ -155,7 +167,6 @@ def _check_links(here: Here, sizes: Sequence[int]) -> None:
 
 def _computation(training: Training, here: Here) -> Computation:
     """Of the slowest rank, while all of them compute."""
-    here.tried(training.first_step)
     began = time.perf_counter()
     steps = [here.tried(partial(training.step, notes_use=True))]
     slowest = max(here.told(time.perf_counter() - began))
@@ -246,10 +257,9 @@ def _largest(measured: Measured, offered: Sequence[Method], bucket_mb: float | N
 def _forecast(
     measured: Measured, offered: Sequence[Method], world: World, kind: str, rule: Rule, bucket_mb: float | None
 ) -> Forecast:
-    choices = [
+    choices = (
         Choice(method, order, predicted(measured, method.spec, order, world, bucket_mb), method.loss(kind))
         for method in offered
         for order in (BACKWARD, PRIORITY)
-    ]
-    choices.sort(key=lambda choice: choice.step)
-    return Forecast(world.ranks, world.per_host, tuple(choices), rule.chosen(choices))
+    )
+    return Forecast.ranked(world.ranks, world.per_host, choices, rule)

@@ -6,7 +6,7 @@ import copy
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +51,7 @@ class Training:
 
     def __init__(self, model: nn.Module, loss_fn: Loss, batch: Any, optimizer: Optimizer, clock: Clock) -> None:
         try:
-            self.model, self._optimizer = copy.deepcopy((model, optimizer))
+            self.model, self.optimizer = copy.deepcopy((model, optimizer))
         except Exception as error:
             raise ValueError(
                 f"{type(model).__name__} and its {type(optimizer).__name__} cannot be copied, and steps are tried on a "
@@ -66,27 +66,36 @@ class Training:
         self._names: dict[Tensor, str] = {parameter: name for name, parameter in self.parameters.items()}
         self._loss_fn, self._batch, self._clock = loss_fn, batch, clock
         self._on_cuda = next(iter(self.parameters.values())).is_cuda
-        self._seen = not (compiles() or scripted(self.model))  # else operations are not run one by one
+        self.seen = not (compiles() or scripted(self.model))  # else operations are not run one by one
 
     def step(self, *, notes_use: bool = False) -> TimedStep:
         """One step. `notes_use`: of parameters in forward, where that can be seen; it takes a little longer then."""
-        devices = [next(iter(self.parameters.values())).device] if self._on_cuda else []
         self._clock.synchronize()
-        with torch.random.fork_rng(devices), torch.enable_grad():
-            timed = self._timed(notes_use=notes_use and self._seen)
+        with self._own_random(), torch.enable_grad():
+            timed = self._timed(notes_use=notes_use and self.seen)
         self._clock.synchronize()
         return timed
 
-    def first_step(self) -> None:
-        """One that is not counted. Raises ValueError where it brings gradients to the model that was copied, or none to the
-        copy; that model has its own back in any case.
+    def step_through(self, model: nn.Module) -> None:
+        """One step whose forward goes through `model`, which was put around the copy."""
+        with self._own_random(), torch.enable_grad():
+            self._checked(self._loss_fn(model, self._batch)).backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+    def first_step(self) -> bool:
+        """One that is not counted; whether every parameter got a gradient.
+
+        Raises ValueError where it brings gradients to the model that was copied, or none to the copy; that model has its
+        own back in any case.
         """
         torch.empty(FREED, dtype=torch.uint8, device="cpu")
         kept = [parameter.grad for parameter in self._outer]
         try:
             for parameter in self._outer:
                 parameter.grad = None
-            strayed = not self.step().ready or any(parameter.grad is not None for parameter in self._outer)
+            ready = self.step().ready
+            strayed = not ready or any(parameter.grad is not None for parameter in self._outer)
         finally:
             for parameter, grad in zip(self._outer, kept, strict=True):
                 parameter.grad = grad
@@ -95,6 +104,11 @@ class Training:
                 "loss_fn(model, batch) used another model than the one it is given, which is a copy: write the loss with "
                 "its first argument"
             )
+        return len(ready) == len(self.parameters)
+
+    def _own_random(self) -> AbstractContextManager[None]:
+        """Torch's random state is afterwards what it was."""
+        return torch.random.fork_rng([next(iter(self.parameters.values())).device] if self._on_cuda else [])
 
     def _timed(self, *, notes_use: bool) -> TimedStep:
         used: dict[str, Moment] = {}
@@ -111,8 +125,8 @@ class Training:
         with self._ready_noted(ready):
             loss.backward()
         end_phase()
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
         end_phase()
         return TimedStep(moments, processor, ready, used)
 

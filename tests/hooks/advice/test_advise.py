@@ -63,17 +63,18 @@ def equal(one, other):
     return one == other
 
 
-def asked(rank, world_size, rate=SLOW, **options):
+def asked(rank, world_size, rate=SLOW, trial_seconds=0, **options):
     """What advice says here, and whether all is as before."""
     model, optimizer, batch = trained()
     before = everything(model, optimizer)
     slow = partial(Paced, link=Link(rate))
-    advice = gradwire.advise(model, loss_of, batch, optimizer, transport=slow, **options)
+    advice = gradwire.advise(model, loss_of, batch, optimizer, transport=slow, trial_seconds=trial_seconds, **options)
     computation, (cost, *_) = advice.measured.computation, advice.measured.costs.values()
     return {
         "text": str(advice),
         "line": advice.line,
         "specs": [(choice.spec, choice.order) for choice in advice.here.choices],
+        "tried": {(choice.spec, choice.order): choice.tried for choice in advice.here.choices if choice.tried},
         "steps": [choice.step for choice in advice.here.choices],
         "sent": {choice.spec: choice.prediction.sent_bytes for choice in advice.here.choices},
         "ranks": [forecast.ranks for forecast in advice.elsewhere],
@@ -157,6 +158,34 @@ def test_it_prints_a_table_the_recommendation_and_its_line(advised):
         assert told in advised[0]["text"]
 
 
+FAST = 1e8  # bytes a second
+
+
+def test_what_is_recommended_and_none_are_tried_and_all_stays_as_it_was(ranks):
+    first, second = ranks.run(asked, 2, rate=FAST, trial_seconds=30, compressors=["int4"])
+    assert first == second
+    assert first["same"]
+    assert ("none", "backward") in first["tried"]
+    assert all(seconds > 0 for seconds in first["tried"].values())
+    assert first["steps"] == sorted(first["steps"])
+
+
+def needs_the_bare_model(model, batch):
+    return loss_of(model, batch) + model.unused.sum()
+
+
+def test_a_training_that_takes_no_wrapped_model_stays_predicted(ranks):
+    texts = ranks.run(asked_of_its_own, 2)
+    for text in texts:
+        assert "nothing more was tried: none: AttributeError" in text or "nothing more was tried: bf16" in text
+        assert "has no attribute 'unused'" in text
+
+
+def asked_of_its_own(rank, world_size):
+    model, optimizer, batch = trained()
+    return str(gradwire.advise(model, needs_the_bare_model, batch, optimizer, compressors=["bf16"], trial_seconds=30))
+
+
 def refused(rank, world_size, **options):
     model, optimizer, batch = trained()
     gradwire.advise(model, options.pop("loss_fn", loss_of), batch, optimizer, **options)
@@ -172,6 +201,7 @@ DIFFERENT = [  # options of rank 0, of the others, what is told
     ({}, {"worthwhile": 2}, "of worthwhile: rank 0 has 1.1, rank 1 has 2"),
     ({"hosts": [16]}, {}, "of hosts: rank 0 has [16], rank 1 has []"),
     ({}, {"bucket_mb": 5}, "of bucket_mb: rank 0 has None, rank 1 has 5"),
+    ({"trial_seconds": 0}, {"trial_seconds": 1}, "of trial_seconds: rank 0 has 0, rank 1 has 1"),
     ({}, {"optimizer": torch.optim.AdamW}, "of optimizer: rank 0 has SGD, rank 1 has Adam"),
     ({"hosts": [16]}, {"hosts": [16]}, "hosts=[16] would be predicted from the links inside one host"),
 ]
@@ -212,6 +242,7 @@ WRONG = [  # options of rank 1, what is told
     ({"compressors": ["nope"]}, "unknown compressor 'nope'"),
     ({"hosts": [1]}, "hosts are whole numbers"),
     ({"tolerance": -1}, "tolerance is a part of the loss"),
+    ({"trial_seconds": -1}, "trial_seconds is how long steps may be tried"),
 ]
 
 
@@ -311,7 +342,7 @@ def on_two_hosts(rank, world_size):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(host_places, "host_name", lambda: f"host {rank // 2}")
         model, optimizer, batch = trained()
-        advice = gradwire.advise(model, loss_of, batch, optimizer, compressors=["int4"], hosts=[8])
+        advice = gradwire.advise(model, loss_of, batch, optimizer, compressors=["int4"], hosts=[8], trial_seconds=0)
     scopes = {scope for _, _, scope in advice.measured.costs}
     sent = {choice.spec: choice.prediction.sent_bytes for choice in advice.here.choices}
     return {

@@ -1,0 +1,90 @@
+"""What a recommendation rests on is tried, of trials made by hand."""
+
+import pytest
+
+from gradwire.hooks.advice import Choice, Forecast, Rule
+from gradwire.hooks.advice.candidates import BACKWARD, PRIORITY, Method
+from gradwire.hooks.advice.predict import Prediction
+from gradwire.hooks.advice.trials import FEWEST, MOST, checked_seconds, confirmed, cost, measured_steps
+
+LONG = 1e6  # seconds
+
+
+def choice(spec, step, order=BACKWARD, loss=0.0):
+    return Choice(Method(spec), order, Prediction(step, 0.0, 0.0, 0), loss)
+
+
+def forecast(*choices):
+    return Forecast.ranked(4, 1, choices, Rule())
+
+
+def after(given, real, seconds=LONG):
+    """The forecast after trials that take `real` seconds, by specification and order, and which there were."""
+    ran = []
+
+    def run(choice, steps):
+        ran.append((choice.spec, choice.order))
+        answer = real[choice.spec, choice.order]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return *confirmed(given, Rule(), run, seconds), ran
+
+
+GIVEN = forecast(choice("none", 1.0), choice("bf16", 0.6), choice("int4", 0.3), choice("int4", 0.25, PRIORITY))
+AS_TOLD = {("none", BACKWARD): 1.0, ("bf16", BACKWARD): 0.6, ("int4", BACKWARD): 0.3, ("int4", PRIORITY): 0.25}
+
+
+def test_what_is_recommended_what_it_is_compared_with_and_none_are_tried():
+    found, failure, ran = after(GIVEN, AS_TOLD)
+    assert ran == [("int4", PRIORITY), ("bf16", BACKWARD), ("none", BACKWARD)]
+    assert (found.best.spec, found.best.order, found.best.tried) == ("int4", PRIORITY, 0.25)
+    assert failure == ""
+
+
+def test_what_is_slower_than_told_gives_way_to_the_next_one_which_is_tried_then():
+    found, _, ran = after(GIVEN, AS_TOLD | {("int4", PRIORITY): 0.4})
+    assert ran[:2] == [("int4", PRIORITY), ("int4", BACKWARD)]
+    assert (found.best.order, found.best.tried) == (BACKWARD, 0.3)
+    assert [each.step for each in found.choices] == [0.3, 0.4, 0.6, 1.0]
+
+
+def test_what_turns_out_not_worth_it_is_not_recommended():
+    found, _, _ = after(GIVEN, AS_TOLD | {("int4", PRIORITY): 0.7, ("int4", BACKWARD): 0.58})
+    assert found.best.spec == "bf16"
+
+
+def test_there_is_no_trial_for_which_there_is_no_time():
+    _, _, ran = after(GIVEN, AS_TOLD, seconds=0)
+    assert ran == []
+    just = cost(GIVEN.best) + 1e-9
+    found, _, ran = after(GIVEN, AS_TOLD, seconds=just)
+    assert ran == [("int4", PRIORITY)]
+    assert found.best.tried == 0.25
+
+
+def test_a_training_that_fails_leaves_predictions():
+    found, failure, ran = after(forecast(choice("none", 1.0)), {("none", BACKWARD): KeyError("no such batch")})
+    assert ran == [("none", BACKWARD)]
+    assert found.best.tried is None
+    assert failure == "none: KeyError: 'no such batch'"
+
+
+def test_where_overlap_fails_no_order_but_backward_is_recommended():
+    found, failure, ran = after(GIVEN, AS_TOLD | {("int4", PRIORITY): TypeError("not this optimizer")})
+    assert found.best.order == BACKWARD
+    assert {each.order for each in found.choices} == {BACKWARD}
+    assert ("int4", BACKWARD) in ran
+    assert failure == "int4, by priority: TypeError: not this optimizer"
+
+
+def test_short_steps_are_measured_more_often():
+    assert measured_steps(choice("none", 10.0)) == FEWEST
+    assert measured_steps(choice("none", 0.001)) == MOST
+
+
+@pytest.mark.parametrize("seconds", [-1, float("inf"), float("nan")])
+def test_how_long_trials_may_take_is_checked(seconds):
+    with pytest.raises(ValueError, match="trial_seconds is how long"):
+        checked_seconds(seconds)
