@@ -86,9 +86,12 @@ class Rule:
     def chosen(self, choices: Sequence[Choice]) -> Choice:
         """Of those that are as fast as the fastest, that which loses least; then the simplest."""
         plain = self.plain(choices)
-        kept = [choice for choice in choices if choice.loss is not None and choice.loss <= self.tolerance]
-        best = _first(kept or [plain])
+        best = _first(self.kept(choices) or [plain])
         return best if best.free or plain.step >= self.worthwhile * best.step else plain
+
+    def kept(self, choices: Sequence[Choice]) -> list[Choice]:
+        """Those whose expected loss is within the tolerance."""
+        return [choice for choice in choices if choice.loss is not None and choice.loss <= self.tolerance]
 
     def plain(self, choices: Sequence[Choice]) -> Choice:
         """The best of those that give nothing up."""

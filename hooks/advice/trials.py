@@ -20,6 +20,7 @@ from .training import Training
 
 TRIAL_SECONDS = 40.0
 SETTLED = {BACKWARD: 3, PRIORITY: 12}  # steps, after which buckets and what is sent first stay as they are
+RIVAL = 1.1  # times the best step: what is told to be nearer may be better
 FEWEST, MOST = 4, 20  # measured steps
 WANTED = 1.0  # seconds of them
 
@@ -33,7 +34,8 @@ def checked_seconds(seconds: float) -> None:
 
 
 def confirmed(forecast: Forecast, rule: Rule, run: Run, seconds: float) -> tuple[Forecast, str]:
-    """The forecast after trials of the choice that it recommends, of what that is compared with, and of none.
+    """The forecast after trials of the choice that it recommends, of what that is compared with, of what may be as fast, and
+    of none.
 
     Where a trial has another one recommended, that is tried, too, until `seconds` are over. A choice whose trial fails is
     not recommended; with the forecast comes what was raised. Without overlap it is the training that fails, and the
@@ -41,7 +43,9 @@ def confirmed(forecast: Forecast, rule: Rule, run: Run, seconds: float) -> tuple
     """
     failure = ""
     while True:
-        wanted = (forecast.best, rule.plain(forecast.choices), forecast.of("none"))
+        best, kept = forecast.best, rule.kept(forecast.choices)
+        rivals = (each for each in kept if each.step <= RIVAL * best.step)
+        wanted = (best, rule.plain(forecast.choices), *rivals, forecast.of("none"))
         choice = next((each for each in wanted if each.tried is None and cost(each) <= seconds), None)
         if choice is None:
             return forecast, failure

@@ -50,6 +50,14 @@ def test_what_is_slower_than_told_gives_way_to_the_next_one_which_is_tried_then(
     assert [each.step for each in found.choices] == [0.3, 0.4, 0.6, 1.0]
 
 
+def test_what_is_told_to_be_nearly_as_fast_is_tried_too():
+    given = forecast(choice("none", 1.0), choice("int4", 0.3), choice("int8", 0.32), choice("onebit", 0.31, loss=0.5))
+    real = {("none", BACKWARD): 1.0, ("int4", BACKWARD): 0.3, ("int8", BACKWARD): 0.25}
+    found, _, ran = after(given, real)
+    assert ran == [("int4", BACKWARD), ("none", BACKWARD), ("int8", BACKWARD)]
+    assert found.best.spec == "int8"
+
+
 def test_what_turns_out_not_worth_it_is_not_recommended():
     found, _, _ = after(GIVEN, AS_TOLD | {("int4", PRIORITY): 0.7, ("int4", BACKWARD): 0.58})
     assert found.best.spec == "bf16"
