@@ -1,5 +1,6 @@
 // Shared memory for Python, and the sums in it. Memory lives as long as what was made of it. Waits release the GIL.
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -31,10 +32,21 @@ int checked(int64_t answer) {
 int memory_file(const std::string& name) { return checked(syscall(SYS_memfd_create, name.c_str(), CLOSE_ON_EXEC)); }
 int process_file(int process) { return checked(syscall(SYS_pidfd_open, process, 0)); }
 
+// Throws where a file is shorter: whoever touched memory beyond its end would be killed.
+void check_holds(int file, size_t size) {
+    struct stat found;
+    checked(fstat(file, &found));
+    const auto held = static_cast<size_t>(found.st_size);
+    if (size == 0 || size > held)
+        throw std::invalid_argument("a memory takes from 1 to all of its file's " + std::to_string(held) +
+                                    " bytes, got " + std::to_string(size));
+}
+
 // A file mapped to be written by all who map it; the mmap of Python's library keeps one more file open.
 class Memory {
 public:
     Memory(int file, size_t size) : size_(size) {
+        check_holds(file, size);
         begin_ = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
         if (begin_ == MAP_FAILED) throw_last_error();
     }

@@ -60,6 +60,21 @@ def test_what_the_system_refuses_is_an_os_error_with_its_number():
         extension().process_file(1 << 22)
 
 
+def test_a_memory_larger_than_its_file_is_an_error_and_no_signal():
+    file = extension().memory_file("test")
+    try:
+        os.ftruncate(file, 4096)
+        for size in (0, 4097, 2**63):
+            with pytest.raises(ValueError, match=f"from 1 to all of its file's 4096 bytes, got {size}$"):
+                extension().Memory(file, size)
+        assert numpy.asarray(extension().Memory(file, 4096))[-1] == 0
+        os.ftruncate(file, 0)
+        with pytest.raises(ValueError, match="1 to all of its file's 0 bytes, got 1"):
+            extension().Memory(file, 1)
+    finally:
+        os.close(file)
+
+
 def test_numbers_of_files_and_processes_are_not_cut_to_32_bits():
     file = extension().memory_file("test")
     try:
