@@ -71,6 +71,8 @@ def own_momentum(optimizer: Optimizer) -> float:
 
 def kind(optimizer: Optimizer) -> str:
     """The optimizer as error feedback sees it: "Adam" (it divides by a root mean square), "SGD with momentum" or "SGD"."""
+    if not hasattr(optimizer, "param_groups"):
+        raise TypeError(f"optimizer is a torch.optim.Optimizer, got {type(optimizer).__name__}")
     options = {option for group in optimizer.param_groups for option in group}
     if options.intersection(DIVIDES):
         return "Adam"

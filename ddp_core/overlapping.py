@@ -45,8 +45,8 @@ def overlap(
         raise TypeError(messages.not_ours(model))
     if order not in ORDERS:
         raise ValueError(f"the order is one of {', '.join(ORDERS)}; got {order!r}")
-    if slice_mb is not None and not 0 < slice_mb < float("inf"):
-        raise ValueError(f"slice_mb is a number of MiB above 0, got {slice_mb}")
+    if slice_mb is not None and not (isinstance(slice_mb, int | float) and 0 < slice_mb < float("inf")):
+        raise ValueError(f"slice_mb is a number of MiB above 0, got {slice_mb!r}")
     if isinstance(optimizer, OverlappedOptimizer):
         raise RuntimeError(
             "the optimizer is overlapped already: one optimizer for one model, and one call of overlap()"

@@ -49,8 +49,8 @@ def plan(
     >>> plan(network, "powersgd:rank=1", world_size=4).compression_ratio
     500.0
     """
-    if world_size < 1:
-        raise ValueError(f"world_size is at least 1, got {world_size}")
+    if not isinstance(world_size, int) or world_size < 1:
+        raise ValueError(f"world_size is a whole number, at least 1; got {world_size!r}")
     built = compressor(spec)
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters() if p.requires_grad}
     if not names:

@@ -19,6 +19,7 @@ from ..transport.host_memory import HostMemory
 from ..transport.host_places import ranks_per_host
 from ..transport.process_group import ProcessGroup
 from ..transport.protocol import Decorator, Transport
+from ..transport.time_limit import time_limit
 
 AT_EXIT = timedelta(seconds=5)
 
@@ -30,7 +31,11 @@ class Engines:
     """
 
     def __init__(self, groups: Sequence[dist.ProcessGroup], timeout: timedelta, decorate: Decorator | None) -> None:
-        self.timeout, self.agreement = timeout, Agreement()
+        if decorate is not None and not callable(decorate):
+            raise TypeError(
+                f"transport is a function of a transport, such as gradwire.ddp_core.Paced; got {decorate!r}"
+            )
+        self.timeout, self.agreement = time_limit(timeout), Agreement()
         self._groups, self._decorate = list(groups), decorate
         self._made: dict[tuple[torch.device, int], Engine] = {}
         self._found: int | None = None  # ranks of a host

@@ -42,7 +42,7 @@ def caps_in_bytes(bucket_cap_mb: float | None, bucket_cap_mb_list: Sequence[floa
 
 
 def _makes_sense(size: object) -> bool:
-    return isinstance(size, Real) and float(size) > 0
+    return isinstance(size, Real) and 0 < float(size) < float("inf")
 
 
 def assigned(parameters: Sequence[Tensor], caps: Sequence[int], alone: Sequence[bool]) -> list[list[int]]:

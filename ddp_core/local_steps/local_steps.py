@@ -22,6 +22,7 @@ from ..buckets.layout import plain
 from ..transport.protocol import Decorator
 from ..transport.rendezvous import Rendezvous
 from ..transport.sites import Ranks
+from ..transport.time_limit import time_limit
 from . import saved
 from .fragment import Fragment, fragments
 from .outer import outer
@@ -66,8 +67,11 @@ class LocalSteps:
         timeout: timedelta = DEFAULT_TIMEOUT,
         transport: Decorator | None = None,
     ) -> None:
-        if every < 1 or not 1 <= fragments <= every:
-            raise ValueError(f"every is at least 1, and fragments from 1 to every; got {every} and {fragments}")
+        _check(model, optimizer, at)
+        if not (isinstance(every, int) and isinstance(fragments, int) and 1 <= fragments <= every):
+            raise ValueError(
+                f"every is a whole number from 1 on, and fragments one from 1 to every; got {every!r} and {fragments!r}"
+            )
         self.every, self.overlap, self.steps = every, overlap, 0
         self.round = 0
         self.history: list[RoundStats] = []
@@ -223,7 +227,17 @@ def _ranks(group: dist.ProcessGroup | None, timeout: timedelta) -> Ranks:
         )
     chosen = group if group is not None else dist.group.WORLD
     assert chosen is not None
-    return Ranks(chosen, timeout)
+    return Ranks(chosen, time_limit(timeout))
+
+
+def _check(model: object, optimizer: object, at: object) -> None:
+    """Raises TypeError for what these cannot be."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a torch.nn.Module, got {model!r}")
+    if not hasattr(optimizer, "register_step_post_hook"):
+        raise TypeError(f"optimizer is a torch.optim.Optimizer, whose steps are counted; got {optimizer!r}")
+    if at is not None and not hasattr(at, "meet"):
+        raise TypeError(f"at is a gradwire.Rendezvous, such as Rendezvous('10.0.0.1:29400', sites=4); got {at!r}")
 
 
 def _rounds(

@@ -33,7 +33,7 @@ def outer(specification: str) -> Outer:
     >>> outer("sgd:lr=1,momentum=0.5")
     Outer(lr=1.0, momentum=0.5, nesterov=False)
     """
-    method, _, rest = specification.partition(":")
+    method, _, rest = str(specification).partition(":")
     values = {"lr": 0.7, "momentum": 0.9} if method == "nesterov" else {"lr": 1.0, "momentum": 0.0}
     allowed = (
         f"an outer optimizer is {' or '.join(METHODS)}, with lr and momentum, such as nesterov:lr=0.7,momentum=0.9"

@@ -18,6 +18,8 @@ class LossScale:
     """Has what is held back follow the scale of a scaler; `rescale` multiplies it by a factor."""
 
     def __init__(self, scaler: Scaler, rescale: Callable[[float], None]) -> None:
+        if not hasattr(scaler, "get_scale"):
+            raise TypeError(f"scaler is a torch.amp.GradScaler, or has get_scale() as that has; got {scaler!r}")
         self.scaler, self._rescale = scaler, rescale
         self._scale: float | None = None  # of what is held back; None where a loaded state tells not
 

@@ -150,8 +150,10 @@ def localize(module: nn.Module, mesh: Any) -> None:
 def trained(module: nn.Module) -> tuple[dict[str, Tensor], list[bool]]:
     """{name: parameter} of all that get gradients averaged, and which of them get sparse ones; each parameter once.
 
-    Raises RuntimeError where there is none, or one is not initialized yet.
+    Raises RuntimeError where there is none, or one is not initialized yet, and TypeError for what is no module.
     """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"DistributedDataParallel takes a torch.nn.Module, got {type(module).__name__}")
     ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
     named: dict[str, Tensor] = {}
     sparse: list[bool] = []

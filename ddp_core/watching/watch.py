@@ -94,8 +94,8 @@ class Watch:
 
 def watch(watched: Watched, every: int, to: Any, folder: str | Path | None) -> Watch:
     """Begin to watch on this rank; see `Handle.watch`."""
-    if every < 1:
-        raise ValueError(f"every is a number of steps, at least 1; got {every}")
+    if not isinstance(every, int) or every < 1:
+        raise ValueError(f"every is a number of steps, at least 1; got {every!r}")
     if to is None and folder is None and watched.group.rank() == 0:
         raise ValueError("watch(to=None) tells nobody: give to=..., or folder=... for `gradwire top`")
     spoken = [] if to is None else [sink_of(to)]

@@ -122,6 +122,7 @@ def test_the_user_s_random_state_is_not_touched(planned):
     [
         (["--model", "resnet"], "unknown model 'resnet'"),
         (["--compressors", "nope"], "unknown compressor 'nope'"),
+        (["--compressors", ","], "compressors is empty: name at least one"),
         (["--data", "digit"], "unknown data 'digit'"),
         (["--model", "gpt", "--data", "digits"], "gpt reads tokens, and the data 'digits' are images"),
         (["--workers", "0"], "workers is at least 1, got 0"),

@@ -55,7 +55,7 @@ def test_every_parameter_is_in_one_bucket_of_its_dtype_and_caps_hold():
 
 
 def test_sizes_of_buckets_that_make_no_sense_are_refused():
-    for wrong in (0, -1, float("nan"), [1], "1"):
+    for wrong in (0, -1, float("nan"), float("inf"), [1], "1"):
         with pytest.raises(ValueError, match="above 0"):
             caps_in_bytes(wrong)
     with pytest.raises(ValueError, match="above 0"):

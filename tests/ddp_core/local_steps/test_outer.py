@@ -32,6 +32,7 @@ def test_it_is_read_from_a_specification():
         ("sgd:rate=1", "with lr and momentum"),
         ("sgd:lr=x", "is a number"),
         ("sgd:lr=0", "above 0"),
+        (3, "nesterov or sgd"),
     ],
 )
 def test_what_is_wrong_is_said(specification, said):

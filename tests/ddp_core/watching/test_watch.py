@@ -245,8 +245,9 @@ def test_a_watch_that_tells_nobody_is_refused():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         handle = gradwire.Handle("bf16")
-        with pytest.raises(ValueError, match="every is a number of steps, at least 1; got 0"):
-            handle.watch(0)
+        for every in (0, float("nan"), "100"):
+            with pytest.raises(ValueError, match=f"every is a number of steps, at least 1; got {every!r}"):
+                handle.watch(every)
         with pytest.raises(ValueError, match="tells nobody"):
             handle.watch(to=None)
         handle.close()

@@ -1,0 +1,82 @@
+"""What arguments cannot be is said when they are given, with what they may be."""
+
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+import gradwire
+
+SECONDS = r"timeout is a datetime.timedelta, such as timedelta\(seconds=60\); got 60"
+
+
+@pytest.fixture
+def group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def ours(**options):
+    return gradwire.DistributedDataParallel(nn.Linear(2, 2), **options)
+
+
+def attached(**options):
+    return gradwire.attach(TorchDDP(nn.Linear(2, 2)), "onebit", **options)
+
+
+def local(**options):
+    model = nn.Linear(2, 2)
+    return gradwire.LocalSteps(model, **{"optimizer": torch.optim.SGD(model.parameters()), **options})
+
+
+@pytest.mark.parametrize("made", [ours, attached, local])
+def test_a_time_limit_is_a_timedelta_above_zero(group, made):
+    with pytest.raises(TypeError, match=SECONDS):
+        made(timeout=60)
+    with pytest.raises(ValueError, match="timeout is above 0"):
+        made(timeout=timedelta(0))
+
+
+@pytest.mark.parametrize("made", [ours, attached])
+def test_a_transport_is_a_function_and_a_scaler_has_a_scale(group, made):
+    with pytest.raises(TypeError, match=r"transport is a function of a transport, .*; got '100mbit'"):
+        made(transport="100mbit")
+    with pytest.raises(TypeError, match=r"scaler is a torch.amp.GradScaler, .*; got 65536.0"):
+        made(scaler=65536.0)
+
+
+def test_distributed_data_parallel_takes_a_module(group):
+    with pytest.raises(TypeError, match=r"takes a torch.nn.Module, got NoneType"):
+        gradwire.DistributedDataParallel(None)
+
+
+def test_local_steps_say_what_they_take(group):
+    for options, words in (
+        ({"optimizer": None}, r"optimizer is a torch.optim.Optimizer, .*; got None"),
+        ({"at": "10.0.0.1:29400"}, r"at is a gradwire.Rendezvous, .*; got '10.0.0.1:29400'"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            local(**options)
+    with pytest.raises(TypeError, match=r"model is a torch.nn.Module, got 'gpt'"):
+        gradwire.LocalSteps("gpt", None)
+    for every, fragments in ((0, 4), ("64", 4), (2.5, 1), (64, 1.5)):
+        with pytest.raises(ValueError, match=rf"from 1 to every; got {every!r} and {fragments!r}"):
+            local(every=every, fragments=fragments)
+
+
+def test_overlap_and_plan_take_numbers(group):
+    model = ours()
+    with pytest.raises(ValueError, match="slice_mb is a number of MiB above 0, got '2'"):
+        gradwire.overlap(model, torch.optim.SGD(model.parameters()), slice_mb="2")
+    for wrong in (0, 2.5, "8"):
+        with pytest.raises(ValueError, match=f"world_size is a whole number, at least 1; got {wrong!r}"):
+            gradwire.plan(nn.Linear(2, 2), "bf16", world_size=wrong)
+
+
+def test_an_optimizer_that_is_none_is_refused_before_anything_is_measured(group):
+    with pytest.raises(TypeError, match=r"optimizer is a torch.optim.Optimizer, got NoneType"):
+        gradwire.advise(nn.Linear(2, 2), lambda model, batch: model(batch).sum(), torch.zeros(1, 2), None)
