@@ -12,7 +12,7 @@ from matplotlib.transforms import Bbox
 STEP = 9.0  # typographic points between the places that are tried
 RINGS = 6
 DIRECTIONS = ((1, 0.3), (1, -0.9), (-1, 0.3), (-1, -0.9), (0, 1), (0, -1.6), (1, 1), (-1, 1), (1, -2), (-1, -2))
-ROOM = (0.15, 0.1)  # around the points, parts of their extent
+ROOM = (0.18, 0.18)  # around the points, parts of their extent
 MARK = 4.0  # pixels around a point that a name must leave free
 
 
