@@ -21,6 +21,7 @@ from ...compress.shares import ranks_given
 from ...ddp_core import DEFAULT_TIMEOUT, Decorator
 from ...ddp_core.averaging.engines import Engines
 from ...ddp_core.planning.shared_cores import Work
+from ...ddp_core.transport.time_limit import time_limit
 from ..clock import clock_for
 from ..plan import bucket_layouts
 from .advice import Advice, Choice, Forecast, Rule
@@ -74,6 +75,7 @@ def advise(
 
     def checked() -> tuple[Rule, list[int], list[Method], str]:
         checked_seconds(trial_seconds)
+        time_limit(timeout)
         return Rule(tolerance, worthwhile), _checked_hosts(hosts), _checked_methods(compressors), family(optimizer)
 
     rule, sizes, asked, kind = checked() if group is None else tried(checked, group, device)

@@ -3,6 +3,7 @@
 import copy
 import os
 import re
+from datetime import timedelta
 from functools import partial
 
 import pytest
@@ -320,6 +321,7 @@ def test_a_loss_of_another_model_is_refused_and_its_gradients_stay(ranks):
         ({"compressors": ["hosts+int4"]}, r"hosts\+int4 is tried without being asked for.*as in int4"),
         ({"hosts": [1]}, r"hosts are whole numbers, at least 2, such as \[16, 64\]; got 1"),
         ({"tolerance": -1}, "tolerance is a part of the loss"),
+        ({"timeout": timedelta(0)}, "timeout is above 0"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_measured(options, message):
