@@ -55,7 +55,7 @@ class CompressedAverager:
         self.sparse = False  # whether any bucket of our own DDP is; then all buckets go beside backward, in one order
         self._bounds: dict[int, Bound] = {}
         self._known = object()  # made anew when what is known of buckets is forgotten
-        self._step: Step | None = None
+        self._step = Step()
         self._inspection = Inspection(compressor)
         self.totals, self._process = Totals(), os.getpid()
         self._loaded_order: list[str] = []
@@ -106,8 +106,7 @@ class CompressedAverager:
             if self._waiting:
                 self._change()
             self._inspection.end_step(self.memory, self._step)
-            if self._step is not None:
-                self.totals.count(self._step)
+            self.totals.count(self._step)
             self._step = step
             self.memory.step += 1
             step.number, self.memory.committed = self.memory.step, False
@@ -118,8 +117,7 @@ class CompressedAverager:
     def end_step(self) -> None:
         """All averages of the step that `begin_step` began have been handed out."""
         with self._lock:
-            if self._step is not None:
-                self._step.finished = True
+            self._step.finished = True
             self._change()
 
     def _change(self) -> None:
@@ -129,7 +127,7 @@ class CompressedAverager:
 
     def _under_way(self) -> bool:
         """Whether a step has begun and not come to its end, as far as its buckets tell."""
-        return self._step is not None and self._step.under_way(idle=self.engines.idle)
+        return self._step.under_way(idle=self.engines.idle)
 
     def between_steps(self, change: Callable[[], None]) -> None:
         """Change the memory now, or when the step is over that runs on another thread."""
@@ -152,9 +150,8 @@ class CompressedAverager:
             total, names = AllReduce(as_real(bucket.flat), "sum"), tuple(map(self._name, bucket.parameters()))
         assert total is not None
         task = Task(one_round(total), bound.label)
-        assert self._step is not None
-        programs, size = self._step.programs, total.tensor.element_size()
-        programs.append(BucketStats(names, total.tensor.numel(), task.record, element_bytes=size))
+        size = total.tensor.element_size()
+        self._step.programs.append(BucketStats(names, total.tensor.numel(), task.record, element_bytes=size))
         return bound.engine.submit(task, on_wait=not self.sparse)
 
     def _bind_own(self, bucket: Sendable) -> Bound:
@@ -171,7 +168,6 @@ class CompressedAverager:
         static = first and id(parameters[0]) not in self._first_ones
         if self._expected or (bucket.index() <= self._last_index and not static):
             self.begin_step(Step())
-        assert self._step is not None
         if self.begun == 1:
             self._first_ones.update(map(id, parameters))
         bound = self._bounds.get(bucket.index())
@@ -184,25 +180,22 @@ class CompressedAverager:
 
     def _averages(self, bound: Bound, bucket: dist.GradBucket | Sendable, *, future: bool = False) -> Pending:
         """The average of a bucket, by a program for each of ours in it, beside backward. `future`: it must be one."""
-        buffer, step, watched = bucket.buffer(), self.memory.step - 1, self.memory.watched
+        buffer, step, watched = bucket.buffer(), self._step, self.memory.watched
         if isinstance(bucket, SparseBucket):
             program = self.memory.reduce_sparse(buffer, self.engines.group.size(), watched)
             task = Task(program, bound.label, needs_future=future)
-            self._note(BucketStats(bound.names, bound.elements, task.record))
+            step.programs.append(BucketStats(bound.names, sum(map(torch.numel, bound.parameters)), task.record))
             return bound.engine.submit(task)
         flat, pendings = as_real(buffer), list[Pending]()
         for part in bound.parts:
-            program, layout = part.reduce(flat, step, buffer, watched), part.memory.layout
+            program, layout = part.reduce(flat, self.memory.step - 1, buffer, watched), part.memory.layout
             task = Task(program, part.label, needs_future=future)
-            self._note(BucketStats(layout.names, layout.numel, task.record, part.memory.gauge, flat.element_size()))
+            size = flat.element_size()
+            step.programs.append(BucketStats(layout.names, layout.numel, task.record, part.memory.gauge, size))
             pendings.append(bound.engine.submit(task))
         if len(pendings) == 1 or (future and flat.is_cuda):
             return pendings[-1]  # on the side stream each has come to its end before the next
         return all_done(pendings, buffer) if future else AllPending(pendings)
-
-    def _note(self, stats: BucketStats) -> None:
-        assert self._step is not None
-        self._step.programs.append(stats)
 
     def _bind(self, bucket: dist.GradBucket | Sendable, parameters: Sequence[Tensor]) -> Bound:
         """Meet a bucket that was not there before. All ranks meet the same one at the same time."""
@@ -212,8 +205,7 @@ class CompressedAverager:
         names, label = tuple(named), labelled(index, tuple(named))
         if isinstance(bucket, SparseBucket):
             engine.prepare(SPARSE_ROUNDS)
-            elements = sum(parameter.numel() for parameter in parameters)
-            return Bound(self._known, parameters, engine, label, names, elements)
+            return Bound(self._known, parameters, engine, label, names)
         if index == 0 and self.memory.remembers:
             self._inspection.watch(parameters)
         flat = as_real(buffer)
@@ -221,7 +213,7 @@ class CompressedAverager:
         with self._lock:
             parts = parts_of(self.memory, bucket, named, layout)
         parts = [prepared(part, self.memory, engine, flat) for part in parts]
-        self._bounds[index] = Bound(self._known, parameters, engine, label, names, flat.numel(), parts)
+        self._bounds[index] = Bound(self._known, parameters, engine, label, names, parts)
         with self._lock:
             self.memory.arrange(names_by_index(self._bounds))
         return self._bounds[index]
@@ -277,9 +269,8 @@ class CompressedAverager:
 
     def _forget(self) -> None:
         """What was known of buckets is so no more, and what a step under way did no longer matters."""
-        if self._step is not None:
-            self.totals.count(self._step)
-        self._step = None
+        self.totals.count(self._step)
+        self._step = Step()
         self._bounds, self._known = {}, object()
         self._expected = self.engines.agreement.due = True
         self._inspection.watch(())

@@ -56,8 +56,8 @@ class Part:
 class Bound:
     """How a bucket of DDP's is averaged, step after step: all that is known once the bucket is.
 
-    `known`: it holds as long as the averager has this one. `names`: of its parameters, which are `elements` real numbers.
-    `total`, for a bucket of our own DDP, which outlives this: the request for the sum of its `buffer`.
+    `known`: it holds as long as the averager has this one. `names`: of its parameters. `total`, for a bucket of our own
+    DDP, which outlives this: the request for the sum of its `buffer`.
     """
 
     known: object
@@ -65,7 +65,6 @@ class Bound:
     engine: Engine
     label: str
     names: tuple[str, ...]
-    elements: int
     parts: Sequence[Part] = ()
     buffer: Tensor | None = None
     total: AllReduce | None = None

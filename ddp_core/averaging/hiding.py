@@ -37,10 +37,10 @@ class Hiding:
         self._end: float | None = None  # of the last step
         self._agreed = False  # in the last step, which took longer for it
 
-    def look(self, last: Step | None, number: int, buckets: Iterable[tuple[Names, BucketMemory]]) -> None:
-        """Before step `number`, from 0; `last`: the one before it, None where there was none like it."""
+    def look(self, last: Step, number: int, buckets: Iterable[tuple[Names, BucketMemory]]) -> None:
+        """Before step `number`, from 0; `last`: the one before it, empty where there was none like it."""
         since, self._end = self._end, None
-        programs = [] if last is None else [each for each in last.programs if each.record.spans]
+        programs = [each for each in last.programs if each.record.spans]
         known = [(names, bucket.choice) for names, bucket in buckets if bucket.choice is not None]
         mine = [each for each in known if each[1].layout.rank == 0 and not each[1].flat.is_cuda]
         if programs and mine:

@@ -35,8 +35,8 @@ class Inspection:
         """The gradients of these tell whether a step's were thrown away; of none: do not look."""
         self._thrown_away.watch(parameters)
 
-    def end_step(self, memory: ModelMemory, last: Step | None) -> None:
-        """Another step begins, so the `last` one, None where there was none like it, stands or is undone."""
+    def end_step(self, memory: ModelMemory, last: Step) -> None:
+        """Another step begins, so the `last` one, empty where there was none like it, stands or is undone."""
         if self._thrown_away.parameters:
             self._thrown_away.look(counts=memory.counts)
         memory.end_step()

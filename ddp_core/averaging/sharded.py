@@ -45,7 +45,7 @@ class ShardAverager:
         self.engines, self.device = Engines([group], timeout, decorate), device
         self.decorated = decorate is not None
         self.totals, self.begun = Totals(), 0
-        self._step: Step | None = None
+        self._step = Step()
         self._agreed = False  # since the last change
         self.before_step: Callable[[], None] = lambda: None  # what the handle does before a step begins
 
@@ -87,9 +87,8 @@ class ShardAverager:
 
     def _recorded(self) -> Step:
         """The step that is under way; what comes after the end of one belongs to the next."""
-        if self._step is None or self._step.finished:
-            if self._step is not None:
-                self.totals.count(self._step)
+        if self._step.finished or not self._step.programs:
+            self.totals.count(self._step)
             self._step = Step()
             self.totals.begin(self._step, self.memory.step)
         return self._step
@@ -104,8 +103,7 @@ class ShardAverager:
     def end_step(self) -> None:
         """All shards of the step are there."""
         self.memory.end_step()
-        if self._step is not None:
-            self._step.finished = True
+        self._step.finished = True
 
     def stats(self) -> Stats:
         """What modules cost in the last step, and in all."""
@@ -113,7 +111,7 @@ class ShardAverager:
 
     def measured(self) -> Measured:
         """What was noted of the last steps. They are not timed in full: backward is torch's."""
-        ended = self._step if self._step is not None and self._step.finished else None
+        ended = self._step if self._step.finished else None
         steps, ranks = self.totals.recent_and(ended), self.engines.group.size()
         return Measured(steps, self.stats(), self.begun, ranks, on_host=self.engines.on_host, sharded=True)
 

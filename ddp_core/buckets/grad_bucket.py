@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate, repeat
-from operator import attrgetter, is_, is_not
+from itertools import accumulate
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -58,8 +58,7 @@ class GradBucket:
         self._places = {member: place for place, member in enumerate(self.members)}
         self._large = [not p.is_cuda and p.nbytes >= LARGE for p in self._parameters]
         self._starts = list(accumulate(self._sizes, initial=0))[:-1]
-        self._dense = [not view.is_cuda and view.is_contiguous() for view in self._views]
-        self._all_dense = all(self._dense)
+        self._gathers = [view.is_cuda or view.is_contiguous() for view in self._views]  # together with others
         self.bound: object = None
         self.open(1.0)
 
@@ -159,19 +158,36 @@ class GradBucket:
         `used`: by index, 0 for parameters that maybe no rank used. What those have gathered before takes part. Not to be
         differentiated.
         """
-        grads = list(map(GRADIENT, self._parameters))
-        fit = (  # all members have got a gradient, which lies outside of the buffer and fits into it as it is
-            self._all_dense
-            and self._sent is None
-            and 1 not in self._filled
-            and all(map(is_not, grads, repeat(None)))
-            and not any(map(is_, grads, self._views))
-            and all(map(used.__getitem__, self.members))
-        )
-        outside = range(len(grads)) if fit else self._fill_each(grads, used)
-        if fit:
-            gather_scaled(self._memory, grads, self._starts, self.scale)
-            increment_version(self._views)
+        outside, sources, targets, starts = list[int](), list[Tensor](), list[Tensor](), list[int]()
+        inside, empty = list[Tensor](), list[Tensor]()
+        for place in range(len(self.members)) if self._sent is None else self._sent:
+            grad, view = self._parameters[place].grad, self._views[place]
+            if self._filled[place]:
+                continue
+            if grad is None:
+                empty.append(view)
+            elif grad is view:
+                inside.append(view)
+                if not used[self.members[place]]:
+                    self._release(place)
+            else:
+                outside.append(place)
+                if self._gathers[place]:
+                    sources.append(grad)
+                    targets.append(view)
+                    starts.append(self._starts[place])
+                else:
+                    self._move(grad, view)
+        if self._memory.is_cuda and sources:  # then scaled together with those that are there
+            torch._foreach_copy_(targets, sources)
+            inside += targets
+        elif sources:
+            gather_scaled(self._memory, sources, starts, self.scale)
+            increment_version(targets)
+        if empty:
+            torch._foreach_zero_(empty)
+        if inside and self.scale != 1.0:
+            self._scale(inside, all_there=len(inside) + len(empty) == len(self.members))
         if self._alias:
             for place in outside:
                 if used[self.members[place]]:
@@ -179,47 +195,11 @@ class GradBucket:
         if self._sent is not None:
             self.flat = torch.cat(self._pieces(self._sent))
 
-    def _fill_each(self, grads: Sequence[Any], used: Sequence[int]) -> list[int]:
-        """The same one by one; returns the places of the gradients that lay outside of the buffer."""
-        outside, inside, empty = [], [], []
-        for place in range(len(grads)) if self._sent is None else self._sent:
-            if self._filled[place]:
-                continue
-            view = self._views[place]
-            if grads[place] is None:
-                empty.append(view)
-            elif grads[place] is not view:
-                outside.append(place)
-            else:
-                inside.append(view)
-                if not used[self.members[place]]:
-                    self._release(place)
-        if self._memory.is_cuda and outside:  # then scaled together with those that are there
-            targets = [self._views[place] for place in outside]
-            torch._foreach_copy_(targets, [grads[place] for place in outside])
-            inside += targets
-        elif outside:
-            self._copy_scaled(outside, grads)
-        if empty:
-            torch._foreach_zero_(empty)
-        if inside and self.scale != 1.0:
-            if len(inside) + len(empty) == len(self.members):
-                self._memory.mul_(self.scale)
-            elif self._memory.is_cuda:
-                torch._foreach_mul_(inside, self.scale)
-            else:  # in place it rounds the factor to 16 bits
-                torch._foreach_copy_(inside, torch._foreach_mul(inside, self.scale))
-        return outside
-
-    def _copy_scaled(self, places: Sequence[int], grads: Sequence[Any]) -> None:
-        dense = [place for place in places if self._dense[place]]
-        if dense:
-            sources, starts = [grads[place] for place in dense], [self._starts[place] for place in dense]
-            gather_scaled(self._memory, sources, starts, self.scale)
-            increment_version([self._views[place] for place in dense])
-        for place in places:
-            if not self._dense[place]:
-                self._move(grads[place], self._views[place])
+    def _scale(self, inside: list[Tensor], *, all_there: bool) -> None:
+        if all_there:  # the others are zeros
+            self._memory.mul_(self.scale)
+        else:  # in place it rounds the factor to 16 bits
+            torch._foreach_copy_(inside, torch._foreach_mul(inside, self.scale))
 
     def sparse_members(self) -> list[int]:
         """The members whose gradients are sparse, which do not fit in here."""

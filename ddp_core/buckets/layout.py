@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import accumulate
-from operator import mul
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -23,11 +21,7 @@ def plain(name: str) -> str:
 
 def is_packed(parameter: Tensor) -> bool:
     """Whether its elements lie one behind the other in some order of its axes, without gaps or overlaps."""
-    order = memory_order(parameter)
-    sizes = [parameter.size(axis) for axis in order]
-    dense = list(accumulate(reversed(sizes), mul, initial=1))[-2::-1]
-    strides = [parameter.stride(axis) for axis in order]
-    return all(size == 1 or have == want for size, have, want in zip(sizes, strides, dense, strict=True))
+    return parameter.permute(memory_order(parameter)).is_contiguous()
 
 
 def memory_order(parameter: Tensor) -> list[int]:
@@ -35,19 +29,22 @@ def memory_order(parameter: Tensor) -> list[int]:
     return sorted(range(parameter.dim()), key=parameter.stride, reverse=True)
 
 
+def laid_out(parameter: Tensor) -> Sequence[int]:
+    """The axes of a parameter in the order in which a bucket lays them out; as contiguous where it has gaps or overlaps."""
+    return memory_order(parameter) if is_packed(parameter) else range(parameter.dim())
+
+
 def axis_order(parameter: Tensor) -> list[int]:
     """The axes with more than one element, in the order in which a bucket lays them out."""
-    axes = memory_order(parameter) if is_packed(parameter) else range(parameter.dim())
-    return [axis for axis in axes if parameter.size(axis) > 1]
+    return [axis for axis in laid_out(parameter) if parameter.size(axis) > 1]
 
 
 def memory_shape(parameter: Tensor) -> tuple[int, ...]:
     """The sizes of a parameter in memory order, as DDP lays its gradient out; complex numbers add an axis of 2.
 
-    A channels-last (out, in, k, k) lies as (out, k, k, in). A parameter with gaps or overlaps is laid out as contiguous.
+    A channels-last (out, in, k, k) lies as (out, k, k, in).
     """
-    sizes = tuple(parameter.size(axis) for axis in memory_order(parameter))
-    shape = sizes if is_packed(parameter) else tuple(parameter.shape)
+    shape = tuple(parameter.size(axis) for axis in laid_out(parameter))
     return (*shape, 2) if parameter.is_complex() else shape
 
 

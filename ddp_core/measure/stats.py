@@ -63,11 +63,12 @@ class Totals:
             watcher.step_ended(ended)
 
     def count(self, step: Step) -> None:
-        """A step that has begun before counts; what it has cost is what it has until another one is counted."""
-        self.recent.append(step)
-        self._earlier += step.programs
-        if len(self._earlier) > MANY:
-            self._add_up()
+        """A step that has sent anything counts; what it has cost is what it has until another one is counted."""
+        if step.programs:
+            self.recent.append(step)
+            self._earlier += step.programs
+            if len(self._earlier) > MANY:
+                self._add_up()
 
     def add(self, programs: Iterable[BucketStats]) -> None:
         """These count, in no step."""
@@ -78,9 +79,9 @@ class Totals:
     def _add_up(self) -> None:
         self._total, self._earlier = total(self._earlier, self._total), []
 
-    def stats(self, step: Step | None, number: int) -> Stats:
+    def stats(self, step: Step, number: int) -> Stats:
         """All that there is; `step`: the last one, which has not been counted; `number`: of steps so far."""
-        programs = () if step is None else tuple(step.programs)
+        programs = tuple(step.programs)
         whole = total((*self._earlier, *programs), self._total)
         return Stats(number, programs, whole)
 

@@ -42,7 +42,7 @@ def step(began, ready, rate, sent=DENSE, encode=0.0):
 
 def proposals(rate, ready=(1.0, 2.0, 3.0), rank=0, steps=4, **options):
     watched, hiding, end = buckets(rank), Hiding(), 100.0
-    hiding.look(None, 3, watched.items())
+    hiding.look(Step(), 3, watched.items())
     for number in range(4, 4 + steps):
         last, end = step(end, ready, rate, **options)
         hiding.look(last, number, watched.items())
