@@ -29,7 +29,7 @@ class Lanes(Driver):
 
     def __init__(self, transport: Transport, timeout: timedelta, on_end: OnEnd) -> None:
         self._transport, self._timeout, self._on_end = transport, timeout, on_end
-        self._lanes: list[Lane] = []
+        self._lanes: list[tuple[SimpleQueue[Task | None], threading.Thread]] = []
 
     def submit(self, task: Task) -> FuturePending:
         """Queue a task behind those submitted before."""
@@ -42,16 +42,20 @@ class Lanes(Driver):
         """Queue a task for a lane; the first one makes it, on the only thread that feeds it."""
         if number == len(self._lanes):
             switch_interval.shorten(self)
-            self._lanes.append(Lane(number, partial(self._advance, lane=number)))
-        self._lanes[number].queue.put(task)
+            queue: SimpleQueue[Task | None] = SimpleQueue()
+            serving = queue, partial(self._advance, lane=number)
+            thread = threading.Thread(target=_serve, args=serving, name=f"gradwire-lane-{number}", daemon=True)
+            thread.start()
+            self._lanes.append((queue, thread))
+        self._lanes[number][0].put(task)
 
     def close(self, deadline: float) -> None:
         """End the threads once they have done what is queued; wait until `deadline` at most."""
         switch_interval.restore(self)
-        for lane in self._lanes:
-            lane.queue.put(None)
-            if lane.thread is not threading.current_thread():
-                lane.thread.join(max(0.0, deadline - time.monotonic()))
+        for queue, thread in self._lanes:
+            queue.put(None)
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
 
     def _advance(self, task: Task, lane: int) -> None:
         """Lane j ends round j - 1 of a task, and starts its round j."""
@@ -64,16 +68,6 @@ class Lanes(Driver):
                 self._on_end(task, None)
         except BaseException as error:  # every error, whatever it is, must reach the waiting backward
             self._on_end(task, error)
-
-
-class Lane:
-    """A thread that takes tasks from a queue."""
-
-    def __init__(self, number: int, advance: Callable[[Task], None]) -> None:
-        self.queue: SimpleQueue[Task | None] = SimpleQueue()
-        name = f"gradwire-lane-{number}"
-        self.thread = threading.Thread(target=_serve, args=(self.queue, advance), name=name, daemon=True)
-        self.thread.start()
 
 
 def _serve(queue: SimpleQueue[Task | None], advance: Callable[[Task], None]) -> None:

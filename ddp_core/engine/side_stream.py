@@ -6,8 +6,7 @@ order depends on the order of tasks and waits alone, so it is the same on every 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -44,10 +43,9 @@ class SideStream(Driver):
             task.future = torch.futures.Future(devices=[self._device])
         queued = QueuedTask(task, self, torch.cuda.Event())
         self._running.append(queued)
-        current = self.current()
-        self._gradients.record(current)
+        self._gradients.record(self.current())
         self._gradients.wait(self._stream)
-        with _on(self._stream, instead_of=current), _full_precision():
+        with torch.cuda.stream(self._stream), _full_precision():
             self._carry_on()
             while queued.runs and task.future is not None:
                 self._carry_on()
@@ -55,13 +53,13 @@ class SideStream(Driver):
 
     def finish(self, queued: QueuedTask) -> None:
         """Queue the rest of a task."""
-        with _on(self._stream, instead_of=self.current()), _full_precision():
+        with torch.cuda.stream(self._stream), _full_precision():
             while queued.runs:
                 self._carry_on()
 
     def send_all(self) -> None:
         """Queue the rest of all tasks, in an order that depends on that of the tasks alone."""
-        with _on(self._stream, instead_of=self.current()), _full_precision():
+        with torch.cuda.stream(self._stream), _full_precision():
             while self._running:
                 self._carry_on()
 
@@ -112,20 +110,6 @@ class QueuedTask:
         for part in (result._indices(), result._values()) if result.is_sparse else (result,):
             part.record_stream(current)
         return result
-
-
-@contextmanager
-def _on(stream: torch.cuda.Stream, instead_of: torch.cuda.Stream) -> Iterator[None]:
-    """As torch.cuda.stream, which is dear, for a thread whose current stream on the device is known."""
-    if torch.cuda.current_device() != stream.device_index:
-        with torch.cuda.stream(stream):
-            yield
-        return
-    torch.cuda.set_stream(stream)
-    try:
-        yield
-    finally:
-        torch.cuda.set_stream(instead_of)
 
 
 def _full_precision() -> AbstractContextManager[object]:

@@ -1,6 +1,7 @@
 """The side stream's order of events, with stand-ins for CUDA's streams that note what they are asked for."""
 
 import time
+from contextlib import contextmanager
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -34,8 +35,13 @@ class Streams:
         self.events += 1
         return Event(self.log, f"event {self.events}")
 
-    def set_stream(self, stream):
-        self.current = stream
+    @contextmanager
+    def stream(self, stream):
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
 
 
 class Event:
@@ -70,9 +76,8 @@ def streams(monkeypatch):
     stand_in = Streams()
     monkeypatch.setattr(torch.cuda, "Stream", stand_in.Stream)
     monkeypatch.setattr(torch.cuda, "Event", stand_in.Event)
-    monkeypatch.setattr(torch.cuda, "set_stream", stand_in.set_stream)
+    monkeypatch.setattr(torch.cuda, "stream", stand_in.stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda index: stand_in.current)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: stand_in.log.append("keeps memory"))
     return stand_in
 
@@ -194,8 +199,8 @@ def averages(rank, world_size, spec, driver):
 def both_drivers(rank, world_size, specs):
     """The averages by lanes, and by a side stream without a device."""
     stand_in, ended = Streams(), lambda task, error: error or (task.future and task.future.set_result(task.result))
-    names = {"Stream": stand_in.Stream, "Event": stand_in.Event, "set_stream": stand_in.set_stream}
-    given = {**names, "current_stream": lambda index: stand_in.current, "current_device": lambda: 0}
+    names = {"Stream": stand_in.Stream, "Event": stand_in.Event, "stream": stand_in.stream}
+    given = {**names, "current_stream": lambda index: stand_in.current}
     found = []
     with pytest.MonkeyPatch.context() as patched:
         for name, value in given.items():
