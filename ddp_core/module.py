@@ -17,8 +17,7 @@ from torch.distributed.utils import _to_kwargs
 from ..compress import Spec, tuned
 from ..compress import compressor as compressor_of
 from .averaging.averager import CompressedAverager
-from .averaging.hooked import HookAverager
-from .averaging.protocol import Averager
+from .averaging.hooked import Averager, HookAverager
 from .backward.forks import ForkGuard
 from .backward.output_nodes import watched
 from .backward.weak_call import weak_call
@@ -81,7 +80,6 @@ class DistributedDataParallel(TorchFace):
     ) -> None:
         nn.Module.__init__(self)
         Joinable.__init__(self)
-        self.logger = None
         self.arguments = Arguments.given(arguments, named_arguments, OWN_ARGUMENTS)
         self.arguments.warn()
         compressor = tuned(compressor, optimizer)
@@ -165,7 +163,6 @@ class DistributedDataParallel(TorchFace):
             self._lazy_init()
         if torch.is_grad_enabled() and self.require_backward_grad_sync:
             self._forks.check()
-            assert self.logger is not None
             self._refuse_distributed_autograd()
             self.logger.set_runtime_stats_and_log()
             self.reducer.require_finished()
@@ -251,7 +248,6 @@ class DistributedDataParallel(TorchFace):
         self._check_comm_hook(hook)
         if self._overlap is not None:
             raise RuntimeError("an overlapped model takes no hook: make it with compressor=..., which does the same")
-        assert self.logger is not None
         if self._hook is not None or self._setup[0] != "none":
             self._log_and_throw(
                 RuntimeError,

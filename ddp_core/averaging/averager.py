@@ -72,12 +72,12 @@ class CompressedAverager:
 
     @property
     def scale(self) -> float:
-        """Gradients may come divided where the compressor only averages."""
+        """What gradients of the next step are to be multiplied by on their way into a bucket: divided, if only averaged."""
         return 1 / self.engines.group.size() if self.memory.averages else 1.0
 
     @property
     def fresh(self) -> bool:
-        """Old gradients must not come where it remembers."""
+        """Whether old ones, of parameters that no rank used, must not be among them, since they would be remembered."""
         return self.memory.remembers
 
     def stats(self) -> Stats:
@@ -98,7 +98,7 @@ class CompressedAverager:
         self._expected = self._told = True
 
     def begin_step(self, step: Step) -> None:
-        """The first bucket of a synchronized step comes next."""
+        """The first bucket of a synchronized step comes next: give the step its number."""
         self.totals.begin(step, self.memory.step)
         with self._lock:
             if self.before_step is not None:
@@ -139,7 +139,7 @@ class CompressedAverager:
                 change()
 
     def start(self, bucket: Sendable) -> Pending:
-        """Begin to average a bucket of our own DDP."""
+        """Begin to average a bucket of our own DDP, after those before; its average is what waiting for it gives."""
         bound = bucket.bound
         if not isinstance(bound, Bound) or bound.known is not self._known:
             bound = bucket.bound = self._bind_own(bucket)

@@ -85,9 +85,7 @@ class Engines:
     def rooms(self, compressor: Compressor, device: torch.device, *, sums: bool) -> Rooms:
         """Where buckets of our own DDP may best lie. `sums`: gradients are only summed."""
         transport = self.of(device, 0).transport
-        if not transport.allocates:
-            return own_rooms
-        if ranks_given(compressor) is None and not sums:
+        if not transport.allocates or (ranks_given(compressor) is None and not sums):
             return own_rooms
 
         def allocated(buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:

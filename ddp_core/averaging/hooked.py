@@ -1,9 +1,9 @@
-"""A user's communication hook as what averages buckets."""
+"""A user's communication hook as what averages buckets; and all that the reducer knows to do so."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..buckets.slices import Sendable
 from ..engine.driver import FuturePending
@@ -46,3 +46,6 @@ class HookAverager:
         """Nothing, where the hook is not gradwire's."""
         if self.own is not None:
             self.own.end_step()
+
+
+Averager: TypeAlias = CompressedAverager | HookAverager

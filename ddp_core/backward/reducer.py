@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Variable
 
-from ..averaging.protocol import Averager
+from ..averaging.hooked import Averager
 from ..buckets.assignment import BucketAssignment
 from ..buckets.grad_bucket import GradBucket, undifferentiated
 from ..buckets.slices import Sendable

@@ -49,7 +49,7 @@ class TorchFace(TorchDDP):
 
     arguments: Arguments
     reducer: TorchReducer  # type: ignore[assignment]
-    logger: Logger | None  # type: ignore[assignment]
+    logger: Logger  # type: ignore[assignment]
     timeline: Timeline
     output_device: Any
     _buffers_sync: BufferSync
@@ -97,7 +97,6 @@ class TorchFace(TorchDDP):
         self.static_graph = True
         self.arguments = dataclasses.replace(self.arguments, static_graph=True)
         self.reducer.rules = self.arguments.rules()
-        assert self.logger is not None
         self.logger._set_static_graph()
 
     def _take_devices(self) -> None:
@@ -149,7 +148,6 @@ class TorchFace(TorchDDP):
 
     def _register_builtin_comm_hook(self, comm_hook_type: dist.BuiltinCommHookType) -> None:
         self.register_comm_hook(self.process_group, BUILT_IN_HOOKS[comm_hook_type])
-        assert self.logger is not None
         self.logger._set_comm_hook_name(str(comm_hook_type))
 
     def _register_buffer_comm_hook(
@@ -195,8 +193,7 @@ class TorchFace(TorchDDP):
             )
 
     def _log_and_throw(self, err_type: type[Exception], err_msg: str) -> NoReturn:
-        if self.logger is not None:
-            self.logger.set_error_and_log(f"{err_type}: {err_msg}")
+        self.logger.set_error_and_log(f"{err_type}: {err_msg}")
         raise err_type(err_msg)
 
     def _refuse_distributed_autograd(self) -> None:
@@ -239,7 +236,6 @@ class TorchFace(TorchDDP):
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
         if sample_rate < 1:
             self._log_and_throw(ValueError, "DDP runtime logging sample rate should be equal or greater than 1")
-        assert self.logger is not None
         self.logger.sample_rate = sample_rate
 
     def _remove_autograd_hooks(self) -> None:

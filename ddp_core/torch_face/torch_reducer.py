@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 from torch import Tensor
 
-from ..averaging.protocol import Averager
+from ..averaging.hooked import Averager
 from ..backward.progress import Backward
 from ..backward.reducer import Reducer
 from ..backward.usage import Usage
@@ -82,14 +82,11 @@ class TorchReducer(Reducer):
 
     def _end_step(self, backward: Backward) -> None:
         if backward.order:  # not where this rank had no inputs
-            self._changed = self._changed or self._differ(backward.order)
-            self.traced = backward.order
+            before, self.traced = self.traced or backward.order, backward.order
+            if before != self.traced and set(before) != set(self.traced):
+                self._changed = True
         self.usage = backward.usage
         super()._end_step(backward)
-
-    def _differ(self, order: list[int]) -> bool:
-        """Whether a step reached other parameters than the one before it."""
-        return bool(self.traced) and self.traced != order and set(self.traced) != set(order)
 
     def _ddp_graph_static(self) -> bool:
         """Whether all steps so far have reached the same parameters."""
