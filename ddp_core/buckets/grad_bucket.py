@@ -52,7 +52,8 @@ class GradBucket:
         self._last, self._alias = last, alias
         self._parameters = list(parameters)
         self._sizes = [parameter.numel() for parameter in parameters]
-        self._memory: Tensor = _zeros(sum(self._sizes), parameters[0]) if room is None else room
+        dtype, device = parameters[0].dtype, parameters[0].device
+        self._memory = torch.zeros(sum(self._sizes), dtype=dtype, device=device) if room is None else room
         self.flat = self._memory
         self._views = [view.data for view in _views(self._memory, self._parameters)]  # each counts its own changes
         self._places = {member: place for place, member in enumerate(self.members)}
@@ -257,10 +258,6 @@ class GradBucket:
             self._take(average)
         for parameter, view in zip(self._parameters, self._views, strict=True):
             parameter.grad = view
-
-
-def _zeros(numel: int, like: Tensor) -> Tensor:
-    return torch.zeros(numel, dtype=like.dtype, device=like.device)
 
 
 def _views(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:

@@ -56,16 +56,9 @@ class Step:
         return self.number > 0 and not self.finished and not (idle and self.sent)
 
     def watch(self, index: int, average: object) -> None:
-        """Note when the average of somebody's hook is there; those of programs tell by their spans.
-
-        A hook may return any object that can be waited for.
-        """
-
-        def end(_: object) -> None:
-            self.done.setdefault(index, time.perf_counter())
-
+        """Note when the average of somebody's hook is there, if it is a future; those of programs tell by their spans."""
         if isinstance(average, torch.futures.Future):
-            average.add_done_callback(end)
+            average.add_done_callback(lambda _: self.done.setdefault(index, time.perf_counter()))
 
     def end(self) -> None:
         """All averages were handed out."""
