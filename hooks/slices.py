@@ -31,6 +31,16 @@ def gradient_mb(
     return slice_of_gradient(_shrinks(spec, world_size, ranks_per_host), whole_mb, slice_mb)
 
 
+def wire_mb(spec: str, world_size: int, parameters: Iterable[Tensor], slice_mb: float | None = None) -> float:
+    """MiB on the wire of such a slice: the `slice_mb` that asks for its size.
+
+    >>> large = [torch.empty(2**25, device="meta")]
+    >>> wire_mb("bf16", 4, large), wire_mb("powersgd:rank=1", 4, large) < 0.1
+    (2.0, True)
+    """
+    return gradient_mb(spec, world_size, parameters, slice_mb=slice_mb) / max(1.0, _shrinks(spec, world_size, 1))
+
+
 @functools.lru_cache(maxsize=256)
 def _shrinks(spec: str, world_size: int, ranks_per_host: int) -> float:
     """How many times as much an all-reduce of a large matrix sends."""

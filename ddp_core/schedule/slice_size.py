@@ -12,7 +12,8 @@ from ...compress.simulate import dry_run
 from ..averaging.averager import CompressedAverager
 from ..buckets.assignment import DEFAULT_CAP_MB, MEBIBYTE
 
-PARTS, SLICE_MB = 8, 2.0  # of a model, at least; of gradient at least, and on the wire at most
+PARTS = 8  # of a model, at least
+LEAST_GRADIENT_MB, MOST_ON_WIRE_MB = 2.0, 2.0  # of a slice
 SAMPLE = 1024  # the sides of a matrix that tells by how much a compressor makes gradients smaller
 
 
@@ -26,9 +27,9 @@ def slice_of_gradient(smaller: float, whole_mb: float, slice_mb: float | None) -
     >>> slice_of_gradient(1.0, 100.0, None), slice_of_gradient(4.0, 100.0, None), slice_of_gradient(16.0, 100.0, None)
     (2.0, 8.0, 12.5)
     """
-    on_wire = slice_mb or SLICE_MB
+    on_wire = slice_mb or MOST_ON_WIRE_MB
     most = on_wire * max(1.0, min(smaller, DEFAULT_CAP_MB / on_wire))
-    return most if slice_mb else min(most, max(SLICE_MB, whole_mb / PARTS))
+    return most if slice_mb else min(most, max(LEAST_GRADIENT_MB, whole_mb / PARTS))
 
 
 def slice_bytes(averager: CompressedAverager, whole: int, slice_mb: float | None, device: torch.device) -> int:

@@ -64,11 +64,15 @@ class Placement:
 
 @dataclass(frozen=True)
 class Measured:
-    """What the ranks measured of one setting: seconds of an iteration, turn by turn and rank by rank, and its phases."""
+    """What the ranks measured of one setting: seconds of an iteration, turn by turn and rank by rank, and its phases.
+
+    `slice_mb`: MiB on the wire of what was sent at once; None where that is buckets.
+    """
 
     seconds: Sequence[float]
     phases: Mapping[str, Sequence[float]]
     traffic: Traffic
+    slice_mb: float | None = None
 
 
 def row(
@@ -83,6 +87,7 @@ def row(
         "machines": placement.machines,
         "ranks_per_machine": placement.ranks_per_machine,
         **dataclasses.asdict(case),
+        "slice_mb": measured.slice_mb,
         "measurements": {
             "sec_per_iter": seconds,
             "ex_per_sec": {name: batch_size / value for name, value in seconds.items()},

@@ -16,7 +16,7 @@ from ..workloads.order import BACKWARD, drain, ordered, waited_seconds
 from .clock import LastGradient
 from .models import Task
 from .rows import PHASES, Case, Measured
-from .wrapping import traffic, wrapped
+from .wrapping import slice_mb, traffic, wrapped
 
 CHOSEN_AFTER = 12  # steps: an order of sending is chosen from the ninth on
 LR, MOMENTUM, WEIGHT_DECAY = 0.001, 0.9, 1e-4  # as in PyTorch's benchmark
@@ -116,8 +116,9 @@ class Trial:
         """
         if self.case.ddp != "none":
             self._check()
-        found = traffic(self._model, self.case, self._handle, self._control.size())
-        return Measured(self._seconds, self._phases, found)
+        ranks = self._control.size()
+        found = traffic(self._model, self.case, self._handle, ranks)
+        return Measured(self._seconds, self._phases, found, slice_mb(self._model, self.case, ranks))
 
     def _check(self) -> None:
         bits = (parameter.detach().contiguous().view(-1).view(torch.int32) for parameter in self._model.parameters())

@@ -14,6 +14,8 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from ...ddp_core import Decorator, DistributedDataParallel, Handle
 from ...hooks import attach
 from ...hooks.plan import ratio
+from ...hooks.slices import wire_mb
+from ..workloads.order import BACKWARD
 from .no_overlap import communicate_after_backward
 from .rows import Case, Traffic
 
@@ -71,3 +73,11 @@ def traffic(model: nn.Module, case: Case, handle: Handle | None, world_size: int
         return Traffic(payload, 2 * (world_size - 1) / world_size * payload)
     last = handle.stats().last.traffic
     return Traffic(last.payload_bytes, last.sent_bytes, ratio(elements, last, world_size))
+
+
+def slice_mb(model: nn.Module, case: Case, world_size: int) -> float | None:
+    """MiB on the wire of what a setting sends at once; None where that is buckets."""
+    if case.order == BACKWARD:
+        return None
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return wire_mb(case.compressor, world_size, trained, case.bucket_mb)

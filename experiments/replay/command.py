@@ -14,7 +14,6 @@ from rich.table import Table
 
 from ...ddp_core.planning.bounds import optimal, synchronous
 from ...ddp_core.planning.link_cost import LinkCost
-from ...ddp_core.schedule.slice_size import SLICE_MB
 from ..network.link import parse_rate
 from ..results.files import check_file
 from ..workloads.emulation import (
@@ -29,6 +28,7 @@ from ..workloads.emulation import (
 from ..workloads.order import BACKWARD, Order
 
 MILLI = 1000
+SLICE_MB_BEFORE = 2.0  # on the wire, in files that do not tell
 PAPER_ORDERS: tuple[Order, ...] = (BACKWARD, "slices", "priority")
 
 
@@ -105,9 +105,9 @@ def replay_command(config: ReplayConfig) -> int:
     return 0
 
 
-def _slice_mb_before(row: Mapping[str, Any]) -> float | None:
-    """What slices took of the wire in files without a bound of the machine; since then their default looks at the model."""
-    return None if row["order"] == BACKWARD or "bound_here_seconds" in row else SLICE_MB
+def _bucket_mb(row: Mapping[str, Any]) -> float | None:
+    """Of buckets, or of slices on the wire."""
+    return row["bucket_mb"] if row["order"] == BACKWARD else row.get("slice_mb", row["bucket_mb"] or SLICE_MB_BEFORE)
 
 
 def measured_rows(path: Path) -> list[MeasuredRow]:
@@ -131,7 +131,7 @@ def measured_rows(path: Path) -> list[MeasuredRow]:
             row["world_size"],
             row["compressor"],
             row["order"],
-            row["bucket_mb"] or _slice_mb_before(row),
+            _bucket_mb(row),
             row["measurements"]["sec_per_iter"]["p50"],
             row.get("stretch", 1.0),
             row["phases"]["optimizer"],

@@ -3,12 +3,14 @@
 import json
 
 import pytest
+import torch
 
 from gradwire.ddp_core.planning.replay import priority_order, replay
 from gradwire.ddp_core.planning.step_model import layered
 from gradwire.experiments.cli import main
 from gradwire.experiments.replay.picture import forward_spans
 from gradwire.experiments.workloads.emulation import cost_on, load_trace, predicted
+from gradwire.hooks.slices import wire_mb
 
 GBIT = 1e9 / 8
 
@@ -161,10 +163,20 @@ def test_files_of_real_computation_and_of_torchs_ddp_alone_are_refused(file, cap
         assert message in capsys.readouterr().err
 
 
-def test_slices_of_a_file_without_a_bound_of_the_machine_were_of_2_mb_on_the_wire(replayed, file):
+def test_slices_are_as_large_as_the_file_tells_and_of_2_mb_on_the_wire_where_it_does_not(replayed, file):
     sent = {"compressor": "topk:ratio=0.01"}
-    before, given, now = (
+    before, given, told, smaller = (
         replayed(file(row("priority", 0.1, **sent, **changed)))["measured"][0]["predicted"]
-        for changed in ({}, {"bucket_mb": 2.0}, {"bound_here_seconds": 0.1})
+        for changed in ({}, {"bucket_mb": 2.0}, {"slice_mb": 2.0}, {"slice_mb": 0.25})
     )
-    assert before == given != now
+    assert before == given == told > smaller
+
+
+@pytest.mark.parametrize("spec", ["none", "int8", "topk:ratio=0.01", "powersgd:rank=4"])
+def test_what_a_file_tells_of_slices_cuts_as_their_default_does(spec):
+    trace, cost = load_trace("resnet50"), cost_on(4, GBIT, 0)
+    parameters = [torch.empty(shape, device="meta") for shape in trace.parameters.values()]
+    chosen, told = (
+        predicted(trace, spec, 4, cost, "priority", bucket_mb=size) for size in (None, wire_mb(spec, 4, parameters))
+    )
+    assert chosen == told
