@@ -1,0 +1,76 @@
+"""Steps by replay with today's default slices, against slices of 2 MiB on the wire: `python slice_size.py 0.05 1 20`.
+
+For each latency of a collective, in ms: how many of 1,008 cases (six traces, eight methods, 2, 4 and 16 hosts, 10 Mbit/s to
+10 Gbit/s) are shorter and longer by more than 3 %. Once with collectives that wait for each other's latency, as planning has
+it; then with two of each round under way, as with Gloo, and with eight.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from gradwire.ddp_core.planning.link_cost import LinkCost
+from gradwire.ddp_core.planning.replay import priority_order, replay
+from gradwire.ddp_core.planning.step_model import StepModel
+from gradwire.experiments.workloads.emulation import load_trace, step_by_slices
+
+TRACES = ("gpt-20m", "resnet18-cifar", "inceptionv3", "resnet50", "sockeye", "vgg19")
+METHODS = ("none", "bf16", "int8", "int4", "int2", "onebit", "topk:ratio=0.01", "powersgd:rank=4")
+HOSTS, RATES = (2, 4, 16), (0.01, 0.03, 0.1, 0.3, 1, 3, 10)  # Gbit/s
+UNDER_WAY = (1, 2, 8)
+BEFORE = 2.0  # MiB on the wire
+MORE = 1.03
+
+
+def seconds(model: StepModel, order: Sequence[int], rounds: int, alpha: float, under_way: int) -> float:
+    """Of a step: a lane a round, on each of which so many may be under way, and one link, first come, first served."""
+    arrived, free = [0.0] * len(order), 0.0
+    begun, busy, come = [0] * rounds, [0] * rounds, [set[int]() for _ in range(rounds)]
+    ready = itertools.accumulate((model.pieces[index].ready for index in order), max)
+    events = [
+        (moment, -1, place) for place, moment in enumerate(ready)
+    ]  # (when, on which lane one has ended, its place)
+    heapq.heapify(events)
+    while events:
+        now, lane, place = heapq.heappop(events)
+        if lane >= 0:
+            busy[lane] -= 1
+        if lane + 1 == rounds:
+            arrived[order[place]] = now
+        else:
+            come[lane + 1].add(place)
+        for each in range(rounds):
+            while begun[each] in come[each] and busy[each] < under_way:
+                free = max(now, free) + model.pieces[order[begun[each]]].wire / rounds
+                heapq.heappush(events, (free + alpha, each, begun[each]))
+                begun[each] += 1
+                busy[each] += 1
+    late = (moment + model.forward - piece.needed for moment, piece in zip(arrived, model.pieces, strict=True))
+    return max([model.computation, *late])
+
+
+def ratios(alpha: float, under_way: int) -> Iterator[float]:
+    """Of the step with today's default to that with slices of 2 MiB, of each case."""
+    for name, method, hosts, rate in itertools.product(TRACES, METHODS, HOSTS, RATES):
+        trace, link = load_trace(name), LinkCost(0.0, 8 / (rate * 1e9))
+        rounds = round(max(piece.wire for piece in step_by_slices(trace, method, hosts, LinkCost(1.0, 0.0)).pieces))
+        found = []
+        for size in (None, BEFORE):
+            model = step_by_slices(trace, method, hosts, link, slice_mb=size)
+            held = (replace(piece, wire=piece.wire + alpha * rounds) for piece in model.pieces)
+            waiting = replace(model, pieces=tuple(held))
+            order = priority_order(waiting)
+            one = under_way == 1
+            found.append(replay(waiting, order).step if one else seconds(model, order, rounds, alpha, under_way))
+        yield found[0] / found[1]
+
+
+for latency, count in itertools.product(map(float, sys.argv[1:]), UNDER_WAY):
+    steps = sorted(ratios(latency / 1000, count))
+    shorter, longer = sum(each < 2 - MORE for each in steps), sum(each > MORE for each in steps)
+    spread = f"{steps[0]:.2f} to {steps[-1]:.2f}"
+    print(f"{latency:g} ms, {count} under way: {shorter} shorter, {longer} longer, times {spread}", flush=True)
