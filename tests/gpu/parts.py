@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "docs" / "benchmarks"
 FLOOR, LARGE_BUCKET = 0.85, 64_000_000  # of a copy's speed, from so many elements on
@@ -19,20 +21,25 @@ CASES = ("none", "bf16", "powersgd:rank=4", "topk:ratio=0.01", "onebit")
 
 @dataclass(frozen=True)
 class Part:
-    """`command`: its arguments for an output folder. `misses`: of a part that ended well, the goals it does not reach."""
+    """`command`: its arguments for an output folder. `misses`: of a part that ended well, the goals it does not reach.
+
+    `modules`: what must be installed, beside torch; `device`: whether it needs a GPU.
+    """
 
     says: str
     command: Callable[[Path], list[str]]
-    modules: tuple[str, ...] = ("torch",)
+    modules: tuple[str, ...] = ()
     misses: Callable[[Path], list[str]] = lambda _: []
+    device: bool = True
 
     @property
     def missing(self):
-        """Modules that are not installed."""
-        return [name for name in self.modules if importlib.util.find_spec(name) is None]
+        """What it needs and is not here."""
+        modules = [f"{name} not installed" for name in self.modules if importlib.util.find_spec(name) is None]
+        return modules + (["no CUDA device"] if self.device and not torch.cuda.is_available() else [])
 
 
-def pytest_part(says, *arguments):
+def pytest_part(says, *arguments, **settings):
     """Tests, beside each other where pytest can."""
 
     def command(out):
@@ -40,7 +47,7 @@ def pytest_part(says, *arguments):
         strict = [] if importlib.util.find_spec("pytest_timeout") else ["--override-ini", "addopts=-ra"]
         return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *parallel, *strict, *arguments]
 
-    return Part(says, command, ("torch", "triton", "pytest"))
+    return Part(says, command, ("triton", "pytest"), **settings)
 
 
 def info(out):
@@ -128,16 +135,18 @@ def profiles(out):
 COMPILE = ("tests/kernels/test_triton_compile.py", "tests/kernels/test_cuda_compile.py")
 KERNELS = ("tests/gpu/test_cuda_kernels.py", "tests/kernels/test_triton_gpu.py")
 DDP = ("tests/gpu/test_engine_cuda.py", "tests/gpu/test_ddp_cuda.py", "tests/gpu/test_shared_gpu.py")
-ORDER = ("tests/gpu/test_late_replies.py", "tests/gpu/test_training_cuda.py")
+ORDER = ("tests/gpu/test_late_replies.py", "tests/gpu/test_training_cuda.py", "tests/gpu/test_graph_cuda.py")
 
 PARTS = {
-    "info": Part("what there is", info),
-    "compile": pytest_part("kernels compile for GPUs that are not here", *COMPILE),
+    "info": Part("what there is", info, ("rich",), device=False),
+    "compile": pytest_part("kernels compile for GPUs that are not here", *COMPILE, device=False),
     "kernels": pytest_part("kernels against the reference", *KERNELS),
     "ddp": pytest_part("engine and DDP against torch's", *DDP),
-    "order": pytest_part("late replies, steps without waits, overflows, sparse and uneven inputs", *ORDER),
-    "floors": Part("kernels against a copy's speed", floors, ("torch", "triton", "rich"), slow_kernels),
-    "step": Part("a step bound by the GPU", steps("gpu", 25), ("torch", "rich"), slow_steps),
-    "host": Part("a step bound by the host", steps("host", 1), ("torch", "rich"), busy_hosts),
-    "profile": Part("where steps go", profiles, ("torch", "rich")),
+    "order": pytest_part(
+        "late replies, steps without waits, overflows, sparse and uneven inputs, captured steps", *ORDER
+    ),
+    "floors": Part("kernels against a copy's speed", floors, ("triton", "rich"), slow_kernels),
+    "step": Part("a step bound by the GPU", steps("gpu", 25), ("rich",), slow_steps),
+    "host": Part("a step bound by the host", steps("host", 1), ("rich",), busy_hosts),
+    "profile": Part("where steps go", profiles, ("rich",)),
 }

@@ -1,13 +1,18 @@
 """The parts of `make gpu`, as far as that can be told without a GPU."""
 
 import json
+import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from . import __main__ as command
-from .parts import PARTS, ROOT, Part, busy_hosts, slow_kernels, slow_steps
+from .parts import BENCHMARKS, PARTS, ROOT, Part, busy_hosts, slow_kernels, slow_steps
+
+COMMANDS_NEED = {"jsonargparse", "rich", "yaml", "matplotlib", "xdist", "pytest_timeout"}
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -18,8 +23,48 @@ def test_commands_name_files_that_exist(name, tmp_path):
     assert words[0] == sys.executable
 
 
+def test_every_test_of_a_gpu_is_in_a_part(tmp_path):
+    marked = {
+        file
+        for file in ROOT.glob("tests/**/test_*.py")
+        if re.search(r"^pytestmark = .*mark\.gpu", file.read_text(), re.MULTILINE)
+    }
+    in_parts = {ROOT / word for part in PARTS.values() for word in part.command(tmp_path) if word.endswith(".py")}
+    assert {*marked, *ROOT.glob("tests/gpu/test_*.py")} - in_parts == {Path(__file__)}
+
+
+WITHOUT = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Refuse(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] in {missing}:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Refuse())
+sys.path[:0] = {paths}
+{imports}
+"""
+IMPORTS = {
+    "info": "from gradwire.experiments.info import collect; collect()",
+    "floors": "from gradwire.experiments.kernels.command import KernelsConfig, kernels_command",
+    "step": "import gpu_step",
+    "host": "import gpu_step",
+    "profile": "import gpu_profile",
+}
+
+
+@pytest.mark.parametrize("name", IMPORTS)
+def test_a_part_does_with_the_modules_that_it_names(name):
+    missing, paths = COMMANDS_NEED - {*PARTS[name].modules}, [str(ROOT), str(BENCHMARKS)]
+    code = WITHOUT.format(missing=missing, paths=paths, imports=IMPORTS[name])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def part(code, **settings):
-    return Part("a part", lambda out: [sys.executable, "-c", code], **settings)
+    return Part("a part", lambda out: [sys.executable, "-c", code], **{"device": False, **settings})
 
 
 @pytest.mark.parametrize(
@@ -28,17 +73,40 @@ def part(code, **settings):
         (part("pass"), "passed", ""),
         (part("raise SystemExit(3)"), "failed", "exit code 3"),
         (part("pass", modules=("no_such_module",)), "left out", "no_such_module not installed"),
+        (part("pass", device=True), "left out", "no CUDA device"),
         (part("pass", misses=lambda out: ["too slow"]), "short of its goal", "too slow"),
         (part("import time; time.sleep(60)"), "failed", "not done"),
     ],
-    ids=["good", "failing", "without a module", "slow", "endless"],
+    ids=["good", "failing", "without a module", "without a device", "slow", "endless"],
 )
 def test_every_part_gets_a_verdict(made, verdict, word, tmp_path, monkeypatch):
     monkeypatch.setitem(PARTS, "made", made)
-    monkeypatch.setattr(command, "LIMIT", 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    if word == "not done":
+        monkeypatch.setattr(command, "LIMIT", 1)
     result = command.run("made", tmp_path)
     assert result["verdict"] == verdict
     assert word in " ".join(result["why"])
+
+
+def ran(monkeypatch, tmp_path, *codes):
+    """The exit code of parts that are there alone, and their results as written."""
+    monkeypatch.setattr(command, "PARTS", {f"part {number}": code for number, code in enumerate(codes)})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["tests.gpu", "--out", str(tmp_path / "results")])
+    code = command.main()
+    return code, json.loads((tmp_path / "results" / "summary.json").read_text())
+
+
+def test_without_a_gpu_what_needs_none_runs(monkeypatch, tmp_path, capsys):
+    code, results = ran(monkeypatch, tmp_path, part("pass"), part("pass", device=True))
+    assert code == 2
+    assert [result["verdict"] for result in results] == ["passed", "left out"]
+    assert "sees no CUDA device" in capsys.readouterr().err
+
+
+def test_a_part_that_fails_is_told_by_the_exit_code(monkeypatch, tmp_path):
+    assert ran(monkeypatch, tmp_path, part("raise SystemExit(3)"), part("pass"))[0] == 1
 
 
 def written(folder: Path, name, document):
