@@ -1,0 +1,55 @@
+"""What a step of a method moves, against the table of docs/kernels.md: kernels, torch's operators, the step's verdict."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from gradwire import kernels
+from gradwire.compress import Layout, compressor
+from gradwire.compress.simulate import STEADY, alike
+from gradwire.compress.together import next_request
+from gradwire.ddp_core.memory.bucket_memory import BucketMemory
+from gradwire.kernels import triton_kernels
+
+from ...traffic import Counted
+
+PAGE = Path(__file__).parents[3] / "docs" / "kernels.md"
+ROW = re.compile(r"^\| `([^`]+)` \| ([\d.]+) \| ([\d.]+) \|$", re.MULTILINE)
+TABLE = ROW.findall(PAGE.read_text("utf-8").partition("What a step of a method moves")[2])
+SHAPES = ((512, 128), (128, 512))
+RANKS = 8
+
+pytestmark = pytest.mark.skipif(not triton_kernels.INTERPRETED, reason="loads and stores are those of the interpreter")
+
+
+def moved(spec, dtype, monkeypatch):
+    """Bytes an element of the second step, from the gradient in the bucket to the average there."""
+    layout = Layout(("first", "second"), SHAPES, dtype, torch.device("cpu"), world_size=RANKS)
+    memory = BucketMemory(compressor(spec), layout, STEADY)
+    counted = Counted(monkeypatch)
+    for step in (0, 1):
+        before = counted.bytes
+        flat = torch.randn(layout.numel, generator=torch.Generator().manual_seed(step)).to(dtype)
+        program, reply = memory.reduce(flat, STEADY + step, watched=True), None
+        with kernels.use_backend("triton"):
+            while True:
+                with counted:
+                    request, _ = next_request(program, reply)
+                if request is None:
+                    break
+                reply = alike(request, layout.members(request.scope), layout.rank)
+        memory.end_step(keep=True, owing=False)
+    return (counted.bytes - before) / layout.numel
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("spec", "wide", "narrow"), TABLE, ids=[row[0] for row in TABLE])
+def test_a_step_moves_what_the_page_says(spec, wide, narrow, dtype, monkeypatch):
+    told = float(wide if dtype == torch.float32 else narrow)
+    assert moved(spec, dtype, monkeypatch) == pytest.approx(told, abs=0.3)
+
+
+def test_the_page_has_such_a_table():
+    assert len(TABLE) >= 3
