@@ -53,6 +53,25 @@ class ShardLayout:
         for name, shape, column in zip(self.whole.names, self.shapes, columns, strict=True):
             yield name, column.unflatten(1, shape)
 
+    @cached_property
+    def _padding(self) -> tuple[tuple[tuple[int, int, int, int], ...], ...]:
+        """By rank: (parameter, axis, first index, length) of what fills up its shards that come out shorter."""
+        padding: list[list[tuple[int, int, int, int]]] = [[] for _ in range(self.whole.world_size)]
+        for place, (whole, shard, dim) in enumerate(zip(self.whole.shapes, self.shapes, self.dims, strict=True)):
+            for rank, found in enumerate(padding):
+                first = max(0, whole[dim] - rank * shard[dim])
+                if first < shard[dim]:
+                    found.append((place, dim, first, shard[dim] - first))
+        return tuple(map(tuple, padding))
+
+    def clear_padding(self, row: Tensor, rank: int) -> None:
+        """Put zeros where `row`, of that rank, has numbers of no parameter."""
+        if not self._padding[rank]:
+            return
+        columns = row.split([prod(shape) for shape in self.shapes])
+        for place, dim, first, length in self._padding[rank]:
+            columns[place].view(self.shapes[place]).narrow(dim, first, length).zero_()
+
     def joined(self, flat: Tensor) -> dict[str, Tensor]:
         """Copies of the parameters as they are before they are cut."""
         joined = {}

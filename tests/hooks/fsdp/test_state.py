@@ -62,7 +62,7 @@ def test_a_state_of_onebit_from_before_it_rotated_is_taken_where_it_does_not():
         checked(saved, repr(shard_sum("onebit")), set())
 
 
-@pytest.mark.parametrize("reduce", ["int4", "int4:residual_bits=8"])
+@pytest.mark.parametrize("reduce", ["int4", "int4:residual_bits=8", "int2", "onebit"])
 @pytest.mark.parametrize("through", ["file", "torch.distributed.checkpoint"])
 def test_a_training_goes_on_to_the_bit(ranks, through, reduce, tmp_path):
     assert ranks.run(resumed, 2, str(tmp_path), through, reduce) == [True, True]
@@ -181,7 +181,7 @@ def undone(rank, world_size, how, reduce):
     return same_numbers, finite
 
 
-@pytest.mark.parametrize("reduce", ["int4", "int4:residual_bits=8"])
+@pytest.mark.parametrize("reduce", ["int4", "int4:residual_bits=8", "int2", "onebit"])
 @pytest.mark.parametrize("how", ["counts", "not finite", "discarded"])
 def test_a_step_that_does_not_count_leaves_what_is_held_back(ranks, how, reduce):
     for same_numbers, finite in ranks.run(undone, 2, how, reduce):
