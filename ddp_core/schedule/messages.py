@@ -48,6 +48,14 @@ def not_updated(why: str, made: Sequence[str], pending: Sequence[str]) -> str:
     )
 
 
+def forked(names: Sequence[str]) -> str:
+    """A forked process uses what is on its way to its parent."""
+    return (
+        f"this process was forked while the averages of {shown(names)} were on their way, which come to the parent alone: "
+        "call the optimizer's drain() before such a fork, or start the process by spawn"
+    )
+
+
 def not_ours(model: object) -> str:
     """A model whose reducer is not gradwire's."""
     return (

@@ -30,7 +30,6 @@ from ..backward.reducer import Reducer
 from ..backward.weak_call import weak_call
 from ..buckets.assignment import own_rooms
 from ..buckets.sparse import SparseBucket
-from ..engine.engine import FORKED
 from . import messages
 from .awaited import Awaited, clear
 from .bucket_order import BucketOrder
@@ -149,7 +148,7 @@ class Overlap:
             if update not in self._pending:
                 return
             if os.getpid() != self._process:
-                raise RuntimeError(FORKED)
+                raise RuntimeError(messages.forked(self._names([update])))
             began = update.want()
             try:
                 average = self._reducer.average_of(update.bucket, update.backward)

@@ -9,6 +9,8 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 import gradwire
 
 from ..layers import Layers, inputs_of
+from ..schedule import overlapped
+from ..schedule.overlapped import Setting
 
 MESSAGE = "this process was forked after the model was set up"
 TORCH = "in combination with fork-based multiprocessing"  # where its threads ran before, torch is the first to refuse
@@ -90,4 +92,30 @@ def test_it_may_not_where_they_are_views_of_what_it_shares(ranks):
     views = {"gradient_as_bucket_view": True}
     for told, alike in ranks.run(both, 2, True, "none", "within the bare module", views):
         assert MESSAGE in told[0] or TORCH in told[0]
+        assert alike
+
+
+def read_while_under_way(rank, world_size):
+    """What forked processes say that use a parameter, while its update is under way and after `drain()`; and the end."""
+    setting = Setting(rank, "backward", net=overlapped.Layers)
+    used = setting.model.module[0].weight
+    told = []
+    for _ in range(2):
+        setting.step()
+        told.append((setting.pending, in_child(lambda: used.sum().item())))
+        setting.optimizer.drain()
+        told.append((setting.pending, in_child(lambda: used.sum().item())))
+    plain = Setting(rank, "synchronous", net=overlapped.Layers)
+    for _ in range(2):
+        plain.step()
+    return told, overlapped.equal(setting.end(), plain.end())
+
+
+def test_a_forked_process_that_uses_a_parameter_on_its_way_is_told_to_drain_before(ranks):
+    for told, alike in ranks.run(read_while_under_way, 2):
+        for (pending, refused), drained in zip(told[::2], told[1::2], strict=True):
+            assert pending
+            assert "was forked while the averages of" in refused
+            assert "call the optimizer's drain() before" in refused
+            assert drained == (False, "nothing")
         assert alike
