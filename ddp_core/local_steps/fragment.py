@@ -22,8 +22,8 @@ class Fragment:
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-        self.parameters = {name: _real(parameter) for name, parameter in parameters.items()}
-        shapes = tuple(tuple(parameter.shape) for parameter in self.parameters.values())
+        self.parameters = dict(parameters)  # not their memory, which a loop may replace
+        shapes = tuple(tuple(_real(parameter).shape) for parameter in self.parameters.values())
         self.layout = Layout(tuple(self.parameters), shapes, dtype, CPU)
         self.anchor = self.now()
         self.momentum = torch.zeros_like(self.anchor)
@@ -33,7 +33,7 @@ class Fragment:
         """The parameters as they are here, flat."""
         flat = torch.empty(self.layout.numel, dtype=self.layout.dtype)
         for place, parameter in zip(self.layout.views(flat).values(), self.parameters.values(), strict=True):
-            place.copy_(parameter)
+            place.copy_(_real(parameter))
         return flat
 
     def capture(self) -> Tensor:
@@ -55,7 +55,7 @@ class Fragment:
 
     def _put(self, flat: Tensor) -> None:
         for parameter, value in zip(self.parameters.values(), self.layout.views(flat).values(), strict=True):
-            parameter.copy_(value)
+            _real(parameter).copy_(value)
 
 
 def _real(tensor: Tensor) -> Tensor:

@@ -77,7 +77,9 @@ class LocalSteps:
         self.history: list[RoundStats] = []
         self.waited = 0.0
         sites = at or _ranks(process_group, timeout)
-        self._rounds, self._buffers = _rounds(model, fragments, outer, compressor, sites, transport)
+        self._module = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+        self._averaged = [name for name, buffer in self._module.named_buffers() if buffer.is_floating_point()]
+        self._rounds = _rounds(self._module, _flat(self._buffers), fragments, outer, compressor, sites, transport)
         self._parts = self._rounds.fragments
         self.spacing = every // len(self._parts)
         self._setup = self._described(model, outer, compressor)
@@ -88,7 +90,7 @@ class LocalSteps:
 
     def _described(self, model: nn.Module, outer: str, spec: Spec) -> str:
         frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
-        shapes = [(name, tuple(p.shape)) for part in self._parts for name, p in part.parameters.items()]
+        shapes = [each for part in self._parts for each in zip(part.layout.names, part.layout.shapes, strict=True)]
         trained = f"{len(shapes)} parameters {saved.digest(shapes)}"
         options = f"every={self.every}, overlap={self.overlap}, outer={outer!r}"
         parts = f"{len(self._parts)} fragments of {trained}, and {len(frozen)} frozen ones {checksum(frozen)}"
@@ -102,6 +104,11 @@ class LocalSteps:
         except BaseException:  # Ctrl-C, too: the interpreter's end would wait for the thread that waits for sites
             self._rounds.abandon()
             raise
+
+    @property
+    def _buffers(self) -> list[Tensor]:
+        """Those of real numbers, as they are now: a module may have replaced some."""
+        return [self._module.get_buffer(name) for name in self._averaged]
 
     @property
     def delay(self) -> int:
@@ -158,8 +165,9 @@ class LocalSteps:
         self._take_buffers()
 
     def _take_buffers(self) -> None:
-        sizes = [buffer.numel() for buffer in self._buffers]
-        for buffer, value in zip(self._buffers, self._rounds.buffers.split(sizes), strict=True):
+        buffers = self._buffers
+        sizes = [buffer.numel() for buffer in buffers]
+        for buffer, value in zip(buffers, self._rounds.buffers.split(sizes), strict=True):
             buffer.copy_(value.view(buffer.shape))
 
     def metrics(self) -> dict[str, float]:
@@ -241,20 +249,23 @@ def _check(model: object, optimizer: object, at: object) -> None:
 
 
 def _rounds(
-    model: nn.Module, count: int, specification: str, spec: Spec, sites: Sites, decorate: Decorator | None
-) -> tuple[Rounds, list[Tensor]]:
-    """The rounds of a model, and its buffers of real numbers."""
+    module: nn.Module,
+    buffers: Tensor,
+    count: int,
+    specification: str,
+    spec: Spec,
+    sites: Sites,
+    decorate: Decorator | None,
+) -> Rounds:
+    """The rounds of a model, with its buffers of real numbers."""
     built = compressor(spec)
     if marked(built, "methods"):
         raise ValueError(
             f"a site that joins would not know which method the others have chosen; got {spec!r}: give "
             f"local steps one of its methods, such as int4"
         )
-    module = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
     named = {plain(name): p for name, p in module.named_parameters() if p.requires_grad}
-    buffers = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
-    rounds = Rounds(sites, fragments(named, count), _flat(buffers), outer(specification), built, decorate)
-    return rounds, buffers
+    return Rounds(sites, fragments(named, count), buffers, outer(specification), built, decorate)
 
 
 def _flat(buffers: Sequence[Tensor]) -> Tensor:

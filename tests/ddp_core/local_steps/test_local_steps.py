@@ -66,6 +66,27 @@ def test_all_sites_end_with_the_same_model(places, spec, overlap):
     assert all(stats.sites == 3 for stats in results[0][2].history)
 
 
+def test_memory_that_a_loop_puts_in_another_s_place_is_averaged(places):
+    def replacing(site):
+        model = Net(site)
+        model.register_buffer("seen", torch.zeros(2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        local = LocalSteps(model, optimizer, at=made[site], every=4, fragments=2, overlap=False, **PLAIN)
+        for step in range(16):
+            model.seen = model.seen + site + 1  # as running statistics are often written
+            if step == 5:
+                flat = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+                torch.nn.utils.vector_to_parameters(flat, model.parameters())
+            descend(model, optimizer, site, step)
+        local.finish()
+        return model
+
+    made = [places(2), places(2)]
+    first, second = together(2, replacing)
+    assert_same([first, second])
+    assert torch.equal(first.seen, torch.full((2,), 16 * 1.5))
+
+
 def test_plain_averages_after_each_step_of_sgd_are_data_parallel_training(places):
     def alone(site):
         model = Net(0, torch.float64)

@@ -154,8 +154,11 @@ def in_hosts_of_two(rank, world_size, kind):
     """The parameters after steps whose gradients are averaged in a host of two ranks, and now and then between hosts."""
     (host,) = (group for ranks in ((0, 1), (2, 3)) if (group := dist.new_group(list(ranks))) and rank in ranks)
     (place,) = (group for ranks in ((0, 2), (1, 3)) if (group := dist.new_group(list(ranks))) and rank in ranks)
-    model = kind(plain_net(), process_group=host)
+    wrapper = torch.nn.parallel.DistributedDataParallel if kind == "torch" else gradwire.DistributedDataParallel
+    model = wrapper(plain_net(), process_group=host)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if kind == "overlap":
+        optimizer = gradwire.overlap(model, optimizer, order="backward")
     options = {"every": 3, "fragments": 1, "overlap": False, "outer": "sgd:lr=1,momentum=0", "compressor": "none"}
     local = LocalSteps(model, optimizer, process_group=place, **options)
     for step in range(7):
@@ -166,7 +169,7 @@ def in_hosts_of_two(rank, world_size, kind):
     return weights(model)
 
 
-@pytest.mark.parametrize("kind", [torch.nn.parallel.DistributedDataParallel, gradwire.DistributedDataParallel])
+@pytest.mark.parametrize("kind", ["torch", "gradwire", "overlap"])
 def test_ranks_of_a_host_average_at_every_step_and_hosts_now_and_then(ranks, kind):
     hosts = [plain_net(), plain_net()]
     for step in range(7):
