@@ -19,7 +19,7 @@ REFUSED = {  # optimizers of torch.optim that do not update each parameter by it
 def check(optimizer: Optimizer, *, per_parameter: bool) -> None:
     """Raise TypeError or ValueError, with the way out, for an optimizer whose step cannot be taken bucket by bucket."""
     kind = type(optimizer)
-    known = kind.__module__.startswith("torch.optim.") and getattr(torch.optim, kind.__name__, None) is kind
+    known = getattr(torch.optim, kind.__name__, None) is kind
     if known and kind.__name__ in REFUSED:
         raise TypeError(f"overlap() does not take {kind.__name__}: {REFUSED[kind.__name__]}; use it without overlap()")
     if not known and not per_parameter:

@@ -295,6 +295,24 @@ def an_optimizer_has_groups_and_hooks(setting):
     return [loop(setting, between), calls]
 
 
+def of_matrices(parameters, lr):
+    """Muon, which takes nothing else; torch 2.8 has none."""
+    parameters = list(parameters)
+    if not hasattr(torch.optim, "Muon"):
+        return torch.optim.Adafactor(parameters, lr=lr)
+    return torch.optim.Muon([parameter for parameter in parameters if parameter.ndim == 2], lr=lr)
+
+
+@case(optimizer=of_matrices)
+def the_optimizer_orthogonalizes_matrices(setting):
+    return loop(setting, lambda setting, step: None)
+
+
+@case(optimizer=torch.optim.Adafactor)
+def the_optimizer_keeps_sums_of_rows_and_columns(setting):
+    return loop(setting, lambda setting, step: None)
+
+
 @case(optimizer=torch.optim.SGD)
 def the_optimizers_state_is_read(setting):
     setting.optimizer.param_groups[0]["momentum"] = 0.9
