@@ -72,6 +72,10 @@ class Handle:
         self.averager.names, self._bound = names, True
         self.averager.load(checkpoint.renamed(saved, renamed), follow=False)
 
+    def name(self, parameters: Mapping[Tensor, str]) -> None:
+        """Key the state by these names, too, of tensors that are no model's own parameters, such as shards."""
+        self.averager.names, self._bound = {**self.averager.names, **parameters}, True
+
     def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Average a bucket over ranks; DDP's hook. The future holds the bucket's buffer, averaged in place."""
         return self.averager.average(bucket)

@@ -73,7 +73,7 @@ class ReplicaMean:
             for old in self._parameters:
                 self._handle.averager.names.pop(old, None)
             self._parameters = list(shards.values())
-            self._handle.averager.names |= {shard: name for name, shard in shards.items()}
+            self._handle.name({shard: name for name, shard in shards.items()})
         return self._parameters
 
     def __call__(self, reduce_output: Tensor) -> None:

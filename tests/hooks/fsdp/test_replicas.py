@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 
 import gradwire
@@ -48,15 +49,19 @@ def test_it_trains_as_torchs_hybrid_sharding_does(ranks, arguments, tolerance):
         assert (rounds or 0) >= (3 if "replicas" in arguments else 0)
 
 
-def resumed(rank, world_size):
-    """The keys of a state, and whether steps after a resume are what they are without one."""
+def resumed(rank, world_size, replicas, folder):
+    """The keys of a state, and whether steps after a resume, through a folder where there is one, are as without."""
     mesh = mesh_of(2, 2)
-    arguments = {"gather": "int8", "reduce": "int4", "replicas": "topk:ratio=0.1"}
+    arguments = {"gather": "int8", "reduce": "int4", "replicas": replicas}
     models = [given_model(mesh=mesh) for _ in range(2)]
     first, second = (gradwire.attach(model, **arguments) for model in models)
     for step in range(3):
         mean_gradients(models[0], gradients(rank, step))
     state = first.state_dict()
+    if folder:
+        dcp.save({"compression": state}, checkpoint_id=folder)
+        state = second.state_dict()
+        dcp.load({"compression": state}, checkpoint_id=folder)
     second.load_state_dict(state)
     alike = []
     for step in range(3, 5):
@@ -67,8 +72,12 @@ def resumed(rank, world_size):
     return list(state), all(alike)
 
 
-def test_what_is_held_back_among_shards_and_among_replicas_comes_back_to_the_bit(ranks):
-    answers = ranks.run(resumed, 4)
+@pytest.mark.parametrize("through_a_folder", [False, True])
+@pytest.mark.parametrize("replicas", ["topk:ratio=0.1", "powersgd:rank=1"])
+def test_what_is_held_back_among_shards_and_among_replicas_comes_back_to_the_bit(
+    ranks, replicas, through_a_folder, tmp_path
+):
+    answers = ranks.run(resumed, 4, replicas, str(tmp_path) if through_a_folder else None)
     assert [keys for keys, _ in answers] == [[f"rank {rank} of 4"] for rank in range(4)]
     assert all(alike for _, alike in answers)
 
