@@ -3,29 +3,32 @@
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
+#include <type_traits>
 
 namespace gradwire {
 
 namespace {
 
 constexpr size_t PLACES = 2;         // of a bucket: its gradients, its shares
-constexpr size_t BLOCK = 1 << 10;    // elements that stay in the first cache
 
+// A line of all ranks at a time: taking longer parts of one rank after the other, each begins with waits for memory.
 template <class Element>
 void sum_of(const std::vector<char*>& maps, size_t rank, size_t offset, size_t count, double scale) {
+    constexpr size_t ROW = LINE / sizeof(Element);
     const auto factor = static_cast<Element>(scale);
-    Element total[BLOCK];
-    for (size_t begin = 0; begin < count; begin += BLOCK) {
-        const size_t length = std::min(BLOCK, count - begin);
-        const auto of = [&](size_t other) { return reinterpret_cast<Element*>(maps[other] + offset) + begin; };
-        const Element* first = of(0);
-        for (size_t i = 0; i < length; ++i) total[i] = factor * first[i];
-        for (size_t other = 1; other < maps.size(); ++other) {
-            const Element* next = of(other);
-            for (size_t i = 0; i < length; ++i) total[i] += factor * next[i];
+    const size_t ranks = maps.size();
+    const auto of = [&](size_t other) { return reinterpret_cast<Element*>(maps[other] + offset); };
+    const auto add = [&](size_t begin, auto length) {
+        Element total[length()];
+        for (size_t other = 0; other < ranks; ++other) {
+            const Element* next = of(other) + begin;
+            for (size_t i = 0; i < length; ++i) total[i] = other ? total[i] + factor * next[i] : factor * next[i];
         }
-        std::copy_n(total, length, of(rank));
-    }
+        std::copy_n(total, length(), of(rank) + begin);
+    };
+    const size_t whole = count / ROW * ROW;
+    for (size_t begin = 0; begin < whole; begin += ROW) add(begin, std::integral_constant<size_t, ROW>());
+    for (size_t begin = whole; begin < count; ++begin) add(begin, std::integral_constant<size_t, 1>());
 }
 
 }  // namespace

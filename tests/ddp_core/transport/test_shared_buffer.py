@@ -120,6 +120,24 @@ def test_the_smallest_numbers_are_kept_whoever_adds_up():
     assert group[0].flats[0].view(torch.int32).unique().tolist() == [6]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_share_is_the_scaled_sum_in_the_order_of_ranks_and_nothing_beside_it_changes(dtype):
+    size, memories = 1000, [memory_of(HEADER + 1000 * dtype.itemsize) for _ in range(3)]
+    shares = [extension().SharedShares(memories, rank, [(HEADER, size, dtype.itemsize)]) for rank in range(3)]
+    flats = [torch.frombuffer(numpy.asarray(each), dtype=dtype, count=size, offset=HEADER) for each in memories]
+    for first, count in ((0, 1000), (0, 1), (3, 15), (5, 16), (7, 17), (500, 500), (1000, 0)):
+        given = [flat.copy_(torch.randn(size, dtype=dtype)).clone() for flat in flats]
+        shares[1].sum(0, first, count, 1 / 3)
+        factor = torch.tensor(1 / 3, dtype=dtype)
+        expected = given[1].clone()
+        expected[first : first + count] = (factor * given[0] + factor * given[1] + factor * given[2])[
+            first : first + count
+        ]
+        assert torch.equal(flats[1], expected)
+        assert torch.equal(flats[0], given[0])
+        assert torch.equal(flats[2], given[2])
+
+
 def test_who_gives_up_ends_the_wait_of_the_others_and_no_sum_begins_any_more():
     first, second = ranks_of_one_process(2, [10])
     first.sums.arrive(0)
