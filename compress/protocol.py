@@ -23,6 +23,7 @@ from .scopes import Scope, members
 
 T = TypeVar("T")
 Op: TypeAlias = Literal["mean", "sum"]
+OPS, SCOPES = get_args(Op), get_args(Scope)
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ Program: TypeAlias = Generator[Request, Tensor, T]
 
 
 def _check(kind: str, scope: str, op: str = "mean") -> None:
-    for name, value, allowed in (("op", op, get_args(Op)), ("scope", scope, get_args(Scope))):
+    for name, value, allowed in (("op", op, OPS), ("scope", scope, SCOPES)):
         if value not in allowed:
             raise ValueError(f"the {name} of {kind} is {' or '.join(map(repr, allowed))}, got {value!r}")
 
