@@ -57,8 +57,12 @@ class Step:
 
     def watch(self, index: int, average: object) -> None:
         """Note when the average of somebody's hook is there, if it is a future; those of programs tell by their spans."""
+
+        def end(_: object) -> None:
+            self.done.setdefault(index, time.perf_counter())
+
         if isinstance(average, torch.futures.Future):
-            average.add_done_callback(lambda _: self.done.setdefault(index, time.perf_counter()))
+            average.add_done_callback(end)
 
     def end(self) -> None:
         """All averages were handed out."""

@@ -107,7 +107,8 @@ def replay_command(config: ReplayConfig) -> int:
 
 def _bucket_mb(row: Mapping[str, Any]) -> float | None:
     """Of buckets, or of slices on the wire."""
-    return row["bucket_mb"] if row["order"] == BACKWARD else row.get("slice_mb", row["bucket_mb"] or SLICE_MB_BEFORE)
+    size: float | None = row["bucket_mb"]
+    return size if row["order"] == BACKWARD else row.get("slice_mb", size or SLICE_MB_BEFORE)
 
 
 def measured_rows(path: Path) -> list[MeasuredRow]:

@@ -56,8 +56,8 @@ def confirmed(forecast: Forecast, rule: Rule, run: Run, seconds: float) -> tuple
             failure = f"{choice.name}: {type(error).__name__}: {error}"
             if choice.order == BACKWARD:
                 return forecast, failure
-            kept = (each for each in forecast.choices if each.order == BACKWARD)
-            forecast = Forecast.ranked(forecast.ranks, forecast.per_host, kept, rule)
+            backward = (each for each in forecast.choices if each.order == BACKWARD)
+            forecast = Forecast.ranked(forecast.ranks, forecast.per_host, backward, rule)
         else:
             seconds -= tried * (steps + SETTLED[choice.order])
             forecast = forecast.tried(choice, tried, rule)
