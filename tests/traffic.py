@@ -30,7 +30,7 @@ class Counted(TorchDispatchMode):
         def counted_launch(executor, *args, **kwargs):
             if not self._counting:
                 return launch(executor, *args, **kwargs)
-            self._launch = Launch([each for each in args if isinstance(each, torch.Tensor)])
+            self._launch = Launch([each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)])
             try:
                 return launch(executor, *args, **kwargs)
             finally:

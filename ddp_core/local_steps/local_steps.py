@@ -78,7 +78,8 @@ class LocalSteps:
         self.waited = 0.0
         sites = at or _ranks(process_group, timeout)
         self._module = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-        self._averaged = [name for name, buffer in self._module.named_buffers() if buffer.is_floating_point()]
+        buffers = self._module.named_buffers()
+        self._averaged = {name: buffer.shape for name, buffer in buffers if buffer.is_floating_point()}
         self._rounds = _rounds(self._module, _flat(self._buffers), fragments, outer, compressor, sites, transport)
         self._parts = self._rounds.fragments
         self.spacing = every // len(self._parts)
@@ -107,8 +108,15 @@ class LocalSteps:
 
     @property
     def _buffers(self) -> list[Tensor]:
-        """Those of real numbers, as they are now: a module may have replaced some."""
-        return [self._module.get_buffer(name) for name in self._averaged]
+        """Those of real numbers, as they are now: a module may have replaced some, by others of their shapes."""
+        now = dict(self._module.named_buffers())
+        for name, shape in self._averaged.items():
+            if name not in now or now[name].shape != shape:
+                raise RuntimeError(
+                    f"the buffer {name} of shape {tuple(shape)} is averaged over sites, and is not there any more or has "
+                    "another shape: keep its shape, or leave it out of the model"
+                )
+        return [now[name] for name in self._averaged]
 
     @property
     def delay(self) -> int:

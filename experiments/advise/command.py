@@ -154,7 +154,7 @@ def document(config: AdviseConfig, advice: Advice) -> dict[str, Any]:
         "network": costs,
         "links": [vars(link) for link in advice.links],
         "seconds": advice.seconds,
-        "untried": advice.untried,
+        "failures": advice.failures,
         "here": _forecast(advice.here),
         "elsewhere": [_forecast(each) for each in advice.elsewhere],
     }

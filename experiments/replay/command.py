@@ -106,9 +106,11 @@ def replay_command(config: ReplayConfig) -> int:
 
 
 def _bucket_mb(row: Mapping[str, Any]) -> float | None:
-    """Of buckets, or of slices on the wire."""
+    """Of buckets, or of slices on the wire; None where the default of slices looked at the model and was not told."""
     size: float | None = row["bucket_mb"]
-    return size if row["order"] == BACKWARD else row.get("slice_mb", size or SLICE_MB_BEFORE)
+    if row["order"] != BACKWARD:
+        size = row.get("slice_mb", size or (None if "bound_here_seconds" in row else SLICE_MB_BEFORE))
+    return size
 
 
 def measured_rows(path: Path) -> list[MeasuredRow]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED, Method
@@ -125,6 +125,23 @@ class Forecast:
         others = (each for each in self.choices if each is not choice)
         return self.ranked(self.ranks, self.per_host, (*others, replace(choice, tried=seconds)), rule)
 
+    @property
+    def rows(self) -> set[tuple[str, str]]:
+        """Specification and order of each choice."""
+        return {(choice.spec, choice.order) for choice in self.choices}
+
+    def only(self, rows: Container[tuple[str, str]], rule: Rule) -> Forecast:
+        """Without the choices of other methods and orders."""
+        kept = (choice for choice in self.choices if (choice.spec, choice.order) in rows)
+        return self.ranked(self.ranks, self.per_host, kept, rule)
+
+    def of_tried(self, rule: Rule) -> Forecast:
+        """Recommends one that was tried, or what that is compared with: an untried one may only look better."""
+        tried = [choice for choice in self.choices if choice.tried is not None]
+        if self.best.tried is not None or not tried:
+            return self
+        return replace(self, best=rule.chosen([*tried, rule.plain(self.choices)]))
+
     def of(self, spec: str, order: str = BACKWARD) -> Choice:
         """One of the choices. Raises KeyError where it is none."""
         for choice in self.choices:
@@ -155,7 +172,7 @@ class Advice:
     """What `advise` found, in `seconds`; printing it shows all.
 
     `here`: on the ranks that there are; `elsewhere`: on other numbers of hosts. `family`: of optimizers, as losses tell.
-    `links`: of hosts, where they are real and not too many. `untried`: why nothing more was tried, where that failed.
+    `links`: of hosts, where they are real and not too many. `failures`: of trials.
     """
 
     measured: Measured
@@ -164,7 +181,7 @@ class Advice:
     family: str = ""
     seconds: float = 0.0
     links: tuple[HostLink, ...] = ()
-    untried: str = ""
+    failures: tuple[str, ...] = ()
 
     @property
     def recommended(self) -> Choice:
@@ -197,10 +214,9 @@ class Advice:
         yield from table(self.here)
         yield "step: predicted; tried: measured, in a training of a copy, which counts where it is there"
         yield f"loss: expected held-out loss above that of none, with {self.family}; ? was not studied"
-        if self.untried:
-            yield f"nothing more was tried: {self.untried}"
+        yield from (f"failed when tried: {failure}" for failure in self.failures)
         yield ""
-        yield self.here.sentence
+        yield self.here.sentence + ("" if self.recommended.tried else " Predicted, not tried.")
         yield from (f"    {line}" for line in self.line.splitlines())
         if self.recommended.method.dense_start:
             yield f"(for {START}, write twice the warm-up steps of your learning rate)"

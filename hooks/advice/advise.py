@@ -1,4 +1,4 @@
-"""`gradwire.advise`: measures a training and its network for a minute, and tells whether and how to compress."""
+"""`gradwire.advise`: measures a training and its network, tries what looks best, and tells whether and how to compress."""
 
 from __future__ import annotations
 
@@ -96,11 +96,12 @@ def advise(
         worlds = [here.world, *(World(count * here.world.per_host, here.world.per_host) for count in sizes)]
         now, *elsewhere = (_forecast(measured, offered, world, kind, rule, bucket_mb) for world in worlds)
         trials = Trials(here, copied, bucket_mb, transport, timeout, unused=not whole)
-        limit = trial_seconds if training.seen else 0.0  # a compiled model would be compiled anew for each
+        whole_steps = all(here.told(training.seen))  # a compiled model would be compiled anew for each trial
         del training
-        now, untried = confirmed(now, rule, trials.step, limit)
+        now, failures = confirmed(now, rule, trials.step, trial_seconds if whole_steps else 0.0)
+        elsewhere = [each.only(now.rows, rule) for each in elsewhere]
         seconds = max(here.told(time.perf_counter() - began))
-    return Advice(measured, now, tuple(elsewhere), kind, seconds, links, untried)
+    return Advice(measured, now, tuple(elsewhere), kind, seconds, links, tuple(failures))
 
 
 def _checked_methods(specs: Sequence[str] | None) -> list[Method]:

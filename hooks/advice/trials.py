@@ -1,4 +1,4 @@
-"""What a recommendation rests on, tried: some steps of a copy of the training, as the line to paste would have them."""
+"""What a recommendation rests on, tried: some steps of a copy of the training, on gradwire's DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from itertools import pairwise
+from typing import TypeVar
+
+import torch.distributed as dist
 
 from ...ddp_core import Decorator, DistributedDataParallel, overlap
 from ...ddp_core.schedule.overlapped_optimizer import OverlappedOptimizer
@@ -23,7 +26,9 @@ SETTLED = {BACKWARD: 3, PRIORITY: 12}  # steps, after which buckets and what is 
 RIVAL = 1.1  # times the best step: what is told to be nearer may be better
 FEWEST, MOST = 4, 20  # measured steps
 WANTED = 1.0  # seconds of them
+PATIENCE, PATIENT_STEPS = timedelta(seconds=20), 20  # of a trial's waits for other ranks
 
+T = TypeVar("T")
 Run = Callable[[Choice, int], float]  # a choice and measured steps: seconds of each, the same on all ranks
 
 
@@ -33,34 +38,41 @@ def checked_seconds(seconds: float) -> None:
         raise ValueError(f"trial_seconds is how long steps may be tried, at least 0 (not at all), got {seconds}")
 
 
-def confirmed(forecast: Forecast, rule: Rule, run: Run, seconds: float) -> tuple[Forecast, str]:
+class TrialFailed(Exception):
+    """A trial failed on some rank; the message is the same on all of them."""
+
+
+def confirmed(forecast: Forecast, rule: Rule, run: Run, seconds: float) -> tuple[Forecast, list[str]]:
     """The forecast after trials of the choice that it recommends, of what that is compared with, of what may be as fast, and
     of none.
 
-    Where a trial has another one recommended, that is tried, too, until `seconds` are over. A choice whose trial fails is
-    not recommended; with the forecast comes what was raised. Without overlap it is the training that fails, and the
-    forecast stays with predictions.
+    Where a trial has another one recommended, that is tried, too, until `seconds` are over; then the best of those that were
+    tried is. A choice whose trial fails is left out, and where that is by priority, so is all that is. With the forecast
+    come the failures; after one of none in backward's order, which is the training's own, it stays with predictions.
     """
-    failure = ""
-    while True:
-        best, kept = forecast.best, rule.kept(forecast.choices)
-        rivals = (each for each in kept if each.step <= RIVAL * best.step)
-        wanted = (best, rule.plain(forecast.choices), *rivals, forecast.of("none"))
-        choice = next((each for each in wanted if each.tried is None and cost(each) <= seconds), None)
-        if choice is None:
-            return forecast, failure
+    failures: list[str] = []
+    while choice := _next(forecast, rule, seconds):
         steps = measured_steps(choice)
         try:
             tried = run(choice, steps)
-        except Exception as error:
-            failure = f"{choice.name}: {type(error).__name__}: {error}"
-            if choice.order == BACKWARD:
-                return forecast, failure
-            backward = (each for each in forecast.choices if each.order == BACKWARD)
-            forecast = Forecast.ranked(forecast.ranks, forecast.per_host, backward, rule)
+        except TrialFailed as error:
+            failures.append(f"{choice.name}: {error}")
+            if (choice.spec, choice.order) == ("none", BACKWARD):
+                break
+            out = {row for row in forecast.rows if row[1] == PRIORITY == choice.order} | {(choice.spec, choice.order)}
+            forecast = forecast.only(forecast.rows - out, rule)
         else:
             seconds -= tried * (steps + SETTLED[choice.order])
             forecast = forecast.tried(choice, tried, rule)
+    return forecast.of_tried(rule), failures
+
+
+def _next(forecast: Forecast, rule: Rule, seconds: float) -> Choice | None:
+    """What to try next, if there is time for anything that matters."""
+    best, kept = forecast.best, rule.kept(forecast.choices)
+    rivals = (each for each in kept if each.step <= RIVAL * best.step)
+    wanted = (best, rule.plain(forecast.choices), *rivals, forecast.of("none"))
+    return next((each for each in wanted if each.tried is None and cost(each) <= seconds), None)
 
 
 def measured_steps(choice: Choice) -> int:
@@ -86,36 +98,63 @@ class Trials:
         *,
         unused: bool,
     ) -> None:
-        self._here, self._copied = here, copied
+        self._here, self._copied, self._timeout = here, copied, timeout
         self._wrapped = partial(
             DistributedDataParallel,
-            process_group=here.group,
             bucket_cap_mb=bucket_mb,
             find_unused_parameters=unused,
             transport=transport,
-            timeout=timeout,
+            init_sync=False,  # nobody minds which numbers are trained
+            forward_sync_buffers=False,
         )
 
     def step(self, choice: Choice, steps: int) -> float:
-        """Seconds, the mean over ranks of the median of so many steps. Raises what fails on any rank, on all of them."""
-        mine = self._here.tried(partial(self._trained, choice, steps))
-        gc.collect()  # or the next copy would come on top of this one
+        """Seconds, the mean over ranks of the median of so many steps. Raises TrialFailed on all if it fails on any."""
+        training = self._on_all(self._copied)
+        mine = self._on_all(partial(self._trained, training, choice, steps))
         return float(statistics.mean(self._here.told(mine)))
 
-    def _trained(self, choice: Choice, steps: int) -> float:
-        training, clock = self._copied(), clock_for(self._here.device)
-        model = self._wrapped(training.model, compressor=choice.spec, optimizer=training.optimizer)
+    def _on_all(self, function: Callable[[], T]) -> T:
+        """What it returns here. Raises TrialFailed on all ranks if it raises on any, once the others' waits have ended."""
+        results, failure = list[T](), ""
         try:
-            optimizer = training.optimizer
-            if choice.order == PRIORITY:
-                optimizer = overlap(model, optimizer, order=PRIORITY)
-            marks = []
-            for _ in range(SETTLED[choice.order] + steps + 1):
-                marks.append(clock.mark())
-                training.step_through(model)
-            if isinstance(optimizer, OverlappedOptimizer):
-                optimizer.drain()
-            clock.synchronize()
+            results.append(function())
+        except Exception as error:
+            failure = f"{type(error).__name__}: {error}"
+        gc.collect()  # a copy that is over would stay beside the next one
+        if failures := [f"rank {rank}: {told}" for rank, told in enumerate(self._here.told(failure)) if told]:
+            raise TrialFailed("; ".join(failures))
+        return results[0]
+
+    def _trained(self, training: Training, choice: Choice, steps: int) -> float:
+        limit = min(self._timeout, PATIENCE + timedelta(seconds=PATIENT_STEPS * choice.step))
+        members = dist.get_process_group_ranks(self._here.group)
+        group = dist.new_group(members, limit, use_local_synchronization=True)  # reports have their own
+        try:
+            model = self._wrapped(
+                training.model,
+                process_group=group,
+                compressor=choice.spec,
+                optimizer=training.optimizer,
+                timeout=limit,
+            )
+            try:
+                return self._measured(model, training, choice, steps)
+            finally:
+                model.compression.close()
         finally:
-            model.compression.close()
+            dist.destroy_process_group(group)
+
+    def _measured(self, model: DistributedDataParallel, training: Training, choice: Choice, steps: int) -> float:
+        optimizer, clock = training.optimizer, clock_for(self._here.device)
+        if choice.order == PRIORITY:
+            optimizer = overlap(model, optimizer, order=PRIORITY)
+        marks = []
+        for _ in range(SETTLED[choice.order] + steps):
+            marks.append(clock.mark())
+            training.step_through(model)
+        marks.append(clock.mark())
+        if isinstance(optimizer, OverlappedOptimizer):
+            optimizer.drain()
+        clock.synchronize()
         return statistics.median(clock.seconds(begin, end) for begin, end in pairwise(marks[-steps - 1 :]))

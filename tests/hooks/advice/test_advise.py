@@ -13,7 +13,14 @@ from torch import nn
 import gradwire
 from gradwire.ddp_core import Link, Paced
 from gradwire.ddp_core.transport import host_places
+from gradwire.hooks.advice import Choice
+from gradwire.hooks.advice import trials as trials_module
+from gradwire.hooks.advice.candidates import Method
 from gradwire.hooks.advice.here import Here, cores_each
+from gradwire.hooks.advice.predict import Prediction
+from gradwire.hooks.advice.training import Training
+from gradwire.hooks.advice.trials import TrialFailed, Trials
+from gradwire.hooks.clock import clock_for
 
 from ...ranks import GROUP_TIMEOUT
 
@@ -178,8 +185,42 @@ def needs_the_bare_model(model, batch):
 def test_a_training_that_takes_no_wrapped_model_stays_predicted(ranks):
     texts = ranks.run(asked_of_its_own, 2)
     for text in texts:
-        assert "nothing more was tried: none: AttributeError" in text or "nothing more was tried: bf16" in text
+        assert text == texts[0]
+        assert "failed when tried: none: rank 0: AttributeError" in text
         assert "has no attribute 'unused'" in text
+        assert "Predicted, not tried." in text
+
+
+def fails_in_a_trial(rank, world_size, order):
+    """What a trial tells where rank 1 fails in its fourth step, and whether the group carries on."""
+    model, optimizer, batch = trained()
+    steps = 0
+
+    def failing(model, batch):
+        nonlocal steps
+        steps += rank
+        if steps == 4:
+            raise KeyError("bad batch")
+        return loss_of(model, batch)
+
+    group, cpu = torch.distributed.group.WORLD, torch.device("cpu")
+    here = Here.found(group, cpu, one_level=True)
+    copied = partial(Training, model, failing, batch, optimizer, clock_for(cpu))
+    trials = Trials(here, copied, None, None, GROUP_TIMEOUT, unused=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trials_module, "PATIENCE", timedelta(seconds=3))
+        with pytest.raises(TrialFailed) as raised:
+            trials.step(Choice(Method("bf16"), order, Prediction(0.0, 0.0, 0.0, 0), 0.0), 4)
+    return str(raised.value), here.told(rank)
+
+
+@pytest.mark.parametrize("order", ["backward", "priority"])
+def test_a_rank_that_fails_in_a_trial_ends_it_on_all_of_them_and_harms_no_group(ranks, order):
+    first, second = ranks.run(fails_in_a_trial, 2, order=order, timeout=GROUP_TIMEOUT.total_seconds() / 2)
+    assert first == second
+    text, told = first
+    assert "rank 1: KeyError: 'bad batch'" in text
+    assert told == [0, 1]
 
 
 def asked_of_its_own(rank, world_size):

@@ -5,7 +5,7 @@ import pytest
 from gradwire.hooks.advice import Choice, Forecast, Rule
 from gradwire.hooks.advice.candidates import BACKWARD, PRIORITY, Method
 from gradwire.hooks.advice.predict import Prediction
-from gradwire.hooks.advice.trials import FEWEST, MOST, checked_seconds, confirmed, cost, measured_steps
+from gradwire.hooks.advice.trials import FEWEST, MOST, TrialFailed, checked_seconds, confirmed, cost, measured_steps
 
 LONG = 1e6  # seconds
 
@@ -19,7 +19,7 @@ def forecast(*choices):
 
 
 def after(given, real, seconds=LONG):
-    """The forecast after trials that take `real` seconds, by specification and order, and which there were."""
+    """The forecast after trials that take `real` seconds, by specification and order, its failures, and which there were."""
     ran = []
 
     def run(choice, steps):
@@ -37,10 +37,10 @@ AS_TOLD = {("none", BACKWARD): 1.0, ("bf16", BACKWARD): 0.6, ("int4", BACKWARD):
 
 
 def test_what_is_recommended_what_it_is_compared_with_and_none_are_tried():
-    found, failure, ran = after(GIVEN, AS_TOLD)
+    found, failures, ran = after(GIVEN, AS_TOLD)
     assert ran == [("int4", PRIORITY), ("bf16", BACKWARD), ("none", BACKWARD)]
     assert (found.best.spec, found.best.order, found.best.tried) == ("int4", PRIORITY, 0.25)
-    assert failure == ""
+    assert failures == []
 
 
 def test_what_is_slower_than_told_gives_way_to_the_next_one_which_is_tried_then():
@@ -73,18 +73,40 @@ def test_there_is_no_trial_for_which_there_is_no_time():
 
 
 def test_a_training_that_fails_leaves_predictions():
-    found, failure, ran = after(forecast(choice("none", 1.0)), {("none", BACKWARD): KeyError("no such batch")})
+    found, failures, ran = after(
+        forecast(choice("none", 1.0)), {("none", BACKWARD): TrialFailed("rank 1: no such batch")}
+    )
     assert ran == [("none", BACKWARD)]
     assert found.best.tried is None
-    assert failure == "none: KeyError: 'no such batch'"
+    assert failures == ["none: rank 1: no such batch"]
 
 
 def test_where_overlap_fails_no_order_but_backward_is_recommended():
-    found, failure, ran = after(GIVEN, AS_TOLD | {("int4", PRIORITY): TypeError("not this optimizer")})
+    found, failures, ran = after(GIVEN, AS_TOLD | {("int4", PRIORITY): TrialFailed("rank 0: not this optimizer")})
     assert found.best.order == BACKWARD
     assert {each.order for each in found.choices} == {BACKWARD}
     assert ("int4", BACKWARD) in ran
-    assert failure == "int4, by priority: TypeError: not this optimizer"
+    assert failures == ["int4, by priority: rank 0: not this optimizer"]
+
+
+def test_a_method_that_fails_is_not_recommended():
+    given = forecast(choice("none", 1.0), choice("int8", 0.4), choice("int4", 0.3), choice("int4", 0.5, PRIORITY))
+    real = AS_TOLD | {("int4", BACKWARD): TrialFailed("rank 0: no memory"), ("int8", BACKWARD): 0.4}
+    found, failures, _ = after(given, real)
+    assert found.best.spec == "int8"
+    assert ("int4", BACKWARD) not in found.rows
+    assert ("int4", PRIORITY) in found.rows
+    assert len(failures) == 1
+
+
+def test_what_no_time_was_left_to_try_is_not_recommended_over_what_was_tried():
+    names = [f"int8:seed={number}" for number in range(6)]
+    given = forecast(choice("none", 9.0), *(choice(name, 1 + number / 20) for number, name in enumerate(names)))
+    real = {(name, BACKWARD): 1.4 * (1 + number / 20) for number, name in enumerate(names)} | {("none", BACKWARD): 9.0}
+    found, _, ran = after(given, real, seconds=30)
+    assert (names[-1], BACKWARD) not in ran
+    assert found.best.spec == names[0]
+    assert found.best.tried == 1.4
 
 
 def test_short_steps_are_measured_more_often():
