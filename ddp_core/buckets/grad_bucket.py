@@ -162,9 +162,9 @@ class GradBucket:
         outside, sources, targets, starts = list[int](), list[Tensor](), list[Tensor](), list[int]()
         inside, empty = list[Tensor](), list[Tensor]()
         for place in range(len(self.members)) if self._sent is None else self._sent:
-            grad, view = self._parameters[place].grad, self._views[place]
             if self._filled[place]:
                 continue
+            grad, view = self._parameters[place].grad, self._views[place]
             if grad is None:
                 empty.append(view)
             elif grad is view:

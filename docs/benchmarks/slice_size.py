@@ -23,6 +23,7 @@ METHODS = ("none", "bf16", "int8", "int4", "int2", "onebit", "topk:ratio=0.01", 
 HOSTS, RATES = (2, 4, 16), (0.01, 0.03, 0.1, 0.3, 1, 3, 10)  # Gbit/s
 UNDER_WAY = (1, 2, 8)
 BEFORE = 2.0  # MiB on the wire
+SLOW = 0.1  # Gbit/s
 MORE = 1.03
 
 
@@ -53,8 +54,8 @@ def seconds(model: StepModel, order: Sequence[int], rounds: int, alpha: float, u
     return max([model.computation, *late])
 
 
-def ratios(alpha: float, under_way: int) -> Iterator[float]:
-    """Of the step with today's default to that with slices of 2 MiB, of each case."""
+def ratios(alpha: float, under_way: int) -> Iterator[tuple[float, float]]:
+    """The rate, and the step with today's default over that with slices of 2 MiB, of each case."""
     for name, method, hosts, rate in itertools.product(TRACES, METHODS, HOSTS, RATES):
         trace, link = load_trace(name), LinkCost(0.0, 8 / (rate * 1e9))
         rounds = round(max(piece.wire for piece in step_by_slices(trace, method, hosts, LinkCost(1.0, 0.0)).pieces))
@@ -66,11 +67,13 @@ def ratios(alpha: float, under_way: int) -> Iterator[float]:
             order = priority_order(waiting)
             one = under_way == 1
             found.append(replay(waiting, order).step if one else seconds(model, order, rounds, alpha, under_way))
-        yield found[0] / found[1]
+        yield rate, found[0] / found[1]
 
 
 for latency, count in itertools.product(map(float, sys.argv[1:]), UNDER_WAY):
-    steps = sorted(ratios(latency / 1000, count))
-    shorter, longer = sum(each < 2 - MORE for each in steps), sum(each > MORE for each in steps)
-    spread = f"{steps[0]:.2f} to {steps[-1]:.2f}"
-    print(f"{latency:g} ms, {count} under way: {shorter} shorter, {longer} longer, times {spread}", flush=True)
+    cases = list(ratios(latency / 1000, count))
+    for most in (SLOW, max(RATES)):
+        steps = sorted(ratio for rate, ratio in cases if rate <= most)
+        shorter, longer = sum(each < 2 - MORE for each in steps), sum(each > MORE for each in steps)
+        found = f"{shorter} shorter, {longer} longer, times {steps[0]:.2f} to {steps[-1]:.2f}"
+        print(f"{latency:g} ms, {count} under way, up to {most:g} Gbit/s: of {len(steps)} {found}", flush=True)

@@ -160,11 +160,16 @@ class Forecast:
         best, none = self.best, self.of("none")
         if best.free:
             told = f"Do not compress further here: {best.name} takes {_ms(best.step)} a step"
-            return told + ("." if best == none else f", and none {_ms(none.step)}.")
+            return told + ("." if best == none else f", and none {self._seconds(none)}.")
         return (
             f"{best.name} makes a step {none.step / best.step:.2f}x as fast as none and {self.gain:.2f}x as fast as what "
-            f"gives nothing up ({_ms(best.step)} of {_ms(none.step)}), at an expected loss of {_percent(best.loss)}."
+            f"gives nothing up ({_ms(best.step)} of {self._seconds(none)}), at an expected loss of {_percent(best.loss)}."
         )
+
+    def _seconds(self, choice: Choice) -> str:
+        """Of a step; said to be predicted where others were tried."""
+        mixed = choice.tried is None and any(each.tried for each in self.choices)
+        return f"{_ms(choice.step)} as predicted" if mixed else _ms(choice.step)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import math
 import statistics
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from itertools import pairwise
@@ -29,7 +31,18 @@ WANTED = 1.0  # seconds of them
 PATIENCE, PATIENT_STEPS = timedelta(seconds=20), 20  # of a trial's waits for other ranks
 
 T = TypeVar("T")
-Run = Callable[[Choice, int], float]  # a choice and measured steps: seconds of each, the same on all ranks
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What a trial told, the same on all ranks: seconds of a step, or else what failed; and the seconds that it took."""
+
+    step: float | None
+    spent: float
+    failure: str = ""
+
+
+Run = Callable[[Choice, int], Tried]  # a choice and how many steps to measure
 
 
 def checked_seconds(seconds: float) -> None:
@@ -47,31 +60,32 @@ def confirmed(forecast: Forecast, rule: Rule, run: Run, seconds: float) -> tuple
     of none.
 
     Where a trial has another one recommended, that is tried, too, until `seconds` are over; then the best of those that were
-    tried is. A choice whose trial fails is left out, and where that is by priority, so is all that is. With the forecast
-    come the failures; after one of none in backward's order, which is the training's own, it stays with predictions.
+    tried is. A choice whose trial fails is left out; by priority all that is so, where none of that had worked before. With
+    the forecast come the failures; after one of none in backward's order, which is the training's own, it is as it was.
     """
-    failures: list[str] = []
-    while choice := _next(forecast, rule, seconds):
-        steps = measured_steps(choice)
-        try:
-            tried = run(choice, steps)
-        except TrialFailed as error:
-            failures.append(f"{choice.name}: {error}")
-            if (choice.spec, choice.order) == ("none", BACKWARD):
-                break
-            out = {row for row in forecast.rows if row[1] == PRIORITY == choice.order} | {(choice.spec, choice.order)}
-            forecast = forecast.only(forecast.rows - out, rule)
-        else:
-            seconds -= tried * (steps + SETTLED[choice.order])
-            forecast = forecast.tried(choice, tried, rule)
+    predicted, failures = forecast, list[str]()
+    while choice := _next(forecast, rule, seconds, failed=bool(failures)):
+        tried = run(choice, measured_steps(choice))
+        seconds -= tried.spent
+        if tried.step is not None:
+            forecast = forecast.tried(choice, tried.step, rule)
+            continue
+        failures.append(f"{choice.name}: {tried.failure}")
+        if (choice.spec, choice.order) == ("none", BACKWARD):
+            return predicted, failures
+        by_priority = [each for each in forecast.choices if each.order == PRIORITY]
+        out = {(choice.spec, choice.order)}
+        if choice.order == PRIORITY and not any(each.tried for each in by_priority):
+            out |= {(each.spec, each.order) for each in by_priority}
+        forecast = forecast.only(forecast.rows - out, rule)
     return forecast.of_tried(rule), failures
 
 
-def _next(forecast: Forecast, rule: Rule, seconds: float) -> Choice | None:
-    """What to try next, if there is time for anything that matters."""
-    best, kept = forecast.best, rule.kept(forecast.choices)
-    rivals = (each for each in kept if each.step <= RIVAL * best.step)
-    wanted = (best, rule.plain(forecast.choices), *rivals, forecast.of("none"))
+def _next(forecast: Forecast, rule: Rule, seconds: float, *, failed: bool) -> Choice | None:
+    """What to try next, if there is time for anything that matters. `failed`: something did, maybe the training itself."""
+    best, kept, none = forecast.best, rule.kept(forecast.choices), forecast.of("none")
+    rivals = [each for each in kept if each.step <= RIVAL * best.step]
+    wanted = [none] * failed + [best, rule.plain(forecast.choices), *rivals, none]
     return next((each for each in wanted if each.tried is None and cost(each) <= seconds), None)
 
 
@@ -108,11 +122,16 @@ class Trials:
             forward_sync_buffers=False,
         )
 
-    def step(self, choice: Choice, steps: int) -> float:
-        """Seconds, the mean over ranks of the median of so many steps. Raises TrialFailed on all if it fails on any."""
-        training = self._on_all(self._copied)
-        mine = self._on_all(partial(self._trained, training, choice, steps))
-        return float(statistics.mean(self._here.told(mine)))
+    def step(self, choice: Choice, steps: int) -> Tried:
+        """The mean over ranks of the median of so many steps."""
+        began, step, failure = time.perf_counter(), None, ""
+        try:
+            training = self._on_all(self._copied)
+            mine = self._on_all(partial(self._trained, training, choice, steps))
+            step = float(statistics.mean(self._here.told(mine)))
+        except TrialFailed as error:
+            failure = str(error)
+        return Tried(step, max(self._here.told(time.perf_counter() - began)), failure)
 
     def _on_all(self, function: Callable[[], T]) -> T:
         """What it returns here. Raises TrialFailed on all ranks if it raises on any, once the others' waits have ended."""

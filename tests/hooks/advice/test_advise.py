@@ -19,7 +19,7 @@ from gradwire.hooks.advice.candidates import Method
 from gradwire.hooks.advice.here import Here, cores_each
 from gradwire.hooks.advice.predict import Prediction
 from gradwire.hooks.advice.training import Training
-from gradwire.hooks.advice.trials import TrialFailed, Trials
+from gradwire.hooks.advice.trials import Trials
 from gradwire.hooks.clock import clock_for
 
 from ...ranks import GROUP_TIMEOUT
@@ -187,6 +187,7 @@ def test_a_training_that_takes_no_wrapped_model_stays_predicted(ranks):
     for text in texts:
         assert text == texts[0]
         assert "failed when tried: none: rank 0: AttributeError" in text
+        assert text.count("\nbf16 ") == 2
         assert "has no attribute 'unused'" in text
         assert "Predicted, not tried." in text
 
@@ -209,17 +210,17 @@ def fails_in_a_trial(rank, world_size, order):
     trials = Trials(here, copied, None, None, GROUP_TIMEOUT, unused=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trials_module, "PATIENCE", timedelta(seconds=3))
-        with pytest.raises(TrialFailed) as raised:
-            trials.step(Choice(Method("bf16"), order, Prediction(0.0, 0.0, 0.0, 0), 0.0), 4)
-    return str(raised.value), here.told(rank)
+        tried = trials.step(Choice(Method("bf16"), order, Prediction(0.0, 0.0, 0.0, 0), 0.0), 4)
+    return tried, here.told(rank)
 
 
 @pytest.mark.parametrize("order", ["backward", "priority"])
 def test_a_rank_that_fails_in_a_trial_ends_it_on_all_of_them_and_harms_no_group(ranks, order):
     first, second = ranks.run(fails_in_a_trial, 2, order=order, timeout=GROUP_TIMEOUT.total_seconds() / 2)
     assert first == second
-    text, told = first
-    assert "rank 1: KeyError: 'bad batch'" in text
+    tried, told = first
+    assert tried.step is None
+    assert "rank 1: KeyError: 'bad batch'" in tried.failure
     assert told == [0, 1]
 
 

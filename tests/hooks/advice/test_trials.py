@@ -5,9 +5,9 @@ import pytest
 from gradwire.hooks.advice import Choice, Forecast, Rule
 from gradwire.hooks.advice.candidates import BACKWARD, PRIORITY, Method
 from gradwire.hooks.advice.predict import Prediction
-from gradwire.hooks.advice.trials import FEWEST, MOST, TrialFailed, checked_seconds, confirmed, cost, measured_steps
+from gradwire.hooks.advice.trials import FEWEST, MOST, Tried, checked_seconds, confirmed, cost, measured_steps
 
-LONG = 1e6  # seconds
+LONG, SLOW = 1e6, 100.0  # seconds; what a failure takes
 
 
 def choice(spec, step, order=BACKWARD, loss=0.0):
@@ -25,9 +25,7 @@ def after(given, real, seconds=LONG):
     def run(choice, steps):
         ran.append((choice.spec, choice.order))
         answer = real[choice.spec, choice.order]
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        return Tried(None, SLOW, answer) if isinstance(answer, str) else Tried(answer, answer * steps)
 
     return *confirmed(given, Rule(), run, seconds), ran
 
@@ -73,16 +71,34 @@ def test_there_is_no_trial_for_which_there_is_no_time():
 
 
 def test_a_training_that_fails_leaves_predictions():
-    found, failures, ran = after(
-        forecast(choice("none", 1.0)), {("none", BACKWARD): TrialFailed("rank 1: no such batch")}
-    )
+    found, failures, ran = after(forecast(choice("none", 1.0)), {("none", BACKWARD): "rank 1: no such batch"})
     assert ran == [("none", BACKWARD)]
     assert found.best.tried is None
     assert failures == ["none: rank 1: no such batch"]
 
 
+def test_a_training_that_fails_with_every_method_leaves_all_as_it_was():
+    found, failures, ran = after(GIVEN, dict.fromkeys(GIVEN.rows, "rank 0: takes no wrapped model"))
+    assert found == GIVEN
+    assert ran == [("int4", PRIORITY), ("none", BACKWARD)]
+    assert len(failures) == 2
+
+
+def test_where_overlap_had_worked_a_failure_by_priority_is_the_method_s():
+    given = forecast(choice("none", 1.0), choice("int4", 0.3, PRIORITY), choice("int8", 0.32, PRIORITY))
+    real = {("none", BACKWARD): 1.0, ("int4", PRIORITY): 0.3, ("int8", PRIORITY): "rank 1: no memory"}
+    found, _, _ = after(given, real)
+    assert (found.best.spec, found.best.tried) == ("int4", 0.3)
+    assert ("int8", PRIORITY) not in found.rows
+
+
+def test_a_failure_takes_time_too():
+    _, _, ran = after(GIVEN, AS_TOLD | {("int4", PRIORITY): "rank 0: no memory"}, seconds=cost(GIVEN.best) + 0.01)
+    assert ran == [("int4", PRIORITY)]
+
+
 def test_where_overlap_fails_no_order_but_backward_is_recommended():
-    found, failures, ran = after(GIVEN, AS_TOLD | {("int4", PRIORITY): TrialFailed("rank 0: not this optimizer")})
+    found, failures, ran = after(GIVEN, AS_TOLD | {("int4", PRIORITY): "rank 0: not this optimizer"})
     assert found.best.order == BACKWARD
     assert {each.order for each in found.choices} == {BACKWARD}
     assert ("int4", BACKWARD) in ran
@@ -91,7 +107,7 @@ def test_where_overlap_fails_no_order_but_backward_is_recommended():
 
 def test_a_method_that_fails_is_not_recommended():
     given = forecast(choice("none", 1.0), choice("int8", 0.4), choice("int4", 0.3), choice("int4", 0.5, PRIORITY))
-    real = AS_TOLD | {("int4", BACKWARD): TrialFailed("rank 0: no memory"), ("int8", BACKWARD): 0.4}
+    real = AS_TOLD | {("int4", BACKWARD): "rank 0: no memory", ("int8", BACKWARD): 0.4}
     found, failures, _ = after(given, real)
     assert found.best.spec == "int8"
     assert ("int4", BACKWARD) not in found.rows
