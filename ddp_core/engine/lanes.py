@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from ..transport.protocol import Transport
-from . import switch_interval
 from .driver import Driver, FuturePending, OnEnd
 from .task import Task
 
@@ -41,7 +40,6 @@ class Lanes(Driver):
     def _put(self, task: Task, number: int) -> None:
         """Queue a task for a lane; the first one makes it, on the only thread that feeds it."""
         if number == len(self._lanes):
-            switch_interval.shorten(self)
             queue: SimpleQueue[Task | None] = SimpleQueue()
             serving = queue, partial(self._advance, lane=number)
             thread = threading.Thread(target=_serve, args=serving, name=f"gradwire-lane-{number}", daemon=True)
@@ -51,7 +49,6 @@ class Lanes(Driver):
 
     def close(self, deadline: float) -> None:
         """End the threads once they have done what is queued; wait until `deadline` at most."""
-        switch_interval.restore(self)
         for queue, thread in self._lanes:
             queue.put(None)
             if thread is not threading.current_thread():

@@ -1,7 +1,6 @@
 """The engine by itself: a program that misbehaves ends all programs with its error, and nothing hangs."""
 
 import os
-import sys
 import time
 import weakref
 from datetime import timedelta
@@ -12,7 +11,6 @@ import torch.distributed as dist
 
 from gradwire.compress import AllReduce
 from gradwire.ddp_core import Engine, ProcessGroup
-from gradwire.ddp_core.engine import switch_interval
 from gradwire.ddp_core.engine.task import Task
 from gradwire.ddp_core.transport import private_group
 from gradwire.ddp_core.transport.protocol import Decorated
@@ -198,19 +196,3 @@ def group_of_all_after_training_on_some(rank, world_size):
 
 def test_groups_of_lanes_do_not_disturb_those_that_the_user_makes_later(ranks):
     assert ranks.run(group_of_all_after_training_on_some, 3) == [3.0] * 3
-
-
-def test_threads_hand_over_the_interpreter_sooner_while_anyone_compresses():
-    mine = sys.getswitchinterval()
-    switch_interval.shorten(first := Owner())
-    switch_interval.shorten(second := Owner())
-    assert sys.getswitchinterval() == pytest.approx(min(switch_interval.SECONDS, mine))
-    switch_interval.restore(first)
-    switch_interval.restore(first)
-    assert sys.getswitchinterval() == pytest.approx(min(switch_interval.SECONDS, mine))
-    switch_interval.restore(second)
-    assert sys.getswitchinterval() == pytest.approx(mine)
-
-
-class Owner:
-    """Whoever wants it."""
