@@ -36,7 +36,8 @@ class Readers:
             self._told = True
             warnings.warn(
                 f"{where} reads parameters or gradients between backward and the next forward, which waits for their "
-                "averages at every step: nothing overlaps there. Results are right; clipping by norm and GradScaler must",
+                "averages at every step: nothing overlaps there. Results are right. Clipping by norm and GradScaler have to "
+                "wait; other code may read less often",
                 stacklevel=4,
             )
 
