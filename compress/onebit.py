@@ -67,9 +67,7 @@ class OneBit:
         kernels.sign_unpack_mean(*self._parts(rows, length), wide)
         rotate_back(wide, self.block)
         if wide is not out:
-            out.copy_(wide)
-            if residual is not None:
-                residual.add_(wide.sub_(out))
+            kernels.cast_scaled(wide, out, 1.0, residual)
 
     def _blocks(self, length: int) -> int:
         return max(1, length // self.block)

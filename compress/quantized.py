@@ -32,6 +32,7 @@ class BlockCodes:
     method: ClassVar[str]
     bits: ClassVar[int]
     exponent: ClassVar[int] = 0
+    takes_16_bits: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.block < 8 or self.block % 8:
@@ -46,9 +47,9 @@ class BlockCodes:
         """So many bits an element and 4 bytes a block, padded."""
         return padded(self._code_bytes(length) + SCALE_BYTES * self._blocks(length))
 
-    def decode(self, rows: Tensor, out: Tensor, length: int) -> None:
-        """The mean over voters of `scale * code`."""
-        kernels.dequantize_mean(*self._parts(rows, length), out, self.bits, self.exponent)
+    def decode(self, rows: Tensor, out: Tensor, length: int, residual: Tensor | None = None) -> None:
+        """The mean over voters of `scale * code`; what `out` rounds away is added to `residual`."""
+        kernels.dequantize_mean(*self._parts(rows, length), out, self.bits, self.exponent, residual)
 
     def _blocks(self, length: int) -> int:
         return max(1, length // self.block)
@@ -105,15 +106,15 @@ class Quantized(BlockCodes):
         if self.rotate and residual is not None:
             rotate_back(residual.after, self.block)
 
-    def decode(self, rows: Tensor, out: Tensor, length: int) -> None:
-        """The mean over voters of `scale * code`, rotated back."""
+    def decode(self, rows: Tensor, out: Tensor, length: int, residual: Tensor | None = None) -> None:
+        """The mean over voters of `scale * code`, rotated back; what `out` rounds away is added to `residual`."""
         if not self.rotate:
-            return super().decode(rows, out, length)
-        wide = out.to(working_dtype(out.dtype))
+            return super().decode(rows, out, length, residual)
+        wide = out if out.dtype == working_dtype(out.dtype) else torch.empty_like(out, dtype=working_dtype(out.dtype))
         super().decode(rows, wide, length)
         rotate_back(wide, self.block)
         if wide is not out:
-            out.copy_(wide)
+            kernels.cast_scaled(wide, out, 1.0, residual)
 
 
 @register("int8", adapter=TwoShot)

@@ -11,6 +11,7 @@ from .. import kernels
 from ..kernels import Residual
 from .adapters import TwoShot
 from .blocks import in_blocks
+from .protocol import working_dtype
 from .quantized import BlockCodes
 from .registry import register
 
@@ -42,7 +43,8 @@ class TernGrad(BlockCodes):
     ) -> None:
         """Levels and scales of what `clip` leaves of `grad` (+ `residual`); `residual` keeps the difference."""
         scales, codes = self._parts(rows, length)
-        if residual is None:
+        if residual is None and self.clip is not None:
+            grad = grad.to(working_dtype(grad.dtype))  # what is cut is not rounded
             self._clip(grad)
         kernels.quantize_blocks(grad, residual, scales, codes, length, self.bits, self.exponent, key, counter)
 

@@ -66,9 +66,7 @@ class TopK:
             wide = torch.empty(out.shape, dtype=working_dtype(out.dtype), device=out.device)
         kernels.scatter_mean(*self._parts(rows, length), wide, length, ascending=True)
         if wide is not out:
-            out.copy_(wide)
-            if residual is not None:
-                residual.add_(wide.sub_(out))
+            kernels.cast_scaled(wide, out, 1.0, residual)
 
     def indices(self, rows: Tensor, length: int) -> Tensor:
         """Which elements encoded rows of `length` say, all in one, counted from the first row's first."""

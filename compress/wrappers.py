@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import kernels
 from ..kernels import Residual
 from .dense import Dense
 from .gauge import Gauge
@@ -71,9 +72,7 @@ class Widen:
         if grad.dtype == working_dtype(grad.dtype) or _takes_16_bits(self.inner, state, residual):
             return (yield from self.inner.reduce(grad, state, residual))
         wide = yield from self.inner.reduce(grad.to(working_dtype(grad.dtype)), state, residual)
-        grad.copy_(wide)
-        if residual is not None:
-            residual.after.add_(wide.sub_(grad))
+        kernels.cast_scaled(wide, grad, 1.0, None if residual is None else residual.after)
         return grad
 
 

@@ -13,14 +13,19 @@ from .dispatch import operation
 LARGE = 1 << 15  # bytes; copying smaller ones one by one costs more than it saves
 
 
-@operation(check=check_cast, apart=[("source", "out")])
-def cast_scaled(source: Tensor, out: Tensor, scale: float) -> None:
-    """`out = source * scale`, rounded to nearest in the dtype of `out`.
+@operation(check=check_cast, apart=[("source", "out", "residual")])
+def cast_scaled(source: Tensor, out: Tensor, scale: float, residual: Tensor | None = None) -> None:
+    """`out = source * scale`, rounded to nearest in the dtype of `out`; what that rounds away is added to `residual`.
 
     The product is taken in the narrowest dtype that holds both, so scaling comes before narrowing. Equal shapes.
+    `residual`: float32 or wider, as `source` then has to be.
     """
     wide = torch.promote_types(source.dtype, out.dtype)
-    if scale == 1.0:
+    if residual is not None:
+        product = source * scale
+        out.copy_(product)
+        residual.add_(product.sub_(out))
+    elif scale == 1.0:
         out.copy_(source)
     elif wide == out.dtype:
         out.copy_(source).mul_(scale)

@@ -64,11 +64,15 @@ def rows_of(dtype: torch.dtype, **tensors: Tensor) -> None:
         )
 
 
-def check_cast(source: Tensor, out: Tensor) -> None:
+def check_cast(source: Tensor, out: Tensor, scale: float, residual: Tensor | None = None) -> None:
     """The arguments of `cast_scaled`."""
     require(source.shape == out.shape, f"source and out differ in shape: {tuple(source.shape)}, {tuple(out.shape)}")
-    on_one_device(source=source, out=out)
-    flat(source=source, out=out)
+    on_one_device(source=source, out=out, residual=residual)
+    flat(source=source, out=out, residual=residual)
+    if residual is not None:
+        narrow = f"what is lost of {source.dtype} is not known: with a residual, source is of 32 bits or more"
+        require(source.dtype.itemsize >= 4, narrow, TypeError)
+        _as_long(out, Residual(residual, residual))
 
 
 def check_gather(out: Tensor, places: Sequence[int], sizes: Sequence[int]) -> None:
@@ -113,17 +117,16 @@ def check_quantize_blocks(
 def check_sign_unpack_mean(scales: Tensor, bits: Tensor, out: Tensor, residual: Tensor | None = None) -> None:
     """The arguments of `sign_unpack_mean`."""
     rows_of(torch.uint8, bits=bits)
-    _check_decoding(scales, bits, bits.shape[2] * 8, out, "bits")
-    on_one_device(out=out, residual=residual)
-    flat(residual=residual)
-    _as_long(out, None if residual is None else Residual(residual, residual))
+    _check_decoding(scales, bits, bits.shape[2] * 8, out, residual, "bits")
 
 
-def check_dequantize_mean(scales: Tensor, codes: Tensor, out: Tensor, bits: int = 8, exponent: int = 0) -> None:
+def check_dequantize_mean(
+    scales: Tensor, codes: Tensor, out: Tensor, bits: int = 8, exponent: int = 0, residual: Tensor | None = None
+) -> None:
     """The arguments of `dequantize_mean`."""
     _check_bits(bits, exponent)
     rows_of(torch.int8, codes=codes)
-    _check_decoding(scales, codes, codes.shape[2] * 8 // bits, out, "codes")
+    _check_decoding(scales, codes, codes.shape[2] * 8 // bits, out, residual, "codes")
 
 
 def check_select_largest(grad: Tensor, residual: Residual | None, indices: Tensor, values: Tensor, length: int) -> None:
@@ -244,7 +247,9 @@ def _check_encoding(
     _as_long(grad, residual)
 
 
-def _check_decoding(scales: Tensor, payload: Tensor, length: int, out: Tensor, name: str) -> None:
+def _check_decoding(
+    scales: Tensor, payload: Tensor, length: int, out: Tensor, residual: Tensor | None, name: str
+) -> None:
     require(len(scales) > 0, "there are no voters")
     _check_blocks(scales, length)
     require(
@@ -252,8 +257,9 @@ def _check_decoding(scales: Tensor, payload: Tensor, length: int, out: Tensor, n
         f"{name} of {tuple(payload.shape[:2])} voters and rows, scales of {tuple(scales.shape[:2])}",
     )
     _holds(scales.shape[1], length, out)
-    on_one_device(scales=scales, out=out, **{name: payload})
-    flat(out=out)
+    on_one_device(scales=scales, out=out, residual=residual, **{name: payload})
+    flat(out=out, residual=residual)
+    _as_long(out, None if residual is None else Residual(residual, residual))
 
 
 def _check_sparse(indices: Tensor, values: Tensor) -> None:

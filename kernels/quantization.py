@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from .casting import cast_scaled
 from .checks import check_dequantize_mean, check_quantize_blocks
 from .dispatch import operation
 from .formats import FORMATS
@@ -75,16 +76,19 @@ def quantize_blocks(
         values.sub_(_decoded(scales, codes, bits, exponent).view(-1)[: values.numel()])
 
 
-@operation(check=check_dequantize_mean, apart=[("scales", "out"), ("codes", "out")])
-def dequantize_mean(scales: Tensor, codes: Tensor, out: Tensor, bits: int = 8, exponent: int = 0) -> None:
-    """The mean over voters of `scale * code`, into the flat `out`.
+@operation(check=check_dequantize_mean, apart=[("scales", "out", "residual"), ("codes", "out", "residual")])
+def dequantize_mean(
+    scales: Tensor, codes: Tensor, out: Tensor, bits: int = 8, exponent: int = 0, residual: Tensor | None = None
+) -> None:
+    """The mean over voters of `scale * code`, into the flat `out`; what its dtype rounds away is added to `residual`.
 
     `scales`: float32 (voters, rows, blocks); `codes`: int8 (voters, rows, length * bits / 8); summed in voter order.
+    `residual`: flat, float32 or wider.
     """
     total = _decoded(scales[0], codes[0], bits, exponent)
     for voter in range(1, len(scales)):
         total.add_(_decoded(scales[voter], codes[voter], bits, exponent))
-    out.copy_(total.div_(len(scales)).view(-1)[: out.numel()])
+    cast_scaled.reference(total.div_(len(scales)).view(-1)[: out.numel()], out, 1.0, residual)
 
 
 def steps_of(bits: int, exponent: int, seed: int, residual: Residual | None) -> float:

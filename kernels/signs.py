@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from .casting import cast_scaled
 from .checks import check_sign_pack, check_sign_unpack_mean
 from .dispatch import operation
 from .residual import Residual
@@ -49,10 +50,7 @@ def sign_unpack_mean(scales: Tensor, bits: Tensor, out: Tensor, residual: Tensor
     total = _signed(scales[0], bits[0])
     for voter in range(1, len(scales)):
         total.add_(_signed(scales[voter], bits[voter]))
-    mean = total.div_(len(scales)).view(-1)[: out.numel()]
-    out.copy_(mean)
-    if residual is not None:
-        residual.add_(mean.sub_(out))
+    cast_scaled.reference(total.div_(len(scales)).view(-1)[: out.numel()], out, 1.0, residual)
 
 
 def _signed(scales: Tensor, bits: Tensor) -> Tensor:

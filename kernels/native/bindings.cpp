@@ -11,9 +11,9 @@ namespace {
 
 Residual residual(const Array& before, const Array& after) { return {at<const float>(before), at<float>(after), false}; }
 
-void cast_scaled(Array source, Array out, int64_t numel, double scale, int64_t threads) {
+void cast_scaled(Array source, Array out, int64_t numel, double scale, Array residual, int64_t threads) {
     gradwire::cast_scaled({at<const void>(source), source.format, at<void>(out), out.format, static_cast<float>(scale),
-                           streams(out.format, numel)},
+                           at<float>(residual), streams(out.format, numel)},
                           numel, threads);
 }
 
@@ -52,11 +52,11 @@ void sign_pack(Array grad, Array before, Array after, Array scales, Array bits, 
                         rows, threads);
 }
 
-void sign_unpack_mean(Array scales, Array bits, Array out, int64_t voters, int64_t numel, int64_t blocks,
-                      int64_t block, int64_t threads) {
+void sign_unpack_mean(Array scales, Array bits, Array out, Array residual, int64_t voters, int64_t numel,
+                      int64_t blocks, int64_t block, int64_t threads) {
     gradwire::sign_unpack_mean({at<const float>(scales), scales.outer, scales.inner, at<const uint8_t>(bits), bits.outer,
-                                bits.inner, at<void>(out), out.format, voters, numel, blocks, block,
-                                streams(out.format, numel)},
+                                bits.inner, at<void>(out), out.format, at<float>(residual), voters, numel, blocks,
+                                block, streams(out.format, numel)},
                                threads);
 }
 
@@ -70,11 +70,11 @@ void quantize_blocks(Array grad, Array before, Array after, Array scales, Array 
                               rows, threads);
 }
 
-void dequantize_mean(Array scales, Array codes, Array out, int64_t voters, int64_t numel, int64_t blocks,
-                     int64_t block, int64_t bits, int64_t exponent, int64_t threads) {
+void dequantize_mean(Array scales, Array codes, Array out, Array residual, int64_t voters, int64_t numel,
+                     int64_t blocks, int64_t block, int64_t bits, int64_t exponent, int64_t threads) {
     gradwire::dequantize_mean({at<const float>(scales), scales.outer, scales.inner, at<const uint8_t>(codes), codes.outer,
-                               codes.inner, at<void>(out), out.format, voters, numel, blocks, block, bits, exponent,
-                               streams(out.format, numel)},
+                               codes.inner, at<void>(out), out.format, at<float>(residual), voters, numel, blocks,
+                               block, bits, exponent, streams(out.format, numel)},
                               threads);
 }
 
@@ -155,7 +155,7 @@ PyMODINIT_FUNC PyInit__kernels() {
     return gradwire::guarded([] {
         gradwire::learn_tensors();
         gradwire::Object module = gradwire::owned(PyModule_Create(&gradwire::bindings::definition));
-        PyModule_AddIntConstant(module.get(), "interface", 2);  // library.py has it too
+        PyModule_AddIntConstant(module.get(), "interface", 3);  // library.py has it too
         return module.release();
     });
 }

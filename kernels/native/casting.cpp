@@ -21,7 +21,7 @@ void gather_scaled(const std::vector<Piece>& pieces, Format format, float scale,
         int64_t start = 0;  // of a piece, among the elements of all
         for (const Piece& piece : pieces) {
             const int64_t first = std::max<int64_t>(begin - start, 0), last = std::min(end - start, piece.numel);
-            if (first < last) level().cast({piece.source, format, piece.out, format, scale, around}, first, last);
+            if (first < last) level().cast({piece.source, format, piece.out, format, scale, nullptr, around}, first, last);
             start += piece.numel;
         }
     });

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from ..casting import cast_scaled, gather_scaled
-from ..checks import FLOATS, check_gather
+from ..checks import FLOATS, WIDE, check_gather
 from .library import NAME, library
 
 
-@cast_scaled.implement(NAME, {"source": FLOATS, "out": FLOATS})
-def _cast_scaled(source: Tensor, out: Tensor, scale: float) -> None:
-    library().cast_scaled(source, out, source.numel(), scale, torch.get_num_threads())
+@cast_scaled.implement(NAME, {"source": FLOATS, "out": FLOATS, "residual": WIDE})
+def _cast_scaled(source: Tensor, out: Tensor, scale: float, residual: Tensor | None = None) -> None:
+    library().cast_scaled(source, out, source.numel(), scale, residual, torch.get_num_threads())
 
 
 @gather_scaled.implement(NAME, {"out": FLOATS})

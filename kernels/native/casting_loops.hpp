@@ -2,15 +2,18 @@
 namespace gradwire::GRADWIRE_LEVEL {
 
 template <bool STREAMS, class From, class To>
-void cast_all(const From* source, To* out, int64_t numel, float scale) {
-    const auto cast_lanes = [&](int64_t at, auto lanes, int) GRADWIRE_LAMBDA {
-        store(out + at, load(source + at, lanes) * scale, lanes);
+void cast_all(const From* source, To* out, float* residual, int64_t numel, float scale) {
+    const auto scaled = [&](int64_t at, auto lanes) GRADWIRE_LAMBDA {
+        const F8 value = load(source + at, lanes) * scale;
+        if (residual) hold_back<To>(residual + at, value, lanes);
+        return value;
     };
+    const auto cast_lanes = [&](int64_t at, auto lanes, int) GRADWIRE_LAMBDA { store(out + at, scaled(at, lanes), lanes); };
     int64_t start = STREAMS ? unaligned(out, numel) : 0;
     if (STREAMS) {
         if (start) cast_lanes(0, Part{start}, 0);
         for (; start + 8 * LANES <= numel; start += 8 * LANES)
-            for (int j = 0; j < 8; ++j) stream(out + start + j * LANES, load(source + start + j * LANES) * scale);
+            for (int j = 0; j < 8; ++j) stream(out + start + j * LANES, scaled(start + j * LANES, Whole{}));
         end_stream();
     }
     over_lanes<8>(start, numel, cast_lanes);
@@ -21,8 +24,9 @@ inline void cast(const CastJob& job, int64_t first, int64_t last) {
         with_element(job.to, [&](auto* to_element) {
             const auto* source = static_cast<const std::remove_pointer_t<decltype(from_element)>*>(job.source) + first;
             auto* out = static_cast<decltype(to_element)>(job.out) + first;
-            if (job.streams) cast_all<true>(source, out, last - first, job.scale);
-            else cast_all<false>(source, out, last - first, job.scale);
+            float* residual = job.residual ? job.residual + first : nullptr;
+            if (job.streams) cast_all<true>(source, out, residual, last - first, job.scale);
+            else cast_all<false>(source, out, residual, last - first, job.scale);
         });
     });
 }

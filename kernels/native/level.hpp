@@ -46,7 +46,8 @@ struct CastJob {
     void* out;
     Format to;
     float scale;
-    bool streams;  // the result is written around the caches
+    float* residual;  // null, or to it is added what `to` rounds away
+    bool streams;     // the result is written around the caches
 };
 
 // Strides are in elements. Block `i` of the flat vector lies in row `i / blocks`.
@@ -68,6 +69,7 @@ struct UnpackJob {
     int64_t bit_voter_stride, bit_stride;
     void* out;
     Format format;
+    float* residual;  // null, or to it is added what `format` rounds away
     int64_t voters, numel, blocks, block;
     bool streams;
 };
@@ -95,6 +97,7 @@ struct DequantizeJob {
     int64_t code_voter_stride, code_stride;
     void* out;
     Format format;
+    float* residual;
     int64_t voters, numel, blocks, block, bits, exponent;
     bool streams;
 };

@@ -31,12 +31,14 @@ def _quantize_blocks(
     library().quantize_blocks(grad, *(residual or NONE), scales, codes, *places, *levels, torch.get_num_threads())
 
 
-@dequantize_mean.implement(NAME, {"out": FLOATS})
-def _dequantize_mean(scales: Tensor, codes: Tensor, out: Tensor, bits: int = 8, exponent: int = 0) -> None:
+@dequantize_mean.implement(NAME, {"out": FLOATS, "residual": WIDE})
+def _dequantize_mean(
+    scales: Tensor, codes: Tensor, out: Tensor, bits: int = 8, exponent: int = 0, residual: Tensor | None = None
+) -> None:
     voters, _, blocks = scales.shape
     block = codes.shape[2] * 8 // bits // blocks
     places = voters, out.numel(), blocks, block
-    library().dequantize_mean(scales, codes, out, *places, bits, exponent, torch.get_num_threads())
+    library().dequantize_mean(scales, codes, out, residual, *places, bits, exponent, torch.get_num_threads())
 
 
 @rotate_blocks.implement(NAME, {"values": WIDE, "signs": WIDE})

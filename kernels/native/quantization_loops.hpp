@@ -197,21 +197,25 @@ GRADWIRE_INLINE void sum_codes(const DequantizeJob& job, const Codes& votes, int
 }
 
 template <int BITS, int EXPONENT, bool STREAMS, bool EXACT, class Element>
-void dequantize_block(const DequantizeJob& job, const Codes& votes, Element* out, int64_t count) {
+void dequantize_block(const DequantizeJob& job, const Codes& votes, Element* out, float* residual, int64_t count) {
     const float voters = static_cast<float>(job.voters);
     int64_t at = 0;
     for (; at + GROUPS * LANES <= count; at += GROUPS * LANES) {
         F8 total[GROUPS];
         sum_codes<BITS, EXPONENT>(job, votes, at, total);
         for (int j = 0; j < GROUPS; ++j) {
-            if (STREAMS) stream(out + at + j * LANES, mean<EXACT>(total[j], voters));
-            else store(out + at + j * LANES, mean<EXACT>(total[j], voters));
+            const F8 value = mean<EXACT>(total[j], voters);
+            if (residual) hold_back<Element>(residual + at + j * LANES, value, Whole{});
+            if (STREAMS) stream(out + at + j * LANES, value);
+            else store(out + at + j * LANES, value);
         }
     }
     over_lanes<1>(at, count, [&](int64_t place, auto lanes, int) GRADWIRE_LAMBDA {
         F8 total[1];
         sum_codes<BITS, EXPONENT>(job, votes, place, total);
-        store(out + place, mean<EXACT>(total[0], voters), lanes);
+        const F8 value = mean<EXACT>(total[0], voters);
+        if (residual) hold_back<Element>(residual + place, value, lanes);
+        store(out + place, value, lanes);
     });
 }
 
@@ -224,8 +228,10 @@ void dequantize_blocks(const DequantizeJob& job, int64_t first_block, int64_t la
         const Codes votes{job.scales + row * job.scale_stride + column,
                           job.codes + row * job.code_stride + column * (job.block * BITS / 8)};
         Element* out = static_cast<Element*>(job.out) + start;
-        if (job.streams && unaligned(out, 1) == 0) dequantize_block<BITS, EXPONENT, true, EXACT>(job, votes, out, count);
-        else dequantize_block<BITS, EXPONENT, false, EXACT>(job, votes, out, count);
+        float* residual = job.residual ? job.residual + start : nullptr;
+        if (job.streams && unaligned(out, 1) == 0)
+            dequantize_block<BITS, EXPONENT, true, EXACT>(job, votes, out, residual, count);
+        else dequantize_block<BITS, EXPONENT, false, EXACT>(job, votes, out, residual, count);
     }
     if (job.streams) end_stream();
 }

@@ -97,7 +97,7 @@ class Scatter {
             for (int64_t voter = 0; voter < voters; ++voter)
                 next[voter] = add_to_piece(voter, row, at - start, end - start, next[voter], piece);
             if (around)
-                level().cast({buffer, Format::float32, job_.out + at, Format::float32, 1.0f, true}, 0, end - at);
+                level().cast({buffer, Format::float32, job_.out + at, Format::float32, 1.0f, nullptr, true}, 0, end - at);
         }
     }
 

@@ -22,8 +22,5 @@ def _sign_pack(grad: Tensor, residual: Residual | None, scales: Tensor, bits: Te
 def _sign_unpack_mean(scales: Tensor, bits: Tensor, out: Tensor, residual: Tensor | None = None) -> None:
     voters, _, blocks = scales.shape
     block = bits.shape[2] * 8 // blocks
-    mean = out if residual is None else torch.empty_like(residual)
-    library().sign_unpack_mean(scales, bits, mean, voters, out.numel(), blocks, block, torch.get_num_threads())
-    if residual is not None:
-        out.copy_(mean)
-        residual.add_(mean.sub_(out))
+    places = voters, out.numel(), blocks, block
+    library().sign_unpack_mean(scales, bits, out, residual, *places, torch.get_num_threads())

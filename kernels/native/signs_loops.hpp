@@ -112,21 +112,25 @@ GRADWIRE_INLINE F8 mean(F8 total, float voters) {
 }
 
 template <bool STREAMS, bool EXACT, class Element>
-void unpack_block(const UnpackJob& job, const Votes& votes, Element* out, int64_t count) {
+void unpack_block(const UnpackJob& job, const Votes& votes, Element* out, float* residual, int64_t count) {
     const float voters = static_cast<float>(job.voters);
     int64_t at = 0;
     for (; at + GROUPS * LANES <= count; at += GROUPS * LANES) {
         F8 total[GROUPS];
         sum_votes(job, votes, at, total);
         for (int j = 0; j < GROUPS; ++j) {
-            if (STREAMS) stream(out + at + j * LANES, mean<EXACT>(total[j], voters));
-            else store(out + at + j * LANES, mean<EXACT>(total[j], voters));
+            const F8 value = mean<EXACT>(total[j], voters);
+            if (residual) hold_back<Element>(residual + at + j * LANES, value, Whole{});
+            if (STREAMS) stream(out + at + j * LANES, value);
+            else store(out + at + j * LANES, value);
         }
     }
     over_lanes<1>(at, count, [&](int64_t place, auto lanes, int) GRADWIRE_LAMBDA {
         F8 total[1];
         sum_votes(job, votes, place, total);
-        store(out + place, mean<EXACT>(total[0], voters), lanes);
+        const F8 value = mean<EXACT>(total[0], voters);
+        if (residual) hold_back<Element>(residual + place, value, lanes);
+        store(out + place, value, lanes);
     });
 }
 
@@ -139,8 +143,9 @@ void unpack_blocks(const UnpackJob& job, int64_t first_block, int64_t last_block
         const Votes votes{job.scales + row * job.scale_stride + column,
                           job.bits + row * job.bit_stride + column * (job.block / 8)};
         Element* out = static_cast<Element*>(job.out) + start;
-        if (job.streams && unaligned(out, 1) == 0) unpack_block<true, EXACT>(job, votes, out, count);
-        else unpack_block<false, EXACT>(job, votes, out, count);
+        float* residual = job.residual ? job.residual + start : nullptr;
+        if (job.streams && unaligned(out, 1) == 0) unpack_block<true, EXACT>(job, votes, out, residual, count);
+        else unpack_block<false, EXACT>(job, votes, out, residual, count);
     }
     if (job.streams) end_stream();
 }

@@ -189,6 +189,15 @@ GRADWIRE_INLINE void write(float* to, F8 value, Whole, bool streams) {
 
 GRADWIRE_INLINE void write(float* to, F8 value, Part part, bool) { store(to, value, part); }
 
+// Adds what elements of a type cannot hold of numbers to `residual`.
+template <class Element, class Lanes>
+GRADWIRE_INLINE void hold_back(float* residual, F8 value, Lanes lanes) {
+    if constexpr (!std::is_same_v<Element, float>) {
+        const F8 lost = value - widened(narrowed(value, Element{}), Element{});
+        store(residual, load(residual, lanes) + lost, lanes);
+    }
+}
+
 // Once after the last `stream` of a thread.
 GRADWIRE_INLINE void end_stream() {
 #if GRADWIRE_AVX2

@@ -37,10 +37,13 @@ NAME = "triton"
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
 LARGEST_BLOCK = 8192  # elements of a block that is quantized or rotated: those that a program holds
 MODULES: dict[str, dict[Operation[Any, Any], Supports]] = {  # the dtypes that the kernels of each operation know
-    "casting": {cast_scaled: {"source": FLOATS, "out": FLOATS}},
+    "casting": {cast_scaled: {"source": FLOATS, "out": FLOATS, "residual": WIDE}},
     "finite": {all_finite: {"tensor": FLOATS}},
     "signs": {sign_pack: {"grad": FLOATS, "residual": WIDE}, sign_unpack_mean: {"out": FLOATS, "residual": WIDE}},
-    "quantization": {quantize_blocks: {"grad": FLOATS, "residual": WIDE}, dequantize_mean: {"out": FLOATS}},
+    "quantization": {
+        quantize_blocks: {"grad": FLOATS, "residual": WIDE},
+        dequantize_mean: {"out": FLOATS, "residual": WIDE},
+    },
     "rotation": {rotate_blocks: {"values": WIDE, "signs": WIDE}},
     "selection": {select_largest: {"grad": FLOATS, "residual": WIDE, "values": FLOATS}},
     "scatter": {scatter_mean: {"values": FLOATS, "out": WIDE}},

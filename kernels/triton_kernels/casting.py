@@ -8,40 +8,41 @@ import triton.language as tl
 from torch import Tensor
 
 from .launching import divided, on_device, options
-from .tiles import load_tile, store_tile
+from .tiles import load_tile, store_mean
 
 TILE = 4096
 FEW = 1 << 19  # elements, up to which torch's launch spares the host more time than its kernel costs the device
 
 
-def cast_scaled(source: Tensor, out: Tensor, scale: float) -> None:
-    """`out = source * scale`, the product in float32."""
+def cast_scaled(source: Tensor, out: Tensor, scale: float, residual: Tensor | None = None) -> None:
+    """`out = source * scale`, the product in float32; what `out` rounds away is added to `residual`."""
     size = source.numel()
-    if source.is_cuda and size <= FEW and (scale == 1.0 or source.dtype == torch.float32):
+    if residual is None and source.is_cuda and size <= FEW and (scale == 1.0 or source.dtype == torch.float32):
         torch.mul(source, scale, out=out)  # the same bits, by a slower kernel
     elif size:
         with on_device(source):
-            _cast[(divided(size, TILE),)](source, out, scale, size, TILE=TILE, **options(8))
+            held = out if residual is None else residual
+            _cast[(divided(size, TILE),)](
+                source, out, held, scale, size, HELD=residual is not None, TILE=TILE, **options(8)
+            )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["scale", "size"])
-def _cast(source: tl.tensor, out: tl.tensor, scale: tl.float32, size: tl.int64, TILE: tl.constexpr) -> None:
+def _cast(
+    source: tl.tensor, out: tl.tensor, residual: tl.tensor, scale: tl.float32, size: tl.int64,
+    HELD: tl.constexpr, TILE: tl.constexpr,
+) -> None:  # fmt: skip
     start = tl.program_id(0).to(tl.int64) * TILE
     if start + TILE <= size:
-        _cast_tile(source, out, scale, start, size, TILE, True)
+        _cast_tile(source, out, residual, scale, start, size, HELD, TILE, True)
     else:
-        _cast_tile(source, out, scale, start, size, TILE, False)
+        _cast_tile(source, out, residual, scale, start, size, HELD, TILE, False)
 
 
 @triton.jit
 def _cast_tile(
-    source: tl.tensor,
-    out: tl.tensor,
-    scale: tl.tensor,
-    start: tl.tensor,
-    size: tl.tensor,
-    TILE: tl.constexpr,
-    WHOLE: tl.constexpr,
-) -> None:
+    source: tl.tensor, out: tl.tensor, residual: tl.tensor, scale: tl.tensor, start: tl.tensor, size: tl.tensor,
+    HELD: tl.constexpr, TILE: tl.constexpr, WHOLE: tl.constexpr,
+) -> None:  # fmt: skip
     places = start + tl.arange(0, TILE)
-    store_tile(out, places, load_tile(source, places, size, WHOLE) * scale, size, WHOLE)
+    store_mean(out, residual, places, load_tile(source, places, size, WHOLE) * scale, size, HELD, WHOLE)

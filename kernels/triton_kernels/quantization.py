@@ -10,7 +10,7 @@ from ..quantization import FORMATS, steps_of
 from ..residual import Residual
 from .float_codes import codes_of, spacing, values_of
 from .launching import on_device
-from .tiles import load_tile, store_tile
+from .tiles import load_tile, store_mean, store_tile
 from .units import cut, is_whole, place_in_row, unit_places
 
 
@@ -41,8 +41,10 @@ def quantize_blocks(
         )  # fmt: skip
 
 
-def dequantize_mean(scales: Tensor, codes: Tensor, out: Tensor, bits: int = 8, exponent: int = 0) -> None:
-    """The mean over voters of `scale * code`."""
+def dequantize_mean(
+    scales: Tensor, codes: Tensor, out: Tensor, bits: int = 8, exponent: int = 0, residual: Tensor | None = None
+) -> None:
+    """The mean over voters of `scale * code`; what `out` rounds away is added to `residual`."""
     voters, rows, blocks = scales.shape
     units = cut(rows * blocks, codes.shape[2] * 8 // bits // blocks)
     if not units.count:
@@ -50,10 +52,11 @@ def dequantize_mean(scales: Tensor, codes: Tensor, out: Tensor, bits: int = 8, e
     _, _, least, offset = FORMATS[bits, exponent]
     place = (blocks, units.block, units.count, out.numel())
     strides = (*scales.stride()[:2], *codes.stride()[:2])
+    held = out if residual is None else residual
     with on_device(out):
         _dequantize[units.programs](
-            scales, codes, out, *strides, voters, 1 / voters, *place,
-            BITS=bits, EXPONENT=exponent, LEAST=least, OFFSET=offset, **units.sizes,
+            scales, codes, out, held, *strides, voters, 1 / voters, *place,
+            HELD=residual is not None, BITS=bits, EXPONENT=exponent, LEAST=least, OFFSET=offset, **units.sizes,
         )  # fmt: skip
 
 
@@ -179,26 +182,28 @@ def _quantize_units(
 
 @triton.jit(do_not_specialize=["voter_scales", "scale_stride", "voters", "share", "blocks", "block", "units", "size"])
 def _dequantize(
-    scales: tl.tensor, codes: tl.tensor, out: tl.tensor,
+    scales: tl.tensor, codes: tl.tensor, out: tl.tensor, residual: tl.tensor,
     voter_scales: tl.int64, scale_stride: tl.int64, voter_codes: tl.int64, code_stride: tl.int64,
     voters: tl.int64, share: tl.float32, blocks: tl.int64, block: tl.int64, units: tl.int64, size: tl.int64,
-    BITS: tl.constexpr, EXPONENT: tl.constexpr, LEAST: tl.constexpr, OFFSET: tl.constexpr,
+    HELD: tl.constexpr, BITS: tl.constexpr, EXPONENT: tl.constexpr, LEAST: tl.constexpr, OFFSET: tl.constexpr,
     EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr,
 ) -> None:  # fmt: skip
     if is_whole(units, size, UNITS, UNIT, EXACT):
-        _dequantize_units(scales, codes, out, voter_scales, scale_stride, voter_codes, code_stride, voters, share,
-                          blocks, block, units, size, BITS, EXPONENT, LEAST, OFFSET, EACH, UNITS, UNIT, True)  # fmt: skip
+        _dequantize_units(scales, codes, out, residual, voter_scales, scale_stride, voter_codes, code_stride,
+                          voters, share, blocks, block, units, size, HELD, BITS, EXPONENT, LEAST, OFFSET,
+                          EACH, UNITS, UNIT, True)  # fmt: skip
     else:
-        _dequantize_units(scales, codes, out, voter_scales, scale_stride, voter_codes, code_stride, voters, share,
-                          blocks, block, units, size, BITS, EXPONENT, LEAST, OFFSET, EACH, UNITS, UNIT, False)  # fmt: skip
+        _dequantize_units(scales, codes, out, residual, voter_scales, scale_stride, voter_codes, code_stride,
+                          voters, share, blocks, block, units, size, HELD, BITS, EXPONENT, LEAST, OFFSET,
+                          EACH, UNITS, UNIT, False)  # fmt: skip
 
 
 @triton.jit
 def _dequantize_units(
-    scales: tl.tensor, codes: tl.tensor, out: tl.tensor,
+    scales: tl.tensor, codes: tl.tensor, out: tl.tensor, residual: tl.tensor,
     voter_scales: tl.tensor, scale_stride: tl.tensor, voter_codes: tl.tensor, code_stride: tl.tensor,
     voters: tl.tensor, share: tl.tensor, blocks: tl.tensor, block: tl.tensor, units: tl.tensor, size: tl.tensor,
-    BITS: tl.constexpr, EXPONENT: tl.constexpr, LEAST: tl.constexpr, OFFSET: tl.constexpr,
+    HELD: tl.constexpr, BITS: tl.constexpr, EXPONENT: tl.constexpr, LEAST: tl.constexpr, OFFSET: tl.constexpr,
     EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr,
 ) -> None:  # fmt: skip
     unit, row, column, first, left = unit_places(blocks, block, EACH, UNITS, UNIT)
@@ -218,4 +223,4 @@ def _dequantize_units(
         else:
             total += scale[:, None, None] * (_unpacked(code, BITS, UNITS, UNIT) + OFFSET)
     limit = tl.where(there, tl.minimum(first + left, size), 0)[:, None, None]
-    store_tile(out, first[:, None, None] + _lanes(UNIT), total * share, limit, WHOLE)
+    store_mean(out, residual, first[:, None, None] + _lanes(UNIT), total * share, limit, HELD, WHOLE)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..residual import Residual
 from .launching import on_device, options
-from .tiles import load_tile, rounded, store_tile
+from .tiles import load_tile, store_mean, store_tile
 from .units import cut, is_whole, place_in_row, unit_places
 
 SUMS = 1024
@@ -191,7 +191,7 @@ def _unpack_units(
     total = tl.reshape(total, [UNITS, UNIT // 4, 4]) * share
     lane = tl.arange(0, UNIT // 4)[None, :, None] * 4 + tl.arange(0, 4)[None, None, :]
     limit = tl.where(there, tl.minimum(first + left, size), 0)[:, None, None]
-    _store_mean(out, residual, first[:, None, None] + lane, total, limit, HELD, WHOLE)
+    store_mean(out, residual, first[:, None, None] + lane, total, limit, HELD, WHOLE)
 
 
 @triton.jit
@@ -199,14 +199,3 @@ def _signed(scale: tl.tensor, bits: tl.tensor, BIT: tl.constexpr) -> tl.tensor:
     """`scale` where the bit is set, else -`scale`: the bit turns the sign, by a shift and a logic operation."""
     turned = (bits << (31 - BIT)) & 0x80000000
     return ((-scale).to(tl.uint32, bitcast=True) ^ turned).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _store_mean(
-    out: tl.tensor, residual: tl.tensor, places: tl.tensor, mean: tl.tensor, limit: tl.tensor,
-    HELD: tl.constexpr, WHOLE: tl.constexpr,
-) -> None:  # fmt: skip
-    store_tile(out, places, mean, limit, WHOLE)
-    if HELD:
-        lost = mean - rounded(mean, out.dtype.element_ty).to(tl.float32)
-        store_tile(residual, places, load_tile(residual, places, limit, WHOLE) + lost, limit, WHOLE)

@@ -47,3 +47,15 @@ def rounded(values: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
         return bits.to(tl.uint16).to(tl.bfloat16, bitcast=True)
     else:
         return values.to(dtype)
+
+
+@triton.jit
+def store_mean(
+    out: tl.tensor, residual: tl.tensor, places: tl.tensor, mean: tl.tensor, limit: tl.tensor,
+    HELD: tl.constexpr, WHOLE: tl.constexpr,
+) -> None:  # fmt: skip
+    """A mean into a vector; what its type rounds away is added to `residual` where that is HELD."""
+    store_tile(out, places, mean, limit, WHOLE)
+    if HELD:
+        lost = mean - rounded(mean, out.dtype.element_ty).to(tl.float32)
+        store_tile(residual, places, load_tile(residual, places, limit, WHOLE) + lost, limit, WHOLE)

@@ -14,6 +14,14 @@ SPECS = [
     "onebit:block=64,rotate=false,feedback=1",
     "topk:ratio=0.1",
     "topk:ratio=0.1,value_dtype=fp16",
+    "int8:feedback=1",
+    "fp8:feedback=1",
+    "int4:rotate=true,feedback=1",
+    "int2:feedback=1",
+    "ternary:feedback=1",
+    "natural:feedback=1",
+    "terngrad:feedback=1",
+    "qsgd:feedback=1",
     "powersgd:rank=2",
     "powersgd:rank=12,min_compression_rate=0",
     "powersgd:rank=2,power_iterations=2",
@@ -71,7 +79,9 @@ class Copies(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("tail", TAILS)
-@pytest.mark.parametrize("spec", ["onebit:rotate=false", "topk:ratio=0.1", "powersgd", "powersgd:start_iter=2"])
+@pytest.mark.parametrize(
+    "spec", ["onebit:rotate=false", "topk:ratio=0.1", "int8", "int4", "natural", "powersgd", "powersgd:start_iter=2"]
+)
 def test_the_gradient_is_not_copied_to_32_bits(spec, tail):
     spec += ("," if ":" in spec else ":") + tail if tail else ""
     within = layout((400, 24), (24, 160), dtype=torch.bfloat16)

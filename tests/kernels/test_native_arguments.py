@@ -37,12 +37,16 @@ def test_a_wrong_number_of_arguments_is_an_error_that_names_the_function(name):
 WRONG = {
     "a tensor": (
         "cast_scaled",
-        (X, 3, 16, 1.0, 1),
+        (X, 3, 16, 1.0, None, 1),
         r"argument 2 of cast_scaled\(\) has to be a torch.Tensor or None, got 3",
     ),
-    "an integer": ("cast_scaled", (X, X, 16.0, 1.0, 1), "argument 3 .* an integer of 64 bits, got 16.0"),
-    "a small integer": ("cast_scaled", (X, X, 1 << 63, 1.0, 1), "argument 3 .* of 64 bits, got 9223372036854775808"),
-    "a number": ("cast_scaled", (X, X, 16, "half", 1), "argument 4 .* a number, got 'half'"),
+    "an integer": ("cast_scaled", (X, X, 16.0, 1.0, None, 1), "argument 3 .* an integer of 64 bits, got 16.0"),
+    "a small integer": (
+        "cast_scaled",
+        (X, X, 1 << 63, 1.0, None, 1),
+        "argument 3 .* of 64 bits, got 9223372036854775808",
+    ),
+    "a number": ("cast_scaled", (X, X, 16, "half", None, 1), "argument 4 .* a number, got 'half'"),
     "no None": ("all_finite", (X, None, 1), r"argument 2 of all_finite\(\) has to be an integer"),
     "a truth": ("rotate_blocks", (X, X, 16, 16, 1, 1), "argument 5 .* True or False, got 1"),
     "a text": ("choose_level", (7,), "argument 1 .* a str, got 7"),
@@ -85,7 +89,7 @@ def test_an_error_of_a_kernel_is_an_exception_of_python():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_formats_and_places_in_memory_are_those_of_the_tensor(kind, dtype):
     source, out = kind(X.to(dtype)[3:]), kind(torch.empty(20, dtype=dtype)[7:])
-    native.library().cast_scaled(source, out, 13, 2.0, 1)
+    native.library().cast_scaled(source, out, 13, 2.0, None, 1)
     assert torch.equal(out.detach(), X[3:].to(dtype) * 2)
     assert native.library().all_finite(source, 13, 1) is True
     assert native.library().all_finite(kind(torch.tensor([1.0, torch.nan], dtype=dtype)), 2, 1) is False
@@ -134,7 +138,7 @@ def test_no_call_keeps_or_loses_a_reference(threads):
     for _ in range(100):
         call("gather_scaled", (out, sources, places, scale, threads), error=threads == "one")
         for source in sources:
-            call("cast_scaled", (source, out, 8, scale, threads), error=threads == "one")
+            call("cast_scaled", (source, out, 8, scale, None, threads), error=threads == "one")
     del source
     assert [sys.getrefcount(each) for each in things] == before
 
@@ -142,7 +146,9 @@ def test_no_call_keeps_or_loses_a_reference(threads):
 @pytest.mark.parametrize("name", ["cast_scaled", "gather_scaled"])
 def test_other_threads_run_meanwhile(name):
     source, out, go, ran = torch.ones(1 << 20), torch.empty(1 << 20), threading.Event(), []
-    arguments = {"cast_scaled": (source, out, 1 << 20, 1.0, 1), "gather_scaled": (out, [source], [0], 1.0, 1)}[name]
+    arguments = {"cast_scaled": (source, out, 1 << 20, 1.0, None, 1), "gather_scaled": (out, [source], [0], 1.0, 1)}[
+        name
+    ]
     if name == "gather_scaled" and native.library().gather_scaled(*arguments):
         pytest.skip("a torch before 2.10 shows no tensors")
     other = threading.Thread(target=lambda: (go.wait(), ran.append(True)))

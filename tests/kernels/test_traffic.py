@@ -12,7 +12,13 @@ from ..traffic import Counted
 
 SIZE = 1 << 17
 CPU = torch.device("cpu")
-ONE_PASS = ("cast_scaled", "sign_pack", "sign_unpack_mean")  # others: tests/ddp_core/memory/test_traffic.py
+ONE_PASS = (
+    "cast_scaled",
+    "sign_pack",
+    "sign_unpack_mean",
+    "quantize_blocks",
+    "dequantize_mean",
+)  # others: tests/ddp_core/memory/test_traffic.py
 EVERY = [(case, dtype) for case in CASES if case.name.startswith(ONE_PASS) for dtype in case.dtypes]
 
 pytestmark = pytest.mark.skipif(not triton_kernels.INTERPRETED, reason="loads and stores are those of the interpreter")

@@ -57,7 +57,7 @@ MORE_SPILLED_BYTES = {
         "_select_rows": 40,
         "_quantize": 24,
     },
-    "3.9": {"_repair_all": 192, "_solve": 128, "_refine": 192, "left_dots": 128, "finish_dots": 128},
+    "3.9": {"_dequantize": 32, "_repair_all": 192, "_solve": 128, "_refine": 192, "left_dots": 128, "finish_dots": 128},
 }  # by the first version that they hold for
 recorded = {}
 
@@ -86,6 +86,7 @@ def launch_streams():
     for narrow in (torch.ones(size, dtype=torch.bfloat16), torch.ones(size, dtype=torch.float16)):
         kernels.cast_scaled(wide, narrow, 0.5)
         kernels.cast_scaled(narrow, wide, 0.5)
+        kernels.cast_scaled(wide, narrow, 1.0, torch.ones(size))
     kernels.all_finite(wide)
     for block, grad, residual in ((8, wide, wide), (1024, wide, wide), (1000, narrow, None), (20_000, wide, wide)):
         rows = -(-size // block)
@@ -93,10 +94,12 @@ def launch_streams():
         kernels.sign_pack(grad, in_place(None if residual is None else residual.clone()), scales, bits, block)
         if block < 8192:
             kernels.sign_unpack_mean(scales[None], bits[None], grad)
+            kernels.sign_unpack_mean(scales[None], bits[None], narrow, torch.ones(size))
     for bits, exponent in FORMATS:
         scales, codes = torch.ones(1, 40), torch.zeros(1, 5120 * bits, dtype=torch.int8)
         kernels.quantize_blocks(wide, None, scales, codes, 40_960, bits, exponent)
         kernels.quantize_blocks(narrow, in_place(torch.ones(size)), scales, codes, 40_960, bits, exponent, seed=1)
+        kernels.dequantize_mean(scales[None], codes[None], narrow, bits, exponent, torch.ones(size))
         kernels.dequantize_mean(scales[None], codes[None], wide, bits, exponent)
     for block in (8, 128, 4096):
         kernels.rotate_blocks(wide, torch.ones(block))

@@ -52,4 +52,5 @@ def test_a_step_moves_what_the_page_says(spec, wide, narrow, dtype, monkeypatch)
 
 
 def test_the_page_has_such_a_table():
-    assert {row[0] for row in TABLE} == {"powersgd:rank=4", "powersgd:rank=32", "topk:ratio=0.01", "onebit"}
+    told = {"powersgd:rank=4", "powersgd:rank=32", "topk:ratio=0.01", "int8", "int4", "onebit"}
+    assert {row[0] for row in TABLE} == told
