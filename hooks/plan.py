@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor, nn
@@ -49,9 +50,9 @@ def plan(
     >>> plan(network, "powersgd:rank=1", world_size=4).compression_ratio
     500.0
     """
-    if not isinstance(world_size, int) or world_size < 1:
+    if not isinstance(world_size, Integral) or world_size < 1:
         raise ValueError(f"world_size is a whole number, at least 1; got {world_size!r}")
-    built = compressor(spec)
+    world_size, built = int(world_size), compressor(spec)
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters() if p.requires_grad}
     if not names:
         raise ValueError(f"{type(model).__name__} has no parameters that require gradients: there is nothing to plan")

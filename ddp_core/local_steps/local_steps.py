@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as WaitTimeout
 from datetime import timedelta
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -68,11 +69,11 @@ class LocalSteps:
         transport: Decorator | None = None,
     ) -> None:
         _check(model, optimizer, at)
-        if not (isinstance(every, int) and isinstance(fragments, int) and 1 <= fragments <= every):
+        if not (isinstance(every, Integral) and isinstance(fragments, Integral) and 1 <= fragments <= every):
             raise ValueError(
                 f"every is a whole number from 1 on, and fragments one from 1 to every; got {every!r} and {fragments!r}"
             )
-        self.every, self.overlap, self.steps = every, overlap, 0
+        self.every, self.overlap, self.steps = int(every), overlap, 0
         self.round = 0
         self.history: list[RoundStats] = []
         self.waited = 0.0

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -117,9 +118,9 @@ def _checked_methods(specs: Sequence[str] | None) -> list[Method]:
 
 def _checked_hosts(hosts: Iterable[int]) -> list[int]:
     sizes = list(hosts)
-    if wrong := [count for count in sizes if not isinstance(count, int) or count < 2]:
+    if wrong := [count for count in sizes if not isinstance(count, Integral) or count < 2]:
         raise ValueError(f"hosts are whole numbers, at least 2, such as [16, 64]; got {wrong[0]!r}")
-    return sizes
+    return [int(count) for count in sizes]
 
 
 def _bare(model: nn.Module) -> nn.Module:

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from ...ddp_core import Decorator, DistributedDataParallel, overlap
+from ...ddp_core import Decorator, DistributedDataParallel, exchange, overlap
 from ...ddp_core.schedule.overlapped_optimizer import OverlappedOptimizer
 from ..clock import clock_for
 from .advice import Choice, Forecast, Rule
@@ -27,6 +27,7 @@ TRIAL_SECONDS = 40.0
 SETTLED = {BACKWARD: 3, PRIORITY: 12}  # steps, after which buckets and what is sent first stay as they are
 RIVAL = 1.1  # times the best step: what is told to be nearer may be better
 FEWEST, MOST = 4, 20  # measured steps
+FIRST, FAR = 2, 4.0  # so many steps tell whether they take so many times what was predicted: then few more do
 WANTED = 1.0  # seconds of them
 PATIENCE, PATIENT_STEPS = timedelta(seconds=20), 20  # of a trial's waits for other ranks
 
@@ -158,22 +159,36 @@ class Trials:
                 timeout=limit,
             )
             try:
-                return self._measured(model, training, choice, steps)
+                return self._measured(model, training, choice, steps, group)
             finally:
                 model.compression.close()
         finally:
             dist.destroy_process_group(group)
 
-    def _measured(self, model: DistributedDataParallel, training: Training, choice: Choice, steps: int) -> float:
+    def _measured(
+        self,
+        model: DistributedDataParallel,
+        training: Training,
+        choice: Choice,
+        steps: int,
+        group: dist.ProcessGroup,
+    ) -> float:
         optimizer, clock = training.optimizer, clock_for(self._here.device)
         if choice.order == PRIORITY:
             optimizer = overlap(model, optimizer, order=PRIORITY)
-        marks = []
-        for _ in range(SETTLED[choice.order] + steps):
-            marks.append(clock.mark())
-            training.step_through(model)
-        marks.append(clock.mark())
-        if isinstance(optimizer, OverlappedOptimizer):
-            optimizer.drain()
-        clock.synchronize()
+        marks = [clock.mark()]
+
+        def train(count: int) -> float:
+            for _ in range(count):
+                training.step_through(model)
+                marks.append(clock.mark())
+            if isinstance(optimizer, OverlappedOptimizer):
+                optimizer.drain()
+            clock.synchronize()
+            return clock.seconds(marks[-2], marks[-1])
+
+        slowest = max(map(float, exchange(str(train(FIRST)), group, self._here.device)))
+        far = slowest > FAR * choice.step
+        steps = min(steps, FEWEST) if far else steps
+        train(steps + (0 if far else SETTLED[choice.order] - FIRST))
         return statistics.median(clock.seconds(begin, end) for begin, end in pairwise(marks[-steps - 1 :]))

@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -80,3 +81,10 @@ def test_overlap_and_plan_take_numbers(group):
 def test_an_optimizer_that_is_none_is_refused_before_anything_is_measured(group):
     with pytest.raises(TypeError, match=r"optimizer is a torch.optim.Optimizer, got NoneType"):
         gradwire.advise(nn.Linear(2, 2), lambda model, batch: model(batch).sum(), torch.zeros(1, 2), None)
+
+
+def test_whole_numbers_may_be_numpy_s(group):
+    sites = local(every=np.int64(8), fragments=np.int32(2))
+    assert type(sites.every) is int
+    sites.close()
+    assert gradwire.plan(nn.Linear(20, 20), "bf16", world_size=np.int64(4)).compression_ratio == 2

@@ -224,6 +224,32 @@ def test_a_rank_that_fails_in_a_trial_ends_it_on_all_of_them_and_harms_no_group(
     assert told == [0, 1]
 
 
+def steps_of_trials(rank, world_size, predicted):
+    """How many steps trials take whose steps are predicted to take so long."""
+    model, optimizer, batch = trained()
+    steps = []
+
+    def counted(model, batch):
+        steps.append(0)
+        return loss_of(model, batch)
+
+    group, cpu = torch.distributed.group.WORLD, torch.device("cpu")
+    here = Here.found(group, cpu, one_level=True)
+    copied = partial(Training, model, counted, batch, optimizer, clock_for(cpu))
+    trials = Trials(here, copied, None, None, GROUP_TIMEOUT, unused=True)
+    found = []
+    for order in ("backward", "priority"):
+        before = len(steps)
+        trials.step(Choice(Method("bf16"), order, Prediction(predicted, 0.0, 0.0, 0), 0.0), 7)
+        found.append(len(steps) - before)
+    return found
+
+
+def test_of_steps_that_take_many_times_what_was_predicted_few_are_tried(ranks):
+    assert ranks.run(steps_of_trials, 2, predicted=30.0) == [[3 + 7, 12 + 7]] * 2
+    assert ranks.run(steps_of_trials, 2, predicted=1e-6) == [[2 + 4, 2 + 4]] * 2
+
+
 def asked_of_its_own(rank, world_size):
     model, optimizer, batch = trained()
     return str(gradwire.advise(model, needs_the_bare_model, batch, optimizer, compressors=["bf16"], trial_seconds=30))
