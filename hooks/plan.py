@@ -50,7 +50,7 @@ def plan(
     >>> plan(network, "powersgd:rank=1", world_size=4).compression_ratio
     500.0
     """
-    if not isinstance(world_size, Integral) or world_size < 1:
+    if not isinstance(world_size, (int, Integral)) or world_size < 1:
         raise ValueError(f"world_size is a whole number, at least 1; got {world_size!r}")
     world_size, built = int(world_size), compressor(spec)
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters() if p.requires_grad}

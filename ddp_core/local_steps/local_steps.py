@@ -69,7 +69,9 @@ class LocalSteps:
         transport: Decorator | None = None,
     ) -> None:
         _check(model, optimizer, at)
-        if not (isinstance(every, Integral) and isinstance(fragments, Integral) and 1 <= fragments <= every):
+        if not (
+            isinstance(every, (int, Integral)) and isinstance(fragments, (int, Integral)) and 1 <= fragments <= every
+        ):
             raise ValueError(
                 f"every is a whole number from 1 on, and fragments one from 1 to every; got {every!r} and {fragments!r}"
             )

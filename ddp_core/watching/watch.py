@@ -95,7 +95,7 @@ class Watch:
 
 def watch(watched: Watched, every: int, to: Any, folder: str | Path | None) -> Watch:
     """Begin to watch on this rank; see `Handle.watch`."""
-    if not isinstance(every, Integral) or every < 1:
+    if not isinstance(every, (int, Integral)) or every < 1:
         raise ValueError(f"every is a number of steps, at least 1; got {every!r}")
     if to is None and folder is None and watched.group.rank() == 0:
         raise ValueError("watch(to=None) tells nobody: give to=..., or folder=... for `gradwire top`")

@@ -118,7 +118,7 @@ def _checked_methods(specs: Sequence[str] | None) -> list[Method]:
 
 def _checked_hosts(hosts: Iterable[int]) -> list[int]:
     sizes = list(hosts)
-    if wrong := [count for count in sizes if not isinstance(count, Integral) or count < 2]:
+    if wrong := [count for count in sizes if not isinstance(count, (int, Integral)) or count < 2]:
         raise ValueError(f"hosts are whole numbers, at least 2, such as [16, 64]; got {wrong[0]!r}")
     return [int(count) for count in sizes]
 

@@ -159,20 +159,13 @@ class Trials:
                 timeout=limit,
             )
             try:
-                return self._measured(model, training, choice, steps, group)
+                return self._measured(model, training, choice, steps)
             finally:
                 model.compression.close()
         finally:
             dist.destroy_process_group(group)
 
-    def _measured(
-        self,
-        model: DistributedDataParallel,
-        training: Training,
-        choice: Choice,
-        steps: int,
-        group: dist.ProcessGroup,
-    ) -> float:
+    def _measured(self, model: DistributedDataParallel, training: Training, choice: Choice, steps: int) -> float:
         optimizer, clock = training.optimizer, clock_for(self._here.device)
         if choice.order == PRIORITY:
             optimizer = overlap(model, optimizer, order=PRIORITY)
@@ -187,7 +180,7 @@ class Trials:
             clock.synchronize()
             return clock.seconds(marks[-2], marks[-1])
 
-        slowest = max(map(float, exchange(str(train(FIRST)), group, self._here.device)))
+        slowest = max(map(float, exchange(str(train(FIRST)), model.process_group, self._here.device)))
         far = slowest > FAR * choice.step
         steps = min(steps, FEWEST) if far else steps
         train(steps + (0 if far else SETTLED[choice.order] - FIRST))
