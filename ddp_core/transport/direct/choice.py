@@ -21,7 +21,7 @@ PINNED = (
 REPEATS = 5  # in turns, of which a way's median counts: what is fastest once is not what is fast
 WORTHWHILE = 0.98  # of Gloo's seconds: what a direct way has to stay below
 CLASS = 4  # a race stands for sizes up to so many times the last
-SMALLEST_RACE, LARGEST_RACE = 2**16, 2**24  # bytes of all ranks' blocks; what is larger goes the way of the largest
+SMALLEST_RACE, LARGEST_RACE = 2**16, 2**26  # bytes of all ranks' blocks; what is larger goes the way of the largest
 
 
 class Choice:
@@ -89,7 +89,7 @@ def race_bytes(size: int) -> int:
     """The size that the race for `size` is held with, both in bytes of all ranks' blocks.
 
     >>> [race_bytes(size) for size in (1, 2**16, 2**16 + 1, 2**30)]
-    [65536, 65536, 262144, 16777216]
+    [65536, 65536, 262144, 67108864]
     """
     race = SMALLEST_RACE
     while race < min(size, LARGEST_RACE):
