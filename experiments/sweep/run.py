@@ -86,7 +86,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     finally:
         with suppress(ProcessLookupError):  # nothing is left, as it should be
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        with suppress(subprocess.TimeoutExpired):  # an interrupt amid a wait makes Popen wait for ever
+            process.wait(GRACE_SECONDS)
 
 
 def _document(path: Path) -> dict[str, Any]:

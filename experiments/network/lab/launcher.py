@@ -26,6 +26,7 @@ PORT = 29400
 POLL_SECONDS = 0.02
 VICTIM_SECONDS = 0.5  # from the first failure until the others are asked to end: one of them may be the cause
 SURVIVOR_SECONDS = 5.0  # from the request to end until the kill
+KILLED_SECONDS = 1.0  # from the kill until a process is taken to be gone
 SHOWN_LINES = 60  # of the output of a rank that fails
 SIGNALLED = 128  # shells add it to a signal's number
 Process = subprocess.Popen[bytes]
@@ -142,7 +143,8 @@ def _end(processes: Sequence[Process]) -> None:
         for process in running:
             if process.poll() is None:
                 _signal(process, signal.SIGKILL)
-                process.wait()
+                with suppress(subprocess.TimeoutExpired):  # an interrupt amid a poll makes Popen wait for ever
+                    process.wait(KILLED_SECONDS)
 
 
 def _signal(process: Process, number: signal.Signals) -> None:

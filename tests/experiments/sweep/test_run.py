@@ -77,10 +77,9 @@ def test_a_point_dies_with_a_sweep_that_is_killed(tmp_path):
 
 
 def test_a_second_interrupt_kills_the_point_at_once(monkeypatch):
-    def interrupted(timeout=None):
-        if timeout is not None:
-            raise KeyboardInterrupt
-        return wait()
+    def interrupted(timeout):
+        monkeypatch.setattr(process, "wait", wait)
+        raise KeyboardInterrupt
 
     command = ["sh", "-c", "trap '' INT; echo; exec sleep 600"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)

@@ -87,6 +87,17 @@ def test_what_a_rank_leaves_running_on_its_host_is_ended(possible, tmp_path):
         wait_for(lambda rank=rank: not alive(int((tmp_path / rank).read_text())))
 
 
+def test_an_interrupt_amid_a_poll_leaves_no_wait_without_an_end(monkeypatch):
+    monkeypatch.setattr(launcher, "SURVIVOR_SECONDS", 0.1)
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
+        process._waitpid_lock.acquire()  # as an interrupt leaves it that comes between taking it and the try behind
+        began = time.monotonic()
+        launcher._end([process])
+        assert time.monotonic() - began < PATIENCE
+        process._waitpid_lock.release()
+        assert process.wait(PATIENCE) == -signal.SIGTERM
+
+
 def test_again_runs_the_same_command_line_on_every_host(possible, capfd, monkeypatch):
     monkeypatch.setattr(sys, "executable", "echo")
     monkeypatch.setattr(sys, "argv", ["gradwire", "compare", "--netlab.hosts=2"])
