@@ -10,7 +10,7 @@ import torch
 from gradwire.ddp_core import Link, Paced
 
 from ...faulty import Fault, faulty
-from .overlapped import STEPS, Layers, Setting, equal, slow
+from .overlapped import RATE, STEPS, Layers, Plain, Setting, equal, slow
 
 COMPRESSORS = {
     "none": 0.004,
@@ -20,6 +20,8 @@ COMPRESSORS = {
     "onebit": 0.0003,
     "powersgd:rank=2": 0.0001,
 }
+OTHERS = ("fp16", "int4", "int2", "fp8", "ternary", "qsgd", "terngrad", "natural", "chunktopk", "randomk", "dropping")
+OTHERS += ("adacomp", "dgc", "batched-powersgd:rank=2", "acp-powersgd:rank=2")
 
 
 class Sleepy:
@@ -49,7 +51,7 @@ def trained(rank, order, steps=STEPS, *, shuffled=False, **options):
 
 def compared(rank, world_size, compressor, order):
     """Whether it is the same without overlap, how often updates were under way after a step, and how many slices."""
-    options = {"compressor": compressor, "slice_mb": COMPRESSORS[compressor]}
+    options = {"compressor": compressor, "slice_mb": COMPRESSORS.get(compressor, 0.0001)}
     expected, never, slices = trained(rank, "synchronous", **options)
     found, pending, others = trained(rank, order, shuffled=order == "backward", **options)
     assert slices == others
@@ -58,7 +60,7 @@ def compared(rank, world_size, compressor, order):
 
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("order", ["backward", "priority"])
-@pytest.mark.parametrize("compressor", COMPRESSORS)
+@pytest.mark.parametrize("compressor", [*COMPRESSORS, *(pytest.param(each, marks=pytest.mark.slow) for each in OTHERS)])
 def test_with_overlap_the_same_bits_come_out_in_whatever_order_slices_leave(ranks, compressor, order, world_size):
     for same, waits, overlaps, slices in ranks.run(compared, world_size, compressor, order):
         assert same
@@ -174,6 +176,26 @@ def test_a_report_tells_what_was_exposed_and_the_bounds(ranks):
         assert 0 < report.bound <= report.synchronous_bound
         assert 0 < report.exposed < 1
         assert "order priority" in text
+
+
+def buffers_under_way(rank, world_size):
+    """Seconds of a broadcast of buffers behind a backward, and those that the slices still took then."""
+    setting = Setting(rank, "backward", net=Plain, link=lambda inner: Paced(inner, Link(RATE / 80)))
+    setting.step()
+    statistics = setting.model.module[1].running_mean.fill_(rank + 1)
+    began = time.perf_counter()
+    setting.model.sync_buffers(candidate=True)
+    spread = time.perf_counter()
+    setting.optimizer.drain()
+    drained = time.perf_counter()
+    setting.end()
+    return statistics.eq(1).all().item(), spread - began, drained - spread
+
+
+def test_buffers_do_not_wait_for_the_slices_before_them(ranks):
+    for equal_now, spread, slices in ranks.run(buffers_under_way, 2):
+        assert equal_now
+        assert spread < slices
 
 
 def automatic(rank, world_size):

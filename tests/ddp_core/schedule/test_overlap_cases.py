@@ -5,6 +5,8 @@ import io
 import pickle
 import re
 import warnings
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,8 +14,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import gradwire
+from gradwire.ddp_core.schedule.overlap import Overlap
 
-from .overlapped import STEPS, Net, Plain, Setting, equal
+from .overlapped import STEPS, Layers, Net, Plain, Setting, equal
 
 CASES = {}
 
@@ -215,6 +218,20 @@ def a_checkpoint_is_loaded(setting):
 
 
 @case(compressor="bf16", net=Plain)
+def compression_is_closed(setting):
+    loop(setting, lambda *_: None)
+    setting.model.compression.close()
+    assert not setting.pending
+    return [parameter.detach().clone() for parameter in setting.model.parameters()]
+
+
+@case(net=Plain, optimizer=torch.optim.SGD)
+def another_optimizer_has_the_same_parameters(setting):
+    other = torch.optim.Adam(setting.model.parameters(), lr=0.01)
+    return loop(setting, lambda *_: other.step())
+
+
+@case(compressor="bf16", net=Plain)
 def compressors_are_swapped(setting):
     specs = ["topk:ratio=0.1", "bf16", "none"]
     return loop(
@@ -406,6 +423,23 @@ def test_a_compiled_model_waits_where_forward_begins_and_that_is_said(ranks):
         assert (never, overlapped) == (False, True)
 
 
+def scripted(rank, world_size):
+    found = []
+    for order in ("synchronous", "backward"):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            setting = Setting(rank, order, net=lambda: nn.Sequential(*(torch.jit.script(layer) for layer in Layers())))
+            loop(setting, lambda *_: None)
+            told = [each for each in caught if "torch.compile or TorchScript" in str(each.message)]
+        found.append((setting.end(), len(told), any(setting.names)))
+    (one, told, never), (other, told_once, overlapped) = found
+    return equal(one, other), told, told_once, never, overlapped
+
+
+def test_a_scripted_model_waits_where_forward_begins_and_that_is_said(ranks):
+    assert ranks.run(scripted, 2) == [(True, 0, 1, False, True)] * 2
+
+
 def cleared_without_waiting(rank, world_size):
     setting = Setting(rank, "backward", net=Plain)
     setting.step()
@@ -513,6 +547,7 @@ def refusals(rank, world_size):
     refused(gradwire.overlap, model, torch.optim.SGD(parameters), slice_mb=0)
     refused(gradwire.overlap, model, torch.optim.SGD([nn.Parameter(torch.ones(2))]))
     refused(gradwire.overlap, model, torch.optim.SGD(parameters, differentiable=True))
+    refused(gradwire.overlap, model, torch.optim.Adam(parameters, capturable=True))
     optimizer = gradwire.overlap(model, Own(parameters), per_parameter=True)
     refused(gradwire.overlap, model, torch.optim.SGD(parameters))
     refused(gradwire.overlap, gradwire.DistributedDataParallel(Plain()), optimizer)
@@ -533,6 +568,7 @@ def test_what_cannot_be_right_is_refused_with_the_way_out(ranks):
         "above 0, got 0",
         "none of the model's parameters",
         "differentiable=True",
+        "capturable=True",
         "one overlap\\(\\) for each model",
         "overlapped already",
         "call loss.backward\\(\\) before step",
@@ -543,6 +579,14 @@ def test_what_cannot_be_right_is_refused_with_the_way_out(ranks):
         assert len(found) == len(expected)
         for text, pattern in zip(found, expected, strict=True):
             assert re.search(pattern, text), text
+
+
+def test_a_step_that_a_cuda_graph_captures_is_refused_with_the_way_out(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    overlap = object.__new__(Overlap)
+    overlap._lock, overlap._reducer = nullcontext(), SimpleNamespace(device=torch.device("cuda"))
+    with pytest.raises(RuntimeError, match=r"capture without overlap.*order='synchronous'"):
+        overlap.hold(None)
 
 
 def pickled(rank, world_size):

@@ -60,3 +60,16 @@ def test_new_buckets_are_looked_at_as_the_first_ones_were(training):
     looks, _ = training(before_step=build)
     since = [look - 5 * LONGEST for look in looks if look > 5 * LONGEST]
     assert since[:3] == [FIRST_LOOK, FIRST_LOOK + INTERVAL, FIRST_LOOK + 3 * INTERVAL]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "used"),
+    [("auto", "synchronous"), ("priority", "backward"), ("backward", "backward"), ("synchronous", "synchronous")],
+)
+def test_on_cuda_whose_times_the_host_does_not_know_nothing_is_looked_for(monkeypatch, wanted, used):
+    monkeypatch.setattr(slice_order, "spread", None)
+    order = SliceOrder(wanted, SimpleNamespace(builds=1, sending=[]), None, torch.device("cuda"))
+    for step in range(2 * LONGEST):
+        order.look(step)
+        assert order.overlaps(step) == (used == "backward")
+    assert order.name == used
