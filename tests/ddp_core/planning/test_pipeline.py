@@ -68,6 +68,12 @@ def test_latency_does_not_hold_the_link_and_wire_does():
     assert step(*slow, forward=0.0, backward=0.0).seconds() == pytest.approx(3.0)
 
 
+@pytest.mark.parametrize(("under_way", "seconds"), [(1, 3.0), (2, 2.0), (None, 1.0)])
+def test_so_many_requests_of_a_round_wait_for_their_replies_together(under_way, seconds):
+    three = (parcel(0.0, 0.0, (0.0, 0.0, 1.0)),) * 3
+    assert Pipeline(IDLE, IDLE, three, 1.0, under_way).seconds() == pytest.approx(seconds)
+
+
 def test_a_parcel_waits_for_all_before_it_in_the_order():
     late, early = parcel(2.0, 0.0, (0.0, 1.0, 0.0)), parcel(0.0, 0.0, (0.0, 1.0, 0.0))
     assert step(early, late).seconds() == pytest.approx(2.0 + 1.0 + 1.0)

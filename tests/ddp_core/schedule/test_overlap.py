@@ -20,8 +20,9 @@ COMPRESSORS = {
     "onebit": 0.0003,
     "powersgd:rank=2": 0.0001,
 }
-OTHERS = ("fp16", "int4", "int2", "fp8", "ternary", "qsgd", "terngrad", "natural", "chunktopk", "randomk", "dropping")
-OTHERS += ("adacomp", "dgc", "batched-powersgd:rank=2", "acp-powersgd:rank=2")
+OTHERS = dict.fromkeys(("fp16", "int4", "int2", "fp8", "ternary", "qsgd", "terngrad", "natural", "chunktopk"), 0.0001)
+OTHERS |= dict.fromkeys(("randomk", "dropping", "adacomp", "batched-powersgd:rank=2"), 0.0001)
+OTHERS |= {"dgc": 0.00002, "acp-powersgd:rank=2": 0.00002}
 
 
 class Sleepy:
@@ -51,7 +52,7 @@ def trained(rank, order, steps=STEPS, *, shuffled=False, **options):
 
 def compared(rank, world_size, compressor, order):
     """Whether it is the same without overlap, how often updates were under way after a step, and how many slices."""
-    options = {"compressor": compressor, "slice_mb": COMPRESSORS.get(compressor, 0.0001)}
+    options = {"compressor": compressor, "slice_mb": (COMPRESSORS | OTHERS)[compressor]}
     expected, never, slices = trained(rank, "synchronous", **options)
     found, pending, others = trained(rank, order, shuffled=order == "backward", **options)
     assert slices == others
