@@ -44,12 +44,15 @@ class Parcel:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A step. `parcels`: in the order in which they leave. `cores`: this rank's share of the machine's."""
+    """A step. `parcels`: in the order in which they leave. `cores`: this rank's share of the machine's. `under_way`: how
+    many requests of a round may wait for their replies at once; None is any number.
+    """
 
     forward: Work
     backward: Work
     parcels: tuple[Parcel, ...]
     cores: float
+    under_way: int | None = None
 
     def seconds(self, *, until_needed: bool = False) -> float:
         """From the beginning of a backward to that of the next.
@@ -61,7 +64,7 @@ class Pipeline:
         link = Link(machine)
         machine.start(_computes(self, travels, until_needed=until_needed))
         for lane in range(1 + max((len(parcel.rounds) for parcel in self.parcels), default=0)):
-            machine.start(_lane(lane, travels, link))
+            machine.start(_lane(lane, travels, link, self.under_way or len(travels)))
         machine.run()
         return machine.now
 
@@ -128,8 +131,9 @@ def _backward(step: Pipeline, travels: Sequence[Travel]) -> Process:
     yield Work(step.backward.seconds - done, step.backward.cores)
 
 
-def _lane(number: int, travels: Sequence[Travel], link: Link) -> Process:
+def _lane(number: int, travels: Sequence[Travel], link: Link, under_way: int) -> Process:
     """Ends round `number` - 1 of all parcels and starts their round `number`, in their order."""
+    sent: list[Event] = []
     for travel in travels:
         rounds = travel.parcel.rounds
         if number > len(rounds):
@@ -137,7 +141,10 @@ def _lane(number: int, travels: Sequence[Travel], link: Link) -> Process:
         yield travel.replies[number - 1] if number else travel.left
         if number < len(rounds):
             yield rounds[number].arithmetic
-            link.send(rounds[number], travel.replies[number])
+            if len(sent) >= under_way:
+                yield sent[-under_way]  # replies come in the order of requests
+            sent.append(travel.replies[number])
+            link.send(rounds[number], sent[-1])
         else:
             yield travel.parcel.decode
             travel.averaged.happen()

@@ -7,14 +7,15 @@ it; then with two of each round under way, as with Gloo, and with eight.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gradwire.ddp_core.planning.link_cost import LinkCost
+from gradwire.ddp_core.planning.pipeline import NOTHING, Parcel, Pipeline, Round
 from gradwire.ddp_core.planning.replay import priority_order, replay
+from gradwire.ddp_core.planning.shared_cores import Work
 from gradwire.ddp_core.planning.step_model import StepModel
 from gradwire.experiments.workloads.emulation import load_trace, step_by_slices
 
@@ -29,29 +30,13 @@ MORE = 1.03
 
 def seconds(model: StepModel, order: Sequence[int], rounds: int, alpha: float, under_way: int) -> float:
     """Of a step: a lane a round, on each of which so many may be under way, and one link, first come, first served."""
-    arrived, free = [0.0] * len(order), 0.0
-    begun, busy, come = [0] * rounds, [0] * rounds, [set[int]() for _ in range(rounds)]
-    ready = itertools.accumulate((model.pieces[index].ready for index in order), max)
-    events = [
-        (moment, -1, place) for place, moment in enumerate(ready)
-    ]  # (when, on which lane one has ended, its place)
-    heapq.heapify(events)
-    while events:
-        now, lane, place = heapq.heappop(events)
-        if lane >= 0:
-            busy[lane] -= 1
-        if lane + 1 == rounds:
-            arrived[order[place]] = now
-        else:
-            come[lane + 1].add(place)
-        for each in range(rounds):
-            while begun[each] in come[each] and busy[each] < under_way:
-                free = max(now, free) + model.pieces[order[begun[each]]].wire / rounds
-                heapq.heappush(events, (free + alpha, each, begun[each]))
-                begun[each] += 1
-                busy[each] += 1
-    late = (moment + model.forward - piece.needed for moment, piece in zip(arrived, model.pieces, strict=True))
-    return max([model.computation, *late])
+    pieces = [model.pieces[index] for index in order]
+    parcels = (
+        Parcel(piece.ready, piece.needed, NOTHING, (Round(NOTHING, Work(piece.wire / rounds), alpha),) * rounds)
+        for piece in pieces
+    )
+    step = Pipeline(Work(model.forward), Work(model.backward), tuple(parcels), cores=1.0, under_way=under_way)
+    return step.seconds(until_needed=True)
 
 
 def ratios(alpha: float, under_way: int) -> Iterator[tuple[float, float]]:
