@@ -134,7 +134,8 @@ def profiles(out):
 
 COMPILE = ("tests/kernels/test_triton_compile.py", "tests/kernels/test_cuda_compile.py")
 KERNELS = ("tests/gpu/test_cuda_kernels.py", "tests/kernels/test_triton_gpu.py")
-DDP = ("tests/gpu/test_engine_cuda.py", "tests/gpu/test_ddp_cuda.py", "tests/gpu/test_shared_gpu.py")
+DDP = ("tests/gpu/test_engine_cuda.py", "tests/gpu/test_ddp_cuda.py", "tests/gpu/test_overlap_cuda.py")
+DDP += ("tests/gpu/test_shared_gpu.py",)
 ORDER = ("tests/gpu/test_late_replies.py", "tests/gpu/test_training_cuda.py", "tests/gpu/test_graph_cuda.py")
 
 PARTS = {
