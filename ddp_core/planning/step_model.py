@@ -52,11 +52,6 @@ class StepModel:
         """Seconds of a step that never waits."""
         return self.forward + self.backward
 
-    @property
-    def wire(self) -> float:
-        """Seconds that the link is held."""
-        return sum(piece.wire for piece in self.pieces)
-
 
 _ROUNDING = 1e-9  # seconds: sums of layers in one order and in the other
 

@@ -15,35 +15,18 @@ from torch import Tensor, nn
 
 UPDATE = "_gradwire_update"  # the attribute of an awaited parameter that has its update
 _set_gradient = vars(torch._C.TensorBase)["grad"].__set__
-_ATTRIBUTES: tuple[str, ...] = (
-    "shape",
-    "dtype",
-    "device",
-    "requires_grad",
-    "layout",
-    "ndim",
-    "is_leaf",
-    "is_cuda",
-    "is_sparse",
-    "is_meta",
+_ATTRIBUTES = (
+    "shape dtype device requires_grad layout ndim is_leaf is_cuda is_sparse is_meta "
+    "itemsize nbytes is_quantized output_nr grad_fn"
 )
-_ATTRIBUTES += ("itemsize", "nbytes", "is_quantized", "output_nr", "grad_fn")
-_METHODS: tuple[str, ...] = (
-    "size",
-    "dim",
-    "numel",
-    "nelement",
-    "stride",
-    "element_size",
-    "is_floating_point",
-    "is_complex",
-    "is_contiguous",
+_METHODS = (
+    "size dim numel nelement stride element_size is_floating_point is_complex is_contiguous "
+    "ndimension get_device is_shared is_same_size"
 )
-_METHODS += ("ndimension", "get_device", "is_shared", "is_same_size")
 NEUTRAL: frozenset[Any] = frozenset(
     [
-        *(getattr(Tensor, name).__get__ for name in _ATTRIBUTES),
-        *(getattr(Tensor, name) for name in _METHODS),
+        *(getattr(Tensor, name).__get__ for name in _ATTRIBUTES.split()),
+        *(getattr(Tensor, name) for name in _METHODS.split()),
         torch.is_floating_point,
         torch.is_complex,
         torch.numel,

@@ -35,7 +35,7 @@ from .awaited import Awaited, clear
 from .bucket_order import BucketOrder
 from .measured_step import MeasuredStep
 from .partial_step import PartialStep
-from .pending_update import PendingUpdate
+from .pending_update import PendingUpdate, clear_now
 from .readers import Readers
 from .report import OverlapReport
 from .slice_order import SliceOrder
@@ -133,7 +133,7 @@ class Overlap:
             self._averager.engines.send_all()
             self._readers.next_step()
             buckets = self._reducer.assignment.buckets
-            self._updates = [PendingUpdate(self, bucket, backward) for bucket in buckets]
+            self._updates = [PendingUpdate(self.settle, bucket, backward) for bucket in buckets]
             self._pending, self._measured = dict.fromkeys(self._updates), False
 
     def settle(self, update: PendingUpdate) -> None:
@@ -236,23 +236,13 @@ class Overlap:
             for parameter in parameters:
                 if type(parameter) is Awaited:
                     clear(parameter, to_none=to_none)
-                elif to_none:
-                    parameter.grad = None
-                elif parameter.grad is not None:
-                    parameter.grad = parameter.grad.detach()
-                    parameter.grad.zero_()
+                else:
+                    clear_now(parameter, to_none=to_none)
 
     def report(self) -> OverlapReport:
         """What is known so far."""
-        bounds = self.order.bounds
-        return OverlapReport(
-            self._step_number,
-            self._exposed,
-            self.order.name,
-            None if bounds is None else bounds.optimal,
-            None if bounds is None else bounds.synchronous,
-            dict(self._readers.counts),
-        )
+        counts = dict(self._readers.counts)
+        return OverlapReport(self._step_number, self._exposed, self.order.name, *self.order.bounds, counts)
 
     def forward_begins(self, *, joins: bool) -> None:
         """Of our DistributedDataParallel. `joins`: ranks may run out of inputs."""

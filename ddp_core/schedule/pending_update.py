@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,24 +15,17 @@ from ..buckets.grad_bucket import GRADIENT, GradBucket
 from .awaited import awaits, restore
 
 
-class Owner(Protocol):
-    """What settles the updates of a model, one at a time."""
-
-    def settle(self, update: PendingUpdate) -> None:
-        """Wait for an update, and make it, unless it was made."""
-
-
 @dataclass(eq=False)
 class PendingUpdate:
     """A bucket in flight. Its gradients are taken off the parameters, so that a late backward of an old graph, which adds
     to `.grad`, does not write to what is on its way.
 
-    `step`: the optimizer's step for these parameters, once it was asked for. `cleared`: the places of the parameters whose
-    gradients are to be cleared after it, and whether to None. `needed`: when somebody first wanted it, by
-    time.perf_counter; `waited`: for how many seconds.
+    `settles`: waits for an update and makes it, unless it was made. `step`: the optimizer's step for these parameters, once
+    it was asked for. `cleared`: the places of the parameters whose gradients are to be cleared after it, and whether to
+    None. `needed`: when somebody first wanted it, by time.perf_counter; `waited`: for how many seconds.
     """
 
-    owner: Owner
+    settles: Callable[[PendingUpdate], None]
     bucket: GradBucket
     backward: Backward
     step: Callable[[], None] | None = None
@@ -50,7 +43,7 @@ class PendingUpdate:
 
     def settle(self) -> None:
         """Wait for it, and make it; on the thread that first needs it."""
-        self.owner.settle(self)
+        self.settles(self)
 
     def clear(self, parameter: Tensor, *, to_none: bool) -> None:
         """Have a gradient cleared after the update."""
@@ -87,7 +80,7 @@ class PendingUpdate:
             if self.step is not None:
                 self.step()
             for place, to_none in self.cleared.items():
-                _clear(self.parameters[place], to_none=to_none or lent)
+                clear_now(self.parameters[place], to_none=to_none or lent)
             for parameter, gradient in zip(self.parameters, late, strict=True):
                 if gradient is not None:
                     parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
@@ -129,7 +122,8 @@ class PendingUpdate:
         return now
 
 
-def _clear(parameter: Any, *, to_none: bool) -> None:
+def clear_now(parameter: Any, *, to_none: bool) -> None:
+    """Clear the gradient of a parameter that nobody waits for."""
     if to_none:
         parameter.grad = None
     elif parameter.grad is not None:

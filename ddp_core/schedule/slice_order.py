@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.distributed as dist
 
@@ -21,20 +19,13 @@ MEASURED = 4  # steps before a look that wait where parameters are needed, so th
 WORTH = 0.97  # of a step's seconds: what another order must promise
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """Seconds of a step: of the best one that any order allows (T*), and of one that waits at backward's end."""
-
-    optimal: float
-    synchronous: float
-
-
 class SliceOrder:
     """Decides between steps, on all ranks alike, in which order slices go, and whether updates wait for their use.
 
     `wanted`: one of `ORDERS`. "backward" and "synchronous" are never replaced. "priority" always takes the order of need;
     "auto" only one that promises 3 %, against waiting at the end of backward. On CUDA, whose times the host does not know,
-    nothing is measured.
+    nothing is measured. `bounds`: seconds of a step, of the best one that any order allows (T*) and of one that waits at the
+    end of backward; None before anything was measured.
     """
 
     def __init__(
@@ -43,7 +34,7 @@ class SliceOrder:
         self._wanted, self._assignment, self._group, self._device = wanted, assignment, group, device
         self._searches = wanted in ("auto", "priority") and device.type != "cuda"
         self.measurements = Measurements()
-        self.bounds: Bounds | None = None
+        self.bounds: tuple[float, float] | tuple[None, None] = (None, None)
         self._builds = assignment.builds
         self._since, self._next = 0, FIRST_LOOK  # steps when these were made, and from then on to the next look
         self._pause = INTERVAL // 2  # between the looks before and after the last one
@@ -92,7 +83,7 @@ class SliceOrder:
         model = self.measurements.model([piece.number for piece in self._assignment.sending])
         if model is None:
             return [self._overlaps, self._by_need, *today]
-        self.bounds = Bounds(optimal(model), synchronous(model))
+        self.bounds = optimal(model), synchronous(model)
         overlaps, order = self._chosen(model)
         return [overlaps, order != backward_order(model), *(today[place] for place in order)]
 
