@@ -34,7 +34,7 @@ class SliceOrder:
         self._wanted, self._assignment, self._group, self._device = wanted, assignment, group, device
         self._searches = wanted in ("auto", "priority") and device.type != "cuda"
         self.measurements = Measurements()
-        self.bounds: tuple[float, float] | tuple[None, None] = (None, None)
+        self.bounds: tuple[float | None, float | None] = (None, None)
         self._builds = assignment.builds
         self._since, self._next = 0, FIRST_LOOK  # steps when these were made, and from then on to the next look
         self._pause = INTERVAL // 2  # between the looks before and after the last one
