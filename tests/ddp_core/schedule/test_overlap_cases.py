@@ -507,6 +507,24 @@ def test_what_cannot_overlap_is_synchronous_and_that_is_said_once(ranks):
         ]
 
 
+def differentiated(rank, world_size):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        setting = Setting(rank, "backward", net=Plain, optimizer=torch.optim.SGD)
+        for _ in range(2):
+            setting.loss().backward(create_graph=True)
+            setting.names.append(setting.pending)
+            setting.optimizer.step()
+            setting.optimizer.zero_grad()
+        setting.end()
+    return [str(each.message) for each in caught if "does not overlap" in str(each.message)], any(setting.names)
+
+
+def test_a_backward_that_makes_a_graph_is_synchronous_and_that_is_said_once(ranks):
+    told = "with create_graph=True gradwire.overlap() does not overlap: steps wait at the end of backward"
+    assert ranks.run(differentiated, 2) == [([told], False)] * 2
+
+
 def uneven(rank, world_size):
     results = []
     for order in ("synchronous", "backward"):
