@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from .. import kernels
 from ..kernels import Residual
 from .dense import Dense
 from .leaves import PerParameter
@@ -19,20 +20,21 @@ from .shares import Share, ignores_shapes, placed_on_hosts, ranks_given, share_o
 from .simulate import most_rounds
 from .state import Leaves
 from .together import next_request
-from .wrappers import ErrorFeedback
 
 
 @dataclass
 class HostsState:
     """This rank's share, None where hosts have one rank each; the inner state; the rounds that all of a host's ranks take.
 
-    `rounding`: what averages lost when they were rounded to gradients of 16 bits.
+    `keeps`: what the inner method holds back of the share, where it does; there goes what rounding to 16 bits loses.
     """
 
     share: Share | None
     inner: Any
     rounds: int = 0
-    rounding: PerParameter | None = None
+
+    def __post_init__(self) -> None:
+        self.keeps = None if self.share is None else _held_of_all(self.inner, self.share.sizes[self.share.place])
 
 
 @register("hosts", lossy=False)
@@ -67,8 +69,7 @@ class Hosts:
         rounds = 0 if alone or not layout.numel else most_rounds(self.inner, [each for each in shares if each.numel])
         mine = shares[share.place]
         inner = None if rounds == 0 else self.inner.init(mine) if mine.numel else self._empty(mine, shares)
-        rounds_off = layout.dtype != mine.dtype and isinstance(self.inner, ErrorFeedback)
-        return HostsState(share, inner, rounds, PerParameter.zeros(mine, residual=True) if rounds_off else None)
+        return HostsState(share, inner, rounds)
 
     def _empty(self, mine: Layout, shares: Sequence[Layout]) -> PerParameter | None:
         """The state of an empty share: nothing, but something where other ranks remember, as all ranks of a bucket do."""
@@ -87,10 +88,9 @@ class Hosts:
             wide.add_(residual.before)
             residual.after.zero_()
         share = yield ReduceScatter(wide, "mean", "host", state.share.sizes)
-        if state.rounding is not None:
-            share.add_(state.rounding.before)
         yield from self._average(share, state)
-        share = _rounded(share, grad.dtype, state.rounding)
+        if grad.dtype != share.dtype:
+            share = _rounded(share, grad.dtype, state.keeps)
         return (yield AllGather(share, "host", state.share.sizes))
 
     def _average(self, share: Tensor, state: HostsState) -> Program[None]:
@@ -118,9 +118,14 @@ def _across(program: Program[Tensor]) -> Program[tuple[Tensor, int]]:
         program.close()
 
 
-def _rounded(share: Tensor, dtype: torch.dtype, rounding: PerParameter | None) -> Tensor:
-    """The share in the gradient's type; what that cannot hold is kept for the next step."""
-    narrow = share.to(dtype)
-    if rounding is not None:
-        torch.sub(share, narrow, out=rounding.update().after)
+def _held_of_all(inner: Any, numel: int) -> PerParameter | None:
+    """What is held back inside a state, where it is of as many numbers."""
+    held = (leaf for leaf in Leaves(inner).residuals if isinstance(leaf, PerParameter))
+    return next((leaf for leaf in held if leaf.flat.numel() == numel), None)
+
+
+def _rounded(share: Tensor, dtype: torch.dtype, keeps: PerParameter | None) -> Tensor:
+    """The share in the gradient's type; what that cannot hold is added to what is held back, where anything is."""
+    narrow = torch.empty_like(share, dtype=dtype)
+    kernels.cast_scaled(share, narrow, 1.0, None if keeps is None else keeps.update().in_place())
     return narrow

@@ -17,6 +17,17 @@ LAYERS = SHAPES["layers"]
 INNER = [spec for spec in SPECS if spec != "hosts"]
 CONVERGING = [spec for spec in INNER if spec in TELESCOPING and not spec.startswith("onebit")]  # which takes long
 
+FED_BACK = [
+    "topk:ratio=0.1",
+    "topk:ratio=0.1,feedback=0.9",
+    "onebit:block=64",
+    "int8:guard=true",
+    "powersgd:rank=1,momentum=0.9",
+    "int4:feedback=0.8,momentum=0.9,space=adam,guard=true",
+    "dgc:ratio=0.1",
+    "bf16+powersgd:rank=2,feedback=0.9",
+]
+
 
 def on_hosts(shapes, world_size, ranks_per_host, dtype=torch.float32):
     return dataclasses.replace(layout(*shapes, world_size=world_size, dtype=dtype), ranks_per_host=ranks_per_host)
@@ -37,6 +48,38 @@ def test_what_goes_in_comes_out_or_is_held_back(spec, dtype):
             if not forgets(spec):
                 lacking = whole - outputs[0].double() - mean_held_back(simulation, within)
                 assert lacking.abs().max() <= 2 * tolerance(spec, dtype) * max(1.0, whole.abs().max())
+
+
+@pytest.mark.parametrize("spec", FED_BACK)
+def test_what_rounding_to_16_bits_takes_is_held_back(spec):
+    """It is the difference to the same numbers in float32."""
+    narrow, wide = (on_hosts(LAYERS, 4, 2, dtype) for dtype in (torch.bfloat16, torch.float32))
+    rounded, exact = (Simulation(compressor(f"hosts+{spec}"), within) for within in (narrow, wide))
+    given = gradients(narrow)
+    found, expected = rounded.step(given)[0], exact.step([each.float() for each in given])[0]
+    taken = expected - found.float()
+    assert taken.abs().max() > 1e-4
+    held = mean_held_back(rounded, narrow) - mean_held_back(exact, wide)
+    torch.testing.assert_close(held.float(), taken, rtol=0, atol=4e-6)
+
+
+def test_what_rounding_to_16_bits_takes_gets_no_momentum():
+    within = on_hosts(LAYERS, 4, 2, torch.bfloat16)
+    simulation = Simulation(compressor("hosts+topk:ratio=0.3,momentum=0.9"), within)
+    velocity, due = (torch.zeros(within.numel, dtype=torch.float64) for _ in range(2))
+    for step in range(12):
+        given = gradients(within, step)
+        velocity = 0.9 * velocity + sum(each.double() for each in given) / 4
+        due += velocity - simulation.step(given)[0].double()
+    torch.testing.assert_close(mean_held_back(simulation, within), due, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", ["none", "topk:error_feedback=false", "int8:error_feedback=false"])
+def test_without_error_feedback_rounding_is_not_held_back_either(spec):
+    within = on_hosts(LAYERS, 4, 2, torch.bfloat16)
+    simulation = Simulation(compressor(f"hosts+{spec}"), within)
+    simulation.step(gradients(within))
+    assert not mean_held_back(simulation, within).any()
 
 
 @pytest.mark.slow
@@ -183,6 +226,17 @@ class TestStates:
             for name, numbers in states.load(state, entries).items():
                 whole.views(owed)[name].view(-1).add_(numbers.double() / 4)
         torch.testing.assert_close(mean_held_back(new, whole) + owed, expected, rtol=1e-6, atol=1e-6)
+
+    def test_one_of_earlier_versions_which_kept_roundings_apart_is_loaded(self):
+        within, built = on_hosts(LAYERS, 4, 2, torch.bfloat16), compressor("hosts+topk")
+        old, new = (Simulation(built, within) for _ in range(2))
+        old.step(gradients(within))
+        for before, after in zip(old.states, new.states, strict=True):
+            saved = states.save(before)
+            for fields in saved.values():
+                fields |= {field.replace("inner.residual", "rounding"): numbers for field, numbers in fields.items()}
+            assert states.load(after, saved) == {}
+        torch.testing.assert_close(mean_held_back(new, within), mean_held_back(old, within))
 
     def test_what_does_not_fit_the_parameter_is_refused(self):
         within, built = on_hosts(((8, 8),), 4, 2), compressor("hosts+powersgd")
