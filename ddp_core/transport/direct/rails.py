@@ -50,6 +50,7 @@ class Rails:
         self._summed, self._gathered = chunk, chunk * len(self._host)
         self._memory = memory.view(turns, -1)
         self._parts: Iterator[int] = (number % turns for number in count())
+        self._touched = 0  # bytes of each part that have been in use
         self._scratch, self._sums = (Scratch(max(1, len(self._targets)), chunk, self._under_way) for _ in range(2))
         self._swap = Staggered(wire).all_to_all
 
@@ -60,10 +61,13 @@ class Rails:
 
     def _gather(self, outputs: Sequence[Tensor], block: Tensor) -> Chunk:
         (slots,), counters = self._room(block, 1)
+        mine = self._wire.rank
         arrivals = [self._wire.receive(slots[source], source) for source in self._sources]
-        slots[self._wire.rank].copy_(block)
-        works = [self._wire.send(slots[self._wire.rank], target) for target in self._targets]
+        slots[mine].copy_(block)
+        works = [self._wire.send(slots[mine], target) for target in self._targets]
         self._barrier.arrive(counters[0])
+        if outputs[mine].data_ptr() != block.data_ptr():
+            outputs[mine].copy_(block)
         yield
         for step, host in enumerate([self._host, *self._earlier]):
             if step:
@@ -71,7 +75,8 @@ class Rails:
                 self._barrier.arrive(counters[step])
             self._barrier.wait(counters[step])
             for rank in host:
-                outputs[rank].copy_(slots[rank])
+                if rank != mine:
+                    outputs[rank].copy_(slots[rank])
         self._wire.wait_all(works)
 
     def all_to_all(self, outputs: Sequence[Tensor], rows: Sequence[Tensor]) -> None:
@@ -115,6 +120,9 @@ class Rails:
         """The next part of the memory: by copy and rank, room for chunks of this type and size; and its counters."""
         part = next(self._parts)
         room = self._memory[part].view(like.dtype)[: copies * self._wire.size * like.numel()]
+        if room.nbytes > self._touched:  # or the next collectives, and races, would be slow at first
+            self._memory[:, self._touched : room.nbytes : PAGESIZE].sum()
+            self._touched = room.nbytes
         slots = [copy.unbind() for copy in room.view(copies, self._wire.size, -1)]
         return slots, range(part * self._steps, (part + 1) * self._steps)
 
