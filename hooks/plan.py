@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 
 import torch
 from torch import Tensor, nn
 
 from ..compress import Layout, Spec, Traffic, compressor
 from ..compress.simulate import steady_traffic
+from ..compress.whole_number import whole_number
 from ..ddp_core import assigned, caps_in_bytes, layout_of
 
 
@@ -50,9 +50,8 @@ def plan(
     >>> plan(network, "powersgd:rank=1", world_size=4).compression_ratio
     500.0
     """
-    if not isinstance(world_size, (int, Integral)) or world_size < 1:
-        raise ValueError(f"world_size is a whole number, at least 1; got {world_size!r}")
-    world_size, built = int(world_size), compressor(spec)
+    world_size = whole_number(world_size, "world_size is a whole number, at least 1")
+    built = compressor(spec)
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters() if p.requires_grad}
     if not names:
         raise ValueError(f"{type(model).__name__} has no parameters that require gradients: there is nothing to plan")

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as WaitTimeout
 from datetime import timedelta
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch.optim import Optimizer
 
 from ...compress import Spec, compressor, specification
 from ...compress.protocol import marked
+from ...compress.whole_number import whole_number
 from ..buckets.checksum import checksum
 from ..buckets.layout import plain
 from ..transport.protocol import Decorator
@@ -69,13 +69,9 @@ class LocalSteps:
         transport: Decorator | None = None,
     ) -> None:
         _check(model, optimizer, at)
-        if not (
-            isinstance(every, (int, Integral)) and isinstance(fragments, (int, Integral)) and 1 <= fragments <= every
-        ):
-            raise ValueError(
-                f"every is a whole number from 1 on, and fragments one from 1 to every; got {every!r} and {fragments!r}"
-            )
-        self.every, self.overlap, self.steps = int(every), overlap, 0
+        self.every = whole_number(every, "every is a whole number from 1 on")
+        fragments = whole_number(fragments, f"fragments is a whole number from 1 to every, {every}", most=self.every)
+        self.overlap, self.steps = overlap, 0
         self.round = 0
         self.history: list[RoundStats] = []
         self.waited = 0.0
@@ -85,7 +81,7 @@ class LocalSteps:
         self._averaged = {name: buffer.shape for name, buffer in buffers if buffer.is_floating_point()}
         self._rounds = _rounds(self._module, _flat(self._buffers), fragments, outer, compressor, sites, transport)
         self._parts = self._rounds.fragments
-        self.spacing = every // len(self._parts)
+        self.spacing = self.every // len(self._parts)
         self._setup = self._described(model, outer, compressor)
         self._flight: Future[RoundStats] | None = None
         self._rounds.sites.join(self._setup)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from ...compress.whole_number import whole_number
 from ..measure.metrics import Measured, metrics
 from ..measure.stats import RECENT, Totals
 from .dense_step import dense_step_seconds
@@ -95,8 +95,7 @@ class Watch:
 
 def watch(watched: Watched, every: int, to: Any, folder: str | Path | None) -> Watch:
     """Begin to watch on this rank; see `Handle.watch`."""
-    if not isinstance(every, (int, Integral)) or every < 1:
-        raise ValueError(f"every is a number of steps, at least 1; got {every!r}")
+    every = whole_number(every, "every is a number of steps, at least 1")
     if to is None and folder is None and watched.group.rank() == 0:
         raise ValueError("watch(to=None) tells nobody: give to=..., or folder=... for `gradwire top`")
     spoken = [] if to is None else [sink_of(to)]

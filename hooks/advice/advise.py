@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch.optim import Optimizer
 
 from ...compress import compressor
 from ...compress.shares import ranks_given
+from ...compress.whole_number import whole_number
 from ...ddp_core import DEFAULT_TIMEOUT, Decorator
 from ...ddp_core.averaging.engines import Engines
 from ...ddp_core.planning.shared_cores import Work
@@ -117,10 +117,8 @@ def _checked_methods(specs: Sequence[str] | None) -> list[Method]:
 
 
 def _checked_hosts(hosts: Iterable[int]) -> list[int]:
-    sizes = list(hosts)
-    if wrong := [count for count in sizes if not isinstance(count, (int, Integral)) or count < 2]:
-        raise ValueError(f"hosts are whole numbers, at least 2, such as [16, 64]; got {wrong[0]!r}")
-    return [int(count) for count in sizes]
+    expected = "hosts are whole numbers, at least 2, such as [16, 64]"
+    return [whole_number(count, expected, least=2) for count in hosts]
 
 
 def _bare(model: nn.Module) -> nn.Module:
