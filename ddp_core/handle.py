@@ -92,7 +92,7 @@ class Handle:
     @property
     def called(self) -> bool:
         """Whether a step has begun with it."""
-        return self.averager.begun > 0
+        return self.averager.engines.agreement.step > 0
 
     def swap(self, spec: Spec, *, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Go on with another compressor from the next step; nothing held back is lost. All ranks swap at one step.

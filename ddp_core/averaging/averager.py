@@ -59,7 +59,7 @@ class CompressedAverager:
         self._inspection = Inspection(compressor)
         self.totals, self._process = Totals(), os.getpid()
         self._loaded_order: list[str] = []
-        self._last_index, self.begun = -1, 0  # of the bucket that a hook was given; steps since construction
+        self._last_index = -1  # of the bucket that a hook was given
         self._expected = True  # the next one is the first of a step, whatever its index
         self.before_step: Callable[[], None] | None = None  # what the handle does before a step begins
         self.drain: Callable[[], None] = lambda: None  # waits for averages that are handed out after backward's end
@@ -86,8 +86,8 @@ class CompressedAverager:
 
     def measured(self) -> Measured:
         """What was noted of the last steps."""
-        steps = self.totals.recent_and(None if self._under_way() else self._step)
-        return Measured(steps, self.stats(), self.begun, self.engines.group.size(), on_host=self.engines.on_host)
+        steps, engines = self.totals.recent_and(None if self._under_way() else self._step), self.engines
+        return Measured(steps, self.stats(), engines.agreement.step, engines.group.size(), on_host=engines.on_host)
 
     def rooms(self, device: torch.device) -> Rooms:
         """Where buckets of our own DDP may best lie."""
@@ -110,7 +110,7 @@ class CompressedAverager:
             self._step = step
             self.memory.step += 1
             step.number, self.memory.committed = self.memory.step, False
-            self.engines.agreement.step = self.begun = self.begun + 1
+            self.engines.agreement.step += 1
             self._thread = threading.get_ident()
         self._last_index, self._expected = -1, False
 
@@ -164,11 +164,11 @@ class CompressedAverager:
         if os.getpid() != self._process:
             raise RuntimeError(FORKED)
         parameters = bucket.parameters()
-        first = self._told and self.begun == 1  # a static graph's first step has all its buckets at index 0
-        static = first and id(parameters[0]) not in self._first_ones
+        first = self.engines.agreement.step == 1  # that of a static graph has all its buckets at index 0
+        static = first and self._told and id(parameters[0]) not in self._first_ones
         if self._expected or (bucket.index() <= self._last_index and not static):
             self.begin_step(Step())
-        if self.begun == 1:
+        if self.engines.agreement.step == 1:
             self._first_ones.update(map(id, parameters))
         bound = self._bounds.get(bucket.index())
         if bound is None or list(map(id, bound.parameters)) != list(map(id, parameters)):

@@ -21,7 +21,6 @@ class HookAverager:
         own = getattr(state, "averager", None)
         self.own = own if isinstance(own, CompressedAverager) else None
         self._step = Step()
-        self._number = 0
 
     @property
     def fresh(self) -> bool:
@@ -30,9 +29,9 @@ class HookAverager:
 
     def begin_step(self, step: Step) -> None:
         """Whatever its index, the next bucket is the first of a step."""
-        self._step, self._number = step, self._number + 1
+        before, self._step = self._step, step
         if self.own is None:
-            step.number = self._number
+            step.number = before.number + 1
         else:
             self.own.begin_step(step)
 

@@ -44,8 +44,7 @@ class ShardAverager:
         self.memory, self.codec = ShardMemory(reduction), codec
         self.engines, self.device = Engines([group], timeout, decorate), device
         self.decorated = decorate is not None
-        self.totals, self.begun = Totals(), 0
-        self._step = Step()
+        self.totals, self._step = Totals(), Step()
         self._agreed = False  # since the last change
         self.before_step: Callable[[], None] = lambda: None  # what the handle does before a step begins
 
@@ -96,9 +95,8 @@ class ShardAverager:
     def begin_step(self) -> None:
         """The first gradients of a step come next."""
         self.before_step()
-        self.begun += 1
         self.memory.begin_step()
-        self.engines.agreement.step = self.memory.step
+        self.engines.agreement.step += 1
 
     def end_step(self) -> None:
         """All shards of the step are there."""
@@ -113,7 +111,8 @@ class ShardAverager:
         """What was noted of the last steps. They are not timed in full: backward is torch's."""
         ended = self._step if self._step.finished else None
         steps, ranks = self.totals.recent_and(ended), self.engines.group.size()
-        return Measured(steps, self.stats(), self.begun, ranks, on_host=self.engines.on_host, sharded=True)
+        begun, on_host = self.engines.agreement.step, self.engines.on_host
+        return Measured(steps, self.stats(), begun, ranks, on_host=on_host, sharded=True)
 
     def replace(self, reduction: ShardSum, codec: Codec | None) -> None:
         """Go on with other payloads from the next step on; nothing that is held back is lost."""

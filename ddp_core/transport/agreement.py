@@ -29,7 +29,7 @@ class Agreement:
     """Where ranks meet before they compare how they are set up: at the first step, and after each change.
 
     They meet in their group's store, so those that go on without, and wait for those that do not come, find that out.
-    `step`: the one that this rank is in, counted alike on all ranks.
+    `step`: the one that this rank is in since the start, counted alike on all ranks.
     """
 
     def __init__(self) -> None:

@@ -72,7 +72,9 @@ def test_a_bucket_without_compression_is_on_the_wire_after_few_calls(ranks):
         first, *others = on_the_way(names)
         assert len(others) > 1
         assert max(others) <= 15
-        assert first <= 20  # it begins the step
+        assert (
+            first <= 15 + 5
+        )  # it begins the step: the one before is judged, undone or kept once this one is sure to come
 
 
 @copied_in_cpp
