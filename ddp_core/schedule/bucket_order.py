@@ -33,13 +33,8 @@ class BucketOrder:
         device: torch.device,
         timeline: Timeline,
     ) -> None:
-        self._assignment, self._names, self._group, self._device, self._timeline = (
-            assignment,
-            names,
-            group,
-            device,
-            timeline,
-        )
+        self._assignment, self._names, self._timeline = assignment, names, timeline
+        self._group, self._device = group, device
         self._looked_at = 0
         self._followed_at: int | None = None  # when a state brought buckets, while these have memory of their own
         self.agreed = False  # rank 0 has told its order once
