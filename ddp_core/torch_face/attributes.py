@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch._utils import _get_device_index
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
@@ -49,7 +49,7 @@ class TorchFace(TorchDDP):
 
     arguments: Arguments
     reducer: TorchReducer  # type: ignore[assignment]
-    logger: Logger  # type: ignore[assignment]
+    logger: Logger = None  # type: ignore[assignment]  # until construction has come so far
     timeline: Timeline
     output_device: Any
     _buffers_sync: BufferSync
@@ -136,16 +136,6 @@ class TorchFace(TorchDDP):
     def _comm_hooks(self) -> list[tuple[Callable[..., Any], object]]:  # type: ignore[override]
         return [] if self._hook is None else [(self._hook[1], self._hook[0])]
 
-    def _assign_modules_buffers(self) -> None:
-        """Look for the buffers that ranks have in common; a module may replace them."""
-        ignored = self.parameters_to_ignore
-        self.named_module_buffers = {name: each for name, each in self.module.named_buffers() if name not in ignored}
-        self.modules_buffers = list(self.named_module_buffers.values())
-
-    def will_sync_module_buffers(self) -> bool:
-        """Whether the next forward synchronizes buffers."""
-        return self.require_forward_param_sync and self.forward_sync_buffers and bool(self.modules_buffers)
-
     def _register_builtin_comm_hook(self, comm_hook_type: dist.BuiltinCommHookType) -> None:
         self.register_comm_hook(self.process_group, BUILT_IN_HOOKS[comm_hook_type])
         self.logger._set_comm_hook_name(str(comm_hook_type))
@@ -178,10 +168,6 @@ class TorchFace(TorchDDP):
                 "Communication hook: return annotation should be torch.futures.Future[torch.Tensor].",
             )
 
-    def _passing_sync_batchnorm_handle(self, module: nn.Module) -> None:
-        if self.device_type == "cpu" and any(isinstance(each, nn.SyncBatchNorm) for each in module.modules()):
-            raise ValueError("SyncBatchNorm layers only work with GPU modules")
-
     def _check_default_group(self) -> None:
         """Raise RuntimeError unless the model can be pickled: only the default group is there again where it is loaded."""
         several = isinstance(self.arguments.process_group, Sequence)
@@ -193,7 +179,8 @@ class TorchFace(TorchDDP):
             )
 
     def _log_and_throw(self, err_type: type[Exception], err_msg: str) -> NoReturn:
-        self.logger.set_error_and_log(f"{err_type}: {err_msg}")
+        if self.logger is not None:
+            self.logger.set_error_and_log(f"{err_type}: {err_msg}")
         raise err_type(err_msg)
 
     def _refuse_distributed_autograd(self) -> None:
@@ -208,10 +195,6 @@ class TorchFace(TorchDDP):
         brought = self.reducer.brought_of(bucket.members)
         if any(self.reducer.parameters[index].grad is None for index in brought):
             self._log_and_throw(RuntimeError, DISTRIBUTED_AUTOGRAD)
-
-    def _lazy_init(self) -> None:
-        self._setup_in_backward_optimizers()
-        self._lazy_init_ran = True
 
     def _setup_in_backward_optimizers(self) -> None:
         """Let `torch.distributed.optim._apply_optimizer_in_backward` step once the averages are there, not before."""
