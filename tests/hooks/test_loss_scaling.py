@@ -2,7 +2,6 @@
 
 import functools
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.ddp_core.memory.loss_scale import LossScale
 
 from .test_ddp_settings import network
 from .training import RATE, TINY_BUCKETS, batch, loss_of, same
@@ -174,19 +172,6 @@ def test_gradwire_s_ddp_follows_the_scaler_that_it_was_made_with_also_on_another
     for (unscaled, followed), scale in ranks.run(train_own_following, 2, spec):
         assert scale == 8 * SCALE
         assert same(unscaled, followed)
-
-
-def test_a_save_between_the_loads_of_state_and_scaler_does_not_take_the_old_scale_for_that_of_the_state():
-    scaler, factors = SimpleNamespace(get_scale=lambda: scaler.scale, scale=8.0), []
-    scale = LossScale(scaler, factors.append)
-    scale.follow()
-    scale.forget()  # a state was loaded
-    scale.catch_up()  # and another is saved before the scaler is loaded
-    scaler.scale = 2.0
-    scale.follow()
-    scaler.scale = 4.0
-    scale.catch_up()
-    assert factors == [2.0]
 
 
 def follow_and_rescale(rank, world_size):

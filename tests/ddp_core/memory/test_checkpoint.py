@@ -1,14 +1,11 @@
-"""What a state that was saved by an older version means: its compressor's specification, by the defaults of then."""
-
-import re
+"""What a saved state must agree with: its format, which stands for defaults too, and its form."""
 
 import pytest
+import torch
 
-from gradwire.compress import compressor, compressors, specification
-from gradwire.compress.build import fingerprint as fingerprint_of
+from gradwire.compress import compressor, compressors
 from gradwire.compress.registry import OF_ALL, OF_FEEDBACK, registered
-from gradwire.ddp_core.memory.checkpoint import FORMAT, checked
-from gradwire.ddp_core.memory.earlier import repr_of_today
+from gradwire.ddp_core.memory.checkpoint import FORMAT, check_form, check_whole, checked
 
 RAISE = (
     "a changed default changes what a saved state means: raise FORMAT of memory/checkpoint.py, then change it here, too"
@@ -71,76 +68,40 @@ def test_the_defaults_of_a_method_are_those_that_saved_states_have(name):
         assert options["feedback"] == KEPT.get(name, 1.0), RAISE
 
 
-THEN = {  # {(the format of a state, its specification): what it meant}
-    (1, "onebit"): "onebit:rotate=false,feedback=1",
-    (1, "onebit:block=64"): "onebit:block=64,rotate=false,feedback=1",
-    (1, "hosts:ranks=2+onebit:feedback=0.9"): "hosts:ranks=2+onebit:rotate=false,feedback=0.9",
-    (1, "topk:start_iter=3,warmup=onebit:error_feedback=false"): {
-        "name": "topk",
-        "start_iter": 3,
-        "warmup": "onebit:rotate=false,error_feedback=false",
-    },
-    (1, "adaptive:budget=2%"): "adaptive:ladder=none/int8/int4/ternary,target=0.95,budget=2%",
-    (1, "adaptive:ladder=none/int8:block=64/onebit,target=0.9"): (
-        "adaptive:ladder=none/int8:block=64/onebit:rotate=false,target=0.9"
-    ),
-    (1, "int4"): "int4",
-    (2, "onebit"): "onebit:feedback=1",
-    (2, "onebit:momentum=0.9,feedback=0.7"): "onebit:momentum=0.9",
-    (2, "onebit:error_feedback=false"): "onebit:error_feedback=false",
-    (2, "randomk:ratio=0.1"): "randomk:ratio=0.1,feedback=1",
-    (2, "bf16+chunktopk"): "bf16+chunktopk:feedback=1",
-    (2, "topk:start_iter=3,warmup=chunktopk:error_feedback=false"): "topk:start_iter=3,warmup=chunktopk",
-    (2, "adaptive:ladder=none/onebit,target=0.9"): "adaptive:ladder=none/onebit,target=0.9",
-    (2, "topk"): "topk",
-}
-
-
 def of_format(number, spec):
     """A state without parameters."""
     header = {"gradwire": number, "compressor": "as it was built then", "world_size": 2, "rank": 0, "spec": spec}
     return {**header, "step": 3, "buckets": [], "parameters": {}, "tensors": 0}
 
 
-@pytest.mark.parametrize(("number", "spec"), THEN)
-def test_a_state_of_an_earlier_format_is_of_what_its_specification_meant_then(number, spec):
-    then = THEN[number, spec]
-    assert checked(of_format(number, spec), compressor(then), 2, 0)["step"] == 3
-    if compressor(spec) != compressor(then):
-        meant, here = (specification(compressor(each)) for each in (then, spec))
-        with pytest.raises(ValueError, match=re.escape(f"saved with compressor = {meant}, here it is {here}: attach")):
-            checked(of_format(number, spec), compressor(spec), 2, 0)
-
-
-FINGERPRINTS = {  # {the specification of a state of format 1 whose compressor no string builds: what it meant}
-    "ErrorFeedback(inner=Widen(inner=Switch(starts=(0, 3), stages=(Damped(inner=ErrorFeedback(inner=Widen(inner=TwoShot("
-    "codec=OneBit(block=64)))), feedback=0.5), Gathered(codec=TopK(ratio=0.01, k=None, value_dtype='fp32', scope='bucket')))"
-    ")))": {"name": "topk", "start_iter": 3, "warmup": "onebit:block=64,rotate=false,feedback=0.5"},
-    "ErrorFeedback(inner=Widen(inner=Switch(starts=(0, 3), stages=(Widen(inner=Adaptive(ladder='none/int8/int4/ternary', "
-    "target=0.9, budget=0.02)), Gathered(codec=TopK(ratio=0.01, k=None, value_dtype='fp32', scope='bucket'))))))": {
-        "name": "topk",
-        "start_iter": 3,
-        "warmup": "adaptive:ladder=none/int8/int4/ternary,target=0.9,budget=0.02",
-    },
-}
-
-
-@pytest.mark.parametrize("fingerprint", FINGERPRINTS)
-def test_a_state_of_format_1_may_be_of_a_compressor_that_no_string_builds(fingerprint):
-    meant = compressor(FINGERPRINTS[fingerprint])
-    assert checked(of_format(1, fingerprint), meant, 2, 0)["step"] == 3
-    with pytest.raises(ValueError, match="attach that compressor"):
-        checked(of_format(1, fingerprint), compressor("topk:start_iter=3"), 2, 0)
-
-
-@pytest.mark.parametrize("name", compressors())
-def test_a_fingerprint_of_today_has_all_options_already(name):
-    wrapped = {"inner": "int8"} if registered[name].wraps and name not in ("bf16", "fp16") else {}
-    today = fingerprint_of(compressor({"name": name, **wrapped}))
-    assert repr_of_today(today, 1) == today
-
-
 @pytest.mark.parametrize("number", [0, 4, 1.0, "1", None])
 def test_a_state_of_a_format_that_is_not_known_is_refused(number):
     with pytest.raises(ValueError, match="load it with the version of gradwire that wrote it"):
         checked(of_format(number, "onebit"), compressor("onebit"), 2, 0)
+
+
+FLAWS = {  # {what is wrong: (what it says, the fields of a state that has it)}
+    "a step below 0": ("the step of a state is a number of steps, got -1", {"step": -1}),
+    "a step that is true": ("the step of a state is a number of steps, got True", {"step": True}),
+    "names of no bucket": ("the buckets of a state are lists of names", {"buckets": ["w"]}),
+    "a parameter in two buckets": ("have a parameter twice", {"buckets": [["w"], ["v", "w"]]}),
+    "hosts that share ranks": ("the ranks_per_host of a state divide its ranks, got 3", {"ranks_per_host": 3}),
+    "no mapping of fields": ("the parameters of a state are", {"parameters": {"w": [1.0]}}),
+    "no tensor": ("is no tensor but float", {"parameters": {"w": {"residual": 1.0}}}),
+    "whole numbers": ("has no real numbers but torch.int64", {"parameters": {"w": {"residual": torch.arange(3)}}}),
+    "not finite": ("is not finite everywhere", {"parameters": {"w": {"residual": torch.tensor([1.0, torch.nan])}}}),
+    "on no device": ("it is on the meta device", {"parameters": {"w": {"residual": torch.ones(2, device="meta")}}}),
+}
+
+
+@pytest.mark.parametrize("flaw", FLAWS)
+def test_what_has_not_the_form_of_a_state_is_refused_with_its_place(flaw):
+    words, fields = FLAWS[flaw]
+    check_form(of_format(FORMAT, "onebit"))
+    with pytest.raises(ValueError, match=words):
+        check_form({**of_format(FORMAT, "onebit"), **fields})
+
+
+def test_a_state_that_has_lost_tensors_is_refused():
+    with pytest.raises(ValueError, match="the state has 0 of its 2 tensors"):
+        check_whole({**of_format(FORMAT, "onebit"), "tensors": 2})
