@@ -1,0 +1,116 @@
+"""Steps of torch's hook as their buckets tell them, and changes that other threads want in the middle of one."""
+
+import threading
+from datetime import timedelta
+
+import pytest
+import torch
+
+from gradwire.compress import compressor
+from gradwire.ddp_core.averaging.averager import CompressedAverager
+
+LIMIT = timedelta(seconds=20)
+SIZE = 8
+
+
+class Bucket:
+    """As much of torch's `dist.GradBucket` as an averager looks at."""
+
+    def __init__(self, index, last):
+        self._index, self._last = index, last
+        self._parameters = [torch.zeros(SIZE)]
+        self.give(0.0)
+
+    def give(self, value):
+        self._buffer = torch.full((SIZE,), value)
+        return self
+
+    def index(self):
+        return self._index
+
+    def is_last(self):
+        return self._last
+
+    def buffer(self):
+        return self._buffer
+
+    def parameters(self):
+        return self._parameters
+
+
+@pytest.fixture
+def averager(group):
+    made = CompressedAverager(compressor("topk:k=1"), [group], LIMIT)
+    yield made
+    made.close()
+
+
+BUCKETS = 3
+
+
+def buckets():
+    return [Bucket(index, index == BUCKETS - 1) for index in range(BUCKETS)]
+
+
+def sent(averager, buckets, value=1.0):
+    for bucket in buckets:
+        averager.average(bucket.give(value)).wait()
+
+
+def test_a_step_begins_with_the_bucket_whose_index_does_not_rise(averager):
+    mine = buckets()
+    for _ in range(3):
+        sent(averager, mine)
+    stats = averager.stats()
+    assert stats.steps == 3
+    assert [each.parameters for each in stats.buckets] == [("0",), ("1",), ("2",)]
+    sent(averager, mine[:1])
+    assert averager.stats().steps == 4
+    assert averager.measured().begun == 4
+
+
+def test_who_says_when_steps_begin_may_begin_one_with_any_bucket_and_end_it_with_any(averager):
+    mine = buckets()
+    for bucket in mine:
+        averager.expect_step()
+        sent(averager, [bucket])
+    assert averager.stats().steps == BUCKETS
+    assert [each.parameters for each in averager.stats().buckets] == [("2",)]
+
+
+def test_a_change_of_another_thread_waits_for_the_end_of_the_step_and_one_of_this_thread_does_not(averager):
+    first, *others = buckets()
+    sent(averager, [first])
+    before, after = averager.memory.compressor, compressor("onebit")
+    thread = threading.Thread(target=averager.replace, args=(after,))
+    thread.start()
+    thread.join()
+    assert averager.memory.compressor is before
+    sent(averager, others)
+    averager.end_step()
+    assert averager.memory.compressor is after
+    sent(averager, [first])  # it breaks off here
+    averager.replace(before)
+    assert averager.memory.compressor is before
+
+
+def test_what_is_taken_in_the_middle_of_a_step_is_from_before_it(averager):
+    mine = buckets()
+    sent(averager, mine)
+    averager.end_step()
+    expected = averager.taken().state_dict()
+    sent(averager, mine[:1], value=5.0)
+    taken = averager.taken().state_dict()
+    assert taken["step"] == expected["step"] == 1
+    for name, fields in expected["parameters"].items():
+        assert torch.equal(taken["parameters"][name]["residual"], fields["residual"])
+
+
+def test_another_compressor_goes_on_with_all_that_was_held_back(averager):
+    (bucket,) = [Bucket(0, True)]
+    sent(averager, [bucket])  # one of eight ones leaves
+    averager.end_step()
+    averager.replace(compressor("none"))
+    assert averager.scale == 1.0  # gradients come undivided: something is owed
+    average = averager.average(bucket.give(0.0)).wait()
+    assert sorted(average.tolist()) == [0.0] + [1.0] * (SIZE - 1)
