@@ -94,7 +94,7 @@ class DistributedDataParallel(TorchFace):
         if self._compresses:
             refuse_inside(module, own)  # before anything asks a parameter that is not initialized
         self._take_devices()
-        self._passing_sync_batchnorm_handle(module)
+        self._passing_sync_batchnorm_handle(module)  # type: ignore[no-untyped-call]
         groups = self.arguments.groups()
         if self.arguments.init_sync:
             shared = {name: p for name, p in module.named_parameters() if name not in self.parameters_to_ignore}
@@ -112,7 +112,7 @@ class DistributedDataParallel(TorchFace):
         named, sparse = trained(self.module)
         self.process_group = groups[0]
         self._buffers_sync = BufferSync(self.process_group, self._buffer_hook)
-        self._assign_modules_buffers()
+        self._assign_modules_buffers()  # type: ignore[no-untyped-call]
         partial = rules.find_unused_parameters
         self.compression = Handle(compressor, groups, timeout, partial=partial, transport=transport, scaler=scaler)
         self.compression.bind(self.module)
@@ -160,7 +160,8 @@ class DistributedDataParallel(TorchFace):
         if self._compresses:
             refuse_around(self)
         if not self._lazy_init_ran:
-            self._lazy_init()
+            self._setup_in_backward_optimizers()
+            self._lazy_init_ran = True
         if torch.is_grad_enabled() and self.require_backward_grad_sync:
             self._forks.check()
             self._refuse_distributed_autograd()
@@ -206,8 +207,9 @@ class DistributedDataParallel(TorchFace):
 
     def sync_buffers(self, *, candidate: bool, after_forward: bool = False) -> None:
         """Make the buffers of all ranks those of one; `candidate`: it may be this one."""
-        if self._buffers_sync.after_forward == after_forward and self.will_sync_module_buffers():
-            self._assign_modules_buffers()  # a module may have replaced some
+        wanted = self.will_sync_module_buffers()  # type: ignore[no-untyped-call]
+        if wanted and self._buffers_sync.after_forward == after_forward:
+            self._assign_modules_buffers()  # type: ignore[no-untyped-call]  # a module may have replaced some
             self._buffers_sync.run(self.named_module_buffers, agree=self._join_config.enable, candidate=candidate)
 
     def copy_states(self, source: int, *, buffers: bool | None = None) -> None:
