@@ -10,7 +10,6 @@ from .handle import Handle
 from .local_steps.local_steps import LocalSteps
 from .local_steps.outer import outer
 from .local_steps.rounds import RoundStats
-from .measure.metrics import described, metrics
 from .measure.record import Record
 from .measure.stats import Stats
 from .measure.step import BucketStats
@@ -41,7 +40,7 @@ from .transport.rendezvous import keep as keep_rendezvous
 from .transport.torch_backend import LEAST_TORCH
 from .transport.torch_backend import register as register_backend
 from .watching.folder import reports_in
-from .watching.watch import Watch, Watched, watch
+from .watching.watch import Observed, Watch
 
 __all__ = [
     "DEFAULT_TIMEOUT",
@@ -57,6 +56,7 @@ __all__ = [
     "Link",
     "LocalSteps",
     "LossScale",
+    "Observed",
     "Paced",
     "Pending",
     "ProcessGroup",
@@ -69,18 +69,15 @@ __all__ = [
     "StepTimes",
     "Transport",
     "Watch",
-    "Watched",
     "assigned",
     "averaged",
     "caps_in_bytes",
-    "described",
     "exchange",
     "fan_in",
     "fan_out",
     "keep_rendezvous",
     "largest_and_sum",
     "layout_of",
-    "metrics",
     "obstacle",
     "outer",
     "overlap",
@@ -93,6 +90,5 @@ __all__ = [
     "start_scatter",
     "start_sum",
     "trace",
-    "watch",
     "watched",
 ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,19 +16,17 @@ from ..compress import Compressor, Spec, compressor, specification, tuned
 from .averaging.averager import CompressedAverager
 from .buckets.layout import plain
 from .engine.engine import DEFAULT_TIMEOUT
-from .measure.metrics import described, metrics
-from .measure.stats import Stats
 from .memory import checkpoint
 from .memory.loss_scale import LossScale, Scaler
 from .memory.resize import merged
 from .transport.collectives import gathered, scattered
 from .transport.protocol import Decorator
-from .watching.watch import Watch, Watched, watch
+from .watching.watch import Observed
 
 UNBOUND = "a state of another number of ranks needs the model's parameters: call handle.bind(model) first"
 
 
-class Handle:
+class Handle(Observed):
     """The compression of a model's gradients on this rank.
 
     Made by `gradwire.attach` or `gradwire.comm_hook`. All ranks make one, with the same compressor, and call `swap` and
@@ -37,6 +34,8 @@ class Handle:
     `transport`: what to put around each transport, such as an emulated link. `scaler`: to `follow`. `averager` is what hooks
     and reducers call.
     """
+
+    averager: CompressedAverager
 
     def __init__(
         self,
@@ -135,30 +134,8 @@ class Handle:
         """
         self.averager.between_steps(self.averager.memory.discard_step)
 
-    def stats(self) -> Stats:
-        """Rounds, bytes and seconds of the last synced step and in total."""
-        return self.averager.stats()
-
-    def metrics(self) -> dict[str, float]:
-        """The same and more as flat names and numbers, for `wandb.log(handle.metrics())`: see docs/watch.md.
-
-        Of the last synced step; steps, and bytes in total, since the beginning. Never waits for a GPU.
-        """
-        return metrics(self.averager.measured())
-
-    def watch(self, every: int = 100, to: Any = "console", *, folder: str | Path | None = None) -> Watch:
-        """Tell what a step costs, after every `every` steps, until what it returns, or the handle, is closed.
-
-        `to`: "console", a rich Console or a logging.Logger, for a line of text; a run of wandb or a SummaryWriter of
-        TensorBoard, for numbers; or any callable of (metrics, step), which must not communicate. On rank 0 only. `folder`:
-        where rank 0 keeps a file of each rank for `gradwire top`; all ranks give it. Figures are means over the last 8
-        steps. No bit of the training changes. Raises ValueError and TypeError for arguments that tell nobody.
-        """
-        place = self.averager.totals, self.averager.measured, lambda: specification(self.compressor)
-        return watch(Watched(*place, self.averager.engines.group), every, to, folder)
-
-    def __repr__(self) -> str:
-        return described(type(self), specification(self.compressor), self.averager.engines.place, self.metrics)
+    def _what(self) -> str:
+        return specification(self.compressor)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint of this rank needs; safe with `torch.load(weights_only=True)`. Residuals differ by rank.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ...compress.gauge import Sample, stride
@@ -49,18 +49,6 @@ def metrics(measured: Measured, most: int = 1) -> dict[str, float]:
     if {"step_seconds", "exposed_seconds"} <= found.keys():
         found["compute_seconds"] = max(0.0, found["step_seconds"] - found["exposed_seconds"])
     return found | (feedback(steps[-1].programs) if steps else {})
-
-
-def described(kind: type, what: str, place: Callable[[], tuple[int, int]], now: Callable[[], dict[str, float]]) -> str:
-    """What a handle's repr tells: `what` travels, from which of how many ranks, how many times fewer bytes, and steps."""
-    try:
-        rank, ranks = place()
-    except RuntimeError:
-        return f"<{kind.__name__}: {what}, no process group yet>"
-    numbers = now()
-    ratio = f"{numbers['ratio']:.4g} times fewer bytes, " if "ratio" in numbers else ""
-    steps = f"{numbers['steps']} steps, {numbers['steps_here']} of them here"
-    return f"<{kind.__name__}: {what}, rank {rank} of {ranks}, {ratio}{steps}>"
 
 
 def _means(rows: Sequence[dict[str, float]]) -> dict[str, float]:

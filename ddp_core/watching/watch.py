@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from ...compress.whole_number import whole_number
+from ..averaging.averager import CompressedAverager
+from ..averaging.sharded import ShardAverager
 from ..measure.metrics import Measured, metrics
-from ..measure.stats import RECENT, Totals
+from ..measure.stats import RECENT, Stats, Totals
 from .dense_step import dense_step_seconds
 from .folder import FolderOfRanks
 from .report import Report
@@ -25,12 +25,11 @@ IN_A_ROW = 3  # reports that say so
 
 @dataclass(frozen=True)
 class Watched:
-    """What averages, as far as watching it goes. `what` travels, in a specification's words; among whom, `group`."""
+    """What averages, as far as watching it goes. `what` travels, in a specification's words."""
 
     totals: Totals
     measured: Callable[[], Measured]
     what: Callable[[], str]
-    group: dist.ProcessGroup
 
 
 class Watch:
@@ -93,13 +92,52 @@ class Watch:
         self.close()
 
 
-def watch(watched: Watched, every: int, to: Any, folder: str | Path | None) -> Watch:
-    """Begin to watch on this rank; see `Handle.watch`."""
-    every = whole_number(every, "every is a number of steps, at least 1")
-    if to is None and folder is None and watched.group.rank() == 0:
-        raise ValueError("watch(to=None) tells nobody: give to=..., or folder=... for `gradwire top`")
-    spoken = [] if to is None else [sink_of(to)]
-    sinks = spoken if watched.group.rank() == 0 else []
-    if folder is not None:
-        sinks = [*sinks, FolderOfRanks(folder, watched.group, every)]
-    return Watch(watched, every, sinks)
+class Observed:
+    """A handle, as far as it tells what its steps cost. `averager`: what it is the handle of."""
+
+    averager: CompressedAverager | ShardAverager
+
+    def _what(self) -> str:
+        """What travels, in a specification's words."""
+        raise NotImplementedError
+
+    def stats(self) -> Stats:
+        """Rounds, bytes and seconds of the last synced step, by bucket, and in total."""
+        return self.averager.stats()
+
+    def metrics(self) -> dict[str, float]:
+        """The same and more as flat names and numbers, for `wandb.log(handle.metrics())`: see docs/watch.md.
+
+        Of the last synced step; steps, and bytes in total, since the beginning. Never waits for a GPU.
+        """
+        return metrics(self.averager.measured())
+
+    def watch(self, every: int = 100, to: Any = "console", *, folder: str | Path | None = None) -> Watch:
+        """Tell what a step costs, after every `every` steps, until what it returns, or the handle, is closed.
+
+        `to`: "console", a rich Console or a logging.Logger, for a line of text; a run of wandb or a SummaryWriter of
+        TensorBoard, for numbers; or any callable of (metrics, step), which must not communicate. On rank 0 only. `folder`:
+        where rank 0 keeps a file of each rank for `gradwire top`; all ranks give it. Figures are means over the last 8
+        steps. No bit of the training changes. Raises ValueError and TypeError for arguments that tell nobody.
+        """
+        every = whole_number(every, "every is a number of steps, at least 1")
+        group = self.averager.engines.group
+        first = group.rank() == 0
+        if to is None and folder is None and first:
+            raise ValueError("watch(to=None) tells nobody: give to=..., or folder=... for `gradwire top`")
+        spoken = [] if to is None else [sink_of(to)]
+        sinks = spoken if first else []
+        if folder is not None:
+            sinks = [*sinks, FolderOfRanks(folder, group, every)]
+        return Watch(Watched(self.averager.totals, self.averager.measured, self._what), every, sinks)
+
+    def __repr__(self) -> str:
+        name, what = type(self).__name__, self._what()
+        try:
+            rank, ranks = self.averager.engines.place()
+        except RuntimeError:
+            return f"<{name}: {what}, no process group yet>"
+        numbers = self.metrics()
+        ratio = f"{numbers['ratio']:.4g} times fewer bytes, " if "ratio" in numbers else ""
+        steps = f"{numbers['steps']} steps, {numbers['steps_here']} of them here"
+        return f"<{name}: {what}, rank {rank} of {ranks}, {ratio}{steps}>"

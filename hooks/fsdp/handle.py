@@ -4,36 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ...compress import Spec
 from ...compress.shards import shard_codec, shard_sum
 from ...compress.state import Entries
-from ...ddp_core import (
-    Handle,
-    LossScale,
-    Scaler,
-    ShardAverager,
-    Stats,
-    Watch,
-    Watched,
-    described,
-    metrics,
-    watch,
-)
+from ...ddp_core import Handle, LossScale, Observed, Scaler, ShardAverager
 from .modules import ShardedModule
 from .resize import owed_by_replicas
 from .state import FORMAT, among_replicas, checked, merged, own
 
 
-class ShardHandle:
+class ShardHandle(Observed):
     """The communication of a sharded model on this rank: weights on their way out, gradients on their way in.
 
     Made by `gradwire.attach(fsdp_model, gather=..., reduce=...)`. All ranks make one, with the same arguments, and call
     `swap` and `load_state_dict` at the same step. `replicas`: the handle of the compression among replicas, if there is one;
     its `stats` and `swap` are its own.
     """
+
+    averager: ShardAverager
 
     def __init__(
         self, averager: ShardAverager, replicas: Handle | None, modules: Sequence[ShardedModule], *, of_shards: bool
@@ -85,22 +75,6 @@ class ShardHandle:
         self.averager.memory.discard_step()
         if self.replicas is not None:
             self.replicas.discard_step()
-
-    def stats(self) -> Stats:
-        """Rounds, bytes and seconds of the last step, a row for each gather and each reduction, and in total."""
-        return self.averager.stats()
-
-    def metrics(self) -> dict[str, float]:
-        """The same as flat names and numbers: see `Handle.metrics`."""
-        return metrics(self.averager.measured())
-
-    def watch(self, every: int = 100, to: Any = "console", *, folder: str | Path | None = None) -> Watch:
-        """Tell what a step costs, after every `every` steps: see `Handle.watch`."""
-        place = self.averager.totals, self.averager.measured, self._what
-        return watch(Watched(*place, self.averager.engines.group), every, to, folder)
-
-    def __repr__(self) -> str:
-        return described(type(self), self._what(), self.averager.engines.place, self.metrics)
 
     def _what(self) -> str:
         return f"gather {self.averager.codec or 'none'}, reduce {self.averager.memory.reduction}"

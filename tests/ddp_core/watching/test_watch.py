@@ -3,7 +3,6 @@
 import io
 import json
 import logging
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -62,8 +61,7 @@ class Watching:
 
     def __init__(self, *sinks, every=1):
         self.totals, self.steps = Totals(), []
-        group = SimpleNamespace(rank=lambda: 0, size=lambda: 2)
-        watched = Watched(self.totals, lambda: measured(*self.steps), lambda: "bf16", group)
+        watched = Watched(self.totals, lambda: measured(*self.steps), lambda: "bf16")
         self.watch = Watch(watched, every, list(sinks))
 
     def step(self, made):
