@@ -41,8 +41,8 @@ def unfinished(absent: Mapping[int, str], rank: int, *, static: bool, watched: b
         )
         what += (
             ". It also comes after a backward that raised an error: the ranks are then no longer in step, so load a "
+            "checkpoint into a new DistributedDataParallel."
         )
-        what += "checkpoint into a new DistributedDataParallel."
     verbose = dist.get_debug_level() != dist.DebugLevel.OFF
     names = ", ".join(absent.values()) if verbose else shown(list(absent.values()))
     what += (
