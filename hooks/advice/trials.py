@@ -100,6 +100,13 @@ def cost(choice: Choice) -> float:
     return choice.step * (measured_steps(choice) + SETTLED[choice.order])
 
 
+def _let_go(error: BaseException | None) -> None:
+    """Of what an error's tracebacks hold: a trial's connections, and futures of torch's that hold the error in turn."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
+
+
 class Trials:
     """Trainings of copies, made by `copied`. `unused`: some parameters get no gradient."""
 
@@ -141,6 +148,7 @@ class Trials:
             results.append(function())
         except Exception as error:
             failure = f"{type(error).__name__}: {error}"
+            _let_go(error)
         gc.collect()  # a copy that is over would stay beside the next one
         if failures := [f"rank {rank}: {told}" for rank, told in enumerate(self._here.told(failure)) if told]:
             raise TrialFailed("; ".join(failures))
