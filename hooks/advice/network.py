@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeAlias
@@ -82,7 +82,7 @@ class Network:
                 processor, seconds = processor + worked, seconds + found
             if samples[-1][1] > LONG:
                 break
-        return KindCost(LinkCost.fitted(samples), 0.0 if self._device.type == "cuda" else processor / seconds)
+        return KindCost(fitted(samples), 0.0 if self._device.type == "cuda" else processor / seconds)
 
     def _timed(self, kind: Kind, size: int) -> list[tuple[float, float]]:
         """(seconds until the last rank had its reply, a rank's processor's seconds) of some collectives."""
@@ -122,6 +122,19 @@ class Network:
         """Memory like a tensor's, where a bucket of its own would lie."""
         room = self._transport.allocate([[tensor]])[0] if self._transport.allocates else None
         return tensor if room is None else room
+
+
+def fitted(samples: Sequence[tuple[float, float]]) -> LinkCost:
+    """From (bytes sent, seconds) of some sizes. The latency is the least of the smallest size: there bytes take the least,
+    and what else the machine does now and then is in the others.
+
+    >>> fitted([(1, 3.0), (1, 2.0), (1, 9.0), (100, 101.0), (100, 103.0)])
+    LinkCost(alpha=1.0, beta=1.0)
+    """
+    found = LinkCost.fitted(samples)
+    smallest = min(sent for sent, _ in samples)
+    left = min(seconds - found.beta * sent for sent, seconds in samples if sent == smallest)
+    return replace(found, alpha=max(0.0, left))
 
 
 def _sizes(payload: int) -> list[int]:
