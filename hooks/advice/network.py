@@ -128,8 +128,8 @@ def fitted(samples: Sequence[tuple[float, float]]) -> LinkCost:
     """From (bytes sent, seconds) of some sizes. The latency is the least of the smallest size: there bytes take the least,
     and what else the machine does now and then is in the others.
 
-    >>> fitted([(1, 3.0), (1, 2.0), (1, 9.0), (100, 101.0), (100, 103.0)])
-    LinkCost(alpha=1.0, beta=1.0)
+    >>> fitted([(1, 3.0), (1, 2.0), (1, 9.0), (3, 4.0), (3, 4.0)])
+    LinkCost(alpha=1.5, beta=0.5)
     """
     found = LinkCost.fitted(samples)
     smallest = min(sent for sent, _ in samples)
