@@ -11,9 +11,9 @@ from torch import Tensor
 from .. import kernels
 from ..kernels import Residual
 from .adapters import TwoShot
-from .protocol import working_dtype
 from .registry import register
 from .rotation import check_rotation, rotate_back, rotated
+from .rounding import rounded_once
 from .rows import padded
 
 SCALE_BYTES = 4
@@ -63,11 +63,12 @@ class OneBit:
         """The mean over voters of `scale * sign`; what `out` rounds away is added to `residual`."""
         if not self.rotate:
             return kernels.sign_unpack_mean(*self._parts(rows, length), out, residual)
-        wide = out if out.dtype == working_dtype(out.dtype) else torch.empty_like(out, dtype=working_dtype(out.dtype))
-        kernels.sign_unpack_mean(*self._parts(rows, length), wide)
-        rotate_back(wide, self.block)
-        if wide is not out:
-            kernels.cast_scaled(wide, out, 1.0, residual)
+
+        def write(wide: Tensor) -> None:
+            kernels.sign_unpack_mean(*self._parts(rows, length), wide)
+            rotate_back(wide, self.block)
+
+        rounded_once(out, residual, write)
 
     def _blocks(self, length: int) -> int:
         return max(1, length // self.block)

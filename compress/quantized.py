@@ -12,9 +12,9 @@ from .. import kernels
 from ..kernels import Residual
 from ..kernels.formats import HALVES
 from .adapters import TwoShot
-from .protocol import working_dtype
 from .registry import register
 from .rotation import check_rotation, rotate_back, rotated
+from .rounding import rounded_once
 from .rows import padded
 
 SCALE_BYTES = 4
@@ -110,11 +110,12 @@ class Quantized(BlockCodes):
         """The mean over voters of `scale * code`, rotated back; what `out` rounds away is added to `residual`."""
         if not self.rotate:
             return super().decode(rows, out, length, residual)
-        wide = out if out.dtype == working_dtype(out.dtype) else torch.empty_like(out, dtype=working_dtype(out.dtype))
-        super().decode(rows, wide, length)
-        rotate_back(wide, self.block)
-        if wide is not out:
-            kernels.cast_scaled(wide, out, 1.0, residual)
+
+        def write(wide: Tensor) -> None:
+            BlockCodes.decode(self, rows, wide, length)
+            rotate_back(wide, self.block)
+
+        rounded_once(out, residual, write)
 
 
 @register("int8", adapter=TwoShot)

@@ -45,12 +45,13 @@ class TernGrad(BlockCodes):
         scales, codes = self._parts(rows, length)
         if residual is None and self.clip is not None:
             grad = grad.to(working_dtype(grad.dtype))  # what is cut is not rounded
-            self._clip(grad)
+            _clip(grad, self.block, self.clip)
         kernels.quantize_blocks(grad, residual, scales, codes, length, self.bits, self.exponent, key, counter)
 
-    def _clip(self, grad: Tensor) -> None:
-        whole, rest = in_blocks(grad, self.block)
-        for blocks in (whole, rest.unsqueeze(0)):
-            if self.clip is not None and blocks.numel():
-                limits = blocks.square().mean(1, keepdim=True).sqrt_().mul_(self.clip)
-                blocks.clamp_(-limits, limits)
+
+def _clip(grad: Tensor, block: int, clip: float) -> None:
+    whole, rest = in_blocks(grad, block)
+    for blocks in (whole, rest.unsqueeze(0)):
+        if blocks.numel():
+            limits = blocks.square().mean(1, keepdim=True).sqrt_().mul_(clip)
+            blocks.clamp_(-limits, limits)

@@ -12,8 +12,8 @@ from torch import Tensor
 from .. import kernels
 from ..kernels import Residual
 from .per_tensor import Scope, check_scope, gathered
-from .protocol import working_dtype
 from .registry import register
+from .rounding import rounded_once
 from .rows import padded
 
 VALUE_DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
@@ -61,12 +61,11 @@ class TopK:
 
     def decode(self, rows: Tensor, out: Tensor, length: int, residual: Tensor | None = None) -> None:
         """The mean over voters, zero where no one sent; what `out` rounds away is added to `residual`."""
-        wide = out
-        if out.dtype != working_dtype(out.dtype):  # several voters may meet at an element: sums take 32 bits
-            wide = torch.empty(out.shape, dtype=working_dtype(out.dtype), device=out.device)
-        kernels.scatter_mean(*self._parts(rows, length), wide, length, ascending=True)
-        if wide is not out:
-            kernels.cast_scaled(wide, out, 1.0, residual)
+
+        def write(wide: Tensor) -> None:  # several voters may meet at an element
+            kernels.scatter_mean(*self._parts(rows, length), wide, length, ascending=True)
+
+        rounded_once(out, residual, write)
 
     def indices(self, rows: Tensor, length: int) -> Tensor:
         """Which elements encoded rows of `length` say, all in one, counted from the first row's first."""
