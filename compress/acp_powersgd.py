@@ -13,7 +13,7 @@ from .. import kernels
 from ..kernels import Factors, Matrix, Residual
 from .leaves import Counter, PerParameter
 from .pieces import Place
-from .powersgd import PowerSGD, average_whole, draw_normal
+from .powersgd import PowerSGD, average_whole, draw_normal, finish
 from .protocol import Layout, Program, all_reduce
 from .registry import register
 from .together import together
@@ -47,6 +47,7 @@ class ACPPowerSGD:
     min_compression_rate: float = 2.0
     seed: int = 0
     forgets_what_it_sends: ClassVar[bool] = True
+    takes_16_bits: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.rank < 1:
@@ -77,10 +78,9 @@ def _average_p(grad: Tensor, state: ACPPowerSGDState, residual: Residual | None)
     kernels.orthogonalize(q, state.transposed)
     p = torch.empty_like(state.p.flat)
     kernels.low_rank_left(grad, residual, state.factors, q, p)
-    _hold_back(grad, residual, state.factors, p, q)
-    p = yield from all_reduce(p)
-    kernels.low_rank_finish(grad, None, state.factors, p, q)
-    _remember(state.p, state.transposed, p)
+    mean = yield from all_reduce(p.clone())
+    finish(grad, None if residual is None else residual.after, state.factors, (mean, q), (p, q))
+    _remember(state.p, state.transposed, mean)
 
 
 def _average_q(grad: Tensor, state: ACPPowerSGDState, residual: Residual | None) -> Program[None]:
@@ -88,10 +88,9 @@ def _average_q(grad: Tensor, state: ACPPowerSGDState, residual: Residual | None)
     kernels.orthogonalize(p, state.factors)
     q = torch.empty_like(state.q.flat)
     kernels.low_rank_right(_given(grad, residual, state.factors), state.factors, p, q)
-    _hold_back(grad, residual, state.factors, p, q)
-    q = yield from all_reduce(q)
-    kernels.low_rank_finish(grad, None, state.factors, p, q)
-    _remember(state.q, state.factors, q)
+    mean = yield from all_reduce(q.clone())
+    finish(grad, None if residual is None else residual.after, state.factors, (p, mean), (p, q))
+    _remember(state.q, state.factors, mean)
 
 
 def _given(grad: Tensor, residual: Residual | None, factors: Factors) -> Tensor:
@@ -101,12 +100,6 @@ def _given(grad: Tensor, residual: Residual | None, factors: Factors) -> Tensor:
     for matrices in zip(*map(factors.full, (residual.before, residual.after, grad)), strict=True):
         Residual(*matrices[:2]).plus(matrices[2])
     return residual.after
-
-
-def _hold_back(grad: Tensor, residual: Residual | None, factors: Factors, p: Tensor, q: Tensor) -> None:
-    """What this rank's own P Qᵀ lacks of its matrices stays in `residual.after`; `grad` is overwritten."""
-    if residual is not None:
-        kernels.low_rank_finish(grad, residual.after, factors, p, q)
 
 
 def _remember(leaf: PerParameter, sides: Factors, average: Tensor) -> None:

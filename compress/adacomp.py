@@ -12,7 +12,9 @@ from torch.nn.functional import pad
 from ..kernels import Residual
 from .capped import COUNT_BYTES, Capped, chosen_places, first_place
 from .per_tensor import gathered
+from .protocol import working_dtype
 from .registry import register
+from .rounding import rounded_once
 
 
 @register("adacomp", adapter=gathered)
@@ -29,6 +31,7 @@ class AdaComp(Capped):
     bin: int = 500
     method: ClassVar[str] = "adacomp"
     slot_bytes: ClassVar[int] = 4
+    takes_16_bits: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -39,7 +42,7 @@ class AdaComp(Capped):
         self, grad: Tensor, residual: Residual | None, rows: Tensor, length: int, key: int = 0, counter: int = 0
     ) -> None:
         """Signed indices and the scale of each row; `residual` keeps the rest."""
-        values = grad.clone() if residual is None else residual.plus(grad)
+        values = grad.to(working_dtype(grad.dtype), copy=True) if residual is None else residual.plus(grad)
         for row, part, new in zip(rows, values.split(length), grad.split(length), strict=False):
             head, indices = self._parts(row, length)
             chosen, scale = self._chosen(part, new)
@@ -49,13 +52,17 @@ class AdaComp(Capped):
             indices.copy_(torch.where(negative, ~places, places))
             self._add(part, head, indices, -1)
 
-    def decode(self, rows: Tensor, out: Tensor, length: int) -> None:
-        """The mean over voters, zero where no one sent."""
-        out.zero_()
-        for voter in rows:
-            for row, part in zip(voter, out.split(length), strict=False):
-                self._add(part, *self._parts(row, length), 1)
-        out.div_(len(rows))
+    def decode(self, rows: Tensor, out: Tensor, length: int, residual: Tensor | None = None) -> None:
+        """The mean over voters, zero where no one sent; what `out` rounds away is added to `residual`."""
+
+        def write(wide: Tensor) -> None:
+            wide.zero_()
+            for voter in rows:
+                for row, part in zip(voter, wide.split(length), strict=False):
+                    self._add(part, *self._parts(row, length), 1)
+            wide.div_(len(rows))
+
+        rounded_once(out, residual, write)
 
     def _chosen(self, values: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
         """Which elements are sent, what is not finite first of all; the scale in float32."""

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from .protocol import Program, all_reduce
+from .protocol import Program, all_reduce, working_dtype
 
 
 def in_blocks(flat: Tensor, length: int) -> tuple[Tensor, Tensor]:
@@ -31,18 +31,24 @@ def average_blocks(
     """The mean over ranks of the `chosen` blocks of `values`, in their places in `grad`; the others become zero there.
 
     `chosen`: indices, each once, the same on all ranks. The elements behind the last whole block are always sent.
-    `values` is either `grad` or what is to be held back, which is then cleared of what was sent. `alarm`: 0, or NaN where
-    the average must not be finite.
+    `values` is either `grad` or what is to be held back; of what was sent, it keeps what 16 bits cannot hold. `alarm`: 0,
+    or NaN where the average must not be finite.
     """
     blocks, rest = in_blocks(values, length)
-    payload = torch.cat([blocks.index_select(0, chosen).view(-1), rest])
+    payload = torch.cat([blocks.index_select(0, chosen).view(-1), rest]).to(working_dtype(values.dtype))
     if alarm is not None:
         payload.add_(alarm)
+    mean = yield from all_reduce(payload)
+    rounded = mean.to(grad.dtype)
     if values is not grad:
-        blocks.index_fill_(0, chosen, 0)
-        rest.zero_()
-    means, rest_mean = in_blocks((yield from all_reduce(payload)), length)
-    blocks, rest = in_blocks(grad.zero_(), length)
-    blocks.index_copy_(0, chosen, means.to(grad.dtype))
-    rest.copy_(rest_mean)
+        _put(torch.zeros_like(mean) if rounded is mean else mean - rounded, values, chosen, length)
+    _put(rounded, grad.zero_(), chosen, length)
     return grad
+
+
+def _put(payload: Tensor, flat: Tensor, chosen: Tensor, length: int) -> None:
+    """The `chosen` blocks of `payload`, and what lies behind the last whole one, in their places in `flat`."""
+    sent, sent_rest = in_blocks(payload, length)
+    blocks, rest = in_blocks(flat, length)
+    blocks.index_copy_(0, chosen, sent)
+    rest.copy_(sent_rest)

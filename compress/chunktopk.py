@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..kernels import Residual
 from .blocks import average_blocks, chosen_of, in_blocks
-from .protocol import Layout, Program, all_reduce
+from .protocol import Layout, Program, all_reduce, working_dtype
 from .registry import register
 
 
@@ -29,6 +29,7 @@ class ChunkTopK:
     chunk: int = 512
     ignores_shapes: ClassVar[bool] = True
     forgets_what_it_sends: ClassVar[bool] = True
+    takes_16_bits: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.ratio <= 1:
@@ -51,6 +52,7 @@ class ChunkTopK:
         count = chosen_of(len(chunks), self.ratio)
         if count == len(chunks):
             return torch.arange(count, device=values.device)
-        root_mean_squares = torch.linalg.vector_norm(chunks, dim=1).div_(math.sqrt(self.chunk))  # 16 bits hold these
+        norms = torch.linalg.vector_norm(chunks, dim=1, dtype=working_dtype(values.dtype))
+        root_mean_squares = norms.div_(math.sqrt(self.chunk))  # 16 bits hold these
         norms = yield from all_reduce(root_mean_squares)
         return norms.sort(descending=True, stable=True).indices[:count].sort().values

@@ -54,6 +54,7 @@ class PowerSGD:
     warm_start: bool = True
     seed: int = 0
     payload: Literal["float", "int8", "int4"] = "float"
+    takes_16_bits: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for option in ("rank", "power_iterations"):
@@ -68,11 +69,6 @@ class PowerSGD:
     def packs_bytes(self) -> bool:
         """Whether nothing of it travels as floats."""
         return self.payload in CODECS
-
-    @property
-    def takes_16_bits(self) -> bool:
-        """Whether it takes gradients of 16 bits, with a state that was made for float32."""
-        return self.payload == "float"
 
     def init(self, layout: Layout) -> PowerSGDState:
         """Random Q for each matrix worth compressing."""
@@ -120,11 +116,7 @@ class PowerSGD:
             kernels.orthogonalize(p, factors)
             kernels.low_rank_right(matrices, factors, p, q)
             q, sent = yield from self._mean(q, state)
-        held = None if residual is None else residual.after
-        if held is not None and sent is not q:
-            kernels.low_rank_finish(grad, held, factors, p, sent)
-            held = None
-        kernels.low_rank_finish(grad, held, factors, p, q)
+        finish(grad, None if residual is None else residual.after, factors, (p, q), (p, sent))
         kernels.normalize(q, factors, first)  # a Q of zeros would find nothing ever again
         following.copy_(q)
 
@@ -143,6 +135,20 @@ class PowerSGD:
             q = Residual(q.after, q.after)
         state.step.value += 1
         return q
+
+
+def finish(
+    grad: Tensor, held: Tensor | None, factors: Factors, mean: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor]
+) -> None:
+    """The mean's P Qᵀ in place of the matrices of `grad`; `held` loses this rank's own, and keeps what rounding loses."""
+    if held is not None and any(one is not all_of for one, all_of in zip(own, mean, strict=True)):
+        if grad.dtype == held.dtype:
+            kernels.low_rank_finish(grad, held, factors, *own)
+            held = None
+        else:  # what is rounded of the mean's is taken out below; here, exactly, what lies between the two
+            between = (one if one is all_of else one - all_of for one, all_of in zip(own, mean, strict=True))
+            kernels.low_rank_finish(torch.empty_like(grad, dtype=held.dtype), held, factors, *between)
+    kernels.low_rank_finish(grad, held, factors, *mean)
 
 
 def draw_normal(layout: Layout, flat: Tensor, seed: int, step: int) -> None:
@@ -178,13 +184,16 @@ def coded_whole(
     if not places:
         return
     parts = pieces(grad, places)
-    values = torch.cat(parts)
+    values = torch.cat(parts).to(working_dtype(grad.dtype))
     if residual is not None:
         values.add_(torch.cat(pieces(residual.before, places)))
     mean, sent = yield from coded_mean(codec, values, ranks)
     put_back(mean, parts)
     if residual is not None:
-        put_back(values.sub_(sent), pieces(residual.after, places))
+        values.sub_(sent)
+        if mean.dtype != grad.dtype:
+            values.add_(mean - torch.cat(parts))  # what 16 bits cannot hold
+        put_back(values, pieces(residual.after, places))
 
 
 @register("batched-powersgd")

@@ -42,6 +42,7 @@ class RandomK:
     seed: int = 0
     ignores_shapes: ClassVar[bool] = True
     forgets_what_it_sends: ClassVar[bool] = True
+    takes_16_bits: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.ratio <= 1:

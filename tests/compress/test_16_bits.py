@@ -27,6 +27,12 @@ SPECS = [
     "powersgd:rank=2,power_iterations=2",
     "powersgd:warm_start=false",
     "batched-powersgd:rank=2",
+    "powersgd:rank=2,payload=int8",
+    "powersgd:rank=2,payload=int4,power_iterations=2",
+    "acp-powersgd:rank=2",
+    "randomk:ratio=0.1,block=16,feedback=1",
+    "chunktopk:ratio=0.1,chunk=16,feedback=1",
+    "adacomp:bin=50,feedback=1",
 ]
 TAILS = ["", "error_feedback=false"]
 SHAPES = ((40, 24), (13,), (24, 16))
@@ -80,7 +86,20 @@ class Copies(TorchDispatchMode):
 
 @pytest.mark.parametrize("tail", TAILS)
 @pytest.mark.parametrize(
-    "spec", ["onebit:rotate=false", "topk:ratio=0.1", "int8", "int4", "natural", "powersgd", "powersgd:start_iter=2"]
+    "spec",
+    [
+        "onebit:rotate=false",
+        "topk:ratio=0.1",
+        "int8",
+        "int4",
+        "natural",
+        "powersgd",
+        "powersgd:start_iter=2",
+        "powersgd:payload=int8",
+        "acp-powersgd",
+        "randomk:ratio=0.1",
+        "chunktopk:ratio=0.1",
+    ],
 )
 def test_the_gradient_is_not_copied_to_32_bits(spec, tail):
     spec += ("," if ":" in spec else ":") + tail if tail else ""
