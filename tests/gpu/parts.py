@@ -140,7 +140,7 @@ ORDER = ("tests/gpu/test_late_replies.py", "tests/gpu/test_training_cuda.py", "t
 
 PARTS = {
     "info": Part("what there is", info, ("rich",), device=False),
-    "compile": pytest_part("kernels compile for GPUs that are not here", *COMPILE, device=False),
+    "compile": pytest_part("kernels compile for GPUs that are not here", "-rP", *COMPILE, device=False),
     "kernels": pytest_part("kernels against the reference", *KERNELS),
     "ddp": pytest_part("engine and DDP against torch's", *DDP),
     "order": pytest_part(

@@ -1,9 +1,7 @@
 """The CUDA sources compile for the GPUs that matter, and the launcher asks for what is in them; no GPU is needed."""
 
-import ctypes
-import ctypes.util
+import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,60 +12,28 @@ from gradwire.kernels.cuda import bases, module, selection, signs
 
 from ..gpu.cases import GRADS, factors_of
 from ..residuals import in_place
+from . import cuda_compiler
 from .cuda_emulator import argument_of, code_of
 
-ARCHITECTURES = {"sm_80": [], "sm_90": [], "sm_100": [pytest.mark.slow], "sm_120": [pytest.mark.slow]}
-SPILLED_BYTES = 32  # of a thread, at most
-MORE_SPILLED_BYTES = {"basis_finish_32": 160}  # where it repairs what is ill-conditioned
-
-
-def library():
-    """NVRTC, from torch's wheels or from the system."""
-    wheels = Path(torch.__file__).parents[1] / "nvidia"
-    names = [*sorted(map(str, wheels.glob("**/libnvrtc.so*"))), ctypes.util.find_library("nvrtc")]
-    for name in filter(None, names):
-        return ctypes.CDLL(name)
-    pytest.skip("there is no NVRTC: neither among torch's wheels nor on the system")
-
-
-class Program:
-    """A source compiled for an architecture: the compiler's log, PTX and machine code."""
-
-    def __init__(self, nvrtc, source, architecture):
-        self._nvrtc, self._handle = nvrtc, ctypes.c_void_p()
-        code = (module.SOURCES / f"{source}.cu").read_bytes()
-        self._call(
-            "CreateProgram", ctypes.byref(self._handle), code, f"{source}.cu".encode(), 0, None, None, of_this=False
-        )
-        options = [option.encode() for option in (*module.OPTIONS, f"-arch={architecture}")]
-        status = nvrtc.nvrtcCompileProgram(self._handle, len(options), (ctypes.c_char_p * len(options))(*options))
-        self.log = self._text("ProgramLog")
-        assert status == 0, self.log
-        self.ptx, self.machine_code = self._text("PTX"), self._bytes("CUBIN")
-
-    def _call(self, name, *arguments, of_this=True):
-        status = getattr(self._nvrtc, f"nvrtc{name}")(*([self._handle] if of_this else []), *arguments)
-        assert status == 0, f"nvrtc{name} answers {status}"
-
-    def _bytes(self, what):
-        size = ctypes.c_size_t()
-        self._call(f"Get{what}Size", ctypes.byref(size))
-        content = ctypes.create_string_buffer(size.value)
-        self._call(f"Get{what}", content)
-        return content.raw
-
-    def _text(self, what):
-        return self._bytes(what).rstrip(b"\0").decode()
+LATE = {"sm_100", "sm_120"}
 
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param((s, a), marks=m, id=f"{s}-{a}") for s in module.THREADS for a, m in ARCHITECTURES.items()],
+    params=[
+        pytest.param((source, architecture), marks=[pytest.mark.slow] * (architecture in LATE))
+        for source in module.THREADS
+        for architecture in cuda_compiler.PROCESSORS
+    ],
+    ids="-".join,
 )
 def compiled(request):
     """A source's name, and what it compiles to."""
     source, architecture = request.param
-    return source, Program(library(), source, architecture)
+    nvrtc = cuda_compiler.library()
+    if nvrtc is None:
+        pytest.skip("there is no NVRTC: neither among torch's wheels nor on the system")
+    return source, cuda_compiler.Program(nvrtc, source, architecture)
 
 
 def asked_for(source, monkeypatch):
@@ -99,14 +65,23 @@ def test_it_compiles_without_a_warning_and_keeps_its_arrays_in_registers(compile
     assert "__local_depot" not in program.ptx
 
 
-def test_no_kernel_spills_registers(compiled):
-    compiler = pytest.importorskip("tests.kernels.triton_compiler", reason="cuobjdump comes with Triton")
-    if not compiler.INSPECTOR.exists():
+def test_every_kernel_keeps_to_registers_and_leaves_room_for_others(compiled):
+    _, program = compiled
+    if not cuda_compiler.INSPECTOR.exists():
         pytest.skip("cuobjdump comes with Triton's wheel")
-    told = compiler.inspected(compiled[1].machine_code)
-    stacks = {kernel: int(size) for kernel, size in re.findall(r"Function (\w+):\s+REG:\d+ STACK:(\d+)", told)}
-    assert stacks
-    assert {k for k, size in stacks.items() if size > MORE_SPILLED_BYTES.get(k, SPILLED_BYTES)} == set()
+    rows = program.resources()
+    print(*map(json.dumps, rows), sep="\n")
+    assert {row["kernel"] for row in rows} == set(re.findall(r"\.entry (\w+)\(", program.ptx))
+    assert [row for row in rows if row["spills"] or row["crowds"]] == []
+
+
+def test_what_a_multiprocessor_holds_is_bound_by_threads_registers_and_shared_memory():
+    resident = cuda_compiler.resident_threads
+    assert resident("sm_80", 512, registers=32, shared_bytes=0) == 2048
+    assert resident("sm_120", 512, registers=40, shared_bytes=0) == 1536
+    assert resident("sm_90", 512, registers=74, shared_bytes=0) == 512  # 80 of each thread: one thread block
+    assert resident("sm_90", 256, registers=32, shared_bytes=100 * 1024) == 512
+    assert resident("sm_90", 256, registers=255, shared_bytes=0) == 256
 
 
 def test_denormal_numbers_are_not_flushed(compiled):

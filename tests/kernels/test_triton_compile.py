@@ -52,7 +52,25 @@ def test_every_kernel_compiles_and_keeps_to_registers(compilers, target):
         compilers[target] = start(target)
     process = compilers[target]
     output, errors = process.communicate()
+    print(output)
     rows = [json.loads(line) for line in output.splitlines()]
     assert [row for row in rows if row["spills"]] == []
     assert process.returncode == 0, errors[-3000:]
     assert {row["kernel"] for row in rows} >= kernels_in_the_tree()
+
+
+@pytest.mark.parametrize(
+    ("version", "kernel", "bytes_allowed"),
+    [
+        ("3.3.1", "_select_rows", 136),
+        ("3.4.0", "_select_rows", 136),
+        ("3.5.1", "_solve", 216),
+        ("3.6.0", "_select_rows", 40),
+        ("3.9.0", "_select_rows", 16),
+        ("3.10.0+git1234", "_dequantize", 32),
+        ("4.0.0", "_refine", 192),
+    ],
+)
+def test_a_version_has_the_bars_of_the_last_one_that_was_tried(version, kernel, bytes_allowed):
+    compiler = pytest.importorskip("tests.kernels.triton_compiler")
+    assert compiler.allowed(kernel, version) == bytes_allowed

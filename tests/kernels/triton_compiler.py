@@ -7,11 +7,8 @@ exits with 1 where one spills registers. Another Triton than the installed one c
 
 import json
 import re
-import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 
 import torch
 import triton
@@ -25,6 +22,8 @@ from gradwire.kernels.quantization import FORMATS
 from gradwire.kernels.triton_kernels import low_rank_dots
 from tests.residuals import in_place
 
+from .cuda_compiler import INSPECTOR, inspected
+
 POINTERS = {
     torch.float64: "*fp64",
     torch.float32: "*fp32",
@@ -36,7 +35,6 @@ POINTERS = {
     torch.int64: "*i64",
 }
 ALIGNED = [["tt.divisibility", 16]]
-INSPECTOR = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 SPILLED_BYTES = 16  # of a thread, at most: no kernel may live in local memory
 # A few programs, or products of ranks of 32 and more whose rows are not aligned; and what older Tritons do, most on sm_120.
 MORE_SPILLED_BYTES = {
@@ -185,15 +183,6 @@ def resources(assembly):
         told, names = inspected(assembly["cubin"]), (r"REG:(\d+)", r"STACK:(\d+)")
     registers, spilled = (int(re.search(name, told)[1]) for name in names)
     return {"registers": registers, "spilled_bytes": spilled}
-
-
-def inspected(machine_code):
-    """What NVIDIA's tool in Triton's wheel says of a kernel."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(machine_code)
-        file.flush()
-        command = [INSPECTOR, "-res-usage", file.name]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def target_of(name):
