@@ -1,5 +1,6 @@
 """Commands whose ranks share a GPU: Gloo carries CUDA tensors, and every output says so."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -9,7 +10,12 @@ import pytest
 
 from .parts import ROOT
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+MISSING = [name for name in ("rich", "jsonargparse", "yaml") if importlib.util.find_spec(name) is None]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(bool(MISSING), reason=f"commands need {', '.join(MISSING)}"),
+]
 COMPARE = """
 from gradwire.experiments.compare.command import compare
 from gradwire.experiments.compare.config import CompareConfig
