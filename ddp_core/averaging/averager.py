@@ -184,7 +184,8 @@ class CompressedAverager:
         if isinstance(bucket, SparseBucket):
             program = self.memory.reduce_sparse(buffer, self.engines.group.size(), watched)
             task = Task(program, bound.label, needs_future=future)
-            step.programs.append(BucketStats(bound.names, buffer.numel(), task.record))
+            size = buffer.element_size()
+            step.programs.append(BucketStats(bound.names, buffer.numel(), task.record, element_bytes=size))
             return bound.engine.submit(task)
         flat, pendings = as_real(buffer), list[Pending]()
         for part in bound.parts:

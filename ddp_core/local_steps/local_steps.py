@@ -74,7 +74,7 @@ class LocalSteps:
         self.overlap, self.steps = overlap, 0
         self.round = 0
         self.history: list[RoundStats] = []
-        self.waited = 0.0
+        self.waited, self._sent_bytes = 0.0, 0.0
         sites = at or _ranks(process_group, timeout)
         self._module = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
         buffers = self._module.named_buffers()
@@ -160,6 +160,7 @@ class LocalSteps:
             ) from error
         self.waited += time.perf_counter() - began
         self.history.append(stats)
+        self._sent_bytes += stats.sent_bytes
         self.round = stats.round
         if stats.replaced and stats.round:
             logger.warning("this site was late or had numbers that are not finite, and goes on with the others' model")
@@ -183,7 +184,7 @@ class LocalSteps:
         if self.history:
             last = self.history[-1]
             found |= {"sites": last.sites, "round_seconds": last.seconds, "sent_bytes": last.sent_bytes}
-            found["total_sent_bytes"] = sum(stats.sent_bytes for stats in self.history)
+            found["total_sent_bytes"] = self._sent_bytes
         return found
 
     def __repr__(self) -> str:

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .replay import replay
-from .step_model import Piece, StepModel
-
 
 @dataclass(frozen=True)
 class Graded:
@@ -31,9 +28,10 @@ def most_exact(buckets: Sequence[Graded], computation: float, budget: float) -> 
     """
 
     def ends(methods: Sequence[int]) -> float:
-        sent = zip(buckets, methods, strict=True)
-        pieces = tuple(Piece(min(each.ready, computation), each.seconds[method], 0.0) for each, method in sent)
-        return replay(StepModel(0.0, computation, pieces), range(len(pieces)), until_needed=False).step
+        free = 0.0
+        for each, method in zip(buckets, methods, strict=True):
+            free = max(free, min(each.ready, computation)) + each.seconds[method]
+        return max(computation, free)
 
     alike = ([min(method, each.worst) for each in buckets] for method in range(max(each.worst for each in buckets) + 1))
     chosen = min(alike, key=ends)

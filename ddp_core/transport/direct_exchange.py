@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-
 import torch.distributed as dist
 from torch import Tensor
 
 from ...compress.protocol import AllGather, AllToAll, Request
-from .direct import GLOO, PINNED, Collectives, Direct
+from .direct import Collectives, Direct
 
 SMALLEST_BYTES = 10**6  # of all ranks' rows together; a quarter of that Gloo has done before another thread wakes
 
@@ -24,25 +21,18 @@ def is_large(request: Request, ranks: int) -> bool:
 
 
 class Exchange:
-    """What goes directly among some ranks, on a thread and connections of its own, made at the first request for it.
+    """What goes directly among some ranks, so many as `size`, on a thread and connections of `direct`.
 
-    `meet`: makes these. `all_want`: whether all ranks, so many as `size`, want them; asked once, before they meet, over
-    connections that there are: who is dead is noticed there at once. Bits and bytes are those of Gloo's collectives. Its
-    all-to-all begins to send before it is ready to receive, so that a link carries one direction after the other; here both
-    go at once. Its all-gathers pass blocks on from rank to rank. GRADWIRE_COLLECTIVES=gloo on any rank does without.
+    Bits and bytes are those of Gloo's collectives. Its all-to-all begins to send before it is ready to receive, so that a
+    link carries one direction after the other; here both go at once. Its all-gathers pass blocks on from rank to rank.
     """
 
-    def __init__(self, meet: Callable[[], Collectives], all_want: Callable[[bool], bool], size: int) -> None:
-        self._meet, self._all_want, self._size = meet, all_want, size
-        self._wanted: bool | None = None
-        self._made: Collectives | None = None
+    def __init__(self, direct: Collectives, size: int) -> None:
+        self._direct, self._size = direct, size
+        self.close = direct.close  # breaks the connections, once what is under way has ended
 
     def start(self, request: Request) -> tuple[dist.Work, Tensor] | None:
-        """Begin a large request, and what it writes to; None where one of the ranks wants Gloo to carry it."""
-        if self._wanted is None:
-            self._wanted = self._all_want(os.environ.get(PINNED) != GLOO)
-        if not self._wanted:
-            return None
+        """Begin a large request, and what it writes to; None where Gloo is to carry it."""
         tensor = request.tensor.contiguous()
         if isinstance(request, AllToAll):
             reply = tensor.new_empty(tensor.shape)
@@ -52,16 +42,5 @@ class Exchange:
         reply = tensor.new_empty(self._size, *tensor.shape)
         return Direct(self._direct.all_gather("gather", self._rows(reply), tensor), [reply]), reply
 
-    @property
-    def _direct(self) -> Collectives:
-        if self._made is None:
-            self._made = self._meet()
-        return self._made
-
     def _rows(self, tensor: Tensor) -> list[Tensor]:
         return list(tensor.view(self._size, -1).unbind())
-
-    def close(self) -> None:
-        """Break the connections, once what is under way has ended."""
-        if self._made is not None:
-            self._made.close()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,7 @@ from torch import Tensor
 from ...compress.protocol import AllGather, AllReduce, AllToAll, ReduceScatter, Request
 from ...compress.scopes import Scope, members
 from .agreement import LOOK, Look, nothing
-from .direct import Collectives, best_ways
+from .direct import GLOO, PINNED, Collectives, best_ways
 from .direct_exchange import Exchange, is_large
 from .private_group import meeting_place, new_name, private_group
 from .protocol import Reply, Transport
@@ -112,7 +112,7 @@ class ProcessGroup(Transport):
         self._names: list[str] = []  # of the channels
         self._arrangement = ""  # a name that no other has
         self._groups: dict[tuple[int, Scope], dist.ProcessGroup] = {}
-        self._exchanges: dict[tuple[int, Scope], Exchange] = {}
+        self._exchanges: dict[tuple[int, Scope], Exchange | None] = {}
 
     def members(self, scope: Scope) -> int:
         """How many ranks take part in a request of a scope."""
@@ -167,18 +167,20 @@ class ProcessGroup(Transport):
             return None
         key = channel, request.scope
         if key not in self._exchanges:
-            meet = partial(self._meet, f"{self._name(*key)}/direct", group)
-            self._exchanges[key] = Exchange(meet, partial(self._all_want, group), group.size())
-        begun = self._exchanges[key].start(request)
+            self._exchanges[key] = self._exchange(f"{self._name(*key)}/direct", group)
+        exchange = self._exchanges[key]
+        begun = None if exchange is None else exchange.start(request)
         return None if begun is None else GroupPending(*begun, look=self.look)
 
-    def _meet(self, name: str, group: dist.ProcessGroup) -> Collectives:
+    def _exchange(self, name: str, group: dist.ProcessGroup) -> Exchange | None:
+        """None where the environment of any rank wants Gloo: they vote over connections that there are, so that who is dead
+        is noticed there at once.
+        """
+        votes = torch.tensor([int(os.environ.get(PINNED) != GLOO)])
+        if int(GroupPending(group.allreduce([votes]), votes, look=self.look).wait(self._timeout)) < group.size():
+            return None
         store = meeting_place(self.group, name)
-        return Collectives(store, group.rank(), group.size(), self._timeout, best_ways)
-
-    def _all_want(self, group: dist.ProcessGroup, wanted: bool) -> bool:
-        votes = torch.tensor([int(wanted)])
-        return int(GroupPending(group.allreduce([votes]), votes, look=self.look).wait(self._timeout)) == group.size()
+        return Exchange(Collectives(store, group.rank(), group.size(), self._timeout, best_ways), group.size())
 
     def start(self, request: Request, channel: int) -> Reply:
         """Give a request to the group of a channel. Raises RuntimeError where there are not so many."""
@@ -198,7 +200,7 @@ class ProcessGroup(Transport):
         """Let go of the channels: Gloo's own abort does nothing, connections close with the last reference."""
         exchanges = list(self._exchanges.values())  # at once: others may still add to them
         self._names, self._groups, self._exchanges = [], {}, {}
-        for exchange in exchanges:
+        for exchange in filter(None, exchanges):
             exchange.close()
 
 

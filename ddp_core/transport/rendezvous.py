@@ -112,7 +112,7 @@ class Rendezvous:
     def close(self) -> None:
         """Let go of the connection; a thread that waits here for other sites raises RuntimeError."""
         self._closed.set()
-        self._meeting = None
+        self._meeting, self._group_name = None, ""
 
     def _closed_meeting(self) -> Mapping[str, Any]:
         """The record of the first meeting that this site got into."""
