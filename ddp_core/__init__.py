@@ -9,13 +9,9 @@ from .engine.engine import DEFAULT_TIMEOUT, Engine
 from .handle import Handle
 from .local_steps.local_steps import LocalSteps
 from .local_steps.outer import outer
-from .local_steps.rounds import RoundStats
-from .measure.record import Record
 from .measure.stats import Stats
 from .measure.step import BucketStats
-from .measure.timeline import BucketTimes, StepTimes
 from .measure.trace import trace
-from .memory.bucket_memory import BucketMemory
 from .memory.loss_scale import LossScale, Scaler
 from .module import DistributedDataParallel
 from .overlapping import overlap
@@ -45,9 +41,7 @@ from .watching.watch import Observed, Watch
 __all__ = [
     "DEFAULT_TIMEOUT",
     "LEAST_TORCH",
-    "BucketMemory",
     "BucketStats",
-    "BucketTimes",
     "Decorator",
     "DistributedDataParallel",
     "Engine",
@@ -60,13 +54,10 @@ __all__ = [
     "Paced",
     "Pending",
     "ProcessGroup",
-    "Record",
     "Rendezvous",
-    "RoundStats",
     "Scaler",
     "ShardAverager",
     "Stats",
-    "StepTimes",
     "Transport",
     "Watch",
     "assigned",

@@ -79,10 +79,6 @@ class Handle(Observed):
         """Average a bucket over ranks; DDP's hook. The future holds the bucket's buffer, averaged in place."""
         return self.averager.average(bucket)
 
-    def expect_step(self) -> None:
-        """The next bucket for `reduce` is the first of a step, and any may be the last: indices of buckets do not tell."""
-        self.averager.expect_step()
-
     @property
     def compressor(self) -> Compressor:
         """The one in use."""

@@ -161,4 +161,4 @@ def comm_hook(
 
 
 def _forward_begins(handle: Handle, *_: Any) -> None:
-    handle.expect_step()
+    handle.averager.expect_step()

@@ -20,6 +20,7 @@ from ...compress.protocol import marked
 from ...compress.whole_number import whole_number
 from ..buckets.checksum import checksum
 from ..buckets.layout import plain
+from ..engine.engine import DEFAULT_TIMEOUT
 from ..transport.protocol import Decorator
 from ..transport.rendezvous import Rendezvous
 from ..transport.sites import Ranks
@@ -30,7 +31,6 @@ from .outer import outer
 from .rounds import Rounds, RoundStats, Sites
 
 logger = logging.getLogger(__name__)
-DEFAULT_TIMEOUT = timedelta(minutes=30)
 
 
 class LocalSteps:

@@ -67,11 +67,8 @@ def _of_step(step: Step, measured: Measured) -> dict[str, float]:
         "sent_bytes": traffic.sent_bytes,
         "host_bytes": traffic.host_bytes,
     }
-    now, before = float(traffic.payload_bytes), float(dense_bytes(step.programs))
-    if measured.ranks > 1:
-        times = SHARDED if measured.sharded else DENSE
-        now, before = traffic.sent_bytes, times * before * (measured.ranks - 1) / measured.ranks
-    found |= {"ratio": before / now} if now else {}
+    now = traffic.sent_bytes if measured.ranks > 1 else float(traffic.payload_bytes)
+    found |= {"ratio": dense_bytes(step.programs, measured) / now} if now else {}
     found |= {"step_seconds": step.interval} if step.interval else {}
     return found | (_timed(step, seconds, sharded=measured.sharded) if measured.on_host else {})
 
@@ -86,9 +83,11 @@ def _timed(step: Step, seconds: Sequence[float], *, sharded: bool) -> dict[str, 
     return found | ({"link_bytes_per_second": sent / held} if held and sent else {})
 
 
-def dense_bytes(programs: Iterable[BucketStats]) -> int:
-    """Of their gradients as they are."""
-    return sum(program.elements * program.element_bytes for program in programs)
+def dense_bytes(programs: Iterable[BucketStats], measured: Measured) -> float:
+    """That leave a rank where gradients are sent as they are; of one rank those that it has."""
+    here = sum(program.elements * program.element_bytes for program in programs)
+    times = SHARDED if measured.sharded else DENSE
+    return times * here * (measured.ranks - 1) / measured.ranks if measured.ranks > 1 else float(here)
 
 
 def exposed(step: Step) -> float | None:

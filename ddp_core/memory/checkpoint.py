@@ -62,9 +62,10 @@ def blank(compressor: Compressor, names: Mapping[Tensor, str], world_size: int, 
     for parameter, name in names.items():
         layout = layout_of({name: parameter}, parameter.dtype.to_real(), parameter.device, world_size, rank)
         fields = states.save(compressor.init(layout)).get(name, {})
-        entries[name] = {field: numbers for field, numbers in fields.items() if f"{field}{FIRST}" not in fields}
-        entries[name] = {field: numbers for field, numbers in entries[name].items() if not field.endswith(FIRST)}
-    return {name: fields for name, fields in entries.items() if fields}
+        by_bucket = {field for first in fields if first.endswith(FIRST) for field in (first, first.removesuffix(FIRST))}
+        if kept := {field: numbers for field, numbers in fields.items() if field not in by_bucket}:
+            entries[name] = kept
+    return entries
 
 
 def checked(saved: Any, compressor: Compressor, world_size: int, rank: int) -> dict[str, Any]:

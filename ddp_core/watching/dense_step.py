@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from ..measure.metrics import DENSE, Measured, exposed
-from ..measure.step import BucketStats, Step
+from ..measure.metrics import Measured, dense_bytes, exposed
+from ..measure.step import Step
 from ..planning.link_cost import LinkCost
 from ..planning.replay import backward_order, replay
 from ..planning.step_model import Piece, StepModel
@@ -29,19 +29,15 @@ def dense_step_seconds(measured: Measured) -> float | None:
     if not any(sent for sent, _ in samples):
         return None
     cost = LinkCost.fitted(samples)
-    if not cost.beta or _sent(steps[-1]) >= sum(_dense_bytes(each, measured) for each in steps[-1].programs):
+    if not cost.beta or _sent(steps[-1]) >= dense_bytes(steps[-1].programs, measured):
         return None
     computation = statistics.fmean(step.interval - (exposed(step) or 0.0) for step in steps)
-    wires = [cost.seconds(_dense_bytes(program, measured)) for program in steps[-1].programs]
+    wires = [cost.seconds(dense_bytes([program], measured)) for program in steps[-1].programs]
     return computation + _exposed(_ready(steps), wires)
 
 
 def _sent(step: Step) -> float:
     return sum(sent for program in step.programs for _, _, sent in program.record.requests)
-
-
-def _dense_bytes(program: BucketStats, measured: Measured) -> float:
-    return DENSE * (measured.ranks - 1) / measured.ranks * program.elements * program.element_bytes
 
 
 def _ready(steps: Sequence[Step]) -> list[float]:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...compress.whole_number import whole_number
 from ..averaging.averager import CompressedAverager
 from ..averaging.sharded import ShardAverager
-from ..measure.metrics import Measured, metrics
-from ..measure.stats import RECENT, Stats, Totals
+from ..measure.metrics import metrics
+from ..measure.stats import RECENT, Stats
 from .dense_step import dense_step_seconds
 from .folder import FolderOfRanks
 from .report import Report
@@ -23,25 +21,17 @@ MARGIN = 0.95  # of the measured step: a dense one that is predicted to be short
 IN_A_ROW = 3  # reports that say so
 
 
-@dataclass(frozen=True)
-class Watched:
-    """What averages, as far as watching it goes. `what` travels, in a specification's words."""
-
-    totals: Totals
-    measured: Callable[[], Measured]
-    what: Callable[[], str]
-
-
 class Watch:
     """Tells of every `every`th step, when the one after it begins, until it is closed; `with` closes it, too.
 
     Made by `handle.watch`. Who raises an error is told no more, with one message in the log; no training ends by it.
     """
 
-    def __init__(self, watched: Watched, every: int, sinks: list[Sink]) -> None:
-        self._watched, self._every, self._sinks = watched, every, sinks
+    def __init__(self, handle: Observed, every: int, sinks: list[Sink]) -> None:
+        self._handle, self._every, self._sinks = handle, every, sinks
         self._advised, self._slower = "", 0
-        watched.totals.watchers.append(self)
+        self._watchers = handle.averager.totals.watchers
+        self._watchers.append(self)
 
     def step_ended(self, number: int) -> None:
         """So many steps have."""
@@ -58,7 +48,7 @@ class Watch:
             self._sinks.remove(sink)
 
     def _report(self, step: int) -> Report:
-        measured, what = self._watched.measured(), self._watched.what()
+        measured, what = self._handle.averager.measured(), self._handle._what()
         found, dense = metrics(measured, RECENT), dense_step_seconds(measured)
         advice = None
         if dense is not None:
@@ -79,8 +69,8 @@ class Watch:
 
     def close(self) -> None:
         """Tell no more. It may be called twice, and while a report is told."""
-        if self in self._watched.totals.watchers:
-            self._watched.totals.watchers.remove(self)
+        if self in self._watchers:
+            self._watchers.remove(self)
         for sink in self._sinks:
             if isinstance(sink, FolderOfRanks):
                 sink.close()
@@ -129,7 +119,7 @@ class Observed:
         sinks = spoken if first else []
         if folder is not None:
             sinks = [*sinks, FolderOfRanks(folder, group, every)]
-        return Watch(Watched(self.averager.totals, self.averager.measured, self._what), every, sinks)
+        return Watch(self, every, sinks)
 
     def __repr__(self) -> str:
         name, what = type(self).__name__, self._what()

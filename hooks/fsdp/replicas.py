@@ -32,7 +32,7 @@ class ShardBucket:
         return self._parameters
 
     def is_last(self) -> bool:
-        """Nobody knows: see `Handle.expect_step`."""
+        """Nobody knows: see `CompressedAverager.expect_step`."""
         return False
 
 
@@ -45,7 +45,7 @@ class ReplicaSteps:
 
     def begin_step(self) -> None:
         """The next bucket is the first of a step."""
-        self._handle.expect_step()
+        self._handle.averager.expect_step()
         self._modules = 0
 
     def next_index(self) -> int:

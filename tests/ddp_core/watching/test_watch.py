@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from gradwire.ddp_core.measure.stats import Stats, Totals
 from gradwire.ddp_core.measure.step import BucketStats, Step
 from gradwire.ddp_core.watching.dense_step import dense_step_seconds
 from gradwire.ddp_core.watching.report import Report
-from gradwire.ddp_core.watching.watch import Watch, Watched
+from gradwire.ddp_core.watching.watch import Watch
 
 MEGA = 10**6
 
@@ -61,8 +62,9 @@ class Watching:
 
     def __init__(self, *sinks, every=1):
         self.totals, self.steps = Totals(), []
-        watched = Watched(self.totals, lambda: measured(*self.steps), lambda: "bf16")
-        self.watch = Watch(watched, every, list(sinks))
+        averager = SimpleNamespace(totals=self.totals, measured=lambda: measured(*self.steps))
+        self.handle = SimpleNamespace(averager=averager, _what=lambda: "bf16")
+        self.watch = Watch(self.handle, every, list(sinks))
 
     def step(self, made):
         self.steps.append(made)
@@ -102,11 +104,11 @@ def test_every_so_many_steps_whoever_raises_is_told_no_more_and_the_others_are(c
 def test_a_watch_closes_in_the_middle_of_a_report_and_twice_and_by_its_with():
     first, second, both = [], [], []
     one = Watching(lambda report: (first.append(report), one.watch.close()))
-    other = Watch(one.watch._watched, 1, [second.append])
+    other = Watch(one.handle, 1, [second.append])
     for _ in range(2):
         one.step(step_of(0.01))
     one.watch.close()
-    with Watch(one.watch._watched, 1, [both.append]):
+    with Watch(one.handle, 1, [both.append]):
         one.step(step_of(0.01))
     one.step(step_of(0.01))
     assert (len(first), len(second), len(both)) == (1, 4, 1)
