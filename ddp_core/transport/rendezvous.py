@@ -80,7 +80,7 @@ class Rendezvous:
                 logger.warning("round %d goes on without %d sites: with %s", self._number, len(lost), ", ".join(names))
             self._expected = _ids(record)
             try:
-                return self._connect(arrivals, names)
+                return self._connect(arrivals)
             except RuntimeError as error:  # one has died since
                 self.break_up(error)
                 if attempt == ATTEMPTS - 1:
@@ -90,7 +90,7 @@ class Rendezvous:
                     ) from error
         raise AssertionError("unreachable")
 
-    def _connect(self, arrivals: list[dict[str, str]], names: list[str]) -> Meeting:
+    def _connect(self, arrivals: list[dict[str, str]]) -> Meeting:
         held = {arrival["group"] for arrival in arrivals}
         kept = self._meeting
         if kept is not None and held == {self._group_name} and kept.world_size == len(arrivals):
@@ -101,7 +101,7 @@ class Rendezvous:
         group = dist.ProcessGroup(store, rank, len(arrivals))
         backend = dist.ProcessGroupGloo(store, rank, len(arrivals), self._phase)
         group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
-        self._meeting, self._group_name = Meeting(group, names, self._phase), str(self._number)
+        self._meeting, self._group_name = Meeting(group, self._phase), str(self._number)
         return self._meeting
 
     def break_up(self, error: Exception) -> None:

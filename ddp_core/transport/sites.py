@@ -23,11 +23,11 @@ WAITS = 8  # of a round, and more than it has
 class Meeting(Transport):
     """Those that take part in a round, and what carries between them. Its tensors are on the CPU.
 
-    `names`: of all of them, in rank order, for messages. `timeout`: of each wait.
+    `timeout`: of each wait.
     """
 
-    def __init__(self, group: dist.ProcessGroup, names: Sequence[str], timeout: timedelta) -> None:
-        self.group, self.names, self.timeout = group, list(names), timeout
+    def __init__(self, group: dist.ProcessGroup, timeout: timedelta) -> None:
+        self.group, self.timeout = group, timeout
         self.rank, self.world_size = group.rank(), group.size()
 
     def members(self, scope: Scope) -> int:
@@ -61,7 +61,7 @@ class Ranks:
         """Make a group of their own, whose requests do not mix with the user's. A collective call."""
         agree(setup, self._parent, what="how local steps are set up")
         group = private_group(self._parent, self._timeout, new_name(self._parent, CPU))
-        self._meeting = Meeting(group, [f"rank {rank}" for rank in range(group.size())], self._timeout)
+        self._meeting = Meeting(group, self._timeout)
 
     def meet(self) -> Meeting:
         """All of them."""

@@ -11,10 +11,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 SHORTEST = 0.001  # seconds of a wait; Gloo takes 0 for no limit
+TAG = 0  # one for all: messages are told by their order
 
 
 class Wire:
-    """Sends and receives of one rank. One thread at a time; messages of one kind between two ranks keep their order.
+    """Sends and receives of one rank. One thread at a time; messages between two ranks keep their order.
 
     `gloo`: the same ranks' collectives, for that thread too. Making one is a collective call.
     """
@@ -32,14 +33,14 @@ class Wire:
         """Until waits end."""
         return max(0.0, self._deadline - time.monotonic())
 
-    def send(self, tensor: Tensor, rank: int, kind: int = 0) -> dist.Work:
+    def send(self, tensor: Tensor, rank: int) -> dist.Work:
         """Begin to send a contiguous tensor, which is to stay as it is until this was waited for."""
-        work: dist.Work = self.gloo.send([tensor], rank, kind)
+        work: dist.Work = self.gloo.send([tensor], rank, TAG)
         return work
 
-    def receive(self, tensor: Tensor, rank: int, kind: int = 0) -> dist.Work:
+    def receive(self, tensor: Tensor, rank: int) -> dist.Work:
         """Begin to receive into a contiguous tensor of the size that was sent."""
-        work: dist.Work = self.gloo.recv([tensor], rank, kind)
+        work: dist.Work = self.gloo.recv([tensor], rank, TAG)
         return work
 
     def wait(self, work: dist.Work) -> None:

@@ -100,7 +100,7 @@ class SameMeeting:
     """Sites of a group that meet again after a failure."""
 
     def __init__(self):
-        self.meeting = Meeting(dist.group.WORLD, ["a", "b"], timedelta(seconds=20))
+        self.meeting = Meeting(dist.group.WORLD, timedelta(seconds=20))
 
     def meet(self):
         return self.meeting
