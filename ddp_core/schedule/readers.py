@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections import Counter
@@ -10,7 +11,10 @@ from types import FrameType
 
 import torch
 
-OURS = (str(Path(__file__).parents[2]), str(Path(torch.__file__).parent))
+ROOMS = ("compress", "ddp_core", "hooks", "kernels")  # in a clone scripts of users may lie beside them
+OURS = tuple(
+    f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, *map(Path(__file__).parents[2].joinpath, ROOMS))
+)
 STEPS = 3  # in a row, until it is told
 
 
@@ -51,13 +55,8 @@ class Readers:
 def reader() -> str:
     """The innermost line that is neither ours nor torch's."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(OURS) and not _of_tests(frame):
+    while frame is not None and frame.f_code.co_filename.startswith(OURS):
         frame = frame.f_back
     if frame is None:
         return "code outside of Python"
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
-
-
-def _of_tests(frame: FrameType) -> bool:
-    """In a clone, the tests lie beside us."""
-    return Path(frame.f_code.co_filename).is_relative_to(Path(OURS[0], "tests"))
