@@ -76,3 +76,16 @@ def test_sparse_gradients_travel_as_rows_beside_compressed_ones(ranks, spec):
         assert expected is None or torch.allclose(gradient, expected)
         assert len(records) == 1
         assert records[0].record.traffic.payload_bytes == 8 + 3 * (8 + 4 * WIDTH)
+
+
+def element_bytes_of_rows(rank, world_size, dtype):
+    model = gradwire.DistributedDataParallel(nn.Embedding(50, 4, sparse=True, dtype=dtype))
+    model(torch.tensor([1, 2])).sum().backward()
+    (bucket,) = model.compression.stats().buckets
+    model.compression.close()
+    return bucket.element_bytes
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_rows_count_as_many_bytes_an_element_as_they_have(ranks, dtype):
+    assert ranks.run(element_bytes_of_rows, 2, dtype) == [dtype.itemsize] * 2
