@@ -33,6 +33,8 @@ SPECS = [
     "randomk:ratio=0.1,block=16,feedback=1",
     "chunktopk:ratio=0.1,chunk=16,feedback=1",
     "adacomp:bin=50,feedback=1",
+    "dropping:ratio=0.1,cap=0.2,feedback=1",
+    "dropping:ratio=0.1,cap=0.2,scope=tensor,feedback=1",
 ]
 TAILS = ["", "error_feedback=false"]
 SHAPES = ((40, 24), (13,), (24, 16))
@@ -99,6 +101,7 @@ class Copies(TorchDispatchMode):
         "acp-powersgd",
         "randomk:ratio=0.1",
         "chunktopk:ratio=0.1",
+        "dropping",
     ],
 )
 def test_the_gradient_is_not_copied_to_32_bits(spec, tail):
