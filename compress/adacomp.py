@@ -14,7 +14,6 @@ from .capped import COUNT_BYTES, Capped, chosen_places, first_place
 from .per_tensor import gathered
 from .protocol import working_dtype
 from .registry import register
-from .rounding import rounded_once
 
 
 @register("adacomp", adapter=gathered)
@@ -31,7 +30,6 @@ class AdaComp(Capped):
     bin: int = 500
     method: ClassVar[str] = "adacomp"
     slot_bytes: ClassVar[int] = 4
-    takes_16_bits: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,19 +48,7 @@ class AdaComp(Capped):
             negative = part.index_select(0, places) < 0
             head.copy_(torch.stack([number.to(torch.int32), scale.view(torch.int32)]))
             indices.copy_(torch.where(negative, ~places, places))
-            self._add(part, head, indices, -1)
-
-    def decode(self, rows: Tensor, out: Tensor, length: int, residual: Tensor | None = None) -> None:
-        """The mean over voters, zero where no one sent; what `out` rounds away is added to `residual`."""
-
-        def write(wide: Tensor) -> None:
-            wide.zero_()
-            for voter in rows:
-                for row, part in zip(voter, wide.split(length), strict=False):
-                    self._add(part, *self._parts(row, length), 1)
-            wide.div_(len(rows))
-
-        rounded_once(out, residual, write)
+            self._add(part, row, length, -1)
 
     def _chosen(self, values: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
         """Which elements are sent, what is not finite first of all; the scale in float32."""
@@ -72,8 +58,9 @@ class AdaComp(Capped):
         below = (values + grad).abs() < largest.expand_as(bins).reshape(-1)[:size]
         return ~below & (values != 0), largest.mean().float()
 
-    def _add(self, flat: Tensor, head: Tensor, indices: Tensor, factor: int) -> None:
+    def _add(self, flat: Tensor, row: Tensor, length: int, factor: int) -> None:
         """Add `factor` times what a row says."""
+        head, indices = self._parts(row, length)
         number, scale = head[0], head[1:].view(torch.float32)
         there = torch.arange(len(indices), device=flat.device) < number
         signed = torch.where(indices < 0, -factor * scale, factor * scale)

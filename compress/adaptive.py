@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from .dense import Dense
 from .feedback import AdamSpace, Damped, WorkerMomentum
 from .guard import Guarded
 from .leaves import Counter
-from .protocol import Compressor, Layout, Program, all_reduce, inside
+from .protocol import Compressor, Layout, Program, all_reduce, inside, working_dtype
 from .registry import register
 from .simulate import simulate
 from .state import Leaves
@@ -61,6 +61,7 @@ class Adaptive:
     target: float = 0.85
     budget: float | None = None
     methods: tuple[Compressor, ...] = field(init=False, repr=False, compare=False)
+    takes_16_bits: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.target <= 1:
@@ -103,13 +104,20 @@ class Adaptive:
             yield from self._agree(grad, state, residual)
             now = now if known else choice.now
         _log(state, now, step)
-        others = [leaves for place, leaves in enumerate(state.leaves) if place != now]
-        residual = released(others, state.layout, grad, residual)
-        return (yield from self.methods[now].reduce(grad, state.methods[now], residual))
+        return (yield from self._by(now, grad, state, residual))
+
+    def _by(self, now: int, grad: Tensor, state: AdaptiveState, residual: Residual | None) -> Program[Tensor]:
+        """The average by one method, of all that the others held back too; a method for 16 bits reads them as they are."""
+        others, given = [leaves for place, leaves in enumerate(state.leaves) if place != now], grad
+        if residual is None and any(leaves.hold_back for leaves in others):
+            given = grad.to(working_dtype(grad.dtype))  # 16 bits may not hold what comes out
+        residual = released(others, state.layout, given, residual)
+        average = yield from Widen(self.methods[now]).reduce(given, state.methods[now], residual)
+        return average if given is grad else grad.copy_(average)
 
     def _agree(self, grad: Tensor, state: AdaptiveState, residual: Residual | None) -> Program[None]:
         """The mean over ranks of each method's cosine, and what rank 0 proposes; nothing changes where a gradient is bad."""
-        meant = grad if residual is None else residual.before + grad
+        meant = grad.to(working_dtype(grad.dtype)) if residual is None else residual.before + grad
         cosines = [_cosine(method, meant, state.layout) for method in self.methods]
         proposed = state.choice.allowed if state.choice.proposed is None else state.choice.proposed
         told = proposed * state.layout.world_size if state.layout.rank == 0 else 0  # the mean is rank 0's

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .per_tensor import Scope, check_scope
+from .rounding import rounded_once
 from .rows import padded
 
 COUNT_BYTES = 8
@@ -28,6 +29,7 @@ class Capped:
     method: ClassVar[str]
     slot_bytes: ClassVar[int]
     draws: ClassVar[bool] = True
+    takes_16_bits: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.cap <= 1:
@@ -47,6 +49,22 @@ class Capped:
     def row_bytes(self, length: int) -> int:
         """Of the count and of all slots, used or not."""
         return padded(COUNT_BYTES + self.slots(length) * self.slot_bytes)
+
+    def decode(self, rows: Tensor, out: Tensor, length: int, residual: Tensor | None = None) -> None:
+        """The mean over voters, zero where no one sent; what `out` rounds away is added to `residual`."""
+
+        def write(wide: Tensor) -> None:
+            wide.zero_()
+            for voter in rows:
+                for row, part in zip(voter, wide.split(length), strict=False):
+                    self._add(part, row, length, 1)
+            wide.div_(len(rows))
+
+        rounded_once(out, residual, write)
+
+    def _add(self, flat: Tensor, row: Tensor, length: int, factor: int) -> None:
+        """Add `factor` times what a row of `length` elements says."""
+        raise NotImplementedError
 
 
 def first_place(key: int, counter: int, size: int) -> int:

@@ -54,17 +54,7 @@ class Dropping(Capped):
             count.copy_(number)
             indices.copy_(places)
             sent.copy_(taken + alarm)
-            part.index_add_(0, places, sent.to(part.dtype), alpha=-1)
-
-    def decode(self, rows: Tensor, out: Tensor, length: int) -> None:
-        """The mean over voters, zero where no one sent."""
-        out.zero_()
-        for voter in rows:
-            for row, part in zip(voter, out.split(length), strict=False):
-                count, indices, values = self._parts(row, length)
-                there = torch.arange(len(indices), device=out.device) < count
-                part.index_add_(0, indices, torch.where(there, values, 0).to(out.dtype))
-        out.div_(len(rows))
+            self._add(part, row, length, -1)
 
     def _threshold(self, values: Tensor, key: int, counter: int) -> Tensor:
         """The magnitude above which `ratio` of a sample lies."""
@@ -73,6 +63,12 @@ class Dropping(Capped):
         if count < size:
             values = values.index_select(0, uniform(key, counter, count, device).mul_(size).long().clamp_(max=size - 1))
         return values.abs().topk(math.ceil(self.ratio * values.numel())).values[-1]
+
+    def _add(self, flat: Tensor, row: Tensor, length: int, factor: int) -> None:
+        """Add `factor` times what a row says."""
+        count, indices, values = self._parts(row, length)
+        there = torch.arange(len(indices), device=flat.device) < count
+        flat.index_add_(0, indices, torch.where(there, values, 0).to(flat.dtype), alpha=factor)
 
     def _parts(self, row: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
         """Views of the count, the indices and the values of an encoded row."""

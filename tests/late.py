@@ -31,6 +31,11 @@ class Late(Decorated):
         self._limit = limit
         self._streams, self._queues = {}, {}
 
+    @property
+    def carried(self):
+        """Whether anything was."""
+        return bool(self._streams or self._queues)
+
     def start(self, request, channel):
         """Where it lies decides who delivers it."""
         return (self._on_stream if request.tensor.is_cuda else self._on_thread)(request, channel)

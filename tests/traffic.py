@@ -1,7 +1,7 @@
 """Bytes that move between memory and processor, counted where kernels load and store in Triton's interpreter.
 
 Of a large tensor each load and store counts. What is small stays in a cache while a kernel runs, so each byte of it counts
-once a launch. Of torch's operators what they read and what they write counts.
+once a launch. Of torch's operators what they read and what they write counts, by index only what the indices say.
 """
 
 import numpy
@@ -112,6 +112,9 @@ def moved_by(function, args, kwargs, result):
     if name in NOTHING_MOVES or any(each is not None and not each.is_write for each in alias):
         return 0
     given = dict(zip([each.name for each in schema.arguments], args, strict=False)) | kwargs
+    if name in ("index_select", "index_copy_"):
+        part = given.get("source", result)
+        return 2 * part.numel() * part.element_size() + given["index"].numel() * given["index"].element_size()
     moved = 0
     for argument in schema.arguments:
         tensors = [each for each in tree_leaves(given.get(argument.name)) if isinstance(each, torch.Tensor)]

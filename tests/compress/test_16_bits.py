@@ -33,6 +33,11 @@ SPECS = [
     "randomk:ratio=0.1,block=16,feedback=1",
     "chunktopk:ratio=0.1,chunk=16,feedback=1",
     "adacomp:bin=50,feedback=1",
+    "dropping:ratio=0.1,cap=0.2,feedback=1",
+    "dropping:ratio=0.1,cap=0.2,scope=tensor,feedback=1",
+    "adaptive",
+    "adaptive:target=1",
+    "adaptive:ladder=none/topk:ratio=0.1/powersgd:rank=2",
 ]
 TAILS = ["", "error_feedback=false"]
 SHAPES = ((40, 24), (13,), (24, 16))
@@ -99,13 +104,16 @@ class Copies(TorchDispatchMode):
         "acp-powersgd",
         "randomk:ratio=0.1",
         "chunktopk:ratio=0.1",
+        "dropping",
+        "adaptive:ladder=none/int8/int4",
+        "adaptive:ladder=topk/powersgd",
     ],
 )
 def test_the_gradient_is_not_copied_to_32_bits(spec, tail):
     spec += ("," if ":" in spec else ":") + tail if tail else ""
     within = layout((400, 24), (24, 160), dtype=torch.bfloat16)
     simulation = Simulation(compressor(spec), within)
-    for step in range(2):
+    for step in range(3):  # in the last of them the ranks of `adaptive` look at all methods: that may copy
         simulation.step(gradients(within, step))
     with Copies() as copies:
         simulation.step(gradients(within))

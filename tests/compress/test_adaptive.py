@@ -142,6 +142,19 @@ def test_an_exact_step_brings_out_all_that_was_held_back():
     assert mean_held_back(simulation, within).abs().max() == 0
 
 
+def test_without_error_feedback_what_a_method_held_back_comes_out_in_16_bits_rounded_once():
+    within = layout((64, 32), dtype=torch.bfloat16)
+    simulation = Simulation(adaptive("none/fp16+powersgd:rank=2", error_feedback=False), within)
+    lacking, rounded = torch.zeros(2, within.numel, dtype=torch.float64)
+    for step, method in enumerate((1, 0)):
+        forced(simulation, method)
+        given = gradients(within, step)
+        out = simulation.step(given)[0].double()
+        lacking += sum(gradient.double() for gradient in given) / len(given) - out
+        rounded += 0.51 * torch.finfo(torch.bfloat16).eps * out.abs()
+    assert (lacking.abs() <= rounded + 1e-6).all()
+
+
 def test_a_step_in_which_the_choice_changes_can_be_taken_back():
     within = layout(*SHAPES)
     undone, untouched = (Versioned(adaptive(target=0.5), within) for _ in range(2))

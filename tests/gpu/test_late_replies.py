@@ -2,7 +2,7 @@
 
 import pytest
 
-from ..ddp_core.behaviour.test_late_replies import LateReplies
+from ..ddp_core.behaviour.test_late_replies import LateReplies, LateRepliesOnHosts
 from .test_engine_cuda import needs_nccl
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -10,6 +10,12 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 class TestTwoRanksOfGloo(LateReplies):
     """Both on one GPU."""
+
+    device = "cuda"
+
+
+class TestFourRanksOfGloo(LateRepliesOnHosts):
+    """All on one GPU."""
 
     device = "cuda"
 

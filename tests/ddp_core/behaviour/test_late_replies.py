@@ -13,12 +13,13 @@ from gradwire.ddp_core.transport.protocol import Decorated
 
 from ...hooks.given import Given, average, gradients
 from ...late import Late, OnThread
+from ..schedule.overlapped import Layers, Setting, equal
 
 SHAPES = ((16, 20), (9,), (12, 30), (4, 4), (16, 20))
 STEPS = 3
 LIMIT = timedelta(seconds=30)
-EVERY = [name for name in compressors() if name != "dgc"]  # which takes no parameters that may be unused
-SPECS = [*EVERY, "fp16+powersgd:rank=1", "powersgd:rank=2,power_iterations=2", "chunktopk:chunk=16"]
+SPECS = [*compressors(), "fp16+powersgd:rank=1", "powersgd:rank=2,power_iterations=2", "chunktopk:chunk=16"]
+BETWEEN_HOSTS = ["none", "int8", "topk:ratio=0.1", "powersgd:rank=2"]
 DTYPES = [torch.float32, torch.bfloat16]
 
 
@@ -37,7 +38,7 @@ class Hasty(Decorated):
 def averages(rank, device, spec, dtype, own, group, transport=None):
     """Of each step, on the CPU."""
     model = Given(SHAPES, dtype).to(device)
-    settings = {"bucket_cap_mb": 0.001, "process_group": group, "find_unused_parameters": True}
+    settings = {"bucket_cap_mb": 0.001, "process_group": group, "find_unused_parameters": spec != "dgc"}
     if own:
         ddp = gradwire.DistributedDataParallel(model, compressor=spec, transport=transport, **settings)
         handle = ddp.compression
@@ -53,13 +54,37 @@ def averages(rank, device, spec, dtype, own, group, transport=None):
     return found
 
 
-def in_time_and_late(rank, world_size, device, specs, dtype, own, backend):
-    """{specification: the averages with and without delay}."""
+def group_of(rank, device, backend):
+    """The ranks, on the first device."""
     if device == "cuda":
         torch.cuda.set_device(0)
-    group = dist.group.WORLD if backend == "gloo" else dist.new_group([rank], backend=backend)
-    run = partial(averages, rank, device, dtype=dtype, own=own, group=group)
-    return {spec: (run(spec), run(spec, transport=lambda inner: Late(inner, LIMIT))) for spec in specs}
+    return dist.group.WORLD if backend == "gloo" else dist.new_group([rank], backend=backend)
+
+
+def in_time_and_late(rank, world_size, device, backend, specs, dtype, own):
+    """{specification: the averages with and without delay}."""
+    run = partial(averages, rank, device, dtype=dtype, own=own, group=group_of(rank, device, backend))
+    return {spec: (run(spec), run(spec, transport=late)) for spec in specs}
+
+
+def late(inner):
+    return Late(inner, LIMIT)
+
+
+def overlapped_in_time_and_late(rank, world_size, device, backend, specs, order):
+    """{specification: whether late replies change nothing of a training whose updates overlap with the next forward}."""
+    group, same = group_of(rank, device, backend), {}
+    settings = {"net": Layers, "device": device, "process_group": group, "slice_mb": 0.001}
+    for spec in specs:
+        ends = []
+        for link in (None, late):
+            setting = Setting(rank, order, compressor=spec, link=link, **settings)
+            for _ in range(STEPS):
+                setting.step()
+                assert setting.pending
+            ends.append(setting.end())
+        same[spec] = equal(*ends)
+    return same
 
 
 class LateReplies:
@@ -77,20 +102,47 @@ class LateReplies:
         ids=str,
     )
     def test_late_replies_change_no_bit(self, ranks, own, dtype):
-        settings = (self.device, SPECS, dtype, own, self.backend)
+        settings = (self.device, self.backend, SPECS, dtype, own)
         for found in ranks.run(in_time_and_late, self.world_size, *settings, timeout=100):
-            for spec, (in_time, late) in found.items():
-                for expected, step in zip(in_time, late, strict=True):
-                    for name, numbers in step.items():
-                        assert torch.equal(numbers, expected[name]), (spec, name)
+            assert_the_same(found)
+
+    @pytest.mark.parametrize("order", ["priority", pytest.param("backward", marks=pytest.mark.thorough)])
+    def test_late_replies_change_no_bit_where_updates_overlap_with_the_next_forward(self, ranks, order):
+        settings = (self.device, self.backend, SPECS, order)
+        for same in ranks.run(overlapped_in_time_and_late, self.world_size, *settings, timeout=100):
+            assert same == dict.fromkeys(SPECS, True)
+
+
+class LateRepliesOnHosts:
+    """Two hosts of two ranks: what is late is asked of the host, of the other hosts, or of all."""
+
+    device = "cpu"
+
+    @pytest.mark.parametrize("own", [False, True], ids=str)
+    def test_late_replies_change_no_bit_on_two_levels(self, ranks, own):
+        specs = [f"hosts:ranks=2+{spec}" for spec in BETWEEN_HOSTS]
+        settings = (self.device, "gloo", specs, torch.float32, own)
+        for found in ranks.run(in_time_and_late, 4, *settings, timeout=100):
+            assert_the_same(found)
+
+
+def assert_the_same(found):
+    for spec, (in_time, late) in found.items():
+        for expected, step in zip(in_time, late, strict=True):
+            for name, numbers in step.items():
+                assert torch.equal(numbers, expected[name]), (spec, name)
 
 
 class TestLateReplies(LateReplies):
     """On the CPU, by threads."""
 
 
+class TestLateRepliesOnHosts(LateRepliesOnHosts):
+    """On the CPU, by threads."""
+
+
 def hasty(rank, world_size):
-    return averages(rank, "cpu", "bf16", torch.float32, True, None, lambda inner: Hasty(Late(inner, LIMIT)))
+    return averages(rank, "cpu", "bf16", torch.float32, True, None, lambda inner: Hasty(late(inner)))
 
 
 def test_who_does_not_wait_gets_nan(ranks):

@@ -66,13 +66,15 @@ class Setting:
         optimizer=torch.optim.AdamW,
         link=slow,
         slice_mb=SLICE_MB,
+        device="cpu",
         **options,
     ):
         torch.manual_seed(0)
         self.rank, self.order, self.names = rank, order, []
         self.link, self.compressor, self.options = link, compressor, options
         self.generator = torch.Generator().manual_seed(rank)
-        self.model = gradwire.DistributedDataParallel(net(), compressor=compressor, transport=link, **options)
+        self.device, settings = device, {"compressor": compressor, "transport": link, **options}
+        self.model = gradwire.DistributedDataParallel(net().to(device), **settings)
         self.optimizer = optimizer(self.model.parameters(), lr=0.05)
         if order:
             self.optimizer = gradwire.overlap(self.model, self.optimizer, order=order, slice_mb=slice_mb)
@@ -81,9 +83,9 @@ class Setting:
         """Of a batch of this rank's own."""
         model = model or self.model
         if isinstance(self.model.module, Net):
-            tokens = torch.randint(16, (BATCH, 6), generator=self.generator)
+            tokens = torch.randint(16, (BATCH, 6), generator=self.generator).to(self.device)
             return nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
-        return model(torch.randn(BATCH, 16, generator=self.generator)).square().mean()
+        return model(torch.randn(BATCH, 16, generator=self.generator).to(self.device)).square().mean()
 
     def step(self):
         """One step as a user writes it."""

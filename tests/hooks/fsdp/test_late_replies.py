@@ -1,0 +1,69 @@
+"""Replies that come late, and are NaN until then, change nothing of what is gathered, summed and averaged of shards."""
+
+from datetime import timedelta
+
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+
+import gradwire
+from gradwire.compress import compressors
+from gradwire.compress.shards import shard_codec, shard_sum
+
+from ...late import Late
+from .given import mesh_of, network, trained
+
+LIMIT = timedelta(seconds=30)
+
+
+def taken_by(check):
+    """The methods that a check does not refuse."""
+    taken = []
+    for name in compressors():
+        try:
+            check(name)
+        except ValueError:
+            continue
+        taken.append(name)
+    return taken
+
+
+GATHERED, SUMMED = taken_by(shard_codec), taken_by(shard_sum)
+OF_SHARDS = [{"gather": name} for name in GATHERED] + [{"reduce": name} for name in SUMMED]
+OF_REPLICAS = [{"replicas": name} for name in ("none", "int8", "topk", "powersgd:rank=2")]
+
+
+def in_time_and_late(rank, world_size, shape, asked):
+    """Whether a training with late replies ends with the same bits, for each way to communicate."""
+    return [ended(rank, shape, arguments, None) == ended(rank, shape, arguments, LIMIT) for arguments in asked]
+
+
+def ended(rank, shape, arguments, limit):
+    """The bits of the parameters after a training."""
+    mesh = mesh_of(*shape) if len(shape) == 1 else init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+    model, decorated = network(2, mesh), []
+
+    def late(inner):
+        decorated.append(Late(inner, limit))
+        return decorated[-1]
+
+    handle = gradwire.attach(model, **arguments, transport=late if limit else None)
+    numbers = trained(model, rank, steps=3)
+    handle.close()
+    assert all(each.isfinite().all() for each in numbers.values())
+    assert any(each.carried for each in decorated) == bool(limit)
+    return {name: each.view(torch.int32).tolist() for name, each in numbers.items()}
+
+
+@pytest.mark.parametrize(
+    ("shape", "asked"),
+    [((2,), OF_SHARDS), ((2, 2), [*OF_REPLICAS, {"gather": "int8", "reduce": "int4", "replicas": "powersgd:rank=2"}])],
+    ids=["shards", "replicas"],
+)
+def test_late_replies_change_no_bit(ranks, shape, asked):
+    for same in ranks.run(in_time_and_late, torch.Size(shape).numel(), shape, asked, timeout=100):
+        assert same == [True] * len(asked)
+
+
+def test_every_codec_of_two_shots_is_taken():
+    assert {"none", "int8", "onebit"} <= {*GATHERED} & {*SUMMED}
