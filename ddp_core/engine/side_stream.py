@@ -6,6 +6,7 @@ order depends on the order of tasks and waits alone, so it is the same on every 
 
 from __future__ import annotations
 
+import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -77,6 +78,8 @@ class SideStream(Driver):
     def _advance(self, queued: QueuedTask) -> None:
         try:
             queued.runs = queued.task.advance(self._transport, 0, NO_LIMIT)
+            if queued.task.now is not time.perf_counter:  # this stream comes to its reply behind the next gradient
+                queued.task.expect_late_wait()
         except Exception as error:
             failure = self._on_end(queued.task, error)
             for each in self._running:
