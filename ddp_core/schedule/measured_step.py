@@ -62,8 +62,8 @@ class NotedStep:
         ready = [at(self.ready[bucket]) for bucket in range(len(waits))]
         replied = [(at(begin), at(end), scope, sent) for begin, end, scope, sent in replies(self.records)]
         return MeasuredStep(
-            forward=ended - began - waited,
-            backward=max(ready),
+            forward=max(0.0, ended - began - waited),
+            backward=max(0.0, *ready),
             ready=ready,
             needed=needed,
             requests=[[sent for _, _, sent in record.requests] for record in self.records],
@@ -150,5 +150,5 @@ def link_samples(replied: Iterable[tuple[float, float, str, float]]) -> Iterator
     """
     free = -math.inf
     for end, begin, sent in sorted((end, begin, sent) for begin, end, _, sent in replied):
-        yield sent, end - max(begin, free)
+        yield sent, max(0.0, end - max(begin, free))
         free = end

@@ -77,6 +77,13 @@ def test_a_step_that_was_not_noted_by_the_device_in_all_its_parts_does_not_count
     assert measurements.model([0, 1]) is None
 
 
+def test_marks_of_streams_that_wait_for_each_other_nowhere_make_a_model_still():
+    backwards = NotedStep(9.0, {0: 8.0, 1: 7.0}, (6.0, 5.0), [(4.0, 3.0), (2.0, 1.0)], [program(8.0, (3.0, 2.0))] * 2)
+    measurements = Measurements(HostClock())
+    measurements.add(backwards)
+    assert measurements.model([0, 1]) == StepModel(0.0, 0.0, (Piece(0.0, 0.0, 0.0),) * 2)
+
+
 def test_requests_that_send_nothing_tell_nothing_of_the_link():
     nothing = NotedStep(0.0, {0: 1.0}, (2.0, 4.0), [(3.0, 3.0)], [program(0.0, (1.0, 1.5))])
     measurements = Measurements(HostClock())
