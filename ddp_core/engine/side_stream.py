@@ -25,7 +25,7 @@ class SideStream(Driver):
     """Carries tasks on when another one is submitted, and to their end when they are waited for, on a stream of its own.
 
     With NCCL, waiting for a collective orders streams: neither the host nor the backward stream is held up. With Gloo the
-    host waits.
+    host waits. Replies of a measured step are noted when they come: this stream gets to them behind the next gradient.
     """
 
     def __init__(self, transport: Transport, device: torch.device, on_end: OnEnd) -> None:
@@ -78,7 +78,7 @@ class SideStream(Driver):
     def _advance(self, queued: QueuedTask) -> None:
         try:
             queued.runs = queued.task.advance(self._transport, 0, NO_LIMIT)
-            if queued.task.now is not time.perf_counter:  # this stream comes to its reply behind the next gradient
+            if queued.task.now is not time.perf_counter:
                 queued.task.expect_late_wait()
         except Exception as error:
             failure = self._on_end(queued.task, error)
