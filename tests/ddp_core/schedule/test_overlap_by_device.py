@@ -17,6 +17,7 @@ from .overlapped import RATE, Setting, equal
 from .test_measured_step import scaled
 
 STEPS = 14
+SLOW = RATE / 10  # so that an order of need gains, however busy this machine is
 
 
 class Unnoted(Paced):
@@ -60,7 +61,7 @@ class Observed:
 
 
 def setting_of(rank, order, spec, slice_mb):
-    return Setting(rank, order, compressor=spec, slice_mb=slice_mb, link=lambda inner: Unnoted(inner, Link(RATE)))
+    return Setting(rank, order, compressor=spec, slice_mb=slice_mb, link=lambda inner: Unnoted(inner, Link(SLOW)))
 
 
 def by_device(rank, world_size, order, spec, slice_mb):
@@ -76,8 +77,10 @@ def by_device(rank, world_size, order, spec, slice_mb):
     seen.watch(used)
     for _ in range(STEPS):
         found.step()
+        report = found.optimizer.report()
+        assert ("nothing measured yet" in str(report)) == (report.exposed is None)
         seen.marks.append(seen.clock.taken)
-        seen.exposed.append(found.optimizer.report().exposed)
+        seen.exposed.append(report.exposed)
     sending, bounds = [each.index() for each in found.model.reducer.assignment.sending], used.bounds
     told = (seen.clock.asked_too_early, seen.marks, seen.models, seen.exposed)
     return equal(expected.end(), found.end()), told, (used.name, sending, bounds), used._since
@@ -106,6 +109,6 @@ def test_steps_are_planned_by_the_device_s_clock_and_no_bit_changes(ranks, order
         assert bounds == (optimal(model), synchronous(model))
         assert exposed[look - 1] is None
         assert exposed[-1] > 0
-        if (order, spec) == CASES[0][:2]:  # the others' gain depends on how fast this machine is
+        if (order, spec) == CASES[0][:2]:  # the others have less to send
             assert name == "priority"
             assert sending != sorted(sending)
