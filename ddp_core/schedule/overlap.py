@@ -69,7 +69,8 @@ class Overlap:
         device = reducer.device
         averager.drain, buckets.drain = weak_call(self.drain), weak_call(self._leave)
         self._buckets = buckets
-        self._found_for, self._members, self._updates, self._measured = (0, []), {}, [], True
+        self._found_for, self._members = (0, []), {}
+        self._updates, self._measured, self._now = [], True, time.perf_counter
         self._slice()
         self.order = SliceOrder(self._wanted, reducer.assignment, reducer.group, device)
         one_device = len({each.device for each in reducer.parameters}) == 1
