@@ -96,7 +96,7 @@ class OnStream:
         self.reply.record_stream(stream)
         return self.reply
 
-    def expect_late_wait(self):
+    def expect_late_wait(self, now):
         """Nobody notes when it is there."""
 
     def arrived_at(self):
@@ -117,7 +117,7 @@ class OnThread:
         assert self.there.wait(timeout.total_seconds())
         return self.reply
 
-    def expect_late_wait(self):
+    def expect_late_wait(self, now):
         """Nobody notes when it is there."""
 
     def arrived_at(self):

@@ -149,7 +149,7 @@ class CompressedAverager:
         if bucket.flat is not bound.buffer:  # parts of it are not sent, or lie elsewhere
             total, names = AllReduce(as_real(bucket.flat), "sum"), tuple(map(self._name, bucket.parameters()))
         assert total is not None
-        task = Task(one_round(total), bound.label)
+        task = Task(one_round(total), bound.label, now=self._step.now)
         size = total.tensor.element_size()
         self._step.programs.append(BucketStats(names, total.tensor.numel(), task.record, element_bytes=size))
         return bound.engine.submit(task, on_wait=not self.sparse)
@@ -183,14 +183,14 @@ class CompressedAverager:
         buffer, step, watched = bucket.buffer(), self._step, self.memory.watched
         if isinstance(bucket, SparseBucket):
             program = self.memory.reduce_sparse(buffer, self.engines.group.size(), watched)
-            task = Task(program, bound.label, needs_future=future)
+            task = Task(program, bound.label, needs_future=future, now=step.now)
             size = buffer.element_size()
             step.programs.append(BucketStats(bound.names, buffer.numel(), task.record, element_bytes=size))
             return bound.engine.submit(task)
         flat, pendings = as_real(buffer), list[Pending]()
         for part in bound.parts:
             program, layout = part.reduce(flat, self.memory.step - 1, buffer, watched), part.memory.layout
-            task = Task(program, part.label, needs_future=future)
+            task = Task(program, part.label, needs_future=future, now=step.now)
             size = flat.element_size()
             step.programs.append(BucketStats(layout.names, layout.numel, task.record, part.memory.gauge, size))
             pendings.append(bound.engine.submit(task))

@@ -64,7 +64,7 @@ class Reducer(HookedParameters):
         """The end of a forward whose backward is to be synchronized."""
         self.require_finished()
         self._over = False
-        self._backward = self._opened(Step(forward=self.timeline.forward))
+        self._backward = self._opened(Step(forward=self.timeline.forward, now=self.timeline.now))
         for index, firings in enumerate(self._firings or ()):
             if not firings:
                 self._mark_ready(self._backward, index, brought=False)
@@ -170,7 +170,7 @@ class Reducer(HookedParameters):
             bucket.skip()
         if bucket.waiting:
             return False
-        backward.step.ready[bucket.number] = time.perf_counter()
+        backward.step.ready[bucket.number] = backward.step.now()
         return True
 
     def _launch(self, backward: Backward) -> None:

@@ -6,6 +6,7 @@ order depends on the order of tasks and waits alone, so it is the same on every 
 
 from __future__ import annotations
 
+import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,7 +25,7 @@ class SideStream(Driver):
     """Carries tasks on when another one is submitted, and to their end when they are waited for, on a stream of its own.
 
     With NCCL, waiting for a collective orders streams: neither the host nor the backward stream is held up. With Gloo the
-    host waits.
+    host waits. Replies of a measured step are noted when they come: this stream gets to them behind the next gradient.
     """
 
     def __init__(self, transport: Transport, device: torch.device, on_end: OnEnd) -> None:
@@ -77,6 +78,8 @@ class SideStream(Driver):
     def _advance(self, queued: QueuedTask) -> None:
         try:
             queued.runs = queued.task.advance(self._transport, 0, NO_LIMIT)
+            if queued.task.now is not time.perf_counter:
+                queued.task.expect_late_wait()
         except Exception as error:
             failure = self._on_end(queued.task, error)
             for each in self._running:

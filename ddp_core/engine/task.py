@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -26,7 +27,8 @@ class Task:
     """A program, what is in flight for it, and what it cost.
 
     `label`: what messages call it. `needs_future`: others than our reducer wait for it. `result`: what the program
-    returned. `future`: of it, where whoever waits does not run the task. `closed`: it was given up.
+    returned. `future`: of it, where whoever waits does not run the task. `closed`: it was given up. `now`: takes the marks
+    of its record, see `Step`.
     """
 
     program: Program[Tensor]
@@ -36,6 +38,7 @@ class Task:
     future: torch.futures.Future[Tensor] | None = None
     closed: bool = False
     record: Record = field(default_factory=Record)
+    now: Callable[[], float] = time.perf_counter
     _pending: Reply | None = None
     _since: float = 0.0
 
@@ -46,26 +49,27 @@ class Task:
         """
         if self.closed:
             raise RuntimeError("it was given up")
-        began, reply, record = time.perf_counter(), None, self.record
+        reply, record, now = None, self.record, self.now
         if (pending := self._pending) is not None:
             reply = pending.wait(timeout)
             self._pending = None
-            began = time.perf_counter()
+        began = now()
+        if pending is not None:
             record.spans.append(("wait", self._since, pending.arrived_at() or began))
         request, self.result = next_request(self.program, reply)
         if reply is None or self.result is not reply:  # else there was nothing to compute
-            record.spans.append(("encode" if reply is None else "decode", began, time.perf_counter()))
+            record.spans.append(("encode" if reply is None else "decode", began, now()))
         if request is not None:
             members = transport.world_size if request.scope == "all" else transport.members(request.scope)
             record.requests.append((request.scope, request.tensor.nbytes, request.sent_bytes(members)))
-            self._since = time.perf_counter()
+            self._since = now()
             self._pending = transport.start(request, channel)
         return request is not None
 
     def expect_late_wait(self) -> None:
         """Have it noted when the reply is there, since nobody waits for it meanwhile."""
         if self._pending is not None:
-            self._pending.expect_late_wait()
+            self._pending.expect_late_wait(self.now)
 
     def drop(self, deadline: float) -> None:
         """Let what is in flight arrive until `deadline`, by time.monotonic, then close."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -35,7 +36,8 @@ class Step:
     before it began and ended. `programs`: what ran, in the order sent. `ready`, `launched`, `done`: by bucket, when its last
     gradient was there, when it was given to what averages it, and when its average was there, by time.perf_counter. `sent`:
     all buckets were, as far as a hook can tell. `finished`: their averages were handed out. `interval`: seconds from
-    the first bucket of the step before to its own, 0 where there was none.
+    the first bucket of the step before to its own, 0 where there was none. `now`: takes the marks of what a planner wants to
+    know of it (`clock.py`), which are time.perf_counter's as well.
     """
 
     number: int = 0
@@ -50,6 +52,7 @@ class Step:
     computed: float = 0.0
     ended: float = 0.0
     interval: float = 0.0
+    now: Callable[[], float] = time.perf_counter
 
     def under_way(self, *, idle: bool) -> bool:
         """Whether some of its buckets have not come to their end. `idle`: all that were sent did."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -55,7 +55,10 @@ class StepTimes:
 
 
 class Timeline:
-    """The clock of a model's steps. A step that fails leaves no trace; `last` is then the one before."""
+    """The clock of a model's steps. A step that fails leaves no trace; `last` is then the one before.
+
+    `now`: takes the marks of the next step that a planner wants to know, see `Step`.
+    """
 
     def __init__(self) -> None:
         self._last: StepTimes | None = None
@@ -63,6 +66,7 @@ class Timeline:
         self._names: Sequence[tuple[str, ...]] = ()
         self._recordings: dict[int, list[StepTimes]] = {}
         self.forward = (0.0, 0.0)
+        self.now: Callable[[], float] = time.perf_counter
 
     def name_buckets(self, names: Sequence[tuple[str, ...]]) -> None:
         """The buckets' parameters, from the next step on."""
@@ -74,7 +78,7 @@ class Timeline:
 
     def forward_ends(self, waited: float = 0.0) -> None:
         """It has run; `waited`: so many seconds of it for averages of the step before, which count as that one's."""
-        self.forward = self.forward[0] + waited, time.perf_counter()
+        self.forward = self.forward[0] + waited, self.now()
 
     def step_ends(self, step: Step) -> None:
         """All averages are there."""

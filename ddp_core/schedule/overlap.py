@@ -33,7 +33,7 @@ from ..buckets.sparse import SparseBucket
 from . import messages
 from .awaited import Awaited, clear
 from .bucket_order import BucketOrder
-from .measured_step import MeasuredStep
+from .measured_step import noted
 from .partial_step import PartialStep
 from .pending_update import PendingUpdate, clear_now
 from .readers import Readers
@@ -56,7 +56,8 @@ class Overlap:
         self._members: dict[int, list[list[Tensor]]] = {}  # of the optimizer's groups, by bucket
         self._found_for: tuple[int, list[int]] = (0, [])  # the buckets and groups
         self._began, self._in_forward, self._joins = 0.0, False, False
-        self._measured = True  # whether the last step was, in the forward after it
+        self._now = time.perf_counter  # takes the marks of a forward: those of the step before it, until it has ended
+        self._measured = True  # whether the last step was, in the forward after it, or need not be
         self._unseen: set[int] = set()  # members of the buckets that the last forward was not seen to use
         self._step_number, self._exposed = 0, 0.0
         self._told: set[str] = set()
@@ -68,9 +69,13 @@ class Overlap:
         device = reducer.device
         averager.drain, buckets.drain = weak_call(self.drain), weak_call(self._leave)
         self._buckets = buckets
-        self._found_for, self._members, self._updates, self._measured = (0, []), {}, [], True
+        self._found_for, self._members = (0, []), {}
+        self._updates, self._measured, self._now = [], True, time.perf_counter
         self._slice()
         self.order = SliceOrder(self._wanted, reducer.assignment, reducer.group, device)
+        one_device = len({each.device for each in reducer.parameters}) == 1
+        self._marks_late = one_device and not self.order.clock.at_once
+        self._refuses_capture = device.type == "cuda" and self._wanted != "synchronous"
         reducer.later = self
 
     def look(self) -> None:
@@ -78,7 +83,11 @@ class Overlap:
         memory = self._averager.memory
         if self._sliced_for != (memory.compressor, memory.owing):
             self._slice()
-        self.order.look(self._reducer.finished)
+        finished = self._reducer.finished
+        self.order.look(finished)
+        if self._marks_late:  # which costs something, where an order is looked for
+            measures = self.order.measures(finished)
+            self._reducer.timeline.now = self.order.clock.now if measures else time.perf_counter
 
     def _slice(self) -> None:
         """Make buckets of the size of slices, and cut what is larger, where that is of use and what is remembered allows."""
@@ -96,7 +105,9 @@ class Overlap:
         return bool(self._pending)
 
     def takes(self, backward: Backward) -> bool:
-        """Whether this backward's averages may come later."""
+        """Whether this backward's averages may come later; raises RuntimeError in a CUDA graph."""
+        if self._refuses_capture and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(messages.CAPTURED)
         if self._unseen and (used := self._reducer.brought_of(self._unseen)):
             self._tell(messages.unseen(self._reducer.names_of(used)))
         if not self.order.overlaps(self._reducer.finished):
@@ -128,13 +139,12 @@ class Overlap:
     def hold(self, backward: Backward) -> None:
         """All of a step was sent: let its parameters wait for its averages."""
         with self._lock:
-            if self._reducer.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-                raise RuntimeError(messages.CAPTURED)
             self._averager.engines.send_all()
             self._readers.next_step()
             buckets = self._reducer.assignment.buckets
             self._updates = [PendingUpdate(self.settle, bucket, backward) for bucket in buckets]
-            self._pending, self._measured = dict.fromkeys(self._updates), False
+            self._pending, self._now = dict.fromkeys(self._updates), backward.step.now
+            self._measured = self._now != self.order.clock.now
 
     def settle(self, update: PendingUpdate) -> None:
         """Wait for an update, and make it, unless it was made: somebody uses its parameters."""
@@ -149,10 +159,11 @@ class Overlap:
                 return
             if os.getpid() != self._process:
                 raise RuntimeError(messages.forked(self._names([update])))
-            began = update.want()
+            needed = update.want()
             try:
                 average = self._reducer.average_of(update.bucket, update.backward)
-                update.waited = time.perf_counter() - began
+                update.arrived = update.backward.step.now()
+                update.waited = update.arrived - needed
             except Exception as error:
                 raise self._failed(update, error) from error
             self._make(update, average)
@@ -199,7 +210,7 @@ class Overlap:
     def _leave(self) -> None:
         """Have nothing more to do with today's buckets, which need their memory for others."""
         self.drain()
-        self._updates, self._measured = [], True
+        self._updates, self._measured, self._now = [], True, time.perf_counter
 
     def step(self) -> None:
         """The optimizer's step: now for what has arrived, with the same hyperparameters later for what has not."""
@@ -241,12 +252,13 @@ class Overlap:
 
     def report(self) -> OverlapReport:
         """What is known so far."""
+        exposed = self._exposed if self.order.clock.at_once else self.order.measurements.exposed
         counts = dict(self._readers.counts)
-        return OverlapReport(self._step_number, self._exposed, self.order.name, *self.order.bounds, counts)
+        return OverlapReport(self._step_number, exposed, self.order.name, *self.order.bounds, counts)
 
     def forward_begins(self, *, joins: bool) -> None:
         """Of our DistributedDataParallel. `joins`: ranks may run out of inputs."""
-        self._joins, self._in_forward, self._began = joins, True, time.perf_counter()
+        self._joins, self._in_forward, self._began = joins, True, self._now()
         if self._pending and (not torch.is_grad_enabled() or self._unnoticed()):
             self._measured = True
             self.drain()
@@ -263,27 +275,13 @@ class Overlap:
         if not self._updates:
             self._in_forward, self._unseen = False, set()
             return 0.0
-        unused, end = list(self._pending), time.perf_counter()
+        unused, end = list(self._pending), self._now()
         self.drain()
         self._in_forward = False
         self._unseen = {index for update in unused for index in update.bucket.members}
-        waits = [(update.needed or 0.0, update.waited) for update in self._updates]
-        waited = sum(seconds for needed, seconds in waits if needed >= self._began)
+        waited = sum(update.waited for update in self._updates if update.needed >= self._began)
         if not self._measured:
             self._measured = True
-            self._measure(end - self._began)
+            self.order.measurements.add(noted(self._updates, (self._began, end)))
+        self._now = time.perf_counter
         return waited
-
-    def _measure(self, forward: float) -> None:
-        """Note when the buckets were ready, and when this forward needed them, had it never waited."""
-        step = self._updates[0].backward.step
-        began, waited, needed = self._began, 0.0, [0.0] * len(self._updates)
-        order = sorted(range(len(needed)), key=lambda place: self._updates[place].needed or 0.0)
-        for place in order:
-            update = self._updates[place]
-            at = (update.needed or 0.0) - began
-            needed[place] = max(0.0, at - waited)
-            waited += update.waited if 0.0 <= at <= forward else 0.0
-        ready = [step.ready[update.bucket.number] - step.forward[1] for update in self._updates]
-        records = [program.record for program in step.programs]
-        self.order.measurements.add(MeasuredStep(forward - waited, max(ready), ready, needed, records))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +21,8 @@ class PendingUpdate:
 
     `settles`: waits for an update and makes it, unless it was made. `step`: the optimizer's step for these parameters, once
     it was asked for. `cleared`: the places of the parameters whose gradients are to be cleared after it, and whether to
-    None. `needed`: when somebody first wanted it, by time.perf_counter; `waited`: for how many seconds.
+    None. `needed`: when somebody first wanted it, and `arrived`: when it was there, by the step's marks; `waited`: between
+    these, seconds of the host.
     """
 
     settles: Callable[[PendingUpdate], None]
@@ -30,7 +30,8 @@ class PendingUpdate:
     backward: Backward
     step: Callable[[], None] | None = None
     cleared: dict[int, bool] = field(default_factory=dict)
-    needed: float | None = None
+    needed: float = 0.0
+    arrived: float = 0.0
     waited: float = 0.0
 
     def __post_init__(self) -> None:
@@ -116,9 +117,9 @@ class PendingUpdate:
                 restore(parameter)
 
     def want(self) -> float:
-        """Note that somebody wants it now, by time.perf_counter."""
-        now = time.perf_counter()
-        self.needed = now if self.needed is None else self.needed
+        """Note that somebody wants it now."""
+        now = self.backward.step.now()
+        self.needed = self.needed or now
         return now
 
 

@@ -11,14 +11,15 @@ class OverlapReport:
     """Of an overlapped model, on this rank.
 
     `step`: the last one whose updates were all made; 0 before the first. `exposed`: seconds that its communication held up
-    training. `order`: "backward", "priority" or "synchronous", what is in use. `bound`: seconds of the shortest step that
-    any order allows on this link (T*), and `synchronous_bound` of one that waits at the end of backward, both computed from
-    measured times; None before these are there. `readers`: how many steps were made to wait between backward and the next
-    forward, by the line of code that did so.
+    training; on CUDA, where the host does not know, those of the last step that was measured, whose forward waited where it
+    used parameters, and None before there is one. `order`: "backward", "priority" or "synchronous", what is in use. `bound`:
+    seconds of the shortest step that any order allows on this link (T*), and `synchronous_bound` of one that waits at
+    backward's end, both computed from measured times; None before these are there. `readers`: how many steps were made to
+    wait between backward and the next forward, by the line of code that did so.
     """
 
     step: int
-    exposed: float
+    exposed: float | None
     order: str
     bound: float | None
     synchronous_bound: float | None
@@ -31,7 +32,8 @@ class OverlapReport:
             if self.bound is not None and self.synchronous_bound is not None
             else "no bounds yet"
         )
-        lines = [f"step {self.step}: order {self.order}, {self.exposed:.4f} s exposed; {bounds}"]
+        exposed = "nothing measured yet" if self.exposed is None else f"{self.exposed:.4f} s exposed"
+        lines = [f"step {self.step}: order {self.order}, {exposed}; {bounds}"]
         return "\n".join(
             [*lines, *(f"waited for early by {where}: {count} steps" for where, count in self.readers.items())]
         )

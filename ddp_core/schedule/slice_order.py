@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 from ..buckets.assignment import BucketAssignment
+from ..measure.clock import clock_of
 from ..planning.bounds import optimal, synchronous
 from ..planning.replay import backward_order, priority_order, replay
 from ..planning.step_model import StepModel
@@ -23,17 +24,18 @@ class SliceOrder:
     """Decides between steps, on all ranks alike, in which order slices go, and whether updates wait for their use.
 
     `wanted`: one of `ORDERS`. "backward" and "synchronous" are never replaced. "priority" always takes the order of need;
-    "auto" only one that promises 3 %, against waiting at the end of backward. On CUDA, whose times the host does not know,
-    nothing is measured. `bounds`: seconds of a step, of the best one that any order allows (T*) and of one that waits at the
-    end of backward; None before anything was measured.
+    "auto" only one that promises 3 %, against waiting at the end of backward. `clock`: takes marks in measured steps, which
+    a look turns into seconds. `bounds`: seconds of a step, of the best one that any order allows (T*) and of one that waits
+    at the end of backward; None before anything was measured.
     """
 
     def __init__(
         self, wanted: str, assignment: BucketAssignment, group: dist.ProcessGroup, device: torch.device
     ) -> None:
         self._wanted, self._assignment, self._group, self._device = wanted, assignment, group, device
-        self._searches = wanted in ("auto", "priority") and device.type != "cuda"
-        self.measurements = Measurements()
+        self._searches = wanted in ("auto", "priority")
+        self.clock = clock_of(device)
+        self.measurements = Measurements(self.clock)
         self.bounds: tuple[float | None, float | None] = (None, None)
         self._builds = assignment.builds
         self._since, self._next = 0, FIRST_LOOK  # steps when these were made, and from then on to the next look
@@ -48,7 +50,11 @@ class SliceOrder:
 
     def overlaps(self, steps: int) -> bool:
         """Whether the step after so many waits where parameters are needed."""
-        return self._overlaps or (self._searches and steps - self._since >= self._next - MEASURED)
+        return self._overlaps or (self._searches and self.measures(steps))
+
+    def measures(self, steps: int) -> bool:
+        """Whether the step after so many has to be measured, where that is not done by the way."""
+        return self._searches and steps - self._since >= self._next - MEASURED
 
     def look(self, steps: int) -> None:
         """Now and then: take rank 0's order. `steps`: so far. A collective call, of all ranks at the same step."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 from torch import Tensor
@@ -57,8 +58,8 @@ class PacedPending(Reply):
         time.sleep(max(0.0, self.due - time.monotonic()))
         return reply
 
-    def expect_late_wait(self) -> None:
-        self._real.expect_late_wait()
+    def expect_late_wait(self, now: Callable[[], float]) -> None:
+        self._real.expect_late_wait(now)
 
     def arrived_at(self) -> float | None:
         """Not before `due`: time.perf_counter is the monotonic clock on Linux."""

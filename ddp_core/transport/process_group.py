@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property, partial
 
 import torch
 import torch.distributed as dist
@@ -26,24 +27,27 @@ EVERYONE: tuple[Scope, ...] = ("all",)
 class GroupPending(Reply):
     """A collective of a process group, and the tensor that will hold its result.
 
-    `look`: what a wait that takes long does now and then; it may raise.
+    `look`: what a wait that takes long does now and then; it may raise. `by_streams`: it is ordered among streams, as with
+    NCCL, and whoever is told that it is there is told on a stream behind it.
     """
 
-    def __init__(self, work: dist.Work | None, reply: Tensor, *, look: Look = nothing) -> None:
+    def __init__(
+        self, work: dist.Work | None, reply: Tensor, *, look: Look = nothing, by_streams: bool = False
+    ) -> None:
         if work is None:
             raise RuntimeError("this rank is not a member of the process group that it reduces on")
         self._work: dist.Work | None = work
-        self._reply, self._look = reply, look
+        self._reply, self._look, self._by_streams = reply, look, by_streams
         self._arrived: float | None = None
 
-    def expect_late_wait(self) -> None:
-        """Have the process group's thread note when it is there; not on CUDA."""
-        if self._work is not None and not self._reply.is_cuda:
-            self._work.get_future().add_done_callback(self._arrives)
+    def expect_late_wait(self, now: Callable[[], float]) -> None:
+        """Have the process group's thread note when it is there, or a stream behind it; not with Gloo on CUDA."""
+        if self._work is not None and (self._by_streams or not self._reply.is_cuda):
+            self._work.get_future().add_done_callback(partial(self._arrives, now))
 
-    def _arrives(self, _: torch.futures.Future[list[Tensor]]) -> None:
-        """On a thread of the process group, which must not wait: note when."""
-        self._arrived = time.perf_counter()
+    def _arrives(self, now: Callable[[], float], _: torch.futures.Future[list[Tensor]]) -> None:
+        """On a thread of the process group, which must not wait, or with the stream as the current one: note when."""
+        self._arrived = now()
 
     def wait(self, timeout: timedelta) -> Tensor:
         """The result; on CUDA the current stream waits for it, and the group's watchdog keeps the time limit."""
@@ -79,7 +83,7 @@ class GroupPending(Reply):
                     return
 
     def arrived_at(self) -> float | None:
-        """When it was there, where that is noted; not on CUDA."""
+        """When it was there, where that is noted."""
         return self._arrived
 
     def abandon(self) -> None:
@@ -194,7 +198,12 @@ class ProcessGroup(Transport):
                     "the number of rounds must not depend on the gradient's values"
                 )
             group = self._groups[channel, request.scope] = self._private(channel, request.scope)
-        return self._direct(request, channel, group) or started(request, group, self.look)
+        return self._direct(request, channel, group) or started(request, group, self.look, by_streams=self._by_streams)
+
+    @cached_property
+    def _by_streams(self) -> bool:
+        """Whether streams wait for replies, and the host never does."""
+        return self._device.type == "cuda" and self.group._get_backend(self._device).name() == "nccl"
 
     def abort(self) -> None:
         """Let go of the channels: Gloo's own abort does nothing, connections close with the last reference."""
@@ -204,29 +213,31 @@ class ProcessGroup(Transport):
             exchange.close()
 
 
-def started(request: Request, group: dist.ProcessGroup, look: Look = nothing) -> GroupPending:
+def started(
+    request: Request, group: dist.ProcessGroup, look: Look = nothing, *, by_streams: bool = False
+) -> GroupPending:
     """A request as a collective of a process group. Rows that differ travel in all-reduces, as all rows do with Gloo."""
-    tensor = request.tensor
+    tensor, pending = request.tensor, partial(GroupPending, look=look, by_streams=by_streams)
     if isinstance(request, AllReduce | ReduceScatter) and request.op == "mean" and group.size() > 1:
         tensor.mul_(1 / group.size())  # as torch: bit for bit what its DDP gives
     match request:
         case ReduceScatter(sizes=sizes) if sizes:
-            return GroupPending(group.allreduce([tensor]), tensor.split(sizes)[group.rank()], look=look)
+            return pending(group.allreduce([tensor]), tensor.split(sizes)[group.rank()])
         case AllGather(sizes=sizes) if sizes:
             reply = tensor.new_zeros(sum(sizes))
             reply.split(sizes)[group.rank()].copy_(tensor)
-            return GroupPending(group.allreduce([reply]), reply, look=look)
+            return pending(group.allreduce([reply]), reply)
         case AllReduce():
-            return GroupPending(group.allreduce([tensor]), tensor, look=look)
+            return pending(group.allreduce([tensor]), tensor)
         case ReduceScatter():
             reply = tensor.new_empty(tensor.shape[1:])
             work = dist.reduce_scatter_tensor(reply.view(-1), tensor.reshape(-1), group=group, async_op=True)
-            return GroupPending(work, reply, look=look)
+            return pending(work, reply)
         case AllGather():
             reply = tensor.new_empty(group.size(), *tensor.shape)
             work = dist.all_gather_into_tensor(reply.view(-1), tensor.reshape(-1), group=group, async_op=True)
-            return GroupPending(work, reply, look=look)
+            return pending(work, reply)
         case AllToAll():
             reply = torch.empty_like(tensor)
-            return GroupPending(dist.all_to_all_single(reply, tensor, group=group, async_op=True), reply, look=look)
+            return pending(dist.all_to_all_single(reply, tensor, group=group, async_op=True), reply)
     raise TypeError(f"a program may yield AllReduce, ReduceScatter, AllGather or AllToAll; it yielded {request!r}")

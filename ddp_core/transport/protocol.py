@@ -23,12 +23,12 @@ class Pending(Protocol):
 class Reply(Pending, Protocol):
     """The reply to a request. What is not overridden stands for one that nobody notes, and that has nothing to let go of."""
 
-    def expect_late_wait(self) -> None:
-        """Note when it is there, which may be long before somebody waits for it; that costs a thread's attention."""
+    def expect_late_wait(self, now: Callable[[], float]) -> None:
+        """Note by `now` when it is there, maybe long before somebody waits for it; that costs a thread's attention."""
         return None
 
     def arrived_at(self) -> float | None:
-        """When it was there, by time.perf_counter, if that is known already."""
+        """When it was there, as `expect_late_wait` or else time.perf_counter has it, if that is known already."""
         return None
 
     def abandon(self) -> None:

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from ..measure.metrics import Measured, dense_bytes, exposed
+from ..measure.record import replies
 from ..measure.step import Step
 from ..planning.link_cost import LinkCost
 from ..planning.replay import backward_order, replay
@@ -25,7 +26,7 @@ def dense_step_seconds(measured: Measured) -> float | None:
     across = all(scope == "all" for record in records for scope, _, _ in record.requests)
     if not (steps and across and measured.on_host and not measured.sharded and measured.ranks > 1):
         return None
-    samples = [each for step in steps for each in link_samples([program.record for program in step.programs])]
+    samples = [each for step in steps for each in link_samples(replies(program.record for program in step.programs))]
     if not any(sent for sent, _ in samples):
         return None
     cost = LinkCost.fitted(samples)

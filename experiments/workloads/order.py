@@ -36,5 +36,8 @@ def drain(optimizer: Optimizer) -> None:
 
 
 def waited_seconds(optimizer: Optimizer) -> float:
-    """What the last forward waited for the step before it."""
-    return optimizer.report().exposed if isinstance(optimizer, OverlappedOptimizer) else 0.0
+    """What the last forward waited for the step before it, by the host's clock; on a GPU it did not."""
+    on_gpu = any(parameter.is_cuda for group in optimizer.param_groups for parameter in group["params"])
+    if on_gpu or not isinstance(optimizer, OverlappedOptimizer):
+        return 0.0
+    return optimizer.report().exposed or 0.0

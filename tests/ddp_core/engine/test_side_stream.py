@@ -158,6 +158,28 @@ def test_a_program_runs_behind_the_gradients_and_whoever_waits_runs_behind_it(st
     ]
 
 
+def test_replies_of_a_measured_step_are_noted_when_they_come_and_requests_when_they_could_start(streams, monkeypatch):
+    def start(wire, request, channel):
+        pending, name = began(wire, request, channel), f"reply to {request.tensor.tolist()}"
+        pending.expect_late_wait = lambda now: streams.log.append(f"{name} will be noted") or notes.append(now)
+        pending.arrived_at = lambda: 7.0
+        return pending
+
+    def now():
+        streams.log.append(f"{streams.current.name} marks")
+        return float(len(streams.log))
+
+    notes, began = [], Wire.start
+    monkeypatch.setattr(Wire, "start", start)
+    driver, task = side_stream(streams), Task(one_round(torch.tensor([1.0])), "bucket 0", now=now)
+    driver.submit(task)
+    measured = streams.log[2:]
+    driver.submit(Task(one_round(torch.tensor([2.0])), "bucket 1"))
+    assert measured == ["side marks", "side marks", "side marks", "side sends [1.0]", "reply to [1.0] will be noted"]
+    assert notes == [now]  # and of the task that is not measured nothing is
+    assert ("wait", 5.0, 7.0) in task.record.spans
+
+
 def test_a_program_that_raises_gives_the_stream_back_and_raises_where_it_is_waited_for(streams):
     def fails():
         raise ArithmeticError("on purpose")

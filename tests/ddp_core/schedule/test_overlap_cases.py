@@ -5,8 +5,6 @@ import io
 import pickle
 import re
 import warnings
-from contextlib import nullcontext
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -602,9 +600,9 @@ def test_what_cannot_be_right_is_refused_with_the_way_out(ranks):
 def test_a_step_that_a_cuda_graph_captures_is_refused_with_the_way_out(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     overlap = object.__new__(Overlap)
-    overlap._lock, overlap._reducer = nullcontext(), SimpleNamespace(device=torch.device("cuda"))
+    overlap._refuses_capture = True
     with pytest.raises(RuntimeError, match=r"capture without overlap.*order='synchronous'"):
-        overlap.hold(None)
+        overlap.takes(None)
 
 
 def pickled(rank, world_size):

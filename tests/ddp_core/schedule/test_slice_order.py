@@ -12,12 +12,14 @@ from gradwire.ddp_core.schedule.slice_order import FIRST_LOOK, INTERVAL, LONGEST
 STEPS = 8 * LONGEST
 
 
-@pytest.fixture
-def training(monkeypatch):
+@pytest.fixture(params=["cpu", "cuda"])
+def training(request, monkeypatch):
     """Runs steps of a model, and tells before which ones ranks look, and which overlap."""
     looks, overlapping = [], []
     assignment = SimpleNamespace(builds=1, sending=[])
-    order = SliceOrder("auto", assignment, None, torch.device("cpu"))
+    order = SliceOrder("auto", assignment, None, torch.device(request.param))
+    on_host = SimpleNamespace(tensor=lambda values, device: torch.tensor(values))
+    monkeypatch.setattr(slice_order, "torch", on_host)
     monkeypatch.setattr(slice_order, "spread", lambda *_, **__: looks.append(step))
     step = 0
 
@@ -62,14 +64,27 @@ def test_new_buckets_are_looked_at_as_the_first_ones_were(training):
     assert since[:3] == [FIRST_LOOK, FIRST_LOOK + INTERVAL, FIRST_LOOK + 3 * INTERVAL]
 
 
-@pytest.mark.parametrize(
-    ("wanted", "used"),
-    [("auto", "synchronous"), ("priority", "backward"), ("backward", "backward"), ("synchronous", "synchronous")],
-)
-def test_on_cuda_whose_times_the_host_does_not_know_nothing_is_looked_for(monkeypatch, wanted, used):
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("wanted", ["backward", "synchronous"])
+def test_where_no_other_order_is_wanted_nothing_is_looked_for_nor_measured(monkeypatch, wanted, device):
     monkeypatch.setattr(slice_order, "spread", None)
-    order = SliceOrder(wanted, SimpleNamespace(builds=1, sending=[]), None, torch.device("cuda"))
+    order = SliceOrder(wanted, SimpleNamespace(builds=1, sending=[]), None, torch.device(device))
     for step in range(2 * LONGEST):
         order.look(step)
-        assert order.overlaps(step) == (used == "backward")
-    assert order.name == used
+        assert order.overlaps(step) == (wanted == "backward")
+        assert not order.measures(step)
+    assert order.name == wanted
+
+
+@pytest.mark.parametrize("wanted", ["auto", "priority"])
+def test_a_few_steps_before_a_look_are_measured_whatever_overlaps(monkeypatch, wanted):
+    monkeypatch.setattr(slice_order, "spread", lambda *_, **__: None)
+    order = SliceOrder(wanted, SimpleNamespace(builds=1, sending=[]), None, torch.device("cpu"))
+    measured = []
+    for step in range(FIRST_LOOK + INTERVAL + 1):
+        order.look(step)
+        if order.measures(step):
+            measured.append(step)
+            assert order.overlaps(step)
+    looks = (FIRST_LOOK, FIRST_LOOK + INTERVAL)
+    assert measured == [step for look in looks for step in range(look - MEASURED, look)]

@@ -2,6 +2,7 @@
 
 import time
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -54,6 +55,37 @@ def test_ranks_of_a_scope_get_what_its_members_gave(ranks, world_size, ranks_per
                 torch.testing.assert_close(
                     found[scope, name].double(), tensor, rtol=0, atol=1e-6, msg=f"{scope} {name}"
                 )
+
+
+def noted(rank, world_size):
+    """When a reply was there, by a clock of this test."""
+    transport = ProcessGroup(dist.group.WORLD, CPU, LIMIT)
+    transport.open(1)
+    pending = transport.start(AllReduce(torch.ones(3)), 0)
+    before = pending.arrived_at()
+    pending.expect_late_wait(lambda: 42.0)
+    while pending.arrived_at() is None:  # nobody waits for it
+        time.sleep(0.001)
+    transport.abort()
+    return before, pending.arrived_at()
+
+
+def test_a_reply_is_noted_by_the_clock_that_is_given(ranks):
+    assert ranks.run(noted, 2) == [(None, 42.0)] * 2
+
+
+@pytest.mark.parametrize("by_streams", [True, False])
+def test_on_cuda_a_reply_is_noted_where_its_work_tells_a_stream_behind_it(by_streams):
+    work = SimpleNamespace(get_future=lambda: SimpleNamespace(add_done_callback=lambda told: told(None)))
+    pending = process_group.GroupPending(work, SimpleNamespace(is_cuda=True), by_streams=by_streams)
+    pending.expect_late_wait(lambda: 42.0)
+    assert pending.arrived_at() == (42.0 if by_streams else None)
+
+
+@pytest.mark.parametrize(("device", "backend"), [("cuda", "nccl"), ("cuda", "gloo"), ("cpu", "gloo")])
+def test_streams_wait_for_replies_with_nccl_alone(device, backend):
+    group = SimpleNamespace(size=lambda: 2, _get_backend=lambda _: SimpleNamespace(name=lambda: backend))
+    assert ProcessGroup(group, torch.device(device), LIMIT)._by_streams == (backend == "nccl")
 
 
 def one_request_too_many(rank, world_size):

@@ -1,0 +1,89 @@
+"""When things happen: by the host's clock, or by that of a device, which does what was queued when it gets there."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Protocol
+
+import torch
+
+MILLISECOND = 1e-3
+
+
+class Clock(Protocol):
+    """Takes marks, each a number: what time.perf_counter says when it is taken, whatever else the mark knows.
+
+    So whoever tells of the host reads any mark; only `seconds` tells when it was reached. `at_once`: these are the same.
+    """
+
+    at_once: bool
+
+    def now(self) -> float:
+        """A mark. Nothing waits, on any thread."""
+
+    def took(self, mark: float) -> bool:
+        """Whether it took a mark, or could have."""
+
+    def seconds(self, since: float, until: float) -> float:
+        """From one of its marks to another, waiting until both are reached; below 0 where they were in the other order."""
+
+
+class HostClock(Clock):
+    """The host's, whose marks tell all at once."""
+
+    at_once = True
+    now = staticmethod(time.perf_counter)
+
+    def took(self, mark: float) -> bool:
+        """It could have taken any."""
+        return True
+
+    def seconds(self, since: float, until: float) -> float:
+        """The difference."""
+        return until - since
+
+
+class CudaMark(float):
+    """When the host queued an event, and the event."""
+
+    __slots__ = ("event",)
+    event: torch.cuda.Event
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy knows the host's time alone, as of what another process is told."""
+        return float, (float(self),)
+
+
+class CudaClock(Clock):
+    """That of a GPU: a mark is reached when the stream that was current has come to it."""
+
+    at_once = False
+
+    def __init__(self, device: torch.device) -> None:
+        self._index = device.index  # another device may be the current one
+
+    def now(self) -> float:
+        """A mark behind all that the current stream of the device has to do so far; one of the host in a CUDA graph."""
+        if torch.cuda.is_current_stream_capturing():
+            return time.perf_counter()  # an event of a graph never tells when it was
+        mark = CudaMark(time.perf_counter())
+        mark.event = torch.cuda.Event(enable_timing=True)
+        mark.event.record(torch.cuda.current_stream(self._index))
+        return mark
+
+    def took(self, mark: float) -> bool:
+        """Whether it has an event, which it has been recorded with."""
+        return isinstance(mark, CudaMark)
+
+    def seconds(self, since: float, until: float) -> float:
+        """Between two marks, for which the host waits."""
+        assert isinstance(since, CudaMark)
+        assert isinstance(until, CudaMark)
+        since.event.synchronize()
+        until.event.synchronize()
+        return float(since.event.elapsed_time(until.event)) * MILLISECOND
+
+
+def clock_of(device: torch.device) -> Clock:
+    """The one that tells when a device has done things."""
+    return CudaClock(device) if device.type == "cuda" else HostClock()
