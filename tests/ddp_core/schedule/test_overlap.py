@@ -159,8 +159,13 @@ def test_nothing_hangs_and_all_is_right_whatever_leaves_and_waits_when(ranks, sc
     assert ranks.run(random_schedules, 2, schedules, link, timeout=120) == [True, True]
 
 
+def slower(inner):
+    """A transport behind a link so slow that an order of need gains, however busy this machine is."""
+    return Paced(inner, Link(RATE / 10))
+
+
 def reported(rank, world_size):
-    setting = Setting(rank, "priority")
+    setting = Setting(rank, "priority", link=slower)
     for _ in range(12):
         setting.step()
     setting.optimizer.drain()
