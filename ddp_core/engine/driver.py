@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol, TypeAlias
 
@@ -28,6 +30,17 @@ class Driver(Protocol):
     def close(self, deadline: float) -> None:
         """End what runs between calls, if anything does, once what is queued is done."""
         return None
+
+
+@dataclass(frozen=True)
+class ResultPending:
+    """What a future of Python's will hold: a wait for it ends by Ctrl-C, which none for torch's does."""
+
+    future: Future[Tensor]
+
+    def wait(self, timeout: timedelta) -> Tensor:
+        """Its value, when it is there."""
+        return self.future.result()
 
 
 class FuturePending:

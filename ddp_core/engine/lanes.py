@@ -11,15 +11,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
 
 import torch
-from torch import Tensor
 
-from ..transport.protocol import Transport
-from .driver import Driver, FuturePending, OnEnd
+from ..transport.protocol import Pending, Transport
+from .driver import Driver, FuturePending, OnEnd, ResultPending
 from .task import Task
 
 
@@ -30,12 +30,12 @@ class Lanes(Driver):
         self._transport, self._timeout, self._on_end = transport, timeout, on_end
         self._lanes: list[tuple[SimpleQueue[Task | None], threading.Thread]] = []
 
-    def submit(self, task: Task) -> FuturePending:
+    def submit(self, task: Task) -> Pending:
         """Queue a task behind those submitted before."""
-        future: torch.futures.Future[Tensor] = torch.futures.Future()
-        task.future = future
+        pending = FuturePending(torch.futures.Future()) if task.needs_future else ResultPending(Future())
+        task.future = pending.future
         self._put(task, 0)
-        return FuturePending(future)
+        return pending
 
     def _put(self, task: Task, number: int) -> None:
         """Queue a task for a lane; the first one makes it, on the only thread that feeds it."""

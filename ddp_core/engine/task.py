@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -26,16 +27,16 @@ class ProgramError(RuntimeError):
 class Task:
     """A program, what is in flight for it, and what it cost.
 
-    `label`: what messages call it. `needs_future`: others than our reducer wait for it. `result`: what the program
-    returned. `future`: of it, where whoever waits does not run the task. `closed`: it was given up. `now`: takes the marks
-    of its record, see `Step`.
+    `label`: what messages call it. `needs_future`: others than our reducer wait for it, by a future of torch's. `result`:
+    what the program returned. `future`: of it, where whoever waits does not run the task. `closed`: it was given up. `now`:
+    takes the marks of its record, see `Step`.
     """
 
     program: Program[Tensor]
     label: str
     needs_future: bool = False
     result: Tensor | None = None
-    future: torch.futures.Future[Tensor] | None = None
+    future: torch.futures.Future[Tensor] | Future[Tensor] | None = None
     closed: bool = False
     record: Record = field(default_factory=Record)
     now: Callable[[], float] = time.perf_counter

@@ -1,6 +1,9 @@
 """A state that is saved after a backward that did not come to its end is the one before it."""
 
 import copy
+import signal
+import threading
+import time
 
 import pytest
 import torch
@@ -124,3 +127,31 @@ def test_the_buckets_saved_are_those_of_the_step_before(ranks):
     for step, buckets in ranks.run(met_in_part, 2):
         assert step == 1
         assert list(map(len, buckets)) == [6]
+
+
+def waited_for_in_vain(rank, world_size, spec):
+    """Seconds until Ctrl-C ends a wait for a rank that does not come, and the steps that are saved."""
+    model, handle = wrapped(spec, ours=True)
+    for step in range(3):
+        backward(model, rank, step)  # in the second they agree on an order of buckets
+    seconds = 0.0
+    if rank == 0:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        interrupt = threading.Timer(0.3, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+        interrupt.start()
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            backward(model, rank, 3)
+        seconds = time.monotonic() - began
+    saved = handle.state_dict()["step"]
+    dist.barrier()
+    handle.averager.engines.of(torch.device("cpu"), 0).transport.abort()
+    handle.close()
+    return seconds, saved
+
+
+@pytest.mark.parametrize("spec", ["none", "topk:ratio=0.1", "powersgd:rank=2"])
+def test_ctrl_c_ends_a_wait_for_a_rank_that_does_not_come(ranks, spec):
+    (seconds, saved), _ = ranks.run(waited_for_in_vain, 2, spec)
+    assert seconds < 5
+    assert saved == 3
