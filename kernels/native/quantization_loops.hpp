@@ -196,7 +196,7 @@ GRADWIRE_INLINE void sum_codes(const DequantizeJob& job, const Codes& votes, int
     }
 }
 
-template <int BITS, int EXPONENT, bool STREAMS, bool EXACT, bool KEEPS, class Element>
+template <int BITS, int EXPONENT, bool STREAMS, bool EXACT, class Element>
 void dequantize_block(const DequantizeJob& job, const Codes& votes, Element* out, float* residual, int64_t count) {
     const float voters = static_cast<float>(job.voters);
     int64_t at = 0;
@@ -205,7 +205,7 @@ void dequantize_block(const DequantizeJob& job, const Codes& votes, Element* out
         sum_codes<BITS, EXPONENT>(job, votes, at, total);
         for (int j = 0; j < GROUPS; ++j) {
             const F8 value = mean<EXACT>(total[j], voters);
-            if constexpr (KEEPS) hold_back<Element>(residual + at + j * LANES, value, Whole{});
+            if (residual) hold_back<Element>(residual + at + j * LANES, value, Whole{});
             if (STREAMS) stream(out + at + j * LANES, value);
             else store(out + at + j * LANES, value);
         }
@@ -214,12 +214,12 @@ void dequantize_block(const DequantizeJob& job, const Codes& votes, Element* out
         F8 total[1];
         sum_codes<BITS, EXPONENT>(job, votes, place, total);
         const F8 value = mean<EXACT>(total[0], voters);
-        if constexpr (KEEPS) hold_back<Element>(residual + place, value, lanes);
+        if (residual) hold_back<Element>(residual + place, value, lanes);
         store(out + place, value, lanes);
     });
 }
 
-template <int BITS, int EXPONENT, bool EXACT, bool KEEPS, class Element>
+template <int BITS, int EXPONENT, bool EXACT, class Element>
 void dequantize_blocks(const DequantizeJob& job, int64_t first_block, int64_t last_block) {
     for (int64_t index = first_block; index < last_block; ++index) {
         const int64_t row = index / job.blocks, column = index % job.blocks, start = index * job.block;
@@ -228,19 +228,12 @@ void dequantize_blocks(const DequantizeJob& job, int64_t first_block, int64_t la
         const Codes votes{job.scales + row * job.scale_stride + column,
                           job.codes + row * job.code_stride + column * (job.block * BITS / 8)};
         Element* out = static_cast<Element*>(job.out) + start;
-        float* residual = KEEPS ? job.residual + start : nullptr;
+        float* residual = job.residual ? job.residual + start : nullptr;
         if (job.streams && unaligned(out, 1) == 0)
-            dequantize_block<BITS, EXPONENT, true, EXACT, KEEPS>(job, votes, out, residual, count);
-        else dequantize_block<BITS, EXPONENT, false, EXACT, KEEPS>(job, votes, out, residual, count);
+            dequantize_block<BITS, EXPONENT, true, EXACT>(job, votes, out, residual, count);
+        else dequantize_block<BITS, EXPONENT, false, EXACT>(job, votes, out, residual, count);
     }
     if (job.streams) end_stream();
-}
-
-template <int BITS, int EXPONENT, bool KEEPS, class Element>
-void dequantize_range(const DequantizeJob& job, int64_t first_block, int64_t last_block) {
-    if ((job.voters & (job.voters - 1)) == 0)
-        dequantize_blocks<BITS, EXPONENT, true, KEEPS, Element>(job, first_block, last_block);
-    else dequantize_blocks<BITS, EXPONENT, false, KEEPS, Element>(job, first_block, last_block);
 }
 
 inline void dequantize(const DequantizeJob& job, int64_t first_block, int64_t last_block) {
@@ -248,10 +241,9 @@ inline void dequantize(const DequantizeJob& job, int64_t first_block, int64_t la
         using Element = std::remove_pointer_t<decltype(element)>;
         with_codes(job.bits, job.exponent, [&](auto codes) {
             constexpr int BITS = decltype(codes)::bits, EXPONENT = decltype(codes)::exponent;
-            if constexpr (std::is_same_v<Element, float>)  // nothing is rounded away
-                dequantize_range<BITS, EXPONENT, false, Element>(job, first_block, last_block);
-            else if (job.residual) dequantize_range<BITS, EXPONENT, true, Element>(job, first_block, last_block);
-            else dequantize_range<BITS, EXPONENT, false, Element>(job, first_block, last_block);
+            if ((job.voters & (job.voters - 1)) == 0)
+                dequantize_blocks<BITS, EXPONENT, true, Element>(job, first_block, last_block);
+            else dequantize_blocks<BITS, EXPONENT, false, Element>(job, first_block, last_block);
         });
     });
 }
