@@ -126,7 +126,7 @@ class DistributedDataParallel(TorchFace):
         self.reducer.at_end.append(self._buffers_sync.wait)
         self._forks = ForkGuard(self.reducer.nodes, weak_call(self.reducer.fills_buckets))
         self.timeline = self.reducer.timeline
-        self._order = BucketOrder(assignment, names, self.process_group, self.device, self.timeline)
+        self._order = BucketOrder(assignment, names, self.process_group, self.device)
         self._lazy_init_ran = False
         self.reducer.logger = self.logger = Logger(self)
         if self._overlap is not None:

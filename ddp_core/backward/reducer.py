@@ -55,7 +55,7 @@ class Reducer(HookedParameters):
         self.before_sending: Callable[[Sendable], None] | None = None
         self.at_end: list[Callable[[], None]] = []
         self.later: Later | None = None  # who hands averages out after the end of backward
-        self.timeline = Timeline()
+        self.timeline = Timeline(names)
         self.assignment = assignment
         self.anchor = torch.zeros((), requires_grad=True, device="cpu")
         self._anchor_node = gradient_node(self.anchor)
@@ -285,7 +285,7 @@ class Reducer(HookedParameters):
         """All averages of a step have been handed out."""
         backward.step.end()
         self.averager.end_step()
-        self.timeline.step_ends(backward.step)
+        self.timeline.step_ends(backward.step, [bucket.members for bucket in self.assignment.buckets])
 
     def brought_of(self, indices: Iterable[int]) -> list[int]:
         """Those of the parameters that have got a gradient on this rank since the last synchronization."""

@@ -31,8 +31,8 @@ def undifferentiated(function: Callable[..., None], *arguments: Any) -> None:
 class GradBucket:
     """A bucket of the reducer. A communication hook finds in it all that it knows of torch's `dist.GradBucket`.
 
-    `number`: its place in the order sent. `members`: the parameters' indices in the model. `flat`: all gradients, one
-    behind the other. `waiting`: of how many one is still missing. `scale`: what they are multiplied by on their way in.
+    `number`: its place in the order sent. `members`: the parameters' indices in the model. `all_parameters`: of all members,
+    whether they are sent in this step or not. `flat`: all gradients, one behind the other. `waiting`: of how many one is still missing. `scale`: what they are multiplied by on their way in.
     `pending`: its average, where it is on its way. `bound`: for whoever averages it to remember how. `room`: memory for the
     buffer; None is memory of its own. With `alias`, gradients become views of the buffer: nothing is copied back.
     """
@@ -50,14 +50,14 @@ class GradBucket:
         self.members = tuple(members)
         self.number = self.place = index
         self._last, self._alias = last, alias
-        self._parameters = list(parameters)
+        self.all_parameters = list(parameters)
         self._sizes = [parameter.numel() for parameter in parameters]
         dtype, device = parameters[0].dtype, parameters[0].device
         self._memory = torch.zeros(sum(self._sizes), dtype=dtype, device=device) if room is None else room
         self.flat = self._memory
-        self._views = [view.data for view in _views(self._memory, self._parameters)]  # each counts its own changes
+        self._views = [view.data for view in _views(self._memory, self.all_parameters)]  # each counts its own changes
         self._places = {member: place for place, member in enumerate(self.members)}
-        self._large = [not p.is_cuda and p.nbytes >= LARGE for p in self._parameters]
+        self._large = [not p.is_cuda and p.nbytes >= LARGE for p in self.all_parameters]
         self._starts = list(accumulate(self._sizes, initial=0))[:-1]
         self._gathers = [view.is_cuda or view.is_contiguous() for view in self._views]  # together with others
         self.bound: object = None
@@ -83,12 +83,7 @@ class GradBucket:
 
     def parameters(self) -> list[Tensor]:
         """The parameters, in the order of the buffer."""
-        return self._parameters if self._sent is None else [self._parameters[place] for place in self._sent]
-
-    @property
-    def all_parameters(self) -> list[Tensor]:
-        """Those of all members, whether they are sent in this step or not."""
-        return self._parameters
+        return self.all_parameters if self._sent is None else [self.all_parameters[place] for place in self._sent]
 
     def is_last(self) -> bool:
         """Whether it is sent last."""
@@ -118,7 +113,7 @@ class GradBucket:
         self.waiting -= 1
 
     def _copy(self, place: int) -> None:
-        parameter, view = self._parameters[place], self._views[place]
+        parameter, view = self.all_parameters[place], self._views[place]
         grad = parameter.grad
         if grad is None or grad.is_sparse:  # a sparse one is refused with the bucket
             return
@@ -149,7 +144,7 @@ class GradBucket:
 
     def _release(self, place: int) -> None:
         """Let a gradient that lies in the buffer have memory of its own: the buffer's is needed."""
-        parameter = self._parameters[place]
+        parameter = self.all_parameters[place]
         if parameter.grad is self._views[place]:
             parameter.grad = self._views[place].clone()
 
@@ -164,7 +159,7 @@ class GradBucket:
         for place in range(len(self.members)) if self._sent is None else self._sent:
             if self._filled[place]:
                 continue
-            grad, view = self._parameters[place].grad, self._views[place]
+            grad, view = self.all_parameters[place].grad, self._views[place]
             if grad is None:
                 empty.append(view)
             elif grad is view:
@@ -192,7 +187,7 @@ class GradBucket:
         if self._alias:
             for place in outside:
                 if used[self.members[place]]:
-                    self._parameters[place].grad = self._views[place]
+                    self.all_parameters[place].grad = self._views[place]
         if self._sent is not None:
             self.flat = torch.cat(self._pieces(self._sent))
 
@@ -204,7 +199,7 @@ class GradBucket:
 
     def sparse_members(self) -> list[int]:
         """The members whose gradients are sparse, which do not fit in here."""
-        grads = zip(self.members, map(GRADIENT, self._parameters), strict=True)
+        grads = zip(self.members, map(GRADIENT, self.all_parameters), strict=True)
         return [member for member, grad in grads if grad is not None and grad.is_sparse]
 
     def _pieces(self, places: Sequence[int]) -> list[Tensor]:
@@ -232,11 +227,11 @@ class GradBucket:
         """
         if average is not self._memory:
             self._take(average)
-        if self._alias and all(map(is_, map(GRADIENT, self._parameters), self._views)):
+        if self._alias and all(map(is_, map(GRADIENT, self.all_parameters), self._views)):
             return
         grads, views = [], []
         for place in range(len(self.members)) if self._sent is None else self._sent:
-            member, parameter, view = self.members[place], self._parameters[place], self._views[place]
+            member, parameter, view = self.members[place], self.all_parameters[place], self._views[place]
             grad = parameter.grad
             if grad is view or (used is not None and not used[member]):
                 continue
@@ -256,7 +251,7 @@ class GradBucket:
         """Let the gradients be views of the average for a while, with nothing copied: whoever asks for it clears them."""
         if average is not self._memory:
             self._take(average)
-        for parameter, view in zip(self._parameters, self._views, strict=True):
+        for parameter, view in zip(self.all_parameters, self._views, strict=True):
             parameter.grad = view
 
 

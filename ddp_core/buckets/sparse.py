@@ -20,7 +20,7 @@ class SparseBucket(GradBucket):
         self.members = tuple(members)
         self.number = self.place = index
         self._last = last
-        self._parameters = list(parameters)
+        self.all_parameters = list(parameters)
         self._sent = None
         self.bound = None
         self.open(1.0)
@@ -35,7 +35,7 @@ class SparseBucket(GradBucket):
 
     def fill(self, used: Sequence[int]) -> None:
         """Take the gradient; without one, a tensor of no rows."""
-        parameter = self._parameters[0]
+        parameter = self.all_parameters[0]
         grad = parameter.grad
         if grad is not None and not grad.is_sparse:
             raise RuntimeError(
@@ -49,7 +49,7 @@ class SparseBucket(GradBucket):
 
     def clear(self) -> None:
         """No rows."""
-        self.flat = no_rows(self._parameters[0])
+        self.flat = no_rows(self.all_parameters[0])
 
     def gradients(self) -> list[Tensor]:
         """The gradient."""
@@ -63,7 +63,7 @@ class SparseBucket(GradBucket):
         """Make the average the parameter's gradient, unless no rank used it."""
         self.flat = average
         if used is None or used[self.members[0]]:
-            self._parameters[0].grad = average
+            self.all_parameters[0].grad = average
 
 
 def no_rows(parameter: Tensor) -> Tensor:

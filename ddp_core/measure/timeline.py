@@ -57,20 +57,16 @@ class StepTimes:
 class Timeline:
     """The clock of a model's steps. A step that fails leaves no trace; `last` is then the one before.
 
-    `now`: takes the marks of the next step that a planner wants to know, see `Step`.
+    `names`: of the parameters. `now`: takes the marks of the next step that a planner wants to know, see `Step`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
         self._last: StepTimes | None = None
-        self._ended: tuple[Step, Sequence[tuple[str, ...]]] | None = None  # the last step, where nobody has asked yet
-        self._names: Sequence[tuple[str, ...]] = ()
+        self._ended: tuple[Step, Sequence[Sequence[int]]] | None = None  # the last step, where nobody has asked yet
         self._recordings: dict[int, list[StepTimes]] = {}
         self.forward = (0.0, 0.0)
         self.now: Callable[[], float] = time.perf_counter
-
-    def name_buckets(self, names: Sequence[tuple[str, ...]]) -> None:
-        """The buckets' parameters, from the next step on."""
-        self._names = names
 
     def forward_begins(self) -> None:
         """The module's forward is about to run."""
@@ -80,9 +76,9 @@ class Timeline:
         """It has run; `waited`: so many seconds of it for averages of the step before, which count as that one's."""
         self.forward = self.forward[0] + waited, self.now()
 
-    def step_ends(self, step: Step) -> None:
-        """All averages are there."""
-        self._ended = step, self._names
+    def step_ends(self, step: Step, buckets: Sequence[Sequence[int]]) -> None:
+        """All averages are there. `buckets`: which parameters each had."""
+        self._ended = step, buckets
         for steps in tuple(self._recordings.values()):
             assert self.last is not None
             steps.append(self.last)
@@ -91,7 +87,9 @@ class Timeline:
     def last(self) -> StepTimes | None:
         """The last step that came to its end."""
         if self._ended is not None:
-            self._last, self._ended = times(*self._ended), None
+            step, buckets = self._ended
+            names = [tuple(self._names[index] for index in members) for members in buckets]
+            self._last, self._ended = times(step, names), None
         return self._last
 
     @contextmanager

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
 from ..averaging.averager import CompressedAverager
 from ..buckets.assignment import BucketAssignment, Rooms, own_rooms
-from ..measure.timeline import Timeline
 from ..transport.collectives import spread
 
 INTERVAL = 64  # synced steps between two looks
@@ -22,7 +22,7 @@ BROKEN_OFF = (
 class BucketOrder:
     """Decides between steps, on all ranks alike, whether the buckets of `assignment` are made anew.
 
-    `names`: of the parameters. `device`: of what ranks tell each other. `timeline`: is told of the buckets.
+    `names`: of the parameters. `device`: of what ranks tell each other.
     """
 
     def __init__(
@@ -31,16 +31,14 @@ class BucketOrder:
         names: Sequence[str],
         group: dist.ProcessGroup,
         device: torch.device,
-        timeline: Timeline,
     ) -> None:
-        self._assignment, self._names, self._timeline = assignment, names, timeline
+        self._assignment, self._names = assignment, names
         self._group, self._device = group, device
         self._looked_at = 0
         self._followed_at: int | None = None  # when a state brought buckets, while these have memory of their own
         self.agreed = False  # rank 0 has told its order once
         self._making = False  # buckets, in a place where an error would leave this rank with others than the rest
-        self.drain: Callable[[], None] | None = None  # before the buckets are made anew
-        self._name()
+        self.drain: Callable[[], None] = lambda: None  # before the buckets are made anew
 
     def look(self, steps: int, averager: CompressedAverager | None, *, hooked: bool, dynamic: bool) -> None:
         """Once after the first step and now and then: take rank 0's order. `steps`: so far.
@@ -51,7 +49,7 @@ class BucketOrder:
         """
         if self._making:
             raise RuntimeError(BROKEN_OFF)
-        rooms = own_rooms if averager is None or hooked else averager.rooms(self._device)
+        rooms = partial(self._rooms, None if hooked else averager)
         saved = averager.loaded_order() if averager is not None else ()
         due = steps not in (0, self._looked_at) and (steps == 1 or steps % INTERVAL == 0)
         if due and averager is not None:
@@ -62,7 +60,7 @@ class BucketOrder:
             self._followed_at = steps
         elif self._followed_at is not None and steps > self._followed_at:  # all ranks have come as far
             self._followed_at = None
-            self._rebuild(self._assignment.order, rooms)
+            self._rebuild(self._assignment.order, rooms())
         if saved or not due:
             return
         self._looked_at = steps
@@ -71,7 +69,10 @@ class BucketOrder:
         order = torch.tensor(self._assignment.proposal(), device=self._device)
         spread([order], 0, self._group, what="the order of buckets")
         self.agreed = True
-        self._rebuild(order.tolist(), rooms)
+        self._rebuild(order.tolist(), rooms())
+
+    def _rooms(self, averager: CompressedAverager | None) -> Rooms:
+        return own_rooms if averager is None else averager.rooms(self._device)
 
     def _follow(self, names: Sequence[str]) -> None:
         """Make the buckets that a state was saved with, as far as their sizes allow."""
@@ -94,13 +95,6 @@ class BucketOrder:
 
     def _build(self, order: list[int], rooms: Rooms) -> None:
         self._making = True
-        if self.drain is not None:
-            self.drain()
+        self.drain()
         self._assignment.build(order, rooms)
-        self._name()
         self._making = False
-
-    def _name(self) -> None:
-        self._timeline.name_buckets(
-            [tuple(self._names[index] for index in bucket.members) for bucket in self._assignment.buckets]
-        )

@@ -37,11 +37,7 @@ class SliceOrder:
         self.clock = clock_of(device)
         self.measurements = Measurements(self.clock)
         self.bounds: tuple[float | None, float | None] = (None, None)
-        self._builds = assignment.builds
-        self._since, self._next = 0, FIRST_LOOK  # steps when these were made, and from then on to the next look
-        self._pause = INTERVAL // 2  # between the looks before and after the last one
-        self._overlaps = wanted not in ("synchronous", "auto")
-        self._by_need = False
+        self._restart(0)
 
     @property
     def name(self) -> str:
@@ -74,8 +70,10 @@ class SliceOrder:
             self.measurements.clear()
 
     def _restart(self, steps: int) -> None:
+        """With the buckets that there are, after so many steps."""
         self._builds, self._since = self._assignment.builds, steps
-        self._next, self._pause = FIRST_LOOK, INTERVAL // 2
+        self._next = FIRST_LOOK  # steps from then on to the next look
+        self._pause = INTERVAL // 2  # between the looks before and after the last one
         self._overlaps, self._by_need = self._wanted not in ("synchronous", "auto"), False
         self.measurements.clear()
 

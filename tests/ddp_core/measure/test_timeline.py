@@ -257,10 +257,9 @@ def test_the_logging_data_of_torch_tell_of_the_same_moments(ranks):
 
 
 def test_a_timeline_counts_no_bucket_that_never_was_ready():
-    timeline, step = Timeline(), Step(number=1)
-    timeline.name_buckets([("weight",)])
+    timeline, step = Timeline(["weight"]), Step(number=1)
     step.launched[0] = 1.0
     step.watch(0, object())
     step.done[0] = 2.0
-    timeline.step_ends(step)
+    timeline.step_ends(step, [[0]])
     assert timeline.last.buckets == ()

@@ -1,0 +1,19 @@
+"""What all steps so far have cost, however many there are."""
+
+from gradwire.ddp_core.measure.record import Record
+from gradwire.ddp_core.measure.stats import MANY, Totals
+from gradwire.ddp_core.measure.step import BucketStats, Step
+
+
+def test_what_is_noted_after_it_was_added_counts_too():
+    totals = Totals()
+    for _ in range(2 * MANY + 5):
+        program = BucketStats(("weight",), 1, Record())
+        totals.add([program])
+        program.record.requests.append(("all", 4, 6.0))
+    traffic = totals.stats(Step(), 0).total.traffic
+    assert (traffic.rounds, traffic.payload_bytes, traffic.sent_bytes) == (
+        2 * MANY + 5,
+        4 * (2 * MANY + 5),
+        6.0 * (2 * MANY + 5),
+    )
