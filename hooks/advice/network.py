@@ -64,6 +64,7 @@ class Network:
     def __init__(self, transport: Transport, device: torch.device, timeout: timedelta, per_host: int = 1) -> None:
         self._transport, self._device, self._timeout = transport, device, timeout
         self._group = transport.group
+        self._kept: Tensor | None = None
         transport.arrange(per_host)
 
     def costs(self, largest: Mapping[Kind, int]) -> dict[Kind, KindCost]:
@@ -119,9 +120,14 @@ class Network:
         return AllReduce(self._room(whole), "sum", scope)
 
     def _room(self, tensor: Tensor) -> Tensor:
-        """Memory like a tensor's, where a bucket of its own would lie."""
-        room = self._transport.allocate([[tensor]])[0] if self._transport.allocates else None
-        return tensor if room is None else room
+        """Memory like a tensor's, where a bucket of its own would lie: the same each time, as in training, or it would be
+        mapped page by page while a collective is timed.
+        """
+        kept = self._kept
+        if kept is None or (kept.dtype, kept.numel()) != (tensor.dtype, tensor.numel()):
+            room = self._transport.allocate([[tensor]])[0] if self._transport.allocates else None
+            self._kept = kept = tensor if room is None else room
+        return kept
 
 
 def fitted(samples: Sequence[tuple[float, float]]) -> LinkCost:

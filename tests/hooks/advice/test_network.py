@@ -1,0 +1,36 @@
+"""Collectives that are timed are like those of training."""
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from gradwire.compress.protocol import AllGather, ReduceScatter
+from gradwire.ddp_core.transport.host_memory import HostMemory
+from gradwire.ddp_core.transport.process_group import ProcessGroup
+from gradwire.hooks.advice.network import Network, _sizes
+
+LIMIT, LARGEST = timedelta(seconds=20), 2**20
+CPU = torch.device("cpu")
+IN_HOST = [(ReduceScatter, torch.float32, "host"), (AllGather, torch.float32, "host")]
+
+
+def rooms_made(rank, world_size):
+    """How often memory was allocated for the collectives of each kind, and what they cost."""
+    transport, made, found = HostMemory(ProcessGroup(dist.group.WORLD, CPU, LIMIT), lambda: None), [], []
+    allocate = transport.allocate
+    transport.allocate = lambda buckets: made.append(1) or allocate(buckets)
+    network = Network(transport, CPU, LIMIT, per_host=world_size)
+    for kind in IN_HOST:
+        before = len(made)
+        (cost,) = network.costs({kind: LARGEST}).values()
+        found.append((len(made) - before, cost.link.seconds(LARGEST)))
+    transport.abort()
+    return found
+
+
+def test_those_in_a_host_find_their_memory_mapped_as_in_training(ranks):
+    for found in ranks.run(rooms_made, 2):
+        for made, seconds in found:
+            assert made == len(_sizes(LARGEST))
+            assert seconds > 0
