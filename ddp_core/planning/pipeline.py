@@ -17,12 +17,13 @@ NOTHING = Work()
 @dataclass(frozen=True)
 class Round:
     """Arithmetic, then a request. `wire`: while it holds the link; `latency`: seconds from its end until the reply is used,
-    in which others may hold the link.
+    in which others may hold the link. `in_host`: it goes through memory, and holds no link.
     """
 
     arithmetic: Work
     wire: Work
     latency: float = 0.0
+    in_host: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,11 +85,14 @@ class Link:
     def __init__(self, machine: Machine) -> None:
         self._machine, self._free = machine, Event(machine)
         self._free.happen()
+        self._always = self._free
 
     def send(self, request: Round, reply: Event) -> None:
-        """Behind all that was sent before."""
-        before, self._free = self._free, Event(self._machine)
-        self._machine.start(_transfer(request, before, self._free, reply))
+        """Behind all that was sent before, or at once in a host."""
+        before, done = self._always, Event(self._machine)
+        if not request.in_host:
+            before, self._free = self._free, done
+        self._machine.start(_transfer(request, before, done, reply))
 
 
 def _transfer(request: Round, before: Event, done: Event, reply: Event) -> Process:

@@ -145,7 +145,7 @@ def _parcel(
     for work, request in zip(before, requests, strict=False):
         cost = _cost(measured, request.kind, world)
         wire = Work(cost.link.beta * request.sent_bytes / parts, cost.cores)
-        rounds.append(Round(work, wire, cost.link.alpha))
+        rounds.append(Round(work, wire, cost.link.alpha, in_host=not request.travels))
     computation = measured.computation
     optimizer, share = computation.optimizer, elements / _elements(measured)
     return Parcel(
@@ -209,7 +209,7 @@ def _by_parameters(
 
 
 def _wire(parcel: Parcel) -> float:
-    return sum(each.wire.seconds for each in parcel.rounds)
+    return sum(each.wire.seconds for each in parcel.rounds if not each.in_host)
 
 
 def _state_bytes(built: Compressor, layouts: Sequence[Layout]) -> int:

@@ -68,6 +68,14 @@ def test_latency_does_not_hold_the_link_and_wire_does():
     assert step(*slow, forward=0.0, backward=0.0).seconds() == pytest.approx(3.0)
 
 
+@pytest.mark.parametrize(("busy", "seconds"), [(0.0, 1.0), (1.0, 3.0)])
+def test_what_goes_through_a_host_s_memory_holds_no_link_and_shares_its_cores(busy, seconds):
+    three = [Parcel(0.0, 0.0, IDLE, (Round(IDLE, Work(1.0, busy), in_host=True),))] * 3
+    assert step(*three, forward=0.0, backward=0.0).seconds() == pytest.approx(seconds)
+    after = parcel(0.0, 0.0, (0.0, 3.0, 0.0))
+    assert step(*three, after, forward=0.0, backward=0.0).seconds() == pytest.approx(max(3.0, seconds))
+
+
 @pytest.mark.parametrize(("under_way", "seconds"), [(1, 3.0), (2, 2.0), (None, 1.0)])
 def test_so_many_requests_of_a_round_wait_for_their_replies_together(under_way, seconds):
     three = (parcel(0.0, 0.0, (0.0, 0.0, 1.0)),) * 3
