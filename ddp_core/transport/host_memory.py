@@ -59,7 +59,7 @@ class HostMemory(Decorated):
     def _mapped(self, sizes: Sequence[int], types: Sequence[torch.dtype]) -> list[Tensor]:
         kind, ranks = ("SharedSums", self.group.size()) if self._ranks == 1 else ("SharedShares", self._ranks)
         made = Segment(sizes, types, self.group, kind, ranks).shared() if sizes and self.allocates else []
-        if not made:
+        if sizes and not made:
             self._in_vain.add(self._ranks)
         self._buffers[self._ranks].update(made)
         return [flat for flat, _ in made]

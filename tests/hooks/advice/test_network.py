@@ -5,7 +5,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from gradwire.compress.protocol import AllGather, ReduceScatter
+from gradwire.compress.protocol import AllGather, AllReduce, ReduceScatter
 from gradwire.ddp_core.transport.host_memory import HostMemory
 from gradwire.ddp_core.transport.process_group import ProcessGroup
 from gradwire.hooks.advice.network import Network, _sizes
@@ -21,16 +21,19 @@ def rooms_made(rank, world_size):
     allocate = transport.allocate
     transport.allocate = lambda buckets: made.append(1) or allocate(buckets)
     network = Network(transport, CPU, LIMIT, per_host=world_size)
+    network.costs({(AllReduce, torch.complex64, "all"): LARGEST})  # of a type that is not added up in shared memory
     for kind in IN_HOST:
         before = len(made)
         (cost,) = network.costs({kind: LARGEST}).values()
         found.append((len(made) - before, cost.link.seconds(LARGEST)))
+    allocates = transport.allocates
     transport.abort()
-    return found
+    return found, allocates
 
 
 def test_those_in_a_host_find_their_memory_mapped_as_in_training(ranks):
-    for found in ranks.run(rooms_made, 2):
+    for found, allocates in ranks.run(rooms_made, 2):
+        assert allocates
         for made, seconds in found:
             assert made == len(_sizes(LARGEST))
             assert seconds > 0
