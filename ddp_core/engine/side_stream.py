@@ -40,17 +40,18 @@ class SideStream(Driver):
 
         One that needs a future comes to its end at once: nobody says when it is waited for.
         """
+        future: torch.futures.Future[Tensor] | None = None
         if task.needs_future:  # making and filling one is dear
-            task.future = torch.futures.Future(devices=[self._device])
+            task.future = future = torch.futures.Future(devices=[self._device])
         queued = QueuedTask(task, self, torch.cuda.Event())
         self._running.append(queued)
         self._gradients.record(self.current())
         self._gradients.wait(self._stream)
         with torch.cuda.stream(self._stream), _full_precision():
             self._carry_on()
-            while queued.runs and task.future is not None:
+            while queued.runs and future is not None:
                 self._carry_on()
-        return queued if task.future is None else FuturePending(task.future)
+        return queued if future is None else FuturePending(future)
 
     def finish(self, queued: QueuedTask) -> None:
         """Queue the rest of a task."""

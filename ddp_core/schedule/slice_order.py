@@ -37,6 +37,7 @@ class SliceOrder:
         self.clock = clock_of(device)
         self.measurements = Measurements(self.clock)
         self.bounds: tuple[float | None, float | None] = (None, None)
+        self._next = self._pause = 0  # steps to the next look, and between those before and after the last one
         self._restart(0)
 
     @property
@@ -72,8 +73,7 @@ class SliceOrder:
     def _restart(self, steps: int) -> None:
         """With the buckets that there are, after so many steps."""
         self._builds, self._since = self._assignment.builds, steps
-        self._next = FIRST_LOOK  # steps from then on to the next look
-        self._pause = INTERVAL // 2  # between the looks before and after the last one
+        self._next, self._pause = FIRST_LOOK, INTERVAL // 2
         self._overlaps, self._by_need = self._wanted not in ("synchronous", "auto"), False
         self.measurements.clear()
 
