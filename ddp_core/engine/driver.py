@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet  # which is no TimeoutError before Python 3.11
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol, TypeAlias
@@ -14,6 +15,7 @@ from torch import Tensor
 from ..transport.protocol import Pending
 from .task import Task
 
+WAITS = 8  # of a task, and more than it has
 OnEnd: TypeAlias = Callable[[Task, BaseException | None], BaseException | None]  # told once of each task; what to raise
 
 
@@ -39,8 +41,11 @@ class ResultPending:
     future: Future[Tensor]
 
     def wait(self, timeout: timedelta) -> Tensor:
-        """Its value, when it is there."""
-        return self.future.result()
+        """Its value, when it is there. Whoever fills it keeps the time limit of each round; an error long after."""
+        try:
+            return self.future.result(WAITS * timeout.total_seconds())
+        except NotYet as error:
+            raise RuntimeError(f"a lane has not ended it within {WAITS} times {timeout}") from error
 
 
 class FuturePending:

@@ -146,7 +146,7 @@ def _lane(number: int, travels: Sequence[Travel], link: Link, under_way: int) ->
         if number < len(rounds):
             yield rounds[number].arithmetic
             if len(sent) >= under_way:
-                yield sent[-under_way]  # replies come in the order of requests
+                yield sent[-under_way]  # replies come in the order of requests, but for those in a host
             sent.append(travel.replies[number])
             link.send(rounds[number], sent[-1])
         else:

@@ -168,20 +168,22 @@ def reported(rank, world_size):
     setting = Setting(rank, "priority", link=slower)
     for _ in range(12):
         setting.step()
+    time.sleep(0.4)  # the loop does something else
     setting.optimizer.drain()
-    pending, report = setting.pending, setting.optimizer.report()
+    pending, report, exposed = setting.pending, setting.optimizer.report(), setting.model.last_step().exposed
     setting.end()
-    return pending, report, str(report)
+    return pending, report, str(report), exposed
 
 
 def test_a_report_tells_what_was_exposed_and_the_bounds(ranks):
-    for pending, report, text in ranks.run(reported, 2):
+    for pending, report, text, exposed in ranks.run(reported, 2):
         assert not pending
         assert report.step == 12
         assert report.order == "priority"
         assert 0 < report.bound <= report.synchronous_bound
         assert 0 < report.exposed < 1
         assert "order priority" in text
+        assert 0 <= exposed < 0.4
 
 
 def buffers_under_way(rank, world_size):
