@@ -66,13 +66,18 @@ class Totals:
         """A step that has sent anything counts; what it has cost is what it has until another one is counted."""
         if step.programs:
             self.recent.append(step)
-            self.add(step.programs)
+            if len(self._earlier) > MANY:
+                self._add_up()
+            self._earlier += step.programs
 
     def add(self, programs: Iterable[BucketStats]) -> None:
         """These count, in no step; what they cost may still be noted."""
         if len(self._earlier) > MANY:
-            self._total, self._earlier = total(self._earlier, self._total), []
+            self._add_up()
         self._earlier += programs
+
+    def _add_up(self) -> None:
+        self._total, self._earlier = total(self._earlier, self._total), []
 
     def stats(self, step: Step, number: int) -> Stats:
         """All that there is; `step`: the last one, which has not been counted; `number`: of steps so far."""
