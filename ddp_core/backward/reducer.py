@@ -242,9 +242,9 @@ class Reducer(HookedParameters):
         backward.over = True
         backward.step.computed = time.perf_counter()
         self.assignment.trace(backward.order)
-        later = self.later if self.later is not None and self.later.takes(backward) else None
-        if later is None:
-            with backward:
+        with backward:
+            later = self.later if self.later is not None and self.later.takes(backward) else None
+            if later is None:
                 undifferentiated(self._hand_out, backward)
         self._backward = None
         self._over = True

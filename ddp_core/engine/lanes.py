@@ -34,6 +34,8 @@ class Lanes(Driver):
         """Queue a task behind those submitted before."""
         pending = FuturePending(torch.futures.Future()) if task.needs_future else ResultPending(Future())
         task.future = pending.future
+        if task.closed:  # while it had no future that could tell
+            raise RuntimeError(f"{task.label} was given up, since another one has failed")
         self._put(task, 0)
         return pending
 

@@ -17,7 +17,7 @@ class Record:
     """Traffic, and host seconds by what they went to.
 
     `requests`: (scope, payload bytes, sent bytes) of each request of a run. `spans`: (encode, wait or decode; begin; end),
-    by time.perf_counter. `earlier`: the traffic of runs that were added, and their seconds, by kind.
+    marks of a clock (`clock.py`). `earlier`: the traffic of runs that were added, and their seconds, by kind.
     """
 
     requests: list[tuple[str, int, float]] = field(default_factory=list)

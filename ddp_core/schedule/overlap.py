@@ -72,9 +72,9 @@ class Overlap:
         self._found_for, self._members = (0, []), {}
         self._updates, self._measured, self._now = [], True, time.perf_counter
         self._slice()
-        self.order = SliceOrder(self._wanted, reducer.assignment, reducer.group, device)
-        one_device = len({each.device for each in reducer.parameters}) == 1
-        self._marks_late = one_device and not self.order.clock.at_once
+        devices = list(dict.fromkeys(each.device for each in reducer.parameters))
+        self.order = SliceOrder(self._wanted, reducer.assignment, reducer.group, devices)
+        self._marks_late = not self.order.clock.at_once
         self._refuses_capture = device.type == "cuda" and self._wanted != "synchronous"
         reducer.later = self
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 
@@ -25,16 +27,17 @@ class SliceOrder:
 
     `wanted`: one of `ORDERS`. "backward" and "synchronous" are never replaced. "priority" always takes the order of need;
     "auto" only one that promises 3 %, against waiting at the end of backward. `clock`: takes marks in measured steps, which
-    a look turns into seconds. `bounds`: seconds of a step, of the best one that any order allows (T*) and of one that waits
-    at the end of backward; None before anything was measured.
+    a look turns into seconds; with parameters on several `devices` nothing is measured, and the order stays. `bounds`:
+    seconds of a step, of the best one that any order allows (T*) and of one that waits at the end of backward; None before
+    anything was measured.
     """
 
     def __init__(
-        self, wanted: str, assignment: BucketAssignment, group: dist.ProcessGroup, device: torch.device
+        self, wanted: str, assignment: BucketAssignment, group: dist.ProcessGroup, devices: Sequence[torch.device]
     ) -> None:
-        self._wanted, self._assignment, self._group, self._device = wanted, assignment, group, device
-        self._searches = wanted in ("auto", "priority")
-        self.clock = clock_of(device)
+        self._wanted, self._assignment, self._group, self._device = wanted, assignment, group, devices[0]
+        self._searches = wanted in ("auto", "priority") and len(devices) == 1
+        self.clock = clock_of(self._device)
         self.measurements = Measurements(self.clock)
         self.bounds: tuple[float | None, float | None] = (None, None)
         self._next = self._pause = 0  # steps to the next look, and between those before and after the last one
@@ -66,9 +69,9 @@ class SliceOrder:
         self._overlaps, self._by_need = bool(overlaps), bool(by_need)
         self._pause = INTERVAL if overlaps else min(2 * self._pause, LONGEST)  # measured steps cost what overlap does
         self._next = age + self._pause
+        self.measurements.clear()
         if order != self._numbers():
             self._assignment.send_in(order)
-            self.measurements.clear()
 
     def _restart(self, steps: int) -> None:
         """With the buckets that there are, after so many steps."""

@@ -76,20 +76,19 @@ class Network:
         samples: list[tuple[float, float]] = []
         processor, seconds = 0.0, 0.0
         for size in _sizes(payload):
-            request = self._request(kind, size)
-            sent = request.sent_bytes(self._transport.members(kind[2]))
-            for found, worked in self._timed(kind, size):
+            for sent, found, worked in self._timed(kind, size):
                 samples.append((max(sent, 1.0), found))
                 processor, seconds = processor + worked, seconds + found
             if samples[-1][1] > LONG:
                 break
         return KindCost(fitted(samples), 0.0 if self._device.type == "cuda" else processor / seconds)
 
-    def _timed(self, kind: Kind, size: int) -> list[tuple[float, float]]:
-        """(seconds until the last rank had its reply, a rank's processor's seconds) of some collectives."""
-        mine = []
+    def _timed(self, kind: Kind, size: int) -> list[tuple[float, float, float]]:
+        """(bytes sent, seconds until the last rank had its reply, a rank's processor's seconds) of some collectives."""
+        mine, sent = [], 0.0
         for _ in range(1 + REPEATS):
             request = self._request(kind, size)
+            sent = request.sent_bytes(self._transport.members(kind[2]))
             dist.barrier(self._group)
             began, worked = time.perf_counter(), time.process_time()
             self._transport.start(request, 0).wait(self._timeout)
@@ -98,7 +97,7 @@ class Network:
             mine.append((time.perf_counter() - began, time.process_time() - worked))
         ranks = [json.loads(text) for text in exchange(json.dumps(mine[1:]), self._group, self._device)]
         return [
-            (max(seconds for seconds, _ in turn), statistics.mean(worked for _, worked in turn))
+            (sent, max(seconds for seconds, _ in turn), statistics.mean(worked for _, worked in turn))
             for turn in zip(*ranks, strict=True)
         ]
 

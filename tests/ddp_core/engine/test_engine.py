@@ -1,5 +1,6 @@
 """The engine by itself: a program that misbehaves ends all programs with its error, and nothing hangs."""
 
+import concurrent.futures
 import os
 import time
 import weakref
@@ -11,6 +12,7 @@ import torch.distributed as dist
 
 from gradwire.compress import AllReduce
 from gradwire.ddp_core import Engine, ProcessGroup
+from gradwire.ddp_core.engine import lanes
 from gradwire.ddp_core.engine.task import Task
 from gradwire.ddp_core.transport import private_group
 from gradwire.ddp_core.transport.protocol import Decorated
@@ -85,6 +87,24 @@ def test_a_failure_reaches_the_futures_of_all_programs_that_are_live(ranks, othe
     for messages in ranks.run(run_beside_a_failure, 2, other, timeout=30):
         assert "on purpose" in messages[0]
         assert all(message == "" or "on purpose" in message for message in messages)
+
+
+def submit_beside_a_failure(rank, world_size):
+    """Another task fails after this one was taken, and before it has a future that could tell."""
+    engine = engine_of()
+
+    def future():
+        engine._ended(Task(well(torch.ones(1)), "bucket 7"), ArithmeticError("on purpose"))
+        return concurrent.futures.Future()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lanes, "Future", future)
+        submitted(engine, well(torch.ones(1)))
+
+
+def test_a_failure_just_before_a_task_has_a_future_is_told_where_it_is_submitted(ranks):
+    (failure,) = ranks.run(submit_beside_a_failure, 1, expect_errors=True)
+    assert failure.message == "bucket 0 was given up, since another one has failed"
 
 
 class Broken(Decorated):

@@ -1,7 +1,6 @@
 """The side stream's order of events, with stand-ins for CUDA's streams that note what they are asked for."""
 
 import time
-from contextlib import contextmanager
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -16,17 +15,18 @@ from gradwire.ddp_core.engine.lanes import Lanes
 from gradwire.ddp_core.engine.side_stream import SideStream
 from gradwire.ddp_core.engine.task import Task
 
+from ..streams import StandIn
+
 LIMIT = timedelta(seconds=20)
 DEVICE = torch.device("cuda", 0)
 
 
-class Streams:
+class Streams(StandIn):
     """Streams and events by name. `log`: what was done, in order."""
 
     def __init__(self):
-        self.log = []
-        self.events = 0
-        self.current = SimpleNamespace(name="backward", device_index=0)
+        super().__init__(SimpleNamespace(name="backward", device_index=0))
+        self.log, self.events = [], 0
 
     def Stream(self, device, priority):
         return SimpleNamespace(name="side", device_index=device.index)
@@ -34,14 +34,6 @@ class Streams:
     def Event(self):
         self.events += 1
         return Event(self.log, f"event {self.events}")
-
-    @contextmanager
-    def stream(self, stream):
-        before, self.current = self.current, stream
-        try:
-            yield
-        finally:
-            self.current = before
 
 
 class Event:
@@ -74,10 +66,7 @@ class Wire:
 @pytest.fixture
 def streams(monkeypatch):
     stand_in = Streams()
-    monkeypatch.setattr(torch.cuda, "Stream", stand_in.Stream)
-    monkeypatch.setattr(torch.cuda, "Event", stand_in.Event)
-    monkeypatch.setattr(torch.cuda, "stream", stand_in.stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: stand_in.current)
+    stand_in.take_the_place(monkeypatch)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: stand_in.log.append("keeps memory"))
     return stand_in
 

@@ -3,7 +3,6 @@
 The side stream comes to a reply behind the next gradient; what the link took must be told all the same.
 """
 
-from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
@@ -15,6 +14,8 @@ from gradwire.ddp_core.engine.task import Task
 from gradwire.ddp_core.measure.clock import CudaClock
 from gradwire.ddp_core.schedule.measured_step import Measurements, NotedStep
 from gradwire.ddp_core.transport.protocol import Reply, Transport
+
+from ..streams import StandIn
 
 DEVICE, LIMIT = torch.device("cuda", 0), timedelta(seconds=1)
 ALPHA, BETA = 0.25, 0.125  # seconds a collective and a byte
@@ -28,24 +29,6 @@ class Stream:
 
     def __init__(self, done=0.0):
         self.done = done
-
-
-class Streams:
-    """CUDA's, and its events."""
-
-    def __init__(self):
-        self.backward = self.current = Stream()
-
-    def Stream(self, device, priority):
-        return Stream()
-
-    @contextmanager
-    def stream(self, stream):
-        before, self.current = self.current, stream
-        try:
-            yield
-        finally:
-            self.current = before
 
 
 class Event:
@@ -63,6 +46,19 @@ class Event:
 
     def elapsed_time(self, other):
         return 1000 * (other.at - self.at)
+
+
+class Streams(StandIn):
+    """CUDA's, and its events."""
+
+    Event = Event
+
+    def __init__(self):
+        super().__init__(Stream())
+        self.backward = self.current
+
+    def Stream(self, device, priority):
+        return Stream()
 
 
 class Wire(Transport):
@@ -101,11 +97,8 @@ class Replied(Reply):
 @pytest.fixture
 def streams(monkeypatch):
     stand_in = Streams()
-    for name in ("Stream", "stream"):
-        monkeypatch.setattr(torch.cuda, name, getattr(stand_in, name))
-    monkeypatch.setattr(torch.cuda, "Event", Event)
+    stand_in.take_the_place(monkeypatch)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: stand_in.current)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
     return stand_in
 

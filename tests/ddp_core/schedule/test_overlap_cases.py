@@ -605,6 +605,26 @@ def test_a_step_that_a_cuda_graph_captures_is_refused_with_the_way_out(monkeypat
         overlap.takes(None)
 
 
+def captured(rank, world_size):
+    """What a captured backward raises, and the forward after it."""
+    setting, told = Setting(rank, "backward", net=Plain), []
+    setting.step()
+    setting.model._overlap._refuses_capture = True
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        for _ in range(2):
+            with pytest.raises(RuntimeError) as raised:
+                setting.step()
+            told.append(str(raised.value))
+    setting.model.compression.close()
+    return told
+
+
+def test_the_forward_after_a_refused_capture_names_the_reason_too(ranks):
+    for first, second in ranks.run(captured, 2):
+        assert first in second
+
+
 def pickled(rank, world_size):
     setting = Setting(rank, "backward", net=Plain, optimizer=torch.optim.SGD)
     setting.step()

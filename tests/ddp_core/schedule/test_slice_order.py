@@ -17,7 +17,7 @@ def training(request, monkeypatch):
     """Runs steps of a model, and tells before which ones ranks look, and which overlap."""
     looks, overlapping = [], []
     assignment = SimpleNamespace(builds=1, sending=[])
-    order = SliceOrder("auto", assignment, None, torch.device(request.param))
+    order = SliceOrder("auto", assignment, None, [torch.device(request.param)])
     on_host = SimpleNamespace(tensor=lambda values, device: torch.tensor(values))
     monkeypatch.setattr(slice_order, "torch", on_host)
     monkeypatch.setattr(slice_order, "spread", lambda *_, **__: looks.append(step))
@@ -68,7 +68,7 @@ def test_new_buckets_are_looked_at_as_the_first_ones_were(training):
 @pytest.mark.parametrize("wanted", ["backward", "synchronous"])
 def test_where_no_other_order_is_wanted_nothing_is_looked_for_nor_measured(monkeypatch, wanted, device):
     monkeypatch.setattr(slice_order, "spread", None)
-    order = SliceOrder(wanted, SimpleNamespace(builds=1, sending=[]), None, torch.device(device))
+    order = SliceOrder(wanted, SimpleNamespace(builds=1, sending=[]), None, [torch.device(device)])
     for step in range(2 * LONGEST):
         order.look(step)
         assert order.overlaps(step) == (wanted == "backward")
@@ -79,7 +79,7 @@ def test_where_no_other_order_is_wanted_nothing_is_looked_for_nor_measured(monke
 @pytest.mark.parametrize("wanted", ["auto", "priority"])
 def test_a_few_steps_before_a_look_are_measured_whatever_overlaps(monkeypatch, wanted):
     monkeypatch.setattr(slice_order, "spread", lambda *_, **__: None)
-    order = SliceOrder(wanted, SimpleNamespace(builds=1, sending=[]), None, torch.device("cpu"))
+    order = SliceOrder(wanted, SimpleNamespace(builds=1, sending=[]), None, [torch.device("cpu")])
     measured = []
     for step in range(FIRST_LOOK + INTERVAL + 1):
         order.look(step)
@@ -88,3 +88,12 @@ def test_a_few_steps_before_a_look_are_measured_whatever_overlaps(monkeypatch, w
             assert order.overlaps(step)
     looks = (FIRST_LOOK, FIRST_LOOK + INTERVAL)
     assert measured == [step for look in looks for step in range(look - MEASURED, look)]
+
+
+def test_parameters_on_several_devices_are_not_measured_and_their_order_stays():
+    devices = [torch.device("cuda", 0), torch.device("cuda", 1)]
+    for wanted, overlaps in (("auto", False), ("priority", True)):
+        order = SliceOrder(wanted, SimpleNamespace(builds=1, sending=[]), None, devices)
+        assert {order.overlaps(step) for step in range(STEPS)} == {overlaps}
+        assert not any(order.measures(step) for step in range(STEPS))
+        order.look(STEPS)  # it asks nobody
