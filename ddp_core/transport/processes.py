@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 
 BOOT, SPACES = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns")
-SOON = 2.0  # seconds within which a process has ended whose connections were lost, on a busy machine too
+SOON = 1.0  # seconds within which a process has ended whose connections were lost, on a busy machine too
 
 
 @functools.cache
