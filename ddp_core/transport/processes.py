@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 
 BOOT, SPACES = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns")
-SOON = 1.0  # seconds within which a process has ended whose connections were lost, on a busy machine too
+SOON = 0.5  # seconds within which a process has ended whose connections were lost, on a busy machine too
 
 
 @functools.cache
@@ -75,9 +75,15 @@ def explained(error: BaseException, group: dist.ProcessGroup) -> str:
     known = _known.get(group, {})
     if not known or "has ended" in str(error):
         return str(error)
-    ended = [rank for rank, process in known.items() if not Path(f"/proc/{process}").exists()]
+    ended = _gone(known)
     patience = 0.0 if ended or "imed out" in str(error) else SOON  # whoever let a time limit pass did not end just now
     with suppress(ImportError, AttributeError, OSError):  # not built, of another version, or gone meanwhile
         ended += Processes({rank: process for rank, process in known.items() if rank not in ended}).ended(patience)
-    told = f"rank {ended[0]} has ended" if len(ended) == 1 else f"ranks {sorted(ended)} have ended"
+    ended = sorted({*ended, *_gone(known)})
+    told = f"rank {ended[0]} has ended" if len(ended) == 1 else f"ranks {ended} have ended"
     return f"{error}; {told}" if ended else str(error)
+
+
+def _gone(known: Mapping[int, int]) -> list[int]:
+    """Those of the ranks whose processes are there no more, not even as zombies."""
+    return [rank for rank, process in known.items() if not Path(f"/proc/{process}").exists()]

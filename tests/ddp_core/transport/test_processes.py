@@ -1,0 +1,58 @@
+"""Who has ended is told of ranks on this machine, whenever their processes go."""
+
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+
+from gradwire.ddp_core.transport import processes
+
+LOST = RuntimeError("Connection closed by peer")
+
+
+class Group(SimpleNamespace):
+    """Of a process group, what is asked for."""
+
+    __hash__ = object.__hash__
+
+    def rank(self):
+        return 0
+
+
+@pytest.fixture
+def other():
+    """A process of another rank."""
+    child = subprocess.Popen(["sleep", "60"])
+    yield child
+    child.kill()
+    child.wait()
+
+
+@pytest.fixture
+def group(other):
+    """Rank 0's, with rank 1 on this machine, and rank 2 on another one."""
+    group = Group()
+    processes.know(group, [processes.place(), f"{processes.machine()} {other.pid}", "elsewhere 1"])
+    return group
+
+
+def test_a_rank_that_is_there_is_not_named(group):
+    assert processes.explained(LOST, group) == str(LOST)
+
+
+def test_one_that_has_ended_is(group, other):
+    other.kill()
+    assert processes.explained(LOST, group) == f"{LOST}; rank 1 has ended"
+
+
+def test_one_that_goes_between_two_looks_is(group, other, monkeypatch):
+    """Its file in /proc is there first, and when it is to be opened it is not."""
+    real = processes.Processes
+
+    def later(known):
+        other.kill()
+        other.wait()
+        return real(known)
+
+    monkeypatch.setattr(processes, "Processes", later)
+    assert processes.explained(LOST, group) == f"{LOST}; rank 1 has ended"
