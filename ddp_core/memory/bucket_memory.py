@@ -16,7 +16,7 @@ from ...compress.protocol import Compressor, Layout, Program, all_reduce
 from ...compress.state import Entries, Leaves, PerParameter
 from ...compress.together import together
 from ...kernels import all_finite
-from .device_flag import DeviceFlag
+from .device_flag import DeviceFlag, refuse_capture
 
 NOT_TO_DISCARD = (
     "there is no step to discard: call discard_step() after a synced backward, and before swap(), rescale() or "
@@ -43,6 +43,7 @@ class BucketMemory:
         self.choice = next(choices(self.state), None)
         self._leaves = Leaves(self.state, versioned=True)
         self._leaves.set_step(step)
+        self._counts_on_cuda = layout.device.type == "cuda" and bool(self._leaves.counters)
         self._owing, self._remembers = owing, bool(self._leaves.flat)
         self._owed: PerParameter | None = None  # gradient outside the compressor's state
         self._asks = partial and (self._remembers or owing)  # which parameters any rank has used
@@ -59,6 +60,8 @@ class BucketMemory:
 
     def reduce(self, flat: Tensor, step: int, watched: bool) -> Program[Tensor]:
         """Average the bucket over ranks, in place of `flat`. `watched`: it has a say in whether the step counts."""
+        if self._counts_on_cuda:
+            refuse_capture()
         self._leaves.set_step(step)
         used = self._used(flat) if self._asks else None
         if self._owed is not None:

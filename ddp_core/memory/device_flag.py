@@ -1,9 +1,19 @@
-"""Flags that the host asks for later."""
+"""Flags that the host asks for later, and what it has to know in each step."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+
+def refuse_capture() -> None:
+    """Raise RuntimeError while a CUDA graph is captured: what the host decides would be the same at each replay."""
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "a step of a compressor that counts its steps, or remembers what it held back, cannot be captured in a CUDA "
+            "graph, since the host decides by the step's number and by whether the step before counts: capture steps of "
+            "none, bf16 or fp16"
+        )
 
 
 class DeviceFlag:
@@ -18,10 +28,6 @@ class DeviceFlag:
 
     def __bool__(self) -> bool:
         if self._arrived is not None:
-            if torch.cuda.is_current_stream_capturing():
-                raise RuntimeError(
-                    "a step of a compressor that remembers what it held back cannot be captured in a CUDA graph, since "
-                    "the host asks whether the step before counts: capture steps of none, bf16 or fp16"
-                )
+            refuse_capture()
             self._arrived.synchronize()
         return bool(self._flag)

@@ -3,9 +3,11 @@
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -23,18 +25,28 @@ def run(name, out):
     start = time.monotonic()
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     with (out / f"{name}.log").open("w") as log:
+        process = subprocess.Popen(
+            part.command(out), cwd=ROOT, env={**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"},
+            stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
         try:
-            code = subprocess.run(
-                part.command(out), cwd=ROOT, env={**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"},
-                stdout=log, stderr=subprocess.STDOUT, timeout=LIMIT, check=False,
-            ).returncode  # fmt: skip
+            code = process.wait(LIMIT)
             why = [f"exit code {code}, see {log.name}"] if code else []
         except subprocess.TimeoutExpired:
             why = [f"not done after {LIMIT} s, see {log.name}"]
+        finally:
+            end_group(process)
     verdict = "failed" if why else "passed"
     if not why and (why := part.misses(out)):
         verdict = "short of its goal"
     return {"part": name, "verdict": verdict, "why": why, "seconds": time.monotonic() - start}
+
+
+def end_group(process):
+    """End a part and all that it has started, which would keep the GPU busy during the next one."""
+    with suppress(ProcessLookupError):  # all have ended
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def main():

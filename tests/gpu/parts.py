@@ -39,11 +39,12 @@ class Part:
         return modules + (["no CUDA device"] if self.device and not torch.cuda.is_available() else [])
 
 
-def pytest_part(says, *arguments, **settings):
-    """Tests, beside each other where pytest can."""
+def pytest_part(says, *arguments, dist="load", **settings):
+    """Tests, beside each other where pytest can. `dist`: xdist's way to spread them."""
 
     def command(out):
-        parallel = ["-n", str(min(8, os.cpu_count() or 1))] if importlib.util.find_spec("xdist") else []
+        workers = str(min(8, os.cpu_count() or 1))
+        parallel = ["-n", workers, "--dist", dist] if importlib.util.find_spec("xdist") else []
         strict = [] if importlib.util.find_spec("pytest_timeout") else ["--override-ini", "addopts=-ra"]
         return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *parallel, *strict, *arguments]
 
@@ -52,7 +53,10 @@ def pytest_part(says, *arguments, **settings):
 
 def info(out):
     """Versions, devices, backends."""
-    code = "import json; from gradwire.experiments.info import collect; print(json.dumps(collect(), indent=1))"
+    code = (
+        "import json, pathlib; from gradwire.experiments.info import collect; "
+        f"pathlib.Path({str(out / 'info.json')!r}).write_text(json.dumps(collect(), indent=1))"
+    )
     return [sys.executable, "-c", code]
 
 
@@ -140,7 +144,9 @@ ORDER = ("tests/gpu/test_late_replies.py", "tests/gpu/test_training_cuda.py", "t
 
 PARTS = {
     "info": Part("what there is", info, ("rich",), device=False),
-    "compile": pytest_part("kernels compile for GPUs that are not here", "-rP", *COMPILE, device=False),
+    "compile": pytest_part(
+        "kernels compile for GPUs that are not here", "-rP", *COMPILE, dist="loadfile", device=False
+    ),
     "kernels": pytest_part("kernels against the reference", *KERNELS),
     "ddp": pytest_part("engine and DDP against torch's", *DDP),
     "order": pytest_part(

@@ -44,7 +44,10 @@ def captured(rank, world_size, spec):
     return replayed, ran
 
 
-@pytest.mark.parametrize("spec", ["none", "bf16", "fp16"])
+WITHOUT_FEEDBACK = [f"{name}:ratio=0.2,error_feedback=false" for name in ("topk", "chunktopk")]
+
+
+@pytest.mark.parametrize("spec", ["none", "bf16", "fp16", *WITHOUT_FEEDBACK])
 def test_a_step_without_state_can_be_captured(ranks, spec):
     ((replayed, ran),) = ranks.run(captured, 1, spec, timeout=200)
     for ours, expected in zip(replayed, ran, strict=True):

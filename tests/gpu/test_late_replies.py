@@ -6,22 +6,23 @@ from ..ddp_core.behaviour.test_late_replies import LateReplies, LateRepliesOnHos
 from .test_engine_cuda import needs_nccl
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+LIMIT = 280  # seconds: all kernels of all methods may have to be compiled first
 
 
 class TestTwoRanksOfGloo(LateReplies):
     """Both on one GPU."""
 
-    device = "cuda"
+    device, limit = "cuda", LIMIT
 
 
 class TestFourRanksOfGloo(LateRepliesOnHosts):
     """All on one GPU."""
 
-    device = "cuda"
+    device, limit = "cuda", LIMIT
 
 
 @needs_nccl
 class TestOneRankOfNccl(LateReplies):
     """Where not even the host waits."""
 
-    device, backend, world_size = "cuda", "nccl", 1
+    device, backend, world_size, limit = "cuda", "nccl", 1, LIMIT

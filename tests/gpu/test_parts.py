@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,20 @@ def test_every_part_gets_a_verdict(made, verdict, word, tmp_path, monkeypatch):
     result = command.run("made", tmp_path)
     assert result["verdict"] == verdict
     assert word in " ".join(result["why"])
+
+
+def test_what_a_part_has_started_ends_with_it(tmp_path, monkeypatch):
+    """As workers of pytest's, which would hold the GPU during the next part."""
+    start = "import subprocess, sys, time; child = subprocess.Popen(['sleep', '60']); print(child.pid, flush=True)"
+    monkeypatch.setattr(command, "LIMIT", 5)
+    for code in (start, f"{start}; time.sleep(60)"):
+        monkeypatch.setitem(PARTS, "made", part(code))
+        command.run("made", tmp_path)
+        child = Path("/proc", (tmp_path / "made.log").read_text().strip(), "stat")
+        deadline = time.monotonic() + 10.0
+        while child.exists() and child.read_text().rpartition(")")[2].split()[0] != "Z":
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
 
 def ran(monkeypatch, tmp_path, *codes):

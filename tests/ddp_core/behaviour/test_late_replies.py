@@ -88,9 +88,9 @@ def overlapped_in_time_and_late(rank, world_size, device, backend, specs, order)
 
 
 class LateReplies:
-    """`device` and `backend`: of the process group; `world_size` ranks."""
+    """`device` and `backend`: of the process group; `world_size` ranks; `limit`: seconds for all methods."""
 
-    device, backend, world_size = "cpu", "gloo", 2
+    device, backend, world_size, limit = "cpu", "gloo", 2, 100
 
     @pytest.mark.parametrize(
         ("own", "dtype"),
@@ -103,26 +103,26 @@ class LateReplies:
     )
     def test_late_replies_change_no_bit(self, ranks, own, dtype):
         settings = (self.device, self.backend, SPECS, dtype, own)
-        for found in ranks.run(in_time_and_late, self.world_size, *settings, timeout=100):
+        for found in ranks.run(in_time_and_late, self.world_size, *settings, timeout=self.limit):
             assert_the_same(found)
 
     @pytest.mark.parametrize("order", ["priority", pytest.param("backward", marks=pytest.mark.thorough)])
     def test_late_replies_change_no_bit_where_updates_overlap_with_the_next_forward(self, ranks, order):
         settings = (self.device, self.backend, SPECS, order)
-        for same in ranks.run(overlapped_in_time_and_late, self.world_size, *settings, timeout=100):
+        for same in ranks.run(overlapped_in_time_and_late, self.world_size, *settings, timeout=self.limit):
             assert same == dict.fromkeys(SPECS, True)
 
 
 class LateRepliesOnHosts:
     """Two hosts of two ranks: what is late is asked of the host, of the other hosts, or of all."""
 
-    device = "cpu"
+    device, limit = "cpu", 100
 
     @pytest.mark.parametrize("own", [False, True], ids=str)
     def test_late_replies_change_no_bit_on_two_levels(self, ranks, own):
         specs = [f"hosts:ranks=2+{spec}" for spec in BETWEEN_HOSTS]
         settings = (self.device, "gloo", specs, torch.float32, own)
-        for found in ranks.run(in_time_and_late, 4, *settings, timeout=100):
+        for found in ranks.run(in_time_and_late, 4, *settings, timeout=self.limit):
             assert_the_same(found)
 
 
