@@ -31,11 +31,11 @@ def undifferentiated(function: Callable[..., None], *arguments: Any) -> None:
 class GradBucket:
     """A bucket of the reducer. A communication hook finds in it all that it knows of torch's `dist.GradBucket`.
 
-    `number`: its place in the order sent. `members`: the parameters' indices in the model. `all_parameters`: of all members,
-    whether they are sent in this step or not. `flat`: all gradients, one behind the other. `waiting`: of how many one is
-    still missing. `scale`: what they are multiplied by on their way in. `pending`: its average, where it is on its way.
-    `bound`: for whoever averages it to remember how. `room`: memory for the buffer; None is memory of its own. With
-    `alias`, gradients become views of the buffer: nothing is copied back.
+    `number`: its place among the buckets, which may be sent in another order. `members`: the parameters' indices in the
+    model. `all_parameters`: of all members, whether they are sent in this step or not. `flat`: all gradients, one behind
+    the other. `waiting`: of how many one is still missing. `scale`: what they are multiplied by on their way in. `pending`:
+    its average, where it is on its way. `bound`: for whoever averages it to remember how. `room`: memory for the buffer;
+    None is memory of its own. With `alias`, gradients become views of the buffer: nothing is copied back.
     """
 
     def __init__(

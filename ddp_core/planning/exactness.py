@@ -27,7 +27,7 @@ def most_exact(buckets: Sequence[Graded], computation: float, budget: float) -> 
     gets two, and the first ones, which have most time, come first.
     """
 
-    def ends(methods: Sequence[int]) -> float:
+    def ends(methods: Sequence[int]) -> float:  # as `replay` without an order: it is asked a few times a bucket
         free = 0.0
         for each, method in zip(buckets, methods, strict=True):
             free = max(free, min(each.ready, computation)) + each.seconds[method]

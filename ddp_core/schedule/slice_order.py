@@ -50,7 +50,7 @@ class SliceOrder:
 
     def overlaps(self, steps: int) -> bool:
         """Whether the step after so many waits where parameters are needed."""
-        return self._overlaps or (self._searches and self.measures(steps))
+        return self._overlaps or self.measures(steps)
 
     def measures(self, steps: int) -> bool:
         """Whether the step after so many has to be measured, where that is not done by the way."""

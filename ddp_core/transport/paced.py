@@ -62,7 +62,7 @@ class PacedPending(Reply):
         self._real.expect_late_wait(now)
 
     def arrived_at(self) -> float | None:
-        """Not before `due`: time.perf_counter is the monotonic clock on Linux."""
+        """Not before `due`, by the host's clock alone: time.perf_counter is the monotonic one on Linux."""
         real = self._real.arrived_at()
         return None if real is None else max(real, self.due)
 

@@ -138,9 +138,9 @@ def waited_for_in_vain(rank, world_size, spec):
     if rank == 0:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         interrupt = threading.Timer(0.3, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
-        interrupt.start()
         began = time.monotonic()
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012  a busy machine may raise it before backward begins
+            interrupt.start()
             backward(model, rank, 3)
         seconds = time.monotonic() - began
     saved = handle.state_dict()["step"]

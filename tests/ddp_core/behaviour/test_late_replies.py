@@ -19,7 +19,7 @@ SHAPES = ((16, 20), (9,), (12, 30), (4, 4), (16, 20))
 STEPS = 3
 LIMIT = timedelta(seconds=30)
 SPECS = [*compressors(), "fp16+powersgd:rank=1", "powersgd:rank=2,power_iterations=2", "chunktopk:chunk=16"]
-BETWEEN_HOSTS = ["none", "int8", "topk:ratio=0.1", "powersgd:rank=2"]
+FEW = ["none", "int8", "topk:ratio=0.1", "powersgd:rank=2"]
 DTYPES = [torch.float32, torch.bfloat16]
 
 
@@ -106,11 +106,19 @@ class LateReplies:
         for found in ranks.run(in_time_and_late, self.world_size, *settings, timeout=self.limit):
             assert_the_same(found)
 
-    @pytest.mark.parametrize("order", ["priority", pytest.param("backward", marks=pytest.mark.thorough)])
-    def test_late_replies_change_no_bit_where_updates_overlap_with_the_next_forward(self, ranks, order):
-        settings = (self.device, self.backend, SPECS, order)
+    @pytest.mark.parametrize(
+        ("order", "specs"),
+        [
+            ("priority", FEW),
+            pytest.param("priority", SPECS, marks=pytest.mark.slow),
+            pytest.param("backward", SPECS, marks=pytest.mark.thorough),
+        ],
+        ids=["priority-few", "priority-all", "backward-all"],
+    )
+    def test_late_replies_change_no_bit_where_updates_overlap_with_the_next_forward(self, ranks, order, specs):
+        settings = (self.device, self.backend, specs, order)
         for same in ranks.run(overlapped_in_time_and_late, self.world_size, *settings, timeout=self.limit):
-            assert same == dict.fromkeys(SPECS, True)
+            assert same == dict.fromkeys(specs, True)
 
 
 class LateRepliesOnHosts:
@@ -118,9 +126,9 @@ class LateRepliesOnHosts:
 
     device, limit = "cpu", 100
 
-    @pytest.mark.parametrize("own", [False, True], ids=str)
+    @pytest.mark.parametrize("own", [pytest.param(False, marks=pytest.mark.slow), True], ids=str)
     def test_late_replies_change_no_bit_on_two_levels(self, ranks, own):
-        specs = [f"hosts:ranks=2+{spec}" for spec in BETWEEN_HOSTS]
+        specs = [f"hosts:ranks=2+{spec}" for spec in FEW]
         settings = (self.device, "gloo", specs, torch.float32, own)
         for found in ranks.run(in_time_and_late, 4, *settings, timeout=self.limit):
             assert_the_same(found)

@@ -57,7 +57,14 @@ def ended(rank, shape, arguments, limit):
 
 @pytest.mark.parametrize(
     ("shape", "asked"),
-    [((2,), OF_SHARDS), ((2, 2), [*OF_REPLICAS, {"gather": "int8", "reduce": "int4", "replicas": "powersgd:rank=2"}])],
+    [
+        ((2,), OF_SHARDS),
+        pytest.param(
+            (2, 2),
+            [*OF_REPLICAS, {"gather": "int8", "reduce": "int4", "replicas": "powersgd:rank=2"}],
+            marks=pytest.mark.slow,
+        ),
+    ],
     ids=["shards", "replicas"],
 )
 def test_late_replies_change_no_bit(ranks, shape, asked):
