@@ -176,7 +176,8 @@ def alike(request: Request, ranks: range, rank: int) -> Tensor:
     """The reply to `rank`'s request where all of these ranks ask for the same thing."""
     match request:
         case AllGather(tensor=tensor, sizes=sizes):
-            return tensor.new_zeros(sum(sizes)) if sizes else torch.stack([tensor] * len(ranks))
+            same = tensor.expand(len(ranks), *tensor.shape)  # not stacked, which goes through thousands of ranks
+            return tensor.new_zeros(sum(sizes)) if sizes else same.clone(memory_format=torch.contiguous_format)
         case ReduceScatter(tensor=tensor, sizes=sizes):
             place = ranks.index(rank)
             return tensor.split(sizes)[place] if sizes else tensor[place]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -12,6 +15,8 @@ from ...hooks.advice.advice import ASSUMED, Forecast
 from ..results.palette import look
 from ..results.picture import DPI
 
+ALIKE = 0.02  # of a line's seconds
+
 
 def draw(advice: Advice, title: str, path: Path) -> Path:
     """A line for each method in its better order, and rings around what is recommended; where that is."""
@@ -20,10 +25,9 @@ def draw(advice: Advice, title: str, path: Path) -> Path:
     axes = figure.subplots()
     forecasts = sorted((advice.here, *advice.elsewhere), key=_hosts)
     counts = [_hosts(each) for each in forecasts]
-    for number, spec in enumerate(dict.fromkeys(choice.spec for choice in advice.here.choices)):
+    for number, (steps, specs) in enumerate(_lines(forecasts, [choice.spec for choice in advice.here.choices])):
         color, marker, style = look(number)
-        steps = [_seconds(each, spec) for each in forecasts]
-        axes.plot(counts, steps, color=color, marker=marker, linestyle=style, markersize=5, label=spec)
+        axes.plot(counts, steps, color=color, marker=marker, linestyle=style, markersize=5, label="\n".join(specs))
     chosen = [each.best.step for each in forecasts]
     axes.plot(counts, chosen, "o", markersize=13, markerfacecolor="none", color="black", label="recommended")
     axes.set_xscale("log")
@@ -33,11 +37,25 @@ def draw(advice: Advice, title: str, path: Path) -> Path:
     axes.set_xlabel(f"hosts; measured on {_hosts(advice.here)}, all others predicted")
     axes.set_ylabel("predicted seconds a step")
     axes.grid(alpha=0.25)
-    figure.legend(loc="outside right upper", fontsize=8)
-    axes.set_title(title, fontsize=10)
+    figure.legend(loc="outside right center", fontsize=8)
+    axes.set_title(textwrap.fill(title, 80), fontsize=10)
     figure.text(0.01, -0.01, f"assumed: {ASSUMED}", fontsize=8, va="top")
     figure.savefig(path, dpi=DPI, bbox_inches="tight")
     return path
+
+
+def _lines(forecasts: Sequence[Forecast], specs: Sequence[str]) -> list[tuple[list[float], list[str]]]:
+    """Seconds by forecast, and the methods that take these: one line where nobody could tell several from each other."""
+    lines: list[tuple[list[float], list[str]]] = []
+    for spec in dict.fromkeys(specs):
+        steps = [_seconds(each, spec) for each in forecasts]
+        for others, alike in lines:
+            if all(math.isclose(*pair, rel_tol=ALIKE) for pair in zip(others, steps, strict=True)):
+                alike.append(spec)
+                break
+        else:
+            lines.append((steps, [spec]))
+    return lines
 
 
 def _hosts(forecast: Forecast) -> int:

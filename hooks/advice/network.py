@@ -33,24 +33,21 @@ class KindCost:
     link: LinkCost
     cores: float
 
-    def on(self, ranks_now: int, ranks: int, *, rings: bool) -> KindCost:
-        """The same between other numbers of ranks: as many bytes a second, and a latency for each of the messages that
-        follow each other: all in `rings`, else as many as trees have.
-        """
-        grown = messages(ranks, rings=rings) / max(1, messages(ranks_now, rings=rings))
-        return replace(self, link=replace(self.link, alpha=self.link.alpha * grown))
+    def later(self, seconds: float) -> KindCost:
+        """The same with another latency, by so many seconds, but not below 0."""
+        return replace(self, link=replace(self.link, alpha=max(0.0, self.link.alpha + seconds)))
 
 
 FREE = KindCost(LinkCost(0.0, 0.0), 0.0)
 
 
-def messages(ranks: int, *, rings: bool) -> int:
-    """That follow each other in a collective.
+def messages(form: type, ranks: int, *, rings: bool) -> int:
+    """That follow each other in a collective: all in `rings`, else as many as trees have. An all-reduce is two in one.
 
-    >>> messages(4, rings=True), messages(1024, rings=False)
-    (6, 20)
+    >>> messages(AllReduce, 4, rings=True), messages(AllGather, 4, rings=True), messages(AllReduce, 1024, rings=False)
+    (6, 3, 20)
     """
-    return 2 * (ranks - 1) if rings else 2 * (ranks - 1).bit_length()
+    return (2 if form is AllReduce else 1) * (ranks - 1 if rings else (ranks - 1).bit_length())
 
 
 def kind_of(request: Request) -> Kind:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,7 +25,7 @@ from ..plan import bucket_layouts
 from ..slices import gradient_mb, parts_of
 from .arithmetic import Arithmetic
 from .candidates import PRIORITY
-from .network import FREE, Kind, KindCost, kind_of
+from .network import FREE, Kind, KindCost, kind_of, messages
 from .training import Computation
 
 STEPS = (STEADY, STEADY + 1)  # a method may alternate
@@ -180,8 +181,20 @@ def _cost(measured: Measured, kind: Kind, world: World) -> KindCost:
     now, then = (members(each, kind[2]) for each in (measured.world, world))
     if then == 1:
         return FREE
-    cost = measured.costs[kind]
-    return cost if now == then else cost.on(now, then, rings=measured.rings)
+    more = messages(kind[0], then, rings=measured.rings) - messages(kind[0], now, rings=measured.rings)
+    return measured.costs[kind].later(more * _message(measured, kind[2]))
+
+
+def _message(measured: Measured, scope: Scope) -> float:
+    """Seconds of latency of a message between the ranks of a scope: the median of all kinds of collectives, each of which
+    was measured with its own luck, which many messages would multiply.
+    """
+    ranks = members(measured.world, scope)
+    return statistics.median(
+        cost.link.alpha / max(1, messages(form, ranks, rings=measured.rings))
+        for (form, _, its), cost in measured.costs.items()
+        if its == scope
+    )
 
 
 def members(world: World, scope: Scope) -> int:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradwire.compress import Layout
+from gradwire.compress import AllGather, AllReduce, AllToAll, Layout
 from gradwire.ddp_core.planning.link_cost import LinkCost
 from gradwire.ddp_core.planning.shared_cores import Work
 from gradwire.hooks.advice.arithmetic import Arithmetic
@@ -13,18 +13,20 @@ from gradwire.hooks.advice.training import Computation
 
 SIDE = 512
 FOUR = World(4, 1)
+SPECS = ("none", "bf16", "int8", "topk:ratio=0.01")
 
 
-def decoding(spec, world):
-    """Seconds of a step on `world` in which only decoding takes time: 1 on four ranks."""
+def step_on(world, spec, decode, latency):
+    """Seconds of a step in which only decoding takes time, so many seconds on four ranks, and `latency` of each kind."""
     layout = Layout(("w",), ((SIDE, SIDE),), torch.float32, torch.device("meta"), world_size=4)
     requests, idle = requests_on(spec, layout), Work(0.0, 1.0)
-    phases = (0.0,) * len(requests) + (1 / SIDE**2,)
+    others = [each for other in SPECS for each in requests_on(other, layout)]
+    phases = (0.0,) * len(requests) + (decode / SIDE**2,)
     measured = Measured(
         Computation(idle, idle, idle, {"w": 0.0}, {"w": 0.0}),
         {"w": torch.empty(SIDE, SIDE, device="meta")},
         {spec: Arithmetic(phases, 1.0)},
-        {each.kind: KindCost(LinkCost(0.0, 0.0), 0.0) for each in requests},
+        {each.kind: KindCost(LinkCost(latency(each.kind), 0.0), 0.0) for each in (*requests, *others)},
         copy=0.0,
         world=FOUR,
         cores=1.0,
@@ -36,5 +38,18 @@ def decoding(spec, world):
 
 @pytest.mark.parametrize(("spec", "grown"), [("int8", 1.0), ("int4", 1.0), ("topk:ratio=0.01", 64.0), ("bf16", 1.0)])
 def test_decoding_grows_as_the_bytes_that_are_gathered(spec, grown):
-    assert decoding(spec, FOUR) == pytest.approx(1.0)
-    assert decoding(spec, World(256, 1)) == pytest.approx(grown, rel=0.02)
+    assert step_on(FOUR, spec, 1.0, lambda _: 0.0) == pytest.approx(1.0)
+    assert step_on(World(256, 1), spec, 1.0, lambda _: 0.0) == pytest.approx(grown, rel=0.02)
+
+
+LATENCY = {AllReduce: 6.0, AllToAll: 3.0, AllGather: 3.0}  # of four ranks around a ring: 1 a message
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_latency_that_was_measured_with_bad_luck_is_not_multiplied_by_the_number_of_ranks(spec):
+    def unlucky(kind):
+        return {torch.bfloat16: 40.0, torch.float32: 6.0}.get(kind[1], LATENCY[kind[0]])
+
+    here, far = (step_on(world, spec, 0.0, unlucky) for world in (FOUR, World(10_000, 1)))
+    messages = {"topk:ratio=0.01": 1}.get(spec, 2)  # of a ring, by how many rounds there are around it
+    assert far - here == pytest.approx(messages * (10_000 - 4), rel=1e-3)

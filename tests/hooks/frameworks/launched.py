@@ -18,6 +18,11 @@ TIMEOUT = 110  # seconds: a framework takes its time to be imported
 BATCH, STEPS = 4, 3  # rows of a rank's batch; steps before a checkpoint, and after it
 
 
+as_it_is_and_compiled = pytest.mark.parametrize(
+    "compiled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=str
+)
+
+
 def needing(*packages):
     """A mark that skips where one is missing; it imports none, which takes seconds."""
     missing = [name for name in packages if find_spec(name) is None]

@@ -13,6 +13,7 @@ from .launched import (
     SPEC,
     STEPS,
     TIMEOUT,
+    as_it_is_and_compiled,
     data,
     dense_bytes,
     forget_accelerate,
@@ -25,10 +26,11 @@ from .launched import (
 ACCUMULATED = 3
 
 
-def prepared(world_size):
+def prepared(world_size, *, compiled):
     from accelerate import Accelerator
 
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATED)
+    backend = "eager" if compiled else None
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATED, dynamo_backend=backend)
     optimizer = torch.optim.SGD((model := network()).parameters(), 0.1, momentum=0.9)
     loader = DataLoader(data(world_size), BATCH)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
@@ -47,15 +49,15 @@ def epochs(accelerator, model, optimizer, loader, count):
                 optimizer.zero_grad()
 
 
-def train(rank, world_size, folder):
+def train(rank, world_size, folder, compiled):
     with launched(rank, world_size):
-        *parts, handle = prepared(world_size)
+        *parts, handle = prepared(world_size, compiled=compiled)
         with pytest.raises(TypeError, match="accelerate launch"):
             gradwire.accelerate(parts[0], network(), SPEC)
         epochs(*parts, STEPS)
         parts[0].save_state(folder)
         epochs(*parts, STEPS)
-        *others, again = prepared(world_size)
+        *others, again = prepared(world_size, compiled=compiled)
         others[0].load_state(folder)
         epochs(*others, STEPS)
         alike = same(numbers(parts[1]), numbers(others[1])) and same(handle.state_dict(), again.state_dict())
@@ -67,8 +69,9 @@ def train(rank, world_size, folder):
 
 
 @needing("accelerate")
-def test_accelerate_trains_compressed_and_resumes_in_the_same_bits(ranks, tmp_path):
-    answers = ranks.run(train, 2, str(tmp_path), timeout=TIMEOUT)
+@as_it_is_and_compiled
+def test_accelerate_trains_compressed_and_resumes_in_the_same_bits(ranks, tmp_path, compiled):
+    answers = ranks.run(train, 2, str(tmp_path), compiled, timeout=TIMEOUT)
     for alike, parameters, steps, payload in answers:
         assert alike
         assert same(parameters, answers[0][1])

@@ -9,10 +9,22 @@ from torch.utils.data import DataLoader
 import gradwire
 
 from ..test_handle import same
-from .launched import BATCH, SPEC, STEPS, TIMEOUT, data, dense_bytes, launched, needing, network, numbers
+from .launched import (
+    BATCH,
+    SPEC,
+    STEPS,
+    TIMEOUT,
+    as_it_is_and_compiled,
+    data,
+    dense_bytes,
+    launched,
+    needing,
+    network,
+    numbers,
+)
 
 
-def trained(world_size, folder, *, manual=False, checkpoint=None):
+def trained(world_size, folder, *, compiled, manual=False, checkpoint=None):
     """Two epochs of three steps, of two batches each; or `manual`, two batches of two steps each, of which one uses less."""
     import pytorch_lightning as pl
     from pytorch_lightning.callbacks import ModelCheckpoint
@@ -39,7 +51,9 @@ def trained(world_size, folder, *, manual=False, checkpoint=None):
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), 0.1, momentum=0.9)
 
-    options = {"bucket_cap_mb": 0.004, "find_unused_parameters": manual}
+    options = {"find_unused_parameters": manual}
+    if not compiled:  # torch's compiler refuses buckets that are smaller than the first one's 1 MB
+        options["bucket_cap_mb"] = 0.004
     strategy = gradwire.lightning.GradwireStrategy(SPEC, cluster_environment=TorchElasticEnvironment(), **options)
     trainer = pl.Trainer(
         strategy=strategy,
@@ -57,17 +71,18 @@ def trained(world_size, folder, *, manual=False, checkpoint=None):
         num_sanity_val_steps=0,
     )
     model = Regression()
-    trainer.fit(model, DataLoader(data(world_size), BATCH // 2), ckpt_path=checkpoint)
+    fitted = torch.compile(model, backend="eager") if compiled else model
+    trainer.fit(fitted, DataLoader(data(world_size), BATCH // 2), ckpt_path=checkpoint)
     return numbers(model), strategy.compression, trainer
 
 
-def train(rank, world_size, folder):
+def train(rank, world_size, folder, compiled):
     with launched(rank, world_size):
-        whole, handle, trainer = trained(world_size, folder)
+        whole, handle, trainer = trained(world_size, folder, compiled=compiled)
         logged, steps = dict(trainer.logged_metrics), handle.stats().steps
         saved = torch.load(f"{folder}/epoch=0.ckpt", weights_only=False)["gradwire"]["ranks"]
-        resumed, again, _ = trained(world_size, folder, checkpoint=f"{folder}/epoch=0.ckpt")
-        by_hand, manual, _ = trained(world_size, folder, manual=True)
+        resumed, again, _ = trained(world_size, folder, compiled=compiled, checkpoint=f"{folder}/epoch=0.ckpt")
+        by_hand, manual, _ = trained(world_size, folder, compiled=False, manual=True)
         from gradwire.hooks.frameworks.lightning import logs_now
 
         assert logs_now(trainer)  # with log_every_n_steps=1
@@ -77,8 +92,9 @@ def train(rank, world_size, folder):
 
 
 @needing("pytorch_lightning")
-def test_lightning_trains_compressed_and_resumes_in_the_same_bits(ranks, tmp_path):
-    answers = ranks.run(train, 2, str(tmp_path), timeout=TIMEOUT)
+@as_it_is_and_compiled
+def test_lightning_trains_compressed_and_resumes_in_the_same_bits(ranks, tmp_path, compiled):
+    answers = ranks.run(train, 2, str(tmp_path), compiled, timeout=TIMEOUT)
     for whole, resumed, by_hand, logged, steps, (saved_ranks, saved_step, state, state_again) in answers:
         assert same(whole, answers[0][0])
         assert same(whole, resumed)

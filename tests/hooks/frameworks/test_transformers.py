@@ -10,6 +10,7 @@ from .launched import (
     SPEC,
     STEPS,
     TIMEOUT,
+    as_it_is_and_compiled,
     data,
     dense_bytes,
     forget_accelerate,
@@ -35,7 +36,7 @@ def rows(world_size):
     return [{"inputs": inputs, "labels": labels} for inputs, labels in data(world_size)]
 
 
-def trained(world_size, folder, *, checkpoint=None):
+def trained(world_size, folder, *, compiled, checkpoint=None):
     from transformers import Trainer, TrainingArguments
 
     from gradwire.transformers import GradwireCallback
@@ -50,6 +51,8 @@ def trained(world_size, folder, *, checkpoint=None):
         logging_steps=1,
         disable_tqdm=True,
         report_to=[],
+        torch_compile=compiled,
+        torch_compile_backend="eager" if compiled else None,
     )
     trainer = Trainer(Regression(), arguments, train_dataset=rows(world_size))
     trainer.add_callback(callback := GradwireCallback(trainer, SPEC))
@@ -57,12 +60,13 @@ def trained(world_size, folder, *, checkpoint=None):
     return numbers(trainer.model), callback.compression, trainer.state.log_history
 
 
-def train(rank, world_size, folder):
+def train(rank, world_size, folder, compiled):
     with launched(rank, world_size):
-        whole, handle, logged = trained(world_size, folder)
-        resumed, again, _ = trained(world_size, folder, checkpoint=f"{folder}/checkpoint-{STEPS}")
+        whole, handle, logged = trained(world_size, folder, compiled=compiled)
+        checkpoint = f"{folder}/checkpoint-{STEPS}"
+        resumed, again, _ = trained(world_size, folder, compiled=compiled, checkpoint=checkpoint)
         forget_accelerate()
-    saved = torch.load(f"{folder}/checkpoint-{STEPS}/gradwire.pt", weights_only=True)["ranks"]
+    saved = torch.load(f"{checkpoint}/gradwire.pt", weights_only=True)["ranks"]
     payloads = [entry["gradwire/payload_bytes"] for entry in logged if "gradwire/payload_bytes" in entry]
     states = [state["rank"] for state in saved], handle.state_dict(), again.state_dict()
     steps = handle.stats().steps
@@ -72,8 +76,9 @@ def train(rank, world_size, folder):
 
 
 @needing("transformers", "accelerate")
-def test_trainer_trains_compressed_and_resumes_in_the_same_bits(ranks, tmp_path):
-    answers = ranks.run(train, 2, str(tmp_path), timeout=TIMEOUT)
+@as_it_is_and_compiled
+def test_trainer_trains_compressed_and_resumes_in_the_same_bits(ranks, tmp_path, compiled):
+    answers = ranks.run(train, 2, str(tmp_path), compiled, timeout=TIMEOUT)
     for whole, resumed, payloads, steps, (saved_ranks, state, state_again) in answers:
         assert same(whole, answers[0][0])
         assert same(whole, resumed)
