@@ -3,6 +3,7 @@
 import copy
 import random
 import time
+from itertools import product
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ COMPRESSORS = {
 OTHERS = dict.fromkeys(("fp16", "int4", "int2", "fp8", "ternary", "qsgd", "terngrad", "natural", "chunktopk"), 0.0001)
 OTHERS |= dict.fromkeys(("randomk", "dropping", "adacomp", "batched-powersgd:rank=2"), 0.0001)
 OTHERS |= {"dgc": 0.00002, "acp-powersgd:rank=2": 0.00002}
+MARKS = {2: pytest.mark.slow, 4: pytest.mark.thorough}  # of the others, by the number of ranks
 
 
 class Sleepy:
@@ -59,9 +61,13 @@ def compared(rank, world_size, compressor, order):
     return equal(expected, found), any(never), all(pending), slices
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-@pytest.mark.parametrize("order", ["backward", "priority"])
-@pytest.mark.parametrize("compressor", [*COMPRESSORS, *(pytest.param(each, marks=pytest.mark.slow) for each in OTHERS)])
+@pytest.mark.parametrize(
+    ("compressor", "order", "world_size"),
+    [
+        pytest.param(spec, order, size, marks=() if spec in COMPRESSORS else MARKS[size])
+        for spec, order, size in product([*COMPRESSORS, *OTHERS], ["backward", "priority"], [2, 4])
+    ],
+)
 def test_with_overlap_the_same_bits_come_out_in_whatever_order_slices_leave(ranks, compressor, order, world_size):
     for same, waits, overlaps, slices in ranks.run(compared, world_size, compressor, order):
         assert same
