@@ -111,7 +111,7 @@ def test_a_state_saved_while_parameters_are_cut_goes_on_in_the_same_bits_and_loa
 def planned_in_mid_run(rank, world_size):
     """Whether a training that is planned twice ends as one that never is, and the orders of sending that it had."""
     expected = trained(rank, "synchronous", steps=18)[0]
-    setting, orders = Setting(rank, "priority"), []
+    setting, orders = Setting(rank, "priority", link=slower), []
     for step in range(18):
         setting.step()
         orders.append([each.index() for each in setting.model.reducer.assignment.sending])
