@@ -37,6 +37,7 @@ CASES = {  # model, dilation, ranks, flags of ranks and rate, methods to measure
     "mlp-2-300m": ("mlp", 1, 2, "--nproc=2 --link=300mbit", ALL),
     "mlp-2-3g": ("mlp", 1, 2, "--nproc=2 --link=3gbit", ALL),
     "lab-r18-4-1g": ("resnet18-cifar", 3, 4, "--netlab.hosts=4 --netlab.rate=1gbit", SOME),
+    "lab-r18-8-1g": ("resnet18-cifar", 8, 8, "--netlab.hosts=8 --netlab.rate=1gbit", SOME),
     "lab-gpt-4-300m": ("gpt-20m", 1, 4, "--netlab.hosts=4 --netlab.rate=300mbit", SOME),
     "lab-r18-2x2-1g": (
         "resnet18-cifar",
