@@ -152,7 +152,7 @@ PARTS = {
     "order": pytest_part(
         "late replies, steps without waits, overflows, sparse and uneven inputs, captured steps", *ORDER
     ),
-    "floors": Part("kernels against a copy's speed", floors, ("triton", "rich"), slow_kernels),
+    "floors": Part("kernels against a copy's speed", floors, ("triton",), slow_kernels),
     "step": Part("a step bound by the GPU", steps("gpu", 25), ("rich",), slow_steps),
     "host": Part("a step bound by the host", steps("host", 1), ("rich",), busy_hosts),
     "profile": Part("where steps go", profiles, ("rich",)),
