@@ -52,8 +52,8 @@ sys.path[:0] = {paths}
 CODE = {
     "info": "from gradwire.experiments.info import collect; collect()",
     "floors": "from gradwire.experiments.kernels.command import KernelsConfig, kernels_command",
-    "step": "import gpu_step",
-    "host": "import gpu_step",
+    "step": "import gpu_step; gpu_step.show([], 'gpu')",
+    "host": "import gpu_step; gpu_step.show([], 'host')",
     "profile": "import gpu_profile",
 }
 
