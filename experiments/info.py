@@ -9,17 +9,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from ..ddp_core import obstacle
 from ..kernels import backends
 from .network.interfaces import interfaces
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 LIBRARIES = ("gradwire", "torch", "numpy", "triton", "cupy")
 PROCESS_GROUPS = ("gloo", "nccl", "mpi", "ucc", "xccl")
@@ -40,6 +40,8 @@ def info(config: InfoConfig) -> int:
     if config.json:
         print(json.dumps(collected, indent=2))
     else:
+        from rich.console import Console  # here, since `collect` is used where it is not installed
+
         Console().print(*_tables(collected))
     return 0
 
@@ -146,6 +148,9 @@ def _yes(available: bool, reason: str) -> str:
 
 
 def _table(title: str, rows: Iterable[tuple[str, ...]]) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
     table = Table(title=title, title_justify="left", show_header=False)
     for row in rows:
         table.add_row(*map(escape, row))  # brackets, as of an extra to install, are no markup

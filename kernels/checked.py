@@ -56,9 +56,10 @@ class Pair(NamedTuple):
 
 
 class Checked(Generic[P, R]):
-    """A backend's implementation of an operation: called, it checks its arguments, or leaves them to the reference.
+    """A backend's implementation of an operation: called, it checks its arguments, or leaves them to another backend.
 
-    `supports`: the dtypes that it knows; `unless` takes what the check takes and says what else it does not know, in words.
+    `other`: which one, and its implementation, for a type of device. `supports`: the dtypes that this one knows; `unless`
+    takes what the check takes and says what else it does not know, in words.
     Both, and the check, depend on the structure of the arguments alone, so what they say of a structure is remembered.
     Where tensors lie changes from step to step, so whether they overlap is looked at in each call.
     """
@@ -68,15 +69,15 @@ class Checked(Generic[P, R]):
         contract: Contract,
         backend: str,
         function: Callable[P, R],
-        reference: Callable[P, R],
+        other: Callable[[str], tuple[str, Callable[P, R]]],
         supports: Supports,
         unless: Unless | None,
     ) -> None:
         functools.update_wrapper(self, function)
-        self.contract, self.backend, self.function, self.reference = contract, backend, function, reference
+        self.contract, self.backend, self.function, self.other = contract, backend, function, other
         self.supports, self.unless = supports, unless
         self.count = max([contract.checked, *(contract.parameters.index(name) + 1 for name in supports)])
-        self.decided: dict[tuple[Any, ...], tuple[Pair, ...] | None] = {}  # None: the reference is to run
+        self.decided: dict[tuple[Any, ...], tuple[Pair, ...] | None] = {}  # None: another backend is to run
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         given: tuple[Any, ...] = args[: self.count]
@@ -96,7 +97,7 @@ class Checked(Generic[P, R]):
         if pairs is NEW:
             pairs = self._judge(key, given)
         if pairs is None:
-            return self.reference(*args, **kwargs)
+            return self.other(_device(args))[1](*args, **kwargs)
         places = [*map(Tensor.data_ptr, tensors)]
         for first, first_bytes, second, second_bytes, may_be_same in pairs:
             start, other = places[first], places[second]
@@ -114,7 +115,7 @@ class Checked(Generic[P, R]):
         if len(self.decided) >= MOST_STRUCTURES:
             self.decided.clear()
         if unknown := self._unknown(given):
-            log_unknown(self.backend, self.contract.name, unknown)
+            log_unknown(self.backend, self.contract.name, unknown, self.other(_device(given))[0])
             self.decided[key] = None
         else:
             if self.contract.check:
@@ -157,6 +158,10 @@ def _parts(name: str, argument: Any) -> tuple[tuple[str, Any], ...]:
     )
 
 
+def _device(args: tuple[Any, ...]) -> str:
+    return str(args[0].device.type)
+
+
 def span(tensor: Tensor) -> int:
     """Bytes from its first element to the end of its last."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -164,6 +169,6 @@ def span(tensor: Tensor) -> int:
 
 
 @functools.cache
-def log_unknown(backend: str, operation: str, what: str) -> None:
-    """Log, once, that an operation of a backend runs on the reference, and for which tensors."""
-    logger.info("%s %s does not know %s, the reference runs", backend, operation, what)
+def log_unknown(backend: str, operation: str, what: str, other: str) -> None:
+    """Log, once, that another backend runs an operation in place of one, and for which tensors."""
+    logger.info("%s %s does not know %s, the backend %s runs", backend, operation, what, other)

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import dropwhile
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from .checked import Checked, Contract, Supports, Unless
@@ -147,19 +148,21 @@ class Operation(Generic[P, R]):
         """Decorator: the implementation of this operation in a backend, which runs when its arguments are right.
 
         `supports`: the dtypes that it knows, by parameter, for those where not all are; `unless`: says in words what else
-        it does not know of the arguments that the operation checks, empty where it knows them. The reference does the rest.
+        it does not know of the arguments that the operation checks, empty where it knows them. The next backend does the
+        rest, see `after`.
         """
 
+        def other(device: str) -> tuple[str, Callable[P, R]]:
+            name = self.after(backend, device)
+            return name, self.implementations[name]
+
         def add(function: Callable[P, R]) -> Callable[P, R]:
-            checked = Checked(self.contract, backend, function, self._run_reference, supports or {}, unless)
+            checked = Checked(self.contract, backend, function, other, supports or {}, unless)
             self.implementations[backend] = checked if checked.count else function
             self.choices = {}
             return function
 
         return add
-
-    def _run_reference(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self.reference(*args, **kwargs)
 
     def on_meta(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorator: what the operation returns for tensors on the meta device."""
@@ -179,6 +182,17 @@ class Operation(Generic[P, R]):
                     return backend.name
                 passed.append(backend)
         self._log(passed, logging.WARNING)  # what is left is slow
+        return REFERENCE
+
+    def after(self, backend: str, device: str) -> str:
+        """The backend that runs what `backend` does not know: the next one that works, the reference behind them all."""
+        names = requested_backends() or [name for name, each in _backends.items() if each.automatic]
+        behind = dropwhile(backend.__ne__, dict.fromkeys(names))
+        next(behind, None)  # the backend itself
+        for name in behind:
+            each = _backends[name]
+            if each.device in (device, "any") and name in self.implementations and each.available:
+                return name
         return REFERENCE
 
     def _log(self, passed: Sequence[Backend], level: int) -> None:

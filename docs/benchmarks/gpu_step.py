@@ -15,17 +15,20 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import step_time
 import torch
 import torch.distributed as dist
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
 import gradwire
 from gradwire import kernels
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 VOCABULARY, TOKENS = 50_304, 512
 WARM = 4  # steps before the first turn: buckets are built anew, kernels compiled
@@ -154,8 +157,20 @@ def measured(names: list[str], workload: Workload, rounds: int, turns: int) -> l
     return [case.row(cases[0]) for case in cases]
 
 
-def table(rows: list[dict], bound: str) -> Table:
+def show(rows: list[dict], bound: str) -> None:
+    """Print a table, or a line of JSON for each case where rich is not installed."""
+    if find_spec("rich") is None:
+        print(*map(json.dumps, rows), sep="\n")
+        return
+    from rich.console import Console
+
+    Console(width=130).print(table(rows, bound))
+
+
+def table(rows: list[dict], bound: str) -> "Table":
     """For a terminal."""
+    from rich.table import Table
+
     shown = Table(title=f"a step, one rank of NCCL, bound by the {bound}; against {rows[0]['case']} of the same turn")
     headings = ("case", "median", "queued", "times the first", "quartiles", "first step", "memory", "a bucket more")
     for heading in headings:
@@ -188,7 +203,7 @@ def main() -> None:
     torch.cuda.set_device(0)
     dist.init_process_group("nccl", rank=0, world_size=1)
     rows = measured(arguments.cases, WORKLOADS[arguments.bound], arguments.rounds, arguments.turns)
-    Console(width=130).print(table(rows, arguments.bound))
+    show(rows, arguments.bound)
     if arguments.json:
         about = {
             "torch": torch.__version__,

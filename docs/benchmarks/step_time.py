@@ -24,11 +24,10 @@ from collections.abc import Callable
 from contextlib import closing, nullcontext
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
@@ -37,6 +36,9 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 VOCABULARY, WIDTH, LAYERS, BATCH, TOKENS = 256, 512, 6, 4, 32
 WARMUP_STEPS = 4  # DDP rebuilds its buckets, torch's PowerSGD starts
@@ -195,8 +197,10 @@ def play_round(cases: list[Case], steps: int, generator: torch.Generator) -> Non
     gc.collect()
 
 
-def table(rows: list[dict], world_size: int) -> Table:
+def table(rows: list[dict], world_size: int) -> "Table":
     """The cases, each against the first: the median of rounds, or of the only round's turns, and its 95 % interval."""
+    from rich.table import Table  # here, since gpu_step.py does without
+
     shown = Table(title=f"seconds a step, {world_size} ranks; speed against {rows[0]['case']} of the same turn")
     shown.add_column("case")
     for heading in ("median", "min", "max", "processor", "speed", "95 % interval"):
@@ -226,6 +230,8 @@ def main() -> None:
         play_round(cases[::-1] if played % 2 else cases, arguments.steps, generator)
     if dist.get_rank() == 0:
         rows = [case.figures(cases[0]) for case in cases]
+        from rich.console import Console
+
         Console(width=110).print(table(rows, dist.get_world_size()))
         if arguments.json:
             versions = {

@@ -53,7 +53,7 @@ def check(case: Case, job: Job, numbers: HeavyTail, backend: str, expected: list
     requested = first(backend, device)
     with use_backend(*requested):
         ran = {each.name: each.chosen(device) for each in case.operations}
-    with noting_reference(case.operations) as left:
+    with noting_others(case.operations) as others:
         try:
             found = outcome(job, numbers, *requested)
         except torch.OutOfMemoryError:
@@ -61,8 +61,8 @@ def check(case: Case, job: Job, numbers: HeavyTail, backend: str, expected: list
         except Exception as error:  # a backend may raise what it likes: it is shown in its row
             return Checked(f"{type(error).__name__}: {error}", {})
     wrong = filter(None, map(difference, expected, found))
-    ran |= dict.fromkeys(left, REFERENCE)
-    return Checked("; ".join(wrong), {name: other for name, other in ran.items() if other != backend})
+    by_others = {name: other for name, other in (ran | others).items() if other != backend}
+    return Checked("; ".join(wrong), by_others)
 
 
 def first(backend: str, device: str) -> tuple[str, ...]:
@@ -74,22 +74,29 @@ def first(backend: str, device: str) -> tuple[str, ...]:
 
 
 @contextmanager
-def noting_reference(operations: Iterable[Operation[Any, Any]]) -> Iterator[set[str]]:
-    """The names of the operations whose backends call the reference inside the `with`: for dtypes that they do not know."""
-    called: set[str] = set()
-    originals = {each: each.reference for each in operations}
-    for each, reference in originals.items():
-        each.reference = partial(_noted, called, each.name, reference)
+def noting_others(operations: Iterable[Operation[Any, Any]]) -> Iterator[dict[str, str]]:
+    """{operation: the backend that runs what its own leaves to it, such as a dtype} of the calls inside the `with`."""
+    ran: dict[str, str] = {}
+    references = {each: each.reference for each in operations}
+    for each, reference in references.items():
+        each.reference = partial(_noted, ran, each.name, reference)
+        each.after = partial(_passed_on, ran, each)  # type: ignore[method-assign]
     try:
-        yield called
+        yield ran
     finally:
-        for each, reference in originals.items():
+        for each, reference in references.items():
             each.reference = reference
+            del each.after
 
 
-def _noted(called: set[str], name: str, reference: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    called.add(name)
+def _noted(ran: dict[str, str], name: str, reference: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    ran[name] = REFERENCE
     return reference(*args, **kwargs)
+
+
+def _passed_on(ran: dict[str, str], operation: Operation[Any, Any], backend: str, device: str) -> str:
+    ran[operation.name] = Operation.after(operation, backend, device)
+    return ran[operation.name]
 
 
 def difference(expected: Output, found: Output) -> str:

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ...kernels import Backend, backends
 from ..ranks.stopping import INTERRUPTED, sigterm_interrupts
@@ -21,7 +19,7 @@ from .bench import Bench, Group
 from .cases import Case, chosen_cases
 from .low_rank import SMALLEST
 from .race import FEWEST
-from .report import notes, tables
+from .report import notes, progress, show
 from .rows import Row, write
 
 SIZES = ("1M", "6.5536M", "64M")  # the second: 25 MiB of float32, a bucket of DDP
@@ -100,11 +98,9 @@ def kernels_command(config: KernelsConfig) -> int:
         return INTERRUPTED
     if not rows:
         raise ValueError(f"nothing was measured: {'; '.join(bench.skipped)}")
-    console = Console(width=max(Console().width, 120))
-    console.print(*tables(rows), sep="\n")
-    lines = notes(rows, bench.skipped, bench.machine)
-    console.print(*lines, sep="\n", markup=False, highlight=False, soft_wrap=True)
-    keep(config, rows, bench, console)
+    show(rows)
+    print(*notes(rows, bench.skipped, bench.machine), sep="\n")
+    keep(config, rows, bench)
     return INTERRUPTED if stopped else int(any(not row.correct for row in rows))
 
 
@@ -168,25 +164,23 @@ def _having(case: Case, used: tuple[str, ...]) -> tuple[str, ...]:
 
 def measured(bench: Bench, groups: Sequence[Group]) -> tuple[list[Row], bool]:
     """All rows, with a bar while it lasts, or those until Ctrl-C; and whether that ended it."""
-    columns = (TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn())
     rows: list[Row] = []
     try:
-        with sigterm_interrupts(), Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("", total=sum(len(group.threads) for group in groups))
+        with sigterm_interrupts(), progress(sum(len(group.threads) for group in groups)) as advance:
             for group in groups:
-                bar.update(task, description=f"{group.case.name}, {group.elements:,} elements, {group.dtype}")
+                advance(0, f"{group.case.name}, {group.elements:,} elements, {group.dtype}")
                 for found in bench.measure(group):
                     rows += found
-                    bar.advance(task)
+                    advance(1, None)
     except KeyboardInterrupt:
         print("\nstopped; what had finished is kept", file=sys.stderr)
         return rows, True
     return rows, False
 
 
-def keep(config: KernelsConfig, rows: Sequence[Row], bench: Bench, console: Console) -> None:
+def keep(config: KernelsConfig, rows: Sequence[Row], bench: Bench) -> None:
     """Write the file and the picture that are asked for, and say where they are."""
-    say = partial(console.print, sep="", highlight=False, markup=False, soft_wrap=True)
+    say = partial(print, sep="")
     if config.json:
         write(rows, bench.machine, config.json)
         say("figures    ", Path(config.json).expanduser())

@@ -1,24 +1,62 @@
-"""The rows for a terminal."""
+"""The rows for a terminal, and a bar until they are there; without rich, which draws both, a line for each row."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
 from itertools import groupby
-from typing import Any
-
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from .rows import Row
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 HEADINGS = ("time", "±", "GB/s", "of copy", "torch", "against torch")
 GIGA = 1e9
 
 
+@contextmanager
+def progress(total: int) -> Iterator[Callable[[int, str | None], None]]:
+    """A bar on the terminal, which goes on by a number of steps and tells what is under way."""
+    if find_spec("rich") is None:
+        yield lambda steps, description: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda steps, description: bar.update(task, advance=steps, description=description)
+
+
+def show(rows: Sequence[Row]) -> None:
+    """Print the rows."""
+    if find_spec("rich") is None:
+        print(*lines(rows), sep="\n")
+        return
+    from rich.console import Console
+
+    console = Console(width=max(Console().width, 120))
+    console.print(*tables(rows), sep="\n")
+
+
+def lines(rows: Sequence[Row]) -> Iterator[str]:
+    """What the tables tell, a line for each row."""
+    for row in sorted(rows, key=_place):
+        told = ", ".join(f"{name} {figure}" for name, figure in zip(HEADINGS, figures(row), strict=True) if figure)
+        yield f"{_title(row)}: {row.operation} on {_backend(row)}: {told}"
+
+
 def tables(rows: Sequence[Row]) -> Iterator[Table]:
     """One table for each size, dtype and number of threads."""
-    for (elements, dtype, threads), members in groupby(sorted(rows, key=_place), key=_place):
-        title = f"{elements:,} elements, {dtype}, {threaded(threads)}"
-        table = Table(title=title, title_justify="left")
+    from rich.table import Table
+
+    for _, each in groupby(sorted(rows, key=_place), key=_place):
+        members = list(each)
+        table = Table(title=_title(members[0]), title_justify="left")
         table.add_column("operation", no_wrap=True)
         table.add_column("backend")
         for heading in HEADINGS:
@@ -36,6 +74,10 @@ def _add_operation(table: Table, operation: str, rows: Sequence[Row]) -> None:
 
 def _place(row: Row) -> tuple[int, str, int]:
     return row.elements, row.dtype, row.threads
+
+
+def _title(row: Row) -> str:
+    return f"{row.elements:,} elements, {row.dtype}, {threaded(row.threads)}"
 
 
 def _backend(row: Row) -> str:

@@ -1,7 +1,7 @@
 """The operations in C++ for CPUs: vector instructions chosen at run time, on `torch.get_num_threads()` threads.
 
 Optional: `setup.py` builds the extension where it finds a compiler. Tensors of dtypes that it does not know go to the
-reference, which is logged once. The same selection and bits as the reference; sums differ by their rounding only, and are
+next backend, which is logged once. The same selection and bits as the reference; sums differ by their rounding only, and are
 the same for any number of threads.
 """
 

@@ -3,7 +3,7 @@
 Triton is imported when an operation first runs. Launches go to the current stream, read nothing back and have sizes that
 depend on shapes alone, so that a CUDA graph can capture them; tables of matrices are copied to the device on first use, so
 run an operation once before a capture. Without float atomics: the results of a shape are always the same. Tensors of
-dtypes that it does not know go to the reference, which is logged once.
+dtypes that it does not know go to the next backend, which is logged once.
 
 With `TRITON_INTERPRET=1` in the environment Triton's interpreter runs the kernels on CPU tensors, for tests: slowly, and
 only on explicit request.

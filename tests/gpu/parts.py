@@ -143,7 +143,7 @@ DDP += ("tests/gpu/test_shared_gpu.py",)
 ORDER = ("tests/gpu/test_late_replies.py", "tests/gpu/test_training_cuda.py", "tests/gpu/test_graph_cuda.py")
 
 PARTS = {
-    "info": Part("what there is", info, ("rich",), device=False),
+    "info": Part("what there is", info, device=False),
     "compile": pytest_part(
         "kernels compile for GPUs that are not here", "-rP", *COMPILE, dist="loadfile", device=False
     ),
@@ -152,8 +152,8 @@ PARTS = {
     "order": pytest_part(
         "late replies, steps without waits, overflows, sparse and uneven inputs, captured steps", *ORDER
     ),
-    "floors": Part("kernels against a copy's speed", floors, ("triton", "rich"), slow_kernels),
-    "step": Part("a step bound by the GPU", steps("gpu", 25), ("rich",), slow_steps),
-    "host": Part("a step bound by the host", steps("host", 1), ("rich",), busy_hosts),
-    "profile": Part("where steps go", profiles, ("rich",)),
+    "floors": Part("kernels against a copy's speed", floors, ("triton",), slow_kernels),
+    "step": Part("a step bound by the GPU", steps("gpu", 25), misses=slow_steps),
+    "host": Part("a step bound by the host", steps("host", 1), misses=busy_hosts),
+    "profile": Part("where steps go", profiles),
 }

@@ -75,6 +75,16 @@ def test_a_factor_that_is_not_finite_becomes_nan_and_no_other_does():
     assert [view.isnan().all().item() for view in factors.left(p)] == [False, True, False]
 
 
+def test_bases_of_higher_ranks_are_triton_s():
+    pytest.importorskip("triton")
+    factors, found = cases.factors_of([(3000, 40)]), numbers(3000 * 40).cuda()
+    expected = found.clone()
+    for backends, p in (((cuda.NAME, "triton"), found), (("triton",), expected)):
+        with kernels.use_backend(*backends):
+            kernels.orthogonalize(p, factors)
+    assert torch.equal(found, expected)
+
+
 def calls(size=100_000):
     """{operation: (tensors that it reads and writes, call)} on the GPU."""
     grad, residual = numbers(size).cuda(), numbers(size, seed=1).cuda()

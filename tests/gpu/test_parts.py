@@ -1,11 +1,15 @@
 """The parts of `make gpu`, as far as that can be told without a GPU."""
 
 import dataclasses
+import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 
 import pytest
@@ -32,39 +36,91 @@ def test_every_test_of_a_gpu_is_in_a_part(tmp_path):
         if re.search(r"^pytestmark = .*mark\.gpu", file.read_text(), re.MULTILINE)
     }
     in_parts = {ROOT / word for part in PARTS.values() for word in part.command(tmp_path) if word.endswith(".py")}
-    assert {*marked, *ROOT.glob("tests/gpu/test_*.py")} - in_parts == {Path(__file__)}
+    without_one = {Path(__file__), Path(__file__).with_name("test_host_reads.py")}
+    assert {*marked, *ROOT.glob("tests/gpu/test_*.py")} - in_parts == without_one
 
 
 WITHOUT = """
 import sys
-from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder
 
-class Refuse(MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name.partition(".")[0] in {missing}:
-            raise ModuleNotFoundError(name)
-
-sys.meta_path.insert(0, Refuse())
+find = PathFinder.find_spec
+PathFinder.find_spec = classmethod(lambda _, name, *more: None if name.split(".")[0] in {missing} else find(name, *more))
 sys.path[:0] = {paths}
-{imports}
+{code}
 """
-IMPORTS = {
+CODE = {
     "info": "from gradwire.experiments.info import collect; collect()",
     "floors": "from gradwire.experiments.kernels.command import KernelsConfig, kernels_command",
-    "step": "import gpu_step",
-    "host": "import gpu_step",
+    "step": "import gpu_step; gpu_step.show([], 'gpu')",
+    "host": "import gpu_step; gpu_step.show([], 'host')",
     "profile": "import gpu_profile",
 }
 
 
-@pytest.mark.parametrize("name", IMPORTS)
+def ran_without(missing, code):
+    """What a clone prints that is not installed, where some modules are not there either."""
+    code = WITHOUT.format(missing={*missing}, paths=[str(ROOT), str(BENCHMARKS)], code=code)
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", CODE)
 def test_a_part_does_with_the_modules_that_it_names(name):
     if why := dataclasses.replace(PARTS[name], device=False).missing:
         pytest.skip(", ".join(why))
-    missing, paths = COMMANDS_NEED - {*PARTS[name].modules}, [str(ROOT), str(BENCHMARKS)]
-    code = WITHOUT.format(missing=missing, paths=paths, imports=IMPORTS[name])
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    ran_without(COMMANDS_NEED - {*PARTS[name].modules}, CODE[name])
+
+
+FLOORS = """
+from gradwire.experiments.kernels.command import KernelsConfig, kernels_command
+settings = {"sizes": ["100k"], "repeats": 3, "seconds": 0, "threads": [1], "device": "cpu"}
+raise SystemExit(kernels_command(KernelsConfig(["all_finite"], ["reference"], **settings)))
+"""
+
+
+def test_without_rich_floors_are_lines():
+    told = ran_without({"rich"}, FLOORS).splitlines()
+    assert re.match(r"100,000 elements, fp32, 1 thread: all_finite on reference: time [\d.]+ ms, ± ", told[0])
+    assert "torch for all_finite: sum().isfinite()" in told
+
+
+def others_than(*distributions):
+    """The top-level modules of all that is installed but for these distributions and what they need."""
+    needed = set()
+    while distributions:
+        name, *distributions = distributions
+        if name not in needed:
+            needed.add(name)
+            with suppress(PackageNotFoundError):  # for another system
+                required = [each for each in requires(name) or () if "extra ==" not in each]
+                distributions += [canonical(re.match(r"[\w.-]+", each)[0]) for each in required]
+    found = packages_distributions().items()
+    return {name for name, owners in found if needed.isdisjoint(map(canonical, owners))} - {"gradwire", "tests"}
+
+
+def canonical(name):
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+COLLECT = """
+import pathlib, pytest
+from tests.gpu.parts import PARTS
+for part in PARTS.values():
+    if "pytest" in part.modules:
+        arguments = part.command(pathlib.Path())[3:]
+        assert not pytest.main([*arguments, "tests/gpu/test_parts.py", "--collect-only"]), arguments
+"""
+
+
+def test_tests_are_found_where_little_more_than_torch_triton_and_pytest_is_installed():
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("triton not installed")
+    ran_without(others_than("torch", "triton", "numpy", "pytest"), COLLECT)
 
 
 def part(code, **settings):

@@ -17,10 +17,13 @@ from .test_engine_cuda import nccl, needs_nccl
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 SHAPES = ((64, 80), (9,), (48, 30))
 SPECS = [*compressors(), "fp16+powersgd:rank=1", "powersgd:warm_start=false", "topk:ratio=0.01,value_dtype=fp16"]
+SPECS += ["powersgd:rank=2,guard=true", "topk:ratio=0.01,guard=true"]
 OVERFLOWING = ["topk:ratio=0.1", "onebit:block=64", "powersgd:rank=2", "fp16+powersgd:rank=2"]
 OVERFLOWING += ["chunktopk:ratio=0.1,chunk=64"]
 BACKENDS = {"all": "cuda,triton,reference", "triton": "triton,reference", "reference": "reference"}
 WARM = 4  # steps: kernels are compiled, buckets built anew
+STEPS = 28  # beyond a gauge's sample (15), the last agreement of `adaptive` and a guard (24), and what follows from it
+SCALE, OVERFLOW = 64.0, 3
 
 
 def ddp_of(model, spec, own, **settings):
@@ -33,13 +36,13 @@ def ddp_of(model, spec, own, **settings):
 
 
 def step_under_watch(rank, world_size, spec, own, backends, dtype):
-    """A training step that raises where the host waits for the device."""
+    """Training steps that raise where the host waits for the device."""
     group = nccl(rank)
     with kernels.use_backend(*(name for name in backends.split(",") if _works(name))):
         ddp, handle = ddp_of(Given(SHAPES, dtype).cuda(), spec, own, process_group=group, bucket_cap_mb=0.01)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
         given = [each.cuda() for each in gradients(rank, 0, SHAPES, dtype)]
-        for step in range(WARM + 2):
+        for step in range(STEPS):
             torch.cuda.synchronize()
             torch.cuda.set_sync_debug_mode("error" if step >= WARM else "default")
             try:
@@ -95,6 +98,40 @@ def with_an_overflow(rank, world_size, spec, own):
 def test_a_step_that_overflows_leaves_no_trace(ranks, spec, own):
     for with_it, without in ranks.run(with_an_overflow, 2, spec, own, timeout=200):
         assert all(torch.equal(with_it[name], without[name]) for name in without)
+
+
+def with_a_scaler(rank, world_size, spec, own, device="cuda"):
+    """Parameters and scale after steps with a GradScaler, of which one overflows on one rank; and without that step."""
+    found = []
+    for overflows in (True, False):
+        ddp, handle = ddp_of(Given(SHAPES).to(device), spec, own, find_unused_parameters=True)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
+        scaler = torch.amp.GradScaler(device, init_scale=SCALE)
+        handle.follow(scaler)
+        for step in range(OVERFLOW + 3):
+            if step == OVERFLOW and not overflows:
+                scaler.update(SCALE / 2)
+                continue
+            given = [each.to(device) for each in gradients(rank, step, SHAPES)]
+            if step == OVERFLOW and rank == 0:
+                given[0][3, 4] = torch.inf
+            optimizer.zero_grad()
+            scaler.scale(ddp(given)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        found.append(([parameter.detach().cpu() for parameter in ddp.parameters()], scaler.get_scale()))
+        handle.close()
+    return found
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["torch", "own"])
+@pytest.mark.parametrize("spec", OVERFLOWING)
+def test_a_step_that_a_scaler_skips_leaves_no_trace_and_what_is_held_back_follows_the_scale(ranks, spec, own):
+    for (with_it, scale), (without, expected) in ranks.run(with_a_scaler, 2, spec, own, timeout=200):
+        assert scale == expected == SCALE / 2
+        assert all(map(torch.equal, with_it, without))
+        assert with_it[0].any()
+        assert all(parameter.isfinite().all() for parameter in with_it)
 
 
 class Sparse(nn.Module):

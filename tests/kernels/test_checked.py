@@ -84,8 +84,8 @@ def test_what_a_backend_does_not_know_is_not_checked_and_runs_on_the_reference_w
         sum_into(torch.ones(3), None, 9)
     assert asked == ["reference"] * 4
     assert [record.getMessage() for record in caplog.records] == [
-        "strict sum_into does not know torch.float64, the reference runs",
-        "strict sum_into does not know nines, the reference runs",
+        "strict sum_into does not know torch.float64, the backend reference runs",
+        "strict sum_into does not know nines, the backend reference runs",
     ]
 
 

@@ -8,6 +8,7 @@ import torch
 
 from gradwire import kernels
 from gradwire.kernels import dispatch
+from gradwire.kernels.checked import log_unknown
 
 CPU, META = torch.zeros(1), torch.zeros(1, device="meta")
 
@@ -210,6 +211,69 @@ def test_a_requested_backend_for_another_device_raises(probe_operation, calls):
     with kernels.use_backend("gpu"), pytest.raises(RuntimeError, match="for cpu tensors"):
         probe_operation(CPU)
     assert not calls
+
+
+def half(name, operation, calls, **settings):
+    """Adds a backend that knows float32 only."""
+    backend = kernels.register_backend(name, "cpu", lambda: "", **settings)
+    operation.implement(name, {"tensor": (torch.float32,)})(lambda tensor, extra=None: calls.append(name))
+    return backend
+
+
+DOUBLE = CPU.double()
+
+
+def test_what_a_backend_does_not_know_runs_on_the_next_one_that_is_there(probe_operation, calls):
+    half("first", probe_operation, calls)
+    add("gpu", probe_operation, calls, device="cuda")
+    add("broken", probe_operation, calls, reason="no compiler was found")
+    kernels.register_backend("partial", "cpu", lambda: "")
+    half("asked for only", probe_operation, calls, automatic=False)
+    add("second", probe_operation, calls)
+    for tensor in (CPU, DOUBLE, DOUBLE):
+        probe_operation(tensor)
+    assert calls == ["first", "second", "second"]
+
+
+def test_what_no_backend_knows_runs_on_the_reference(probe_operation, calls):
+    half("first", probe_operation, calls)
+    half("second", probe_operation, calls)
+    probe_operation(DOUBLE)
+    assert calls == ["reference"]
+
+
+@pytest.mark.parametrize(
+    ("requested", "ran"),
+    [
+        (("first",), "reference"),
+        (("first", "reference", "second"), "reference"),
+        (("first", "second"), "second"),
+        (("first", "third", "first"), "reference"),
+    ],
+)
+def test_of_requested_backends_those_behind_may_run_what_the_first_does_not_know(
+    probe_operation, calls, requested, ran
+):
+    half("first", probe_operation, calls)
+    add("second", probe_operation, calls)
+    half("third", probe_operation, calls)
+    probe_operation(DOUBLE)
+    with kernels.use_backend(*requested):
+        probe_operation(DOUBLE)
+    probe_operation(DOUBLE)
+    assert calls == ["second", ran, "second"]
+
+
+def test_the_backend_that_runs_in_place_of_another_is_logged_once(probe_operation, calls, caplog):
+    caplog.set_level(logging.INFO)
+    log_unknown.cache_clear()
+    half("first", probe_operation, calls)
+    add("second", probe_operation, calls)
+    for _ in range(2):
+        probe_operation(DOUBLE)
+    assert [record.getMessage() for record in caplog.records] == [
+        "first probe_operation does not know torch.float64, the backend second runs"
+    ]
 
 
 def test_on_the_meta_device_nothing_runs_and_nothing_is_asked(probe_operation, calls):

@@ -43,7 +43,7 @@ def test_what_is_not_known_goes_to_the_reference_and_is_logged_once(caplog):
             kernels.cast_scaled(torch.ones(3, dtype=torch.float64), out, 0.5)
     assert out.tolist() == [0.5] * 3
     assert [record.getMessage() for record in caplog.records] == [
-        "native cast_scaled does not know torch.float64, the reference runs"
+        "native cast_scaled does not know torch.float64, the backend reference runs"
     ]
 
 

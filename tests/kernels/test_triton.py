@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gradwire import kernels
-from gradwire.kernels import Factors, Matrix, triton_kernels
+from gradwire.kernels import Backend, Factors, Matrix, dispatch, triton_kernels
 from gradwire.kernels.quantization import FORMATS
 
 from ..residuals import in_place
@@ -190,7 +190,22 @@ def test_what_is_not_known_goes_to_the_reference_and_is_logged_once(caplog):
         kernels.cast_scaled(torch.ones(3, dtype=torch.float64), out, 0.5)
     assert out.tolist() == [0.5] * 3
     assert [record.getMessage() for record in caplog.records] == [
-        "triton cast_scaled does not know torch.float64, the reference runs"
+        "triton cast_scaled does not know torch.float64, the backend reference runs"
+    ]
+
+
+def test_bases_that_the_cuda_kernels_do_not_know_are_triton_s(monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    forget()
+    monkeypatch.setitem(dispatch._backends, "cuda", Backend("cuda", "cpu", lambda: ""))
+    factors, found = Factors((Matrix(0, 40, 40, 33),)), numbers(33 * 40)
+    expected = found.clone()
+    kernels.orthogonalize(expected, factors)
+    with kernels.use_backend("cuda", "triton", "reference"):
+        kernels.orthogonalize(found, factors)
+    assert torch.equal(found, expected)
+    assert [record.getMessage() for record in caplog.records] == [
+        "cuda orthogonalize does not know ranks above 32, the backend triton runs"
     ]
 
 
