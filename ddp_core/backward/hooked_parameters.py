@@ -29,6 +29,7 @@ class HookedParameters:
         self._lock = threading.RLock()  # autograd has a thread for each GPU
         if len({parameter.device for parameter in parameters}) > 1:
             fired = _one_at_a_time(fired, self._lock)
+        fired = torch._disable_dynamo(fired)  # where a compiled function calls backward
         handles = [node.register_hook(partial(fired, index)) for index, node in enumerate(self.nodes)]
         self.detach = weakref.finalize(self, _remove, handles)  # takes the hooks off the parameters
         self.detach.atexit = False

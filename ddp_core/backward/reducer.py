@@ -218,6 +218,7 @@ class Reducer(HookedParameters):
     def _ask(self, used: Sequence[int]) -> Usage:
         return Usage(used, self.group, self.device, self._timeout)
 
+    @torch._disable_dynamo
     def _flush(self) -> None:
         """The end of a backward: what it did not reach was not used."""
         backward = self._backward
@@ -234,6 +235,7 @@ class Reducer(HookedParameters):
         if backward.launched == len(self.assignment.sending):
             self._finish()
 
+    @torch._disable_dynamo
     def _finish(self) -> None:
         """Wait for the buckets, in order, and hand out the averages; or leave that to whoever hands them out later."""
         backward = self._backward
