@@ -63,6 +63,7 @@ class Reducer(HookedParameters):
     def begin(self) -> None:
         """The end of a forward whose backward is to be synchronized."""
         self.require_finished()
+        self.keep_from_compiler()
         self._over = False
         self._backward = self._opened(Step(forward=self.timeline.forward, now=self.timeline.now))
         for index, firings in enumerate(self._firings or ()):
@@ -88,6 +89,7 @@ class Reducer(HookedParameters):
     def pause(self) -> None:
         """A forward whose backward is not synchronized."""
         self.require_finished()
+        self.keep_from_compiler()
         self._over = False
 
     @property
