@@ -27,6 +27,7 @@ NOT_DDP = {  # class: what to do there
 HookFunction: TypeAlias = Callable[[Handle, dist.GradBucket], torch.futures.Future[torch.Tensor]]
 
 
+@torch._disable_dynamo  # where a compiled function calls backward
 def compress_bucket(state: Handle, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """The communication hook itself, for `DistributedDataParallel.register_comm_hook(handle, compress_bucket)`."""
     return state.reduce(bucket)

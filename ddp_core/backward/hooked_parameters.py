@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .graph import gradient_node
+from .unseen_use import compiles
 
 
 class HookedParameters:
@@ -29,9 +30,20 @@ class HookedParameters:
         self._lock = threading.RLock()  # autograd has a thread for each GPU
         if len({parameter.device for parameter in parameters}) > 1:
             fired = _one_at_a_time(fired, self._lock)
+        self._fired, self._uncompiled = fired, False
+        self._register(fired)
+
+    def _register(self, fired: Callable[..., Any]) -> None:
         handles = [node.register_hook(partial(fired, index)) for index, node in enumerate(self.nodes)]
         self.detach = weakref.finalize(self, _remove, handles)  # takes the hooks off the parameters
         self.detach.atexit = False
+
+    def keep_from_compiler(self) -> None:
+        """Have no compiler go into the hooks where a compiled function calls backward; costs about a microsecond a hook."""
+        if not self._uncompiled and compiles() and self.detach.alive:
+            self.detach()
+            self._register(torch._disable_dynamo(self._fired))
+            self._uncompiled = True
 
     def names_of(self, indices: Iterable[int]) -> list[str]:
         """The names of parameters."""

@@ -24,6 +24,7 @@ class Sink(torch.autograd.Function):
         return output.clone() if clone else output
 
     @staticmethod
+    @torch._disable_dynamo
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         if (reducer := ctx.reducer()) is not None:
             reducer.start()

@@ -63,6 +63,7 @@ class Reducer(HookedParameters):
     def begin(self) -> None:
         """The end of a forward whose backward is to be synchronized."""
         self.require_finished()
+        self.keep_from_compiler()
         self._over = False
         self._backward = self._opened(Step(forward=self.timeline.forward, now=self.timeline.now))
         for index, firings in enumerate(self._firings or ()):
@@ -88,6 +89,7 @@ class Reducer(HookedParameters):
     def pause(self) -> None:
         """A forward whose backward is not synchronized."""
         self.require_finished()
+        self.keep_from_compiler()
         self._over = False
 
     @property
@@ -218,6 +220,7 @@ class Reducer(HookedParameters):
     def _ask(self, used: Sequence[int]) -> Usage:
         return Usage(used, self.group, self.device, self._timeout)
 
+    @torch._disable_dynamo
     def _flush(self) -> None:
         """The end of a backward: what it did not reach was not used."""
         backward = self._backward
@@ -234,6 +237,7 @@ class Reducer(HookedParameters):
         if backward.launched == len(self.assignment.sending):
             self._finish()
 
+    @torch._disable_dynamo
     def _finish(self) -> None:
         """Wait for the buckets, in order, and hand out the averages; or leave that to whoever hands them out later."""
         backward = self._backward

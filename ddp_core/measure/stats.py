@@ -11,7 +11,7 @@ from typing import Protocol
 from .record import Record, summed
 from .step import BucketStats, Step
 
-MANY = 1000  # records; adding them up at every step would take its time
+MANY, LATEST = 100, 50  # records that are added up together, and those that are left, which may be under way
 RECENT = 8  # steps that are kept as they are
 
 
@@ -77,7 +77,8 @@ class Totals:
         self._earlier += programs
 
     def _add_up(self) -> None:
-        self._total, self._earlier = total(self._earlier, self._total), []
+        """At every step it would take its time, and of many records whenever somebody asks."""
+        self._total, self._earlier = total(self._earlier[:-LATEST], self._total), self._earlier[-LATEST:]
 
     def stats(self, step: Step, number: int) -> Stats:
         """All that there is; `step`: the last one, which has not been counted; `number`: of steps so far."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import combinations
+from typing import Any
+
+import numpy
 
 MOST = 256  # collectives that a fit looks at: it compares each two
 
@@ -40,19 +41,19 @@ class LinkCost:
         if not found:
             raise ValueError("a link's cost is fitted to collectives that sent something, and there are none")
         chosen = [found[place * len(found) // MOST] for place in range(MOST)] if len(found) > MOST else found
-        slopes = [((b[1] - a[1]) / (b[0] - a[0]), b[0] - a[0]) for a, b in combinations(chosen, 2) if b[0] > a[0]]
-        if not slopes:
-            return cls(0.0, statistics.median(seconds / sent for sent, seconds in chosen))
-        beta = max(0.0, _weighted_median(slopes))
-        return cls(max(0.0, statistics.median(seconds - beta * sent for sent, seconds in chosen)), beta)
+        sent, seconds = numpy.array(chosen).T
+        one, other = numpy.triu_indices(len(chosen), 1)
+        apart = sent[other] > sent[one]
+        one, other = one[apart], other[apart]
+        if not len(one):
+            return cls(0.0, float(numpy.median(seconds / sent)))
+        distances = sent[other] - sent[one]
+        beta = max(0.0, _weighted_median((seconds[other] - seconds[one]) / distances, distances))
+        return cls(max(0.0, float(numpy.median(seconds - beta * sent))), beta)
 
 
-def _weighted_median(values: Sequence[tuple[float, float]]) -> float:
-    """Of (value, weight): half of the weight lies on either side."""
-    half = sum(weight for _, weight in values) / 2
-    reached = 0.0
-    for value, weight in sorted(values):
-        reached += weight
-        if reached >= half:
-            return value
-    raise AssertionError("the weights are above 0")
+def _weighted_median(values: Any, weights: Any) -> float:
+    """Half of the weight lies on either side. Both are arrays."""
+    order = numpy.argsort(values)
+    reached = numpy.cumsum(weights[order])
+    return float(values[order[numpy.searchsorted(reached, reached[-1] / 2)]])

@@ -27,6 +27,7 @@ from torch.autograd.graph import increment_version
 from ..averaging.averager import CompressedAverager
 from ..backward.progress import Backward
 from ..backward.reducer import Reducer
+from ..backward.unseen_use import compiles, scripted
 from ..backward.weak_call import weak_call
 from ..buckets.assignment import own_rooms
 from ..buckets.sparse import SparseBucket
@@ -40,7 +41,6 @@ from .readers import Readers
 from .report import OverlapReport
 from .slice_order import SliceOrder
 from .slice_size import slice_bytes
-from .unseen_use import compiles, scripted
 
 
 class Overlap:

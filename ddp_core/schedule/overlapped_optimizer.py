@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.optim import Optimizer
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class OverlappedOptimizer(Optimizer):
     _overlap: Overlap
     _kind: type[Optimizer]
 
+    @torch._disable_dynamo  # a compiled function may call it, and would miss what is under way
     @Optimizer.profile_hook_step  # which calls the user's hooks
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Note that a step was asked for, with the hyperparameters of now; make it for what has arrived."""
@@ -36,6 +38,7 @@ class OverlappedOptimizer(Optimizer):
     step.hooked = True  # type: ignore[attr-defined]
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
 
+    @torch._disable_dynamo
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, those under way once they were used; nothing is waited for."""
         if not self._overlap.pending:

@@ -4,7 +4,7 @@
 
 The model is the 600 tiny layers of step_time.py in small buckets: many of them, and a short step. A block is `every` steps
 and has one report in its middle, to a console that goes nowhere and to a folder. Beside that the seconds are timed which
-training's thread spends in reports.
+training's thread spends in reports, and those of them in which it had a core.
 """
 
 import argparse
@@ -32,7 +32,7 @@ class Training:
     def __init__(self, compressor: str) -> None:
         self.model = nn.parallel.DistributedDataParallel(tiny_layers(), bucket_cap_mb=BUCKET_MB)
         self.handle = gradwire.attach(self.model, compressor)
-        self.told = 0.0
+        self.told, self.computed = 0.0, 0.0
 
     def steps(self, count: int) -> float:
         """Seconds of so many, all ranks starting together."""
@@ -48,17 +48,20 @@ class Training:
         """Seconds of a block, watched if there is a folder."""
         watch = self.handle.watch(every, Console(file=io.StringIO()), folder=folder) if folder else nullcontext()
         if folder:
-            self.time_reports(watch)
+            self.time_reports(watch, every)
         with watch:
             return self.steps(every)
 
-    def time_reports(self, watch: Watch) -> None:
+    def time_reports(self, watch: Watch, every: int) -> None:
         """Add up what training's thread spends in them."""
         told = watch.step_ended
 
         def timed(number: int) -> None:
-            began = time.perf_counter()
+            if number % every:
+                return
+            began, computed = time.perf_counter(), time.thread_time()
             told(number)
+            self.computed += time.thread_time() - computed
             self.told += time.perf_counter() - began
 
         watch.step_ended = timed
@@ -88,8 +91,9 @@ def main() -> None:
         print(f"step {alone * 1e3:.2f} ms, watched {watched * 1e3:.2f} ms, {len(pairs)} pairs of blocks in turns")
         middle = f"half of the pairs in {ratios[quarter]:.4f} to {ratios[-1 - quarter]:.4f}"
         print(f"ratio {statistics.median(ratios):.4f}, {middle}")
-        share = training.told / len(pairs) / every
+        share, computed = (seconds / len(pairs) / every for seconds in (training.told, training.computed))
         print(f"reports in training's thread: {share * 1e6:.1f} us a step, {share / alone:.3%} of it")
+        print(f"on a core {computed * 1e6:.1f} us of these")
     dist.barrier()
     dist.destroy_process_group()
 

@@ -14,6 +14,7 @@ RINGS = 6
 DIRECTIONS = ((1, 0.3), (1, -0.9), (-1, 0.3), (-1, -0.9), (0, 1), (0, -1.6), (1, 1), (-1, 1), (1, -2), (-1, -2))
 ROOM = (0.18, 0.18)  # around the points, parts of their extent
 MARK = 4.0  # pixels around a point that a name must leave free
+EDGE = 4.0  # pixels inside the frame, likewise
 
 
 def name_points(canvas: Canvas, axes: Axes, places: Sequence[tuple[float, float]], names: Sequence[str]) -> None:
@@ -36,7 +37,7 @@ def make_room(axes: Axes) -> None:
 
 def _placed(axes: Axes, place: tuple[float, float], name: str, taken: Sequence[Bbox]) -> Bbox:
     """Write a name at the first place that is free and inside the axes, or the last one tried; where it lies."""
-    inside = axes.get_window_extent()
+    inside = axes.get_window_extent().padded(-EDGE)
     for ring in range(1, RINGS + 1):
         for right, up in DIRECTIONS:
             text = _written(axes, place, name, (right * ring * STEP, up * ring * STEP))

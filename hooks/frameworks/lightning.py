@@ -63,6 +63,7 @@ class GradwireStrategy(DDPStrategy):
             self._saved = None
         return wrapped
 
+    @torch._disable_dynamo  # a compiled training_step may call it
     def backward(self, closure_loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """As in Lightning; where it optimizes by hand, forward does not prepare a backward, so this does."""
         by_hand = not self.lightning_module.automatic_optimization

@@ -51,6 +51,7 @@ class Arrivals:
         if self._backward == -1:  # outside of a backward nobody tells when the last module has come
             self._steps.end_step()
 
+    @torch._disable_dynamo  # where a compiled function calls backward
     def _finish(self) -> None:
         self._wait(0)
         self._steps.end_step()

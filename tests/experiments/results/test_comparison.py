@@ -168,6 +168,21 @@ def test_no_name_in_the_picture_of_accuracy_and_speed_lies_on_another(tmp_path, 
         assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
 
 
+def test_names_keep_off_the_frame_of_the_picture(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: figures.append((figure, options["dpi"])))
+    places = [(0.31, 0.365), (0.17, 0.365), (0.0713, 0.3656), (0.0657, 0.3667), (0.0576, 0.3651), (0.0646, 0.3567)]
+    runs = [run_of(f"method:ratio=0.{index}", p50=p50, accuracy=part) for index, (p50, part) in enumerate(places)]
+    draw(results_of(*(dataclasses.replace(run, network=name) for name in ("slow", "fast") for run in runs)), tmp_path)
+    _, (tradeoff, dpi) = figures
+    tradeoff.set_dpi(dpi)  # as it is saved, where letters are not just as wide as they were measured
+    tradeoff.canvas.draw()
+    for axes in tradeoff.axes:
+        frame = axes.get_window_extent()
+        boxes = [Text.get_window_extent(each).padded(1) for each in axes.texts]
+        assert all(frame.contains(x, y) for box in boxes for x, y in box.corners())
+
+
 def test_each_network_has_its_section_in_the_report(page):
     over = [dataclasses.replace(run_of(spec), network=name) for name in ("slow", "fast") for spec in ("none", "topk")]
     text = page(results_of(*over))

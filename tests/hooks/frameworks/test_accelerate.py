@@ -26,11 +26,12 @@ from .launched import (
 ACCUMULATED = 3
 
 
-def prepared(world_size, *, compiled):
+def prepared(world_size, *, compiled=False, scaler=None):
     from accelerate import Accelerator
 
     backend = "eager" if compiled else None
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATED, dynamo_backend=backend)
+    accelerator.scaler = scaler
     optimizer = torch.optim.SGD((model := network()).parameters(), 0.1, momentum=0.9)
     loader = DataLoader(data(world_size), BATCH)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)

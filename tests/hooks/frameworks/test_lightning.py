@@ -24,7 +24,7 @@ from .launched import (
 )
 
 
-def trained(world_size, folder, *, compiled, manual=False, checkpoint=None):
+def trained(world_size, folder, *, compiled=False, manual=False, checkpoint=None, callbacks=(), plugins=None):
     """Two epochs of three steps, of two batches each; or `manual`, two batches of two steps each, of which one uses less."""
     import pytorch_lightning as pl
     from pytorch_lightning.callbacks import ModelCheckpoint
@@ -34,6 +34,9 @@ def trained(world_size, folder, *, compiled, manual=False, checkpoint=None):
         def __init__(self):
             super().__init__()
             self.network, self.automatic_optimization = network(), not manual
+
+        def forward(self, inputs):
+            return self.network(inputs)
 
         def training_step(self, batch, _):
             inputs, targets = batch
@@ -64,7 +67,8 @@ def trained(world_size, folder, *, compiled, manual=False, checkpoint=None):
         accumulate_grad_batches=1 if manual else 2,
         log_every_n_steps=1,
         default_root_dir=folder,
-        callbacks=[ModelCheckpoint(folder, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True)],
+        callbacks=[ModelCheckpoint(folder, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True), *callbacks],
+        plugins=plugins,
         enable_progress_bar=False,
         enable_model_summary=False,
         logger=False,
@@ -82,7 +86,7 @@ def train(rank, world_size, folder, compiled):
         logged, steps = dict(trainer.logged_metrics), handle.stats().steps
         saved = torch.load(f"{folder}/epoch=0.ckpt", weights_only=False)["gradwire"]["ranks"]
         resumed, again, _ = trained(world_size, folder, compiled=compiled, checkpoint=f"{folder}/epoch=0.ckpt")
-        by_hand, manual, _ = trained(world_size, folder, compiled=False, manual=True)
+        by_hand, manual, _ = trained(world_size, folder, compiled=compiled, manual=True)
         from gradwire.hooks.frameworks.lightning import logs_now
 
         assert logs_now(trainer)  # with log_every_n_steps=1

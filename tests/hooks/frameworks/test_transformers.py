@@ -36,10 +36,15 @@ def rows(world_size):
     return [{"inputs": inputs, "labels": labels} for inputs, labels in data(world_size)]
 
 
-def trained(world_size, folder, *, compiled, checkpoint=None):
-    from transformers import Trainer, TrainingArguments
+def trained(world_size, folder, *, compiled=False, checkpoint=None, scaler=None, at_epochs=None, **options):
+    """Two epochs of three steps; `at_epochs(trainer, handle)` is called when one begins."""
+    from transformers import Trainer, TrainerCallback, TrainingArguments
 
     from gradwire.transformers import GradwireCallback
+
+    class AtEpochs(TrainerCallback):
+        def on_epoch_begin(self, *_, **__):
+            at_epochs(trainer, callback.compression)
 
     arguments = TrainingArguments(
         folder,
@@ -53,9 +58,13 @@ def trained(world_size, folder, *, compiled, checkpoint=None):
         report_to=[],
         torch_compile=compiled,
         torch_compile_backend="eager" if compiled else None,
+        **options,
     )
     trainer = Trainer(Regression(), arguments, train_dataset=rows(world_size))
+    trainer.accelerator.scaler = scaler
     trainer.add_callback(callback := GradwireCallback(trainer, SPEC))
+    if at_epochs is not None:
+        trainer.add_callback(AtEpochs())
     trainer.train(resume_from_checkpoint=checkpoint)
     return numbers(trainer.model), callback.compression, trainer.state.log_history
 

@@ -1,0 +1,72 @@
+"""A whole step in one compiled function, with its backward and the optimizer, gives the bits of the same step in Python."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import gradwire
+
+WIDTH, STEPS = 8, 8
+SPEC = "topk:ratio=0.3"
+
+
+class Net(nn.Module):
+    """Layers of which some steps leave the last one out."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, inputs, whole):
+        hidden = self.first(inputs).tanh()
+        return self.last(hidden) if whole else hidden
+
+
+def torch_s(unused):
+    model = nn.parallel.DistributedDataParallel(Net(), find_unused_parameters=unused)
+    return model, torch.optim.SGD(model.parameters(), 0.1), gradwire.attach(model, SPEC)
+
+
+def own(unused):
+    model = gradwire.DistributedDataParallel(Net(), compressor=SPEC, find_unused_parameters=unused)
+    return model, torch.optim.SGD(model.parameters(), 0.1), model.compression
+
+
+def overlapped(unused):
+    model, optimizer, handle = own(unused)
+    return model, gradwire.overlap(model, optimizer, order="backward"), handle
+
+
+def trained(rank, build, unused, compiled):
+    torch.manual_seed(0)
+    model, optimizer, handle = build(unused)
+
+    def step(inputs, whole):
+        optimizer.zero_grad()
+        model(inputs, whole).square().mean().backward()
+        optimizer.step()
+
+    run = torch.compile(step, backend="eager") if compiled else step
+    generator = torch.Generator().manual_seed(rank)
+    for number in range(STEPS):
+        run(torch.randn(4, WIDTH, generator=generator), not unused or number % 2 == 0)
+    parameters = [parameter.detach().clone() for parameter in model.parameters()]
+    handle.close()
+    return parameters
+
+
+def both(rank, world_size, build, unused):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return [trained(rank, build, unused, compiled) for compiled in (False, True)]
+        finally:
+            torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(("build", "unused"), [(torch_s, True), (own, False), (own, True), (overlapped, False)])
+def test_a_compiled_step_trains_as_one_in_python(ranks, build, unused):
+    for in_python, compiled in ranks.run(both, 2, build, unused, timeout=100):
+        assert all(map(torch.equal, in_python, compiled))

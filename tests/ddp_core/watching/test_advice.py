@@ -1,0 +1,58 @@
+"""A training whose arithmetic costs more than it saves is told so, and one that a slow link holds up is not.
+
+Both sleep for what they emulate, arithmetic or a link, far longer than a busy machine makes anything else last.
+"""
+
+import io
+import time
+from dataclasses import dataclass
+
+import torch
+from rich.console import Console
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from gradwire.compress import ErrorFeedback, Gathered, TopK
+from gradwire.ddp_core import Link, Paced
+
+STEPS = 9  # a report of each but the last
+SECONDS = 0.1  # of a bucket's arithmetic; there are two in a step
+
+
+@dataclass(frozen=True)
+class SlowTopK(TopK):
+    """The largest elements, found slowly."""
+
+    def encode(self, *arguments):
+        time.sleep(SECONDS)
+        super().encode(*arguments)
+
+
+def trained(rank, world_size, codec, rate):
+    """What is told of a training whose link carries `rate` bytes a second: its lines, and the numbers of the last report."""
+    model = nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 8))  # 133 kB and 16 kB
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.02)
+    method = ErrorFeedback(Gathered(codec))
+    handle = gradwire.attach(ddp, method, transport=lambda inner: Paced(inner, Link(rate)))
+    text, numbers = io.StringIO(), {}
+    handle.watch(1, Console(file=text))
+    handle.watch(1, lambda told, step: numbers.update(told))
+    for _ in range(STEPS):
+        ddp(torch.randn(4, 64)).square().mean().backward()
+    handle.close()
+    return text.getvalue(), numbers
+
+
+def test_a_training_is_told_that_dense_steps_would_be_faster_where_its_arithmetic_costs_more_than_the_link(ranks):
+    (text, numbers), (elsewhere, _) = ranks.run(trained, 2, SlowTopK(ratio=0.25), 4e6)  # dense: 37 ms, against 200
+    assert text.count("a dense step would be faster now: about") == 1
+    assert numbers["dense_step_seconds"] < numbers["step_seconds"]
+    assert elsewhere == ""
+
+
+def test_a_training_on_a_slow_link_is_not_told_so(ranks):
+    (text, numbers), _ = ranks.run(trained, 2, TopK(ratio=0.01), 2e4)  # dense: 7 s, against 150 ms
+    assert text.count("step ") == STEPS - 1
+    assert "dense step" not in text
+    assert numbers["dense_step_seconds"] > 2 * numbers["step_seconds"]
