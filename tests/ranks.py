@@ -97,7 +97,7 @@ class RankPool:
                 return LostRank(rank, "did not answer in time")
             return torch.load(io.BytesIO(pipe.recv()), weights_only=False)
         except EOFError:
-            process.join(5)
+            process.join(20)
             return LostRank(rank, f"died with exit code {process.exitcode}")
 
     def _replace(self, count):
