@@ -23,8 +23,8 @@ class RendezvousConfig:
 def rendezvous(config: RendezvousConfig) -> int:
     """Keep the store; the command's exit code."""
     store = keep_rendezvous(config.port)
-    print(f"sites meet at port {store.port} of this machine, until Ctrl-C", flush=True)
     try:
+        print(f"sites meet at port {store.port} of this machine, until Ctrl-C", flush=True)
         while True:
             time.sleep(3600)
     except KeyboardInterrupt:

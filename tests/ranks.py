@@ -97,7 +97,7 @@ class RankPool:
                 return LostRank(rank, "did not answer in time")
             return torch.load(io.BytesIO(pipe.recv()), weights_only=False)
         except EOFError:
-            process.join(5)
+            process.join(20)
             return LostRank(rank, f"died with exit code {process.exitcode}")
 
     def _replace(self, count):
@@ -123,6 +123,7 @@ def _serve(pipe, port):
 
 def _run(store, function, rank, world_size, args, kwargs):
     torch.manual_seed(0)
+    environment = dict(os.environ)
     began = time.monotonic()
     try:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=GROUP_TIMEOUT)
@@ -136,3 +137,6 @@ def _run(store, function, rank, world_size, args, kwargs):
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+        for name in os.environ.keys() - environment.keys():  # this process serves other tests as well
+            del os.environ[name]
+        os.environ.update(environment)

@@ -7,8 +7,9 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ def run_ranks(function: Callable[..., None], nproc: int, *args: Any) -> None:
                 pass
         except multiprocessing.ProcessRaisedException as error:
             first = Path(folder) / FIRST_FAILURE
-            raise RankFailure(first.read_text(encoding="utf-8") if first.exists() else error.msg) from error
+            told = first.read_text(encoding="utf-8") if first.exists() else error.msg
+            raise RankFailure(_killed(context.processes) or told) from error
         except multiprocessing.ProcessExitedException as error:
             if error.signal_name == "SIGINT":  # it came while the rank was starting
                 raise KeyboardInterrupt from error
@@ -55,6 +57,14 @@ def run_ranks(function: Callable[..., None], nproc: int, *args: Any) -> None:
             for process in set(multiprocessing.active_children()) - others:  # of an interrupted start, too
                 process.kill()
                 process.join()
+
+
+def _killed(processes: Sequence[BaseProcess]) -> str:
+    """Which rank was killed, for want of which others may have raised; empty where torch's SIGTERM ended the others."""
+    codes = enumerate(process.exitcode or 0 for process in processes)
+    killed = ((rank, -code) for rank, code in codes if code < 0 and -code != signal.SIGTERM)
+    told = (f"rank {rank}: process {rank} terminated with signal {signal.Signals(each).name}" for rank, each in killed)
+    return next(told, "")
 
 
 def supervised(function: Callable[..., None], nproc: int, *args: Any) -> int:

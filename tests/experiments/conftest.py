@@ -1,6 +1,8 @@
 import multiprocessing
 import os
+import random
 import socket
+from contextlib import suppress
 from multiprocessing import forkserver
 
 import pytest
@@ -63,9 +65,12 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def unused_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Below those that the system gives to whoever asks for any, as other tests do meanwhile."""
+    for port in random.sample(range(20000, 30000), 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("a hundred ports are taken")
 
 
 @pytest.fixture

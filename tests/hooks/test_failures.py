@@ -14,14 +14,14 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire.compress import Layout, all_reduce
 from gradwire.compress.state import Counter
+from gradwire.ddp_core.transport.private_group import store_of
 from gradwire.hooks import compress_bucket
 
 from ..ranks import LostRank
 from .given import average, gradients, wrapped
 
 SHAPES = ((40, 30), (40,), (50, 40))
-SHORT, LONG = timedelta(seconds=1), timedelta(seconds=25)
-HANG = 2.5  # seconds
+SHORT, LONG = timedelta(seconds=2), timedelta(seconds=25)
 
 
 def attached(spec, timeout):
@@ -43,7 +43,19 @@ def error_of(function, *args):
 def error_in_step_two(rank, ddp):
     for step in range(2):
         average(ddp, gradients(rank, step, SHAPES))
-    return error_of(average, ddp, gradients(rank, 2, SHAPES))
+    error = error_of(average, ddp, gradients(rank, 2, SHAPES))
+    store_of(dist.group.WORLD).set(f"rank {rank} raised", "")
+    return error
+
+
+def in_step_two(act):
+    """Does nothing in the steps before it."""
+    steps = iter((lambda: None, lambda: None, act))
+    return lambda *_: next(steps)()
+
+
+def wait_for_the_error_of(rank):
+    store_of(dist.group.WORLD).wait([f"rank {rank} raised"], LONG)
 
 
 def dies(rank, world_size):
@@ -67,8 +79,7 @@ def test_when_a_rank_dies_in_its_backward_the_others_raise_soon_and_name_it_and_
 def hangs(rank, world_size):
     ddp, _ = attached("powersgd:rank=1", SHORT)
     if rank == 1:
-        seconds = iter([0, 0, HANG])
-        ddp.register_forward_pre_hook(lambda module, inputs: time.sleep(next(seconds)))
+        ddp.register_forward_pre_hook(in_step_two(lambda: wait_for_the_error_of(0)))
     return error_in_step_two(rank, ddp)
 
 
@@ -78,8 +89,8 @@ def test_when_a_rank_hangs_the_other_raises_within_the_timeout_and_the_late_one_
         assert kind == "RuntimeError"
         assert "(parameters p" in message
     (_, _, waited), (_, _, slept) = answers
-    assert 0.9 * SHORT.total_seconds() < waited < 0.9 * HANG
-    assert slept < 2 * HANG
+    assert 0.9 * SHORT.total_seconds() < waited < LONG.total_seconds() / 2
+    assert slept < LONG.total_seconds()
 
 
 @dataclass
@@ -107,11 +118,11 @@ class Breaks:
         return grad
 
 
-def breaks(rank, world_size, late, sleep):
+def breaks(rank, world_size, late, waits):
     ddp, handle = attached(Breaks(late), LONG)
-    if rank == 0:
-        seconds = iter([0, 0, sleep])
-        ddp.module.p0.register_hook(lambda gradient: time.sleep(next(seconds)))  # holds up its second bucket
+    if rank == 0 and waits:
+        wait = in_step_two(lambda: wait_for_the_error_of(1))
+        ddp.module.p0.register_hook(lambda _: wait())  # holds up its second bucket
     error = error_in_step_two(rank, ddp)
     anew = wrapped(SHAPES, find_unused_parameters=False)
     anew.register_comm_hook(handle, compress_bucket)
@@ -120,7 +131,7 @@ def breaks(rank, world_size, late, sleep):
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_program_that_raises_reaches_backward_with_its_parameters_and_the_engine_stays_failed(ranks, late):
-    healthy, (broken, again) = ranks.run(breaks, 2, late, 0)
+    healthy, (broken, again) = ranks.run(breaks, 2, late, False)
     assert "(parameters p2" in broken[1]
     assert "has failed" in again[1]
     for kind, message, _ in (broken, again):
@@ -131,10 +142,9 @@ def test_a_program_that_raises_reaches_backward_with_its_parameters_and_the_engi
 
 
 def test_the_error_of_a_program_waits_for_no_other_rank(ranks):
-    (slow, _), (broken, _) = ranks.run(breaks, 2, True, 2)
-    assert slow[2] > 1.8
+    _, (broken, _) = ranks.run(breaks, 2, True, True)
     assert "broken on purpose" in broken[1]
-    assert broken[2] < 1.5
+    assert broken[2] < LONG.total_seconds() / 2  # else the other one would have waited longer
 
 
 def differ(rank, world_size):

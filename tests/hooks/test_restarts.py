@@ -1,6 +1,7 @@
 """torchrun starts ranks anew when one is killed: training goes on, whatever the life before has left in the store."""
 
 import os
+import re
 import subprocess
 import sys
 from datetime import timedelta
@@ -96,4 +97,5 @@ def alone(rank, world_size):
 
 def test_a_group_that_is_not_made_tells_how_long_it_took(ranks):
     message, _ = ranks.run(alone, 2)
-    assert "did not all make a process group for round 1: it ended after 1." in message
+    (seconds,) = re.findall(r"did not all make a process group for round 1: it ended after ([\d.]+) s", message)
+    assert 1 <= float(seconds) < 15

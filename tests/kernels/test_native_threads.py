@@ -134,8 +134,9 @@ def test_an_interrupt_reaches_the_main_thread():
     code = """
 import signal, time
 assert right(4)
-threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+interrupt = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
 try:
+    interrupt.start()
     time.sleep(30)
 except KeyboardInterrupt:
     print("interrupted")

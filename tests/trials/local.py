@@ -12,7 +12,7 @@ import torch
 
 from gradwire import LocalSteps
 
-from ..ddp_core.local_steps.sites import Town
+from ..ddp_core.local_steps.sites import BUSY, Town
 from ..ddp_core.nets import Batch
 from ..ranks import LostRank, RankFailure
 from . import models
@@ -21,7 +21,6 @@ from .models import Headed, loss_of
 LOSSY = ("bf16", "int8", "int4", "topk:ratio=0.3", "onebit:block=8,feedback=1", "powersgd:rank=1", "int4:feedback=0.9")
 TOLERANCES = {"Single": 1e-3, "Brief": 0.2}  # of parts in narrower types; what follows them is as far off
 TIGHT = 1e-8
-BUSY = 15.0  # seconds that a busy machine takes
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 
 import gradwire
+from gradwire.ddp_core.transport.private_group import store_of
 
 from ...ranks import LostRank
 from ..layers import CAP, Layers, inputs_of
 
-SHORT, LONG = timedelta(seconds=1), timedelta(seconds=25)
-HANG = 1.5  # seconds
+SHORT, LONG = timedelta(seconds=2), timedelta(seconds=25)
 ALL = (0, 1, 2, 3)
 OPTIONS = {
     "plain": {"gradient_as_bucket_view": True},
@@ -45,7 +45,7 @@ def step(model, rank, number):
     model.zero_grad()
 
 
-def attempted(model, rank):
+def attempted(model, rank, raised=lambda: None):
     """What the next two steps raise, the seconds until the first did, and whether parameters stayed as they were."""
     before = [parameter.detach().clone() for parameter in model.parameters()]
     messages, times = [], []
@@ -56,6 +56,7 @@ def attempted(model, rank):
         except (RuntimeError, ZeroDivisionError) as error:
             messages.append(f"{type(error).__name__}: {error}")
             times.append(time.monotonic() - began)
+            raised()
     unchanged = all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     return messages, times, unchanged
 
@@ -90,13 +91,13 @@ def test_when_a_rank_dies_the_others_raise_at_once_name_a_bucket_and_keep_their_
 
 
 def disturbed(rank, world_size, disturb):
-    """What the steps of every model raise, when rank 1 is disturbed in its backward."""
-    answers = {}
+    """What the steps of every model raise, when rank 1 is disturbed in its backward, maybe until rank 0 raises."""
+    answers, store = {}, store_of(dist.group.WORLD)
     for name, model in trained(rank, SHORT).items():
         if rank == 1:
-            model.module.layers[1].weight.register_hook(disturb)
+            model.module.layers[1].weight.register_hook(lambda _, name=name: disturb(store, name))
         dist.barrier()
-        answers[name] = attempted(model, rank)
+        answers[name] = attempted(model, rank, lambda name=name: rank or store.set(name, "raised"))
     dist.barrier()
     return answers
 
@@ -150,18 +151,18 @@ def test_what_else_goes_wrong_with_an_average_is_remembered_too(ranks):
     assert first.removeprefix("RuntimeError: ") in then
 
 
-def hangs(_):
-    time.sleep(HANG)
+def hangs(store, name):
+    store.wait([name], LONG)
 
 
-def raises(_):
+def raises(store, name):
     raise ZeroDivisionError("on purpose")
 
 
 def test_when_a_rank_hangs_the_others_raise_within_the_time_limit_and_so_does_it_when_it_wakes(ranks):
     waiting, late = ranks.run(disturbed, 2, hangs)
     for name in OPTIONS:
-        check(name, waiting[name], HANG)
+        check(name, waiting[name], LONG.total_seconds() / 2)
         assert late[name][0]
         assert all(message.startswith("RuntimeError") for message in late[name][0])
 
@@ -169,7 +170,7 @@ def test_when_a_rank_hangs_the_others_raise_within_the_time_limit_and_so_does_it
 def test_when_a_rank_raises_the_others_raise_within_the_time_limit_and_its_next_step_says_why(ranks):
     waiting, broken = ranks.run(disturbed, 2, raises)
     for name in OPTIONS:
-        check(name, waiting[name], 2 * SHORT.total_seconds())
+        check(name, waiting[name], LONG.total_seconds() / 2)
         (first, then), _, unchanged = broken[name]
         assert first == "ZeroDivisionError: on purpose"
         assert "a backward that raised an error" in then

@@ -1,6 +1,7 @@
 """Hosts of several ranks: exact sums inside them, overlap, failures, states; four ranks of one machine are two hosts."""
 
 import os
+import re
 import signal
 import threading
 import time
@@ -148,7 +149,10 @@ def beside_a_death(rank, world_size, spec):
 @pytest.mark.parametrize("spec", ["hosts:ranks=2+none", "hosts:ranks=2+powersgd:rank=2"])
 def test_where_a_rank_dies_all_others_raise_in_time_and_nothing_is_left(ranks, spec):
     for rank, failure in enumerate(ranks.run(beside_a_death, 4, spec, expect_errors=True)):
-        assert isinstance(failure, LostRank) if rank == 1 else failure.message.startswith("bucket 0 "), failure
+        if rank == 1:
+            assert isinstance(failure, LostRank)
+        else:  # the next bucket may notice first, by its rank of the host that has given up
+            assert re.match(r"bucket \d \(parameters p", failure.message), failure
 
 
 STATEFUL = ["hosts:ranks=2+topk:ratio=0.05", "hosts:ranks=2+onebit", "hosts:ranks=2+powersgd:rank=2"]

@@ -11,7 +11,7 @@ import torch
 
 from gradwire import LocalSteps, Rendezvous
 
-from .sites import LIMIT, Net, Town, descend, together
+from .sites import BUSY, LIMIT, Net, Town, descend, together
 
 PLAIN = {"outer": "sgd:lr=1,momentum=0", "compressor": "none"}
 
@@ -178,7 +178,7 @@ def test_a_site_that_is_gone_is_left_out_and_the_others_go_on(places, caplog):
     assert_same([first[0], second[0]])
     assert first[2].history[0].sites == 3
     assert first[2].history[-1].sites == 2
-    assert max(stats.seconds for stats in first[2].history[1:]) < LIMIT + 1
+    assert max(stats.seconds for stats in first[2].history[1:]) < LIMIT + BUSY
     assert "goes on without 1 sites: with site 0, site 1" in caplog.text.replace("site 1, site 0", "site 0, site 1")
 
 
@@ -193,18 +193,23 @@ def until_round(last, model, local, optimizer, site, before=lambda step: None):
 
 
 def test_a_site_that_is_late_takes_the_others_model_and_goes_on(places):
-    made = [places(3) for _ in range(3)]
+    made, woken = [places(3) for _ in range(3)], threading.Event()
 
     def oversleep(step):
         if step == 5:
             time.sleep(0.7 * LIMIT)
+            woken.set()
+
+    def take_time(step):
+        time.sleep(0.1)
+        if step == 12:
+            woken.wait(60)  # or all is over before it is back
 
     def run(site):
         model = Net(site)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         local = LocalSteps(model, optimizer, at=made[site], every=4, fragments=2, compressor="int4")
-        before = {"before": oversleep} if site == 2 else {"before": lambda step: time.sleep(0.1)}
-        return until_round(14, model, local, optimizer, site, **before)
+        return until_round(14, model, local, optimizer, site, before=oversleep if site == 2 else take_time)
 
     results = together(3, run)
     assert_same(model for model, _ in results)
@@ -340,13 +345,23 @@ def test_a_rendezvous_keeps_no_more_the_longer_it_is_used(town, places):
 
 def test_ctrl_c_while_others_are_awaited_leaves_no_thread_that_awaits_them(places):
     at = places(2, "alone")
-    interrupt = threading.Timer(0.3, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
-    interrupt.start()
-    began = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
+
+    def awaited():
+        return any(thread.name.startswith("gradwire-local-steps") for thread in threading.enumerate())
+
+    def interrupt():
+        while not awaited():
+            time.sleep(0.01)
+        time.sleep(0.3)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    interrupts = threading.Thread(target=interrupt, daemon=True)
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012  wherever it comes
+        interrupts.start()
         trained(0, at)
-    while any(thread.name.startswith("gradwire-local-steps") for thread in threading.enumerate()):
-        assert time.monotonic() - began < 10.0
+    began = time.monotonic()
+    while awaited():
+        assert time.monotonic() - began < BUSY
         time.sleep(0.01)
     with pytest.raises(RuntimeError, match="alone gave up waiting for other sites"):
         at.meet()

@@ -20,7 +20,7 @@ from gradwire.ddp_core.transport.sites import Meeting
 
 from ...ranks import LostRank
 from ..errors import message_of
-from .sites import LIMIT, Net, Town, batch, descend
+from .sites import BUSY, LIMIT, Net, Town, batch, descend
 
 
 def built(site, **options):
@@ -219,4 +219,4 @@ def test_when_a_site_is_killed_or_stopped_the_others_wait_no_longer_than_a_round
     for given, _ in ended:
         for left, right in zip(given, ended[0][0], strict=True):
             assert torch.equal(left, right)
-    assert max(longest for _, longest in ended[:2]) < LIMIT + 2
+    assert max(longest for _, longest in ended[:2]) < LIMIT + BUSY

@@ -112,7 +112,7 @@ def test_where_one_rank_wants_gloo_it_carries_all(ranks):
 
 
 def one_rank_stays_away(rank, world_size):
-    transport, text = ProcessGroup(dist.group.WORLD, CPU, SOON), ""
+    transport, text = ProcessGroup(dist.group.WORLD, CPU, LIMIT), ""
     transport.open(1)
     request = AllToAll(rows(rank, world_size, torch.float32))
     transport.start(request, 0).wait(LIMIT)
@@ -130,8 +130,8 @@ def one_rank_stays_away(rank, world_size):
 
 def test_a_rank_that_waits_for_one_which_stays_away_raises_at_the_time_limit(ranks):
     (text, seconds), _ = ranks.run(one_rank_stays_away, 2)
-    assert "timed out" in text.lower() or "did not come within" in text
-    assert 0.9 < seconds < 5
+    assert "did not come within" in text
+    assert 0.9 < seconds < LIMIT.total_seconds()
 
 
 def test_a_wait_looks_around_before_it_says_that_a_connection_was_lost():

@@ -2,7 +2,9 @@ import os
 import signal
 
 import pytest
+from torch.multiprocessing import ProcessContext
 
+from gradwire.experiments.ranks.processes import RankFailure, run_ranks
 from gradwire.experiments.ranks.stopping import sigterm_interrupts
 
 
@@ -33,3 +35,21 @@ def test_what_nohup_has_ignored_stays_ignored(handled):
     with sigterm_interrupts():
         os.kill(os.getpid(), signal.SIGHUP)
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+def one_is_killed_and_one_raises(rank, rendezvous):
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise LookupError("for want of the other")
+
+
+def test_a_rank_that_is_killed_is_named_where_others_have_raised_before_anybody_looks(monkeypatch):
+    def late(context, timeout):
+        for process in context.processes:
+            process.join()
+        return join(context, timeout)
+
+    join = ProcessContext.join
+    monkeypatch.setattr(ProcessContext, "join", late)
+    with pytest.raises(RankFailure, match="rank 1: process 1 terminated with signal SIGKILL"):
+        run_ranks(one_is_killed_and_one_raises, 2)

@@ -53,7 +53,7 @@ def test_without_a_key_wandb_keeps_a_run_of_each_compressor_in_the_folder(tmp_pa
     out = tmp_path / "out"
     out.mkdir()
     command = [sys.executable, "-c", LOG, str(out)]
-    done = subprocess.run(command, input=" ".join(SPECS), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, input=" ".join(SPECS), capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
     folders = sorted((out / "wandb").glob("offline-run-*"))
     assert len(folders) == len(SPECS)

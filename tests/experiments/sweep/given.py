@@ -1,5 +1,7 @@
 import json
 import os
+from contextlib import suppress
+from pathlib import Path
 
 from gradwire.experiments.cli import main
 
@@ -45,6 +47,16 @@ def stat(pid):
 
 def state(pid):
     return "".join(stat(pid)[:1])
+
+
+def ranks_below(pid):
+    """Those of the processes below a process that multiprocessing has spawned to run ranks."""
+    found = set()
+    for process in descendants(pid):
+        with suppress(OSError):  # it ended meanwhile
+            if b"spawn_main" in Path(f"/proc/{process}/cmdline").read_bytes():
+                found.add(process)
+    return found
 
 
 def descendants(pid):

@@ -3,6 +3,7 @@
 import copy
 import os
 import re
+import time
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from gradwire.hooks.clock import clock_for
 
 from ...ranks import GROUP_TIMEOUT
 
+AT_ONCE = 0.9 * GROUP_TIMEOUT.total_seconds()  # on a busy machine: whoever waits for another rank takes longer
 SLOW = 5e5  # bytes a second: what it carries takes much longer than all else, however busy the machine is
 
 
@@ -224,19 +226,23 @@ def fails_in_a_trial(rank, world_size, order):
         for _ in range(3):
             tried = trials.step(choice, 4)
             left.append(sockets())
+        deadline = time.monotonic() + 10
+        while sockets() > left[0] and time.monotonic() < deadline:
+            time.sleep(0.01)  # they may take a moment to close
+        left.append(sockets())
     return tried, here.told(rank), left
 
 
 @pytest.mark.parametrize("order", ["backward", "priority"])
 def test_a_rank_that_fails_in_a_trial_ends_it_on_all_of_them_and_harms_no_group(ranks, order):
-    first, second = ranks.run(fails_in_a_trial, 2, order=order, timeout=GROUP_TIMEOUT.total_seconds() / 2)
+    first, second = ranks.run(fails_in_a_trial, 2, order=order, timeout=AT_ONCE)
     assert first[:2] == second[:2]
     tried, told, _ = first
     assert tried.step is None
     assert "rank 1: KeyError: 'bad batch'" in tried.failure
     assert told == [0, 1]
     for _, _, left in (first, second):  # a trial closes its connections
-        assert len(set(left)) == 1
+        assert left[-1] <= left[0]
 
 
 def steps_of_trials(rank, world_size, predicted):
@@ -342,7 +348,7 @@ def wrong_on_one(rank, world_size):
 
 
 def test_arguments_that_one_rank_refuses_end_advice_on_all_at_once(ranks):
-    others, own = ranks.run(wrong_on_one, 2, timeout=GROUP_TIMEOUT.total_seconds() / 2)
+    others, own = ranks.run(wrong_on_one, 2, timeout=AT_ONCE)
     assert all("steps cannot be tried on rank 1" in told for told in others)
     assert not any("rank 1" in told for told in own)
 
@@ -375,7 +381,7 @@ def raises_on_one(rank, world_size):
 
 
 def test_an_error_on_one_rank_ends_advice_on_all(ranks):
-    (loss, copied), (own_loss, own_copied) = ranks.run(raises_on_one, 2, timeout=GROUP_TIMEOUT.total_seconds() / 2)
+    (loss, copied), (own_loss, own_copied) = ranks.run(raises_on_one, 2, timeout=AT_ONCE)
     for name, told in (loss, copied):
         assert name == "ValueError"
         assert "steps cannot be tried on rank 1" in told

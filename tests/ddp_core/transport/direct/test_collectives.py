@@ -236,11 +236,12 @@ def test_where_a_rank_dies_while_hosts_meet_no_file_is_left_open(ranks):
 
 
 def one_rank_stays_away(rank, world_size, way):
-    direct = collectives(way, timedelta(seconds=1))
+    direct = collectives(way)
     KEPT.append(direct)  # or its connections close
     output, block = torch.empty(world_size, 8), torch.ones(8)
     direct.all_gather("way", output.unbind(), block).result(20)
     if rank == 0:
+        direct.timeout = timedelta(seconds=1)
         direct.all_gather("way", output.unbind(), block).result(20)
 
 
@@ -248,7 +249,7 @@ def one_rank_stays_away(rank, world_size, way):
 def test_a_rank_that_waits_for_one_which_stays_away_raises_at_the_time_limit(ranks, way):
     waiting, _ = ranks.run(one_rank_stays_away, 2, way, expect_errors=True)
     assert "timed out" in waiting.message.lower()
-    assert 0.9 < waiting.seconds < 5
+    assert 0.9 < waiting.seconds < 15
 
 
 def test_what_is_asked_for_while_they_close_comes_to_an_end():

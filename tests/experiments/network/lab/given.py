@@ -18,12 +18,17 @@ def alive(process):
     try:
         with open(f"/proc/{process}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
 def shell(text):
     return ["sh", "-c", text]
+
+
+def until_ended(process):
+    """For a shell: wait until a process has ended, and the one that started it knows."""
+    return f"while kill -0 {process} 2> /dev/null; do sleep 0.05; done"
 
 
 USE = Utilization(

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,7 +20,7 @@ from gradwire.experiments.network.lab.iproute import NetlabError
 from gradwire.experiments.network.lab.utilization import Utilization
 from gradwire.experiments.ranks.launchers import LAB_VARIABLE
 
-from .given import PATIENCE, alive, shell, wait_for
+from .given import PATIENCE, alive, shell, until_ended, wait_for
 
 
 def test_every_host_gets_the_variables_of_a_launcher(possible, capfd, tmp_path):
@@ -48,9 +49,9 @@ def test_ranks_of_a_host_share_its_network(possible, capfd, tmp_path):
 
 def test_the_first_rank_that_fails_ends_the_others_and_shows_what_it_said(possible, capfd, tmp_path):
     began = time.monotonic()
-    command = (
-        f"[ $RANK = 1 ] || {{ echo $$ > {tmp_path}/$RANK; exec sleep 600; }}; sleep 1; echo said; echo so >&2; exit 7"
-    )
+    others = f"[ $RANK = 1 ] || {{ echo $$ > {tmp_path}/$RANK; exec sleep 600; }}"
+    until_there = f"until [ -s {tmp_path}/0 ] && [ -s {tmp_path}/2 ]; do sleep 0.05; done"
+    command = f"{others}; {until_there}; echo said; echo so >&2; exit 7"
     assert run_on_hosts(NetlabConfig(3), shell(command)) == 7
     assert time.monotonic() - began < PATIENCE
     assert capfd.readouterr().err == "host 1: said\nhost 1: so\nnetlab: host 1 ended with exit code 7\n"
@@ -58,18 +59,23 @@ def test_the_first_rank_that_fails_ends_the_others_and_shows_what_it_said(possib
     assert left_by(os.getpid()) == []
 
 
-def test_every_rank_that_fails_by_itself_is_shown_the_first_first(possible, capfd, monkeypatch):
+def test_every_rank_that_fails_by_itself_is_shown_the_first_first(possible, capfd, monkeypatch, tmp_path):
     monkeypatch.setattr(launcher, "VICTIM_SECONDS", PATIENCE)
-    command = '[ $RANK = 0 ] && exit; [ $RANK = 1 ] || sleep 0.5; echo "words of $RANK"; exit $RANK'
+    note = tmp_path / "first"
+    first, there = f"[ $RANK = 1 ] && echo $$ > {note}", f"until [ -s {note} ]; do sleep 0.05; done"
+    second = f"[ $RANK = 2 ] && {{ {there}; {until_ended(f'$(cat {note})')}; }}"
+    command = f'{first}; {second}; [ $RANK = 0 ] || echo "words of $RANK"; exit $RANK'
     assert run_on_hosts(NetlabConfig(3), shell(command)) == 1
     told = [f"host {rank}: words of {rank}\nnetlab: host {rank} ended with exit code {rank}\n" for rank in (1, 2)]
     assert capfd.readouterr().err == "".join(told)
 
 
 def test_the_exit_codes_of_ranks_that_fail_by_themselves_are_known_a_moment_after_the_first_failure(monkeypatch):
-    monkeypatch.setattr(launcher, "VICTIM_SECONDS", 1.0)
-    commands = ["exec sleep 600", "exit 0", "sleep 0.3; kill -9 $$", "exit 7"]
-    processes = [subprocess.Popen(shell(command)) for command in commands]
+    first = subprocess.Popen(shell("exit 7"))
+    commands = ["exec sleep 600", "exit 0", f"{until_ended(first.pid)}; kill -9 $$"]
+    processes = [*(subprocess.Popen(shell(command)) for command in commands), first]
+    over = SimpleNamespace(sleep=time.sleep, monotonic=lambda: 0.0 if processes[2].returncode is None else PATIENCE)
+    monkeypatch.setattr(launcher, "time", over)
     failures = launcher._failures(processes)
     processes[0].kill()
     assert list(failures.items()) == [(3, 7), (2, 128 + signal.SIGKILL)]
