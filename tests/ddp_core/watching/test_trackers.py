@@ -63,7 +63,7 @@ def test_wandb_has_the_numbers_in_the_rows_of_the_training(tmp_path, monkeypatch
     for name in ("WANDB_MODE", "WANDB_API_KEY", "NETRC"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    done = subprocess.run([sys.executable, "-c", WANDB, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", WANDB, str(tmp_path)], capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     numbers, step = found["told"][-1]
