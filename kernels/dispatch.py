@@ -80,6 +80,8 @@ def operations() -> dict[str, Operation[Any, Any]]:
 def use_backend(*names: str) -> Iterator[None]:
     """Run operations on the named backends only, inside a `with`, on all threads; overrides `GRADWIRE_KERNELS`.
 
+    What these do not know, such as a dtype, runs on the reference.
+
     Raises ValueError for an unknown name and RuntimeError for a backend that does not work here.
     """
     _check(names)

@@ -18,7 +18,7 @@ def all_finite(tensor: Tensor) -> Tensor:
 
 
 def with_gaps(tensor: Tensor) -> str:
-    """Why a backend that reads memory from end to end leaves a tensor to the reference; empty where it need not."""
+    """Why a backend that reads memory from end to end leaves a tensor to the next one; empty where it need not."""
     return "" if tensor.is_contiguous() else "tensors that are not contiguous"
 
 

@@ -11,7 +11,7 @@ from torch import nn
 def compiles() -> bool:
     """Whether anything in this process went through torch.compile: its graphs take parameters as they are."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    return any(backend is not None for backend in getattr(dynamo, "cached_backends", {}).values())
+    return any(backend is not None for backend in tuple(getattr(dynamo, "cached_backends", {}).values()))
 
 
 def scripted(module: nn.Module) -> bool:

@@ -77,7 +77,7 @@ class Totals:
         self._earlier += programs
 
     def _add_up(self) -> None:
-        """At every step it would take its time, and of many records whenever somebody asks."""
+        """Now and then: at every step it would take time of each, and of all records of a training time of whoever asks."""
         self._total, self._earlier = total(self._earlier[:-LATEST], self._total), self._earlier[-LATEST:]
 
     def stats(self, step: Step, number: int) -> Stats:

@@ -89,7 +89,7 @@ def main() -> None:
         watched, alone = (statistics.median(column) for column in zip(*pairs, strict=True))
         quarter = len(ratios) // 4
         print(f"step {alone * 1e3:.2f} ms, watched {watched * 1e3:.2f} ms, {len(pairs)} pairs of blocks in turns")
-        middle = f"half of the pairs in {ratios[quarter]:.4f} to {ratios[-1 - quarter]:.4f}"
+        middle = f"the middle {len(ratios) - 2 * quarter} pairs {ratios[quarter]:.4f} to {ratios[-1 - quarter]:.4f}"
         print(f"ratio {statistics.median(ratios):.4f}, {middle}")
         share, computed = (seconds / len(pairs) / every for seconds in (training.told, training.computed))
         print(f"reports in training's thread: {share * 1e6:.1f} us a step, {share / alone:.3%} of it")

@@ -7,7 +7,7 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -48,7 +48,7 @@ def run_ranks(function: Callable[..., None], nproc: int, *args: Any) -> None:
         except multiprocessing.ProcessRaisedException as error:
             first = Path(folder) / FIRST_FAILURE
             told = first.read_text(encoding="utf-8") if first.exists() else error.msg
-            raise RankFailure(_killed(context.processes) or told) from error
+            raise RankFailure("\n\n".join([*_killed(context.processes), told])) from error
         except multiprocessing.ProcessExitedException as error:
             if error.signal_name == "SIGINT":  # it came while the rank was starting
                 raise KeyboardInterrupt from error
@@ -59,12 +59,11 @@ def run_ranks(function: Callable[..., None], nproc: int, *args: Any) -> None:
                 process.join()
 
 
-def _killed(processes: Sequence[BaseProcess]) -> str:
-    """Which rank was killed, for want of which others may have raised; empty where torch's SIGTERM ended the others."""
-    codes = enumerate(process.exitcode or 0 for process in processes)
-    killed = ((rank, -code) for rank, code in codes if code < 0 and -code != signal.SIGTERM)
-    told = (f"rank {rank}: process {rank} terminated with signal {signal.Signals(each).name}" for rank, each in killed)
-    return next(told, "")
+def _killed(processes: Sequence[BaseProcess]) -> Iterator[str]:
+    """Which ranks were killed, for want of which others may have raised."""
+    for rank, process in enumerate(processes):
+        if process.exitcode == -signal.SIGKILL:
+            yield f"rank {rank}: process {rank} terminated with signal SIGKILL"
 
 
 def supervised(function: Callable[..., None], nproc: int, *args: Any) -> int:

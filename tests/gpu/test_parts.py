@@ -63,7 +63,13 @@ def ran_without(missing, code):
     code = WITHOUT.format(missing={*missing}, paths=[str(ROOT), str(BENCHMARKS)], code=code)
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
     )
     assert done.returncode == 0, done.stderr + done.stdout
     return done.stdout

@@ -66,7 +66,9 @@ def both(rank, world_size, build, unused):
             torch._dynamo.reset()
 
 
-@pytest.mark.parametrize(("build", "unused"), [(torch_s, True), (own, False), (own, True), (overlapped, False)])
+@pytest.mark.parametrize(
+    ("build", "unused"), [(torch_s, False), (torch_s, True), (own, False), (own, True), (overlapped, False)]
+)
 def test_a_compiled_step_trains_as_one_in_python(ranks, build, unused):
     for in_python, compiled in ranks.run(both, 2, build, unused, timeout=100):
         assert all(map(torch.equal, in_python, compiled))

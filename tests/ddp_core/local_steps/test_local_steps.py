@@ -344,21 +344,24 @@ def test_a_rendezvous_keeps_no_more_the_longer_it_is_used(town, places):
 
 
 def test_ctrl_c_while_others_are_awaited_leaves_no_thread_that_awaits_them(places):
-    at = places(2, "alone")
+    at, over = places(2, "alone"), threading.Event()
 
     def awaited():
         return any(thread.name.startswith("gradwire-local-steps") for thread in threading.enumerate())
 
     def interrupt():
-        while not awaited():
+        while not awaited() and not over.is_set():
             time.sleep(0.01)
-        time.sleep(0.3)
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        if not over.wait(0.3):
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     interrupts = threading.Thread(target=interrupt, daemon=True)
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012  wherever it comes
         interrupts.start()
-        trained(0, at)
+        try:
+            trained(0, at)
+        finally:
+            over.set()
     began = time.monotonic()
     while awaited():
         assert time.monotonic() - began < BUSY
