@@ -12,4 +12,7 @@ def needs_torch(version, why):
 complex_numbers = needs_torch("2.15", "Gloo does not broadcast complex numbers")
 copied_in_cpp = needs_torch("2.10", "gradients are copied by torch's operators")
 backends_in_python = needs_torch("2.14", "it cannot have backends in Python")
+buffers_by_argument = needs_torch("2.15", "its class has no forward_sync_buffers and no bucket_cap_mb_list")
+quantization_hooks = needs_torch("2.15", "its quantization hooks fail on a CPU")
+fake_devices = needs_torch("2.15", "its fake tensors ask the CUDA driver")
 fsdp_of_others = needs_torch("2.9", "its FSDP2 takes communication of nobody else")

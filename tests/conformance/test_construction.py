@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import gradwire
 from gradwire.ddp_core.torch_face.arguments import Arguments
 
+from ..torch_versions import buffers_by_argument
 from .both import KINDS, assert_same, batches, both, error_of, mlp, seeded, train
 
 
@@ -189,6 +190,7 @@ def attributes_of(model):
     )
 
 
+@buffers_by_argument
 def test_attributes_have_torchs_values(ranks):
     theirs, ours = both(ranks, attributes)
     for settings, here, there in zip(SETTINGS, ours[0], theirs[0], strict=True):
@@ -217,6 +219,7 @@ def told_of(ddp, settings):
     return len(told), any("`broadcast_buffers`" in text for text in told), model.forward_sync_buffers
 
 
+@buffers_by_argument
 def test_torchs_deprecations(ranks):
     theirs, ours = both(ranks, deprecations)
     assert ours == theirs
@@ -239,6 +242,7 @@ def initial_state(rank, ddp, settings):
         return {name: each.clone() for name, each in ddp(net, **settings).state_dict().items()}
 
 
+@buffers_by_argument
 def test_states_at_the_start(ranks):
     assert_same(ranks, starts)
 

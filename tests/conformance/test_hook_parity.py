@@ -12,10 +12,11 @@ from torch.distributed.algorithms.ddp_comm_hooks import (
 
 import gradwire
 
+from ..torch_versions import quantization_hooks as quantizes
 from .both import assert_all_same, assert_same, batches, both, error_of, mlp, seeded, train
 
 STEPS = 5
-INEXACT = "quantization per channel"
+QUANTIZED, INEXACT = "quantization per tensor", "quantization per channel"
 
 
 def power_sgd(ddp, **options):
@@ -56,12 +57,8 @@ HOOKS = {
     "built-in fp16": lambda ddp: ddp._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS),
     "PowerSGD": lambda ddp: power_sgd(ddp, matrix_approximation_rank=2),
     "PowerSGD, cold start": lambda ddp: power_sgd(ddp, warm_start=False, use_error_feedback=False),
-    "quantization per tensor": lambda ddp: ddp.register_comm_hook(
-        dist.group.WORLD, quantization_hooks.quantization_pertensor_hook
-    ),
-    "quantization per channel": lambda ddp: ddp.register_comm_hook(
-        dist.group.WORLD, quantization_hooks.quantization_perchannel_hook
-    ),
+    QUANTIZED: lambda ddp: ddp.register_comm_hook(dist.group.WORLD, quantization_hooks.quantization_pertensor_hook),
+    INEXACT: lambda ddp: ddp.register_comm_hook(dist.group.WORLD, quantization_hooks.quantization_perchannel_hook),
     "post-local SGD": post_local_sgd,
     "then()": lambda ddp: ddp.register_comm_hook(None, then),
     "parts of the bucket": lambda ddp: ddp.register_comm_hook([], gradients_in_turn),
@@ -77,9 +74,15 @@ def steps(rank, world_size, ddp, hook):
 
 
 def test_a_hook_gives_bit_for_bit_what_it_gives_on_torchs_ddp(ranks):
-    assert_all_same(ranks, steps, [hook for hook in HOOKS if hook != INEXACT])
+    assert_all_same(ranks, steps, [hook for hook in HOOKS if hook not in (QUANTIZED, INEXACT)])
 
 
+@quantizes
+def test_so_does_one_that_quantizes(ranks):
+    assert_same(ranks, steps, QUANTIZED)
+
+
+@quantizes
 def test_but_for_one_whose_error_depends_on_the_order_in_a_bucket(ranks):  # torch's first one is in the model's order
     assert_same(ranks, steps, INEXACT, atol=1e-3)
 

@@ -12,6 +12,7 @@ from torch.nn.parallel.distributed import _BufferCommHookLocation
 
 import gradwire
 
+from ..torch_versions import buffers_by_argument
 from .both import KINDS, assert_all_same, assert_same, batches, both, mlp, seeded
 
 
@@ -36,12 +37,13 @@ class WithUnused(nn.Module):
 
 
 NETS = {"plain": mlp, "buffers": WithBuffers, "unused": WithUnused}
+KEPT = "buffers kept"
 CASES = {
     "plain": ("plain", {}, {}),
     "no inputs at all": ("plain", {}, {"fewest": 0}),
     "small buckets": ("plain", {"bucket_cap_mb": 0.01}, {}),
     "buffers": ("buffers", {}, {}),
-    "buffers kept": ("buffers", {"forward_sync_buffers": False}, {}),
+    KEPT: ("buffers", {"forward_sync_buffers": False}, {}),
     "unused parameters": ("unused", {"find_unused_parameters": True}, {}),
     "static graph": ("plain", {"static_graph": True}, {}),
     "accumulation": ("plain", {}, {"sync_every": 3}),
@@ -70,11 +72,16 @@ def uneven(rank, world_size, ddp, case):
 
 
 def test_the_model_at_the_end_is_torchs_and_the_same_on_all_ranks(ranks):
-    ours = assert_all_same(ranks, uneven, CASES, rtol=1e-6, atol=1e-7)
-    for case, states in ours.items():
-        own = "norm" if case == "buffers kept" else "nothing"
-        first, second = ({name: each for name, each in state.items() if own not in name} for state in states)
+    ours = assert_all_same(ranks, uneven, [case for case in CASES if case != KEPT], rtol=1e-6, atol=1e-7)
+    for first, second in ours.values():
         torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+@buffers_by_argument
+def test_so_it_is_but_for_buffers_that_are_kept(ranks):
+    ours = assert_same(ranks, uneven, KEPT, rtol=1e-6, atol=1e-7)
+    first, second = ({name: each for name, each in state.items() if "norm" not in name} for state in ours)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
 
 
 def test_three_ranks_may_end_one_after_the_other(ranks):

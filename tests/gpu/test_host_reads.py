@@ -21,7 +21,12 @@ from gradwire.ddp_core.memory.bucket_memory import BucketMemory
 from gradwire.ddp_core.memory.device_flag import DeviceFlag
 from gradwire.kernels import dispatch
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to look at")
+from ..torch_versions import fake_devices
+
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to look at"),
+    fake_devices,
+]
 SHAPES = ((64, 80), (9,), (48, 30))
 WARM, STEPS = 4, 28  # as in test_training_cuda.py
 LADDER = "adaptive:ladder=none/powersgd:rank=2/topk:ratio=0.1/onebit:block=64"

@@ -2,14 +2,18 @@
 
 import pytest
 
+from ..torch_versions import buffers_by_argument, complex_numbers, fsdp_of_others
 from . import draw, known
 from .kinds import KINDS
 from .run import outcome
 
-TRAINING = (6, 23, 27, 34, 39, 42, 56, 83, 84, 112)  # 27: a step that is thrown away, a fork, a damaged state
-FAILING = (14, 72, 21, 31)  # a rank that is stopped for a while; one that is killed; one that swaps, or loads, alone
-OTHERS = [("overlap", 8), ("overlap", 1), ("hosts", 4), ("options", 1), ("local", 3), ("local", 8)]
-OTHERS += [("shards", 0), ("shards", 14)]  # against torch's; and hybrid sharding that compresses
+TRAINING = [6, 27, 34, 39, 42, 83, 84]  # 27: a step that is thrown away, a fork, a damaged state
+TRAINING += [pytest.param(seed, marks=complex_numbers) for seed in (23, 56, 112)]
+FAILING = [72, 21, 31]  # a rank that is killed; one that swaps, or loads, alone
+FAILING += [pytest.param(14, marks=buffers_by_argument)]  # one that is stopped for a while
+OTHERS = [("overlap", 8), ("overlap", 1), ("local", 3), ("local", 8)]
+OTHERS += [pytest.param(kind, seed, marks=complex_numbers) for kind, seed in (("hosts", 4), ("options", 1))]
+OTHERS += [pytest.param("shards", seed, marks=fsdp_of_others) for seed in (0, 14)]  # torch's; hybrid, that compresses
 
 
 @pytest.mark.parametrize("seed", TRAINING)
