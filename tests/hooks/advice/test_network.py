@@ -14,6 +14,8 @@ from gradwire.ddp_core.transport.process_group import ProcessGroup
 from gradwire.hooks.advice import network as network_module
 from gradwire.hooks.advice.network import Network, _sizes
 
+from ...torch_versions import complex_numbers
+
 LIMIT, LARGEST = timedelta(seconds=20), 2**20
 CPU = torch.device("cpu")
 IN_HOST = [(ReduceScatter, torch.float32, "host"), (AllGather, torch.float32, "host")]
@@ -37,6 +39,7 @@ def rooms_made(rank, world_size):
 
 
 @pytest.mark.skipif(bool(obstacle()), reason=obstacle())
+@complex_numbers
 def test_those_in_a_host_find_their_memory_mapped_as_in_training(ranks):
     for found, allocates in ranks.run(rooms_made, 2):
         assert allocates
