@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from weakref import WeakKeyDictionary
 
@@ -61,6 +62,21 @@ def private_group(
     else:
         group._register_backend(device, types.GLOO, dist.ProcessGroupGloo(store, rank, size, timeout))
     return group
+
+
+@contextmanager
+def known_group(parent: dist.ProcessGroup, timeout: timedelta, device: torch.device) -> Iterator[dist.ProcessGroup]:
+    """A private group that torch's functions take, inside the `with`. A collective call of all ranks of `parent`.
+
+    `torch.distributed.new_group` may give the next group the name of one that was destroyed, and with it, in the store, the
+    addresses of that one's ranks, which nobody answers at (torch 2.8).
+    """
+    group, world = private_group(parent, timeout, new_name(parent, device), device=device), c10d._world
+    world.pg_map[group], world.pg_group_ranks[group] = world.pg_map[parent], world.pg_group_ranks[parent]
+    try:
+        yield group
+    finally:
+        del world.pg_map[group], world.pg_group_ranks[group]
 
 
 def store_of(group: dist.ProcessGroup) -> dist.Store:

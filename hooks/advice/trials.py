@@ -13,10 +13,9 @@ from functools import partial
 from itertools import pairwise
 from typing import TypeVar
 
-import torch.distributed as dist
-
 from ...ddp_core import Decorator, DistributedDataParallel, exchange, overlap
 from ...ddp_core.schedule.overlapped_optimizer import OverlappedOptimizer
+from ...ddp_core.transport.private_group import known_group
 from ..clock import clock_for
 from .advice import Choice, Forecast, Rule
 from .candidates import BACKWARD, PRIORITY
@@ -156,9 +155,7 @@ class Trials:
 
     def _trained(self, training: Training, choice: Choice, steps: int) -> float:
         limit = min(self._timeout, PATIENCE + timedelta(seconds=PATIENT_STEPS * choice.step))
-        members = dist.get_process_group_ranks(self._here.group)
-        group = dist.new_group(members, limit, use_local_synchronization=True)  # reports have their own
-        try:
+        with known_group(self._here.group, limit, self._here.device) as group:  # reports have their own
             model = self._wrapped(
                 training.model,
                 process_group=group,
@@ -170,8 +167,6 @@ class Trials:
                 return self._measured(model, training, choice, steps)
             finally:
                 model.compression.close()
-        finally:
-            dist.destroy_process_group(group)
 
     def _measured(self, model: DistributedDataParallel, training: Training, choice: Choice, steps: int) -> float:
         optimizer, clock = training.optimizer, clock_for(self._here.device)
