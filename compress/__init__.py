@@ -5,7 +5,7 @@ from .acp_powersgd import ACPPowerSGD
 from .adacomp import AdaComp
 from .adapters import Gathered, TwoShot
 from .adaptive import Adaptive
-from .build import Spec, compressor, compressors, specification
+from .build import Spec, WarmUp, compressor, compressors, specification, warm_up
 from .chunktopk import ChunkTopK
 from .dense import Dense
 from .dgc import DGC
@@ -91,6 +91,7 @@ __all__ = [
     "TopK",
     "Traffic",
     "TwoShot",
+    "WarmUp",
     "Widen",
     "WorkerMomentum",
     "all_gather",
@@ -106,6 +107,7 @@ __all__ = [
     "specification",
     "together",
     "tuned",
+    "warm_up",
     "warm_up_steps",
     "without_momentum",
 ]

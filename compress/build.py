@@ -8,6 +8,7 @@ import logging
 import re
 import types
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 
@@ -16,7 +17,7 @@ from .feedback import AdamSpace, Damped, WorkerMomentum
 from .grammar import filled, parsed
 from .guard import Guarded
 from .per_tensor import PerTensor
-from .protocol import Compressor
+from .protocol import Compressor, inside
 from .registry import OF_ALL, Registration, register, registered
 from .wrappers import ErrorFeedback, Switch, Widen
 
@@ -83,6 +84,37 @@ def specification(built: Compressor) -> str:
         return text if text and compressor(text) == built else fingerprint(built)
     except ValueError:
         return fingerprint(built)
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """The first steps of a training with `start_iter`, `now` of which are done: `stage` is in use until step `until`."""
+
+    stage: Compressor
+    until: int
+    now: int
+
+    @property
+    def steps_left(self) -> int:
+        """Synchronized steps before the next stage begins."""
+        return self.until - self.now
+
+    def __str__(self) -> str:
+        what = "uncompressed" if self.stage == Dense() else specification(self.stage)
+        return f"warm-up: {what} until step {self.until} (now {self.now})"
+
+
+def warm_up(built: Compressor, step: int) -> WarmUp | None:
+    """Return the warm-up that a training is in after `step` synchronized steps; None if there is none, or it is over.
+
+    >>> str(warm_up(compressor("powersgd:start_iter=1000"), 61))
+    'warm-up: uncompressed until step 1000 (now 61)'
+    """
+    for switch in inside(built):
+        if isinstance(switch, Switch) and step < switch.starts[-1]:
+            until = min(start for start in switch.starts if step < start)
+            return WarmUp(switch.stages[switch.starts.index(until) - 1], until, step)
+    return None
 
 
 def _written(built: Any) -> str | None:

@@ -28,6 +28,7 @@ from .transport.collectives import (
     start_sum,
 )
 from .transport.host_segment import obstacle
+from .transport.launchers import adopt_launcher, init_process_group
 from .transport.paced import Link, Paced
 from .transport.process_group import ProcessGroup
 from .transport.protocol import Decorator, Pending, Transport
@@ -60,12 +61,14 @@ __all__ = [
     "Stats",
     "Transport",
     "Watch",
+    "adopt_launcher",
     "assigned",
     "averaged",
     "caps_in_bytes",
     "exchange",
     "fan_in",
     "fan_out",
+    "init_process_group",
     "keep_rendezvous",
     "largest_and_sum",
     "layout_of",

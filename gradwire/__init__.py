@@ -15,7 +15,7 @@ if not (_here / "compress").exists():  # imported from a clone, where the other 
     __path__.append(str(_here.parent))
 
 from .compress import Compressor, Layout, compressor, compressors, register, without_momentum
-from .ddp_core import DistributedDataParallel, LocalSteps, Rendezvous, overlap, trace
+from .ddp_core import DistributedDataParallel, LocalSteps, Rendezvous, init_process_group, overlap, trace
 from .hooks import Advice, GatheredState, Handle, Plan, Stats, accelerate, advise, attach, comm_hook, plan
 
 try:
@@ -50,6 +50,7 @@ __all__ = [
     "comm_hook",
     "compressor",
     "compressors",
+    "init_process_group",
     "overlap",
     "plan",
     "register",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compress import AllReduce, Compressor, Layout
+from ...compress import AllReduce, Compressor, Layout, warm_up
 from ..buckets.assignment import Rooms
 from ..buckets.checksum import checksum
 from ..buckets.layout import as_real, layout_of
@@ -31,6 +32,8 @@ from .bound import AllPending, Bound, all_done, labelled, names_by_index, one_ro
 from .compiling import compile_kernels
 from .engines import Engines
 from .inspection import Inspection
+
+logger = logging.getLogger(__name__)
 
 
 class CompressedAverager:
@@ -68,6 +71,7 @@ class CompressedAverager:
         self._compares = True  # the values of parameters: at the first step, and after a load
         self._lock = threading.RLock()  # held while a step begins, and while somebody takes or changes the memory
         self._thread = 0  # that the step which began last runs on
+        self._warned: Compressor | None = None  # the compressor whose warm-up was logged
         self._waiting: list[Callable[[], None]] = []  # changes that another thread wants, for the end of the step
 
     @property
@@ -87,7 +91,9 @@ class CompressedAverager:
     def measured(self) -> Measured:
         """What was noted of the last steps."""
         steps, engines = self.totals.recent_and(None if self._under_way() else self._step), self.engines
-        return Measured(steps, self.stats(), engines.agreement.step, engines.group.size(), on_host=engines.on_host)
+        begun, ranks, on_host = engines.agreement.step, engines.group.size(), engines.on_host
+        warming = warm_up(self.memory.compressor, self.memory.step)
+        return Measured(steps, self.stats(), begun, ranks, on_host=on_host, warm_up=warming)
 
     def rooms(self, device: torch.device) -> Rooms:
         """Where buckets of our own DDP may best lie."""
@@ -232,7 +238,16 @@ class CompressedAverager:
             self.engines.agreement.meet(group, flat.device)
             engine.agree(setup(self.memory.compressor, self.memory.step - 1, layout, values))
             self._compares = False
+            self._log_warm_up()
         return layout
+
+    def _log_warm_up(self) -> None:
+        """Say once on the first rank that a compressor does not compress yet."""
+        memory = self.memory
+        found = warm_up(memory.compressor, memory.step - 1)
+        if found is not None and memory.compressor != self._warned and self.engines.group.rank() == 0:
+            self._warned = memory.compressor
+            logger.warning("gradwire: %s", found)
 
     def _name(self, parameter: Tensor) -> str:
         return self.names.setdefault(parameter, str(len(self.names)))

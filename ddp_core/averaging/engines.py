@@ -17,6 +17,7 @@ from ..engine.engine import Engine
 from ..transport.agreement import Agreement
 from ..transport.host_memory import HostMemory
 from ..transport.host_places import ranks_per_host
+from ..transport.launchers import warn_if_apart
 from ..transport.process_group import ProcessGroup
 from ..transport.protocol import Decorator, Transport
 from ..transport.time_limit import time_limit
@@ -68,6 +69,7 @@ class Engines:
         """That of a bucket: buckets go in turn among the groups."""
         place = index % len(self._groups or [self.group])
         if (device, place) not in self._made:
+            warn_if_apart()
             engine = Engine(self._transport(self._groups[place], device), device, self.timeout)
             weakref.finalize(self, engine.close, AT_EXIT)  # a thread inside torch would abort the interpreter
             self._made[device, place] = engine

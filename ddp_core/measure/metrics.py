@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from ...compress import WarmUp
 from ...compress.gauge import Sample, stride
 from .record import KINDS, link_use, summed
 from .stats import Stats
@@ -23,6 +24,7 @@ class Measured:
     `steps`: the last ones that came to their end, the newest behind. `begun`: steps since construction. `ranks`: among which
     they average. `on_host`: programs run when the host's clock says so; else, on CUDA, they are queued then, and only the
     seconds of whole steps say anything. `sharded`: buckets are gathers and reductions of shards.
+    `warm_up`: the one under way.
     """
 
     steps: Sequence[Step]
@@ -31,6 +33,7 @@ class Measured:
     ranks: int
     on_host: bool = True
     sharded: bool = False
+    warm_up: WarmUp | None = None
 
 
 def metrics(measured: Measured, most: int = 1) -> dict[str, float]:
@@ -45,6 +48,7 @@ def metrics(measured: Measured, most: int = 1) -> dict[str, float]:
         "ranks": measured.ranks,
         "total_sent_bytes": measured.stats.total.traffic.sent_bytes,
     }
+    found |= {} if measured.warm_up is None else {"warm_up_steps_left": measured.warm_up.steps_left}
     found |= _means([_of_step(step, measured) for step in steps])
     if {"step_seconds", "exposed_seconds"} <= found.keys():
         found["compute_seconds"] = max(0.0, found["step_seconds"] - found["exposed_seconds"])

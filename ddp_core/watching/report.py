@@ -5,20 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ...compress import WarmUp
+
 MILLI, MEGA, BITS = 1e3, 1e6, 8
 
 
 @dataclass(frozen=True)
 class Report:
-    """The means of the last steps on this rank, by flat names, after `step` of them. `advice`: what to do, once."""
+    """The means of the last steps on this rank, by flat names, after `step` of them.
+
+    `advice`: what to do, once. `warm_up`: the one under way.
+    """
 
     step: int
     compressor: str
     metrics: Mapping[str, float]
     advice: str | None = None
+    warm_up: WarmUp | None = None
 
     def __str__(self) -> str:
-        return " | ".join(filter(None, (f"step {self.step}", self._split(), self._bytes(), self._feedback())))
+        warming = "" if self.warm_up is None else str(self.warm_up)
+        return " | ".join(filter(None, (f"step {self.step}", warming, self._split(), self._bytes(), self._feedback())))
 
     def _split(self) -> str:
         """Where the milliseconds of a step go."""
@@ -41,7 +48,7 @@ class Report:
         from rich.filesize import decimal  # not with gradwire itself
 
         parts = [f"sent {decimal(round(found['sent_bytes']))}"]
-        parts += [f"{found['ratio']:.4g}x fewer"] if "ratio" in found else []
+        parts += [f"{found['ratio']:.4g}x fewer bytes"] if "ratio" in found else []
         rate = found.get("link_bytes_per_second")
         return ", ".join([*parts, f"at {rate * BITS / MEGA:.3g} Mbit/s"] if rate else parts)
 

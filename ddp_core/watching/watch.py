@@ -54,7 +54,7 @@ class Watch:
         if dense is not None:
             found["dense_step_seconds"] = dense
             advice = self._advice(what, found["step_seconds"], dense)
-        return Report(step, what, found, advice)
+        return Report(step, what, found, advice, measured.warm_up)
 
     def _advice(self, what: str, now: float, dense: float) -> str | None:
         """A warning, once a compressor, where several reports in a row agree."""
@@ -127,7 +127,9 @@ class Observed:
             rank, ranks = self.averager.engines.place()
         except RuntimeError:
             return f"<{name}: {what}, no process group yet>"
-        numbers = self.metrics()
-        ratio = f"{numbers['ratio']:.4g} times fewer bytes, " if "ratio" in numbers else ""
-        steps = f"{numbers['steps']} steps, {numbers['steps_here']} of them here"
-        return f"<{name}: {what}, rank {rank} of {ranks}, {ratio}{steps}>"
+        measured = self.averager.measured()
+        numbers = metrics(measured)
+        parts = [what, f"rank {rank} of {ranks}", f"{numbers['steps']} steps, {numbers['steps_here']} of them here"]
+        parts += [f"{numbers['ratio']:.4g}x fewer bytes"] if "ratio" in numbers else []
+        parts += [] if measured.warm_up is None else [str(measured.warm_up)]
+        return f"<{name}: {', '.join(parts)}>"

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
+from ...ddp_core import adopt_launcher
 from ...hooks import Advice, advise
 from ...hooks.advice import Forecast
 from ..network.lab import backend_here, rerun_on_hosts
 from ..network.link import over_link
 from ..ranks.device import chosen_backend, device_here
 from ..ranks.group import joined
-from ..ranks.launchers import adopt_launcher, threads_here, under_launcher
+from ..ranks.launchers import threads_here, under_launcher
 from ..ranks.processes import supervised
 from ..results.environment import command_line, environment
 from ..workloads.data import data_shape

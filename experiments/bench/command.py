@@ -16,11 +16,12 @@ from rich.progress import Progress
 
 from ... import __version__
 from ...compress import compressor, warm_up_steps
+from ...ddp_core import adopt_launcher
 from ..network.interfaces import interfaces
 from ..network.lab import backend_here, rerun_on_hosts
 from ..network.link import over_link
 from ..ranks.device import chosen_backend, device_here, shared_gpus, unused_gpus
-from ..ranks.launchers import adopt_launcher, lab_here, threads_here, under_launcher
+from ..ranks.launchers import lab_here, threads_here, under_launcher
 from ..ranks.processes import supervised
 from ..results.environment import command_line, environment
 from ..results.progress_bar import progress_bar

@@ -15,11 +15,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from ...ddp_core import register_backend
+from ...ddp_core import adopt_launcher, register_backend
 from ..network.lab import backend_here, rerun_on_hosts
 from ..ranks.device import chosen_backend, device_here
 from ..ranks.group import further_group, joined
-from ..ranks.launchers import adopt_launcher
 from ..ranks.processes import supervised
 from ..ranks.stopping import sigterm_interrupts
 from ..results.files import write_figures

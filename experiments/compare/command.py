@@ -17,11 +17,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ...compress import compressor, warm_up_steps
+from ...ddp_core import adopt_launcher
 from ..network.lab import backend_here, labels, rerun_on_hosts
 from ..network.link import over_link
 from ..ranks.device import chosen_backend, device_here, device_of, shared_gpus, unused_gpus
 from ..ranks.group import joined
-from ..ranks.launchers import adopt_launcher, lab_here, threads_here
+from ..ranks.launchers import lab_here, threads_here
 from ..ranks.processes import supervised
 from ..results.comparison import NO_LINK, ONE_PROCESS, SIMULATED, Results, RunResult, ranks_on
 from ..results.environment import command_line, environment

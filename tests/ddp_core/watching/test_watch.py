@@ -135,8 +135,8 @@ NUMBERS = {
 
 def test_a_line_tells_the_split_bytes_norms_and_the_link():
     assert str(Report(1200, "topk", NUMBERS)) == (
-        "step 1200 | 41.2 ms: compute 30.1, exposed 11.1 (encode 3.2, wait 9.0, decode 1.1) | sent 1.2 MB, 20x fewer, at "
-        "100 Mbit/s | gradient 2, residual 6 (3.00x), cosine 0.50"
+        "step 1200 | 41.2 ms: compute 30.1, exposed 11.1 (encode 3.2, wait 9.0, decode 1.1) | sent 1.2 MB, 20x fewer bytes, "
+        "at 100 Mbit/s | gradient 2, residual 6 (3.00x), cosine 0.50"
     )
     assert str(Report(1, "topk", {"steps": 1})) == "step 1"
     assert str(Report(2, "topk", {"step_seconds": 1.0, "sent_bytes": 8})) == "step 2 | 1000.0 ms | sent 8 bytes"

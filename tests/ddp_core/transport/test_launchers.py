@@ -1,0 +1,152 @@
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from gradwire.ddp_core.transport.launchers import adopt_launcher, slurm_tasks_here
+
+ADDRESS = {"MASTER_ADDR": "host0", "MASTER_PORT": "1"}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "5",
+    "OMPI_COMM_WORLD_SIZE": "8",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+}
+SLURM = {
+    "SLURM_PROCID": "5",
+    "SLURM_NTASKS": "8",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+}
+MPICH = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
+TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "name"),
+    [(OPEN_MPI, "Open MPI"), (SLURM, "Slurm"), (MPICH, "MPICH or Intel MPI"), (TORCHRUN, "torchrun")],
+)
+def test_a_launchers_variables_become_torchruns(variables, name):
+    environment = {**variables, **ADDRESS}
+    assert adopt_launcher(environment) == name
+    assert environment.items() >= {**TORCHRUN, **ADDRESS}.items()
+    with pytest.raises(ValueError, match=r"MASTER_ADDR and MASTER_PORT must say where rank 0 is"):
+        adopt_launcher(dict(variables))
+
+
+def test_a_process_alone_has_no_launcher():
+    assert adopt_launcher({}) is None
+    assert adopt_launcher({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1"}) is None
+    assert adopt_launcher({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}) is None  # a batch script, not a rank
+
+
+def test_a_launcher_without_a_local_rank_is_refused():
+    with pytest.raises(ValueError, match="does not set LOCAL_RANK"):
+        adopt_launcher({"PMI_RANK": "0", "PMI_SIZE": "2", **ADDRESS})
+
+
+@pytest.mark.parametrize(("node", "tasks"), [(0, "4"), (1, "4"), (2, "3"), (3, None)])
+def test_slurms_tasks_of_a_node_are_read_from_its_short_form(node, tasks):
+    assert slurm_tasks_here({"SLURM_STEP_TASKS_PER_NODE": "4(x2),3", "SLURM_NODEID": str(node)}) == tasks
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "8"},
+        {**SLURM, "SLURM_STEP_TASKS_PER_NODE": "8", "SLURM_NODEID": "0"},
+        {**MPICH, "MPI_LOCALNRANKS": "8"},
+    ],
+    ids=["Open MPI", "Slurm", "MPICH"],
+)
+def test_ranks_of_one_host_need_no_address(variables):
+    environment = dict(variables)
+    adopt_launcher(environment)
+    assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == ("127.0.0.1", "29500")
+
+
+def free_port():
+    """Return a port that is free now."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return str(taken.getsockname()[1])
+
+
+SCRIPT = """
+import sys, torch, gradwire, torch.distributed as dist
+device = gradwire.init_process_group()
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4).to(device))
+handle = gradwire.attach(model, "bf16")
+model(torch.full((1, 4), float(dist.get_rank()))).sum().backward()
+with open(sys.argv[1] + str(dist.get_rank()), "w") as file:
+    file.write(f"{dist.get_world_size()} {model.module.weight.grad[0, 0].item()}")
+handle.close()
+dist.destroy_process_group()
+"""
+APART = """
+import torch, gradwire, torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+handle = gradwire.attach(model, "bf16")
+for _ in range(2):
+    model(torch.ones(1, 4)).sum().backward()
+handle.close()
+dist.destroy_process_group()
+"""
+
+
+def launched(script, variables, *arguments):
+    """Start a script in a process of its own with a launcher's variables and no other's."""
+    names = {*TORCHRUN, *ADDRESS, *OPEN_MPI, *SLURM, *MPICH}
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+    command = [sys.executable, "-c", script, *arguments]
+    return subprocess.Popen(
+        command, env={**environment, **variables, "GLOO_SOCKET_IFNAME": "lo"}, stderr=subprocess.PIPE
+    )
+
+
+@pytest.mark.parametrize("kind", ["Open MPI", "Slurm", "torchrun"])
+def test_a_script_joins_the_ranks_that_a_launcher_started(kind, tmp_path):
+    port = free_port()
+    given = {
+        "Open MPI": lambda rank: (
+            {**OPEN_MPI, "OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_LOCAL_RANK": rank}
+            | {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+        ),
+        "Slurm": lambda rank: (
+            {**SLURM, "SLURM_PROCID": rank, "SLURM_LOCALID": rank, "SLURM_NODEID": "0"}
+            | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2"}
+        ),
+        "torchrun": lambda rank: (
+            {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"}
+            | {"MASTER_ADDR": "127.0.0.1"}
+        ),
+    }[kind]
+    started = [launched(SCRIPT, {**given(str(rank)), "MASTER_PORT": port}, f"{tmp_path}/") for rank in range(2)]
+    errors = [process.communicate(timeout=110)[1] for process in started]
+    assert [process.returncode for process in started] == [0, 0], errors
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["2 0.5", "2 0.5"]
+
+
+def test_a_script_that_no_launcher_started_is_a_group_of_one(tmp_path):
+    process = launched(SCRIPT, {}, f"{tmp_path}/")
+    assert (process.communicate(timeout=110)[1].decode(), process.returncode) == ("", 0)
+    assert (tmp_path / "0").read_text() == "1 0.0"
+
+
+@pytest.mark.parametrize(("variables", "name"), [(OPEN_MPI, "Open MPI"), (SLURM, "Slurm"), (TORCHRUN, "torchrun")])
+def test_ranks_that_train_apart_are_warned_of_once(variables, name):
+    process = launched(APART, variables)
+    errors = process.communicate(timeout=110)[1].decode()
+    assert process.returncode == 0, errors
+    assert errors.count(f"{name} started 8 ranks, but the process group has 1") == 1
+    assert "gradwire.init_process_group()" in errors
+
+
+def test_one_rank_that_a_launcher_started_alone_is_not_warned_of():
+    process = launched(APART, {**TORCHRUN, "WORLD_SIZE": "1", "RANK": "0", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"})
+    assert (process.communicate(timeout=110)[1].decode(), process.returncode) == ("", 0)

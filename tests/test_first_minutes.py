@@ -1,0 +1,163 @@
+"""What a newcomer runs first: README's script and the complete training script, started as their pages say."""
+
+import os
+import re
+import shlex
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gradwire.compress import compressor
+from gradwire.experiments.compare.config import CompareConfig
+from gradwire.hooks.advice.candidates import METHODS
+
+from .test_docs import FENCE, PAGES, script
+
+WITH_TORCHRUN = ("ddp", "overlap", "concepts", "thrown-away-gradients", "fsdp")
+LONGEST, MEDIAN, WORDS = 30, 15, 900  # of README's sentences, and of all its prose
+ROW = re.compile(r"^\| (?P<network>[^|]+) \| `(?P<compressor>[^`]+)`(?P<rest>.*)$", re.MULTILINE)
+
+
+def launched(folder, command, **variables):
+    """Run a command of a page, with this Python's torchrun, and return what it printed."""
+    words = shlex.split(command)
+    while "=" in words[0]:
+        name, _, value = words.pop(0).partition("=")
+        variables[name] = value
+    words[0] = {"torchrun": f"{sys.executable} -m torch.distributed.run", "python": sys.executable}[words[0]]
+    alone = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
+    environment = {**alone, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **variables}
+    done = subprocess.run(
+        [*words[0].split(), *words[1:]], cwd=folder, env=environment, capture_output=True, text=True, timeout=110
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+def saved(page, folder):
+    """Write a page's Python as the train.py that its commands start."""
+    (folder / "train.py").write_text(script(page), "utf-8")
+    return folder
+
+
+def printed_commands(page, beginning):
+    """The commands of a page's plain blocks that begin so, in order."""
+    lines = [line for _, text in re.findall(FENCE, PAGES[page]) for line in text.splitlines()]
+    return [line for line in lines if re.match(beginning, line)]
+
+
+def test_the_readmes_script_compresses_from_the_first_step(tmp_path):
+    (command,) = printed_commands("README.md", "torchrun --nproc")
+    _, watched = launched(saved("README.md", tmp_path), command)
+    lines = [line for line in watched.splitlines() if line.startswith("step ")]
+    assert len(lines) == 3
+    ratios = [float(re.search(r"([\d.]+)x fewer bytes", line)[1]) for line in lines]
+    assert min(ratios) > 7
+    assert "warm-up" not in watched
+
+
+def test_the_readmes_script_is_short():
+    lines = [line for line in script("README.md").splitlines() if line.strip() and "end of block" not in line]
+    assert len(lines) <= 25
+    assert len([line for line in lines if "gradwire." in line]) == 1
+
+
+def test_the_readmes_other_form_is_torchs_hook(tmp_path):
+    form = re.search(r"`(ddp_model\.register_comm_hook\(\*gradwire\.comm_hook\(.*?\)\))`", PAGES["README.md"])[1]
+    text = script("README.md").replace('handle = gradwire.attach(ddp_model, "int4", optimizer=optimizer)', form)
+    (tmp_path / "train.py").write_text(text.replace("watch = handle.watch", "# "), "utf-8")
+    launched(tmp_path, "torchrun --standalone --nproc-per-node 2 train.py")
+
+
+def prose(page):
+    """A page's sentences: without code, tables, headings, pictures and links' targets."""
+    text = FENCE.sub("\n\n", PAGES[page])
+    text = re.sub(r"!\[[^]]*\]\([^)]*\)", "", text)
+    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text)
+    text = re.sub(r"^(\||#).*$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"`[^`]*`", "code", text)
+    text = re.sub(r"^- ", "\n\n", text, flags=re.MULTILINE)
+    for paragraph in re.split(r"\n\s*\n", text):
+        for sentence in re.split(r"(?<=[.!?:])[*)]*\s+", " ".join(paragraph.split())):
+            if words := re.findall(r"[\w][\w'/-]*", sentence):
+                yield words
+
+
+def test_the_readmes_sentences_are_short():
+    lengths = [len(words) for words in prose("README.md")]
+    assert sum(lengths) <= WORDS
+    assert max(lengths) <= LONGEST
+    assert statistics.median(lengths) <= MEDIAN
+
+
+def test_the_readme_has_at_most_ten_links():
+    targets = {target.partition("#")[0] for target in re.findall(r"(?<!!)\[[^]]*\]\(([^)]*)\)", PAGES["README.md"])}
+    assert len(targets) <= 10
+
+
+def decisions(page):
+    """(network, compressor, the rest of the row) of the table that says which compressor."""
+    table = PAGES[page][PAGES[page].index("| your network") :]
+    return [match.groups() for match in ROW.finditer(table[: table.index("\n\n")])]
+
+
+def test_every_page_has_the_same_answer_for_a_network():
+    rows = decisions("README.md")
+    assert [network.split(",")[0] for network, _, _ in rows] == [
+        "100 Mbit/s Ethernet",
+        "1 Gbit/s Ethernet",
+        "10 Gbit/s Ethernet",
+        "25 Gbit/s Ethernet",
+        "GPUs in one box without NVLink",
+        "sites on the internet",
+    ]
+    assert decisions("docs/choosing.md") == rows
+    answers = {spec for _, spec, _ in rows}
+    assert answers <= {method.spec for method in METHODS}
+    assert {"int4", "powersgd:rank=8,payload=int8"} <= set(CompareConfig().compressors)
+    assert all(compressor(spec) for spec in answers)
+
+
+@pytest.mark.slow
+def test_the_training_script_starts_resumes_and_says_when_it_is_finished(tmp_path):
+    folder = saved("docs/training-script.md", tmp_path)
+    (command,) = printed_commands("docs/training-script.md", "torchrun --nproc")
+    assert re.match(r"8 steps, 7\.\dx fewer bytes, loss", launched(folder, command, EPOCHS="2")[0])
+    assert re.match(r"already finished: delete checkpoint.pt", launched(folder, command, EPOCHS="2")[0])
+    assert re.match(r"12 steps, ", launched(folder, command, EPOCHS="3")[0])
+    assert re.match(r"24 steps, ", launched(folder, "python train.py", EPOCHS="4")[0]), "another number of ranks"
+
+
+@pytest.mark.slow
+def test_the_commands_that_find_out_whether_it_pays_run_in_one_folder_as_printed(tmp_path):
+    folder = saved("docs/training-script.md", tmp_path)
+    commands = printed_commands("docs/training-script.md", "EPOCHS=")
+    ratios = []
+    for command in commands:
+        printed, _ = launched(folder, command)
+        ratios.append(float(re.search(r"80 steps, ([\d.]+)x fewer bytes", printed)[1]))
+    assert [round(ratio) for ratio in ratios] == [1, 2, 7]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", WITH_TORCHRUN)
+def test_a_page_whose_script_takes_several_ranks_runs_on_two(page, tmp_path):
+    text = script(f"docs/{page}.md")
+    check = "import torch.distributed as ranks_of_page\nassert ranks_of_page.get_world_size() == 2\n"
+    (tmp_path / "train.py").write_text(
+        text.replace('init_process_group("gloo")\n', f'init_process_group("gloo")\n{check}', 1)
+    )
+    launched(tmp_path, "torchrun --standalone --nproc-per-node 2 train.py")
+
+
+def test_no_page_makes_a_group_of_one_by_hand():
+    assert [page for page in PAGES if "HashStore" in PAGES[page] and not page.startswith("docs/results")] == []
+
+
+def test_the_status_is_in_the_readmes_first_screen():
+    first = "\n".join(Path(__file__).parents[1].joinpath("README.md").read_text("utf-8").splitlines()[:12])
+    assert "alpha" in first
+    assert "never ran on several GPUs" in first
