@@ -17,6 +17,7 @@ from gradwire.hooks.advice.candidates import METHODS
 from .test_docs import FENCE, PAGES, script
 
 WITH_TORCHRUN = ("ddp", "overlap", "concepts", "thrown-away-gradients", "fsdp")
+LIMIT = 280  # seconds that a command may take
 LONGEST, MEDIAN, WORDS = 30, 15, 900  # of README's sentences, and of all its prose
 ROW = re.compile(r"^\| (?P<network>[^|]+) \| `(?P<compressor>[^`]+)`(?P<rest>.*)$", re.MULTILINE)
 
@@ -31,7 +32,7 @@ def launched(folder, command, **variables):
     alone = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
     environment = {**alone, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **variables}
     done = subprocess.run(
-        [*words[0].split(), *words[1:]], cwd=folder, env=environment, capture_output=True, text=True, timeout=110
+        [*words[0].split(), *words[1:]], cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT
     )
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
@@ -49,6 +50,7 @@ def printed_commands(page, beginning):
     return [line for line in lines if re.match(beginning, line)]
 
 
+@pytest.mark.timeout(300)
 def test_the_readmes_script_compresses_from_the_first_step(tmp_path):
     (command,) = printed_commands("README.md", "torchrun --nproc")
     _, watched = launched(saved("README.md", tmp_path), command)
@@ -65,6 +67,7 @@ def test_the_readmes_script_is_short():
     assert len([line for line in lines if "gradwire." in line]) == 1
 
 
+@pytest.mark.timeout(300)
 def test_the_readmes_other_form_is_torchs_hook(tmp_path):
     form = re.search(r"`(ddp_model\.register_comm_hook\(\*gradwire\.comm_hook\(.*?\)\))`", PAGES["README.md"])[1]
     text = script("README.md").replace('handle = gradwire.attach(ddp_model, "int4", optimizer=optimizer)', form)
@@ -122,6 +125,7 @@ def test_every_page_has_the_same_answer_for_a_network():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_training_script_starts_resumes_and_says_when_it_is_finished(tmp_path):
     folder = saved("docs/training-script.md", tmp_path)
     (command,) = printed_commands("docs/training-script.md", "torchrun --nproc")
@@ -132,6 +136,7 @@ def test_the_training_script_starts_resumes_and_says_when_it_is_finished(tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_commands_that_find_out_whether_it_pays_run_in_one_folder_as_printed(tmp_path):
     folder = saved("docs/training-script.md", tmp_path)
     commands = printed_commands("docs/training-script.md", "EPOCHS=")
@@ -143,6 +148,7 @@ def test_the_commands_that_find_out_whether_it_pays_run_in_one_folder_as_printed
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", WITH_TORCHRUN)
 def test_a_page_whose_script_takes_several_ranks_runs_on_two(page, tmp_path):
     text = script(f"docs/{page}.md")
