@@ -57,7 +57,8 @@ def trains_and_resumes(page: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
     for printed in ("8 steps", "already finished"):
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0 and printed in done.stdout, done.stdout + done.stderr
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert printed in done.stdout, done.stdout
     assert Path("checkpoint.pt").exists()
 
 
