@@ -18,6 +18,7 @@ from .buckets.layout import plain
 from .engine.engine import DEFAULT_TIMEOUT
 from .memory import checkpoint
 from .memory.loss_scale import LossScale, Scaler
+from .memory.model_memory import Snapshot
 from .memory.resize import merged
 from .transport.collectives import gathered, scattered
 from .transport.protocol import Decorator
@@ -145,7 +146,11 @@ class Handle(Observed):
         """
         if self._loss_scale is not None:
             self.averager.between_steps(self._loss_scale.catch_up)  # the scaler is saved with its new scale
-        taken, names, (rank, world_size) = self.averager.taken(), self.averager.names, self.averager.engines.place()
+        return self.sealed(self.averager.taken())
+
+    def sealed(self, taken: Snapshot) -> dict[str, Any]:
+        """The state of a snapshot, as `state_dict` returns it."""
+        names, (rank, world_size) = self.averager.names, self.averager.engines.place()
         state = taken.state_dict()
         if self._bound and not taken.begun:
             state["parameters"] = checkpoint.blank(taken.compressor, names, world_size, rank)
@@ -161,10 +166,10 @@ class Handle(Observed):
         comes to its end first. Raises ValueError, changing nothing, where it was saved with another compressor, rank or
         model.
         """
-        if resize:
-            if not self._bound:
-                raise ValueError(UNBOUND)
-            return self._load(merged(saved, self.compressor, self.averager.names))
+        self._load(self._merged(saved) if resize else self.fitting(saved))
+
+    def fitting(self, saved: Any) -> dict[str, Any]:
+        """This rank's saved state, checked. Raises ValueError where it does not fit."""
         if checkpoint.is_gathered(saved):
             raise ValueError("the state has those of all ranks: all ranks call scatter_state_dict(saved)")
         rank, world_size = self.averager.engines.place()
@@ -172,7 +177,13 @@ class Handle(Observed):
         if self._bound:
             checkpoint.check_parameters(state, self.compressor, self.averager.names, world_size, rank)
         checkpoint.check_whole(state)
-        self._load(state)
+        return state
+
+    def _merged(self, states: Any) -> dict[str, Any]:
+        """What all ranks go on from, given the states of all. Raises ValueError where they do not fit."""
+        if not self._bound:
+            raise ValueError(UNBOUND)
+        return merged(states, self.compressor, self.averager.names)
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self.averager.load(state)
@@ -208,9 +219,7 @@ class Handle(Observed):
             states = checkpoint.states_of(saved)
             if len(states) == ranks:
                 return states
-            if not self._bound:
-                raise ValueError(UNBOUND)
-            return [{"merged": merged(states, self.compressor, self.averager.names)}] * ranks
+            return [{"merged": self._merged(states)}] * ranks
         except ValueError as error:
             return [str(error)] * ranks
 

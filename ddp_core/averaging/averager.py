@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd import Variable
 
 from ...compress import AllReduce, Compressor, Layout, warm_up
 from ..buckets.assignment import Rooms
@@ -32,6 +33,7 @@ from .bound import AllPending, Bound, all_done, labelled, names_by_index, one_ro
 from .compiling import compile_kernels
 from .engines import Engines
 from .inspection import Inspection
+from .step_lock import StepLock
 
 logger = logging.getLogger(__name__)
 
@@ -67,12 +69,11 @@ class CompressedAverager:
         self.before_step: Callable[[], None] | None = None  # what the handle does before a step begins
         self.drain: Callable[[], None] = lambda: None  # waits for averages that are handed out after backward's end
         self._told = False  # when a step begins; else the indices of buckets alone tell
+        self._ends = False  # `end_step` tells when it ends, too
         self._first_ones: set[int] = set()  # identities of the parameters that the first step has brought
         self._compares = True  # the values of parameters: at the first step, and after a load
-        self._lock = threading.RLock()  # held while a step begins, and while somebody takes or changes the memory
-        self._thread = 0  # that the step which began last runs on
+        self.turns = StepLock()
         self._warned: Compressor | None = None  # the compressor whose warm-up was logged
-        self._waiting: list[Callable[[], None]] = []  # changes that another thread wants, for the end of the step
 
     @property
     def scale(self) -> float:
@@ -90,7 +91,7 @@ class CompressedAverager:
 
     def measured(self) -> Measured:
         """What was noted of the last steps."""
-        steps, engines = self.totals.recent_and(None if self._under_way() else self._step), self.engines
+        steps, engines = self.totals.recent_and(None if self.under_way else self._step), self.engines
         begun, ranks, on_host = engines.agreement.step, engines.group.size(), engines.on_host
         warming = warm_up(self.memory.compressor, self.memory.step)
         return Measured(steps, self.stats(), begun, ranks, on_host=on_host, warm_up=warming)
@@ -99,50 +100,53 @@ class CompressedAverager:
         """Where buckets of our own DDP may best lie."""
         return self.engines.rooms(self.memory.compressor, device, sums=self.scale != 1.0)
 
-    def expect_step(self) -> None:
-        """The next bucket for a hook is the first of a step, and any may be the last: indices of buckets do not tell."""
+    def expect_step(self, *, ends: bool = False) -> None:
+        """The next bucket for a hook is the first of a step, whatever its index. `ends`: `end_step` is called at its end."""
         self._expected = self._told = True
+        self._ends = ends
+
+    def _begin_told(self) -> None:
+        """Begin a step of a hook; where no index tells which bucket is the last one, the end of backward does."""
+        self.begin_step(step := Step())
+        if self._ends or not self._told:
+            return
+        if torch._C._current_graph_task_id() == -1:
+            step.sent = True
+        else:
+            Variable._execution_engine.queue_callback(partial(setattr, step, "sent", True))
 
     def begin_step(self, step: Step) -> None:
         """The first bucket of a synchronized step comes next: give the step its number."""
         self.totals.begin(step, self.memory.step)
-        with self._lock:
+        with self.turns:
             if self.before_step is not None:
                 self.before_step()
-            if self._waiting:
-                self._change()
+            self.turns.make_changes()
             self._inspection.end_step(self.memory, self._step)
             self.totals.count(self._step)
             self._step = step
             self.memory.step += 1
             step.number, self.memory.committed = self.memory.step, False
             self.engines.agreement.step += 1
-            self._thread = threading.get_ident()
+            self.turns.begin()
         self._last_index, self._expected = -1, False
 
     def end_step(self) -> None:
         """All averages of the step that `begin_step` began have been handed out."""
-        with self._lock:
+        with self.turns:
             self._step.finished = True
-            self._change()
+            self.turns.make_changes()
 
-    def _change(self) -> None:
-        """Make the changes that other threads wanted in the middle of a step."""
-        while self._waiting:
-            self._waiting.pop(0)()
-
-    def _under_way(self) -> bool:
+    @property
+    def under_way(self) -> bool:
         """Whether a step has begun and not come to its end, as far as its buckets tell."""
         return self._step.under_way(idle=self.engines.idle)
 
     def between_steps(self, change: Callable[[], None]) -> None:
         """Change the memory now, or when the step is over that runs on another thread."""
         self.drain()
-        with self._lock:
-            if self._under_way() and self._thread != threading.get_ident():  # on this one it broke off
-                self._waiting.append(change)
-            else:
-                change()
+        with self.turns:
+            self.turns.between_steps(change, under_way=self.under_way)
 
     def start(self, bucket: Sendable) -> Pending:
         """Begin to average a bucket of our own DDP, after those before; its average is what waiting for it gives."""
@@ -173,14 +177,16 @@ class CompressedAverager:
         first = self.engines.agreement.step == 1  # that of a static graph has all its buckets at index 0
         static = first and self._told and id(parameters[0]) not in self._first_ones
         if self._expected or (bucket.index() <= self._last_index and not static):
-            self.begin_step(Step())
+            self._begin_told()
         if self.engines.agreement.step == 1:
             self._first_ones.update(map(id, parameters))
         bound = self._bounds.get(bucket.index())
         if bound is None or list(map(id, bound.parameters)) != list(map(id, parameters)):
             bound = self._bind(bucket, parameters)
         pending = self._averages(bound, bucket, future=True)
-        self._last_index, self._step.sent = bucket.index(), bucket.is_last() or self._told
+        self._last_index = bucket.index()
+        if not self._told:
+            self._step.sent = bucket.is_last()
         assert isinstance(pending, FuturePending)
         return pending.future
 
@@ -217,11 +223,11 @@ class CompressedAverager:
             self._inspection.watch(parameters)
         flat = as_real(buffer)
         layout = self._met(named, flat, engine)
-        with self._lock:
+        with self.turns:
             parts = parts_of(self.memory, bucket, named, layout)
         parts = [prepared(part, self.memory, engine, flat) for part in parts]
         self._bounds[index] = Bound(self._known, parameters, engine, label, names, parts)
-        with self._lock:
+        with self.turns:
             self.memory.arrange(names_by_index(self._bounds))
         return self._bounds[index]
 
@@ -255,8 +261,8 @@ class CompressedAverager:
     def taken(self) -> Snapshot:
         """The memory after the last step that came to its end; on any thread, at any time."""
         self.drain()
-        with self._lock:
-            return self.memory.taken(under_way=self._under_way())
+        with self.turns:
+            return self.memory.taken(under_way=self.under_way)
 
     def load(self, saved: Mapping[str, Any], *, follow: bool = True) -> None:
         """Go on from a saved state; `follow`: with its order of buckets, if that is not the first step's."""

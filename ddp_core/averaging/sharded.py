@@ -13,23 +13,26 @@ from torch import Tensor
 from ...compress import AllGather
 from ...compress.protocol import Codec
 from ...compress.shard_layout import ShardLayout
-from ...compress.shards import ShardSum, gather_rows
+from ...compress.shards import ShardState, ShardSum, gather_rows
 from ..engine.task import Task
 from ..measure.metrics import Measured
 from ..measure.record import Record
 from ..measure.stats import Stats, Totals
 from ..measure.step import BucketStats, Step
-from ..memory.shard_memory import ShardMemory
+from ..memory.shard_memory import ShardMemory, ShardSnapshot
 from ..transport.protocol import Decorator, Pending
+from .averager import CompressedAverager
 from .bound import labelled
 from .engines import Engines
+from .step_lock import StepLock
 
 
 class ShardAverager:
     """What a model's shards cost on the wire, and remember, on this rank.
 
-    `group`: the ranks that share the parameters. `codec`: how weights travel, None for as they are. All ranks make the same
-    calls in the same order.
+    `group`: the ranks that share the parameters. `codec`: how weights travel, None for as they are. `replicas`: averages
+    over replicas, if anything of gradwire's does; a step of both ends when theirs does. All ranks make the same calls in the
+    same order.
     """
 
     def __init__(
@@ -40,13 +43,17 @@ class ShardAverager:
         device: torch.device,
         timeout: timedelta,
         decorate: Decorator | None = None,
+        replicas: CompressedAverager | None = None,
     ) -> None:
-        self.memory, self.codec = ShardMemory(reduction), codec
+        self.memory, self.codec, self._replicas = ShardMemory(reduction), codec, replicas
         self.engines, self.device = Engines([group], timeout, decorate), device
         self.decorated = decorate is not None
         self.totals, self._step = Totals(), Step()
         self._agreed = False  # since the last change
         self.before_step: Callable[[], None] = lambda: None  # what the handle does before a step begins
+        self.turns = StepLock()
+        if replicas is not None:
+            self.turns.lock = replicas.turns.lock
 
     def gather(self, index: int, names: tuple[str, ...], mine: Tensor, out: Tensor, *, training: bool) -> Pending:
         """Begin to fill `out` with the rows of all ranks, of which `mine` is this one's; outside of training, in no step."""
@@ -61,7 +68,8 @@ class ShardAverager:
 
     def reduce(self, index: int, layout: ShardLayout, grad: Tensor, out: Tensor, scale: float) -> Pending:
         """Begin to fill `out` with `scale` times the mean over ranks of this rank's row of `grad`."""
-        state, names = self.memory.get(index, layout), layout.whole.names
+        with self.turns:
+            state, names = self.memory.get(index, layout), layout.whole.names
         task = Task(self.memory.reduction.reduce(grad, state, out, scale), labelled(index, names))
         return self._submit(task, BucketStats(names, grad.numel(), task.record, None, grad.element_size()))
 
@@ -94,18 +102,35 @@ class ShardAverager:
 
     def begin_step(self) -> None:
         """The first gradients of a step come next."""
-        self.before_step()
-        self.memory.begin_step()
-        self.engines.agreement.step += 1
+        with self.turns:
+            self.before_step()
+            self.turns.make_changes()
+            self.memory.begin_step()
+            self.engines.agreement.step += 1
+            self.turns.begin()
 
     def end_step(self) -> None:
-        """All shards of the step are there."""
-        self.memory.end_step()
-        self._step.finished = True
+        """All shards of the step are there; where they are still averaged over replicas, end it when these are done."""
+        with self.turns:
+            if self._replicas is not None and self._replicas.under_way:
+                return
+            self.memory.end_step()
+            self._step.finished = True
+            self.turns.make_changes()
+
+    def between_steps(self, change: Callable[[], None]) -> None:
+        """Change the memory now, or when the step is over that runs on another thread."""
+        with self.turns:
+            self.turns.between_steps(change, under_way=self.memory.under_way)
 
     def stats(self) -> Stats:
         """What modules cost in the last step, and in all."""
         return self.totals.stats(self._step, self.memory.step)
+
+    def taken(self) -> ShardSnapshot:
+        """The memory after the last step that came to its end; on any thread, at any time."""
+        with self.turns:
+            return self.memory.taken()
 
     def measured(self) -> Measured:
         """What was noted of the last steps. They are not timed in full: backward is torch's."""
@@ -115,14 +140,19 @@ class ShardAverager:
         return Measured(steps, self.stats(), begun, ranks, on_host=on_host, sharded=True)
 
     def replace(self, reduction: ShardSum, codec: Codec | None) -> None:
-        """Go on with other payloads from the next step on; nothing that is held back is lost."""
+        """Go on with other payloads from the next step on; nothing that is held back is lost. Between steps."""
         self.memory.replace(reduction)
         self.codec = codec
         self._change()
 
-    def load(self, parameters: Mapping[str, Mapping[str, Any]], step: int) -> None:
-        """Go on from what was held back, by parameter."""
-        self.memory.load(parameters, step)
+    def loaded(self, parameters: Mapping[str, Mapping[str, Any]]) -> dict[int, ShardState]:
+        """The states of modules as they were saved. Raises ValueError, changing nothing, for a shape that does not fit."""
+        with self.turns:
+            return self.memory.loaded(parameters)
+
+    def load(self, states: Mapping[int, ShardState], step: int) -> None:
+        """Go on from these states, of `loaded`. Between steps."""
+        self.memory.load(states, step)
         self._change()
 
     def _change(self) -> None:

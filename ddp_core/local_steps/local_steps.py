@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -83,7 +84,9 @@ class LocalSteps:
         self._parts = self._rounds.fragments
         self.spacing = self.every // len(self._parts)
         self._setup = self._described(model, outer, compressor)
-        self._flight: Future[RoundStats] | None = None
+        self._flight: Future[RoundStats] | None = None  # the round on its way, until training has taken it up
+        self._replaced = False  # a round brought another model, which the next turn takes over
+        self._lock = threading.RLock()  # held at a turn, and while a thread saves or loads
         self._rounds.sites.join(self._setup)
         self._start()
         self._hook = optimizer.register_step_post_hook(self._stepped)
@@ -124,8 +127,11 @@ class LocalSteps:
 
     def _stepped(self, *_: Any) -> None:
         """The optimizer has made a step."""
-        self.steps += 1
-        if self.steps % self.spacing == 0:
+        if (self.steps + 1) % self.spacing:
+            self.steps += 1
+            return
+        with self._lock:
+            self.steps += 1
             self._settle()
             self._begin(self._parts[self._rounds.turn])
             if not self.overlap:
@@ -139,7 +145,8 @@ class LocalSteps:
     @torch.no_grad()
     def _settle(self) -> None:
         """Wait for the round that is on its way, and bring what it has changed into the model."""
-        if self._land():
+        self._land()
+        if self._replaced:
             return self._reset()
         for part in self._parts:
             if part.captured is not None:
@@ -147,27 +154,37 @@ class LocalSteps:
                 if part is self._parts[-1]:
                     self._take_buffers()
 
-    def _land(self) -> bool:
-        """Wait until the round on its way has come to its end; whether it brought another model."""
+    def _arrived(self) -> RoundStats | None:
+        """Wait until the round on its way has come to its end; None where there is none."""
         if self._flight is None:
-            return False
-        flight, self._flight, began = self._flight, None, time.perf_counter()
+            return None
         try:
-            stats = flight.result(self._rounds.sites.patience)
+            return self._flight.result(self._rounds.sites.patience)
         except WaitTimeout as error:
             raise RuntimeError(
                 f"a round of local steps has not ended within {self._rounds.sites.patience:.0f} s: a site hangs"
             ) from error
+
+    def _land(self) -> None:
+        """Wait for the round on its way, and take up what it tells."""
+        began = time.perf_counter()
+        try:
+            stats = self._arrived()
+        finally:
+            self._flight = None
+        if stats is None:
+            return
         self.waited += time.perf_counter() - began
         self.history.append(stats)
         self._sent_bytes += stats.sent_bytes
         self.round = stats.round
         if stats.replaced and stats.round:
             logger.warning("this site was late or had numbers that are not finite, and goes on with the others' model")
-        return stats.replaced
+        self._replaced = self._replaced or stats.replaced
 
     def _reset(self) -> None:
         """Take what all sites have in common for the model."""
+        self._replaced = False
         for part in self._parts:
             part.reset()
         self._take_buffers()
@@ -193,11 +210,11 @@ class LocalSteps:
 
     def synchronize(self) -> None:
         """Average all of the model now: then it is the same at all sites. All call it after the same step."""
-        self._settle()
-        for _ in self._parts:
-            self._begin(self._parts[self._rounds.turn])
+        with self._lock, torch.no_grad():
             self._settle()
-        with torch.no_grad():
+            for _ in self._parts:
+                self._begin(self._parts[self._rounds.turn])
+                self._settle()
             self._reset()
 
     def finish(self) -> None:
@@ -211,15 +228,14 @@ class LocalSteps:
         self._rounds.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint of this site needs beside its model and optimizer; waits for the round that is on its way."""
-        self._land_beside()
-        return saved.state_of(self._setup, self.steps, self._rounds)
+        """What a checkpoint of this site needs beside its model and optimizer; waits for the round that is on its way.
 
-    @torch.no_grad()
-    def _land_beside(self) -> None:
-        """Wait for the round on its way without applying its average, which is due later; another model is taken at once."""
-        if self._land():
-            self._reset()
+        On any thread, also beside training, which goes on with the same numbers.
+        """
+        with self._lock:
+            stats = self._arrived()
+            replaced = self._replaced or (stats is not None and stats.replaced)
+            return saved.state_of(self._setup, self.steps, self._rounds, replaced=replaced)
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Go on from this site's state, loaded after its model; or, with another number of sites, from those of all.
@@ -227,11 +243,11 @@ class LocalSteps:
         From a list each site takes the first one's common model for its own, without what was trained since, and owes the
         mean of what all held back. Raises ValueError, changing nothing, for a state that does not fit.
         """
-        self._land_beside()
-        self.steps = saved.load(state, self._setup, self._rounds)
-        self.round = self._rounds.round
-        if not isinstance(state, Mapping):
-            with torch.no_grad():
+        with self._lock, torch.no_grad():
+            self._land()
+            self.steps, self._replaced = saved.load(state, self._setup, self._rounds)
+            self.round = self._rounds.round
+            if not isinstance(state, Mapping):
                 self._reset()
 
 

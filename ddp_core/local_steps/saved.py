@@ -28,15 +28,17 @@ def digest(value: object) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()[:12]
 
 
-def state_of(setup: str, steps: int, rounds: Rounds) -> dict[str, Any]:
+def state_of(setup: str, steps: int, rounds: Rounds, *, replaced: bool) -> dict[str, Any]:
     """The state between two rounds; safe with `torch.load(weights_only=True)`.
+
+    `replaced`: the last round brought another model, which the next turn takes over.
 
     {"parameters": {name: {"anchor", "momentum", and "captured" where its round has ended and is not applied yet}},
     "fragments": [{"world_size", "rank", "memory": {name: {field: tensor}}} or None], ...}
     """
     parameters: dict[str, dict[str, Tensor]] = {}
     for part in rounds.fragments:
-        for field, flat in _fields(part).items():
+        for field, flat in _fields(part, replaced).items():
             for name, view in part.layout.views(flat).items():
                 parameters.setdefault(name, {})[field] = view.clone()
     memories = [rounds.memories.get(index) for index in range(len(rounds.fragments))]
@@ -48,20 +50,24 @@ def state_of(setup: str, steps: int, rounds: Rounds) -> dict[str, Any]:
         "parameters": parameters,
         "fragments": [None if memory is None else _saved(memory) for memory in memories],
         "buffers": rounds.buffers.clone(),
+        "replaced": replaced,
     }
 
 
-def _fields(part: Fragment) -> dict[str, Tensor]:
+def _fields(part: Fragment, replaced: bool) -> dict[str, Tensor]:
     fields = {"anchor": part.anchor, "momentum": part.momentum}
-    return fields if part.captured is None else {**fields, "captured": part.captured}
+    return fields if part.captured is None or replaced else {**fields, "captured": part.captured}
 
 
 def _saved(memory: BucketMemory) -> dict[str, Any]:
     return {"world_size": memory.layout.world_size, "rank": memory.layout.rank, "memory": memory.save()}
 
 
-def load(state: Mapping[str, Any] | Sequence[Mapping[str, Any]], setup: str, rounds: Rounds) -> int:
-    """Take a state, or those of all sites; the steps so far. Raises ValueError, changing nothing, where one does not fit."""
+def load(state: Mapping[str, Any] | Sequence[Mapping[str, Any]], setup: str, rounds: Rounds) -> tuple[int, bool]:
+    """Take a state, or those of all sites; the steps so far, and whether the next turn takes another model over.
+
+    Raises ValueError, changing nothing, where one does not fit.
+    """
     states = list(state) if isinstance(state, Sequence) else [state]
     if not states:
         raise ValueError("the list of states is empty")
@@ -79,7 +85,7 @@ def load(state: Mapping[str, Any] | Sequence[Mapping[str, Any]], setup: str, rou
     rounds.round = int(first["round"])
     rounds.buffers.copy_(first["buffers"])
     rounds.memories = {index: memory for index, memory in enumerate(memories) if memory is not None}
-    return int(first["steps"])
+    return int(first["steps"]), bool(first.get("replaced"))
 
 
 def _check(state: Any, setup: str, rounds: Rounds) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -12,6 +13,22 @@ from ...compress.shards import Finite, ShardState, ShardSum
 from ...compress.state import Entries, Leaves, summed
 from .bucket_memory import NOT_TO_DISCARD
 from .device_flag import DeviceFlag
+
+
+@dataclass(frozen=True)
+class ShardSnapshot:
+    """The memory of sharded parameters after `step` steps; later ones do not change it."""
+
+    reduction: ShardSum
+    step: int
+    leaves: Sequence[Leaves]
+
+    def save(self) -> Entries:
+        """Copies of all that is held back, by parameter name and field."""
+        entries: Entries = {}
+        for each in self.leaves:
+            entries.update(each.save())
+        return entries
 
 
 class ShardMemory:
@@ -26,7 +43,7 @@ class ShardMemory:
         self._states: dict[int, ShardState] = {}  # by the number of the module
         self._leaves: dict[int, Leaves] = {}
         self._finite = Finite()
-        self._under_way = False  # a step has begun, and not come to its end
+        self.under_way = False  # a step has begun, and not come to its end
         self._committed = True  # the last step can be taken back no more
         self._discarded = False
 
@@ -49,24 +66,29 @@ class ShardMemory:
         """The first gradients of a step come next."""
         self.commit()
         self.step += 1
-        self._under_way, self._committed, self._finite = True, False, Finite()
+        self.under_way, self._committed, self._finite = True, False, Finite()
         for index, state in self._states.items():
             state.finite = self._finite
             self._leaves[index].set_step(self.step - 1)
 
     def end_step(self) -> None:
         """All shards of the step are there."""
-        self._under_way = False
+        self.under_way = False
+
+    def _keeps(self) -> bool:
+        """Whether the last step counts: it came to its end, met only what is finite, and nobody has discarded it."""
+        if self.under_way or self._discarded:
+            return False
+        return self._finite.everywhere is None or bool(DeviceFlag(self._finite.everywhere))
 
     def commit(self) -> None:
-        """Keep what the last step held back, or undo it: where it broke off, met what is not finite, or was discarded."""
+        """Keep what the last step held back, or undo it."""
         if self._committed:
             return
-        finite = self._finite.everywhere is None or bool(DeviceFlag(self._finite.everywhere))
-        keep = finite and not self._under_way and not self._discarded
+        keep = self._keeps()
         for leaves in self._leaves.values():
             leaves.keep() if keep else leaves.undo()
-        self._under_way, self._committed, self._discarded = False, True, False
+        self.under_way, self._committed, self._discarded = False, True, False
         self._drop_released()
 
     def _drop_released(self) -> None:
@@ -98,22 +120,24 @@ class ShardMemory:
             fresh.residual = _moved(held[index], fresh.residual)
             self._put(index, fresh)
 
-    def save(self) -> Entries:
-        """Copies of all that is held back, after the last step, by parameter name and field."""
-        self.commit()
-        entries: Entries = {}
-        for leaves in self._leaves.values():
-            entries.update(leaves.save())
-        return entries
+    def taken(self) -> ShardSnapshot:
+        """The memory after the last step that came to its end; copies pointers only."""
+        newest = self._committed or self._keeps()
+        leaves = [each.taken(newest=newest) for each in self._leaves.values()]
+        return ShardSnapshot(self.reduction, self.step - self.under_way, leaves)
 
-    def load(self, entries: Mapping[str, Mapping[str, Tensor]], step: int) -> None:
-        """Take what was saved, and nothing else. Raises ValueError, changing nothing, for a shape that does not fit."""
-        self.commit()
+    def loaded(self, entries: Mapping[str, Mapping[str, Tensor]]) -> dict[int, ShardState]:
+        """The states of modules as they were saved. Raises ValueError, changing nothing, for a shape that does not fit."""
         fresh = {index: self.reduction.init(state.layout) for index, state in self._states.items()}
         for state in fresh.values():
             Leaves(state).load(entries)
+        return fresh
+
+    def load(self, states: Mapping[int, ShardState], step: int) -> None:
+        """Go on from these states, of `loaded`, and from nothing else."""
+        self.commit()
         self.step = step
-        for index, state in fresh.items():
+        for index, state in states.items():
             self._put(index, state)
 
     def names(self) -> set[str]:

@@ -59,8 +59,18 @@ def attach_sharded(model: nn.Module, asked: Sharding, timeout: timedelta, transp
             f"somebody communicates for {len(taken)} of its {len(modules)} sharded modules already: attach once, or close() "
             "the handle first"
         )
-    replicas = _replicas(modules, asked, timeout, transport)
-    averager = ShardAverager(reduction, codec, modules[0].shard_group, modules[0].device, timeout, transport)
+    replicas = _handle_of_replicas(modules, asked, timeout, transport)
+    averager = ShardAverager(
+        reduction,
+        codec,
+        modules[0].shard_group,
+        modules[0].device,
+        timeout,
+        transport,
+        None if replicas is None else replicas.averager,
+    )
+    if replicas is not None:
+        _take_replicas(modules, replicas, averager if asked.of_shards else None)
     if asked.of_shards:
         _take_shards(modules, averager, replicated=replicas is not None)
     return ShardHandle(averager, replicas, modules, of_shards=asked.of_shards)
@@ -78,10 +88,10 @@ def _take_shards(modules: Sequence[ShardedModule], averager: ShardAverager, *, r
         module.take(ShardGather(module, averager), reduction, divisor)
 
 
-def _replicas(
+def _handle_of_replicas(
     modules: Sequence[ShardedModule], asked: Sharding, timeout: timedelta, transport: Decorator | None
 ) -> Handle | None:
-    """The handle of what averages over replicas, hooked."""
+    """The handle of what averages over replicas."""
     if asked.replicas is None:
         return None
     group = modules[0].replica_group
@@ -89,9 +99,12 @@ def _replicas(
         raise ValueError("it has no replicas: fully_shard(model, mesh=...) with a mesh of two dimensions makes some")
     if not asked.of_shards and any(module.divisor is not None for module in modules):
         raise ValueError("set_gradient_divide_factor holds for gradwire's sums alone: say reduce='none', too")
-    handle = Handle(tuned(asked.replicas, asked.optimizer), group, timeout, transport=transport)
-    steps = ReplicaSteps(handle)
-    arrivals = Arrivals(steps, modules[0].device, timeout)
+    return Handle(tuned(asked.replicas, asked.optimizer), group, timeout, transport=transport)
+
+
+def _take_replicas(modules: Sequence[ShardedModule], handle: Handle, shards: ShardAverager | None) -> None:
+    """Have the handle average over replicas what is summed among shards."""
+    steps = ReplicaSteps(handle, shards)
+    arrivals = Arrivals(steps, modules[0].device, handle.averager.engines.timeout)
     for module in modules:
         module.take_replicas(ReplicaMean(module, handle, steps, arrivals))
-    return handle

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...compress import Spec
-from ...compress.shards import shard_codec, shard_sum
+from ...compress.shards import ShardState, shard_codec, shard_sum
 from ...compress.state import Entries
 from ...ddp_core import Handle, LossScale, Observed, Scaler, ShardAverager
 from .modules import ShardedModule
@@ -47,9 +47,15 @@ class ShardHandle(Observed):
         """
         if not self._of_shards:
             raise ValueError("torch communicates among the shards here: swap what goes among replicas, handle.replicas")
-        reduction = self.averager.memory.reduction if reduce is None else shard_sum(reduce)
-        codec = self.averager.codec if gather is None else shard_codec(gather)
-        self.averager.replace(reduction, codec)
+        reduction = None if reduce is None else shard_sum(reduce)
+        codec = None if gather is None else shard_codec(gather)
+        averager = self.averager
+        averager.between_steps(
+            lambda: averager.replace(
+                averager.memory.reduction if reduction is None else reduction,
+                averager.codec if gather is None else codec,
+            )
+        )
 
     def rescale(self, factor: float) -> None:
         """Multiply what is held back, when the loss scale has changed: see `Handle.rescale`."""
@@ -57,7 +63,7 @@ class ShardHandle(Observed):
             raise ValueError(f"the factor is the new loss scale over the old one, above 0 and finite; got {factor}")
         if self._loss_scale is not None:
             raise RuntimeError("the handle follows a scaler by itself: leave rescale() out, or the scaler of attach()")
-        self._rescale(factor)
+        self.averager.between_steps(lambda: self._rescale(factor))
 
     def _rescale(self, factor: float) -> None:
         self.averager.memory.rescale(factor)
@@ -72,6 +78,9 @@ class ShardHandle(Observed):
 
     def discard_step(self) -> None:
         """Forget the gradients of the last backward, which you throw away: see `Handle.discard_step`."""
+        self.averager.between_steps(self._discard)
+
+    def _discard(self) -> None:
         self.averager.memory.discard_step()
         if self.replicas is not None:
             self.replicas.discard_step()
@@ -84,14 +93,19 @@ class ShardHandle(Observed):
 
         So torch.distributed.checkpoint can save those of all ranks together. Inside: {"gradwire": format, "reduce", "step",
         "parameters": {name: {field: tensor}}}, tensors in the shapes of whole parameters; with replicas their handle's state
-        as "replicas". Between steps.
+        as "replicas". It is the state after the last step that came to its end, also while the next one is under way on
+        another thread, which is not held up.
         """
-        if self._loss_scale is not None:
-            self._loss_scale.catch_up()  # the scaler is saved with its new scale
-        memory = self.averager.memory
-        parameters: Entries = memory.save()
-        inside = {"gradwire": FORMAT, "reduce": repr(memory.reduction), "step": memory.step, "parameters": parameters}
-        return {self._key(): inside | ({} if self.replicas is None else {"replicas": self.replicas.state_dict()})}
+        averager, replicas = self.averager, self.replicas
+        with averager.turns:  # of both after the same step
+            if self._loss_scale is not None:
+                averager.between_steps(self._loss_scale.catch_up)  # the scaler is saved with its new scale
+            taken, of_replicas = averager.taken(), None if replicas is None else replicas.averager.taken()
+        parameters: Entries = taken.save()
+        inside = {"gradwire": FORMAT, "reduce": repr(taken.reduction), "step": taken.step, "parameters": parameters}
+        if replicas is not None and of_replicas is not None:
+            inside["replicas"] = replicas.sealed(of_replicas)
+        return {self._key(): inside}
 
     def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, resize: bool = False) -> None:
         """Go on from this rank's `state_dict()`.
@@ -103,20 +117,27 @@ class ShardHandle(Observed):
         memory = self.averager.memory
         inside = merged(saved) if resize else own(saved, self._key())
         state = checked(inside, repr(memory.reduction), memory.names())
-        owed = self._owed(state.get("replicas")) if resize else None
-        if self.replicas is not None and not resize:
-            self.replicas.load_state_dict(among_replicas(state))
-        self.averager.load(state["parameters"], state["step"])
-        if self.replicas is not None and owed is not None:
-            self.replicas.averager.load(owed)
+        if self.replicas is None:
+            of_replicas = None
+        else:
+            of_replicas = self._owed(state) if resize else self.replicas.fitting(among_replicas(state))
+        states = self.averager.loaded(state["parameters"])
+        self.averager.between_steps(lambda: self._load(states, state["step"], of_replicas))
+
+    def _load(self, states: Mapping[int, ShardState], step: int, of_replicas: Mapping[str, Any] | None) -> None:
+        self.averager.load(states, step)
+        if self.replicas is not None and of_replicas is not None:
+            self.replicas.averager.load(of_replicas)
         if self._loss_scale is not None:
             self._loss_scale.forget()
 
-    def _owed(self, states: Sequence[Mapping[str, Any]] | None) -> dict[str, Any] | None:
-        """What replicas go on from, where there are and were some, given their states on all ranks."""
-        if self.replicas is None or states is None:
+    def _owed(self, state: Mapping[str, Any]) -> dict[str, Any] | None:
+        """What replicas go on from, where there were some, given the merged state of all ranks."""
+        if self.replicas is None or "replicas" not in state:
             return None
-        return owed_by_replicas(states, [module.layout() for module in self._modules], self.replicas.compressor)
+        return owed_by_replicas(
+            state["replicas"], [module.layout() for module in self._modules], self.replicas.compressor
+        )
 
     def _key(self) -> str:
         rank, ranks = self._modules[0].place

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...ddp_core import FuturePending, Handle
+from ...ddp_core import FuturePending, Handle, ShardAverager
 from .arrivals import Arrivals
 from .modules import ShardedModule
 
@@ -37,15 +37,18 @@ class ShardBucket:
 
 
 class ReplicaSteps:
-    """The steps of a handle, as arrivals begin and end them, and the modules of each in their order."""
+    """The steps of a handle, as arrivals begin and end them, and the modules of each in their order.
 
-    def __init__(self, handle: Handle) -> None:
-        self._handle = handle
+    `shards`: whose step ends with that of the replicas, where gradwire communicates for them, too.
+    """
+
+    def __init__(self, handle: Handle, shards: ShardAverager | None) -> None:
+        self._handle, self._shards = handle, shards
         self._modules = 0
 
     def begin_step(self) -> None:
         """The next bucket is the first of a step."""
-        self._handle.averager.expect_step()
+        self._handle.averager.expect_step(ends=True)
         self._modules = 0
 
     def next_index(self) -> int:
@@ -55,7 +58,10 @@ class ReplicaSteps:
 
     def end_step(self) -> None:
         """All averages are there."""
-        self._handle.averager.end_step()
+        with self._handle.averager.turns:
+            self._handle.averager.end_step()
+            if self._shards is not None:
+                self._shards.end_step()
 
 
 class ReplicaMean:

@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 import gradwire
 
 from .given import Given, average, gradients
+from .saving import Saves
 from .test_handle import same
 
 SHAPES = ((64, 48), (48,), (32, 40), (5,))
@@ -151,3 +152,60 @@ def rescaled(rank, world_size, spec):
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_rescaling_does_not_reach_what_was_taken_before(ranks, spec):
     assert ranks.run(rescaled, 2, spec) == [True, True]
+
+
+HANDLES = {  # where a step's buckets, or their numbers, tell differently when it is over
+    "own": {"ours": True},
+    "own, unused": {"ours": True, "find_unused_parameters": True},
+    "attached": {"ours": False},
+    "attached, static graph": {"ours": False, "static_graph": True},
+    "attached, unused": {"ours": False, "find_unused_parameters": True},
+}
+
+
+def between_buckets(model, handle, saves):
+    """Save within backward, too, when all averages are there of the buckets that have left."""
+
+    def hook(_):
+        while not handle.averager.engines.idle:
+            time.sleep(0.001)
+        saves.once()
+
+    for parameter in model.parameters():
+        parameter.register_hook(hook)
+
+
+def saved_at_requests(rank, world_size, spec, kind):
+    """Averages without saves and with one before and after each request; whether what was saved is of whole steps."""
+    options = {**OPTIONS, **HANDLES[kind]}
+    ours, found, states = options.pop("ours"), [], {}
+    for quiet in (True, False):
+        saves = Saves()
+        if ours:
+            model = gradwire.DistributedDataParallel(Given(SHAPES), compressor=spec, transport=saves, **options)
+            handle = model.compression
+        else:
+            model = TorchDDP(Given(SHAPES), **options)
+            handle = gradwire.attach(model, spec, transport=saves)
+        saves.save, averages = None if quiet else handle.state_dict, []
+        if not quiet and not ours:
+            between_buckets(model, handle, saves)
+        for step in range(5):
+            averages.append(step_of(model, rank, step))
+            if quiet:
+                states[step + 1] = handle.state_dict()
+        found.append(averages)
+        handle.close()
+    assert not saves.errors, saves.errors
+    whole = [state for state in saves.results if state["step"] > 2]  # new buckets are met in steps 1 to 3
+    alike = [same(state["parameters"], states[state["step"]]["parameters"]) for state in whole]
+    return same(*found), all(alike), len({state["step"] for state in whole})
+
+
+@pytest.mark.parametrize("kind", HANDLES)
+@pytest.mark.parametrize("spec", ["topk:ratio=0.05", "onebit", "powersgd:rank=2"])
+def test_a_thread_that_saves_beside_each_request_gets_whole_steps(ranks, spec, kind):
+    for trained_alike, saved_alike, different in ranks.run(saved_at_requests, 2, spec, kind):
+        assert trained_alike
+        assert saved_alike
+        assert different > 1

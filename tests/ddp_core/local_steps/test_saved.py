@@ -14,7 +14,7 @@ def taken(number, saved_with, here):
     """The steps of a state of a format, of a model without parameters, where a compressor is attached now."""
     saved = {**EMPTY, "gradwire_local_steps": number, "setup": f"every=4, compressor={saved_with!r}, 2 fragments"}
     rounds = SimpleNamespace(fragments=[], buffers=torch.zeros(0))
-    return load(saved, f"every=4, compressor={here!r}, 2 fragments", rounds)
+    return load(saved, f"every=4, compressor={here!r}, 2 fragments", rounds)[0]
 
 
 def test_a_compressor_of_format_1_is_by_the_defaults_of_then():

@@ -1,0 +1,149 @@
+"""Another thread saves while sharded models train: it holds nothing up, changes nothing, and gets whole steps."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+
+import gradwire
+from gradwire.compress.protocol import AllToAll
+
+from ..saving import Saves
+from ..test_handle import same
+from .given import given_model, gradients, mean_gradients
+
+STEPS = 4
+SHARDED = {"gather": "int8", "reduce": "int4"}
+CASES = [
+    ((2,), SHARDED),
+    ((2,), {"reduce": "onebit:feedback=1"}),
+    ((2,), {"reduce": "int4:residual_bits=8"}),
+    ((2, 1), {"replicas": "topk:ratio=0.1"}),
+    ((2, 1), {"replicas": "powersgd:rank=1", **SHARDED}),
+    ((2, 2), {"replicas": "onebit:feedback=1", "reduce": "int8"}),
+]
+
+
+def attached(shape, arguments):
+    model = given_model(mesh=init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :]))
+    saves = Saves()
+    return model, gradwire.attach(model, transport=saves, **arguments), saves
+
+
+def trained(rank, model, steps, after=lambda step: None):
+    means = []
+    for step in steps:
+        means.append(mean_gradients(model, gradients(rank, step)))
+        after(step)
+    return means
+
+
+def steps_of(state):
+    """The step of a state, which that among replicas agrees with where both count."""
+    (inside,) = state.values()
+    counts = {inside["step"], inside.get("replicas", inside)["step"]} - {0}
+    assert len(counts) <= 1, counts
+    return max(counts, default=0)
+
+
+def saved_within(rank, world_size, shape, arguments):
+    """Means without saves and with one before and after each request; the states after steps; what was saved."""
+    model, handle, _ = attached(shape, arguments)
+    states = {0: handle.state_dict()}
+    expected = trained(rank, model, range(STEPS), lambda step: states.update({step + 1: handle.state_dict()}))
+    handle.close()
+    model, handle, saves = attached(shape, arguments)
+    saves.save = handle.state_dict
+    found = trained(rank, model, range(STEPS), lambda _: saves.once())
+    saves.save, last = None, handle.state_dict()
+    handle.close()
+    assert not saves.errors, saves.errors
+    counted = {id(state): steps_of(state) for state in (*saves.results, last)}
+    first = 2 if "replicas" in arguments else 0  # buckets are met in step 1: the fields move
+    alike = [same(state, states[step]) for state in (*saves.results, last) if (step := counted[id(state)]) >= first]
+    return same(found, expected), all(alike), set(counted.values())
+
+
+@pytest.mark.parametrize(("shape", "arguments"), CASES, ids=str)
+def test_a_thread_that_saves_anywhere_in_a_step_changes_no_bit_of_training_and_gets_whole_steps(
+    ranks, shape, arguments
+):
+    for trained_alike, saved_alike, steps in ranks.run(saved_within, torch.Size(shape).numel(), shape, arguments):
+        assert trained_alike
+        assert saved_alike
+        assert steps == set(range(STEPS + 1))
+
+
+def changed_within(rank, world_size, shape, arguments):
+    """What a handle holds back that another thread changed in the middle of a step; and as it should be."""
+    answers = []
+    for change in ("load", "rescale", "swap"):
+        (model, handle, saves), (other, calm, _) = (attached(shape, arguments) for _ in range(2))
+        trained(rank, model, range(1))
+        trained(rank, other, range(1))
+        states = handle.state_dict(), calm.state_dict()
+
+        def act(handle, state, change=change):
+            if change == "load":
+                handle.load_state_dict(state)
+            elif change == "rescale":
+                handle.rescale(2.0)
+            else:
+                handle.swap(reduce="int8", gather="none")
+
+        def once(handle=handle, state=states[0], saves=saves, act=act):
+            saves.save = None
+            act(handle, state)
+
+        saves.save, saves.kinds = once, AllToAll  # that of the first gradients
+        found = trained(rank, model, range(1, 2))
+        expected = trained(rank, other, range(1, 2))
+        act(calm, states[1])
+        assert not saves.errors, saves.errors
+        found += trained(rank, model, range(2, 4))
+        expected += trained(rank, other, range(2, 4))
+        answers.append((same(found, expected), same(handle.state_dict(), calm.state_dict())))
+        handle.close()
+        calm.close()
+    return answers
+
+
+@pytest.mark.parametrize(("shape", "arguments"), [CASES[0], CASES[-1]], ids=str)
+def test_what_a_thread_changes_within_a_step_takes_effect_after_it(ranks, shape, arguments):
+    for answers in ranks.run(changed_within, torch.Size(shape).numel(), shape, arguments):
+        assert answers == [(True, True)] * 3
+
+
+def saved_asynchronously(rank, world_size, shape, arguments, folder):
+    """Whether training beside `async_save` is as without, and goes on from each checkpoint as it went on then."""
+    model, handle, _ = attached(shape, arguments)
+    expected = trained(rank, model, range(STEPS))
+    handle.close()
+    model, handle, _ = attached(shape, arguments)
+    beside, saving = dist.new_group(backend="gloo"), []
+
+    def save(step):
+        for each in saving:  # one at a time, as torch wants it
+            each.result(60)
+        state = {"compression": handle}
+        saving.append(dcp.async_save(state, checkpoint_id=f"{folder}/{step}", process_group=beside))
+
+    found = trained(rank, model, range(STEPS), save)
+    for each in saving:
+        each.result(60)
+    handle.close()
+    went_on = []
+    for step in range(STEPS):
+        model, handle, _ = attached(shape, arguments)
+        dcp.load({"compression": handle}, checkpoint_id=f"{folder}/{step}", process_group=beside)
+        went_on.append(same(trained(rank, model, range(step + 1, STEPS)), expected[step + 1 :]))
+        handle.close()
+    return same(found, expected), went_on
+
+
+@pytest.mark.parametrize(("shape", "arguments"), [CASES[0], CASES[4]], ids=str)
+def test_async_save_of_torch_holds_whole_steps_that_training_goes_on_from(ranks, shape, arguments, tmp_path):
+    for alike, went_on in ranks.run(saved_asynchronously, 2, shape, arguments, str(tmp_path)):
+        assert alike
+        assert went_on == [True] * STEPS

@@ -1,0 +1,65 @@
+"""A transport beside each of whose requests another thread saves."""
+
+import threading
+
+from gradwire.compress.protocol import AllGather, AllReduce, AllToAll, ReduceScatter
+from gradwire.ddp_core.transport.protocol import Decorated, Reply
+
+ALL = (AllGather, AllReduce, AllToAll, ReduceScatter)
+
+
+class Saves:
+    """A decorator of transports: `save`, once it is given, runs on a thread of its own before each request and after.
+
+    `kinds`: of requests.
+    """
+
+    def __init__(self):
+        self.save, self.results, self.errors, self.kinds = None, [], [], ALL
+
+    def __call__(self, transport):
+        return SavingTransport(transport, self)
+
+    def once(self):
+        """One save on a thread of its own, which comes to its end."""
+        if self.save is not None:
+            thread = threading.Thread(target=self._saved, args=(self.save,))
+            thread.start()
+            thread.join(60)
+            if thread.is_alive():
+                self.errors.append(TimeoutError("a save waits for the step that waits for it"))
+
+    def _saved(self, save):
+        try:
+            self.results.append(save())
+        except Exception as error:
+            self.errors.append(error)
+
+
+class SavingTransport(Decorated):
+    """Saves before each request starts, and when its reply is there."""
+
+    def __init__(self, inner, saves):
+        super().__init__(inner)
+        self._saves = saves
+
+    def start(self, request, channel):
+        if not isinstance(request, self._saves.kinds):
+            return self.inner.start(request, channel)
+        self._saves.once()
+        return SavingReply(self.inner.start(request, channel), self._saves)
+
+
+class SavingReply(Reply):
+    """A reply."""
+
+    def __init__(self, inner, saves):
+        self._inner, self._saves = inner, saves
+
+    def wait(self, timeout):
+        reply = self._inner.wait(timeout)
+        self._saves.once()
+        return reply
+
+    def abandon(self):
+        self._inner.abandon()
