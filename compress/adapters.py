@@ -6,7 +6,7 @@ Rows begin as zeros, so that what pads them is the same on every rank and at eve
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -73,9 +73,13 @@ class Gathered:
 
 @dataclass
 class TwoShotState:
-    """What this rank held back as the server of its part; the length of a part; the ranks; what the codec draws from."""
+    """What this rank held back as the server of its part; the part's places; the ranks; what the codec draws from.
 
-    server_residual: Chunk
+    `served`: the first element of the part and the one after its last. `length`: of a part, with its padding.
+    """
+
+    server_residual: Chunk | None
+    served: tuple[int, int]
     length: int
     world_size: int
     draws: Draws | None
@@ -86,10 +90,12 @@ class TwoShot:
     """Each rank averages one part of the bucket for all: an all-to-all of encoded parts, then an all-gather.
 
     The averaged part is encoded again, with a residual of its own on the serving rank (Tang et al. 2019, DoubleSqueeze),
-    so the bytes do not grow with the number of ranks.
+    so the bytes do not grow with the number of ranks. `feedback`: whether error feedback surrounds it; without, servers
+    need no residual.
     """
 
     codec: Codec
+    feedback: bool = field(default=True, repr=False)
     ignores_shapes: ClassVar[bool] = True
     packs_bytes: ClassVar[bool] = True
 
@@ -99,12 +105,13 @@ class TwoShot:
         return getattr(self.codec, "takes_16_bits", False)
 
     def init(self, layout: Layout) -> TwoShotState:
-        """A zero residual for the part that this rank serves."""
+        """A zero residual for the part that this rank serves, with `feedback`."""
         length = self.codec.row_length(-(-layout.numel // layout.world_size))
         start = min(layout.rank * length, layout.numel)
-        size = min(length, layout.numel - start)
-        chunk = Chunk(layout, start, torch.zeros(size, dtype=layout.widened().dtype, device=layout.device))
-        return TwoShotState(chunk, length, layout.world_size, draws(self.codec, layout))
+        end = min(start + length, layout.numel)
+        zeros = torch.zeros(end - start, dtype=layout.widened().dtype, device=layout.device)
+        chunk = Chunk(layout, start, zeros) if self.feedback else None
+        return TwoShotState(chunk, (start, end), length, layout.world_size, draws(self.codec, layout))
 
     def reduce(self, grad: Tensor, state: Any, residual: Residual | None = None) -> Program[Tensor]:
         """The mean, rounded twice. Without a worker residual the server keeps none either."""
@@ -115,10 +122,11 @@ class TwoShot:
         rows = torch.zeros(state.world_size, row_bytes, dtype=torch.uint8, device=grad.device)
         self.codec.encode(grad, residual, rows, state.length, *first)
         votes = yield from all_to_all(rows)
-        served = torch.empty_like(state.server_residual.flat)
+        start, end = state.served
+        served = torch.empty(end - start, dtype=working_dtype(grad.dtype), device=grad.device)
         self.codec.decode(votes.unsqueeze(1), served, state.length)
         row = torch.zeros(1, row_bytes, dtype=torch.uint8, device=grad.device)
-        held = None if residual is None else state.server_residual.update()
+        held = None if residual is None or state.server_residual is None else state.server_residual.update()
         self.codec.encode(served, held, row, state.length, *second)
         averages = yield from all_gather(row)
         _decode(self.codec, averages.view(1, state.world_size, row_bytes), grad, state.length, residual)

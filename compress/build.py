@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 
+from .adapters import TwoShot
 from .dense import Dense
 from .feedback import AdamSpace, Damped, WorkerMomentum
-from .grammar import filled, parsed
+from .grammar import check_depth, filled, parsed
 from .guard import Guarded
 from .per_tensor import PerTensor
 from .protocol import Compressor, inside
@@ -56,6 +57,7 @@ def compressor(spec: Spec) -> Compressor:
     if isinstance(spec, str):
         return _build(parsed(spec))
     if isinstance(spec, Mapping):
+        check_depth(spec)
         return _build(spec)
     if isinstance(spec, Compressor) and not isinstance(spec, type):
         return spec
@@ -178,6 +180,7 @@ def _build(mapping: Mapping[str, Any]) -> Compressor:
     feedback = _feedback(method, **shared) if method.lossy else 0.0
     built = method.factory(**values, **({} if inner is None else {"inner": compressor(inner)}))
     built = method.adapter(built) if method.adapter else built
+    built = dataclasses.replace(built, feedback=False) if isinstance(built, TwoShot) and not feedback else built
     built = _warmed_up(method, built, feedback > 0, **stages)
     return _wrapped(method, built, **{**shared, "feedback": feedback}) if method.lossy else built
 
@@ -235,7 +238,15 @@ def _warmed_up(
         raise ValueError(f"{method.name}:start_iter is at least 0, got {start_iter}")
     if feedback and isinstance(before, ErrorFeedback):
         before = before.inner  # one residual is enough for both
+    before = _serving(before) if feedback else before
     return Switch({0: before or Dense(), start_iter: built}) if start_iter else built
+
+
+def _serving(built: Any) -> Any:
+    """The compressor with a residual on servers, although it was asked for without error feedback."""
+    if isinstance(built, Widen):
+        return Widen(_serving(built.inner))
+    return dataclasses.replace(built, feedback=True) if isinstance(built, TwoShot) else built
 
 
 def _find(name: Any, mapping: Mapping[str, Any]) -> Registration:

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from .. import kernels
 from ..kernels import Residual
 from .blocks import average_blocks, chosen_of, in_blocks
 from .protocol import Layout, Program, all_reduce, working_dtype
@@ -43,8 +44,9 @@ class ChunkTopK:
     def reduce(self, grad: Tensor, state: None, residual: Residual | None = None) -> Program[Tensor]:
         """The mean of the chosen chunks, zero elsewhere."""
         values = grad if residual is None else residual.plus(grad)
+        alarm = torch.where(kernels.all_finite(values), 0.0, torch.nan)  # squares of large numbers are not finite either
         chosen = yield from self._agree(values)
-        return (yield from average_blocks(grad, values, chosen, self.chunk))
+        return (yield from average_blocks(grad, values, chosen, self.chunk, alarm))
 
     def _agree(self, values: Tensor) -> Program[Tensor]:
         """Ascending indices of the chunks to send. A norm that is not finite comes before all others."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -13,12 +13,12 @@ from torch import Tensor
 from .. import kernels
 from ..kernels import Residual
 from .dense import Dense
-from .leaves import PerParameter
+from .leaves import Chunk, FlatLeaf, PerParameter
 from .protocol import AllGather, AllReduce, Compressor, Layout, Program, ReduceScatter, children, working_dtype
 from .registry import register
 from .shares import Share, ignores_shapes, placed_on_hosts, ranks_given, share_of
 from .simulate import most_rounds
-from .state import Leaves
+from .state import Leaves, leaves
 from .together import next_request
 
 
@@ -26,12 +26,15 @@ from .together import next_request
 class HostsState:
     """This rank's share, None where hosts have one rank each; the inner state; the rounds that all of a host's ranks take.
 
-    `keeps`: what the inner method holds back of the share, where it does; there goes what rounding to 16 bits loses.
+    `elsewhere`: empty leaves for what the host's other ranks have and this one lacks, by path: a saved state of other
+    buckets finds its fields there. `keeps`: what the inner method holds back of the share, where it does; there goes what
+    rounding to 16 bits loses.
     """
 
     share: Share | None
     inner: Any
     rounds: int = 0
+    elsewhere: dict[str, FlatLeaf] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.keeps = None if self.share is None else _held_of_all(self.inner, self.share.sizes[self.share.place])
@@ -68,14 +71,17 @@ class Hosts:
         alone = layout.ranks_per_host == layout.world_size
         rounds = 0 if alone or not layout.numel else most_rounds(self.inner, [each for each in shares if each.numel])
         mine = shares[share.place]
-        inner = None if rounds == 0 else self.inner.init(mine) if mine.numel else self._empty(mine, shares)
-        return HostsState(share, inner, rounds)
+        inner = self.inner.init(mine) if rounds and mine.numel else None
+        return HostsState(share, inner, rounds, self._elsewhere(inner, shares) if rounds else {})
 
-    def _empty(self, mine: Layout, shares: Sequence[Layout]) -> PerParameter | None:
-        """The state of an empty share: nothing, but something where other ranks remember, as all ranks of a bucket do."""
-        other = next(share for share in shares if share.numel)
-        remembers = Leaves(self.inner.init(dataclasses.replace(other, device=torch.device("meta")))).flat
-        return PerParameter.zeros(mine, residual=True) if remembers else None
+    def _elsewhere(self, inner: Any, shares: Sequence[Layout]) -> dict[str, FlatLeaf]:
+        """Empty leaves at the paths of the other shares' states that this one lacks."""
+        own, found = {path for path, _ in leaves(inner)}, dict[str, FlatLeaf]()
+        for other in filter(lambda share: share.numel, shares):
+            state = self.inner.init(dataclasses.replace(other, device=torch.device("meta")))
+            missing = ((path, leaf) for path, leaf in leaves(state) if path not in own)
+            found |= {f"inner.{path}": _emptied(leaf, other) for path, leaf in missing if isinstance(leaf, FlatLeaf)}
+        return found
 
     def reduce(self, grad: Tensor, state: HostsState, residual: Residual | None = None) -> Program[Tensor]:
         """The average over all ranks; inside a host nothing is lost, but for what 16 bits cannot hold of it."""
@@ -102,6 +108,14 @@ class Hosts:
                 share.copy_(average)
         for _ in range(state.rounds - done):
             yield AllReduce(torch.zeros(1, device=share.device), scope="self")
+
+
+def _emptied(leaf: FlatLeaf, share: Layout) -> FlatLeaf:
+    """A leaf of the same kind that has numbers of no parameter."""
+    nothing = share.select(())
+    if not isinstance(leaf, PerParameter | Chunk):
+        return PerParameter.zeros(nothing)
+    return dataclasses.replace(leaf, layout=nothing, flat=torch.zeros(0, dtype=leaf.flat.dtype, device=share.device))
 
 
 def _across(program: Program[Tensor]) -> Program[tuple[Tensor, int]]:

@@ -15,7 +15,7 @@ from .build import Spec, compressor, specification
 from .defaults import FEEDBACK
 from .dgc import DGC
 from .feedback import WorkerMomentum
-from .grammar import parsed
+from .grammar import check_depth, parsed
 from .protocol import Compressor, inside
 from .registry import registered
 
@@ -90,6 +90,7 @@ def tuned(spec: Spec, optimizer: Optimizer | None) -> Spec:
         raise TypeError(f"optimizer is a torch.optim.Optimizer, got {type(optimizer).__name__}")
     name, filled = type(_innermost(optimizer)).__name__, spec
     if isinstance(spec, str | Mapping):
+        check_depth(spec)
         given = parsed(spec) if isinstance(spec, str) else spec
         changed = _filled(given, FEEDBACK.get(kind(optimizer), {}))
         if changed != given:

@@ -167,8 +167,19 @@ def ignores_shapes(compressor: Any) -> bool:
 
 def placed_on_hosts(compressor: Any, layout: Layout) -> Layout:
     """The layout with the ranks a host that a two-level compressor was given, if it was."""
-    given = ranks_given(compressor)
+    given = check_ranks_given(compressor, layout.world_size)
     return dataclasses.replace(layout, ranks_per_host=given) if given else layout
+
+
+def check_ranks_given(compressor: Any, world_size: int) -> int | None:
+    """Return `ranks_given`. Raises ValueError where it does not divide the number of ranks."""
+    given = ranks_given(compressor)
+    if given and world_size % given:
+        raise ValueError(
+            f"hosts:ranks={given} does not divide the {world_size} ranks: give the number of ranks of each host, or leave "
+            "the option out, and gradwire finds it"
+        )
+    return given
 
 
 def ranks_given(compressor: Any) -> int | None:

@@ -53,9 +53,14 @@ def _walked(state: Any, path: str, share: Share | None) -> Iterator[tuple[str, L
 
 
 def parts(state: Any) -> Iterator[tuple[str, Any]]:
-    """The fields of a dataclass or the items of a tuple, with their names; nothing of anything else."""
+    """Yield the fields of a dataclass or the items of a tuple, with their names; nothing of anything else.
+
+    A field that is a dictionary stands for its items: each key is a path.
+    """
     if dataclasses.is_dataclass(state) and not isinstance(state, type):
-        yield from ((field.name, getattr(state, field.name)) for field in dataclasses.fields(state))
+        for field in dataclasses.fields(state):
+            value = getattr(state, field.name)
+            yield from value.items() if isinstance(value, dict) else ((field.name, value),)
     elif isinstance(state, tuple):
         yield from ((str(index), item) for index, item in enumerate(state))
 

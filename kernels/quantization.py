@@ -82,10 +82,10 @@ def dequantize_mean(
 ) -> None:
     """The mean over voters of `scale * code`, into the flat `out`; what its dtype rounds away is added to `residual`.
 
-    `scales`: float32 (voters, rows, blocks); `codes`: int8 (voters, rows, length * bits / 8); summed in voter order.
-    `residual`: flat, float32 or wider.
+    `scales`: float32 (voters, rows, blocks); `codes`: int8 (voters, rows, length * bits / 8); summed in voter order, in
+    float64 where `out` is that. `residual`: flat, float32 or wider.
     """
-    total = _decoded(scales[0], codes[0], bits, exponent)
+    total = _decoded(scales[0], codes[0], bits, exponent).to(torch.promote_types(out.dtype, scales.dtype))
     for voter in range(1, len(scales)):
         total.add_(_decoded(scales[voter], codes[voter], bits, exponent))
     cast_scaled.reference(total.div_(len(scales)).view(-1)[: out.numel()], out, 1.0, residual)

@@ -44,10 +44,10 @@ def sign_pack(grad: Tensor, residual: Residual | None, scales: Tensor, bits: Ten
 def sign_unpack_mean(scales: Tensor, bits: Tensor, out: Tensor, residual: Tensor | None = None) -> None:
     """The mean over voters of `scale * sign`, into the flat `out`; what its dtype rounds away is added to `residual`.
 
-    `scales`: float32 (voters, rows, blocks); `bits`: uint8 (voters, rows, length / 8); summed in voter order.
-    `residual`: flat, float32 or wider.
+    `scales`: float32 (voters, rows, blocks); `bits`: uint8 (voters, rows, length / 8); summed in voter order, in float64
+    where `out` is that. `residual`: flat, float32 or wider.
     """
-    total = _signed(scales[0], bits[0])
+    total = _signed(scales[0], bits[0]).to(torch.promote_types(out.dtype, scales.dtype))
     for voter in range(1, len(scales)):
         total.add_(_signed(scales[voter], bits[voter]))
     cast_scaled.reference(total.div_(len(scales)).view(-1)[: out.numel()], out, 1.0, residual)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...compress import Compressor
-from ...compress.shares import ranks_given
+from ...compress.shares import check_ranks_given, ranks_given
 from ..buckets.assignment import Rooms, own_rooms
 from ..engine.engine import Engine
 from ..transport.agreement import Agreement
@@ -77,7 +77,7 @@ class Engines:
 
     def ranks_per_host(self, compressor: Compressor, device: torch.device) -> int:
         """The ranks that a host has as a compressor sees it: 1 for one of one level. The first look is a collective call."""
-        given = ranks_given(compressor)
+        given = check_ranks_given(compressor, self.group.size())
         if given is None or given:
             return given or 1
         if self._found is None:

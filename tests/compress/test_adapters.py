@@ -6,7 +6,10 @@ import torch
 
 from gradwire.compress import Gathered, OneBit, Simulation, TopK, TwoShot, compressor
 
+from gradwire.compress.state import Leaves as leaves_of
+
 from .given import gradients, layout
+from .test_laws import UNBIASED
 
 
 def signs(vector, block):
@@ -53,8 +56,15 @@ def test_a_server_holds_back_only_where_the_workers_do(feedback):
     within = layout((100,))
     simulation = Simulation(compressor(f"onebit:block=8,feedback={int(feedback)}"), within)
     simulation.step(gradients(within))
-    states = [state.inner if feedback else state for state in simulation.states]
-    assert all(bool(state.server_residual.flat.count_nonzero()) == feedback for state in states)
+    for state in simulation.states:
+        assert bool(leaves_of(state).held_back()) == feedback
+
+
+@pytest.mark.parametrize("spec", [*UNBIASED, "int8:error_feedback=false", "onebit:feedback=0,start_iter=2"])
+def test_without_error_feedback_nothing_is_remembered(spec):
+    state = Simulation(compressor(spec), layout((100,))).states[0]
+    assert leaves_of(state).flat == ()
+    assert leaves_of(state).save() == {}
 
 
 @pytest.mark.parametrize("numel", [1, 2, 7, 8, 9, 100, 1009])

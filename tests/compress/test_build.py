@@ -4,6 +4,7 @@ import dataclasses
 import re
 
 import pytest
+import torch
 
 from gradwire.compress import (
     ACPPowerSGD,
@@ -29,6 +30,8 @@ from gradwire.compress import (
     compressor,
     specification,
 )
+from gradwire.compress.build import undamped
+from gradwire.compress.optimizers import tuned
 
 
 def fed_back(inner):
@@ -54,7 +57,7 @@ BUILT = {
     "onebit:block=64": damped(TwoShot(OneBit(block=64))),
     "onebit:feedback=1": fed_back(TwoShot(OneBit())),
     "onebit:error_feedback=true": damped(TwoShot(OneBit())),
-    "onebit:error_feedback=false": Widen(TwoShot(OneBit())),
+    "onebit:error_feedback=false": Widen(TwoShot(OneBit(), feedback=False)),
     "int4:block=64,rounding=stochastic": fed_back(TwoShot(Int4(block=64, rounding="stochastic"))),
     "acp-powersgd:rank=2,seed=1": fed_back(ACPPowerSGD(rank=2, seed=1)),
     "randomk:ratio=0.1,block=64,seed=3": damped(RandomK(ratio=0.1, block=64, seed=3)),
@@ -194,6 +197,24 @@ def test_an_object_is_returned_as_it_is(built):
 def test_a_refusal_says_what_is_wrong_and_what_is_allowed(spec):
     with pytest.raises(ValueError, match=r".*".join(map(re.escape, REFUSED[spec]))):
         compressor(spec)
+
+
+def nested(depth):
+    spec = {"name": "none"}
+    for _ in range(depth):
+        spec = {"name": "fp16", "inner": spec}
+    return spec
+
+
+ADAM = torch.optim.Adam([torch.zeros(1, requires_grad=True)])
+
+
+@pytest.mark.parametrize("read", [compressor, undamped, lambda spec: tuned(spec, ADAM)])
+def test_compressors_inside_each_other_without_end_are_refused_and_counted(read):
+    with pytest.raises(ValueError, match=r"at most 16 parts with a '\+' between them, got 3001: fp16"):
+        read("fp16+" * 3000 + "none")
+    with pytest.raises(ValueError, match="nested at most 16 deep by inner and warmup, got more"):
+        read(nested(3000))
 
 
 @pytest.mark.parametrize("mapping", [{}, {"rank": 4}, {"name": 3}, {"name": None}], ids=str)

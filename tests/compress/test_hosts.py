@@ -257,7 +257,7 @@ class TestRefused:
             Hosts(Float16(Hosts(Dense())))
 
     def test_ranks_that_do_not_fill_hosts(self):
-        with pytest.raises(ValueError, match="ranks_per_host divides the number of ranks, 4; got 3"):
+        with pytest.raises(ValueError, match="hosts:ranks=3 does not divide the 4 ranks: give the number of ranks"):
             Simulation(compressor("hosts:ranks=3+topk"), layout((4,), world_size=4))
 
 
