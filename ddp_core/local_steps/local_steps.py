@@ -23,7 +23,7 @@ from ..buckets.checksum import checksum
 from ..buckets.layout import plain
 from ..engine.engine import DEFAULT_TIMEOUT
 from ..transport.protocol import Decorator
-from ..transport.rendezvous import Rendezvous
+from ..transport.rendezvous import Rendezvous, TrainingEnded
 from ..transport.sites import Ranks
 from ..transport.time_limit import time_limit
 from . import saved
@@ -219,7 +219,14 @@ class LocalSteps:
 
     def finish(self) -> None:
         """Average all of the model, and end; its sites then have the same one."""
-        self.synchronize()
+        try:
+            self.synchronize()
+            self._rounds.sites.end(self.round)
+        except TrainingEnded as ended:
+            if ended.round != self._rounds.round:
+                raise
+            with torch.no_grad():
+                self._reset()  # this site was in the last round of the others: what they have now is here, too
         self.close()
 
     def close(self) -> None:

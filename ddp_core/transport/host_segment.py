@@ -115,6 +115,7 @@ def memory_file(size: int) -> tuple[int, str]:
     try:
         os.posix_fallocate(file, 0, size + MARK_BYTES)  # here it may fail, later it would kill
         os.pwrite(file, mark, size)
+        extension().seal_size(file)  # who maps a file that shrinks is killed
     except OSError:
         os.close(file)
         raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import threading
 import time
 import uuid
@@ -24,9 +25,20 @@ logger = logging.getLogger(__name__)
 ATTEMPTS = 5  # to connect
 PHASES = 3  # of a round's limit: waiting for others, the round itself, meeting again without those that it lost
 LOOK = 0.02  # seconds between two looks into the store
-CONNECT = timedelta(seconds=60)
+CONNECT = timedelta(seconds=60)  # limit of a look into the store
+SEARCH = 20.0  # seconds in which a store may still come up
+PAUSE = 0.5  # seconds between two attempts to reach it
 OPEN_END = timedelta(days=365)
 KEPT = 2  # meetings of which the store has a record: whoever comes to one compares it with the one before
+ABSENT = "-"  # no key has this value
+
+
+class TrainingEnded(RuntimeError):
+    """The other sites have ended the training, after `round`."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.round = number
 
 
 class Rendezvous:
@@ -48,17 +60,16 @@ class Rendezvous:
         start: timedelta = timedelta(minutes=30),
         prefix: str = "training",
     ) -> None:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal():
-            raise ValueError(f"the address of a rendezvous is host:port, such as 10.0.0.1:29400; got {address!r}")
+        host, port = _host_and_port(address)
         if sites < 1 or limit.total_seconds() <= 0:
             raise ValueError(f"sites is at least 1 and limit above 0; got {sites} and {limit}")
         self.patience = 10 * limit.total_seconds() + start.total_seconds()  # after which a round has failed for sure
         self._address, self._sites, self._start, self._phase = address, sites, start, limit / PHASES
         self._id = uuid.uuid4().hex[:12]
         self._name = name or f"site {self._id}"
-        self._store = dist.PrefixStore(f"gradwire/{prefix}", _connected(host, int(port), address))
-        self._number = 0  # of the last meeting that this site was in
+        self._store = dist.PrefixStore(f"gradwire/{prefix}", _connected(host, port, address))
+        self._number = 0  # of the last meeting that this site knows to be over
+        self._met = 0  # number of the last meeting that this site was in, in this training
         self._expected: set[str] = set()
         self._meeting: Meeting | None = None
         self._group_name = ""
@@ -67,7 +78,7 @@ class Rendezvous:
 
     def join(self, setup: str) -> None:
         """Remember how this site is set up; the first meeting compares."""
-        self._setup = setup
+        self._setup, self._met = setup, 0
         self._closed.clear()  # by a training before this one
 
     def meet(self) -> Meeting:
@@ -109,6 +120,17 @@ class Rendezvous:
         logger.warning("a round failed, and is done again with those that are left: %s", error)
         self._meeting, self._group_name = None, ""
 
+    def end(self, number: int) -> None:
+        """Have the store remember that the training has ended after round `number`: a site that comes later raises."""
+        try:
+            self._store.set("ended", json.dumps({"meeting": self._met, "round": number}))
+        except (dist.DistNetworkError, dist.DistStoreError) as error:
+            logger.warning(
+                "the rendezvous at %s has gone, so that a late site cannot see that training has ended: %s",
+                self._address,
+                error,
+            )
+
     def close(self) -> None:
         """Let go of the connection; a thread that waits here for other sites raises RuntimeError."""
         self._closed.set()
@@ -121,7 +143,7 @@ class Rendezvous:
                 number = max(self._number, self._latest()) + 1
                 record = self._attend(number)
                 if record is not None:
-                    self._number = number
+                    self._number = self._met = number
                     return record
         except (dist.DistNetworkError, dist.DistStoreError) as error:
             raise RuntimeError(
@@ -129,7 +151,12 @@ class Rendezvous:
             ) from error
 
     def _latest(self) -> int:
-        return int(self._store.get("latest")) if self._store.check(["latest"]) else 0
+        return int(self._read("latest") or 0)
+
+    def _read(self, key: str) -> str:
+        """Return a key's value, empty where there is none, in one look: another site may delete the key between two."""
+        value = self._store.compare_set(key, ABSENT, ABSENT).decode()
+        return "" if value == ABSENT else value
 
     def _attend(self, number: int) -> Mapping[str, Any] | None:
         """Come to a meeting: its record, or None where it was closed without this site."""
@@ -157,39 +184,59 @@ class Rendezvous:
 
     def _await_end(self, number: int) -> None:
         """Wait until a meeting is closed, by others or here."""
-        before, began = self._record(number - 1), time.monotonic()
-        expected = _ids(before)
-        deadline = began + (self._phase if self._id in expected else self._start).total_seconds()
-        while not self._is_over(number):
+        began = time.monotonic()
+        while True:
+            ended = json.loads(self._read("ended") or "{}")
+            before = {} if ended.get("meeting", 0) >= number - 1 else self._record(number - 1)
+            here, passed = self._arrivals(number), time.monotonic() - began
+            if self._is_over(number):  # looked at last: what a site has seen before it was stopped may be over
+                return
             if self._closed.is_set():
                 raise RuntimeError(f"{self._name} gave up waiting for other sites at {self._address}: it was closed")
-            now, here = time.monotonic(), self._arrivals(number)
-            came = {each["id"] for each in here}
-            late, gone = now > deadline, not came & expected and now > began + self._phase.total_seconds()
-            everyone = expected <= came if expected else len(here) >= self._sites
-            if late and not expected:
-                raise RuntimeError(
-                    f"only {len(here)} of {self._sites} sites came to {self._address} within {self._start}: "
-                    f"{', '.join(arrival['name'] for arrival in here)}; a store serves one training, or give each a prefix="
-                )
-            if everyone or late or (gone and len(here) >= self._sites):
-                known = before.get("setup") if came & expected else None
-                self._close(number, here, known or here[0]["setup"])
+            if 0 < self._met <= ended.get("meeting", 0):
+                raise TrainingEnded(self._ended_without(), ended["round"])
+            self._close_if_due(number, before, here, passed)
             time.sleep(LOOK)
+
+    def _close_if_due(self, number: int, before: dict[str, Any], here: list[dict[str, str]], passed: float) -> None:
+        """Close a meeting where all have come, or after `passed` seconds of patience. RuntimeError where nobody comes."""
+        expected, came = _ids(before), {each["id"] for each in here}
+        late = passed > (self._phase if self._id in expected else self._start).total_seconds()
+        gone = not came & expected and passed > self._phase.total_seconds()
+        everyone = expected <= came if expected else len(here) >= self._sites
+        if late and not came & expected and len(here) < self._sites:
+            raise RuntimeError(self._nobody_came(here, after_others=bool(expected)))
+        if everyone or late or (gone and len(here) >= self._sites):
+            known = before.get("setup") if came & expected else None
+            self._close(number, here, known or here[0]["setup"])
+
+    def _ended_without(self) -> str:
+        return (
+            f"the training at {self._address} has ended, and {self._name} has missed its end: take the model of another "
+            f"site, or start all sites from their checkpoints to go on"
+        )
+
+    def _nobody_came(self, here: list[dict[str, str]], *, after_others: bool) -> str:
+        names = ", ".join(arrival["name"] for arrival in here)
+        others = "the sites of the training there have ended or died, and " if after_others else ""
+        return (
+            f"{others}only {len(here)} of {self._sites} sites came to {self._address} within {self._start}: {names}; a "
+            f"store serves one training, or give each a prefix="
+        )
 
     def _is_over(self, number: int) -> bool:
         """Whether a meeting was closed; of one long ago no record is left."""
         return bool(self._store.check([f"{number}/closed"])) or self._latest() >= number
 
     def _record(self, number: int) -> dict[str, Any]:
-        """Of a meeting that is closed; empty of another."""
-        key = f"{number}/closed"
-        return dict(json.loads(self._store.get(key))) if self._store.check([key]) else {}
+        """Return the record of a closed meeting, empty for another, and for one that a stopped site closed too late."""
+        text = self._read(f"{number}/closed")
+        return dict(json.loads(text)) if text and number > self._latest() - KEPT else {}
 
     def _arrivals(self, number: int) -> list[dict[str, str]]:
         places = range(1, self._store.add(f"{number}/count", 0) + 1)
-        keys = [key for place in places if self._store.check([key := f"{number}/arrival/{place}"])]
-        return [json.loads(self._store.get(key)) for key in keys]
+        found = (self._read(f"{number}/arrival/{place}") for place in places)
+        return [json.loads(text) for text in found if text]
 
     def _close(self, number: int, here: list[dict[str, str]], setup: str) -> None:
         """Write who is there, but for those that are set up differently; the first to do so wins."""
@@ -210,13 +257,41 @@ def _ids(record: Mapping[str, Any]) -> set[str]:
     return {arrival["id"] for arrival in record.get("arrivals", ())}
 
 
+def _host_and_port(address: str) -> tuple[str, int]:
+    """Split "10.0.0.1:29400" or "[::1]:29400". Raises ValueError for another text."""
+    host, _, port = str(address).rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not bare or (":" in host and bare == host) or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ValueError(
+            f"the address of a rendezvous is host:port, such as 10.0.0.1:29400 or [fd00::1]:29400, with a port from 1 to "
+            f"65535; got {address!r}"
+        )
+    return bare, int(port)
+
+
 def _connected(host: str, port: int, address: str) -> dist.TCPStore:
     try:
+        _await_listener(host, port, address)
         return dist.TCPStore(host, port, is_master=False, timeout=CONNECT)
-    except RuntimeError as error:
+    except (OSError, RuntimeError) as error:
         raise RuntimeError(
             f"no rendezvous answers at {address}: keep one there by `gradwire rendezvous --port {port}`. {error}"
         ) from error
+
+
+def _await_listener(host: str, port: int, address: str) -> None:
+    """Wait for a store that still starts: torch itself would wait for minutes. Raises OSError where none does."""
+    deadline, told = time.monotonic() + SEARCH, False
+    while True:
+        try:
+            return socket.create_connection((host, port), timeout=max(deadline - time.monotonic(), PAUSE)).close()
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise
+            if not told:
+                logger.warning("no rendezvous answers at %s yet, tried for %.0f s: %s", address, SEARCH, error)
+            told = True
+            time.sleep(PAUSE)
 
 
 def keep(port: int) -> dist.TCPStore:

@@ -77,6 +77,9 @@ class Ranks:
             f"in a gradwire.Rendezvous instead of a process group. {error}"
         ) from error
 
+    def end(self, number: int) -> None:
+        """Nothing: no rank comes after the others have ended."""
+
     def close(self) -> None:
         """Let go of the group."""
         self._meeting = None

@@ -1,4 +1,5 @@
 // Shared memory for Python, and the sums in it. Memory lives as long as what was made of it. Waits release the GIL.
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -19,7 +20,9 @@ namespace gradwire {
 #ifndef SYS_pidfd_open
 #define SYS_pidfd_open 434  // on all architectures
 #endif
-constexpr unsigned CLOSE_ON_EXEC = 1;
+constexpr unsigned CLOSE_ON_EXEC = 1, ALLOW_SEALING = 2;
+constexpr int ADD_SEALS = 1033, KEEP_SEALS = 1, KEEP_FROM_SHRINKING = 2, KEEP_FROM_GROWING = 4;  // as of fcntl
+constexpr mode_t OWNER_ONLY = 0600;
 
 [[noreturn]] void throw_last_error() { throw std::system_error(errno, std::generic_category()); }
 
@@ -29,7 +32,15 @@ int checked(int64_t answer) {
 }
 
 // os.memfd_create and os.pidfd_open, which not every build of Python has.
-int memory_file(const std::string& name) { return checked(syscall(SYS_memfd_create, name.c_str(), CLOSE_ON_EXEC)); }
+int memory_file(const std::string& name) {
+    const int file = checked(syscall(SYS_memfd_create, name.c_str(), CLOSE_ON_EXEC | ALLOW_SEALING));
+    if (fchmod(file, OWNER_ONLY) == 0) return file;
+    const int error = errno;
+    close(file);
+    throw std::system_error(error, std::generic_category());
+}
+// Nobody changes the file's size from now on: who has mapped a file that another one shrinks is killed.
+int seal_size(int file) { return checked(fcntl(file, ADD_SEALS, KEEP_SEALS | KEEP_FROM_SHRINKING | KEEP_FROM_GROWING)); }
 int process_file(int process) { return checked(syscall(SYS_pidfd_open, process, 0)); }
 
 // Throws where a file is shorter: whoever touched memory beyond its end would be killed.
@@ -112,6 +123,7 @@ std::shared_ptr<Sums> make(const Memories& memories, size_t rank, const std::vec
 
 PyMethodDef functions[] = {
     method<memory_file, Gil::kept>("memory_file"),
+    method<seal_size, Gil::kept>("seal_size"),
     method<process_file, Gil::kept>("process_file"),
     {},
 };

@@ -5,6 +5,7 @@ import os
 from importlib import import_module
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 import torch.distributed as dist
@@ -56,6 +57,21 @@ def with_and_without(rank, world_size, options):
 )
 def test_training_has_the_same_bits_with_shared_memory_as_where_one_rank_does_not_want_it(ranks, options):
     assert ranks.run(with_and_without, 3, options) == [(True, False, True)] * 3
+
+
+def test_only_the_owner_opens_shared_memory_and_nobody_changes_its_size():
+    file, address = host_segment.memory_file(8192)
+    try:
+        assert os.fstat(file).st_mode & 0o777 == 0o600
+        memory = host_segment.mapped(address.split(), 8192)
+        for size in (0, 4096, 1 << 20):
+            with pytest.raises(PermissionError):
+                os.ftruncate(file, size)
+        seen = numpy.asarray(memory)
+        seen[-1] = 7
+        assert os.pread(file, 1, 8191) == b"\7"
+    finally:
+        os.close(file)
 
 
 def shared_after_steps(rank, world_size):
