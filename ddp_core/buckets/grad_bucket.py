@@ -238,7 +238,7 @@ class GradBucket:
                 continue
             if self._alias:
                 parameter.grad = view
-            elif grad is None:
+            elif grad is None or grad.is_conj() or grad.is_neg():  # lazy views cannot be written to with others at once
                 parameter.grad = view.clone()
             else:
                 grads.append(grad)
