@@ -35,7 +35,8 @@ class Guard:
             return
         named = trained_now(ddp.module)[0]
         self.strays = Strays(named, list(map(gradient_node, named.values())), WRAP_ANEW)
-        self._came: set[int] = set()  # indices of parameters with a gradient in the first step
+        self._came: dict[int, int] = {}  # by index of a parameter, the backward that has brought its gradient
+        self._first: int | None = None  # the backward of the first step
         self._names = list(named)
         self._places = {id(parameter): place for place, parameter in enumerate(named.values())}
         self._hooks = [
@@ -54,26 +55,29 @@ class Guard:
         )
         if ddp._join_config.enable and not divides:
             raise ValueError(JOIN)
-        if self._handle is not None and self._handle.called:
-            self._end_first_step(self._handle)
         synced = torch.is_grad_enabled() and ddp.require_backward_grad_sync and ddp.process_group.size() > 1
         if self.strays is not None and synced:
             self.strays.look(lambda: trained_now(ddp.module)[0])
 
     def _refuse_taken(self, bucket: dist.GradBucket) -> None:
+        backward = torch._C._current_graph_task_id()
+        self._first = backward if self._first is None else self._first
+        if backward != self._first:
+            return self._end_first_step()
         places = [self._places.get(id(parameter), -1) for parameter in bucket.parameters() if parameter.grad is None]
-        if names := [self._names[place] for place in places if place in self._came]:
+        if names := [self._names[place] for place in places if self._came.get(place) == backward]:
             raise RuntimeError(taken(names))
 
-    def _end_first_step(self, handle: Handle) -> None:
+    def _end_first_step(self) -> None:
         for hook in self._hooks:
             hook.remove()
-        handle.before_bucket = self._handle = None
+        if self._handle is not None:
+            self._handle.before_bucket = self._handle = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Nothing: a copy of the model has other parameters."""
         return {}
 
 
-def _note(came: set[int], place: int, _: Tensor) -> None:
-    came.add(place)
+def _note(came: dict[int, int], place: int, _: Tensor) -> None:
+    came[place] = torch._C._current_graph_task_id()
