@@ -1,7 +1,10 @@
 """WHEN and HOW it goes: reducer, buckets, what compressors remember, engine, transports, our DistributedDataParallel."""
 
 from .averaging.sharded import ShardAverager
+from .backward.graph import gradient_node
+from .backward.messages import taken
 from .backward.output_nodes import watched
+from .backward.strays import Strays
 from .buckets.assignment import assigned, caps_in_bytes
 from .buckets.layout import layout_of, plain
 from .engine.driver import FuturePending
@@ -15,6 +18,7 @@ from .measure.trace import trace
 from .memory.loss_scale import LossScale, Scaler
 from .module import DistributedDataParallel
 from .overlapping import overlap
+from .torch_face.arguments import trained_now
 from .torch_face.nested import refuse_inside
 from .transport.collectives import (
     averaged,
@@ -59,6 +63,7 @@ __all__ = [
     "Scaler",
     "ShardAverager",
     "Stats",
+    "Strays",
     "Transport",
     "Watch",
     "adopt_launcher",
@@ -68,6 +73,7 @@ __all__ = [
     "exchange",
     "fan_in",
     "fan_out",
+    "gradient_node",
     "init_process_group",
     "keep_rendezvous",
     "largest_and_sum",
@@ -83,6 +89,8 @@ __all__ = [
     "start_all_to_all",
     "start_scatter",
     "start_sum",
+    "taken",
     "trace",
+    "trained_now",
     "watched",
 ]

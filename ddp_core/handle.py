@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..compress import Compressor, Spec, compressor, specification, tuned
 from .averaging.averager import CompressedAverager
-from .buckets.layout import plain
+from .buckets.layout import plain_names
 from .engine.engine import DEFAULT_TIMEOUT
 from .memory import checkpoint
 from .memory.loss_scale import LossScale, Scaler
@@ -37,6 +37,7 @@ class Handle(Observed):
     """
 
     averager: CompressedAverager
+    before_bucket: Callable[[dist.GradBucket], None] | None = None  # what looks at a bucket before it is averaged
 
     def __init__(
         self,
@@ -55,19 +56,25 @@ class Handle(Observed):
         if scaler is not None:
             self.follow(scaler)
 
-    def bind(self, model: nn.Module) -> None:
+    def bind(self, model: nn.Module, *, changed: bool = False) -> None:
         """Key the state by the names of `model`'s parameters; without it they are numbered as DDP hands them over.
 
-        Raises ValueError where what is held for a parameter would have no name in the model.
+        `changed`: parameters were added, frozen or replaced. A new one takes the state of the one that had its name and
+        shape, and the state of those that train no more is dropped. Otherwise raises ValueError where what is held for a
+        parameter would have no name in the model.
         """
         model = model.module if isinstance(model, DistributedDataParallel) else model
+        plain = plain_names(name for name, _ in model.named_parameters())
         names: dict[Tensor, str] = {
-            parameter: plain(name) for name, parameter in model.named_parameters() if parameter.requires_grad
+            parameter: plain[name] for name, parameter in model.named_parameters() if parameter.requires_grad
         }
         saved, before = self.averager.taken().state_dict(), self.averager.names
         renamed = {name: name for name in names.values()} if not before else {}
         renamed |= {old: names[parameter] for parameter, old in before.items() if parameter in names}
-        if lost := sorted(set(saved["parameters"]) - set(renamed)):
+        if changed:
+            new = {name: parameter.shape for parameter, name in names.items() if name not in renamed.values()}
+            renamed |= {old: old for parameter, old in before.items() if new.get(old) == parameter.shape}
+        elif lost := sorted(set(saved["parameters"]) - set(renamed)):
             raise ValueError(f"the state has parameters that the model does not train: {', '.join(lost)}")
         self.averager.names, self._bound = names, True
         self.averager.load(checkpoint.renamed(saved, renamed), follow=False)
@@ -78,6 +85,8 @@ class Handle(Observed):
 
     def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Average a bucket over ranks; DDP's hook. The future holds the bucket's buffer, averaged in place."""
+        if self.before_bucket is not None:
+            self.before_bucket(bucket)
         return self.averager.average(bucket)
 
     @property

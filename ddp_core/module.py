@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 from torch.distributed.algorithms.join import Join, Joinable
 from torch.distributed.utils import _to_kwargs
@@ -20,6 +20,7 @@ from .averaging.averager import CompressedAverager
 from .averaging.hooked import Averager, HookAverager
 from .backward.forks import ForkGuard
 from .backward.output_nodes import watched
+from .backward.strays import Strays
 from .backward.weak_call import weak_call
 from .buckets.assignment import BucketAssignment, own_rooms
 from .engine.engine import DEFAULT_TIMEOUT
@@ -30,7 +31,7 @@ from .replicas.module_buffers import BufferSync
 from .replicas.same_model import described, verify
 from .schedule.bucket_order import BucketOrder
 from .schedule.overlap import Overlap
-from .torch_face.arguments import Arguments, localize, states, trained
+from .torch_face.arguments import Arguments, localize, states, trained, trained_now
 from .torch_face.attributes import TorchFace
 from .torch_face.join import ShadowSteps
 from .torch_face.logger import Logger
@@ -39,6 +40,7 @@ from .torch_face.torch_reducer import TorchReducer
 from .transport.collectives import largest
 from .transport.protocol import Decorator
 
+REFRESH = "Call refresh() of the DistributedDataParallel on all ranks after such a change"
 OWN_ARGUMENTS = ("module", "compressor", "timeout", "transport", "optimizer", "scaler")
 LEFT_OUT = (  # of pickles
     "process_group",
@@ -48,6 +50,7 @@ LEFT_OUT = (  # of pickles
     "timeline",
     "_buffers_sync",
     "_order",
+    "_strays",
     "_forks",
     "_hook",
     "_overlap",
@@ -97,8 +100,7 @@ class DistributedDataParallel(TorchFace):
         self._passing_sync_batchnorm_handle(module)  # type: ignore[no-untyped-call]
         groups = self.arguments.groups()
         if self.arguments.init_sync:
-            shared = {name: p for name, p in module.named_parameters() if name not in self.parameters_to_ignore}
-            verify(described(shared, compressor), groups[0], self.device)
+            verify(described(self._parameters_by_name(), compressor), groups[0], self.device)
         self._connect(groups, together=self.arguments.init_sync)
         if self.arguments.init_sync:
             self.copy_states(0, buffers=self.arguments.sync_buffers_at_start)
@@ -108,14 +110,18 @@ class DistributedDataParallel(TorchFace):
     def _connect(self, groups: list[dist.ProcessGroup], *, together: bool = False) -> None:
         """Make what a pickle leaves out: the process groups, the compression, the reducer. `together`: all ranks do so."""
         compressor, timeout, transport, scaler = self._setup
-        rules = self.arguments.rules()
-        named, sparse = trained(self.module)
         self.process_group = groups[0]
         self._buffers_sync = BufferSync(self.process_group, self._buffer_hook)
         self._assign_modules_buffers()  # type: ignore[no-untyped-call]
-        partial = rules.find_unused_parameters
+        partial = self.arguments.rules().find_unused_parameters
         self.compression = Handle(compressor, groups, timeout, partial=partial, transport=transport, scaler=scaler)
         self.compression.bind(self.module)
+        self._fill_buckets(together=together)
+
+    def _fill_buckets(self, *, together: bool) -> None:
+        """Make the reducer and the buckets of all parameters that train now. `together`: all ranks do so."""
+        rules, timeout = self.arguments.rules(), self._setup[1]
+        named, sparse = trained(self.module)
         averager = self.compression.averager
         averager.sparse = any(sparse)
         rooms = averager.rooms(self.device) if together else own_rooms
@@ -124,6 +130,7 @@ class DistributedDataParallel(TorchFace):
         averages: Averager = averager if self._hook is None else HookAverager(*self._hook)
         self.reducer = TorchReducer(parameters, names, assignment, rules, self.process_group, averages, timeout)
         self.reducer.at_end.append(self._buffers_sync.wait)
+        self._strays = Strays(named, self.reducer.nodes, REFRESH)
         self._forks = ForkGuard(self.reducer.nodes, weak_call(self.reducer.fills_buckets))
         self.timeline = self.reducer.timeline
         self._order = BucketOrder(assignment, names, self.process_group, self.device)
@@ -131,6 +138,31 @@ class DistributedDataParallel(TorchFace):
         self.reducer.logger = self.logger = Logger(self)
         if self._overlap is not None:
             self._bind_overlap(self._overlap)
+
+    def refresh(self) -> None:
+        """Average all parameters that train now: call it on all ranks after adding, replacing or converting parameters.
+
+        It makes the buckets anew, between steps, and copies parameters from rank 0, as construction does. Residuals follow
+        their parameters, or these parameters' names; those of parameters that train no more are dropped. The optimizer is
+        yours to change. Raises RuntimeError where models differ, or a backward has not come to its end.
+        """
+        self.compression.averager.drain()
+        self.reducer.require_finished()
+        named = trained(self.module)[0]
+        if self._compresses:
+            refuse_inside(self.module, named.values())
+        self._take_devices()
+        if self.arguments.init_sync:
+            verify(described(self._parameters_by_name(), self._setup_now[0]), self.process_group, self.device)
+        self.reducer.detach()
+        for handle in {self.compression, *(each for each in self._hook or () if isinstance(each, Handle))}:
+            handle.bind(self.module, changed=True)
+        self._fill_buckets(together=True)
+        if self.arguments.init_sync:
+            self.copy_states(0, buffers=False)
+
+    def _parameters_by_name(self) -> dict[str, Tensor]:
+        return {name: p for name, p in self.module.named_parameters() if name not in self.parameters_to_ignore}
 
     @property
     def _averager(self) -> CompressedAverager | None:
@@ -166,6 +198,7 @@ class DistributedDataParallel(TorchFace):
             self._forks.check()
             self._refuse_distributed_autograd()
             self.logger.set_runtime_stats_and_log()
+            self._look_for_strays()
             self.reducer.require_finished()
         if work := Join.notify_join_context(self):
             work.wait()
@@ -197,6 +230,15 @@ class DistributedDataParallel(TorchFace):
             return output
         self.reducer.begin()
         return watched(output, self.reducer, clone=self._ddp_sink_clone) if self.reducer.watches else output
+
+    def _look_for_strays(self) -> None:
+        """Now and then: whether parameters train that are in no bucket. Raises RuntimeError where backward missed some."""
+        if self.process_group.size() == 1:
+            return
+        self._strays.look(lambda: trained_now(self.module)[0])
+        if self.reducer.unfinished:
+            self._strays.search(trained_now(self.module)[0])
+            self._strays.refuse_replaced()
 
     def agree_on_order(self) -> None:
         """Between steps: buckets for the order in which gradients get ready, where it is time to look."""
@@ -234,6 +276,15 @@ class DistributedDataParallel(TorchFace):
     def _bind_overlap(self, overlap: Overlap) -> None:
         overlap.bind(self.reducer, self.compression.averager, self._order)
         self._buffers_sync.separate(self.device)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DistributedDataParallel:
+        self._strays.due = True  # it may replace parameters, or their gradient nodes
+        return super()._apply(fn, recurse)
+
+    def load_state_dict(self, *arguments: Any, **named_arguments: Any) -> Any:
+        """As of every module; `assign=True` replaces parameters, which needs `refresh` then."""
+        self._strays.due = True
+        return super().load_state_dict(*arguments, **named_arguments)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of all parameters; those under way once their averages were used, without waiting."""

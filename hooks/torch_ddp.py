@@ -14,7 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..compress import Spec, tuned
 from ..ddp_core import DEFAULT_TIMEOUT, Decorator, Handle, Scaler, refuse_inside
+from ..ddp_core import DistributedDataParallel as OwnDDP
 from .fsdp import ShardHandle, Sharding, attach_sharded, is_sharded
+from .guard import Guard
 from .keywords import nearest_named
 from .never_called import NeverCalled
 
@@ -156,6 +158,8 @@ def comm_hook(
     if model is not None:
         handle.bind(ddp or model)
         NeverCalled.watch(handle, ddp or model)
+    if ddp is not None:
+        ddp.register_forward_pre_hook(Guard(handle, ddp, own=isinstance(ddp, OwnDDP)))
     if ddp is not None and (ddp.static_graph or getattr(ddp, "skip_all_reduce_unused_params", False)):
         ddp.register_forward_pre_hook(partially(_forward_begins, handle))  # indices of buckets do not tell
     return handle, compress_bucket

@@ -82,6 +82,38 @@ def late(name: str) -> str:
     )
 
 
+def replaced(names: Sequence[str], remedy: str) -> str:
+    """Parameters that were averaged are others now, or have another gradient node."""
+    return (
+        f"parameters {shown(names)} were replaced or converted after the model was wrapped, as `.double()`, "
+        f"load_state_dict(assign=True) and to_empty() do: their gradients are no longer averaged over ranks. {remedy}"
+    )
+
+
+def added(names: Sequence[str], remedy: str) -> str:
+    """Parameters train that did not when the model was wrapped."""
+    return (
+        f"parameters {shown(names)} were added or unfrozen after the model was wrapped: their gradients are not averaged "
+        f"over ranks, and each rank trains them by itself. {remedy}"
+    )
+
+
+BYPASSED = (
+    "parameters train with gradients that are not averaged over ranks: forward has not been called on "
+    "DistributedDataParallel, but on its .module or on the bare model. Call forward on DistributedDataParallel"
+)
+
+
+def taken(names: Sequence[str]) -> str:
+    """Gradients that came, and were gone before they could be averaged."""
+    return (
+        f"parameters {shown(names)} got gradients, and a hook has cleared these before they were averaged over ranks. An "
+        "optimizer that steps inside backward, in register_post_accumulate_grad_hook, trains on this rank's own gradients: "
+        "call optimizer.step() after backward, or use torch.distributed.optim._apply_optimizer_in_backward, which waits for "
+        "the averages. A hook that drops a gradient fills it with zeros instead"
+    )
+
+
 def failed(index: int, names: Sequence[str], error: Exception) -> str:
     """A bucket's average did not come; the engine's own errors name the bucket already."""
     if isinstance(error, ProgramError):

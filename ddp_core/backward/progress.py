@@ -41,6 +41,7 @@ class Backward:
     static_usage: Sequence[int] | None  # as `used_by_any`, in a static graph that is known
     step: Step = field(default_factory=Step)  # the record of it
     order: list[int] = field(default_factory=list)
+    undefined: set[int] = field(default_factory=set)  # parameters whose hook fired with no gradient
     launched: int = 0
     ending: bool = False
     usage: Usage | None = None

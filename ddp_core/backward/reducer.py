@@ -19,6 +19,7 @@ from ..buckets.slices import Sendable
 from ..measure.step import Step
 from ..measure.timeline import Timeline
 from . import messages
+from .apart import Bypass, living, shared
 from .graph import arriving, gradient_node
 from .hooked_parameters import HookedParameters
 from .progress import Backward, Later, Rules
@@ -50,6 +51,8 @@ class Reducer(HookedParameters):
         self._backward: Backward | None = None
         self._used = bytearray(len(parameters))  # on this rank, since the last synchronization
         self._over = False  # the averages are there, and no forward has begun since
+        self._bypass: Bypass | None = Bypass()  # until the first forward
+        living.add(self)
         self.finished = 0
         self.share = 1.0  # of the ranks that have inputs, where the average is to be over these
         self.before_sending: Callable[[Sendable], None] | None = None
@@ -64,7 +67,7 @@ class Reducer(HookedParameters):
         """The end of a forward whose backward is to be synchronized."""
         self.require_finished()
         self.keep_from_compiler()
-        self._over = False
+        self._over, self._bypass = False, None
         self._backward = self._opened(Step(forward=self.timeline.forward, now=self.timeline.now))
         for index, firings in enumerate(self._firings or ()):
             if not firings:
@@ -90,7 +93,7 @@ class Reducer(HookedParameters):
         """A forward whose backward is not synchronized."""
         self.require_finished()
         self.keep_from_compiler()
-        self._over = False
+        self._over, self._bypass = False, None
 
     @property
     def counts(self) -> bool:
@@ -123,10 +126,15 @@ class Reducer(HookedParameters):
             else:
                 self._launch(backward)
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether the last synchronized backward brought some gradients, and not all."""
+        return self._backward is not None and self._backward.under_way
+
     def require_finished(self) -> None:
         """Raise RuntimeError where the last synchronized backward did not come to its end."""
         backward = self._backward
-        if backward is None or not backward.under_way:
+        if backward is None or not self.unfinished:
             return
         if backward.broken:
             raise self._failure(messages.broken(backward.broken))
@@ -139,9 +147,11 @@ class Reducer(HookedParameters):
             self._used[index] = 1
         backward = self._backward
         if backward is None:
-            if self._over:
-                self._warn("late", messages.late(self.names[index]))
+            if defined:
+                self._apart(index)
             return
+        if not defined:
+            backward.undefined.add(index)
         if not backward.started:
             self.start()
         backward.missing[index] -= 1
@@ -151,6 +161,22 @@ class Reducer(HookedParameters):
         backward.order.append(index)
         if self._mark_ready(backward, index, brought=defined):
             self._launch(backward)
+
+    def _apart(self, index: int) -> None:
+        """A gradient came outside of a synchronized backward."""
+        if self._over:
+            self._warn_unless_shared("late", index, messages.late(self.names[index]))
+        elif self._bypass is not None and self._bypass.trains(index, self.parameters[index]) and self.group.size() > 1:
+            self._warn_unless_shared("bypassed", index, messages.BYPASSED)
+
+    def _warn_unless_shared(self, reason: str, index: int, text: str) -> None:
+        """Warn once, unless another wrapper has the parameter, too, and averages its gradients."""
+        if reason in self._warned:
+            return
+        if shared(self.parameters[index], self):
+            self._warned.add(reason)
+        else:
+            self._warn(reason, text)
 
     def _await_others(self, backward: Backward, index: int) -> None:
         """A firing that is not the last one of its parameter, or none that was expected."""
@@ -212,10 +238,17 @@ class Reducer(HookedParameters):
     def _average(self, backward: Backward, bucket: Sendable) -> None:
         if self.before_sending is not None:
             self.before_sending(bucket)
+        if bucket.absent:
+            self._refuse_taken(backward, bucket.absent)
         if not backward.step.number:
             self.averager.begin_step(backward.step)
         backward.step.launched[bucket.number] = time.perf_counter()
         bucket.pending = self.averager.start(bucket)
+
+    def _refuse_taken(self, backward: Backward, absent: Sequence[int]) -> None:
+        """Raise RuntimeError where a gradient of a parameter without one came in this backward: zeros would stand for it."""
+        if came := set(absent).intersection(backward.order) - backward.undefined:
+            raise self._failure(messages.taken(self.names_of(sorted(came))))
 
     def _ask(self, used: Sequence[int]) -> Usage:
         return Usage(used, self.group, self.device, self._timeout)

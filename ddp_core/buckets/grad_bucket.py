@@ -34,8 +34,9 @@ class GradBucket:
     `number`: its place among the buckets, which may be sent in another order. `members`: the parameters' indices in the
     model. `all_parameters`: of all members, whether they are sent in this step or not. `flat`: all gradients, one behind
     the other. `waiting`: of how many one is still missing. `scale`: what they are multiplied by on their way in. `pending`:
-    its average, where it is on its way. `bound`: for whoever averages it to remember how. `room`: memory for the buffer;
-    None is memory of its own. With `alias`, gradients become views of the buffer: nothing is copied back.
+    its average, where it is on its way. `absent`: members that had no gradient when it was filled. `bound`: for whoever
+    averages it to remember how. `room`: memory for the buffer; None is memory of its own. With `alias`, gradients become
+    views of the buffer: nothing is copied back.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class GradBucket:
         self.scale = scale
         self.waiting = len(self.members)
         self.pending: Pending | None = None
+        self.absent: list[int] = []
         self.flat = self._memory
         self._filled = bytearray(len(self.members))
         self._sent: list[int] | None = None  # places of the members that are sent, where these are not all
@@ -163,6 +165,7 @@ class GradBucket:
             grad, view = self.all_parameters[place].grad, self._views[place]
             if grad is None:
                 empty.append(view)
+                self.absent.append(self.members[place])
             elif grad is view:
                 inside.append(view)
                 if not used[self.members[place]]:
@@ -238,7 +241,7 @@ class GradBucket:
                 continue
             if self._alias:
                 parameter.grad = view
-            elif grad is None:
+            elif grad is None or grad.is_conj() or grad.is_neg():  # lazy views cannot be written to with others at once
                 parameter.grad = view.clone()
             else:
                 grads.append(grad)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -17,6 +18,17 @@ def plain(name: str) -> str:
     'encoder.weight'
     """
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
+def plain_names(names: Iterable[str]) -> dict[str, str]:
+    """{name: plain name} of a model's parameters; those that would share a plain name keep their own.
+
+    >>> plain_names(["weight", "_orig_mod.weight", "_orig_mod.bias"])
+    {'weight': 'weight', '_orig_mod.weight': '_orig_mod.weight', '_orig_mod.bias': 'bias'}
+    """
+    names = list(names)
+    shared = Counter(map(plain, names))
+    return {name: name if shared[plain(name)] > 1 else plain(name) for name in names}
 
 
 def is_packed(parameter: Tensor) -> bool:

@@ -72,6 +72,11 @@ class BucketSlice:
         return self.bucket.waiting
 
     @property
+    def absent(self) -> list[int]:
+        """The members of the bucket that had no gradient when it was filled."""
+        return self.bucket.absent
+
+    @property
     def scale(self) -> float:
         """What gradients are multiplied by on their way in."""
         return self.bucket.scale

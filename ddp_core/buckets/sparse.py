@@ -27,7 +27,7 @@ class SparseBucket(GradBucket):
 
     def open(self, scale: float) -> None:
         """Make ready for a step's gradient, which is not scaled on its way in."""
-        self.scale, self.waiting, self.pending = 1.0, 1, None
+        self.scale, self.waiting, self.pending, self.absent = 1.0, 1, None, []
 
     def bring(self, index: int) -> None:
         """The gradient is ready."""
@@ -42,6 +42,7 @@ class SparseBucket(GradBucket):
                 "the weight of an embedding with sparse=True got a dense gradient, as it does where it is also used "
                 "elsewhere: build the embedding with sparse=False"
             )
+        self.absent = list(self.members) if grad is None else []
         self.flat = no_rows(parameter) if grad is None else grad.detach()
 
     def leave_out(self, members: Sequence[int]) -> None:

@@ -20,7 +20,7 @@ from ...compress import Spec, compressor, specification
 from ...compress.protocol import marked
 from ...compress.whole_number import whole_number
 from ..buckets.checksum import checksum
-from ..buckets.layout import plain
+from ..buckets.layout import plain_names
 from ..engine.engine import DEFAULT_TIMEOUT
 from ..transport.protocol import Decorator
 from ..transport.rendezvous import Rendezvous, TrainingEnded
@@ -295,7 +295,8 @@ def _rounds(
             f"a site that joins would not know which method the others have chosen; got {spec!r}: give "
             f"local steps one of its methods, such as int4"
         )
-    named = {plain(name): p for name, p in module.named_parameters() if p.requires_grad}
+    plain = plain_names(name for name, _ in module.named_parameters())
+    named = {plain[name]: p for name, p in module.named_parameters() if p.requires_grad}
     return Rounds(sites, fragments(named, count), buffers, outer(specification), built, decorate)
 
 

@@ -14,7 +14,7 @@ from ...compress.build import fingerprint
 from ...compress.leaves import FIRST, PART
 from ...compress.shares import ranks_given
 from ...compress.state import Entries
-from ..buckets.layout import axis_order, layout_of, plain
+from ..buckets.layout import axis_order, layout_of, plain_names
 from .earlier import brought_up_to_date
 from .model_memory import OWED
 
@@ -88,7 +88,7 @@ def checked(saved: Any, compressor: Compressor, world_size: int, rank: int) -> d
             raise ValueError(f"the state was saved with {key} = {there}, here it is {here}: {ADVICE[key]}")
     check_form(saved)
     listed = {name for names in saved["buckets"] for name in names}
-    return {**saved, **renamed(saved, {name: plain(name) for name in (*listed, *saved["parameters"])})}
+    return {**saved, **renamed(saved, plain_names({*listed, *saved["parameters"]}))}
 
 
 def check_form(saved: Mapping[str, Any]) -> None:

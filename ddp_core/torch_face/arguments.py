@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..backward.reducer import Rules
 from ..buckets.assignment import caps_in_bytes
-from ..buckets.layout import plain
+from ..buckets.layout import plain_names
 
 REFUSED = {  # argument: the way out
     "delay_all_reduce_named_params": "leave those parameters to DistributedDataParallel, too",
@@ -154,7 +154,18 @@ def trained(module: nn.Module) -> tuple[dict[str, Tensor], list[bool]]:
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"DistributedDataParallel takes a torch.nn.Module, got {type(module).__name__}")
+    named, sparse = trained_now(module)
+    if not named:
+        raise RuntimeError(
+            "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient."
+        )
+    return named, sparse
+
+
+def trained_now(module: nn.Module) -> tuple[dict[str, Tensor], list[bool]]:
+    """As `trained`, also where nothing trains."""
     ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+    plain = plain_names(name for name, _ in module.named_parameters())
     named: dict[str, Tensor] = {}
     sparse: list[bool] = []
     seen: set[Tensor] = set()
@@ -166,12 +177,8 @@ def trained(module: nn.Module) -> tuple[dict[str, Tensor], list[bool]]:
                 )
             if parameter.requires_grad and short not in ignored and parameter not in seen:
                 seen.add(parameter)
-                named[plain(short)] = parameter
+                named[plain[short]] = parameter
                 sparse.append(isinstance(owner, nn.Embedding | nn.EmbeddingBag) and owner.sparse)
-    if not named:
-        raise RuntimeError(
-            "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient."
-        )
     return named, sparse
 
 

@@ -17,7 +17,7 @@ from .arrivals import Arrivals
 from .communication import ShardGather, ShardReduction
 from .handle import ShardHandle
 from .modules import ShardedModule, modules_of
-from .replicas import ReplicaMean, ReplicaSteps
+from .replicas import DIVISOR, ReplicaMean, ReplicaSteps
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,10 @@ def _take_shards(modules: Sequence[ShardedModule], averager: ShardAverager, *, r
     for module in modules:
         others = 1 if module.replica_group is None else module.replica_group.size()
         means = others if replicated else 1  # of replicas: their compressor divides
-        scale = 1.0 if module.divisor is None else module.shard_group.size() * means / module.divisor
+        total = float(module.shard_group.size() * means)
+        scale = 1.0 if module.divisor is None else total / module.divisor
         divisor = 1.0 if module.divisor is not None or replicated else float(others)
-        reduction = ShardReduction(module, averager, arrivals, scale)
+        reduction = ShardReduction(module, averager, arrivals, scale, total)
         module.take(ShardGather(module, averager), reduction, divisor)
 
 
@@ -98,7 +99,7 @@ def _handle_of_replicas(
     if group is None:
         raise ValueError("it has no replicas: fully_shard(model, mesh=...) with a mesh of two dimensions makes some")
     if not asked.of_shards and any(module.divisor is not None for module in modules):
-        raise ValueError("set_gradient_divide_factor holds for gradwire's sums alone: say reduce='none', too")
+        raise ValueError(DIVISOR)
     return Handle(tuned(asked.replicas, asked.optimizer), group, timeout, transport=transport)
 
 

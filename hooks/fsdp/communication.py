@@ -16,6 +16,11 @@ from ...ddp_core import Pending, ShardAverager, start_all_gather
 from .arrivals import Arrivals
 from .modules import ShardedModule
 
+DIVIDES = (
+    "set_force_sum_reduction_for_comms(False) does not go with gradwire, which sums gradients itself: leave that call "
+    "out"
+)
+
 
 class GatherWork(dist._Work):
     """Weights on their way; whoever waits for them decodes them."""
@@ -67,25 +72,36 @@ class ShardGather(Allocating):
 
 
 class ShardReduction(Allocating):
-    """The reduce-scatter of a module's gradients."""
+    """The reduce-scatter of a module's gradients.
 
-    def __init__(self, module: ShardedModule, averager: ShardAverager, arrivals: Arrivals, scale: float) -> None:
-        self._module, self._averager, self._arrivals, self._scale = module, averager, arrivals, scale
+    `scale`: what their mean over shards is multiplied by; `total`: where torch then divides by a divisor of the user's.
+    """
+
+    def __init__(
+        self, module: ShardedModule, averager: ShardAverager, arrivals: Arrivals, scale: float, total: float
+    ) -> None:
+        self._module, self._averager, self._arrivals = module, averager, arrivals
+        self._scale, self._total = scale, total
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> None:
         """Fill the output: at once, or where torch does not look at it, by the end of backward.
 
-        Raises RuntimeError where parameters are left out, and what is held back of each is kept.
+        Raises RuntimeError where parameters are left out, and what is held back of each is kept, and ValueError where torch
+        relies on a division within the reduce-scatter.
         """
         module, averager, arrivals = self._module, self._averager, self._arrivals
+        if op != dist.ReduceOp.SUM:
+            raise ValueError(DIVIDES)
+        divided = module.divided_anew
+        scale = self._total if divided else self._scale
         arrivals.begin()
         layout = module.layout()
         if layout.numel != input_tensor.numel():
             layout = self._nameless(layout, input_tensor)
-        pending = averager.reduce(module.index, layout, input_tensor, output_tensor, self._scale)
-        at_once = module.averages_over_replicas or module.reads_gradients(output_tensor.dtype)
+        pending = averager.reduce(module.index, layout, input_tensor, output_tensor, scale)
+        at_once = divided or module.averages_over_replicas or module.reads_gradients(output_tensor.dtype)
         arrivals.take(pending, at_once=at_once)
 
     def _nameless(self, layout: ShardLayout, grad: Tensor) -> ShardLayout:

@@ -26,12 +26,17 @@ def _is_sharded(module: nn.Module) -> bool:
     return any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__)
 
 
+class OwnDivisor(float):
+    """A divisor of gradients that gradwire has set, and not the user."""
+
+
 class ShardedModule:
     """A module to which `fully_shard` was applied, and the group of its parameters; `index` counts them in the model."""
 
     def __init__(self, module: Any, group: Any, index: int, names: tuple[str, ...]) -> None:
         self.module, self.group, self.index, self.names = module, group, index, names
         self._layout: tuple[tuple[int, ...], ShardLayout] | None = None  # of these of the parameters
+        self.sums = False  # whether gradwire sums its gradients over shards
         self._before = (
             group._all_gather_comm,
             group._reduce_scatter_comm,
@@ -73,6 +78,11 @@ class ShardedModule:
         """What the user has gradients divided by, if not by the number of ranks."""
         divisor: float | None = self.group.gradient_divide_factor
         return divisor
+
+    @property
+    def divided_anew(self) -> bool:
+        """Whether the user has set a divisor since the handle was attached."""
+        return self.divisor is not None and not isinstance(self.divisor, OwnDivisor)
 
     @property
     def takes_communication(self) -> bool:
@@ -121,16 +131,19 @@ class ShardedModule:
 
     def take(self, gather: Any, reduction: Any, divisor: float) -> None:
         """Have others communicate. `divisor`: what torch divides gradients by, after all sums."""
+        self.sums = True
         self.module.set_custom_all_gather(gather)
         self.module.set_custom_reduce_scatter(reduction)
         self.module.set_force_sum_reduction_for_comms(True)
-        self.module.set_gradient_divide_factor(divisor)
+        self.module.set_gradient_divide_factor(OwnDivisor(divisor))
 
     def give_back(self) -> None:
         """Have torch communicate by itself, as it did before."""
         group, (gather, reduction, divisor, force_sum, mesh) = self.group, self._before
         group._all_gather_comm, group._reduce_scatter_comm, group._all_reduce_hook = gather, reduction, None
-        group.gradient_divide_factor, group.force_sum_reduction_for_comms, group.mesh_info = divisor, force_sum, mesh
+        group.force_sum_reduction_for_comms, group.mesh_info = force_sum, mesh
+        if not self.divided_anew:
+            group.gradient_divide_factor = divisor
 
     def shards(self) -> Iterator[tuple[str, Tensor]]:
         """(name, this rank's shard with its padding) of the parameters whose gradients travel."""

@@ -64,6 +64,9 @@ class ReplicaSteps:
                 self._shards.end_step()
 
 
+DIVISOR = "set_gradient_divide_factor holds for gradwire's sums alone: say reduce='none', too"
+
+
 class ReplicaMean:
     """The all-reduce hook of one module."""
 
@@ -83,11 +86,18 @@ class ReplicaMean:
         return self._parameters
 
     def __call__(self, reduce_output: Tensor) -> None:
-        """Average in place. Raises RuntimeError where parameters are left out, since torch does not tell which."""
+        """Average in place.
+
+        Raises RuntimeError where parameters are left out, since torch does not tell which, and ValueError where gradients
+        were given a divisor that holds for sums over shards alone.
+        """
+        if self._module.divided_anew and not self._module.sums:
+            raise ValueError(DIVISOR)
         parameters: Any = self.name_shards()
         if sum(map(torch.numel, parameters)) != reduce_output.numel():
             raise RuntimeError(self._module.left_out)
         self._arrivals.begin()
         bucket: Any = ShardBucket(self._steps.next_index(), reduce_output, parameters)
         pending = FuturePending(self._handle.averager.average(bucket))
-        self._arrivals.take(pending, at_once=self._module.reads_gradients(reduce_output.dtype))
+        at_once = self._module.divided_anew or self._module.reads_gradients(reduce_output.dtype)
+        self._arrivals.take(pending, at_once=at_once)

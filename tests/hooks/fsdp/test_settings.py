@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
 from torch.distributed.tensor import Shard
 
@@ -164,3 +165,54 @@ WORDS = {
 def test_what_is_refused_says_what_to_do(ranks, case):
     for answer in ranks.run(refused, 2, case):
         assert WORDS[case] in answer
+
+
+def divided_after(rank, world_size, arguments, replicas):
+    """Gradients by a divisor of the user's that is set before attach, after it, and after a first step; the exact ones."""
+    mesh = init_device_mesh("cpu", (replicas, world_size // replicas), mesh_dim_names=("replicate", "shard"))
+    found = []
+    for moment in (None, 0, 1, 2):
+        model = network(world_size, mesh=mesh if replicas > 1 else None)
+        model = divided(model) if moment in (None, 0) else model
+        handle = gradwire.attach(model, **arguments) if moment is not None else None
+        for number in range(2):
+            if moment == number + 1:
+                for module in (model[0], model[2], model):
+                    module.set_gradient_divide_factor(7.0)
+            model.zero_grad()
+            model(torch.full((4, 7), rank + 1.0)).square().mean().backward()
+        found.append({name: each.grad.full_tensor() for name, each in model.named_parameters()})
+        if handle is not None:
+            handle.close()
+        factors = [module._get_fsdp_state()._fsdp_param_group.gradient_divide_factor for module in (model[0], model)]
+        assert factors == [7.0, 7.0]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "replicas", "tolerance"),
+    [
+        ({}, 1, 1e-5),
+        ({"reduce": "int8"}, 1, 3e-2),
+        ({}, 2, 1e-5),
+        ({"replicas": "none", "reduce": "none"}, 2, 1e-5),
+    ],
+)
+def test_a_divisor_counts_whenever_it_is_set(ranks, arguments, replicas, tolerance):
+    for exact, *ours in ranks.run(divided_after, 2 * replicas, arguments, replicas):
+        for each in ours:
+            torch.testing.assert_close(each, exact, rtol=tolerance, atol=tolerance)
+
+
+def refused_divisor(rank, world_size):
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
+    model = network(world_size, mesh=mesh)
+    handle = gradwire.attach(model, replicas="none")
+    model.set_gradient_divide_factor(7.0)
+    with pytest.raises(ValueError, match="reduce='none', too"):
+        model(torch.ones(4, 7)).sum().backward()
+    handle.close()
+
+
+def test_a_divisor_is_refused_where_torch_sums_over_shards(ranks):
+    ranks.run(refused_divisor, 2)

@@ -1,0 +1,70 @@
+"""Notices parameters that train and are not averaged, since they were added, replaced or converted after the wrap."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from . import messages
+from .graph import gradient_node
+from .weak_call import weak_call
+
+INTERVAL = 64  # synchronized forwards between two looks
+
+
+class Strays:
+    """The parameters of a model whose gradients reach no bucket.
+
+    `averaged`: {name: parameter} of those that do, with the `nodes` that accumulate their gradients. `remedy`: for messages.
+    A parameter is reported when it gets a gradient: an added one by a warning, one that was averaged before by RuntimeError.
+    """
+
+    def __init__(self, averaged: Mapping[str, Tensor], nodes: Sequence[Any], remedy: str) -> None:
+        self._names, self._remedy = set(averaged), remedy
+        self._nodes = {id(parameter): node for parameter, node in zip(averaged.values(), nodes, strict=True)}
+        self._kept = list(averaged.values())  # so that no other one gets their identities
+        self._watched: list[weakref.ref[Tensor]] = []
+        self._forwards = 0
+        self.due = False  # something has happened that may replace parameters
+        self.found: dict[str, Tensor] = {}  # at the last look, but for those that were told of
+        self._told: set[str] = set()
+
+    def look(self, trained: Callable[[], Mapping[str, Tensor]]) -> None:
+        """Look for strays at the first two synchronized forwards, then now and then. `trained`: what trains now, by name."""
+        self._forwards += 1
+        if self.due or self._forwards <= 2 or self._forwards % INTERVAL == 0:
+            self.search(trained())
+
+    def search(self, trained: Mapping[str, Tensor]) -> None:
+        """Find the strays among the parameters that train now, and watch them."""
+        self.due = False
+        self.found = {
+            name: each
+            for name, each in trained.items()
+            if name not in self._told and self._nodes.get(id(each)) is not gradient_node(each)
+        }
+        watched = {id(each()) for each in self._watched}
+        for parameter in self.found.values():
+            if id(parameter) not in watched:
+                parameter.register_post_accumulate_grad_hook(weak_call(self.report))
+                self._watched.append(weakref.ref(parameter))
+
+    def refuse_replaced(self) -> None:
+        """Raise RuntimeError where parameters that were averaged before are among those found."""
+        if names := [name for name in self.found if name in self._names]:
+            raise RuntimeError(messages.replaced(names, self._remedy))
+
+    def report(self, parameter: Tensor) -> None:
+        """A stray got a gradient."""
+        names = [name for name, each in self.found.items() if each is parameter]
+        if self._names.intersection(names):
+            self.refuse_replaced()
+        if names:
+            added = [name for name in self.found if name not in self._names]
+            self._told.update(added)
+            self.found = {name: each for name, each in self.found.items() if name in self._names}
+            warnings.warn(messages.added(added, self._remedy), stacklevel=2)

@@ -1,0 +1,83 @@
+"""What torch's DDP does not do with a communication hook, and would not say: noticed before its forwards."""
+
+# torch compares the annotations of a hook themselves, so this file must not postpone them.
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from ..ddp_core import Handle, Strays, gradient_node, taken, trained_now
+
+WRAP_ANEW = "After such a change, wrap the model anew in DistributedDataParallel, attach, and load this handle's state"
+JOIN = (
+    "join(divide_by_initial_world_size=False) does not go with a communication hook: torch tells hooks nothing of the ranks "
+    "that have no inputs left, so gradients would be divided by all of them. Leave that argument out, or use "
+    "gradwire.DistributedDataParallel with compressor=..., which takes it"
+)
+
+
+class Guard:
+    """A forward pre-hook of a DDP model, and a look at the buckets of its first step.
+
+    Raises ValueError inside a `join` whose averages would be wrong, and RuntimeError where parameters that were averaged are
+    no longer, or where a hook of the user's clears gradients before they are averaged. Warns of added parameters.
+    """
+
+    strays: Strays | None = None  # None in copies, and where the wrapper notices them by itself
+    _handle: Handle | None = None
+
+    def __init__(self, handle: Handle, ddp: DistributedDataParallel, *, own: bool) -> None:
+        if own:
+            return
+        named = trained_now(ddp.module)[0]
+        self.strays = Strays(named, list(map(gradient_node, named.values())), WRAP_ANEW)
+        self._came: dict[int, int] = {}  # by index of a parameter, the backward that has brought its gradient
+        self._first: int | None = None  # the backward of the first step
+        self._names = list(named)
+        self._places = {id(parameter): place for place, parameter in enumerate(named.values())}
+        self._hooks = [
+            each.register_post_accumulate_grad_hook(partial(_note, self._came, place))
+            for place, each in enumerate(named.values())
+        ]
+        self._handle = handle
+        handle.before_bucket = self._refuse_taken
+
+    def __call__(self, ddp: DistributedDataParallel, _: Any) -> None:
+        """Look at the model before a forward."""
+        if torch.compiler.is_compiling():
+            return
+        divides = getattr(ddp, "_divide_by_initial_world_size", True) and getattr(
+            ddp, "divide_by_initial_world_size", True
+        )
+        if ddp._join_config.enable and not divides:
+            raise ValueError(JOIN)
+        synced = torch.is_grad_enabled() and ddp.require_backward_grad_sync and ddp.process_group.size() > 1
+        if self.strays is not None and synced:
+            self.strays.look(lambda: trained_now(ddp.module)[0])
+
+    def _refuse_taken(self, bucket: dist.GradBucket) -> None:
+        backward = torch._C._current_graph_task_id()
+        self._first = backward if self._first is None else self._first
+        if backward != self._first:
+            return self._end_first_step()
+        places = [self._places.get(id(parameter), -1) for parameter in bucket.parameters() if parameter.grad is None]
+        if names := [self._names[place] for place in places if self._came.get(place) == backward]:
+            raise RuntimeError(taken(names))
+
+    def _end_first_step(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        if self._handle is not None:
+            self._handle.before_bucket = self._handle = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Nothing: a copy of the model has other parameters."""
+        return {}
+
+
+def _note(came: dict[int, int], place: int, _: Tensor) -> None:
+    came[place] = torch._C._current_graph_task_id()
