@@ -16,6 +16,12 @@ if sys.platform == "linux":
     NATIVE["gradwire.ddp_core.transport._shared_memory"] = Path("ddp_core/transport/native")
 LIMITED = not sysconfig.get_config_var("Py_GIL_DISABLED")  # one build for all; without a GIL each Python has its own
 OPTIMIZED = ("-std=c++17", "-O3", "-ffp-contract=off", "-g0", "-Wall", "-Wno-psabi", "-fvisibility=hidden")
+HARDENED, LINKED = tuple[str, ...](), ("-pthread",)
+if sys.platform == "linux" and "-fsanitize" not in os.environ.get(
+    "CXXFLAGS", ""
+):  # sanitizers watch the plain functions
+    HARDENED = ("-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=3")
+    LINKED += ("-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,noexecstack")
 
 
 def packages() -> dict[str, str]:
@@ -43,8 +49,8 @@ def extensions() -> list[Extension]:
             depends=sorted(headers),
             define_macros=[("Py_LIMITED_API", "0x030A0000")] if LIMITED else [],
             py_limited_api=LIMITED,
-            extra_compile_args=[*OPTIMIZED],
-            extra_link_args=["-pthread"],
+            extra_compile_args=[*OPTIMIZED, *HARDENED],
+            extra_link_args=[*LINKED],
             language="c++",
             optional=os.environ.get("GRADWIRE_NATIVE") != "required",
         )

@@ -1,4 +1,6 @@
-"""Prints the version of the tree; with a tag such as v0.1.0, fails unless tag, version and changelog agree.
+"""Prints the version of the tree; with a tag such as v0.1.0, fails unless the tree may be released under it.
+
+It may where tag, version and changelog agree, and where the publisher has replaced all placeholders: .github/PUBLISHER.md.
 
 python .ci/version.py [TAG]
 """
@@ -8,6 +10,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+PLACEHOLDER = "PUBLISHER:"
+MAY_HAVE_PLACEHOLDERS = ("pyproject.toml", "CITATION.cff", "SECURITY.md", ".github/CODEOWNERS")
 
 
 def version() -> str:
@@ -17,11 +21,17 @@ def version() -> str:
     return found[1]
 
 
+def unfilled() -> list[str]:
+    """The files that still have placeholders."""
+    return [name for name in MAY_HAVE_PLACEHOLDERS if PLACEHOLDER in (ROOT / name).read_text("utf-8")]
+
+
 def problems(tag: str) -> list[str]:
     """Why the tree is not to be released under a tag."""
     changes = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
     wrong = [] if tag == f"v{version()}" else [f"the tag is {tag}, pyproject.toml says {version()}"]
-    return wrong + ([] if version() in changes else [f"CHANGELOG.md has no heading [{version()}]"])
+    wrong += [] if version() in changes else [f"CHANGELOG.md has no heading [{version()}]"]
+    return wrong + [f"{name} has placeholders, see .github/PUBLISHER.md" for name in unfilled()]
 
 
 if __name__ == "__main__":

@@ -49,11 +49,12 @@ def test_the_version_is_the_project_s():
     assert f'\nversion = "{gradwire.__version__}"\n' in (ROOT / "pyproject.toml").read_text()
 
 
-def test_a_release_needs_a_tag_of_its_version_and_a_heading_in_the_changelog():
-    problems = runpy.run_path(str(ROOT / ".ci" / "version.py"))["problems"]
-    assert problems("v9.9.9")[0] == f"the tag is v9.9.9, pyproject.toml says {gradwire.__version__}"
-    released = f"## [{gradwire.__version__}]" in (ROOT / "CHANGELOG.md").read_text("utf-8")
-    assert (problems(f"v{gradwire.__version__}") == []) == released
+def test_the_metadata_names_the_licence_by_its_spdx_expression_and_brings_its_text(installed):
+    _, target = installed
+    (info,) = target.glob("*.dist-info")
+    metadata = (info / "METADATA").read_text("utf-8").splitlines()
+    assert {"License-Expression: Apache-2.0", "License-File: LICENSE"} <= set(metadata)
+    assert (info / "licenses" / "LICENSE").read_text("utf-8") == (ROOT / "LICENSE").read_text("utf-8")
 
 
 def importable():

@@ -1,14 +1,18 @@
-"""Notices gradients that were averaged, then thrown away: what error feedback keeps of them comes back."""
+"""Warn of gradients that were averaged, then thrown away: error feedback carries a part of them over to later steps."""
 
 from __future__ import annotations
 
+import functools
 import warnings
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 FEW, NUMBERS = 3, 64  # parameters that are watched, and how many numbers of each
 MESSAGE = (
@@ -27,34 +31,91 @@ class Seen:
     numbers: Tensor
 
     def cleared(self, then: Seen) -> bool:
-        """Whether its gradient was cleared since `then`, and the parameter not written to, as far as its version tells."""
+        """Return True if the gradient was cleared since `then` and the parameter's version has not changed."""
         before = then.gradient and then.gradient()
         kept = before is not None and self.gradient is not None and before is self.gradient()
         return then.gradient is not None and not kept and self.version == then.version
 
 
 class ThrownAway:
-    """Warns once. It watches the smallest `parameters` of the first bucket, until then."""
+    """Warns once, and watches the smallest `parameters` of the first bucket until then.
+
+    A parameter that has kept its numbers proves nothing: its gradient or the learning rate may be 0, and fused optimizers
+    do not change its version. So it warns only where an optimizer of torch.optim holds a parameter, and did not step.
+    """
 
     def __init__(self) -> None:
         self.parameters: Sequence[Tensor] = ()
         self._seen: list[Seen] = []
         self._told = False
+        self._suspected = False  # gradients were cleared, as far as is known without a step
+        self._stepped = False  # an optimizer has, since the last look
+        self._optimizer: weakref.ref[Optimizer] | None = None  # the last one that has
+        self._step: object = (
+            None  # its class's method; torch.compile of torch 2.8 replaces it by one that calls no hooks
+        )
 
     def watch(self, parameters: Sequence[Tensor]) -> None:
         """Look at some of these from the next step on, unless it has warned already."""
         self.parameters, self._seen = () if self._told else sorted(parameters, key=Tensor.numel)[:FEW], []
+        self._suspected = False
+        if (known := self._known()) is None or not _holds(known, self.parameters):
+            self._optimizer = None
+        if self.parameters:
+            _watching().add(self)
 
     def look(self, *, counts: bool) -> None:
-        """At the beginning of a step, when the first bucket's gradients are there. `counts`: the step before does."""
+        """Compare at the beginning of a step, when the first bucket has its gradients. `counts`: the step before does."""
+        if self._suspected:
+            return
         before, self._seen = self._seen, [_seen(parameter) for parameter in self.parameters]
+        stepped, self._stepped = self._stepped, False
         pairs = list(zip(self._seen, before, strict=False))
-        if not (counts and before and all(now.cleared(then) for now, then in pairs)):
+        if stepped or not (counts and before and all(now.cleared(then) for now, then in pairs)):
             return
         if all(torch.equal(now.numbers, then.numbers) for now, then in pairs):
+            self._suspected = True
+            self._warn()
+        else:  # written through .data; comparing numbers again would hold up a GPU
+            self.watch(())
+
+    def note_step(self, optimizer: Optimizer) -> None:
+        """Note that an optimizer has stepped, if it holds a watched parameter."""
+        if self.parameters and (optimizer is self._known() or _holds(optimizer, self.parameters)):
+            self._optimizer, self._step, self._stepped = weakref.ref(optimizer), type(optimizer).step, True
+            self._warn()
+
+    def _known(self) -> Optimizer | None:
+        """The optimizer that has stepped, if its next step will be noted, too."""
+        optimizer = None if self._optimizer is None else self._optimizer()
+        return optimizer if optimizer is not None and type(optimizer).step is self._step else None
+
+    def _warn(self) -> None:
+        """Warn if gradients were cleared without a step, and there is an optimizer whose steps are noted."""
+        if self._suspected and self._known() is not None:
             self._told = True
-            warnings.warn(MESSAGE, stacklevel=2)
-        self.watch(())  # written through .data the version tells nothing, and comparing numbers would hold up a GPU
+            warnings.warn(MESSAGE, stacklevel=3)
+            self.watch(())
+
+
+def _holds(optimizer: Optimizer, parameters: Sequence[Tensor]) -> bool:
+    """Return True if any of the parameters is the optimizer's."""
+    wanted = set(map(id, parameters))
+    return any(not wanted.isdisjoint(map(id, group["params"])) for group in optimizer.param_groups)
+
+
+@functools.cache
+def _watching() -> weakref.WeakSet[ThrownAway]:
+    """All that are told of optimizers' steps, from the first call on."""
+    watching: weakref.WeakSet[ThrownAway] = weakref.WeakSet()
+
+    @torch._disable_dynamo  # a compiled function may step
+    def stepped(optimizer: Optimizer, *_: Any) -> None:
+        for each in list(watching):
+            each.note_step(optimizer)
+
+    register_optimizer_step_post_hook(stepped)
+    return watching
 
 
 def _seen(parameter: Tensor) -> Seen:

@@ -23,7 +23,7 @@ from .driver import Driver
 from .lanes import Lanes
 from .on_wait import OnWait
 from .side_stream import SideStream
-from .task import ProgramError, Task
+from .task import HookError, ProgramError, Task
 
 logger = logging.getLogger(__name__)
 DEFAULT_TIMEOUT = timedelta(minutes=30)
@@ -132,12 +132,12 @@ class Engine:
             if self._failure is None:
                 self._failure = f"{label}: {type(error).__name__}: {told}"
             live, self._live = list(self._live), {}
-        failure = ProgramError(self._failure)
-        failure.__cause__ = error
+        failure, for_hook = ProgramError(self._failure), HookError(self._failure)
+        failure.__cause__ = for_hook.__cause__ = error
         for task in live:
             task.closed = True
             if task.future is not None:
-                task.future.set_exception(failure)  # type: ignore[arg-type]
+                task.future.set_exception(for_hook if task.needs_future else failure)  # type: ignore[arg-type]
         self.transport.abort()  # after the futures: it may wait for what is in flight
         for task in live:
             try:

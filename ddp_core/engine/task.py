@@ -23,6 +23,16 @@ class ProgramError(RuntimeError):
     """A program or its communication failed; the message begins with the label of its bucket."""
 
 
+class HookError(ProgramError):
+    """A ProgramError for torch's DDP, which puts "Unable to cast " before its text, and " to Tensor" behind."""
+
+    def __str__(self) -> str:
+        return (
+            'the average of a bucket, because it failed (no type is wrong: torch\'s DDP puts "Unable to cast" before each '
+            f'error of a hook, and "to Tensor" behind it). The error is:\n{super().__str__()}\n'
+        )
+
+
 @dataclass(eq=False)
 class Task:
     """A program, what is in flight for it, and what it cost.

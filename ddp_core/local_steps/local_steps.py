@@ -89,7 +89,7 @@ class LocalSteps:
         self._lock = threading.RLock()  # held at a turn, and while a thread saves or loads
         self._rounds.sites.join(self._setup)
         self._start()
-        self._hook = optimizer.register_step_post_hook(self._stepped)
+        self._hook = _inner(optimizer).register_step_post_hook(self._stepped)
 
     def _described(self, model: nn.Module, outer: str, spec: Spec) -> str:
         frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
@@ -277,6 +277,13 @@ def _check(model: object, optimizer: object, at: object) -> None:
         raise TypeError(f"optimizer is a torch.optim.Optimizer, whose steps are counted; got {optimizer!r}")
     if at is not None and not hasattr(at, "meet"):
         raise TypeError(f"at is a gradwire.Rendezvous, such as Rendezvous('10.0.0.1:29400', sites=4); got {at!r}")
+
+
+def _inner(optimizer: Optimizer) -> Optimizer:
+    """Return the optimizer that calls hooks: Accelerate's wrapper has none of its own, and may leave a step out."""
+    inside = getattr(optimizer, "optimizer", None)
+    wraps = isinstance(inside, Optimizer) and not hasattr(optimizer, "_optimizer_step_post_hooks")
+    return _inner(inside) if wraps else optimizer
 
 
 def _rounds(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ...compress import Spec
 from ...ddp_core import Handle, Scaler
@@ -16,10 +19,24 @@ class Accelerator(Protocol):
     """What is used of accelerate.Accelerator."""
 
     scaler: Scaler | None
+    num_processes: int
 
     def register_for_checkpointing(self, *objects: Any) -> None:
         """Have `save_state` and `load_state` call state_dict and load_state_dict of these."""
         ...
+
+
+class PreparedState(GatheredState):
+    """The compression of a prepared model in Accelerate's checkpoints, as long as the accelerator has the model."""
+
+    def __init__(self, handle: Handle, model: DistributedDataParallel) -> None:
+        super().__init__(handle)
+        self._model = weakref.ref(model)
+
+    def is_of(self, models: Sequence[nn.Module]) -> bool:
+        """Return True if its model is one of these, or inside one, or around one."""
+        model = self._model()
+        return model is not None and any(each is model.module or ddp_inside(each) is model for each in models)
 
 
 def accelerate(accelerator: Accelerator, model: nn.Module, compressor: Spec, **options: Any) -> Handle:
@@ -27,15 +44,40 @@ def accelerate(accelerator: Accelerator, model: nn.Module, compressor: Spec, **o
 
     `options`: those of `gradwire.attach`, which this calls. What is held back follows the accelerator's loss scale, and is
     in its checkpoints: `accelerator.save_state()` gathers that of all ranks, `load_state()` scatters it, on as many ranks or
-    others (see `Handle.scatter_state_dict`). All ranks call it after `accelerator.prepare`, and before `load_state`. Raises
-    TypeError where Accelerate has not wrapped the model in DistributedDataParallel, as when it runs as one process.
+    others (see `Handle.scatter_state_dict`). All ranks call it after `accelerator.prepare`, and before `load_state`. Call
+    `accelerator.free_memory()` before an accelerator prepares the model of another fold: its checkpoints then leave out the
+    compression of the earlier one. Raises TypeError where Accelerate has not wrapped the model in DistributedDataParallel,
+    as when it runs as one process.
     """
     options.setdefault("scaler", accelerator.scaler)
-    if ddp_inside(model) is None:
-        raise TypeError(
-            f"Accelerate has not wrapped the model in DistributedDataParallel, it is {type(model).__name__}: give the one "
-            f"that accelerator.prepare() returned, on several processes (torchrun --nproc-per-node 2, or accelerate launch)"
-        )
+    ddp = ddp_inside(model)
+    if ddp is None:
+        raise TypeError(_not_wrapped(accelerator, model))
     handle: Handle = attach(model, compressor, **options)
-    accelerator.register_for_checkpointing(GatheredState(handle))
+    _forget_released(accelerator)
+    accelerator.register_for_checkpointing(PreparedState(handle, ddp))
     return handle
+
+
+def _not_wrapped(accelerator: Accelerator, model: nn.Module) -> str:
+    """What to do where the model is not wrapped."""
+    if accelerator.num_processes == 1:
+        return (
+            "Accelerate runs as one process here, and has no gradients to average. Start several processes: torchrun "
+            "--nproc-per-node 2 script.py, or, on GPUs, accelerate launch --multi_gpu script.py (accelerate launch --cpu "
+            "starts one process, whatever its --num_processes is)"
+        )
+    return (
+        f"Accelerate has not wrapped the model in DistributedDataParallel, it is {type(model).__name__}: pass the model "
+        "that accelerator.prepare() returned"
+    )
+
+
+def _forget_released(accelerator: Accelerator) -> None:
+    """Have the checkpoints leave out models that `accelerator.free_memory()` has released; they would be kept alive, too.
+
+    No public attribute lists what is registered. Where these are gone, all stays registered.
+    """
+    registered, models = getattr(accelerator, "_custom_objects", []), getattr(accelerator, "_models", None)
+    if models is not None:
+        registered[:] = [each for each in registered if not isinstance(each, PreparedState) or each.is_of(models)]

@@ -96,6 +96,8 @@ class GradwireStrategy(DDPStrategy):
 
     def teardown(self) -> None:
         """As in Lightning; and the compression ends, but for its state and its statistics."""
+        if isinstance(self.model, DistributedDataParallel):  # Lightning would advise on static_graph, by a wrong call
+            self.model = self.lightning_module
         super().teardown()
         self._saved = None  # of a checkpoint that nothing was trained from
         if self.compression is not None:

@@ -14,10 +14,17 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ...compress import Spec
 from ...ddp_core import Handle, exchange
+from ..fsdp import is_sharded
 from ..torch_ddp import attach, ddp_inside
 from .metrics import scalars
 
 FILE = "gradwire.pt"  # in the folder of a checkpoint
+NOT_WRAPPED = (
+    "the Trainer has not wrapped the model, so every rank would train alone, without gradwire, too. Accelerate marks a "
+    "model as prepared when evaluate() or predict() runs before train(), and does not wrap it afterwards. Pass "
+    "eval_on_start=True to TrainingArguments instead of calling evaluate() before train(), or say "
+    "trainer.model._is_accelerate_prepared = False between the two"
+)
 log = logging.getLogger(__name__)
 
 
@@ -41,13 +48,16 @@ class GradwireCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Attach to the model that the Trainer has wrapped by now; callbacks are given the one inside."""
-        wrapped = ddp_inside(self._trainer.model_wrapped)
+        model = self._trainer.model_wrapped
+        wrapped = ddp_inside(model)
         if wrapped is None and args.world_size == 1:
             log.warning("the Trainer runs as one process: there is nothing to send, and nothing is compressed")
             return
+        if wrapped is None and getattr(model, "_is_accelerate_prepared", False) and not is_sharded(model):
+            raise RuntimeError(NOT_WRAPPED)
         if self.compression is None or wrapped is not self._wrapped:  # a second train() goes on with the same one
             options = {"scaler": self._trainer.accelerator.scaler, **self._options}
-            self.compression = attach(self._trainer.model_wrapped, self._compressor, **options)
+            self.compression = attach(model, self._compressor, **options)
             self._wrapped = wrapped
         if state.global_step:
             self._resume(self.compression, Path(self._resumed or folder_of(args, state), FILE), state.global_step)

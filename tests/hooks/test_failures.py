@@ -141,6 +141,14 @@ def test_a_program_that_raises_reaches_backward_with_its_parameters_and_the_engi
     assert all(seconds < LONG.total_seconds() / 2 for _, _, seconds in (*healthy, broken, again))
 
 
+def test_what_torch_puts_around_an_error_is_explained_and_the_error_has_a_line_of_its_own(ranks):
+    _, ((_, message, _), _) = ranks.run(breaks, 2, True, False)
+    around, error = message.splitlines()[:2]
+    assert "no type is wrong" in around
+    assert error.startswith("bucket ")
+    assert error.endswith("ArithmeticError: broken on purpose")
+
+
 def test_the_error_of_a_program_waits_for_no_other_rank(ranks):
     _, (broken, _) = ranks.run(breaks, 2, True, True)
     assert "broken on purpose" in broken[1]

@@ -100,3 +100,22 @@ def warned(rank, world_size, use, clear, attached):
 )
 def test_a_handle_that_nobody_calls_is_noticed_once(ranks, use, clear, attached, count):
     assert ranks.run(warned, 1, use, clear, attached) == [count]
+
+
+def unsynced(rank, world_size):
+    """The warnings of local SGD: every backward in no_sync(), as Accelerate's LocalSGD does it."""
+    model = TorchDDP(network())
+    gradwire.attach(model, "topk")
+    with warnings.catch_warnings(record=True) as caught, model.no_sync():
+        warnings.simplefilter("always")
+        for _ in range(6):
+            step(model)
+            model.zero_grad()
+    return [str(each.message) for each in caught]
+
+
+def test_a_handle_that_is_not_called_because_of_no_sync_names_that_and_local_steps(ranks):
+    (messages,) = ranks.run(unsynced, 1)
+    (message,) = [each for each in messages if "is not called" in each]
+    assert "inside no_sync() alone" in message
+    assert "gradwire.LocalSteps" in message

@@ -1,5 +1,12 @@
 """gradwire.accelerate on Hugging Face's Accelerate: accumulation, clipping, save_state and load_state."""
 
+import gc
+import os
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+
 import pytest
 import torch
 from torch.nn.functional import mse_loss
@@ -23,6 +30,7 @@ from .launched import (
     numbers,
 )
 
+ROOT = Path(__file__).parents[3]
 ACCUMULATED = 3
 
 
@@ -53,7 +61,7 @@ def epochs(accelerator, model, optimizer, loader, count):
 def train(rank, world_size, folder, compiled):
     with launched(rank, world_size):
         *parts, handle = prepared(world_size, compiled=compiled)
-        with pytest.raises(TypeError, match="accelerate launch"):
+        with pytest.raises(TypeError, match=r"pass the model that accelerator.prepare\(\) returned"):
             gradwire.accelerate(parts[0], network(), SPEC)
         epochs(*parts, STEPS)
         parts[0].save_state(folder)
@@ -78,3 +86,92 @@ def test_accelerate_trains_compressed_and_resumes_in_the_same_bits(ranks, tmp_pa
         assert same(parameters, answers[0][1])
         assert steps == 2 * STEPS
         assert 0 < payload < dense_bytes() / 5
+
+
+ALONE = """
+import torch
+from accelerate import Accelerator
+import gradwire
+
+accelerator = Accelerator(cpu=True)
+gradwire.accelerate(accelerator, accelerator.prepare(torch.nn.Linear(4, 4)), "int8")
+"""
+
+
+@needing("accelerate")
+def test_one_process_of_accelerate_launch_is_told_how_to_start_several(tmp_path):
+    (tmp_path / "script.py").write_text(ALONE)
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "script.py"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=TIMEOUT)
+    assert "TypeError: Accelerate runs as one process here" in done.stderr
+    assert "torchrun --nproc-per-node 2 script.py" in done.stderr
+    assert "accelerate launch --cpu starts one process" in done.stderr
+
+
+def folds(rank, world_size, folder):
+    """What is registered after each of three folds, each with a handle of its own, which is in the last one's checkpoint."""
+    from accelerate import Accelerator
+
+    counts, handles = [], []
+    with launched(rank, world_size):
+        accelerator = Accelerator(cpu=True)
+        for _ in range(3):
+            models = [accelerator.prepare(network()) for _ in range(2)]
+            now = [gradwire.accelerate(accelerator, model, SPEC) for model in models]
+            handles += [weakref.ref(handle) for handle in now]
+            counts.append(len(accelerator._custom_objects))
+            accelerator.save_state(folder)
+            accelerator.wait_for_everyone()
+            accelerator.load_state(folder)
+            accelerator.wait_for_everyone()
+            models = accelerator.free_memory(*models)
+            del now
+        gc.collect()
+        living = sum(handle() is not None for handle in handles)
+        forget_accelerate()
+    return counts, living
+
+
+@needing("accelerate")
+def test_folds_of_one_accelerator_leave_no_handles_behind(ranks, tmp_path):
+    for counts, living in ranks.run(folds, 2, str(tmp_path), timeout=TIMEOUT):
+        assert counts == [2, 2, 2]
+        assert living <= 2  # of the last fold, whose handles the accelerator has
+
+
+def local(rank, world_size):
+    """Parameters after local steps that Accelerate's optimizer makes, and steps that were counted."""
+    from accelerate import Accelerator
+
+    with launched(rank, world_size):
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATED)
+        optimizer, loader = accelerator.prepare(
+            torch.optim.SGD((model := network()).parameters(), 0.1), DataLoader(data(world_size), BATCH)
+        )
+        steps = gradwire.LocalSteps(model, optimizer, every=2, fragments=1, compressor="none", overlap=False)
+        epochs(accelerator, Accumulated(model), optimizer, loader, 4)
+        found = numbers(model), steps.steps, steps.round
+        steps.close()
+        forget_accelerate()
+    return found
+
+
+class Accumulated(torch.nn.Module):
+    """A bare model, for accelerator.accumulate, which asks for no_sync."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs):
+        return self.model(inputs)
+
+
+@needing("accelerate")
+def test_local_steps_count_the_steps_that_accelerate_s_optimizer_makes(ranks):
+    answers = ranks.run(local, 2, timeout=TIMEOUT)
+    for parameters, steps, rounds in answers:
+        assert steps == 4
+        assert rounds == 2
+        assert same(parameters, answers[0][0])

@@ -1,6 +1,7 @@
 """GradwireStrategy in Lightning's Trainer: compressed, all ranks' states in its checkpoints, resumed in the same bits."""
 
 from types import SimpleNamespace
+from unittest import mock
 
 import torch
 from torch.nn.functional import mse_loss
@@ -24,7 +25,9 @@ from .launched import (
 )
 
 
-def trained(world_size, folder, *, compiled=False, manual=False, checkpoint=None, callbacks=(), plugins=None):
+def trained(
+    world_size, folder, *, compiled=False, manual=False, checkpoint=None, callbacks=(), plugins=None, unused=False
+):
     """Two epochs of three steps, of two batches each; or `manual`, two batches of two steps each, of which one uses less."""
     import pytorch_lightning as pl
     from pytorch_lightning.callbacks import ModelCheckpoint
@@ -54,7 +57,7 @@ def trained(world_size, folder, *, compiled=False, manual=False, checkpoint=None
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), 0.1, momentum=0.9)
 
-    options = {"find_unused_parameters": manual}
+    options = {"find_unused_parameters": manual or unused}
     if not compiled:  # torch's compiler refuses buckets that are smaller than the first one's 1 MB
         options["bucket_cap_mb"] = 0.004
     strategy = gradwire.lightning.GradwireStrategy(SPEC, cluster_environment=TorchElasticEnvironment(), **options)
@@ -108,3 +111,16 @@ def test_lightning_trains_compressed_and_resumes_in_the_same_bits(ranks, tmp_pat
         assert saved_step == STEPS
         assert same(state, state_again)
         assert 0 < logged["gradwire/payload_bytes"] < dense_bytes() / 5
+
+
+def closing(rank, world_size, folder):
+    """What Lightning says when a fit is over whose graph never changed, and whether it could have said something."""
+    said = []
+    with launched(rank, world_size), mock.patch("pytorch_lightning.strategies.ddp.rank_zero_info", said.append):
+        _, _, trainer = trained(world_size, folder, unused=True)
+    return said, trainer.strategy.model is trainer.lightning_module
+
+
+@needing("pytorch_lightning")
+def test_lightning_advises_no_call_that_the_strategy_refuses(ranks, tmp_path):
+    assert ranks.run(closing, 2, str(tmp_path), timeout=TIMEOUT) == [([], True)] * 2

@@ -1,5 +1,6 @@
 """GradwireCallback in Hugging Face's Trainer: compressed, all ranks' states in its checkpoints, resumed in the same bits."""
 
+import pytest
 import torch
 from torch import nn
 from torch.nn.functional import mse_loss
@@ -95,4 +96,43 @@ def test_trainer_trains_compressed_and_resumes_in_the_same_bits(ranks, tmp_path,
         assert saved_ranks == [0, 1]
         assert same(state, state_again)
         assert len(payloads) == 2 * STEPS
+        assert all(0 < payload < dense_bytes() / 5 for payload in payloads)
+
+
+def evaluated(rank, world_size, folder):
+    """What training after an evaluation raises, and the bytes of a step where the advice is followed, in both ways."""
+    from transformers import Trainer, TrainingArguments
+
+    from gradwire.transformers import GradwireCallback
+
+    def trainer(**options):
+        arguments = TrainingArguments(
+            folder, use_cpu=True, max_steps=2, save_strategy="no", disable_tqdm=True, report_to=[], **options
+        )
+        made = Trainer(Regression(), arguments, train_dataset=rows(world_size), eval_dataset=rows(world_size))
+        made.add_callback(callback := GradwireCallback(made, SPEC))
+        return made, callback
+
+    payloads = []
+    with launched(rank, world_size):
+        first, callback = trainer(eval_strategy="no", prediction_loss_only=True)
+        first.evaluate()
+        with pytest.raises(RuntimeError) as caught:
+            first.train()
+        first.model._is_accelerate_prepared = False
+        second, other = trainer(eval_strategy="no", prediction_loss_only=True, eval_on_start=True)
+        for made, each in ((first, callback), (second, other)):
+            made.train()
+            payloads.append(each.compression.stats().last.traffic.payload_bytes)
+            each.compression.close()
+        forget_accelerate()
+    return str(caught.value), payloads
+
+
+@needing("transformers", "accelerate")
+def test_training_after_an_evaluation_is_refused_and_what_the_message_advises_works(ranks, tmp_path):
+    for message, payloads in ranks.run(evaluated, 2, str(tmp_path), timeout=TIMEOUT):
+        assert "when evaluate() or predict() runs before train()" in message
+        assert "eval_on_start=True" in message
+        assert "_is_accelerate_prepared = False" in message
         assert all(0 < payload < dense_bytes() / 5 for payload in payloads)

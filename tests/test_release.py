@@ -1,0 +1,146 @@
+"""What a release is made of: pinned actions, locked packages, tests before publishing, hardened native code."""
+
+import re
+import runpy
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import gradwire
+
+ROOT = Path(__file__).parents[1]
+CI = ROOT / ".ci"
+WORKFLOWS = {path.name: path.read_text("utf-8") for path in sorted((ROOT / ".github" / "workflows").glob("*.yml"))}
+JOBS = {name: yaml.safe_load(text)["jobs"] for name, text in WORKFLOWS.items()}
+LOCKS = {name: (CI / "locks" / f"{name}.txt").read_text("utf-8") for name in ("develop", "run", "tools")}
+FROM_ELSEWHERE = ("torch", "torchvision")  # by .ci/torch
+PYPROJECT = (ROOT / "pyproject.toml").read_text("utf-8")
+
+
+def steps(job):
+    return job.get("steps", [])
+
+
+def run(script):
+    """The names of a script of .ci."""
+    return runpy.run_path(str(CI / script))
+
+
+def table(name):
+    """A list of requirements in pyproject.toml, which Python 3.10 has no parser for."""
+    found = re.search(rf"^{name} = \[(.*?)\]$", PYPROJECT, re.MULTILINE | re.DOTALL)
+    texts = re.findall(r'"([^"]+)"', re.sub(r"#.*", "", re.sub(r"\[(\w|,)+\]", "", found[1])))
+    return [Requirement(text) for text in texts if not text.startswith("gradwire")]
+
+
+def locked(name):
+    """{package: versions} of a lock."""
+    found = {}
+    for line in re.findall(r"^[^\s#].*?(?= \\$)", LOCKS[name], re.MULTILINE):
+        requirement = Requirement(line)
+        found.setdefault(canonicalize_name(requirement.name), []).append(requirement.specifier)
+    return found
+
+
+def test_every_action_is_pinned_by_commit_with_its_version_beside_it():
+    uses = [
+        line.split("uses:")[1].strip() for text in WORKFLOWS.values() for line in text.splitlines() if "uses:" in line
+    ]
+    assert uses
+    for used in uses:
+        assert used.startswith("./.github/workflows/") or re.fullmatch(
+            r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+.*", used
+        )
+
+
+def test_an_action_has_one_version():
+    found = set(re.findall(r"([\w./-]+)@([0-9a-f]{40})", "".join(WORKFLOWS.values())))
+    assert len({name for name, _ in found}) == len(found)
+
+
+def test_no_command_has_what_others_may_write_such_as_a_tag_pasted_into_it():
+    commands = [step["run"] for jobs in JOBS.values() for job in jobs.values() for step in steps(job) if "run" in step]
+    assert not [command for command in commands if "${{ github" in command or "${{ inputs" in command]
+    assert not [command for command in commands if re.search(r'(?<!")\$GITHUB_REF_NAME', command)]
+
+
+def test_tests_gate_what_a_tag_publishes():
+    jobs = JOBS["wheels.yml"]
+    assert jobs["tests"]["uses"] == "./.github/workflows/ci.yml"
+    assert "workflow_call:" in WORKFLOWS["ci.yml"]
+    assert set(jobs["publish"]["needs"]) == {"tests", "sdist", "wheels"}
+    assert jobs["release"]["needs"] == "publish"
+    for name, job in jobs.items():
+        writes = [what for what, access in job.get("permissions", {}).items() if access == "write"]
+        assert writes == {"publish": ["id-token"], "release": ["contents"]}.get(name, [])
+
+
+def test_a_release_comes_with_the_list_of_what_it_depends_on():
+    commands = {name: [step.get("run", "") for step in steps(job)] for name, job in JOBS["wheels.yml"].items()}
+    assert ".ci/sbom dist/gradwire.cdx.json" in commands["sdist"]
+    assert any("dist/*.cdx.json" in command for command in commands["release"])
+
+
+def test_only_torch_comes_from_another_index_than_pypi_and_alone():
+    files = [path for folder in (".ci", ".github") for path in (ROOT / folder).rglob("*") if path.is_file()]
+    texts = {path: path.read_text("utf-8") for path in [*files, ROOT / "Makefile", ROOT / "pyproject.toml"]}
+    assert not [path for path, text in texts.items() if re.search("extra.index.url", text, re.IGNORECASE)]
+    (only,) = [path for path, text in texts.items() if "index-url" in text]
+    assert only == CI / "torch"
+    assert "--no-deps --index-url https://download.pytorch.org/whl/cpu -r" in texts[only]
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_lock_has_a_version_and_hashes_of_each_package_but_torch(name):
+    pinned = locked(name)
+    assert pinned
+    for package, versions in pinned.items():
+        assert not package.startswith(("nvidia-", "triton")), package
+        assert package not in FROM_ELSEWHERE
+        assert all(re.fullmatch(r"==[\w.]+", str(version)) for version in versions), package
+    assert LOCKS[name].count("==") <= LOCKS[name].count("--hash=sha256:")
+
+
+@pytest.mark.parametrize(
+    ("name", "tables"),
+    [("run", ["dependencies"]), ("develop", ["dependencies", "dev", "docs", "experiments", "wandb", "transformers"])],
+)
+def test_a_lock_fits_what_pyproject_asks_for(name, tables):
+    pinned = locked(name)
+    for requirement in (each for listed in tables for each in table(listed) if each.name not in FROM_ELSEWHERE):
+        for version in pinned[canonicalize_name(requirement.name)]:
+            assert requirement.specifier.contains(str(version).removeprefix("==")), requirement
+
+
+def test_what_users_install_has_lower_bounds():
+    for requirement in table("dependencies"):
+        assert [each.operator for each in requirement.specifier] == [">="], requirement
+
+
+def test_a_release_needs_a_tag_of_its_version_a_heading_in_the_changelog_and_no_placeholder():
+    names = run("version.py")
+    problems, unfilled = names["problems"], names["unfilled"]()
+    assert problems("v9.9.9")[0] == f"the tag is v9.9.9, pyproject.toml says {gradwire.__version__}"
+    released = f"## [{gradwire.__version__}]" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+    assert (problems(f"v{gradwire.__version__}") == []) == (released and not unfilled)
+    assert all(f"{name} has placeholders, see .github/PUBLISHER.md" in problems("v9.9.9") for name in unfilled)
+
+
+def test_what_only_the_publisher_knows_is_listed_in_one_file():
+    listed = re.findall(r"^\| `(.+?)`", (ROOT / ".github" / "PUBLISHER.md").read_text("utf-8"), re.MULTILINE)
+    names = run("version.py")
+    assert sorted(listed) == sorted(names["MAY_HAVE_PLACEHOLDERS"])
+    assert set(names["unfilled"]()) <= set(listed)
+
+
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="needs readelf, of binutils")
+def test_native_code_has_relro_bind_now_and_a_stack_protector():
+    built = [path for layer in ("kernels", "ddp_core") for path in (ROOT / layer).rglob("*.so")]
+    if not built:
+        pytest.skip("nothing is built")
+    missing = run("hardened.py")["missing"]
+    assert {path.name: missing(path) for path in built} == {path.name: [] for path in built}
