@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from ...ranks.launchers import lab_here
-from ..link import parse_rate
+from ..link import parse_rate, shown_rate
 
 MOST_HOSTS = 99
 
@@ -32,9 +32,9 @@ class NetlabConfig:
 
     @property
     def described(self) -> str:
-        """In words: `4 hosts at 100mbit`, `2 hosts of 4 ranks at 1gbit`."""
+        """In words: `4 hosts at 100 Mbit/s`, `2 hosts of 4 ranks at 1 Gbit/s`."""
         hosts = f"{self.hosts} hosts " + (f"of {self.ranks_per_host} ranks " if self.ranks_per_host > 1 else "")
-        return hosts + (f"at {self.rate}" if parse_rate(self.rate) else "without limits")
+        return hosts + (f"at {shown_rate(self.rate)}" if parse_rate(self.rate) else "without limits")
 
 
 def check_lab(lab: NetlabConfig) -> None:
@@ -68,5 +68,5 @@ def labels(link: str | None = None) -> list[str]:
 
     `link` is the rate of an emulated link (`gradwire.experiments.network.link`).
     """
-    lab, emulated = lab_here(), f"emulated link {link}"
-    return [*([f"netlab: {lab}"] if lab else []), *([emulated] if link else [])]
+    lab = lab_here()
+    return [*([f"netlab: {lab}"] if lab else []), *([f"emulated link {shown_rate(link)}"] if link else [])]
