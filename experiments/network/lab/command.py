@@ -21,11 +21,11 @@ class NetlabCommandConfig(NetlabConfig):
     """Run a command on every rank of a network that is made for it, with the variables that torchrun sets."""
 
     check: bool = False
-    """run no command, but measure what the links carry"""
+    """measure the bandwidth of the links instead of running a command"""
     clean: bool = False
-    """run no command, but remove what killed labs have left; every lab begins with that, too"""
+    """remove the hosts that killed labs left behind, and run no command"""
     command: list[str] = field(default_factory=list)
-    """behind --, what to run on each host"""
+    """command to run on each host, after --"""
 
 
 def netlab_command(config: NetlabCommandConfig) -> int:

@@ -15,13 +15,13 @@ class NetlabConfig:
     """Hosts on this machine, every one behind a link of its own, which its ranks share."""
 
     hosts: int = 0
-    """network namespaces on a bridge; 0 is no lab (Linux, root)"""
+    """number of emulated hosts, each a network namespace with its own link (Linux, root); 0 emulates none"""
     rate: str = "0"
-    """of each host's link, up and down, in tc's units: 100mbit, 1gbit; 0 is no limit"""
+    """bandwidth of each host's link, such as 100mbit or 1gbit; 0 sets no limit"""
     utilization: str | None = None
-    """JSON file for the bytes over each link every 10 ms; a picture is put beside it"""
+    """write the bytes on each link, every 10 ms, to this JSON file, and a picture next to it"""
     ranks_per_host: int = 1
-    """ranks on each host, behind its one link"""
+    """number of ranks on each emulated host, which share its link"""
 
     def __post_init__(self) -> None:
         if not 0 <= self.hosts <= MOST_HOSTS:
