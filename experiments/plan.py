@@ -25,18 +25,19 @@ class PlanConfig:
     """Bytes a step and compression ratio of each compressor, from a dry run that needs no memory."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
-    """gpt, resnet18-cifar, lstm, mlp or torchvision:NAME, and its sizes"""
+    """model to plan for, and its sizes"""
     data: str | None = None
-    """text, digits, patterns, mnist or cifar10, for which compare would build the model; its paper's where none is given"""
+    """data set whose shapes the model is built for: text, digits, patterns, mnist or cifar10; that of the model's
+    paper if not given"""
     compressors: list[str] = field(default_factory=lambda: ["none", "bf16", "powersgd:rank=4", "topk", "onebit"])
-    """specifications, separated by commas"""
+    """compressors to plan for, separated by commas"""
     workers: int = 8
-    """ranks"""
+    """number of ranks"""
     bucket_mb: float | None = None
-    """DDP's bucket size, MiB; null is 1 for the first and 25 for the others"""
+    """DDP's bucket size in MiB; null gives 1 for the first bucket and 25 for the others"""
     local_every: int = 0
-    """optimizer steps between two averages by local steps (gradwire.LocalSteps), over which their bytes are spread evenly;
-    0 averages the gradients of every step"""
+    """average the models every N optimizer steps by local SGD and spread its bytes over them; 0 averages the
+    gradients of every step"""
     json: bool = False
     """print JSON instead of a table"""
 

@@ -27,15 +27,15 @@ class ReadyConfig:
     """Time from the beginning of backward until each parameter's gradient is there, in the order they get ready."""
 
     model: ModelConfig = field(default_factory=lambda: ModelConfig("torchvision:resnet50"))
-    """gpt, resnet18-cifar, lstm, mlp or torchvision:NAME, and its sizes"""
+    """model to time, and its sizes"""
     batch_size: int = 8
-    """samples a step"""
+    """samples per step"""
     steps: int = 5
-    """measured, after one that is not"""
+    """number of measured steps; one more comes before them"""
     threads: int = 0
-    """torch threads; 0 is torch's own number"""
+    """torch threads; 0 keeps torch's own number"""
     json: str | None = None
-    """file to write all figures to"""
+    """write all figures to this file"""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "steps"):

@@ -29,11 +29,11 @@ class TopConfig:
     """Show the ranks of a running training that watches itself: handle.watch(folder=FOLDER) on all of them."""
 
     folder: str = ""
-    """that rank 0 writes to, on this host"""
+    """folder that rank 0 writes with handle.watch(folder=...), on this host"""
     once: bool = False
-    """print one table and end"""
+    """print the table once and exit"""
     every: float = 1.0
-    """seconds from one look to the next"""
+    """seconds between two refreshes"""
 
     def __post_init__(self) -> None:
         if not self.folder:

@@ -18,27 +18,27 @@ class AdviseConfig(EmulationConfig):
     """Measure a training and its network, predict a step of each method and order, and recommend one."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
-    """gpt, resnet18-cifar, lstm, mlp or torchvision:NAME, and its sizes"""
+    """model to train, and its sizes"""
     batch_size: int = 8
-    """samples a rank and step; an emulated accelerator's trace has its own"""
+    """samples per rank and step; the trace of an emulated accelerator has its own"""
     optimizer: Literal["adamw", "sgd"] = "sgd"
-    """sgd has momentum 0.9; what a method costs in loss depends on it"""
+    """optimizer (sgd has momentum 0.9); the loss that a compressor costs depends on it"""
     compressors: list[str] = field(default_factory=list)
-    """specifications to choose from, separated by commas; if not given, those whose loss was studied"""
+    """compressors to choose from, separated by commas; if not given, those whose loss was studied"""
     hosts: list[int] = field(default_factory=list)
-    """other numbers of hosts to predict steps for, such as 16,64,1024"""
+    """also predict the step time on these numbers of hosts, such as 16,64,1024"""
     tolerance: float = Rule.tolerance
-    """part of the held-out loss that a method may be expected to cost"""
+    """largest relative increase of the validation loss that a compressor may cost"""
     worthwhile: float = Rule.worthwhile
-    """times as fast that a method must make a step to be worth it"""
+    """minimum speed-up over none and bf16 to recommend a compressor"""
     trial_seconds: float = TRIAL_SECONDS
-    """for trying what is recommended in some real steps, about; 0 for predictions alone"""
+    """about how many seconds to spend on real steps with the recommended compressor; 0 only predicts"""
     bucket_mb: float | None = None
-    """DDP's bucket size, MiB; null is 1 for the first and 25 for the others"""
+    """DDP's bucket size in MiB; null gives 1 for the first bucket and 25 for the others"""
     json: str | None = None
-    """file to write all predictions to"""
+    """write all predictions to this file"""
     picture: str | None = None
-    """file to draw predicted steps to, by the numbers of hosts (.png, .svg or .pdf)"""
+    """draw the predicted step times by number of hosts to this file (.png, .svg or .pdf)"""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -23,39 +23,39 @@ class BenchConfig(EmulationConfig):
     """Seconds a training step with DistributedDataParallel, over models, world sizes and settings."""
 
     models: list[str] = field(default_factory=lambda: list(RESNETS))
-    """resnet50, resnet101, resnext50_32x4d, resnext101_32x8d, vgg19, gpt, bert, mlp, tiny"""
+    """models to time: resnet50, resnet101, resnext50_32x4d, resnext101_32x8d, vgg19, gpt, bert, mlp, tiny"""
     batch_size: int = 32
-    """samples a rank and step; an emulated accelerator's trace has its own"""
+    """samples per rank and step; the trace of an emulated accelerator has its own"""
     image_size: int = 224
-    """pixels a side, for the models that see pictures"""
+    """side of the images in pixels, for models that read images"""
     ddp: list[Literal["torch", "gradwire"]] = field(default_factory=lambda: ["gradwire"])
-    """whose DistributedDataParallel: torch,gradwire compares them"""
+    """DistributedDataParallel to time; torch,gradwire compares the two"""
     compressors: list[str] = field(default_factory=lambda: ["none"])
-    """specifications, separated by commas: none,powersgd:rank=1"""
+    """compressors to time, separated by commas, such as none,powersgd:rank=1"""
     bucket_mb: list[float] = field(default_factory=list)
-    """sizes of buckets, MiB; 1 for the first and 25 for the others if not given"""
+    """DDP's bucket sizes in MiB; if not given, 1 for the first bucket and 25 for the others"""
     process_groups: list[int] = field(default_factory=lambda: [1])
-    """numbers of process groups among which buckets go in turn; more than 1 with gradwire's only"""
+    """numbers of process groups that carry buckets in turn; more than 1 needs gradwire's DistributedDataParallel"""
     sync_every: list[int] = field(default_factory=lambda: [1])
-    """gradients are averaged in every k-th iteration only, the others run in no_sync"""
+    """average gradients in every k-th iteration only; the other iterations run in no_sync"""
     overlap: list[bool] = field(default_factory=lambda: [True])
-    """whether buckets go while backward still runs; false holds them until its last gradient"""
+    """true sends buckets while backward runs; false holds them until its last gradient"""
     order: list[Order] = field(default_factory=lambda: [BACKWARD])
-    """in which gradients go: backward, whose step waits for all of them; slices, the same in pieces of bucket_mb on the wire
-    (2 if not given, or an eighth of the model); priority: in pieces, first what the next forward needs first, which
-    waits where it uses them; auto"""
+    """order in which gradients are sent: backward waits for all of them after backward; slices sends pieces of
+    bucket_mb (2 if not given, at most an eighth of the model); priority sends pieces and overlaps them with the
+    next forward pass; auto chooses"""
     world_sizes: list[int] = field(default_factory=list)
-    """numbers of ranks; 1, 2, 4, ... of a machine and then 1, 2, 4, ... machines if not given"""
+    """numbers of ranks to time; if not given, 1, 2, 4, ... up to one machine, then 1, 2, 4, ... machines"""
     no_ddp: bool = True
-    """measure one rank without DistributedDataParallel as well"""
+    """also time one rank without DistributedDataParallel"""
     steps: int = 10
-    """measured turns of each setting: an iteration, or sync_every iterations of which the mean counts"""
+    """number of measured iterations of each setting (with sync_every, of groups of iterations)"""
     warmup: int = 5
-    """turns before them, not measured"""
+    """number of iterations before the measured ones"""
     seed: int = 0
-    """of the models and samples"""
+    """seed of the models and samples"""
     json: str | None = None
-    """file to write all figures to"""
+    """write all figures to this file"""
 
     def __post_init__(self) -> None:
         super().__post_init__()

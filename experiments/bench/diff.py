@@ -20,13 +20,14 @@ class DiffConfig:
     """Two files of `gradwire bench --json`, the baseline and the test (or two of PyTorch's benchmark)."""
 
     base: str = ""
-    """file with the baseline"""
+    """file with the baseline, from gradwire bench --json"""
     test: str = ""
-    """file to compare with it"""
+    """file to compare with the baseline"""
     fail_over: float | None = None
-    """exit with 1 where sec/iter at p75 has grown by more than so many percent, or a row is gone; not for `no ddp`"""
+    """exit with code 1 if a row's 75th-percentile step time grew by more than this many percent, or a row is
+    missing"""
     html: str | None = None
-    """file for the same as a page"""
+    """also write the comparison to this HTML file"""
 
     def __post_init__(self) -> None:
         if self.fail_over is not None and not self.fail_over >= 0:

@@ -17,6 +17,23 @@ Fields: TypeAlias = dict[str, Any]  # dotted key of each field, nested dataclass
 COMMAND_LINE = ""
 CONFIG_FLAG = "--config"
 END_OF_OPTIONS = "--"
+OF_OTHERS = {  # what other programs call an option
+    "bandwidth": "link",
+    "bs": "batch_size",
+    "epochs": "steps",
+    "gpus": "nproc",
+    "iterations": "steps",
+    "learning_rate": "lr",
+    "method": "compressors",
+    "model_name": "model",
+    "nproc_per_node": "nproc",
+    "num_processes": "nproc",
+    "output": "out",
+    "output_dir": "out",
+    "ranks": "nproc",
+    "world_size": "nproc",
+}
+CLOSE = 0.75  # of difflib: below, names have some letters in common, and no more
 WORDS = {
     int: "a whole number",
     float: "a number",
@@ -194,8 +211,9 @@ def _unknown(key: str, fields: Fields, source: str) -> str:
     group = key.rpartition(".")[0]
     members = [field for field in fields if group and field.startswith(f"{group}.")] or list(fields)
     allowed = [shown(field.removesuffix(".name") if not group else field, source) for field in members]
-    near = difflib.get_close_matches(shown(key, source), allowed, 1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
+    names = {each.lstrip("-").replace("-", "_"): each for each in allowed}
+    near = [each for each in (OF_OTHERS.get(key), *difflib.get_close_matches(key, names, 1, CLOSE)) if each in names]
+    hint = f" (did you mean {names[near[0]]}?)" if near else ""
     return f"unknown option {shown(key, source)}{place(source)}{hint}; there are: {', '.join(allowed)}"
 
 

@@ -19,11 +19,14 @@ class Command:
     function from that dataclass to the exit code. A module that starts with a dot lies in `gradwire.experiments`.
     `defaults` is the YAML file that is used where no `--config` is given. `positional` names the fields that take the
     arguments without a flag, in order; where the last is a list it takes the rest, and all that follows a `--`.
+    Help opens with the sentence `help` and the `examples`, and lists the options named `common` first.
     """
 
     help: str
     config: str
     function: str
+    examples: tuple[str, ...] = ()
+    common: tuple[str, ...] = ()
     defaults: Path | None = None
     positional: tuple[str, ...] = ()
 
@@ -46,91 +49,131 @@ def _imported(reference: str) -> Any:
 
 
 COMMANDS: dict[str, Command] = {
-    "bench": Command(
-        "time training steps with DistributedDataParallel over models, world sizes and settings",
-        config=".bench:BenchConfig",
-        function=".bench:bench_command",
-    ),
-    "diff": Command(
-        "compare two files of bench, and fail where the second is slower",
-        config=".bench:DiffConfig",
-        function=".bench:diff_command",
-        positional=("base", "test"),
-    ),
     "compare": Command(
-        "train with each compressor and compare loss, speed and bytes on the wire",
+        "Train one model with each compressor and compare loss, step time and bytes sent.",
         config=".compare:CompareConfig",
         function=".compare:compare",
+        examples=(
+            "gradwire compare --steps 20",
+            "gradwire compare --link 100mbit,none --compressors none,bf16,powersgd:rank=4",
+        ),
+        common=("compressors", "model", "data", "link", "steps", "batch_size", "optimizer", "lr", "nproc", "out"),
         defaults=CONFIGS / "compare.yaml",
     ),
-    "advise": Command(
-        "measure a training and its network, and tell whether to compress, and how",
-        config=".advise:AdviseConfig",
-        function=".advise:advise_command",
-    ),
     "plan": Command(
-        "tell what each compressor would send for a model, without training it",
+        "Show how many bytes each compressor sends for a model, without training it.",
         config=".plan:PlanConfig",
         function=".plan:plan_command",
+        examples=("gradwire plan", "gradwire plan --model gpt --compressors none,int4,powersgd:rank=4 --workers 16"),
+        common=("compressors", "model", "workers", "json"),
     ),
-    "replay": Command(
-        "predict the steps that bench measured on an emulated accelerator, and those of more hosts",
-        config=".replay:ReplayConfig",
-        function=".replay:replay_command",
-        positional=("files",),
-    ),
-    "kernels": Command(
-        "time the arithmetic on each backend against memory and torch's operators, after checking it",
-        config=".kernels:KernelsConfig",
-        function=".kernels:kernels_command",
-    ),
-    "sweep": Command(
-        "run a study: a command on every point of a grid, with a table, pictures and a cache",
-        config=".sweep:SweepConfig",
-        function=".cli.study:sweep_command",
-    ),
-    "report": Command(
-        "put any results into one HTML page that needs nothing beside it",
-        config=".report:ReportConfig",
-        function=".report:report_command",
-        positional=("folders",),
-    ),
-    "collective": Command(
-        "time all-reduces, all-gathers and reduce-scatters by the size of their pieces",
-        config=".collective:CollectiveConfig",
-        function=".collective:collective",
-    ),
-    "ready": Command(
-        "time when each gradient of a backward pass is ready",
-        config=".ready:ReadyConfig",
-        function=".ready:ready",
-    ),
-    "trace": Command(
-        "show how long each layer of a model takes, or measure it here, for an emulated accelerator",
-        config=".workloads.emulation:TraceConfig",
-        function=".workloads.emulation:trace_command",
-        positional=("trace",),
-    ),
-    "netlab": Command(
-        "run a command on hosts of one machine that are joined by links of a set rate (Linux, root)",
-        config=".network.lab.command:NetlabCommandConfig",
-        function=".network.lab.command:netlab_command",
-        positional=("command",),
-    ),
-    "rendezvous": Command(
-        "keep a place where sites meet that train by local steps",
-        config=".rendezvous:RendezvousConfig",
-        function=".rendezvous:rendezvous",
-    ),
-    "top": Command(
-        "show the ranks of a running training: step rate, exposed time, bytes, stragglers",
-        config=".top:TopConfig",
-        function=".top:top",
-        positional=("folder",),
+    "advise": Command(
+        "Measure a training and its network, and recommend whether and how to compress.",
+        config=".advise:AdviseConfig",
+        function=".advise:advise_command",
+        examples=("gradwire advise", "gradwire advise --model gpt --optimizer adamw --link 1gbit --hosts 16,64"),
+        common=("model", "optimizer", "batch_size", "compressors", "hosts", "nproc", "json"),
     ),
     "info": Command(
-        "show versions, devices, kernel backends, process groups and network interfaces",
+        "Show versions, devices, kernel backends, process groups and network interfaces of this machine.",
         config=".info:InfoConfig",
         function=".info:info",
+        examples=("gradwire info", "gradwire info --json"),
+    ),
+    "top": Command(
+        "Show the ranks of a running training that calls handle.watch(folder=...): step time, bytes, stragglers.",
+        config=".top:TopConfig",
+        function=".top:top",
+        examples=("gradwire top runs/watch", "gradwire top runs/watch --once"),
+        positional=("folder",),
+    ),
+    "rendezvous": Command(
+        "Keep the address where sites that train by local SGD (gradwire.LocalSteps) meet, until Ctrl-C.",
+        config=".rendezvous:RendezvousConfig",
+        function=".rendezvous:rendezvous",
+        examples=("gradwire rendezvous", "gradwire rendezvous --port 29500"),
+    ),
+    "report": Command(
+        "Put results of other commands into one HTML page that needs no other files.",
+        config=".report:ReportConfig",
+        function=".report:report_command",
+        examples=("gradwire report runs", "gradwire report runs bench.json --title 'Two hosts' --out two-hosts.html"),
+        positional=("folders",),
+    ),
+    "bench": Command(
+        "Time training steps with DistributedDataParallel over models, numbers of ranks and settings.",
+        config=".bench:BenchConfig",
+        function=".bench:bench_command",
+        examples=(
+            "gradwire bench --models tiny --steps 5",
+            "gradwire bench --models gpt --ddp torch,gradwire --compressors none,int4 --json bench.json",
+        ),
+        common=("models", "ddp", "compressors", "batch_size", "steps", "warmup", "world_sizes", "nproc", "json"),
+    ),
+    "diff": Command(
+        "Compare two files of gradwire bench --json, and optionally fail if the second is slower.",
+        config=".bench:DiffConfig",
+        function=".bench:diff_command",
+        examples=("gradwire diff before.json after.json", "gradwire diff before.json after.json --fail-over 5"),
+        positional=("base", "test"),
+    ),
+    "sweep": Command(
+        "Run a study: one command at every point of a grid, with a table and pictures; finished points are kept.",
+        config=".sweep:SweepConfig",
+        function=".cli.study:sweep_command",
+        examples=(
+            "gradwire sweep --config ddp-fig2-allreduce --short",
+            "gradwire sweep --config ddp-fig2-allreduce --out runs/all-reduce",
+        ),
+        common=("short", "out", "redraw", "limit", "logger", "only"),
+    ),
+    "kernels": Command(
+        "Check the compressors' arithmetic on each backend, and time it against memory and torch's operators.",
+        config=".kernels:KernelsConfig",
+        function=".kernels:kernels_command",
+        examples=("gradwire kernels", "gradwire kernels --operations powersgd:rank=4,sign_pack --sizes 1M --threads 1"),
+        common=("operations", "sizes", "backends", "limit", "all", "json", "out"),
+    ),
+    "collective": Command(
+        "Time all-reduces and other collectives by the size of their messages.",
+        config=".collective:CollectiveConfig",
+        function=".collective:collective",
+        examples=(
+            "gradwire collective --total 10M",
+            "gradwire collective --nproc 4 --operations all_reduce,all_gather --elements 10k,1M",
+        ),
+        common=("operations", "elements", "total", "nproc", "backend", "against", "json"),
+    ),
+    "ready": Command(
+        "Time when each gradient of a backward pass is ready.",
+        config=".ready:ReadyConfig",
+        function=".ready:ready",
+        examples=("gradwire ready --model gpt", "gradwire ready --model mlp --steps 20 --json ready.json"),
+        common=("model", "steps", "batch_size", "json"),
+    ),
+    "trace": Command(
+        "Show how long each layer of a model takes, or measure it, for use as an emulated accelerator.",
+        config=".workloads.emulation:TraceConfig",
+        function=".workloads.emulation:trace_command",
+        examples=("gradwire trace resnet50", "gradwire trace --model mlp --json mlp-trace.json"),
+        common=("model", "seconds", "rows", "json"),
+        positional=("trace",),
+    ),
+    "replay": Command(
+        "Predict the steps that gradwire bench measured on an emulated accelerator, and those of more hosts.",
+        config=".replay:ReplayConfig",
+        function=".replay:replay_command",
+        examples=("gradwire replay bench.json", "gradwire replay bench.json --hosts 16,64 --picture step.png"),
+        positional=("files",),
+    ),
+    "netlab": Command(
+        "Run a command on emulated hosts of this machine, joined by links of a set bandwidth (Linux, root).",
+        config=".network.lab.command:NetlabCommandConfig",
+        function=".network.lab.command:netlab_command",
+        examples=(
+            "gradwire netlab --hosts 4 --rate 100mbit -- python train.py",
+            "gradwire netlab --hosts 2 --rate 100mbit --check",
+        ),
+        positional=("command",),
     ),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,13 +14,22 @@ from .commands import COMMANDS, Command
 
 PROGRAM = "gradwire"
 TRACEBACK_VARIABLE = "GRADWIRE_TRACEBACK"
+DESCRIPTION = """\
+Try, measure and monitor gradient compression for PyTorch data-parallel training.
+
+examples:
+  gradwire compare --link 100mbit
+  gradwire plan --model gpt --workers 16"""
 REFUSED, INTERRUPTED = 2, 130  # exit codes, as shells have them
 
 
 def main(arguments: Sequence[str] | None = None, commands: Mapping[str, Command] = COMMANDS) -> int:
     """Run a command line; its exit code: 0, 2 for what is refused here or by the system, 130 for Ctrl-C, or its own."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    name = _top_parser(commands).parse_args(given[:1] or ["--help"]).command
+    parser = _top_parser(commands)
+    if given and not given[0].startswith("-") and given[0] not in commands:
+        return _refuse(PROGRAM, _unknown(given[0], commands))
+    name = parser.parse_args(given[:1] or ["--help"]).command
     prog = f"{PROGRAM} {name}"
     try:
         return _run(commands[name], prog, given[1:])
@@ -46,11 +56,19 @@ def _refuse(prog: str, message: str) -> int:
     return REFUSED
 
 
+def _unknown(name: str, commands: Mapping[str, Command]) -> str:
+    near = difflib.get_close_matches(name, commands, 1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    return f"unknown command {name!r}{hint}; there are: {', '.join(commands)}"
+
+
 def _top_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
-        description="Gradient compression for PyTorch data-parallel training.",
+        usage=f"{PROGRAM} COMMAND [options]",
+        description=DESCRIPTION,
         epilog=f"{PROGRAM} COMMAND --help shows a command's options.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     table = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)

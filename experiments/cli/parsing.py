@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_parsing_settings
+from jsonargparse import ArgumentParser, set_parsing_settings
 
 from .arguments import (
     CONFIG_FLAG,
@@ -24,6 +23,7 @@ from .arguments import (
     usage,
 )
 from .commands import Command
+from .help import Formatter, arrange
 
 HELP_FLAGS = ("-h", "--help")
 PRINT_FLAGS = ("--print-config", "--print_config")
@@ -40,7 +40,7 @@ def configuration(command: Command, prog: str, arguments: Sequence[str]) -> Any:
     end = list(arguments).index(END_OF_OPTIONS) if END_OF_OPTIONS in arguments else len(arguments)
     options, rest = arguments[:end], arguments[end:]
     if set(HELP_FLAGS) & set(options):
-        _help(parser, fields, assignments([], fields, command.defaults))
+        _help(parser, command, fields)
     printing = [each for each in options if each.partition("=")[0] in PRINT_FLAGS]
     words = [*(each for each in options if each not in printing), *rest]
     given = assignments(words, fields, command.defaults, command.positional)
@@ -71,40 +71,22 @@ def _refusal(parser: ArgumentParser, given: list[Assignment], fields: Fields) ->
     return ""
 
 
-def _help(parser: ArgumentParser, fields: Fields, defaults: list[Assignment]) -> NoReturn:
+def _help(parser: ArgumentParser, command: Command, fields: Fields) -> NoReturn:
     """Print the help, with the defaults of the command's own file, and exit."""
-    values = parser.parse_args([_flag(each, fields) for each in defaults])
-    parser.set_defaults({key: values[key] for key in fields})
+    values = parser.parse_args([_flag(each, fields) for each in assignments([], fields, command.defaults)])
+    arrange(parser, command, fields, {key: values[key] for key in fields})
     parser.print_help()
     sys.exit(0)
-
-
-class Choices(DefaultHelpFormatter):
-    """Shows what an option may be as `a|b`."""
-
-    def _expand_help(self, action: argparse.Action) -> str:
-        text: str = super()._expand_help(action)
-        return re.sub(r"Literal\[([^]]*)\]", lambda found: "|".join(re.findall(r"[^', ]+", found[1])), text)
 
 
 def _parser(command: Command, config_class: type[Any], prog: str) -> ArgumentParser:
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
     fields = fields_of(config_class)
-    line = f"{prog} [options] {usage(command.positional, fields)}" if command.positional else None
-    parser = ArgumentParser(prog=prog, usage=line, description=command.help, exit_on_error=False)
-    parser.formatter_class = Choices
+    words = f" {usage(command.positional, fields)}" if command.positional else ""
+    parser = ArgumentParser(prog=prog, usage=f"{prog} [options]{words}", exit_on_error=False)
+    parser.description = "\n".join([command.help, "", "examples:", *(f"  {each}" for each in command.examples)])
+    parser.formatter_class = Formatter
     default = f" (default: the shipped {command.defaults.name})" if command.defaults else ""
-    parser.add_argument(CONFIG_FLAG, action="config", help=f"YAML file; later flags win{default}")
+    parser.add_argument(CONFIG_FLAG, action="config", metavar="FILE", help=f"read options from a YAML file{default}")
     parser.add_class_arguments(config_class)
-    for action in parser._actions:
-        _polish(action, fields)
     return parser
-
-
-def _polish(action: argparse.Action, fields: Fields) -> None:
-    """Make help show flags as they are written here: dashes, commas, `--model NAME`."""
-    action.option_strings = [each.replace("_", "-") for each in action.option_strings if not each.endswith("+")]
-    if f"{action.dest}.name" in fields:
-        action.metavar, action.help = "NAME", f"short for --{action.dest}.name"
-    elif item_type(fields.get(action.dest)):
-        action.metavar = "A,B,..."

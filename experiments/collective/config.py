@@ -20,29 +20,31 @@ class CollectiveConfig:
     """Move a number of elements over ranks in pieces of each size: all start at once, then all are awaited."""
 
     nproc: int = 2
-    """ranks on this machine (the launcher's own number where one starts the ranks)"""
+    """number of ranks on this machine; a launcher such as torchrun decides itself"""
     backend: Literal["auto", "gloo", "nccl", "gloo-cuda", "gradwire"] = "auto"
-    """process group; auto is nccl with a GPU for every rank and no lab, else gloo; with gloo-cuda ranks can share GPUs"""
+    """process group; auto takes nccl if every rank has a GPU and nothing is emulated, else gloo; gloo-cuda lets
+    ranks share a GPU"""
     against: list[Literal["gloo", "gradwire"]] = field(default_factory=list)
-    """further process groups, of the CPU, which take turns with it"""
+    """further process groups to compare with, in turns (CPU only)"""
     operations: list[Operation] = field(default_factory=lambda: ["all_reduce"])
-    """collectives"""
+    """collectives to time"""
     elements: list[str] = field(default_factory=lambda: ["1k", "10k", "100k", "1M", "10M"])
-    """float32 numbers in a piece: of a rank; of all ranks together where they gather, or scatter sums or rows"""
+    """sizes of one message, in float32 numbers: of one rank, or of all ranks for all-gather, reduce-scatter and
+    all-to-all"""
     total: str = "60M"
-    """float32 numbers in all pieces"""
+    """float32 numbers in all messages of a size together"""
     pieces: int = 0
-    """so many of each size, in place of total"""
+    """number of messages of each size; 0 takes as many as the total allows"""
     repeats: int = 3
-    """of each measurement"""
+    """number of repeats of each measurement"""
     netlab: NetlabConfig = field(default_factory=NetlabConfig)
-    """hosts on this machine, joined by links of a set rate, in place of nproc ranks"""
+    """emulated hosts on this machine"""
     threads: int = 1
-    """torch threads a rank"""
+    """torch threads per rank"""
     timeout: float = 300.0
-    """seconds that any wait for other ranks may take"""
+    """longest wait for another rank, in seconds"""
     json: str | None = None
-    """file to write all figures to; a picture is put beside it"""
+    """write all figures to this file, and a picture next to it"""
 
     def __post_init__(self) -> None:
         for name in ("nproc", "repeats", "threads"):

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ...compress import compressor, warm_up_steps
 from ...ddp_core import adopt_launcher
 from ..network.lab import backend_here, labels, rerun_on_hosts
-from ..network.link import over_link
+from ..network.link import over_link, shown_rate
 from ..ranks.device import chosen_backend, device_here, device_of, shared_gpus, unused_gpus
 from ..ranks.group import joined
 from ..ranks.launchers import lab_here, threads_here
@@ -190,7 +190,7 @@ def _one(
 
 def _name(spec: str, link: str | None, config: CompareConfig) -> str:
     """Of a run, where it is told of: with its link where there are several."""
-    return f"{spec}, {link or NO_LINK}" if len(config.links) > 1 else spec
+    return f"{spec}, {shown_rate(link) if link else NO_LINK}" if len(config.links) > 1 else spec
 
 
 def _progress(index: int, config: CompareConfig, *, show: bool) -> Progress:

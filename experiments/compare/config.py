@@ -21,55 +21,55 @@ class CompareConfig(RanksConfig):
     """Train one model once with each compressor, and compare loss, speed and bytes."""
 
     simulated: bool = False
-    """train the nproc ranks in turn, in one process: their losses and bytes, without a network and its times"""
+    """train all ranks in turn in one process; this gives losses and bytes, but no times"""
     model: ModelConfig = field(default_factory=ModelConfig)
-    """gpt, resnet18-cifar, lstm, mlp or torchvision:NAME, and its sizes"""
+    """model to train, and its sizes"""
     data: DataConfig = field(default_factory=DataConfig)
-    """text, digits, patterns, mnist or cifar10, and where it lies"""
+    """data set to train on"""
     compressors: list[str] = field(default_factory=lambda: ["none", "bf16", "powersgd:rank=4"])
-    """specifications, separated by commas: none,powersgd:rank=1,topk:ratio=0.01"""
+    """compressors to compare, separated by commas, such as none,powersgd:rank=1,topk:ratio=0.01"""
     steps: int = 100
-    """batches of a rank for each compressor"""
+    """number of batches per rank for each compressor"""
     sync_every: int = 1
-    """batches whose mean gradient makes an optimizer step; only the last of them communicates"""
+    """number of batches whose gradients are accumulated for one optimizer step; only the last one communicates"""
     batch_size: int = 8
-    """samples a rank and step"""
+    """samples per rank and batch"""
     optimizer: Literal["adamw", "sgd"] = "sgd"
-    """the same for all compressors"""
+    """optimizer, the same for all compressors"""
     lr: float = 0.1
     """learning rate"""
     momentum: float = 0.5
-    """of sgd"""
+    """momentum of sgd"""
     schedule: Literal["constant", "cosine"] = "constant"
-    """of the learning rate after its warm-up; cosine ends at zero"""
+    """learning-rate schedule after the warm-up; cosine ends at zero"""
     warmup: int = 0
-    """optimizer steps in which the learning rate grows to lr"""
+    """number of optimizer steps in which the learning rate grows to its full value"""
     seed: int = 0
-    """of the initial model and the order of samples"""
+    """seed of the initial model and of the order of samples"""
     bucket_mb: float | None = None
-    """DDP's bucket size, MiB; null is 1 for the first and 25 for the others"""
+    """DDP's bucket size in MiB; null gives 1 for the first bucket and 25 for the others"""
     ddp: Literal["gradwire", "torch"] = "gradwire"
-    """whose DistributedDataParallel; torch's has gradwire's hook"""
+    """DistributedDataParallel to use: gradwire's own, or torch's with gradwire's hook"""
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    """what trains it; with fsdp (torch's FSDP2) compressors are WEIGHTS/GRADIENTS, such as int8/int4, one word for both, or
-    torch for its own communication"""
+    """ddp, or fsdp for torch's FSDP2; with fsdp a compressor is WEIGHTS/GRADIENTS such as int8/int4, one word for
+    both, or torch"""
     local_every: int = 0
-    """optimizer steps between two averages by local steps (gradwire.LocalSteps), which train the bare model and average
-    differences, compressed; 0 averages the gradients of every step"""
+    """average the models every N optimizer steps by local SGD (gradwire.LocalSteps); 0 averages the gradients of
+    every step"""
     local_outer: str = "nesterov:lr=0.7,momentum=0.9"
-    """the outer optimizer of local steps, such as sgd:lr=1,momentum=0"""
+    """outer optimizer of local SGD, such as sgd:lr=1,momentum=0"""
     order: Order = BACKWARD
-    """in which gradients go: backward, whose step waits for all of them; slices, the same in pieces of 2 MiB at most on the
-    wire; priority: in pieces, first what the next forward needs first, and that waits where it needs them; auto"""
+    """order in which gradients are sent: backward waits for all of them after backward; slices sends pieces of at
+    most 2 MiB; priority sends pieces and overlaps them with the next forward pass; auto chooses"""
     eval_batches: int = 40
-    """held-out batches at the end"""
+    """number of validation batches at the end"""
     link: str | None = None
-    """rate of an emulated link, such as 100mbit: what gradwire sends is held back as if by it; needs no root. Several,
-    separated by commas, are compared one after the other; none is no emulated link: 100mbit,none"""
+    """emulate a network of this bandwidth, such as 100mbit; needs no root. Several are compared one after the
+    other: 100mbit,none (none emulates no network)"""
     out: str | None = None
-    """folder for results.json, pictures and report; runs/<time> if not given"""
+    """folder for results.json, pictures and the report; runs/TIME if not given"""
     logger: list[str] = field(default_factory=list)
-    """wandb, tensorboard"""
+    """experiment trackers to log to: wandb, tensorboard"""
 
     def __post_init__(self) -> None:
         super().__post_init__()

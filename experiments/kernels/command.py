@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from ..results.files import check_file, check_folder, prepared_folder
 from ..results.optional import optional_files
 from .bench import Bench, Group
 from .cases import Case, chosen_cases
+from .limit import Limit
 from .low_rank import SMALLEST
 from .race import FEWEST
 from .report import notes, progress, show
@@ -32,25 +34,29 @@ class KernelsConfig:
     """Time each operation on each backend, check it first, and compare with memory and with torch's operators."""
 
     operations: list[str] = field(default_factory=list)
-    """powersgd or powersgd:rank=4, and so on; all if not given"""
+    """operations or compressors to time, such as powersgd:rank=4; all if not given"""
     backends: list[str] = field(default_factory=list)
-    """native, reference, ...; all that work on the device if not given"""
+    """kernel backends to time, such as native,reference; all that work on the device if not given"""
     sizes: list[str] = field(default_factory=list)
-    """elements of a bucket, such as 100k or 6.5536M; 1M, 6.5536M, 64M and on GPUs 256M if not given"""
+    """numbers of elements of a bucket, such as 100k or 6.5536M; 1M, 6.5536M, 64M and on GPUs 256M if not given"""
     dtypes: list[Literal["fp32", "bf16", "fp16"]] = field(default_factory=lambda: ["fp32"])
-    """of the bucket, for the operations that take it"""
+    """dtypes of the bucket, for operations that take it"""
     threads: list[int] = field(default_factory=list)
-    """torch threads; 1 and all if not given, all on GPUs"""
+    """numbers of torch threads; 1 and all if not given, on GPUs all"""
     repeats: int = 15
-    """of each measurement, at most"""
+    """largest number of repeats of each measurement"""
     seconds: float = 0.3
-    """that the repeats of one measurement may take before the next is left out; there are always three"""
+    """time after which a measurement is not repeated any more, in seconds; three repeats always run"""
+    limit: float = 60.0
+    """time for all measurements in seconds; what does not fit is left out and listed"""
+    all: bool = False
+    """measure everything, however long it takes"""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto is cuda where there is a device"""
+    """device to measure on; auto takes a CUDA device if there is one"""
     json: str | None = None
-    """file to write all figures to"""
+    """write all figures to this file"""
     out: str | None = None
-    """folder for a picture"""
+    """draw a picture into this folder"""
 
     def __post_init__(self) -> None:
         chosen_cases(self.operations)
@@ -62,6 +68,8 @@ class KernelsConfig:
             raise ValueError(f"repeats is at least {FEWEST}, got {self.repeats}")
         if not self.seconds >= 0:
             raise ValueError(f"seconds is at least 0, got {self.seconds}")
+        if not self.limit > 0:
+            raise ValueError(f"limit is above 0 seconds, got {self.limit}; --all sets none")
         if not self.dtypes:
             raise ValueError("dtypes is empty: name at least one of fp32, bf16, fp16")
         check_file("json", self.json)
@@ -89,11 +97,12 @@ def kernels_command(config: KernelsConfig) -> int:
 
     Ctrl-C ends the measurement only: the rows until then are shown and written, and the exit code is 130.
     """
-    device = chosen_device(config.device)
+    limit, device = Limit(math.inf if config.all else config.limit), chosen_device(config.device)
     used, skipped = chosen_backends(config.backends, device)
     groups, left_out = planned(config, device, used)
     bench = Bench(device, config.repeats, config.seconds, max(group.elements for group in groups), skipped + left_out)
-    rows, stopped = measured(bench, groups)
+    rows, stopped = measured(bench, groups, limit)
+    bench.skipped += limit.told()
     if not rows and stopped:
         return INTERRUPTED
     if not rows:
@@ -162,12 +171,12 @@ def _having(case: Case, used: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in used if any(name in each.implementations for each in case.operations))
 
 
-def measured(bench: Bench, groups: Sequence[Group]) -> tuple[list[Row], bool]:
-    """All rows, with a bar while it lasts, or those until Ctrl-C; and whether that ended it."""
+def measured(bench: Bench, groups: Sequence[Group], limit: Limit) -> tuple[list[Row], bool]:
+    """Return the rows within the limit, or those until Ctrl-C, and True if that ended it; a bar shows how far it is."""
     rows: list[Row] = []
     try:
         with sigterm_interrupts(), progress(sum(len(group.threads) for group in groups)) as advance:
-            for group in groups:
+            for group in limit.admit(groups):
                 advance(0, f"{group.case.name}, {group.elements:,} elements, {group.dtype}")
                 for found in bench.measure(group):
                     rows += found

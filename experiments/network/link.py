@@ -8,24 +8,53 @@ from functools import partial
 from ...ddp_core import Decorator, Link, Paced
 
 BITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-RATE = re.compile(r"(?P<number>\d+(\.\d*)?|\.\d+)(?P<prefix>[kmgt]i?)?(?P<unit>bit|bps)?", re.IGNORECASE)
+NUMBER = r"(?P<number>\d+(\.\d*)?|\.\d+)"
+RATE = re.compile(NUMBER + r" ?(?P<prefix>[kmgt]i?)?bit(/s)?", re.IGNORECASE)
+AMBIGUOUS = re.compile(NUMBER + r" ?(?P<prefix>[kmgt]i?)?(bps|b/s)", re.IGNORECASE)
 BITS_PER_BYTE = 8
+MBIT, GBIT = 1e6, 1e9
 NO_LINK = "none"
 
 
 def parse_rate(text: str) -> float:
-    """Bytes a second of a rate in tc's units: `bit` and its multiples are bits a second, `bps` bytes a second.
+    """Return the bytes a second of a rate in bits a second, such as 100mbit or 1.5 Gbit/s; 0 needs no unit.
 
-    Prefixes are k, m, g, t (powers of 1000) and ki, mi, gi, ti (powers of 1024); a bare number is bits a second.
+    Prefixes are k, m, g, t (powers of 1000) and ki, mi, gi, ti (powers of 1024). Raises ValueError for a number without a
+    unit, and for `bps`, which is bytes a second for tc and bits a second for most people.
 
-    >>> parse_rate("100mbit"), parse_rate("1.5gbit"), parse_rate("10kibps"), parse_rate("8000")
-    (12500000.0, 187500000.0, 10240.0, 1000.0)
+    >>> parse_rate("100mbit"), parse_rate("1.5 Gbit/s"), parse_rate("10kibit"), parse_rate("0")
+    (12500000.0, 187500000.0, 1280.0, 0.0)
     """
-    match = RATE.fullmatch(text.strip())
-    if match is None or (match["prefix"] and not match["unit"]):
-        raise ValueError(f"a rate is a number and a unit of tc's, such as 100mbit, 1.5gbit or 12mbps, got {text!r}")
-    amount = float(match["number"]) * BITS[(match["prefix"] or "").lower()]
-    return amount if (match["unit"] or "").lower() == "bps" else amount / BITS_PER_BYTE
+    given = text.strip()
+    match = RATE.fullmatch(given)
+    if match is None and given != "0":
+        raise ValueError(_refused(given))
+    return 0.0 if match is None else float(match["number"]) * BITS[(match["prefix"] or "").lower()] / BITS_PER_BYTE
+
+
+def _refused(given: str) -> str:
+    """What to write instead of what is no rate."""
+    if match := AMBIGUOUS.fullmatch(given):
+        number, prefix = match["number"], (match["prefix"] or "").lower()
+        return (
+            f"the rate {given!r} may mean bits or bytes a second: write {number}{prefix}bit for bits a second, or "
+            f"{float(number) * BITS_PER_BYTE:g}{prefix}bit for bytes a second"
+        )
+    if re.fullmatch(NUMBER, given):
+        return (
+            f"the rate {given!r} has no unit: write {given}mbit for Mbit/s or {given}gbit for Gbit/s, such as 100mbit"
+        )
+    return f"a rate is a number and a unit of bits a second, such as 100mbit, 1.5gbit or 64kbit, got {given!r}"
+
+
+def shown_rate(text: str) -> str:
+    """Return a rate as all output shows it, in Mbit/s or Gbit/s.
+
+    >>> shown_rate("100mbit"), shown_rate("10000mbit"), shown_rate("64kbit")
+    ('100 Mbit/s', '10 Gbit/s', '0.064 Mbit/s')
+    """
+    bits = parse_rate(text) * BITS_PER_BYTE
+    return f"{bits / GBIT:.6g} Gbit/s" if bits >= GBIT else f"{bits / MBIT:.6g} Mbit/s"
 
 
 def check_link(link: str | None) -> None:

@@ -13,16 +13,16 @@ class RanksConfig:
     """How many ranks there are, what joins them, and how long they wait for each other."""
 
     nproc: int = 2
-    """ranks on this machine (the launcher's own number where one starts the ranks)"""
+    """number of ranks on this machine; a launcher such as torchrun decides itself"""
     backend: Literal["auto", "gloo", "nccl", "gloo-cuda"] = "auto"
-    """process group; auto is nccl with a GPU for every rank and neither lab nor emulated link, else gloo;
-    gloo-cuda has Gloo carry CUDA tensors, so that ranks can share a GPU"""
+    """process group; auto takes nccl if every rank has a GPU and nothing is emulated, else gloo; gloo-cuda lets
+    ranks share a GPU"""
     netlab: NetlabConfig = field(default_factory=NetlabConfig)
-    """hosts on this machine, joined by links of a set rate, in place of nproc ranks"""
+    """emulated hosts on this machine"""
     threads: int = 0
-    """torch threads a rank; 0 divides the cores among local ranks"""
+    """torch threads per rank; 0 divides the cores among the ranks"""
     timeout: float = 300.0
-    """seconds that any wait for other ranks may take"""
+    """longest wait for another rank, in seconds"""
 
     def __post_init__(self) -> None:
         if self.nproc < 1:

@@ -13,7 +13,7 @@ def under_launcher() -> bool:
 
 
 def lab_here() -> str | None:
-    """The lab that this process runs in, such as `4 hosts at 100mbit`; None where it runs in none."""
+    """The lab that this process runs in, such as `4 hosts at 100 Mbit/s`; None where it runs in none."""
     return os.environ.get(LAB_VARIABLE) or None
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch.multiprocessing as multiprocessing
 
 from .group import rendezvous_in
+from .own_command import safe_path
 from .stopping import INTERRUPTED, killed_with, sigterm_interrupts
 
 POLL_SECONDS = 0.5
@@ -35,13 +36,14 @@ def run_ranks(function: Callable[..., None], nproc: int, *args: Any) -> None:
     others = set(multiprocessing.active_children())
     with tempfile.TemporaryDirectory(prefix="gradwire-") as folder:
         try:
-            context = multiprocessing.start_processes(
-                _rank,
-                (function, nproc, Path(folder), os.getpid(), args),
-                nprocs=nproc,
-                join=False,
-                start_method="spawn",
-            )
+            with safe_path():
+                context = multiprocessing.start_processes(
+                    _rank,
+                    (function, nproc, Path(folder), os.getpid(), args),
+                    nprocs=nproc,
+                    join=False,
+                    start_method="spawn",
+                )
             assert context is not None
             while not context.join(timeout=POLL_SECONDS):
                 pass

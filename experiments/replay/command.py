@@ -37,13 +37,13 @@ class ReplayConfig:
     """Replay the steps that bench measured on an emulated accelerator, and those of more hosts on paper."""
 
     files: list[str] = field(default_factory=list)
-    """of `gradwire bench --compute emulate:TRACE --json FILE`, with a link or a lab"""
+    """files of gradwire bench --compute emulate:TRACE --json FILE, measured with --link or --netlab.hosts"""
     hosts: list[int] = field(default_factory=lambda: [16, 64, 256, 1024])
-    """numbers of hosts to predict steps for, with the same link each"""
+    """also predict the steps on these numbers of hosts, with the same bandwidth per host"""
     latency: float = 20e-6
-    """seconds from one host to another; a collective has 2 log2(hosts) of them one after the other"""
+    """latency between two hosts in seconds; a collective pays it 2 log2(hosts) times"""
     picture: str | None = None
-    """PNG file: link and computation of the first row in backward's order and by priority"""
+    """draw communication and computation of the first row to this PNG file, in backward's order and by priority"""
     json: bool = False
     """print JSON instead of tables"""
 

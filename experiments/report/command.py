@@ -17,11 +17,11 @@ class ReportConfig:
     """Put the results of any commands into one HTML page that needs nothing beside it."""
 
     folders: list[str] = field(default_factory=list)
-    """folders, or single JSON files: of sweep, compare, bench, kernels, collective and ready"""
+    """folders or JSON files with results of sweep, compare, bench, kernels, collective or ready"""
     title: str = "gradwire: results"
-    """of the page"""
+    """title of the page"""
     out: str = PAGE
-    """file to write"""
+    """HTML file to write"""
 
     def __post_init__(self) -> None:
         if not self.folders:

@@ -113,6 +113,8 @@ def _keep(outcome: Outcome, out: Path) -> None:
             outcome = _drawn(outcome, out)
             outcome.write(out)
         console.print(outcome.table())
+    for label in outcome.labels:
+        console.print(f"NOT REAL: {label}", markup=False, highlight=False, soft_wrap=True)
     for label, why in outcome.failures.items():
         console.print(f"failed: {label}: {why}", style="red", markup=False, highlight=False, soft_wrap=True)
     console.print(*outcome.recommendations, sep="\n", markup=False, highlight=False, soft_wrap=True)

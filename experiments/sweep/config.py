@@ -22,49 +22,50 @@ class SweepConfig:
     """Run a command on every point of a grid, once each, and draw what came out."""
 
     title: str = ""
-    """of the study"""
+    """title of the study"""
     name: str = ""
-    """what --config takes for this study, told on its page; that of a shipped one is known"""
+    """name of the study on its page; a shipped study has its own"""
     source: str = ""
-    """the figure that it follows"""
+    """paper and figure that the study follows"""
     command: str = ""
-    """what runs at each point: bench, collective, compare or ready"""
+    """command that runs at each point: bench, collective, compare or ready"""
     base: dict[str, Any] = field(default_factory=dict)
     """options of the command that all points share"""
     grid: dict[str, Any] = field(default_factory=dict)
-    """options with a list of values each; the points are their product"""
+    """options with a list of values each; the points are all their combinations"""
     cases: dict[str, Any] = field(default_factory=dict)
-    """sets of options that change together, {name: {option: value}}; the grid is run for each, the column is case"""
+    """sets of options that change together, {name: {option: value}}; the grid runs for each set, and the column
+    case names it"""
     skip: list[dict[str, Any]] = field(default_factory=list)
-    """places of the grid that are left out: {column: [values]}, all columns together"""
+    """points of the grid to leave out: {column: [values]}, where all columns must match"""
     only: dict[str, Any] = field(default_factory=dict)
-    """the part of the grid that is run and shown: {column: [values]}"""
+    """part of the grid to run and show: {column: [values]}"""
     mean_over: list[str] = field(default_factory=list)
-    """columns, such as seed, whose rows are shown as one: the mean, and NAME.spread, its standard deviation"""
+    """columns, such as seed, to average over; NAME.spread shows the standard deviation"""
     shortened: dict[str, Any] = field(default_factory=dict)
-    """what --short replaces, key by key: {base: {...}, grid: {...}}; cases and skip as a whole"""
+    """values that --short replaces, key by key: {base: {...}, grid: {...}}; cases and skip as a whole"""
     derive: dict[str, Any] = field(default_factory=dict)
     """columns computed from others: {speedup: {of: COLUMN, against: {compressor: none}}}"""
     columns: list[str] = field(default_factory=list)
-    """shown in the table; the grid's and the figures' if not given"""
+    """columns of the table; if not given, those of the grid and the figures"""
     figures: list[dict[str, Any]] = field(default_factory=list)
-    """pictures: name, kind (line, bar, box), x, y, series and more"""
+    """pictures to draw: name, kind (line, bar, box), x, y, series and more"""
     verdict: dict[str, Any] = field(default_factory=dict)
-    """the column that decides whether compression pays: {of: COLUMN, each: [COLUMNS]}"""
+    """column that decides whether compression pays: {of: COLUMN, each: [COLUMNS]}"""
     notes: str = ""
-    """what a reader of the results must know"""
+    """text that a reader of the results must know"""
     netlab: NetlabConfig = field(default_factory=NetlabConfig)
-    """hosts and links for all points, in place of the study's own"""
+    """emulated hosts for all points, instead of the study's own"""
     limit: float = 600.0
-    """seconds that one point may take"""
+    """longest time that one point may take, in seconds"""
     out: str | None = None
-    """folder for points, table and pictures; runs/<file's title> if not given"""
+    """folder for points, table and pictures; runs/TITLE if not given"""
     short: bool = False
-    """the smallest form of the study: seconds, and figures that mean nothing"""
+    """run the smallest form of the study: it takes seconds, and its figures mean nothing"""
     redraw: bool = False
-    """draw what is there; run nothing"""
+    """draw the points that are there, and run nothing"""
     logger: list[str] = field(default_factory=list)
-    """wandb, tensorboard"""
+    """experiment trackers to log to: wandb, tensorboard"""
 
     def __post_init__(self) -> None:
         if self.command not in READERS:

@@ -7,7 +7,6 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..network.lab.utilization import Utilization
+from ..ranks.own_command import own_command
 from ..ranks.stopping import killed_with
 from .cache import Finished
 from .points import Point
@@ -42,9 +42,9 @@ def run_point(point: Point, limit: float) -> Finished:
         place = folder if name == "results.json" else f"{folder}/{name}"
         use = Path(folder) / "use.json"
         watched = [f"--{USE}={use}"] if point.given.get(USE) else []
-        command = [sys.executable, "-m", "gradwire", *point.arguments, *watched, f"--{option}={place}"]
+        arguments = [*point.arguments, *watched, f"--{option}={place}"]
         began = time.monotonic()
-        _run_to_end(command, limit, Path(folder))
+        _run_to_end(shlex.join(["gradwire", *arguments]), own_command(*arguments), limit, Path(folder))
         document = _document(Path(folder) / name)
         return Finished(
             key=point.key(),
@@ -58,7 +58,8 @@ def run_point(point: Point, limit: float) -> Finished:
         )
 
 
-def _run_to_end(command: Sequence[str], limit: float, folder: Path) -> None:
+def _run_to_end(shown: str, command: Sequence[str], limit: float, folder: Path) -> None:
+    """Run a command, which errors name by what is `shown`."""
     written = folder / "written"
     with written.open("wb") as output:
         process = subprocess.Popen(
@@ -73,7 +74,7 @@ def _run_to_end(command: Sequence[str], limit: float, folder: Path) -> None:
     if code != 0:
         why = f"took longer than {limit:g} s" if code is None else f"ended with exit code {code}"
         last = written.read_text(errors="replace").strip().splitlines()[-LAST_LINES:]
-        raise PointFailure("\n".join([f"{why}: {shlex.join(command[2:])}", *last]))
+        raise PointFailure("\n".join([f"{why}: {shown}", *last]))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

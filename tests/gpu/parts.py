@@ -64,7 +64,7 @@ def floors(out):
     """All operations, at the size of a bucket and at larger ones."""
     code = (
         "from gradwire.experiments.kernels.command import KernelsConfig, kernels_command as run; "
-        f"raise SystemExit(run(KernelsConfig(sizes=['6.5536M', '64M', '256M'], seconds=0.05, device='cuda', "
+        f"raise SystemExit(run(KernelsConfig(sizes=['6.5536M', '64M', '256M'], seconds=0.05, all=True, device='cuda', "
         f"json={str(out / 'kernels.json')!r})))"
     )
     return [sys.executable, "-c", code]

@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass, field
 
 from ...ranks.launchers import lab_here
+from ...ranks.own_command import own_command
 from ..link import parse_rate
 from .check import check
 from .config import NetlabConfig
@@ -20,11 +21,11 @@ class NetlabCommandConfig(NetlabConfig):
     """Run a command on every rank of a network that is made for it, with the variables that torchrun sets."""
 
     check: bool = False
-    """run no command, but measure what the links carry"""
+    """measure the bandwidth of the links instead of running a command"""
     clean: bool = False
-    """run no command, but remove what killed labs have left; every lab begins with that, too"""
+    """remove the hosts that killed labs left behind, and run no command"""
     command: list[str] = field(default_factory=list)
-    """behind --, what to run on each host"""
+    """command to run on each host, after --"""
 
 
 def netlab_command(config: NetlabCommandConfig) -> int:
@@ -36,6 +37,7 @@ def netlab_command(config: NetlabCommandConfig) -> int:
     if config.check == bool(config.command):
         raise ValueError("give a command behind --, or --check: gradwire netlab --hosts 4 --rate 100mbit -- COMMAND")
     if not config.check:
+        print(f"netlab: {config.described}", file=sys.stderr)
         return run_on_hosts(config, config.command)
     if config.ranks_per_host > 1:
         raise ValueError(
@@ -46,4 +48,4 @@ def netlab_command(config: NetlabCommandConfig) -> int:
     if lab_here() is not None:
         return check(config)
     arguments = ["netlab", "--check", f"--hosts={config.hosts}", f"--rate={config.rate}"]
-    return run_on_hosts(config, [sys.executable, "-m", "gradwire", *arguments])
+    return run_on_hosts(config, own_command(*arguments))

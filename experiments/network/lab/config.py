@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from ...ranks.launchers import lab_here
-from ..link import parse_rate
+from ..link import parse_rate, shown_rate
 
 MOST_HOSTS = 99
 
@@ -15,13 +15,13 @@ class NetlabConfig:
     """Hosts on this machine, every one behind a link of its own, which its ranks share."""
 
     hosts: int = 0
-    """network namespaces on a bridge; 0 is no lab (Linux, root)"""
+    """number of emulated hosts, each a network namespace with its own link (Linux, root); 0 emulates none"""
     rate: str = "0"
-    """of each host's link, up and down, in tc's units: 100mbit, 1gbit; 0 is no limit"""
+    """bandwidth of each host's link, such as 100mbit or 1gbit; 0 sets no limit"""
     utilization: str | None = None
-    """JSON file for the bytes over each link every 10 ms; a picture is put beside it"""
+    """write the bytes on each link, every 10 ms, to this JSON file, and a picture next to it"""
     ranks_per_host: int = 1
-    """ranks on each host, behind its one link"""
+    """number of ranks on each emulated host, which share its link"""
 
     def __post_init__(self) -> None:
         if not 0 <= self.hosts <= MOST_HOSTS:
@@ -32,9 +32,9 @@ class NetlabConfig:
 
     @property
     def described(self) -> str:
-        """In words: `4 hosts at 100mbit`, `2 hosts of 4 ranks at 1gbit`."""
+        """In words: `4 hosts at 100 Mbit/s`, `2 hosts of 4 ranks at 1 Gbit/s`."""
         hosts = f"{self.hosts} hosts " + (f"of {self.ranks_per_host} ranks " if self.ranks_per_host > 1 else "")
-        return hosts + (f"at {self.rate}" if parse_rate(self.rate) else "without limits")
+        return hosts + (f"at {shown_rate(self.rate)}" if parse_rate(self.rate) else "without limits")
 
 
 def check_lab(lab: NetlabConfig) -> None:
@@ -68,5 +68,5 @@ def labels(link: str | None = None) -> list[str]:
 
     `link` is the rate of an emulated link (`gradwire.experiments.network.link`).
     """
-    lab, emulated = lab_here(), f"emulated link {link}"
-    return [*([f"netlab: {lab}"] if lab else []), *([emulated] if link else [])]
+    lab = lab_here()
+    return [*([f"netlab: {lab}"] if lab else []), *([f"emulated link {shown_rate(link)}"] if link else [])]

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 TOOLS = ("ip", "tc")
 INSTEAD = "or emulate the link in user space: gradwire compare --link 100mbit"
@@ -23,7 +24,8 @@ def require() -> None:
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
         raise NetlabError(f"{' and '.join(missing)} not found: install iproute2 (apt install iproute2), {INSTEAD}")
     if os.geteuid() != 0:
-        again = f"sudo -E {sys.executable} -m gradwire {shlex.join(sys.argv[1:])}"
+        script = Path(sys.executable).with_name("gradwire")  # `-m` would look for modules in the current folder first
+        again = f"sudo -E {script if script.exists() else f'{sys.executable} -m gradwire'} {shlex.join(sys.argv[1:])}"
         raise NetlabError(f"network namespaces can be made by root only: {again}; {INSTEAD}")
 
 

@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import IO
 
 from ...ranks.launchers import LAB_VARIABLE, lab_here, under_launcher
+from ...ranks.own_command import own_command
 from ...ranks.stopping import killed_with, sigterm_interrupts
 from ...results.files import check_file
 from .config import NetlabConfig
@@ -39,7 +40,7 @@ def rerun_on_hosts(config: NetlabConfig) -> int | None:
     """
     if config.hosts == 0 or lab_here() is not None:
         return None
-    return run_on_hosts(config, [sys.executable, "-m", "gradwire", *sys.argv[1:]])
+    return run_on_hosts(config, own_command(*sys.argv[1:]))
 
 
 def run_on_hosts(config: NetlabConfig, command: Sequence[str]) -> int:

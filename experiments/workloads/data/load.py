@@ -27,9 +27,9 @@ class DataConfig:
     """Which data, and where they lie."""
 
     name: str = "text"
-    """text, digits, patterns (generated images), mnist or cifar10"""
+    """data set: text, digits, patterns (generated images), mnist or cifar10"""
     path: str | None = None
-    """file or folder of your own text; folder in which torchvision keeps mnist or cifar10"""
+    """file or folder with your own text, or the folder in which torchvision keeps mnist or cifar10"""
 
     def __post_init__(self) -> None:
         if self.name not in DATA:

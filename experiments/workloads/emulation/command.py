@@ -28,21 +28,22 @@ class TraceConfig:
     """Layers of a model and the time of each: of a trace that there is, or of a model measured here."""
 
     trace: str | None = None
-    """trace to show: a name such as resnet50, or a file, and @SECONDS to scale it; none measures the model"""
+    """trace to show: a name such as resnet50, or a file, with @SECONDS to scale it; if not given, the model is
+    measured"""
     model: ModelConfig = field(default_factory=ModelConfig)
-    """gpt, resnet18-cifar, lstm, mlp or torchvision:NAME, and its sizes"""
+    """model to measure, and its sizes"""
     batch_size: int = 8
-    """samples a step"""
+    """samples per step"""
     repeats: int = 5
-    """measured steps, of which the median counts"""
+    """number of measured steps; their median counts"""
     threads: int = 0
-    """torch threads; 0 is torch's own number"""
+    """torch threads; 0 keeps torch's own number"""
     seconds: float | None = None
-    """computation a step: not measured, but shared out by floating-point operations"""
+    """do not measure: share this many seconds per step out among the layers by their floating-point operations"""
     rows: int = 20
-    """layers in the table, those that take longest; the file has them all"""
+    """number of layers in the table, the slowest ones; the file has all"""
     json: str | None = None
-    """file to write the trace to, for --compute emulate:FILE"""
+    """write the trace to this file, for --compute emulate:FILE"""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "repeats", "rows"):

@@ -17,11 +17,11 @@ class EmulationConfig(RanksConfig):
     """Ranks, and what of their accelerators and network is emulated."""
 
     compute: str = "real"
-    """real, or emulate:TRACE for the layers of a trace instead of the model, taking its time"""
+    """real trains the model; emulate:TRACE replaces it by the layers of a trace, which take the trace's time"""
     dilate: float = 1.0
-    """what the times of a trace are multiplied by, and the rates of link and netlab divided by"""
+    """slow everything emulated down by this factor: multiply the times of the trace, divide the bandwidths"""
     link: str | None = None
-    """rate of an emulated link for every rank, such as 100mbit"""
+    """emulate a network of this bandwidth between all ranks, such as 100mbit; needs no root"""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -48,12 +48,12 @@ def check_dilation(dilate: float, compute: str) -> None:
 
 
 def dilated(rate: str, dilate: float) -> str:
-    """A rate in tc's words, divided by `dilate`; 0 stays 0, which is no limit.
+    """Return a rate divided by `dilate`; 0 stays 0, which is no limit.
 
     >>> dilated("100mbit", 4), dilated("1gbit", 3), dilated("0", 4)
     ('25mbit', '0.333333gbit', '0')
     """
-    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*)", rate.strip())
+    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*(?:/s)?)", rate.strip())
     if found is None:
         raise ValueError(f"a rate is a number and a unit, such as 100mbit or 1gbit; got {rate!r}")
     return f"{float(found[1]) / dilate:.6g}{found[2]}"

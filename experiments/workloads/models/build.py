@@ -30,19 +30,21 @@ class ModelConfig:
     """Which model, and its sizes; a size that is null is the model's own."""
 
     name: str = "gpt"
-    """gpt, resnet18-cifar, lstm, mlp, resnet50 (or another that bench has of torchvision's) or torchvision:NAME"""
+    """model to train: gpt, resnet18-cifar, lstm, mlp, resnet50, resnet101, resnext50_32x4d, resnext101_32x8d, vgg19
+    or torchvision:NAME"""
     width: int | None = None
-    """numbers a position (gpt: 128, lstm: 650), hidden units a layer (mlp: 256) or first channels (resnet18-cifar: 64)"""
+    """width of the model: embedding size (gpt: 128, lstm: 650), hidden units (mlp: 256) or first channels
+    (resnet18-cifar: 64)"""
     layers: int | None = None
-    """gpt: 4, lstm: 3, mlp: 2; blocks a stage (resnet18-cifar: 2)"""
+    """number of layers (gpt: 4, lstm: 3, mlp: 2) or of blocks per stage (resnet18-cifar: 2)"""
     heads: int | None = None
-    """of gpt's attention: one for every 64 of width"""
+    """number of gpt's attention heads; one per 64 of the width if not given"""
     vocabulary: int | None = None
-    """tokens that gpt (256) and lstm (28869) know"""
+    """number of tokens that gpt (256) or lstm (28869) knows"""
     context: int = 128
-    """tokens a sample"""
+    """number of tokens per sample"""
     image_size: int = 64
-    """pixels a side to which torchvision models get images enlarged"""
+    """side in pixels to which torchvision's models enlarge images"""
 
     def __post_init__(self) -> None:
         for size in ("width", "layers", "heads", "vocabulary", "context", "image_size"):

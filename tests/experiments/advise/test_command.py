@@ -29,7 +29,7 @@ def test_it_shows_the_table_and_writes_all_of_it(trace, tmp_path):
     document = json.loads(file.read_text())
     assert shown.endswith(f"picture      {picture}\n")
     assert picture.stat().st_size > 10_000
-    for told in ("small, 32,768 parameters, 2 ranks", "NOT REAL: emulated link 4mbit", "network: AllReduce", "int4"):
+    for told in ("small, 32,768 parameters, 2 ranks", "NOT REAL: emulated link 4 Mbit/s", "network: AllReduce", "int4"):
         assert told in shown
     assert document["here"]["recommended"]["compressor"] == "int4"
     assert document["here"]["recommended"]["sentence"] in shown

@@ -72,7 +72,7 @@ def lacks_its_own_module(options):
 
 
 def command(function, defaults=None):
-    return Command("a stand-in", f"{__name__}:Options", f"{__name__}:{function.__name__}", defaults)
+    return Command("A stand-in.", f"{__name__}:Options", f"{__name__}:{function.__name__}", defaults=defaults)
 
 
 def options(*arguments, defaults=None):
@@ -268,10 +268,11 @@ def test_help_shows_flags_as_they_are_written(capsys):
         main(["record", "--lr", "1", "--help"], {"record": command(record)})
     assert ended.value.code == 0
     shown = capsys.readouterr().out
-    for flag in ("--batch-size", "--model NAME", "--model.width", "--compressors A,B,...", "--backend {gloo,nccl}"):
+    for flag in ("--batch-size N", "--model NAME", "--model.width N", "--compressors A,B,...", "--backend {gloo,nccl}"):
         assert flag in shown
     assert "--batch_size" not in shown
-    assert "type: gloo|nccl, default: gloo" in " ".join(shown.split())
+    assert "process group (default: gloo)" in " ".join(shown.split())
+    assert "print JSON\n" in shown
     assert "Literal" not in shown
 
 
@@ -293,9 +294,34 @@ def test_the_whole_configuration_can_be_printed_and_read_again(capsys, yaml_file
     assert options("--config", str(yaml_file(printed))) == Options(model=Model("mlp"), sizes=[1, 2])
 
 
-def test_an_unknown_command_is_refused_with_those_there_are(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["compair"])
-    assert ended.value.code == 2
+@pytest.mark.parametrize(("typed", "meant"), [("compair", "compare"), ("kernel", "kernels"), ("net-lab", "netlab")])
+def test_an_unknown_command_is_refused_with_the_one_that_is_meant_and_those_there_are(typed, meant, capsys):
+    assert main([typed]) == 2
     message = capsys.readouterr().err
+    assert f"unknown command {typed!r} (did you mean {meant}?)" in message
+    assert message.count("\n") == 1
     assert all(name in message for name in COMMANDS)
+
+
+def test_an_unknown_command_like_no_other_gets_no_suggestion(capsys):
+    assert main(["xyzzy"]) == 2
+    assert "unknown command 'xyzzy'; there are: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["compare", "--world-size", "2"], "--nproc"),
+        (["compare", "--learning-rate", "0.1"], "--lr"),
+        (["compare", "--compresors", "none"], "--compressors"),
+        (["compare", "--model.witdh", "4"], "--model.width"),
+        (["bench", "--world-size", "2"], "--nproc"),
+        (["compare", "--image-siz", "4"], None),
+        (["compare", "--gradient", "4"], None),
+        (["top", "--world-size", "2"], None),
+    ],
+)
+def test_an_unknown_option_is_answered_with_the_one_that_is_meant_and_no_other(words, meant, capsys):
+    assert main(words) == 2
+    message = capsys.readouterr().err
+    assert (f"(did you mean {meant}?)" in message) if meant else ("did you mean" not in message)

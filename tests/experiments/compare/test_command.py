@@ -39,7 +39,7 @@ def test_links_are_compared_one_after_the_other_and_only_times_differ(started, t
     short = ["--steps=3", "--eval-batches=1", "--compressors=none,onebit", "--link=100mbit,none"]
     assert main(["compare", "--model=mlp", "--data=digits", *short, f"--out={tmp_path}"]) == 0
     document, shown = results_in(tmp_path), capsys.readouterr().out
-    networks = ["emulated link 100mbit", "no emulated link"]
+    networks = ["emulated link 100 Mbit/s", "no emulated link"]
     assert [run["network"] for run in document["runs"]] == [each for each in networks for _ in range(2)]
     assert document["environment"]["network"] == ", then ".join(networks)
     over, without = document["runs"][:2], document["runs"][2:]

@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 import gradwire
 from gradwire.ddp_core import Link
 from gradwire.experiments.cli import main
-from gradwire.experiments.network.link import links_of, over_link, parse_rate
+from gradwire.experiments.network.link import links_of, over_link, parse_rate, shown_rate
 
 ELEMENTS = 10_000
 WIDTHS = (40, 250)  # two layers of 10,000 parameters
@@ -25,23 +25,50 @@ WIDTHS = (40, 250)  # two layers of 10,000 parameters
         ("3tbit", 3e12),
         ("2mibit", 2 * 2**20),
         ("10kibit", 10 * 2**10),
-        ("12mbps", 8 * 12e6),
-        ("1gibps", 8 * 2**30),
-        ("500bps", 4000),
+        ("1.5 Gbit/s", 1.5e9),
+        ("100 Mbit", 100e6),
         ("9600bit", 9600),
-        ("9600", 9600),
         (".5mbit", 5e5),
         ("0", 0),
     ],
 )
-def test_rates_are_in_the_units_of_tc(text, bits):
+def test_rates_are_bits_a_second(text, bits):
     assert parse_rate(text) == bits / 8
 
 
-@pytest.mark.parametrize("text", ["", "fast", "100m", "100 mbit", "-1mbit", "1e6", "1mbits", "nan", "1pbit"])
+@pytest.mark.parametrize("text", ["", "fast", "100m", "-1mbit", "1e6", "1mbits", "nan", "1pbit"])
 def test_what_is_no_rate_is_refused(text):
     with pytest.raises(ValueError, match="such as 100mbit"):
         parse_rate(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "write"),
+    [
+        ("10gbps", ("10gbit for bits a second", "80gbit for bytes a second")),
+        ("1.5 Gb/s", ("1.5gbit for bits", "12gbit for bytes")),
+        ("500bps", ("500bit for bits", "4000bit for bytes")),
+        ("1gibps", ("1gibit for bits", "8gibit for bytes")),
+        ("10", ("10mbit for Mbit/s", "10gbit for Gbit/s")),
+        ("0.5", ("0.5mbit", "0.5gbit")),
+    ],
+)
+@pytest.mark.parametrize("options", [["compare", "--link"], ["bench", "--link"], ["netlab", "--hosts=2", "--rate"]])
+def test_a_rate_that_may_mean_two_things_is_refused_with_what_to_write(text, write, options, capsys):
+    *before, last = options
+    assert main([*before, f"{last}={text}"]) == 2
+    told = capsys.readouterr().err
+    assert repr(text) in told
+    assert all(each in told for each in write)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("100mbit", "100 Mbit/s"), ("1000mbit", "1 Gbit/s"), ("1.5gbit", "1.5 Gbit/s"), ("64kbit", "0.064 Mbit/s")],
+)
+def test_output_shows_rates_in_mbit_or_gbit_a_second(text, shown):
+    assert shown_rate(text) == shown
+    assert parse_rate(shown) == parse_rate(text)
 
 
 def test_a_link_of_no_rate_is_refused():
@@ -124,10 +151,10 @@ def test_compare_says_everywhere_that_its_link_is_emulated(tmp_path, capsys):
     size = ["--nproc=1", "--model=mlp", "--data=digits", "--steps=2", "--eval-batches=1", "--compressors=none"]
     assert main(["compare", *size, "--link=100mbit", f"--out={tmp_path}"]) == 0
     start, *table = capsys.readouterr().out.splitlines()
-    assert start.startswith("1 ranks, gloo on cpu, emulated link 100mbit")
-    assert any(line.startswith("mlp") and "emulated link 100mbit" in line for line in table)
-    assert json.loads((tmp_path / "results.json").read_text())["environment"]["network"] == "emulated link 100mbit"
-    assert "1 ranks, gloo on cpu, emulated link 100mbit" in (tmp_path / "report.html").read_text()
+    assert start.startswith("1 ranks, gloo on cpu, emulated link 100 Mbit/s")
+    assert any(line.startswith("mlp") and "emulated link 100 Mbit/s" in line for line in table)
+    assert json.loads((tmp_path / "results.json").read_text())["environment"]["network"] == "emulated link 100 Mbit/s"
+    assert "1 ranks, gloo on cpu, emulated link 100 Mbit/s" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

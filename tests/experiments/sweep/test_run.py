@@ -62,7 +62,7 @@ def test_a_real_interrupt_ends_the_point_and_its_ranks(tmp_path, study):
 def test_a_point_dies_with_a_sweep_that_is_killed(tmp_path):
     note = tmp_path / "point"
     command = ["sh", "-c", f"echo $$ > {note}.part; mv {note}.part {note}; exec sleep 600"]
-    owner = multiprocessing.get_context("fork").Process(target=run._run_to_end, args=(command, 600, tmp_path))
+    owner = multiprocessing.get_context("fork").Process(target=run._run_to_end, args=("sleep", command, 600, tmp_path))
     owner.start()
     deadline = time.monotonic() + 30
     while not note.exists() and time.monotonic() < deadline:

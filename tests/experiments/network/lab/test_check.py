@@ -13,7 +13,7 @@ from gradwire.experiments.network.lab.check import report_rate
 def test_the_check_measures_the_links_with_gloo(possible, capfd):
     code = main(["netlab", "--hosts=2", "--rate=20mbit", "--check"])
     shown = capfd.readouterr().out
-    assert shown.startswith("2 hosts at 20mbit, Gloo's ring all-reduce")
+    assert shown.startswith("2 hosts at 20 Mbit/s, Gloo's ring all-reduce")
     payload = float(re.search(r"^payload +([\d.]+)", shown, re.MULTILINE)[1])
     assert 10 < payload < 20  # a busy machine takes some of the rate; the verdict is to say so
     assert payload >= 18 if code == 0 else payload <= 18  # printed with one digit

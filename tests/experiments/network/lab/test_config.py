@@ -11,7 +11,7 @@ from gradwire.experiments.sweep import SweepConfig
 
 def test_labels_tell_of_labs_and_emulated_links(monkeypatch):
     assert (lab_here(), labels()) == (None, [])
-    assert labels("100mbit") == ["emulated link 100mbit"]
+    assert labels("100mbit") == ["emulated link 100 Mbit/s"]
     monkeypatch.setenv(LAB_VARIABLE, "4 hosts at 1gbit")
     assert (lab_here(), labels()) == ("4 hosts at 1gbit", ["netlab: 4 hosts at 1gbit"])
 

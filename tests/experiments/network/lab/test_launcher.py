@@ -19,6 +19,7 @@ from gradwire.experiments.network.lab.hosts import left_by
 from gradwire.experiments.network.lab.iproute import NetlabError
 from gradwire.experiments.network.lab.utilization import Utilization
 from gradwire.experiments.ranks.launchers import LAB_VARIABLE
+from gradwire.experiments.ranks.own_command import own_command
 
 from .given import PATIENCE, alive, shell, until_ended, wait_for
 
@@ -28,7 +29,7 @@ def test_every_host_gets_the_variables_of_a_launcher(possible, capfd, tmp_path):
     line = " ".join(f"${name}" for name in names)
     assert run_on_hosts(NetlabConfig(3, "100mbit"), shell(f'echo {line} > {tmp_path}/$RANK; echo "rank $RANK"')) == 0
     for rank in range(3):
-        assert (tmp_path / str(rank)).read_text() == f"{rank} 3 0 1 wire 3 hosts at 100mbit\n"
+        assert (tmp_path / str(rank)).read_text() == f"{rank} 3 0 1 wire 3 hosts at 100 Mbit/s\n"
     assert capfd.readouterr().out == "rank 0\n"
     assert left_by(os.getpid()) == []
 
@@ -40,7 +41,7 @@ def test_ranks_of_a_host_share_its_network(possible, capfd, tmp_path):
     assert run_on_hosts(NetlabConfig(2, "100mbit", ranks_per_host=2), command) == 1
     told = [(tmp_path / str(rank)).read_text().rpartition(" ") for rank in range(4)]
     assert [words for words, _, _ in told] == [
-        f"{rank} 4 {rank % 2} 2 2 hosts of 2 ranks at 100mbit" for rank in range(4)
+        f"{rank} 4 {rank % 2} 2 2 hosts of 2 ranks at 100 Mbit/s" for rank in range(4)
     ]
     networks = [network for _, _, network in told]
     assert networks[0] == networks[1] != networks[2] == networks[3]
@@ -108,7 +109,7 @@ def test_again_runs_the_same_command_line_on_every_host(possible, capfd, monkeyp
     monkeypatch.setattr(sys, "executable", "echo")
     monkeypatch.setattr(sys, "argv", ["gradwire", "compare", "--netlab.hosts=2"])
     assert rerun_on_hosts(NetlabConfig(2)) == 0
-    assert capfd.readouterr().out == "-m gradwire compare --netlab.hosts=2\n"
+    assert capfd.readouterr().out == " ".join(own_command("compare", "--netlab.hosts=2")[1:]) + "\n"
 
 
 def test_compare_runs_itself_on_every_host(possible, capfd, monkeypatch):
@@ -116,7 +117,7 @@ def test_compare_runs_itself_on_every_host(possible, capfd, monkeypatch):
     monkeypatch.setattr(sys, "executable", "echo")
     monkeypatch.setattr(sys, "argv", ["gradwire", *arguments])
     assert main(arguments) == 0
-    assert capfd.readouterr().out == f"-m gradwire {' '.join(arguments)}\n"
+    assert capfd.readouterr().out == " ".join(own_command(*arguments)[1:]) + "\n"
 
 
 @pytest.mark.slow
@@ -133,7 +134,7 @@ def test_bench_dilates_the_links_of_its_lab(possible, tmp_path):
     assert row["labels"] == [
         "emulated compute resnet18-cifar, 0.02 s a step",
         "dilated 2",
-        "netlab: 2 hosts at 500mbit",
+        "netlab: 2 hosts at 500 Mbit/s",
     ]
     assert all(f"* NOT REAL: {label}" in done.stdout for label in row["labels"])
     assert "started by netlab" in done.stdout

@@ -52,7 +52,7 @@ def test_a_link_carries_its_rate_and_its_use_is_written_down(possible, capfd, tm
     assert shown[1].startswith("utilization")
     assert (tmp_path / "use.png").exists()
     use = Utilization.read(file)
-    assert (use.network, use.rate) == ("2 hosts at 50mbit", "50mbit")
+    assert (use.network, use.rate) == ("2 hosts at 50 Mbit/s", "50mbit")
     frames = use.links["1"]["sent_bytes"][-1]
     assert SENT < frames < 1.1 * SENT
     assert use.links["0"]["received_bytes"][-1] == pytest.approx(frames, rel=0.05)
