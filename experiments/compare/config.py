@@ -26,7 +26,7 @@ class CompareConfig(RanksConfig):
     """model to train, and its sizes"""
     data: DataConfig = field(default_factory=DataConfig)
     """data set to train on"""
-    compressors: list[str] = field(default_factory=lambda: ["none", "bf16", "powersgd:rank=4"])
+    compressors: list[str] = field(default_factory=lambda: ["none", "bf16", "int4", "powersgd:rank=8,payload=int8"])
     """compressors to compare, separated by commas, such as none,powersgd:rank=1,topk:ratio=0.01"""
     steps: int = 100
     """number of batches per rank for each compressor"""
@@ -61,6 +61,9 @@ class CompareConfig(RanksConfig):
     order: Order = BACKWARD
     """order in which gradients are sent: backward waits for all of them after backward; slices sends pieces of at
     most 2 MiB; priority sends pieces and overlaps them with the next forward pass; auto chooses"""
+    turns: bool = True
+    """train the compressors in turns of a few steps, so that a change of the machine's speed affects all alike; false
+    trains one after the other, needs memory for one model only, and gives no verdict"""
     eval_batches: int = 40
     """number of validation batches at the end"""
     link: str | None = None
@@ -103,6 +106,11 @@ class CompareConfig(RanksConfig):
     def links(self) -> tuple[str | None, ...]:
         """The emulated links to compare on; None is no emulated link."""
         return links_of(self.link)
+
+    @property
+    def in_turns(self) -> bool:
+        """Whether trainings take turns: it needs another one, and nothing under way between steps."""
+        return self.turns and len(self.compressors) > 1 and not self.local_every and not self.simulated
 
     @property
     def training(self) -> TrainingConfig:
