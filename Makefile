@@ -8,7 +8,7 @@ SEED ?=
 WORKERS ?= 2
 BIN := $(abspath $(VENV))/bin
 STAMP := $(VENV)/.installed
-PYTEST := $(BIN)/python -m pytest --progress --override-ini console_output_style=classic
+PYTEST := "$(BIN)/python" -m pytest --progress --override-ini console_output_style=classic
 BESIDE := --numprocesses $(WORKERS) --dist loadfile
 INSTALLED := $(abspath $(VENV))/installed
 SANITIZED := $(abspath $(VENV))/sanitized
@@ -37,21 +37,21 @@ help:
 
 $(STAMP): pyproject.toml setup.py
 	@echo 'installing gradwire and its tools into $(VENV): a few minutes where torch is downloaded'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@test -x "$(BIN)/python" || "$(PYTHON)" -m venv "$(VENV)"
+	@"$(BIN)/python" -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
 compare: $(STAMP)
-	@$(BIN)/gradwire compare --link 100mbit,none $(ARGS)
+	@"$(BIN)/gradwire" compare --link 100mbit,none $(ARGS)
 
 # -W: what a reader would stumble over, such as a link to nowhere, is an error.
 docs: $(STAMP)
-	@$(BIN)/python -c 'import furo, myst_parser' 2> /dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
-	@$(BIN)/python -m sphinx -W --keep-going -q -j auto -d build/doctrees docs $(SITE)
+	@"$(BIN)/python" -c 'import furo, myst_parser' 2> /dev/null || "$(BIN)/python" -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@"$(BIN)/python" -m sphinx -W --keep-going -q -j auto -d build/doctrees docs "$(SITE)"
 	@echo 'open $(SITE)/index.html'
 
 wheel: $(STAMP)
-	@PYTHON=$(BIN)/python .ci/wheel
+	@PYTHON="$(BIN)/python" .ci/wheel
 
 test: $(STAMP)
 	@$(PYTEST) $(BESIDE) --part quick $(ARGS)
@@ -63,48 +63,48 @@ test-rest: $(STAMP)
 	@$(PYTEST) $(BESIDE) -m '' --part rest $(ARGS)
 
 fuzz: $(STAMP)
-	@$(BIN)/python -m tests.trials --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+	@"$(BIN)/python" -m tests.trials --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 # Installs nothing: it runs with what there is, in $(VENV) or beside it.
 gpu:
-	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m tests.gpu --out $(OUT) $(PART)
+	@python="$(BIN)/python"; test -x "$$python" || python="$(PYTHON)"; "$$python" -m tests.gpu --out "$(OUT)" $(PART)
 
 conformance: $(STAMP)
-	@$(BIN)/python -m pytest tests/conformance -m '' $(ARGS)
+	@"$(BIN)/python" -m pytest tests/conformance -m '' $(ARGS)
 
 # Python is not sanitized itself, so the libraries come first; its own leaks are not ours.
 asan: $(STAMP)
-	@rm -rf build $(SANITIZED)
-	@CFLAGS='$(SANITIZE)' CXXFLAGS='$(SANITIZE)' LDFLAGS='$(SANITIZE)' $(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--no-deps --no-build-isolation --target $(SANITIZED) .
+	@rm -rf build "$(SANITIZED)"
+	@CFLAGS='$(SANITIZE)' CXXFLAGS='$(SANITIZE)' LDFLAGS='$(SANITIZE)' "$(BIN)/python" -m pip install --quiet --disable-pip-version-check \
+		--no-deps --no-build-isolation --target "$(SANITIZED)" .
 	@rm -rf build
 	@LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so.6)" \
 		ASAN_OPTIONS=detect_leaks=0 GRADWIRE_KERNELS=native,reference \
-		$(BIN)/pytest --override-ini pythonpath=$(SANITIZED) --import-mode=append tests/kernels tests/ddp_core/transport/test_shared_buffer.py $(ARGS)
+		"$(BIN)/pytest" --override-ini 'pythonpath="$(SANITIZED)"' --import-mode=append tests/kernels tests/ddp_core/transport/test_shared_buffer.py $(ARGS)
 
 # Without torch's cache of memory each tensor has bounds of its own; what needs the cache is left out.
 sanitize: $(STAMP)
 	@command -v compute-sanitizer > /dev/null || { echo 'compute-sanitizer is not on the PATH; it comes with the CUDA toolkit' >&2; exit 1; }
-	@$(BIN)/python -c 'from gradwire import kernels; raise SystemExit(next(b.reason for b in kernels.backends() if b.name == "cuda") or 0)'
+	@"$(BIN)/python" -c 'from gradwire import kernels; raise SystemExit(next(b.reason for b in kernels.backends() if b.name == "cuda") or 0)'
 	@for tool in memcheck racecheck; do \
 		PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --error-exitcode 1 \
-			$(BIN)/python -m pytest tests/gpu/test_cuda_kernels.py --override-ini timeout=0 -k 'not graph and not waits and not beyond' $(ARGS) || exit 1; \
+			"$(BIN)/python" -m pytest tests/gpu/test_cuda_kernels.py --override-ini timeout=0 -k 'not graph and not waits and not beyond' $(ARGS) || exit 1; \
 	done
 
 lint: $(STAMP)
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
+	@"$(BIN)/ruff" check .
+	@"$(BIN)/ruff" format --check .
 
 format: $(STAMP)
-	@$(BIN)/ruff check --fix .
-	@$(BIN)/ruff format .
+	@"$(BIN)/ruff" check --fix .
+	@"$(BIN)/ruff" format .
 
 # A real installation beside the editable one: mypy does not follow the mapping of folders to packages. What it does not
 # read, the native kernels, is left out.
 types: $(STAMP)
-	@rm -rf build $(INSTALLED)
-	@CC=/bin/false CXX=/bin/false $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --target $(INSTALLED) .
-	@cd $(INSTALLED) && $(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache --package gradwire
+	@rm -rf build "$(INSTALLED)"
+	@CC=/bin/false CXX=/bin/false "$(BIN)/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --target "$(INSTALLED)" .
+	@cd "$(INSTALLED)" && "$(BIN)/mypy" --config-file "$(CURDIR)/pyproject.toml" --cache-dir "$(CURDIR)/.mypy_cache" --package gradwire
 
 clean:
-	rm -rf $(VENV) build dist $(SITE) *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf "$(VENV)" build dist "$(SITE)" *.egg-info .mypy_cache .pytest_cache .ruff_cache

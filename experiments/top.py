@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from ..ddp_core import reports_in
 from .results.table import milliseconds
@@ -22,6 +23,8 @@ STALE = 3.0  # times the seconds that a report takes to come
 LEAST = 10.0  # seconds without a report that never count as stale
 STRAGGLES = 1.1  # times the median rank's computation
 HEADINGS = ("rank", "host", "step", "a second", "step time", "compute", "exposed", "wait", "sent", "ratio", "state")
+LEAST_TELLING = ("ratio", "a second", "wait", "host", "compute", "sent")  # left out in this order where lines are short
+FRAME = 3  # characters around a cell
 
 
 @dataclass(frozen=True)
@@ -65,14 +68,14 @@ def top(config: TopConfig) -> int:
     """Show the table once, or until Ctrl-C; the exit code."""
     folder, console = Path(config.folder).expanduser(), Console()
     if config.once:
-        console.print(table(ranks_in(folder, time.time())))
+        console.print(table(ranks_in(folder, time.time()), console.width))
         return 0
     try:
-        with Live(table(ranks_in(folder, time.time())), console=console, auto_refresh=False) as live:
+        with Live(table(ranks_in(folder, time.time()), console.width), console=console, auto_refresh=False) as live:
             while True:
                 time.sleep(config.every)
                 with suppress(ValueError):  # a training that begins anew empties the folder
-                    live.update(table(ranks_in(folder, time.time())), refresh=True)
+                    live.update(table(ranks_in(folder, time.time()), console.width), refresh=True)
     except KeyboardInterrupt:
         return 0
 
@@ -91,18 +94,34 @@ def ranks_in(folder: Path, now: float) -> list[RankNow]:
     return found
 
 
-def table(ranks: Sequence[RankNow]) -> Table:
-    """A row a rank."""
+def table(ranks: Sequence[RankNow], width: int) -> Table:
+    """A row per rank, with those columns that fit into `width` characters, the most telling ones first."""
     first = ranks[0].told
     missing = first["ranks"] - len(ranks)
-    title = f"{first['compressor']}, {first['ranks']} ranks" + (f", {missing} of them silent" if missing else "")
-    shown = Table(title=title, title_justify="left")
-    for heading in HEADINGS:
-        shown.add_column(heading, justify="left" if heading in ("host", "state") else "right", no_wrap=True)
-    states = list(states_of(ranks))
-    for rank, state in zip(ranks, states, strict=True):
-        shown.add_row(*_figures(rank), state, style="dim" if rank.stale else "yellow" if state else None)
+    title = f"{first['compressor']}, {first['ranks']} ranks" + (f", {missing} of them silent" if missing > 0 else "")
+    rows = [[*_figures(rank), state] for rank, state in zip(ranks, states_of(ranks), strict=True)]
+    columns = {name: [_printable(row[index]) for row in rows] for index, name in enumerate(HEADINGS)}
+    for name in LEAST_TELLING:
+        if _wide(columns) > width:
+            del columns[name]
+    shown = Table(title=Text(_printable(title)), title_justify="left")
+    for name in columns:
+        words = name in ("host", "state")
+        shown.add_column(name, justify="left" if words else "right", no_wrap=True, overflow="ellipsis")
+    for index, rank in enumerate(ranks):
+        style = "dim" if rank.stale else "yellow" if rows[index][-1] else None
+        shown.add_row(*(Text(cells[index]) for cells in columns.values()), style=style)
     return shown
+
+
+def _wide(columns: Mapping[str, Sequence[str]]) -> int:
+    """Characters of a line of the table, its frame included."""
+    return 1 + sum(FRAME + max(map(len, (name, *cells))) for name, cells in columns.items())
+
+
+def _printable(text: str) -> str:
+    """A text of a file without what would move the cursor or change colours."""
+    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def states_of(ranks: Sequence[RankNow]) -> list[str]:

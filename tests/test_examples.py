@@ -54,3 +54,12 @@ def test_a_training_that_was_stopped_goes_on_with_another_number_of_ranks(tmp_pa
     printed([*words, "16"], tmp_path)
     words[words.index("--nproc-per-node") + 1] = "3"
     assert "32 steps, of which 16 in this life, on 3 ranks" in printed(words, tmp_path)
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("name", "kept"), [("dcp", "dcp-checkpoints"), ("elastic", "elastic-checkpoint.pt")])
+def test_a_finished_training_that_is_started_again_says_so_and_how_to_start_over(name, kept, tmp_path):
+    words = command(FOLDER / f"train_{name}.py")
+    assert re.search(SHOWN, printed(words, tmp_path))
+    assert printed(words, tmp_path) == f"already finished: delete {kept} to start over\n"

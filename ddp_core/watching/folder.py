@@ -26,6 +26,8 @@ from .report import Report
 logger = logging.getLogger(__name__)
 FILE = re.compile(r"rank-\d+\.json")
 PAUSE = 2.0  # seconds between two looks of rank 0 for reports of others
+KINDS = {"rank": int, "ranks": int, "host": str, "every": int, "step": int, "compressor": str, "metrics": dict}
+LARGEST = 1e300  # of a metric: what is not finite, or no float, is none
 AT_END = 5.0  # seconds that the thread has to come to its end
 
 
@@ -122,14 +124,34 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def reports_in(folder: Path) -> list[tuple[dict[str, Any], float]]:
-    """(what a rank has told last, when rank 0 has written it, in seconds since 1970), by rank.
+    """Return (a rank's last report, when rank 0 wrote it, in seconds since 1970), by rank.
 
-    A file that cannot be read is left out. Raises OSError where the folder cannot be.
+    A file that cannot be read, or that is no report, is left out. Raises OSError where the folder cannot be read.
     """
     found = []
     for path in _files(folder):
         try:
-            found.append((json.loads(path.read_text(encoding="utf-8")), path.stat().st_mtime))
-        except (OSError, ValueError) as error:
+            if not path.is_file():  # a FIFO would wait for a writer
+                raise ValueError("it is no regular file")
+            found.append((_report(path.read_text(encoding="utf-8")), path.stat().st_mtime))
+        except (OSError, ValueError, RecursionError) as error:
             logger.warning("%s is left out: %s", path, error)
     return found
+
+
+def _report(text: str) -> dict[str, Any]:
+    """A report from its file. Raises ValueError for what no rank writes."""
+    told = json.loads(text)
+    if not isinstance(told, dict):
+        raise ValueError(f"it holds {type(told).__name__}, not a rank's report")
+    wrong = [name for name, kind in KINDS.items() if type(told.get(name)) is not kind]
+    if wrong:
+        raise ValueError(f"it is no rank's report: {', '.join(wrong)} missing or of another type")
+    odd = [name for name, value in told["metrics"].items() if value is not None and not _is_number(value)]
+    if odd or min(told["ranks"], told["every"]) < 1:
+        raise ValueError(f"it is no rank's report: {', '.join(odd) or 'ranks or every'} out of range")
+    return told
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) < LARGEST

@@ -54,7 +54,9 @@ while training.step < STEPS:
     if training.step % 8 == 0:
         dcp.save(parts, checkpoint_id=CHECKPOINTS / f"{training.step:06}")  # on all ranks
 
-if dist.get_rank() == 0:
+if dist.get_rank() == 0 and first >= STEPS:
+    print(f"already finished: delete {CHECKPOINTS} to start over")
+elif dist.get_rank() == 0:
     print(f"{STEPS} steps, of which {STEPS - first} in this life, on {dist.get_world_size()} ranks")
 handle.close()
 dist.destroy_process_group()

@@ -38,7 +38,9 @@ for step in range(first, STEPS):
             torch.save({"step": step + 1, **parts, "compression": compression}, "unfinished.pt")
             Path("unfinished.pt").rename(CHECKPOINT)  # whole, or the one before
 
-if dist.get_rank() == 0:
+if dist.get_rank() == 0 and first >= STEPS:
+    print(f"already finished: delete {CHECKPOINT} to start over")
+elif dist.get_rank() == 0:
     print(f"{STEPS} steps, of which {STEPS - first} in this life, on {dist.get_world_size()} ranks")
 handle.close()
 dist.destroy_process_group()

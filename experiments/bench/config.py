@@ -42,14 +42,14 @@ class BenchConfig(EmulationConfig):
     """true sends buckets while backward runs; false holds them until its last gradient"""
     order: list[Order] = field(default_factory=lambda: [BACKWARD])
     """order in which gradients are sent: backward waits for all of them after backward; slices sends pieces of
-    bucket_mb (2 if not given, at most an eighth of the model); priority sends pieces and overlaps them with the
+    --bucket-mb MiB (2 if not given, at most an eighth of the model); priority sends pieces and overlaps them with the
     next forward pass; auto chooses"""
     world_sizes: list[int] = field(default_factory=list)
     """numbers of ranks to time; if not given, 1, 2, 4, ... up to one machine, then 1, 2, 4, ... machines"""
     no_ddp: bool = True
-    """also time one rank without DistributedDataParallel"""
+    """true also times one rank without DistributedDataParallel"""
     steps: int = 10
-    """number of measured iterations of each setting (with sync_every, of groups of iterations)"""
+    """number of measured iterations of each setting (with --sync-every, of groups of iterations)"""
     warmup: int = 5
     """number of iterations before the measured ones"""
     seed: int = 0

@@ -125,7 +125,7 @@ COMMANDS: dict[str, Command] = {
             "gradwire sweep --config ddp-fig2-allreduce --short",
             "gradwire sweep --config ddp-fig2-allreduce --out runs/all-reduce",
         ),
-        common=("short", "out", "redraw", "limit", "logger", "only"),
+        common=("config", "short", "out", "redraw", "limit", "logger", "only"),
     ),
     "kernels": Command(
         "Check the compressors' arithmetic on each backend, and time it against memory and torch's operators.",

@@ -11,9 +11,9 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter
 from .arguments import Fields, item_type, usage
 from .commands import Command
 
-LABORATORY = ("compute", "dilate", "link", "netlab", "process_groups", "simulated", "threads", "timeout")
+LABORATORY = ("compute", "dilate", "link", "netlab", "simulated")
 ARGUMENTS, COMMON, OPTIONS, MORE = "arguments", "common options", "options", "more options"
-EMULATED = "laboratory options (emulated networks and accelerators, threads, time limits)"
+EMULATED = "laboratory options (emulated hosts, networks and accelerators)"
 EVERY_COMMAND = "options of every command"
 METAVARS = {
     "html": "FILE",
@@ -97,6 +97,8 @@ def _metavar(dest: str, hint: Any, default: Any, action: argparse.Action) -> Any
     kinds = {hint, *get_args(hint)}
     if hint is None:
         return {"config": "FILE", "print_config": ""}.get(dest, action.metavar)
+    if dict in (get_origin(hint), get_origin(item_type(hint))):
+        return "YAML"
     if item := item_type(hint):
         each = OF_TYPE.get(item, "A")
         return f"{each},{'B' if each == 'A' else each},..."

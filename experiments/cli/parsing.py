@@ -26,6 +26,7 @@ from .commands import Command
 from .help import Formatter, arrange
 
 HELP_FLAGS = ("-h", "--help")
+READ = "read options from a YAML file, or from a shipped one by its name"
 PRINT_FLAGS = ("--print-config", "--print_config")
 
 
@@ -87,6 +88,6 @@ def _parser(command: Command, config_class: type[Any], prog: str) -> ArgumentPar
     parser.description = "\n".join([command.help, "", "examples:", *(f"  {each}" for each in command.examples)])
     parser.formatter_class = Formatter
     default = f" (default: the shipped {command.defaults.name})" if command.defaults else ""
-    parser.add_argument(CONFIG_FLAG, action="config", metavar="FILE", help=f"read options from a YAML file{default}")
+    parser.add_argument(CONFIG_FLAG, action="config", metavar="FILE", help=f"{READ}{default}")
     parser.add_class_arguments(config_class)
     return parser

@@ -13,8 +13,16 @@ from typing import Any
 from ..results.comparison import Results
 from ..results.rows import Row, flat
 from .comparison import comparison_sections
-from .section import Picture, Section, cell, text_of
+from .section import Picture, Section, cell, check_page, is_picture, text_of
 
+MALFORMED = (
+    LookupError,
+    TypeError,
+    AttributeError,
+    ValueError,
+    ArithmeticError,
+    RecursionError,
+)  # of a foreign document
 logger = logging.getLogger(__name__)
 BENCH_COLUMNS = (
     "model",
@@ -53,7 +61,7 @@ READY_COLUMNS = ("model", "parameter", "elements", "ready_elements", "seconds.mi
 
 def _comparison(document: dict[str, Any], path: Path) -> Sequence[Section]:
     pictures = [path.with_name(name) for name in ("loss.png", "tradeoff.png")]
-    return comparison_sections(Results.read(path), [each for each in pictures if each.exists()])
+    return comparison_sections(Results.read(path), list(filter(is_picture, pictures)))
 
 
 def _sweep(document: dict[str, Any], path: Path) -> Sequence[Section]:
@@ -67,7 +75,7 @@ def _sweep(document: dict[str, Any], path: Path) -> Sequence[Section]:
         headings=columns,
         rows=[[cell(row.get(name)) for name in columns] for row in document["rows"]],
         emphasis=[*short, *document["verdicts"], *failures],
-        pictures=[Picture(file, caption or file.stem) for file, caption in pictures.items() if file.exists()],
+        pictures=[Picture(file, caption or file.stem) for file, caption in pictures.items() if is_picture(file)],
         details={"Commands": "\n".join(document["commands"]), **_details(document)},
     )
     return [section]
@@ -82,7 +90,7 @@ def _kernels(document: dict[str, Any], path: Path) -> Sequence[Section]:
     named = {**document, "environment": document["machine"]}
     section = _listed("gradwire kernels", document["rows"], KERNEL_COLUMNS, named)
     picture = Picture(path.with_name("kernels.png"), "floor bytes a second, by job and backend")
-    return [dataclasses.replace(section, pictures=[picture] if picture.path.exists() else [])]
+    return [dataclasses.replace(section, pictures=[picture] if is_picture(picture.path) else [])]
 
 
 def _collective(document: dict[str, Any], path: Path) -> Sequence[Section]:
@@ -134,8 +142,8 @@ def kind_of(document: Any) -> str | None:
     """Which command wrote a document; None for what is not gradwire's."""
     if not isinstance(document, dict):
         return None
-    if document.get("kind") in READERS:
-        return str(document["kind"])
+    if (kind := str(document.get("kind"))) in READERS:
+        return kind
     if {"runs", "world_size", "model"} <= document.keys():
         return "compare"
     return "kernels" if {"machine", "rows", "copy_bytes_per_second"} <= document.keys() else None
@@ -149,7 +157,9 @@ def sections(places: Iterable[Path]) -> Iterator[Section]:
     for place in places:
         if not place.exists():
             raise ValueError(f"{place} does not exist: name folders or JSON files with results")
-        files = sorted(place.rglob("*.json")) if place.is_dir() else [place]
+        if not (place.is_dir() or place.is_file()):
+            raise ValueError(f"{place} is no regular file: name folders or JSON files with results")
+        files = sorted(filter(Path.is_file, place.rglob("*.json"))) if place.is_dir() else [place]
         found = list(chain.from_iterable(map(_section, files)))
         if not found:
             raise ValueError(f"{place} has no results: no JSON file of {', '.join(READERS)} in it")
@@ -159,7 +169,7 @@ def sections(places: Iterable[Path]) -> Iterator[Section]:
 def _section(path: Path) -> Iterator[Section]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         logger.warning("%s is left out: %s", path, error)
         return
     kind = kind_of(document)
@@ -167,6 +177,8 @@ def _section(path: Path) -> Iterator[Section]:
         logger.info("%s is left out: no command of gradwire wrote it", path)
         return
     try:
-        yield from READERS[kind](document, path)
-    except (KeyError, TypeError) as error:
+        found = READERS[kind](document, path)
+        check_page(found)
+        yield from found
+    except MALFORMED as error:
         raise ValueError(f"{path} is not what gradwire {kind} writes: {error!r}") from error

@@ -14,6 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from ..results.rows import shown
 from .chart import Chart
 
+PNG = b"\x89PNG\r\n\x1a\n"
 TEMPLATE = "report.html.j2"
 
 
@@ -56,8 +57,25 @@ class Section:
     details: Mapping[str, str] = field(default_factory=dict)
 
 
+def is_picture(path: Path) -> bool:
+    """Return True for a PNG file, by its first bytes: a page holds no other file, whatever results name as a picture."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(PNG)) == PNG
+
+
 def write_page(title: str, sections: Sequence[Section], path: Path) -> None:
     """Write the page, pictures and script inside."""
+    path.write_text(_page(title, sections), encoding="utf-8")
+
+
+def check_page(sections: Sequence[Section]) -> None:
+    """Raise what writing a page with these sections would raise, as malformed results do."""
+    _page("", sections)
+
+
+def _page(title: str, sections: Sequence[Section]) -> str:
     environment = Environment(
         loader=PackageLoader("gradwire.experiments"),
         autoescape=True,
@@ -65,8 +83,7 @@ def write_page(title: str, sections: Sequence[Section], path: Path) -> None:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    page = environment.get_template(TEMPLATE).render(title=title, sections=sections)
-    path.write_text(page, encoding="utf-8")
+    return environment.get_template(TEMPLATE).render(title=title, sections=sections)
 
 
 def text_of(value: Any) -> str:

@@ -15,7 +15,7 @@ from ..ranks.stopping import INTERRUPTED, sigterm_interrupts
 from ..results.files import prepared_folder
 from ..results.loggers import check_loggers, open_loggers
 from ..results.rows import Row
-from .cache import append_point, read_points
+from .cache import POINTS, append_point, read_points
 from .columns import check_columns
 from .config import SweepConfig
 from .figure import check_drawing
@@ -58,8 +58,12 @@ def _file_name(config: SweepConfig) -> str:
 
 
 def _start(config: SweepConfig, points: Sequence[Point], missing: Mapping[str, Point], out: Path) -> str:
-    there = "" if config.redraw else f", {len(points) - len(missing)} of them already in {out}"
-    return f"{config.title}: {len(points)} points of gradwire {config.command}{there}"
+    shown = f"{config.title}: {len(points)} points of gradwire {config.command}"
+    if config.redraw:
+        return shown
+    if not missing:
+        return f"{shown}, already finished: delete {out / POINTS} to start over"
+    return f"{shown}, {len(points) - len(missing)} of them already in {out}"
 
 
 def _run(
@@ -118,7 +122,7 @@ def _keep(outcome: Outcome, out: Path) -> None:
     for label, why in outcome.failures.items():
         console.print(f"failed: {label}: {why}", style="red", markup=False, highlight=False, soft_wrap=True)
     console.print(*outcome.recommendations, sep="\n", markup=False, highlight=False, soft_wrap=True)
-    places = {"points": ["points.jsonl"], "study": [STUDY, PAGE], "pictures": list(outcome.pictures)}
+    places = {"points": [POINTS], "study": [STUDY, PAGE], "pictures": list(outcome.pictures)}
     for name, files in places.items():
         there = ", ".join(str(out / file) for file in files if (out / file).exists())
         console.print(f"{name:<11}{there}", highlight=False, markup=False, soft_wrap=True)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 
 import pytest
@@ -58,7 +59,7 @@ def test_figures_that_a_rank_does_not_have_are_left_empty(tmp_path):
     path = tmp_path / "rank-00000.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "metrics": {}}))
     (tmp_path / "rank-00001.json").write_text("{")  # of somebody else: ours are never half written
-    assert table(ranks_in(tmp_path, 1000.0)).row_count == 1
+    assert table(ranks_in(tmp_path, 1000.0), 140).row_count == 1
 
 
 @pytest.mark.parametrize(
@@ -69,3 +70,70 @@ def test_a_folder_without_reports_is_told(folder, message, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     assert main(["top", *([folder] if folder else []), "--once=true"]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+FOREIGN = {
+    "no keys": dict.fromkeys(("rank", "ranks", "host", "every", "step", "compressor", "metrics")),
+    "no metrics": {"metrics": None},
+    "metrics of text": {"metrics": {"step_seconds": "fast"}},
+    "a number too large": {"metrics": {"sent_bytes": 10**400}},
+    "no number": {"metrics": {"sent_bytes": float("nan")}},
+    "a step of text": {"step": "12"},
+    "a rank of none": {"rank": None},
+    "a host of numbers": {"host": 7},
+    "no ranks": {"ranks": 0},
+    "a report every no step": {"every": 0},
+}
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
+def test_a_file_that_is_no_report_is_left_out(foreign, tmp_path, capsys, caplog):
+    written(tmp_path, 0)
+    path = tmp_path / "rank-00000.json"
+    whole = json.loads(path.read_text())
+    (tmp_path / "rank-00001.json").write_text(json.dumps({**whole, **FOREIGN[foreign]}))
+    assert main(["top", str(tmp_path), "--once"]) == 0
+    assert "rank-00001.json is left out: " in caplog.text
+    path.unlink()
+    assert main(["top", str(tmp_path), "--once"]) == 2
+    assert "has no report of a rank" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["[1]", "7", "{}", "[" * 100_000, "\\xff"])
+def test_a_file_of_another_shape_is_left_out(text, tmp_path):
+    written(tmp_path, 0)
+    (tmp_path / "rank-00001.json").write_text(text)
+    assert len(ranks_in(tmp_path, 1000.0)) == 1
+
+
+def test_a_pipe_in_the_folder_is_not_waited_for(tmp_path):
+    written(tmp_path, 0)
+    os.mkfifo(tmp_path / "rank-00001.json")
+    assert len(ranks_in(tmp_path, 1000.0)) == 1
+
+
+def test_a_report_s_texts_are_shown_as_they_are(tmp_path, capsys):
+    written(tmp_path, 0)
+    path = tmp_path / "rank-00000.json"
+    path.write_text(
+        json.dumps({**json.loads(path.read_text()), "host": "[/red]", "compressor": "[bold]topk[/x]\x1b[2J"})
+    )
+    assert main(["top", str(tmp_path), "--once"]) == 0
+    shown = capsys.readouterr().out
+    assert "[bold]topk[/x]?[2J" in shown
+    assert "\x1b" not in shown
+
+
+def test_at_80_columns_every_figure_that_is_shown_is_whole(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for rank in range(3):
+        written(tmp_path, rank, step=123456, compute_seconds=0.08 if rank == 1 else 0.04)
+        os.utime(tmp_path / f"rank-{rank:05}.json", (time.time(), time.time()))
+    assert main(["top", str(tmp_path), "--once"]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "…" not in shown
+    headings = [cell.strip() for cell in re.split("[│┃]", next(line for line in shown.splitlines() if "rank " in line))]
+    assert {"rank", "step", "step time", "exposed", "state"} <= set(headings)
+    assert shown.count("123456") == 3
+    assert "slow, computes 2.00x" in shown

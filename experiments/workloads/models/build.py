@@ -30,7 +30,7 @@ class ModelConfig:
     """Which model, and its sizes; a size that is null is the model's own."""
 
     name: str = "gpt"
-    """model to train: gpt, resnet18-cifar, lstm, mlp, resnet50, resnet101, resnext50_32x4d, resnext101_32x8d, vgg19
+    """model: gpt, resnet18-cifar, lstm, mlp, resnet50, resnet101, resnext50_32x4d, resnext101_32x8d, vgg19
     or torchvision:NAME"""
     width: int | None = None
     """width of the model: embedding size (gpt: 128, lstm: 650), hidden units (mlp: 256) or first channels

@@ -1,14 +1,16 @@
 """One page over results of all kinds: its structure, and how it looks in a browser where there is one."""
 
 import json
+import os
 import shutil
+from base64 import b64encode
 from html import unescape
 from html.parser import HTMLParser
 
 import pytest
 
 from gradwire.experiments.cli import main
-from gradwire.experiments.report import write_report
+from gradwire.experiments.report import ReportConfig, report_command, write_report
 from gradwire.experiments.report.reading import kind_of
 from gradwire.experiments.results.picture import draw
 
@@ -163,6 +165,68 @@ def test_what_is_not_gradwire_s_has_no_kind():
     assert kind_of([]) is None
     assert kind_of({"kind": "something"}) is None
     assert kind_of({"kind": "bench"}) == "bench"
+
+
+STRANGE = (None, "text", [7], {"a": 1}, 10**400)
+
+
+def changed(document, depth=3):
+    """The document with one value replaced by each strange one, or taken away, at any place down to a depth."""
+    keys = document if isinstance(document, dict) else range(len(document)) if isinstance(document, list) else ()
+    for key in list(keys)[:20] if depth else ():
+        copied = dict(document) if isinstance(document, dict) else list(document)
+        del copied[key]
+        yield copied
+        for value in (*STRANGE, *changed(document[key], depth - 1)):
+            copied = dict(document) if isinstance(document, dict) else list(document)
+            copied[key] = value
+            yield copied
+
+
+def reported(file, page):
+    """The file, where the page was written, or else why it was refused."""
+    try:
+        assert report_command(ReportConfig([str(file)], out=str(page))) == 0
+    except ValueError as error:
+        return str(error)
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    "name", ["compare/results", "sweep/study", "others/bench", "others/collective", "others/kernels"]
+)
+def test_a_malformed_file_is_shown_or_refused_with_its_name_and_never_a_traceback(name, results, tmp_path, capsys):
+    document = json.loads((results / f"{name}.json").read_text())
+    file = tmp_path / "one.json"
+    for each in changed(document, depth=2 if name == "compare/results" else 3):
+        file.write_text(json.dumps(each))
+        assert f"{file} " in f"{reported(file, tmp_path / 'page.html')} "
+        capsys.readouterr()
+
+
+def test_a_document_without_an_end_of_nesting_is_left_out(results, tmp_path):
+    (results / "others" / "deep.json").write_text("[" * 100_000)
+    assert main(["report", str(results), f"--out={tmp_path / 'page.html'}"]) == 0
+
+
+def test_a_pipe_is_not_waited_for(results, tmp_path, capsys):
+    pipe = results / "pipe.json"
+    os.mkfifo(pipe)
+    assert main(["report", str(results), f"--out={tmp_path / 'page.html'}"]) == 0
+    assert main(["report", str(pipe), f"--out={tmp_path / 'page.html'}"]) == 2
+    assert "pipe.json is no regular file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("secret", ["speed.png", "secret.txt"])
+def test_a_file_that_is_no_picture_is_not_put_into_the_page(secret, results, tmp_path):
+    study = json.loads((results / "sweep" / "study.json").read_text())
+    (results / "sweep" / secret).unlink(missing_ok=True)
+    (results / "sweep" / secret).write_text("a password")
+    write(results / "sweep", "study.json", {**study, "pictures": {secret: "Harmless."}})
+    assert main(["report", str(results / "sweep"), f"--out={tmp_path / 'page.html'}"]) == 0
+    text = (tmp_path / "page.html").read_text()
+    assert b64encode(b"a password").decode() not in text
+    assert Page(text).sources == []
 
 
 @needs_browser

@@ -35,6 +35,19 @@ def test_a_second_run_computes_only_what_is_missing(study, ran, tmp_path):
     assert [row["elements"] for row in document(out)["rows"]] == [10, 100, 1000]
 
 
+def test_a_finished_study_that_is_started_again_says_so_and_how_to_start_over(study, ran, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert sweep(study, out, "--short") == 0
+    assert "already finished" not in capsys.readouterr().out
+    assert sweep(study, out, "--short") == 0
+    assert ran == [1000]
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "1 points of gradwire collective, already finished: delete" in shown
+    (out / "points.jsonl").unlink()
+    assert sweep(study, out, "--short") == 0
+    assert ran == [1000, 1000]
+
+
 def test_other_options_are_other_points(study, ran, tmp_path):
     out = tmp_path / "out"
     sweep(study, out, "--short")
