@@ -6,15 +6,14 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from ...compress import compressor, warm_up_steps
 from ..network.lab import backend_here, labels, rerun_on_hosts
@@ -32,12 +31,13 @@ from ..workloads.history import Steps
 from ..workloads.models import build_model
 from ..workloads.simulated import train_simulated
 from ..workloads.training import Report, train
+from ..workloads.turns import Training, in_turns
 from .config import CompareConfig
 from .output import write_output
 
 logger = logging.getLogger(__name__)
 RESULTS = "results.json"
-Trainer: TypeAlias = Callable[[str, str | None, Report], RunResult]  # of a compressor's specification and a link
+Trainer: TypeAlias = Callable[[str, str | None, Report], Training]  # of a compressor's specification and a link
 WRITTEN = (RESULTS, "loss.png", "tradeoff.png", "report.html")  # in the output folder, at the end or on the way
 
 
@@ -120,7 +120,8 @@ def _simulated(config: CompareConfig, dataset: Dataset) -> int:
         torch.set_num_threads(config.threads)
     out = _begun(config, ONE_PROCESS, config.nproc)
 
-    def trainer(spec: str, link: str | None, report: Report) -> RunResult:
+    def trainer(spec: str, link: str | None, report: Report) -> Training:
+        yield from ()  # no turns: its seconds are those of the processor
         return train_simulated(spec, config.training, dataset, config.nproc, report)
 
     _run_all(config, _empty_results(config, dataset, ONE_PROCESS, "gradwire", config.nproc), trainer, out)
@@ -144,62 +145,75 @@ def run_rank(
     out: Path | None,
     rendezvous: dict[str, Any] | None,
 ) -> None:
-    """All compressors, one after the other, on this rank; the rank with `out` writes and shows results."""
+    """Train with all compressors on this rank; the rank with `out` writes results."""
     device = device_here(backend)
     with joined(backend, timedelta(seconds=config.timeout), rendezvous) as group:
 
-        def trainer(spec: str, link: str | None, report: Report) -> RunResult:
-            return train(spec, config.training, dataset, group, device, report, over_link(link))
+        def trainer(spec: str, link: str | None, report: Report) -> Training:
+            pace = over_link(link)
+            return train(spec, config.training, dataset, group, device, report, pace, turns=config.in_turns)
 
         _run_all(config, _empty_results(config, dataset, backend, launcher, group.size()), trainer, out)
 
 
 def _run_all(config: CompareConfig, results: Results, trainer: Trainer, out: Path | None) -> None:
-    """Train with all compressors on all links, one after the other; the results are in `out` after each of them."""
+    """Train with all compressors on one link after the other; `out` has the results of those that have ended."""
     if out is not None:
         results.write(out / RESULTS)
-    several = len(config.links) > 1
-    for index, (link, spec) in enumerate(product(config.links, config.compressors)):
-        with _progress(index, config, show=out is not None) as bar:
-            run = _one(spec, link, config, trainer, bar, out)
-        run = dataclasses.replace(run, network=_label(link) or NO_LINK) if several else run
-        results = dataclasses.replace(results, runs=(*results.runs, run))
-        if out is not None:
-            results.write(out / RESULTS)
+    at_once = len(config.compressors) if config.in_turns else 1
+    for link in config.links:
+        with _progress(link, config, show=out is not None) as bar:
+            reports = [_reporter(bar, _name(spec, link, config), config) for spec in config.compressors]
+            pairs = zip(config.compressors, reports, strict=True)
+            trainings = [trainer(spec, link, report) for spec, report in pairs]
+            for first in range(0, len(trainings), at_once):
+                runs = [_placed(run, link, config) for run in in_turns(trainings[first : first + at_once])]
+                results = dataclasses.replace(results, runs=(*results.runs, *runs))
+                if out is not None:
+                    results.write(out / RESULTS)
+                    _log(runs, link, config, out)
 
 
-def _one(
-    spec: str, link: str | None, config: CompareConfig, trainer: Trainer, bar: Progress, out: Path | None
-) -> RunResult:
-    name = _name(spec, link, config)
-    task = bar.add_task(name, total=config.steps, loss="")
-    loggers = open_loggers(config.logger, name, dataclasses.asdict(config), out) if out is not None else []
+def _reporter(bar: Progress, name: str, config: CompareConfig) -> Report:
+    """Return what shows the steps of one training."""
+    task = bar.add_task(name, total=config.steps, loss="", seconds=0.0)
 
     def report(recent: Steps) -> None:
         mean = sum(loss for _, loss, _ in recent) / len(recent)
-        bar.update(task, completed=recent[-1][0], loss=f"loss {mean:.3f}")
-        for each, figures in product(loggers, recent):
-            each.step(*figures)
+        step, _, seconds = recent[-1]
+        bar.update(task, completed=step, loss=f"loss {mean:.3f}", seconds=seconds)
 
-    run = trainer(spec, link, report)
-    for each in loggers:
-        each.finish(run)
-    return run
+    return report
+
+
+def _placed(run: RunResult, link: str | None, config: CompareConfig) -> RunResult:
+    """Return the run with its network, where there are several."""
+    return dataclasses.replace(run, network=_label(link) or NO_LINK) if len(config.links) > 1 else run
+
+
+def _log(runs: Sequence[RunResult], link: str | None, config: CompareConfig, out: Path) -> None:
+    """Give finished runs to the trackers: one at a time, as they take one."""
+    for run in runs:
+        for each in open_loggers(config.logger, _name(run.compressor, link, config), dataclasses.asdict(config), out):
+            for step, (loss, seconds) in enumerate(zip(run.loss, run.train_seconds, strict=True), 1):
+                each.step(step, loss, seconds)
+            each.finish(run)
 
 
 def _name(spec: str, link: str | None, config: CompareConfig) -> str:
-    """Of a run, where it is told of: with its link where there are several."""
+    """Return the name of a run, with its link where there are several."""
     return f"{spec}, {link or NO_LINK}" if len(config.links) > 1 else spec
 
 
-def _progress(index: int, config: CompareConfig, *, show: bool) -> Progress:
-    width = max(len(_name(spec, link, config)) for link, spec in product(config.links, config.compressors))
+def _progress(link: str | None, config: CompareConfig, *, show: bool) -> Progress:
+    """Return a bar for each compressor, with the seconds of its training so far."""
+    width = max(len(_name(spec, link, config)) for spec in config.compressors)
     return Progress(
-        TextColumn(f"[{index + 1}/{len(config.links) * len(config.compressors)}] {{task.description:<{width}}}"),
+        TextColumn(f"{{task.description:<{width}}}"),
         BarColumn(bar_width=30),
         MofNCompleteColumn(),
         TextColumn("{task.fields[loss]}"),
-        TimeElapsedColumn(),
+        TextColumn("{task.fields[seconds]:.1f} s"),
         disable=not show,
     )
 

@@ -26,7 +26,7 @@ class CompareConfig(RanksConfig):
     """gpt, resnet18-cifar, lstm, mlp or torchvision:NAME, and its sizes"""
     data: DataConfig = field(default_factory=DataConfig)
     """text, digits, patterns, mnist or cifar10, and where it lies"""
-    compressors: list[str] = field(default_factory=lambda: ["none", "bf16", "powersgd:rank=4"])
+    compressors: list[str] = field(default_factory=lambda: ["none", "bf16", "int4", "powersgd:rank=8,payload=int8"])
     """specifications, separated by commas: none,powersgd:rank=1,topk:ratio=0.01"""
     steps: int = 100
     """batches of a rank for each compressor"""
@@ -61,6 +61,10 @@ class CompareConfig(RanksConfig):
     order: Order = BACKWARD
     """in which gradients go: backward, whose step waits for all of them; slices, the same in pieces of 2 MiB at most on the
     wire; priority: in pieces, first what the next forward needs first, and that waits where it needs them; auto"""
+    turns: bool = True
+    """train the compressors in turns of a few steps, so that a change of the machine's speed hits all alike. Memory then
+    holds all their models at once. false trains one after the other, without a verdict. Local steps and simulated ranks
+    take no turns"""
     eval_batches: int = 40
     """held-out batches at the end"""
     link: str | None = None
@@ -103,6 +107,11 @@ class CompareConfig(RanksConfig):
     def links(self) -> tuple[str | None, ...]:
         """The emulated links to compare on; None is no emulated link."""
         return links_of(self.link)
+
+    @property
+    def in_turns(self) -> bool:
+        """Whether trainings take turns: it needs another one, and nothing under way between steps."""
+        return self.turns and len(self.compressors) > 1 and not self.local_every and not self.simulated
 
     @property
     def training(self) -> TrainingConfig:

@@ -13,13 +13,15 @@ from ..results.optional import optional_files
 from ..results.recommendation import recommendation
 from ..results.table import table
 
+TABLE_WIDTH = 132  # columns, so that no cell breaks
+
 
 def write_output(results: Results, out: Path) -> None:
     """Print a table and a verdict for each network, then draw pictures, write the report, and say where everything is.
 
     Where matplotlib or jinja2 is not installed, a line says so in place of what it is for.
     """
-    console = Console(width=max(Console().width, 120))
+    console = Console(width=max(Console().width, TABLE_WIDTH))
     for each in results.by_network():
         console.print(table(each))
         console.print(recommendation(each), "", soft_wrap=True, sep="\n")

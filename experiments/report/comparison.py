@@ -8,13 +8,13 @@ from pathlib import Path
 from ..results import table
 from ..results.comparison import Results, RunResult
 from ..results.recommendation import recommendation
-from ..results.time_to_loss import meaning, times_to_loss
+from ..results.time_to_loss import TimeToLoss, meaning, times_to_loss
 from .chart import comparison_charts
 from .section import Cell, Picture, Section, text_of, write_page
 
 REMARKS = (
-    "Speed is relative to the first row. Sent bytes are one rank's; the ratio is what a dense float32 ring all-reduce sends "
-    "over them. Encode, wait and decode overlap with the backward pass."
+    "Speed-up is that of a step over the first row. Sent bytes are one rank's. The ratio is the bytes of an uncompressed "
+    "float32 ring all-reduce over them. Encode, wait and decode overlap with the backward pass."
 )
 
 
@@ -59,11 +59,11 @@ def _section(results: Results, pictures: Sequence[Path]) -> Section:
     )
 
 
-def _cells(row: table.Row, run: RunResult, to_loss: float | None) -> list[Cell]:
+def _cells(row: table.Row, run: RunResult, to_loss: TimeToLoss | None) -> list[Cell]:
     values = (
         run.step_seconds["p50"],
         1 / run.step_seconds["p50"],
-        to_loss,
+        to_loss.seconds if to_loss else None,
         run.sent_bytes_per_step,
         run.compression_ratio,
         table.final_loss(run),

@@ -44,7 +44,8 @@ class RunResult:
     all-reduce sends over `sent_bytes_per_step`. `train_seconds`: when each step ended. `parameters_digest`: SHA-256, the
     same on all ranks. `warmed_up`: whether the compressor's warm-up, if it has one, ended before the last synced step.
     `total_sent_bytes`: a rank's in all steps; None in files of earlier versions. `network`: what this run had, where a
-    comparison has several; None where all share that of the results.
+    comparison has several; None where all share that of the results. `turn_steps`: steps per turn; None if the training
+    took no turns with others. `peak_memory_bytes`: None with turns, in which all trainings are in memory.
     """
 
     compressor: str
@@ -56,12 +57,13 @@ class RunResult:
     payload_bytes_per_step: int
     sent_bytes_per_step: float
     compression_ratio: float
-    peak_memory_bytes: int
+    peak_memory_bytes: int | None
     train_seconds: tuple[float, ...]
     parameters_digest: str
     warmed_up: bool = True
     total_sent_bytes: float | None = None
     network: str | None = None
+    turn_steps: int | None = None
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ def figures(run: RunResult) -> dict[str, float]:
         "payload_bytes_per_step": run.payload_bytes_per_step,
         "sent_bytes_per_step": run.sent_bytes_per_step,
         "compression_ratio": run.compression_ratio,
-        "peak_memory_bytes": run.peak_memory_bytes,
+        **({} if run.peak_memory_bytes is None else {"peak_memory_bytes": run.peak_memory_bytes}),
     }
 
 

@@ -1,66 +1,109 @@
-"""Whether compression pays in a comparison, in a sentence: the verdict that is shown."""
+"""The verdict of a comparison: whether to compress here, and with what."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from typing import TypeAlias
 
 from .comparison import NO_LINK, SIMULATED, Results, RunResult
-from .time_to_loss import SAME_LOSS, UNCOMPRESSED, reference, times_to_loss
+from .statistics import smoothed
+from .time_to_loss import FEWEST_REPEATS, SAME_LOSS, UNCOMPRESSED, TimeToLoss, digits, reference, times_to_loss
 
-WORTHWHILE = 1.1  # a speed-up below this is not worth a lossy method
+WORTHWHILE = 1.1  # a speed-up below this is not worth a lossy compressor
+NO_DIFFERENCE = "No difference measured."
+SHARED_MEMORY = (
+    "These CPU ranks share one host's memory. Run `gradwire compare` with torchrun on your hosts or GPUs: GPUs without "
+    "NVLink often gain most."
+)
+Timed: TypeAlias = tuple[RunResult, TimeToLoss]  # a run that reaches the loss, and when
 
 
 def recommendation(results: Results) -> str:
-    """Whether compression pays here, by step time at the same held-out loss, against the fastest uncompressed run.
+    """Return the verdict: which compressor reaches the loss first, against the fastest that gives nothing up.
 
-    Runs that were warming up to their end are left out, and named.
+    It is `NO_DIFFERENCE` alone where the quartiles of the repeats overlap. Runs that end within their warm-up are left
+    out, and named.
     """
     cold = [run.compressor for run in results.runs if not run.warmed_up]
-    told = _recommendation(dataclasses.replace(results, runs=tuple(run for run in results.runs if run.warmed_up)))
-    if not cold:
-        return told
+    verdict = _verdict(dataclasses.replace(results, runs=tuple(run for run in results.runs if run.warmed_up)))
+    if not cold or verdict == NO_DIFFERENCE:
+        return verdict
     whose = "its warm-up does" if len(cold) == 1 else "their warm-ups do"
-    return f"{told} Left out: {', '.join(cold)}, as {whose} not end within the run."
+    return f"{verdict} Left out: {', '.join(cold)}, as {whose} not end within the run."
 
 
-def _recommendation(results: Results) -> str:
+def _verdict(results: Results) -> str:
     if results.environment.get("network") == SIMULATED:
         return "No verdict: simulated ranks have no network. Losses and bytes are those of real ranks."
     plain = [run for run in results.runs if run.compressor in UNCOMPRESSED]
-    if not plain or len(plain) == len(results.runs):
-        return "No verdict: it takes a run of none, bf16 or fp16 and one of another compressor."
-    best_loss = min((run.eval.loss for run in plain if math.isfinite(run.eval.loss)), default=math.nan)
-    kept = [run for run in results.runs if run.eval.loss <= best_loss * (1 + SAME_LOSS)]
-    baseline = min(plain, key=lambda run: run.step_seconds["p50"])
-    fastest = min(kept, key=lambda run: run.step_seconds["p50"], default=baseline)
-    gain = baseline.step_seconds["p50"] / fastest.step_seconds["p50"]
-    if fastest in plain or gain < WORTHWHILE:
-        return (
-            f"Do not compress further here: at the same held-out loss (within {SAME_LOSS:.0%}) no method makes a step "
-            f"{WORTHWHILE:.1f}x as fast as {baseline.compressor}. {_where(results)}"
-        )
+    wanted = reference(results)
+    if wanted is None or len(plain) == len(results.runs):
+        return "No verdict: a verdict takes a run of none, bf16 or fp16 and one of another compressor."
+    if not math.isfinite(smoothed(wanted.loss)[-1]):
+        return f"No verdict: the loss of {wanted.compressor} is not finite, so no other run can reach it."
+    times = zip(results.runs, times_to_loss(results), strict=True)
+    timed = sorted(((run, time) for run, time in times if time), key=lambda each: each[1].seconds)
+    if few := _too_few_repeats(results, timed):
+        return few
+    return _decided(results, timed, wanted)
+
+
+def _too_few_repeats(results: Results, timed: list[Timed]) -> str:
+    """Return why the times say nothing about differences; nothing where they do."""
+    if any(run.turn_steps is None for run in results.runs):
+        return "No verdict: the compressors trained one after the other, so the machine may have changed its speed."
+    repeats = min(len(time.repeats) for _, time in timed)
+    if repeats >= FEWEST_REPEATS:
+        return ""
     return (
-        f"{fastest.compressor} makes a step {gain:.2f}x as fast as {baseline.compressor} and keeps the held-out loss "
-        f"(within {SAME_LOSS:.0%}), over {results.runs[0].steps} steps.{_way(results, fastest)} {_where(results)}"
+        f"No verdict: {results.runs[0].steps} steps give {repeats} repeats of the time to the loss, and a verdict takes "
+        f"{FEWEST_REPEATS}. Raise --steps."
     )
 
 
-def _way(results: Results, fastest: RunResult) -> str:
-    """How much sooner the loss is reached, where it is."""
-    usual = reference(results)
-    times = {run.compressor: time for run, time in zip(results.runs, times_to_loss(results), strict=True)}
-    if usual is None or (sooner := times[fastest.compressor]) is None or (later := times[usual.compressor]) is None:
-        return ""
-    return f" It reaches the loss of {usual.compressor} in {sooner:.1f} s instead of {later:.1f} s."
+def _decided(results: Results, timed: list[Timed], wanted: RunResult) -> str:
+    """Return the verdict where times can be told apart; `timed`: the soonest first."""
+    baseline, usual = next(each for each in timed if each[0].compressor in UNCOMPRESSED)
+    others = [each for each in timed if each[0].compressor not in UNCOMPRESSED and _keeps_loss(each[0], results)]
+    if not others:
+        return (
+            f"Do not compress further here: no other compressor reaches the training loss of {wanted.compressor} and keeps "
+            f"the validation loss (within {SAME_LOSS:.0%}). {_where(results)}"
+        )
+    best, sooner = others[0]
+    if not sooner.differs_from(usual):
+        return NO_DIFFERENCE
+    gain, early, late = usual.seconds / sooner.seconds, digits(sooner.seconds), digits(usual.seconds)
+    if gain < WORTHWHILE:
+        why = f" A lossy compressor must be {WORTHWHILE:.1f}x faster." if gain > 1 else ""
+        return (
+            f"Do not compress further here: {_name(baseline)} takes {late} s to the loss, and {best.compressor}, the "
+            f"fastest other compressor, {early} s.{why} {_where(results)}"
+        )
+    alike = [run.compressor for run, time in others if not time.differs_from(sooner) and time.differs_from(usual)]
+    between = " (no difference measured between them)" if len(alike) > 1 else ""
+    return (
+        f"Use {' or '.join(alike)}{between}. {best.compressor} takes {early} s to the loss, and {_name(baseline)} {late} s: "
+        f"a speed-up of {gain:.2f}x. Validation loss stays within {SAME_LOSS:.0%}. {_where(results)}"
+    )
+
+
+def _name(run: RunResult) -> str:
+    """Return a name that a sentence can begin with."""
+    return "uncompressed training" if run.compressor == "none" else run.compressor
+
+
+def _keeps_loss(run: RunResult, results: Results) -> bool:
+    """Return True if the validation loss is within `SAME_LOSS` of the best one that gives nothing up."""
+    plain = [each.eval.loss for each in results.runs if each.compressor in UNCOMPRESSED]
+    return run.eval.loss <= min(filter(math.isfinite, plain), default=math.nan) * (1 + SAME_LOSS)
 
 
 def _where(results: Results) -> str:
-    network = results.environment.get("network")
+    network, launcher = (results.environment.get(name) for name in ("network", "launched_by"))
     if network not in (None, NO_LINK):
         return f"Network: {network}."
-    if results.environment.get("launched_by", "gradwire") != "gradwire":
-        return "Steps and network are those of this run."
-    return (
-        "These ranks share one machine: start `gradwire compare` with torchrun on your hosts to measure your network."
-    )
+    if launcher not in (None, "gradwire"):
+        return "This holds for the hosts and the network of this run."
+    return "This holds for the GPUs of this host." if results.environment.get("device") == "cuda" else SHARED_MEMORY

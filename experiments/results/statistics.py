@@ -19,13 +19,13 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float]:
     return {f"p{each}": torch.quantile(values, each / 100).item() for each in (50, 75, 90, 95)}
 
 
-def seconds_to(target: float, losses: Sequence[float], seconds: Sequence[float]) -> float | None:
-    """When the smoothed losses, step by step, are first at most `target`; None where they never are.
+def steps_to(target: float, losses: Sequence[float]) -> int | None:
+    """Return after how many steps the smoothed losses are first at most `target`; None if they never are.
 
-    >>> seconds_to(1.0, [3.0, 1.0, 0.1, 0.1], [10.0, 20.0, 30.0, 40.0])
-    40.0
+    >>> steps_to(1.0, [3.0, 1.0, 0.1, 0.1])
+    4
     """
-    reached = (time for time, loss in zip(seconds, smoothed(losses), strict=True) if loss <= target)
+    reached = (step for step, loss in enumerate(smoothed(losses), 1) if loss <= target)
     return next(reached, None)
 
 

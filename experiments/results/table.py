@@ -8,9 +8,18 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from .comparison import Results, RunResult
-from .time_to_loss import meaning, times_to_loss
+from .time_to_loss import TimeToLoss, digits, meaning, times_to_loss
 
-HEADINGS = ("step p50", "speed", "time to loss", "sent a step", "ratio", "train loss", "eval loss", "accuracy")
+HEADINGS = (
+    "step time",
+    "speed-up",
+    "time to loss",
+    "sent per step",
+    "ratio",
+    "training loss",
+    "validation loss",
+    "accuracy",
+)
 DETAILS = ("step p95", "encode", "wait", "decode", "peak memory")
 NEVER = "never"
 
@@ -25,17 +34,17 @@ class Row:
 
 
 def rows(results: Results) -> list[Row]:
-    """All runs as text; `speed` is relative to the first run."""
+    """Return all runs as text; `speed-up` is that of a step over the first run."""
     times = times_to_loss(results)
     return [_row(run, time, results.runs[0]) for run, time in zip(results.runs, times, strict=True)]
 
 
-def _row(run: RunResult, to_loss: float | None, baseline: RunResult) -> Row:
+def _row(run: RunResult, to_loss: TimeToLoss | None, baseline: RunResult) -> Row:
     p50 = run.step_seconds["p50"]
     figures = (
         milliseconds(p50),
         f"{baseline.step_seconds['p50'] / p50:.2f}x",
-        NEVER if to_loss is None else f"{to_loss:.1f} s",
+        _to_loss(to_loss),
         decimal(round(run.sent_bytes_per_step)),
         f"{run.compression_ratio:.2f}",
         f"{final_loss(run):.3f}",
@@ -43,7 +52,16 @@ def _row(run: RunResult, to_loss: float | None, baseline: RunResult) -> Row:
         f"{run.eval.accuracy:.1%}",
     )
     seconds = (run.step_seconds["p95"], run.seconds.encode, run.seconds.wait, run.seconds.decode)
-    return Row(run.compressor, figures, (*map(milliseconds, seconds), decimal(run.peak_memory_bytes)))
+    memory = "" if run.peak_memory_bytes is None else decimal(run.peak_memory_bytes)
+    return Row(run.compressor, figures, (*map(milliseconds, seconds), memory))
+
+
+def _to_loss(time: TimeToLoss | None) -> str:
+    """Return the median, and behind it the quartiles of repeats."""
+    if time is None:
+        return NEVER
+    low, median, high = time.quartiles
+    return f"{digits(median)} s" + (f" ({digits(low)}-{digits(high)})" if len(time.repeats) > 1 else "")
 
 
 def milliseconds(seconds: float) -> str:
@@ -64,7 +82,7 @@ def table(results: Results) -> Table:
     shown = Table(title=title, title_justify="left", caption=meaning(results), caption_justify="left")
     shown.add_column("compressor", no_wrap=True)
     for heading in HEADINGS:
-        shown.add_column(heading, justify="right")
+        shown.add_column(heading.replace(" ", "\n", 1), justify="right")
     for row in rows(results):
         shown.add_row(row.compressor, *row.figures)
     return shown

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..network.link import parse_rate
 from ..results.rows import Row
-from ..results.statistics import seconds_to, smoothed
+from ..results.statistics import smoothed, steps_to
 
 
 class Derivation(ABC):
@@ -120,7 +120,8 @@ class TimeToLoss(Derivation):
             return None
         last, losses, times = curves
         target = smoothed(last)[max(1, round(self.at * len(last))) - 1] * (1 + self.within)
-        return seconds_to(target, losses, times)
+        steps = steps_to(target, losses)
+        return None if steps is None else times[steps - 1]
 
 
 @dataclass(frozen=True)

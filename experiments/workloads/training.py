@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,6 +23,7 @@ from ...hooks import Handle, ShardHandle, attach
 from ...hooks.plan import ratio
 from ..results.comparison import Evaluation, RunResult
 from ..results.statistics import percentiles
+from ..results.time_to_loss import REPEATS
 from .communication import Communication, of_handle, of_torch
 from .data import DataConfig, Dataset
 from .evaluation import evaluate, same_digest
@@ -32,7 +34,9 @@ from .models import ModelConfig, build_model
 from .optimizers import optimizer_for, schedule_for
 from .order import BACKWARD, Order, drain, ordered
 from .sharding import copy_whole, sharded, torchs_traffic, without_sync
+from .turns import Training
 
+LONGEST_TURN = 5  # steps: short enough that a change of the machine's speed hits the turns of all trainings
 REPORT_EVERY = 10  # steps between two looks at the loss of all ranks
 Report: TypeAlias = Callable[[Steps], None]
 
@@ -99,6 +103,12 @@ class TrainingConfig:
         """Steps of the optimizer in the run."""
         return self.steps // self.sync_every
 
+    @property
+    def turn_steps(self) -> int:
+        """Batches per turn: whole optimizer steps, and few enough for all repeats where the run is long enough."""
+        wanted = min(LONGEST_TURN, self.steps // (REPEATS + 1))
+        return max(1, math.ceil(wanted / self.sync_every)) * self.sync_every
+
 
 def train(
     spec: str,
@@ -108,18 +118,22 @@ def train(
     device: torch.device,
     report: Report,
     transport: Decorator | None = None,
-) -> RunResult:
-    """Train the configured model with one compressor; every rank calls it and gets the same result.
+    *,
+    turns: bool = False,
+) -> Training:
+    """Train the configured model with one compressor; every rank runs it and gets the same result.
 
     `report` is called every few steps with those since its last call, on every rank. `transport`: what to put around each
-    transport. Raises RuntimeError where ranks end with different parameters.
+    transport. `turns`: whether to pause after each turn. Raises RuntimeError where ranks end with different parameters.
     """
-    reset_peak_memory(device)
+    if not turns:
+        reset_peak_memory(device)
     model = initial_model(config, dataset, device)
     wrapped, handle = _wrapped(model, spec, config, device, transport)
     optimizer = _optimizer(wrapped, spec, config)
     at_end = handle.begin(wrapped, optimizer) if isinstance(handle, LocalTraining) else (lambda: None)
-    history = _steps(wrapped, optimizer, config, dataset, group, device, report, at_end)
+    turn_steps = config.turn_steps if turns else None
+    history = yield from _steps(wrapped, optimizer, config, dataset, group, device, report, at_end, turn_steps)
     if config.parallel == "fsdp":
         model = initial_model(config, dataset, device)
         copy_whole(wrapped, model)
@@ -128,7 +142,7 @@ def train(
         sent = of_torch(torchs_traffic(wrapped, group.size(), config.sync_every), config.optimizer_steps)
     else:
         sent = handle.of_steps(config.optimizer_steps) if isinstance(handle, LocalTraining) else of_handle(handle)
-    result = _result(spec, config, model, sent, history, evaluation, group, device)
+    result = _result(spec, config, model, sent, history, evaluation, group, device, turn_steps)
     if handle is not None:
         handle.close()  # not where this rank fails: its peers would fail, too, before it has told why
     return result
@@ -184,7 +198,9 @@ def _steps(
     device: torch.device,
     report: Report,
     at_end: Callable[[], None],
-) -> History:
+    turn_steps: int | None,
+) -> Generator[None, None, History]:
+    """Train, and pause after each turn with nothing under way."""
     schedule = schedule_for(optimizer, config.schedule, config.warmup, config.optimizer_steps)
     batches = dataset.train_batches(config.batch_size, seed=config.seed, rank=group.rank(), world_size=group.size())
     history = History()
@@ -199,12 +215,16 @@ def _steps(
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
-        if step + 1 == config.steps:
+        ends_turn = turn_steps is not None and (step + 1) % turn_steps == 0
+        if ends_turn or step + 1 == config.steps:
             drain(optimizer)
+        if step + 1 == config.steps:
             at_end()
         history.add(loss.item(), time.perf_counter() - start)
         if (step + 1) % REPORT_EVERY == 0 or step + 1 == config.steps:
             report(history.look(group, device))
+        if ends_turn and step + 1 < config.steps:
+            yield
     return history
 
 
@@ -224,6 +244,7 @@ def _result(
     evaluation: Evaluation,
     group: dist.ProcessGroup,
     device: torch.device,
+    turn_steps: int | None,
 ) -> RunResult:
     losses = history.mean_losses
     elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -237,11 +258,12 @@ def _result(
         payload_bytes_per_step=sent.traffic.payload_bytes,
         sent_bytes_per_step=sent.traffic.sent_bytes,
         compression_ratio=ratio(elements, sent.traffic, group.size()),
-        peak_memory_bytes=max(int(size) for size in exchange(str(peak_memory(device)), group)),
+        peak_memory_bytes=None if turn_steps else max(map(int, exchange(str(peak_memory(device)), group))),
         train_seconds=tuple(history.train_seconds),
         parameters_digest=same_digest(model, group),
         warmed_up=config.parallel == "fsdp" or warm_up_steps(compressor(spec)) < sent.averages,
         total_sent_bytes=sent.total_sent_bytes,
+        turn_steps=turn_steps,
     )
 
 

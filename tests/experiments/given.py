@@ -1,6 +1,7 @@
 """Results made by hand, and sizes of models."""
 
 import dataclasses
+from itertools import accumulate
 
 from gradwire.experiments.results import Evaluation, Results, RunResult, Seconds
 
@@ -29,6 +30,15 @@ def run_of(compressor="none", *, loss=(3.0, 2.0), held_out=2.0, accuracy=0.5, p5
         train_seconds=tuple(p50 * (step + 1) for step in range(len(loss))),
         parameters_digest="0" * 64,
         warmed_up=warmed_up,
+    )
+
+
+def timed_run(compressor, seconds, *, turn_steps=1, loss=None, **options):
+    """A run in turns; `seconds`: per step, of each turn. It is at its loss after one step unless `loss` says otherwise."""
+    steps = [each for each in seconds for _ in range(turn_steps)]
+    run = run_of(compressor, loss=loss or (2.0,) * len(steps), **options)
+    return dataclasses.replace(
+        run, train_seconds=tuple(accumulate(steps)), turn_steps=turn_steps, peak_memory_bytes=None
     )
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gradwire.experiments.cli import main
+from gradwire.experiments.compare import CompareConfig
 from gradwire.experiments.compare import command as driver
 
 from ..given import results_of, run_of
@@ -45,8 +46,38 @@ def test_links_are_compared_one_after_the_other_and_only_times_differ(started, t
     over, without = document["runs"][:2], document["runs"][2:]
     for name in ("compressor", "loss", "eval", "parameters_digest", "sent_bytes_per_step"):
         assert [run[name] for run in over] == [run[name] for run in without]
-    assert shown.count("as fast as none") + shown.count("No verdict") == 2
+    assert shown.count("No verdict: 3 steps give 2 repeats") == 2
     assert shown.index(f"gloo on cpu, {networks[0]}\n".strip()) < shown.rindex(networks[1])
+
+
+def test_without_turns_results_tell_memory_and_there_is_no_verdict(started, tmp_path, capsys):
+    started()
+    short = ["--steps=4", "--eval-batches=1", "--compressors=none,onebit", "--turns=false"]
+    assert main(["compare", "--model=mlp", "--data=digits", *short, f"--out={tmp_path}"]) == 0
+    for run in results_in(tmp_path)["runs"]:
+        assert run["turn_steps"] is None
+        assert run["peak_memory_bytes"] > 10 * 2**20
+    assert "No verdict: the compressors trained one after the other" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"steps": 100}, 5),
+        ({"steps": 12}, 2),
+        ({"steps": 4}, 1),
+        ({"steps": 100, "sync_every": 4}, 8),
+        ({"steps": 100, "sync_every": 20}, 20),
+    ],
+)
+def test_a_turn_is_whole_optimizer_steps_and_short(options, expected):
+    assert CompareConfig(**options).training.turn_steps == expected
+
+
+def test_turns_take_several_compressors_and_nothing_under_way_between_steps():
+    assert CompareConfig().in_turns
+    for options in ({"compressors": ["none"]}, {"simulated": True}, {"local_every": 4}, {"turns": False}):
+        assert not CompareConfig(**options).in_turns
 
 
 @pytest.fixture

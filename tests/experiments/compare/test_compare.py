@@ -70,7 +70,7 @@ def test_it_shows_a_table_and_a_verdict(comparison):
     shown = comparison[1]
     assert all(spec in shown for spec in COMPRESSORS)
     assert f"gpt ({PARAMETERS:,} parameters) on text, 2 ranks, gloo on cpu" in shown
-    assert "Do not compress further here" in shown or "as fast as" in shown
+    assert any(each in shown for each in ("Use ", "Do not compress further here: ", "No difference measured."))
     assert str(comparison[0] / "report.html") in shown.replace("\n", "")
 
 
@@ -100,7 +100,8 @@ def test_every_run_is_complete(runs):
         computes = run["compressor"] != "none"
         assert all(value > 0 for name, value in run["seconds"].items() if computes or name == "wait")
         assert run["train_seconds"] == sorted(run["train_seconds"])
-        assert run["peak_memory_bytes"] > 10 * 2**20
+        assert run["turn_steps"] == 1
+        assert run["peak_memory_bytes"] is None
 
 
 def test_every_run_starts_from_the_same_model_and_ends_alike_on_all_ranks(runs):

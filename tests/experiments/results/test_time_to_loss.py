@@ -1,15 +1,23 @@
+import dataclasses
+
 import pytest
 
 from gradwire.experiments.results.table import HEADINGS, rows, table
-from gradwire.experiments.results.time_to_loss import reference, times_to_loss
+from gradwire.experiments.results.time_to_loss import TimeToLoss, reference, times_to_loss
 
-from ..given import results_of, run_of
+from ..given import results_of, run_of, timed_run
 
 SLOWLY, AT_ONCE = (4.0, 4.0, 4.0, 4.0, 1.0), (1.0,) * 5
 
 
 def times(*runs):
-    return times_to_loss(results_of(*runs))
+    """Of runs without turns."""
+    return [each and each.seconds for each in times_to_loss(results_of(*runs))]
+
+
+def repeats(run):
+    (found,) = times_to_loss(results_of(run))
+    return found.repeats
 
 
 @pytest.mark.parametrize(
@@ -45,5 +53,43 @@ def test_without_an_uncompressed_run_there_is_nothing_to_reach():
 
 def test_the_table_shows_the_times_and_says_what_they_are():
     results = results_of(run_of("bf16", loss=AT_ONCE), run_of("topk", loss=(2.0,) * 5))
-    assert [row.figures[HEADINGS.index("time to loss")] for row in rows(results)] == ["0.1 s", "never"]
-    assert "within 3% of what bf16 ends with" in table(results).caption
+    assert [row.figures[HEADINGS.index("time to loss")] for row in rows(results)] == ["0.10 s", "never"]
+    assert "within 3% of the last loss of bf16." in table(results).caption
+
+
+def test_a_repeat_is_every_fifth_turn_for_all_steps_without_the_first():
+    """Seconds per step of turn t are t, but for the first, which sets up; the loss is reached in the last step."""
+    run = timed_run("bf16", [99.0, *range(1, 13)], turn_steps=2, loss=[4.0] * 25 + [0.1])
+    assert repeats(run) == pytest.approx([26 * mean for mean in ((1 + 6 + 11) / 3, (2 + 7 + 12) / 3, 5.5, 6.5, 7.5)])
+
+
+def test_turns_long_after_the_loss_do_not_count():
+    run = timed_run("bf16", [9.0, *[1.0] * 5, *[7.0] * 20], loss=[1.0] * 26)
+    assert repeats(run) == (1.0,) * 5
+
+
+def test_a_turn_that_is_not_whole_does_not_count():
+    run = timed_run("bf16", [1.0] * 4, turn_steps=3)
+    assert len(repeats(run)) == 3
+    shorter = dataclasses.replace(run, loss=run.loss[:-1], train_seconds=run.train_seconds[:-1])
+    assert len(repeats(shorter)) == 2
+
+
+def test_without_turns_the_time_is_what_it_took():
+    run = dataclasses.replace(timed_run("bf16", [3.0, 1.0, 1.0], loss=[4.0, 4.0, 0.1]), turn_steps=None)
+    assert repeats(run) == (5.0,)
+
+
+def test_quartiles_that_touch_do_not_differ():
+    one, touching, apart = (TimeToLoss(each) for each in ((1.0, 2, 3, 4, 5), (0.0, 4, 5, 6, 9), (0.0, 4.1, 5, 6, 9)))
+    assert one.quartiles == (2, 3, 4)
+    assert not one.differs_from(touching)
+    assert not touching.differs_from(one)
+    assert one.differs_from(apart)
+    assert apart.differs_from(one)
+
+
+def test_the_table_shows_the_quartiles_of_repeats_and_says_how_many():
+    results = results_of(timed_run("bf16", [99.0, 20.0, 8.0, 9.0, 10.0, 11.0]))
+    assert [row.figures[HEADINGS.index("time to loss")] for row in rows(results)] == ["10.0 s (9.00-11.0)"]
+    assert "of the last loss of bf16 (median and quartiles of 5 repeats)." in table(results).caption

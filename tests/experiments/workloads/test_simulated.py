@@ -12,6 +12,7 @@ from gradwire.experiments.workloads.data import DataConfig, load_dataset
 from gradwire.experiments.workloads.models import ModelConfig
 from gradwire.experiments.workloads.simulated import train_simulated
 from gradwire.experiments.workloads.training import train
+from gradwire.experiments.workloads.turns import in_turns
 
 SPECS = ["int8", "topk:ratio=0.05,momentum=0.9", "powersgd:rank=2,start_iter=3", "onebit:space=adam,feedback=0.9"]
 MLP = {"model": ModelConfig("mlp", width=24), "data": DataConfig("digits"), "batch_size": 8, "eval_batches": 8}
@@ -32,7 +33,7 @@ def trained(options, trainer, world_size):
 
 def on_rank(rank, world_size, options):
     def trainer(spec, config, dataset, world_size, report):
-        return train(spec, config, dataset, dist.group.WORLD, torch.device("cpu"), report)
+        return in_turns([train(spec, config, dataset, dist.group.WORLD, torch.device("cpu"), report)])[0]
 
     return trained(options, trainer, world_size)
 
