@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...compress import AllReduce, Compressor, Layout
+from ...compress.simulate import operations_of
 from ..buckets.assignment import Rooms
 from ..buckets.checksum import checksum
 from ..buckets.layout import as_real, layout_of
@@ -31,6 +32,7 @@ from .bound import AllPending, Bound, all_done, labelled, names_by_index, one_ro
 from .compiling import compile_kernels
 from .engines import Engines
 from .inspection import Inspection
+from .same_kernels import agree_on_kernels
 
 
 class CompressedAverager:
@@ -232,6 +234,7 @@ class CompressedAverager:
             self.engines.agreement.meet(group, flat.device)
             engine.agree(setup(self.memory.compressor, self.memory.step - 1, layout, values))
             self._compares = False
+            agree_on_kernels(operations_of(self.memory.compressor, layout), group, flat.device)
         return layout
 
     def _name(self, parameter: Tensor) -> str:
