@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..kernels.dispatch import recorded_operations
 from .agreed import choices, most_methods
 from .protocol import (
     AllGather,
@@ -211,6 +212,19 @@ def scopes_by_round(compressor: Compressor, layout: Layout) -> list[set[Scope]]:
     layout = dataclasses.replace(placed_on_hosts(compressor, layout), device=torch.device("meta"))
     stages = [[request.scope for request in requests_of(compressor, layout, *each)] for each in variants(compressor)]
     return [{scope for scope in scopes if scope} for scopes in zip_longest(*stages)]
+
+
+def operations_of(compressor: Compressor, layout: Layout) -> set[str]:
+    """The names of the kernels' operations that any step may run, on any rank of a host."""
+    meta = torch.device("meta")
+    sample = dataclasses.replace(layout, names=("m", "v"), shapes=((64, 64), (64,)), starts=(), device=meta)
+    sample = placed_on_hosts(compressor, sample)
+    with recorded_operations() as names:
+        for step, method in variants(compressor):
+            for dtype, rank in product({layout.dtype, torch.float32}, range(sample.ranks_per_host)):
+                for each in (step, step + 1):  # a method may alternate
+                    rehearse(compressor, dataclasses.replace(sample, dtype=dtype, rank=rank), each, method)
+    return names
 
 
 class Simulation:

@@ -6,7 +6,7 @@ import functools
 import inspect
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import dropwhile
@@ -54,6 +54,7 @@ _operations: dict[str, Operation[Any, Any]] = {}
 _requested: list[
     tuple[str, ...]
 ] = []  # the innermost last; of the whole process, since gradients are reduced on threads
+_recordings: list[set[str]] = []  # of operations that run on the meta device
 
 
 def register_backend(name: str, device: str, probe: Callable[[], str], automatic: bool = True) -> Backend:
@@ -94,6 +95,26 @@ def use_backend(*names: str) -> Iterator[None]:
         _choose_anew()
 
 
+@contextmanager
+def recorded_operations() -> Iterator[set[str]]:
+    """Fill a set with the names of the operations that run on the meta device inside a `with`."""
+    names: set[str] = set()
+    _recordings.append(names)
+    for each in _operations.values():
+        each.choices.pop("meta", None)
+    try:
+        yield names
+    finally:
+        _recordings.remove(names)
+
+
+def agree_on(device: str, choices: Mapping[str, str]) -> None:
+    """Run operations on these backends, {operation: backend}, from now on, unless others are requested."""
+    for name, backend in choices.items():
+        _operations[name].agreed[device] = backend
+    _choose_anew()
+
+
 def _choose_anew() -> None:
     for each in _operations.values():
         each.choices = {}
@@ -121,6 +142,13 @@ def requested_backends() -> tuple[str, ...]:
     )
 
 
+def requested_by() -> str:
+    """What requests backends: `use_backend`, the environment variable, or nothing (empty)."""
+    if _requested and _requested[-1]:
+        return "use_backend"
+    return ENVIRONMENT_VARIABLE if requested_backends() else ""
+
+
 @functools.cache
 def _log_fallback(backend: str, reason: str, level: int = logging.INFO) -> None:
     logger.log(level, "kernel backend %s is not available, the next one is used: %s", backend, reason)
@@ -143,6 +171,7 @@ class Operation(Generic[P, R]):
         self.implementations: dict[str, Callable[P, R]] = {REFERENCE: reference}
         self.shape_only: Callable[P, R] | None = None
         self.choices: dict[str, Callable[P, R]] = {}  # by type of device
+        self.agreed: dict[str, str] = {}  # by type of device: the backend that all ranks have
 
     def implement(
         self, backend: str, supports: Supports | None = None, unless: Unless | None = None
@@ -176,6 +205,8 @@ class Operation(Generic[P, R]):
         """The name of the backend that runs tensors on `device`."""
         if names := requested_backends():
             return self._explicit(names, device)
+        if device in self.agreed:
+            return self.agreed[device]
         passed: list[Backend] = []
         for backend in _backends.values():
             if backend.automatic and backend.device == device and backend.name in self.implementations:
@@ -185,6 +216,15 @@ class Operation(Generic[P, R]):
                 passed.append(backend)
         self._log(passed, logging.WARNING)  # what is left is slow
         return REFERENCE
+
+    def offers(self, device: str) -> list[str]:
+        """The backends that may run tensors on `device`, the preferred first: the requested one, or all that work."""
+        if names := requested_backends():
+            return [self._explicit(names, device)]
+        fit = (each for each in _backends.values() if each.automatic and each.device == device)
+        names_of = [each.name for each in fit if each.name in self.implementations and each.available]
+        working = [*names_of, REFERENCE]
+        return working[working.index(self.agreed.get(device, working[0])) :]  # never back to what other ranks lack
 
     def after(self, backend: str, device: str) -> str:
         """The backend that runs what `backend` does not know: the next one that works, the reference behind them all."""
@@ -219,6 +259,8 @@ class Operation(Generic[P, R]):
 
     def _implementation(self, device: str) -> Callable[P, R]:
         if device == "meta":
+            for names in _recordings:
+                names.add(self.name)
             return self.shape_only or _nothing
         return self.implementations[self.chosen(device)]
 

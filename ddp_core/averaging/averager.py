@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd import Variable
 
 from ...compress import AllReduce, Compressor, Layout, warm_up
+from ...compress.simulate import operations_of
 from ..buckets.assignment import Rooms
 from ..buckets.checksum import checksum
 from ..buckets.layout import as_real, layout_of
@@ -33,6 +34,7 @@ from .bound import AllPending, Bound, all_done, labelled, names_by_index, one_ro
 from .compiling import compile_kernels
 from .engines import Engines
 from .inspection import Inspection
+from .same_kernels import agree_on_kernels
 from .step_lock import StepLock
 
 logger = logging.getLogger(__name__)
@@ -244,6 +246,7 @@ class CompressedAverager:
             self.engines.agreement.meet(group, flat.device)
             engine.agree(setup(self.memory.compressor, self.memory.step - 1, layout, values))
             self._compares = False
+            agree_on_kernels(operations_of(self.memory.compressor, layout), group, flat.device)
             self._log_warm_up()
         return layout
 

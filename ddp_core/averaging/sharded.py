@@ -10,10 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compress import AllGather
+from ...compress import AllGather, Layout, TwoShot
 from ...compress.protocol import Codec
 from ...compress.shard_layout import ShardLayout
 from ...compress.shards import ShardState, ShardSum, gather_rows
+from ...compress.simulate import operations_of
 from ..engine.task import Task
 from ..measure.metrics import Measured
 from ..measure.record import Record
@@ -24,6 +25,7 @@ from ..transport.protocol import Decorator, Pending
 from .averager import CompressedAverager
 from .bound import labelled
 from .engines import Engines
+from .same_kernels import agree_on_kernels
 from .step_lock import StepLock
 
 
@@ -89,8 +91,15 @@ class ShardAverager:
         self.engines.agreement.meet(group, self.device)
         memory = self.memory
         engine.agree(f"weights as {self.codec} and gradients as {memory.reduction} at step {memory.step}")
+        agree_on_kernels(self._operations(), group, self.device)
         engine.prepare(1)
         self._agreed = True
+
+    def _operations(self) -> set[str]:
+        """The names of the operations that shards and their gradients need."""
+        sample = Layout(("sample",), ((1,),), torch.float32, self.device)
+        codecs = (self.codec, self.memory.reduction.codec)
+        return set[str]().union(*(operations_of(TwoShot(codec), sample) for codec in codecs if codec is not None))
 
     def _recorded(self) -> Step:
         """The step that is under way; what comes after the end of one belongs to the next."""

@@ -49,5 +49,7 @@ def test_without_a_group_it_is_the_default_one_once_there_is_one():
 def test_hosts_have_the_ranks_that_a_compressor_was_told(group):
     engines = Engines([group], LIMIT, None)
     assert engines.ranks_per_host(compressor("onebit"), CPU) == 1
-    assert engines.ranks_per_host(compressor("hosts:ranks=4+onebit"), CPU) == 4
+    assert engines.ranks_per_host(compressor("hosts:ranks=1+onebit"), CPU) == 1
+    with pytest.raises(ValueError, match="hosts:ranks=4 does not divide the 1 ranks"):
+        engines.ranks_per_host(compressor("hosts:ranks=4+onebit"), CPU)
     assert engines.ranks_per_host(compressor("hosts+onebit"), CPU) == 1  # found by a look

@@ -1,0 +1,81 @@
+"""Ranks run each operation on the same kernel backend: they round differently, and models would drift apart."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import logging
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ...kernels import operations
+from ...kernels.dispatch import agree_on, requested_by
+from ..transport.collectives import exchange
+
+logger = logging.getLogger(__name__)
+
+
+def agree_on_kernels(names: Collection[str], group: dist.ProcessGroup, device: torch.device) -> None:
+    """Have all ranks run these operations on the best backend that all of them have. A collective call.
+
+    A backend that a rank requested is the only one that it has. Raises ValueError where ranks requested different ones.
+    """
+    if not names or group.size() == 1:
+        return
+    table = operations()
+    offers = {name: table[name].offers(device.type) for name in sorted(names)}
+    mine = {"offers": offers, "by": requested_by(), "versions": _versions(device)}
+    told = exchange(json.dumps(mine), group, device, what="which kernel backends they have")
+    ranks = [json.loads(text) for text in told]
+    if group.rank() == 0:
+        _warn_of_versions([each["versions"] for each in ranks])
+    common = {name: _common(name, ranks) for name in offers}
+    lowered = {name: backend for name, backend in common.items() if backend != offers[name][0]}
+    agree_on(device.type, lowered)
+    for backend in sorted({*lowered.values()}):
+        which = ", ".join(name for name in lowered if lowered[name] == backend)
+        lacking = [rank for rank, each in enumerate(ranks) if all(each["offers"][n][0] == backend for n in lowered)]
+        logger.warning("%s runs on the kernel backend %s, since ranks %s have no better one", which, backend, lacking)
+
+
+def _common(name: str, ranks: Sequence[Mapping[str, Any]]) -> str:
+    """The backend of an operation that all ranks have, the preferred one of those that have the fewest."""
+    offers = [each["offers"][name] for each in ranks]
+    shared = [backend for backend in min(offers, key=len) if all(backend in each for each in offers)]
+    if shared:
+        return str(shared[0])
+    has = (
+        f"rank {rank} has {' or '.join(each['offers'][name])}" + (f" (by {each['by']})" if each["by"] else "")
+        for rank, each in enumerate(ranks)
+    )
+    raise ValueError(
+        f"the ranks were set up differently: no kernel backend for {name} is on all ranks: {', '.join(has)}; request the "
+        "same one on all ranks by GRADWIRE_KERNELS or use_backend, or none"
+    )
+
+
+def _versions(device: torch.device) -> dict[str, str]:
+    """What else decides how numbers are rounded."""
+    found = {"torch": torch.__version__}
+    if device.type == "cuda":
+        found["compute capability"] = ".".join(map(str, torch.cuda.get_device_capability(device)))
+        try:
+            found["triton"] = importlib.metadata.version("triton")
+        except importlib.metadata.PackageNotFoundError:
+            found["triton"] = "none"
+    return found
+
+
+def _warn_of_versions(ranks: Sequence[Mapping[str, str]]) -> None:
+    differing = {what: [each[what] for each in ranks] for what in ranks[0] if len({each[what] for each in ranks}) > 1}
+    if differing:
+        said = "; ".join(f"{what}: {', '.join(values)}" for what, values in differing.items())
+        warnings.warn(
+            f"the ranks may round differently, and their models drift apart ({said}, in rank order): install the same "
+            "versions on all ranks, and compare the models now and then",
+            stacklevel=2,
+        )

@@ -1,0 +1,134 @@
+"""All ranks run an operation on one kernel backend, or are refused: their models would drift apart."""
+
+import logging
+import warnings
+from contextlib import ExitStack, contextmanager
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import gradwire
+from gradwire import kernels
+from gradwire.compress import Layout, compressor
+from gradwire.compress.simulate import operations_of
+from gradwire.ddp_core.averaging import same_kernels
+from gradwire.kernels import dispatch
+
+AVAILABLE = {backend.name: backend for backend in kernels.backends()}
+SPECS = ["powersgd:rank=2,min_compression_rate=0.1", "onebit", "hosts:ranks=2+powersgd:rank=1,min_compression_rate=0.1"]
+native = pytest.mark.skipif(not AVAILABLE["native"].available, reason="the native extension is not built")
+
+
+@contextmanager
+def kernels_of(given):
+    """A process with these kernels: `lacking native`, or a requested backend, or what there is."""
+    with ExitStack() as stack:
+        for each in kernels.operations().values():
+            stack.callback(each.agreed.clear)
+        stack.callback(dispatch._choose_anew)
+        if given == "lacking native":
+            answer = dispatch._backends["native"]._answer
+            before, answer[:] = list(answer), ["there is none in this test"]
+            stack.callback(answer.__setitem__, slice(None), before)
+            dispatch._choose_anew()
+        elif given:
+            stack.enter_context(kernels.use_backend(given))
+        yield
+
+
+def trained(rank, world_size, given, spec, api):
+    """The parameters after some steps, and what was logged."""
+    lines, handler = [], logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logger = logging.getLogger("gradwire")
+    logger.addHandler(handler)
+    torch.manual_seed(0)
+    model = nn.Linear(24, 16)
+    with kernels_of(given[rank]):
+        if api == "own":
+            wrapped = gradwire.DistributedDataParallel(model, compressor=spec)
+            handle = wrapped.compression
+        else:
+            wrapped = nn.parallel.DistributedDataParallel(model)
+            handle = gradwire.attach(wrapped, spec)
+        for step in range(5):
+            generator = torch.Generator().manual_seed(100 * rank + step)
+            wrapped(torch.randn(8, 24, generator=generator)).square().mean().backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 0.1 * parameter.grad
+            model.zero_grad()
+        chosen = kernels.orthogonalize.chosen("cpu")
+        handle.close()
+    logger.removeHandler(handler)
+    return [parameter.detach().clone() for parameter in model.parameters()], lines, chosen
+
+
+@native
+@pytest.mark.parametrize("api", ["own", "attach"])
+@pytest.mark.parametrize("spec", SPECS)
+def test_automatic_choices_that_differ_fall_back_together(ranks, spec, api):
+    world_size = 4 if "hosts" in spec else 2
+    given = [None] * (world_size - 1) + ["lacking native"]
+    answers = ranks.run(trained, world_size, given, spec, api)
+    for parameters, _, _ in answers[1:]:
+        assert all(map(torch.equal, parameters, answers[0][0]))
+    said = [line for line in answers[0][1] if "runs on the kernel backend reference" in line]
+    assert len(said) == 1 and f"since ranks [{world_size - 1}] have no better one" in said[0]
+    assert not any("runs on the kernel backend" in line for line in answers[-1][1])
+
+
+@native
+def test_an_automatic_choice_follows_a_requested_one(ranks):
+    answers = ranks.run(trained, 2, [None, "reference"], SPECS[0], "own")
+    assert all(map(torch.equal, answers[0][0], answers[1][0]))
+    assert [chosen for _, _, chosen in answers] == ["reference", "reference"]
+
+
+@native
+def test_requested_backends_that_differ_are_refused_on_all_ranks(ranks):
+    failures = ranks.run(trained, 2, ["native", "reference"], SPECS[0], "own", expect_errors=True)
+    for failure in failures:
+        assert "the ranks were set up differently" in failure.message
+        assert "rank 0 has native (by use_backend), rank 1 has reference (by use_backend)" in failure.message
+
+
+@native
+def test_a_requested_backend_that_another_rank_lacks_is_refused(ranks):
+    failures = ranks.run(trained, 2, ["native", "lacking native"], SPECS[1], "own", expect_errors=True)
+    for failure in failures:
+        assert "rank 0 has native (by use_backend), rank 1 has reference; request" in failure.message
+
+
+@native
+def test_what_needs_no_kernels_trains_on_different_backends(ranks):
+    answers = ranks.run(trained, 2, ["native", "reference"], "none", "own")
+    assert all(map(torch.equal, answers[0][0], answers[1][0]))
+
+
+def of_other_versions(rank, world_size):
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
+        patch.setattr(same_kernels, "_versions", lambda device: {"torch": f"2.{8 + rank}", "triton": "3.5"})
+        warnings.simplefilter("always")
+        same_kernels.agree_on_kernels({"sign_pack"}, dist.group.WORLD, torch.device("cpu"))
+    return [str(each.message) for each in caught]
+
+
+def test_other_versions_are_one_warning_on_the_first_rank(ranks):
+    first, second = ranks.run(of_other_versions, 2)
+    assert (len(first), second) == (1, [])
+    assert "(torch: 2.8, 2.9, in rank order)" in first[0]
+
+
+@pytest.mark.parametrize("spec", ["acp-powersgd", "topk:start_iter=3,warmup=onebit", "hosts:ranks=2+powersgd"])
+def test_operations_are_those_of_all_steps_stages_and_ranks_of_a_host(spec):
+    within = Layout(("p",), ((3,),), torch.float32, torch.device("cpu"), 4)
+    expected = {
+        "acp-powersgd": {"low_rank_left", "low_rank_right", "normalize", "orthogonalize"},
+        "topk:start_iter=3,warmup=onebit": {"select_largest", "sign_pack", "rotate_blocks"},
+        "hosts:ranks=2+powersgd": {"low_rank_left", "orthogonalize"},
+    }
+    assert operations_of(compressor(spec), within) >= expected[spec]
+    assert operations_of(compressor("none"), within) == set()
