@@ -52,3 +52,39 @@ def errors(rank, world_size, unused):
 @pytest.mark.parametrize("unused", [False, True])
 def test_gradients_through_jvp_are_averaged(ranks, unused):
     assert max(ranks.run(errors, 2, unused)) < 1e-5
+
+
+def compiled_backward(rank, world_size, attached, whole):
+    """What a training says whose backwards compiled autograd runs, and how many steps it comes to."""
+    torch._dynamo.reset()
+    net = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    model = nn.parallel.DistributedDataParallel(net) if attached else gradwire.DistributedDataParallel(net)
+    handle = gradwire.attach(model, "none") if attached else model.compression
+
+    def run(inputs):
+        model(inputs).square().sum().backward()
+
+    def backward_alone(inputs):
+        loss = model(inputs).square().sum()
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+            loss.backward()
+
+    torch._dynamo.config.compiled_autograd = whole
+    run = torch.compile(run, backend="eager") if whole else backward_alone
+    try:
+        for step in range(3):
+            run(inputs_of(rank, step))
+    except RuntimeError as error:
+        return step, str(error)
+    finally:
+        torch._dynamo.config.compiled_autograd = False
+        torch._dynamo.reset()
+        handle.close()
+    return step, ""
+
+
+@pytest.mark.parametrize(("attached", "whole"), [(False, False), (True, False), (False, True)])
+def test_compiled_autograd_is_refused_in_the_first_step(ranks, attached, whole):
+    for step, text in ranks.run(compiled_backward, 2, attached, whole, timeout=100):
+        assert step == 0
+        assert "python_reducer" in text
