@@ -21,6 +21,7 @@ from .averaging.hooked import Averager, HookAverager
 from .backward.forks import ForkGuard
 from .backward.output_nodes import watched
 from .backward.strays import Strays
+from .backward.transforms import outside_transforms, transformed
 from .backward.weak_call import weak_call
 from .buckets.assignment import BucketAssignment, own_rooms
 from .engine.engine import DEFAULT_TIMEOUT
@@ -229,7 +230,9 @@ class DistributedDataParallel(TorchFace):
                 self.reducer.pause()
             return output
         self.reducer.begin()
-        return watched(output, self.reducer, clone=self._ddp_sink_clone) if self.reducer.watches else output
+        if not self.reducer.watches or transformed():  # there the first gradient tells that a backward begins
+            return output
+        return watched(output, self.reducer, clone=self._ddp_sink_clone)
 
     def _look_for_strays(self) -> None:
         """Now and then: whether parameters train that are in no bucket. Raises RuntimeError where backward missed some."""
@@ -240,6 +243,7 @@ class DistributedDataParallel(TorchFace):
             self._strays.search(trained_now(self.module)[0])
             self._strays.refuse_replaced()
 
+    @outside_transforms
     def agree_on_order(self) -> None:
         """Between steps: buckets for the order in which gradients get ready, where it is time to look."""
         hooked, dynamic = self._hook is not None, self.reducer.rules.dynamic
@@ -247,6 +251,7 @@ class DistributedDataParallel(TorchFace):
         if self._overlap is not None:
             self._overlap.look()
 
+    @outside_transforms
     def sync_buffers(self, *, candidate: bool, after_forward: bool = False) -> None:
         """Make the buffers of all ranks those of one; `candidate`: it may be this one."""
         wanted = self.will_sync_module_buffers()  # type: ignore[no-untyped-call]

@@ -26,6 +26,10 @@ NOT_DDP = {  # class: what to do there
     "PreTrainedModel": "transformers' Trainer wraps it when training begins: trainer.add_callback(GradwireCallback(trainer, "
     "...)) of gradwire.transformers attaches to trainer.model_wrapped then; without Trainer, wrap it first, then attach",
 }
+PYTHON_REDUCER = (
+    "torch's DDP was made under torch._dynamo.config.optimize_ddp='python_reducer', where communication hooks get no "
+    "buckets: set it to 'ddp_optimizer', torch's default, before the model is wrapped, and leave compiled autograd off"
+)
 HookFunction: TypeAlias = Callable[[Handle, dist.GradBucket], torch.futures.Future[torch.Tensor]]
 
 
@@ -150,6 +154,8 @@ def comm_hook(
     `model` is DDP. `optimizer`: as for `attach`.
     """
     ddp = ddp_inside(model)
+    if getattr(ddp, "_use_python_reducer", False):
+        raise ValueError(PYTHON_REDUCER)
     if process_group is None and ddp is not None:
         process_group = ddp.process_group
     if partial is None:

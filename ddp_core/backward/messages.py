@@ -104,6 +104,13 @@ BYPASSED = (
 )
 
 
+COMPILED_AUTOGRAD = (
+    "compiled autograd does not go with gradwire's DistributedDataParallel, whose hooks it would trace: leave "
+    "torch._dynamo.config.compiled_autograd off, or use torch.nn.parallel.DistributedDataParallel, without compression, "
+    "under torch._dynamo.config.optimize_ddp='python_reducer'"
+)
+
+
 def taken(names: Sequence[str]) -> str:
     """Gradients that came, and were gone before they could be averaged."""
     return (

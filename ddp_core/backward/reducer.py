@@ -23,6 +23,7 @@ from .apart import Bypass, living, shared
 from .graph import arriving, gradient_node
 from .hooked_parameters import HookedParameters
 from .progress import Backward, Later, Rules
+from .unseen_use import in_compiled_backward
 from .usage import Usage
 from .weak_call import weak_call
 
@@ -150,6 +151,8 @@ class Reducer(HookedParameters):
             if defined:
                 self._apart(index)
             return
+        if not backward.order and in_compiled_backward():
+            raise self._failure(messages.COMPILED_AUTOGRAD)
         if not defined:
             backward.undefined.add(index)
         if not backward.started:

@@ -7,10 +7,11 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import messages
 from .graph import gradient_node
+from .transforms import outside_transforms
 from .weak_call import weak_call
 
 INTERVAL = 64  # synchronized forwards between two looks
@@ -39,13 +40,16 @@ class Strays:
         if self.due or self._forwards <= 2 or self._forwards % INTERVAL == 0:
             self.search(trained())
 
+    @outside_transforms
     def search(self, trained: Mapping[str, Tensor]) -> None:
         """Find the strays among the parameters that train now, and watch them."""
         self.due = False
         self.found = {
             name: each
             for name, each in trained.items()
-            if name not in self._told and self._nodes.get(id(each)) is not gradient_node(each)
+            if isinstance(each, nn.Parameter)  # not what functional_call puts in for a while
+            and name not in self._told
+            and self._nodes.get(id(each)) is not gradient_node(each)
         }
         watched = {id(each()) for each in self._watched}
         for parameter in self.found.values():

@@ -14,6 +14,11 @@ def compiles() -> bool:
     return any(backend is not None for backend in tuple(getattr(dynamo, "cached_backends", {}).values()))
 
 
+def in_compiled_backward() -> bool:
+    """Return True inside a backward that compiled autograd runs."""
+    return bool(getattr(sys.modules.get("torch._dynamo.compiled_autograd"), "in_compiled_autograd_region", False))
+
+
 def scripted(module: nn.Module) -> bool:
     """Whether any part of a model is TorchScript."""
     return any(isinstance(each, torch.jit.ScriptModule) for each in module.modules())

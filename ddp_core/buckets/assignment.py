@@ -9,6 +9,7 @@ from typing import TypeAlias
 from torch import Tensor
 
 from .grad_bucket import GradBucket
+from .layout import grad_bytes, grad_dtype
 from .slices import MUCH, CutBucket, Sendable
 from .sparse import SparseBucket
 
@@ -48,8 +49,8 @@ def _makes_sense(size: object) -> bool:
 def assigned(parameters: Sequence[Tensor], caps: Sequence[int], alone: Sequence[bool]) -> list[list[int]]:
     """The indices of each bucket's members, buckets in the order in which their last member comes.
 
-    Members share dtype and device; a bucket closes with the member that fills it. Those marked `alone` (sparse gradients)
-    have a bucket each.
+    Members share the device and the dtype of gradients; a bucket closes with the member that fills it. Those marked `alone`
+    (sparse gradients) have a bucket each.
     """
     buckets: list[list[int]] = []
     filling: dict[object, list[int]] = {}
@@ -59,12 +60,12 @@ def assigned(parameters: Sequence[Tensor], caps: Sequence[int], alone: Sequence[
         if alone[index]:
             buckets.append([index])
             continue
-        key = (parameter.dtype, parameter.device)
+        key = (grad_dtype(parameter), parameter.device)
         if key not in filling:
             filling[key] = []
             room[key] = next(limits.setdefault(key, iter(caps)), caps[-1])
         filling[key].append(index)
-        room[key] -= parameter.nbytes
+        room[key] -= grad_bytes(parameter)
         if room[key] <= 0:
             buckets.append(filling.pop(key))
     return sorted([*buckets, *filling.values()], key=lambda members: members[-1])
@@ -104,8 +105,7 @@ class BucketAssignment:
         ready = [self._parameters[index] for index in order]
         positions = assigned(ready, self.caps, [self._sparse[index] for index in order])
         members = [[self.order[position] for position in bucket] for bucket in positions]
-        dense = [[] if self._sparse[each[0]] else [self._parameters[index] for index in each] for each in members]
-        given = rooms(dense)
+        given = rooms([self._shareable(each) for each in members])
         self.shared = any(room is not None for room in given)
         last = len(members) - 1
         self.buckets = [self._bucket(n, each, given[n], last=n == last) for n, each in enumerate(members)]
@@ -115,11 +115,18 @@ class BucketAssignment:
         places = {index: bucket for bucket in self.buckets for index in bucket.members}
         self.bucket_of = [places[index] for index in range(len(places))]
 
+    def _shareable(self, members: Sequence[int]) -> list[Tensor]:
+        """The parameters of a bucket that may lie in memory of others, which these make in their dtype; else none."""
+        first = self._parameters[members[0]]
+        if self._sparse[members[0]] or grad_dtype(first) != first.dtype:
+            return []
+        return [self._parameters[index] for index in members]
+
     def _bucket(self, place: int, members: Sequence[int], room: Tensor | None, *, last: bool) -> GradBucket:
         parameters = [self._parameters[index] for index in members]
         if self._sparse[members[0]]:
             return SparseBucket(place, members, parameters, last=last)
-        size = sum(parameter.nbytes for parameter in parameters)
+        size = sum(map(grad_bytes, parameters))
         if self.cut is None or room is not None or size <= MUCH * self.cut:
             return GradBucket(place, members, parameters, last=last, alias=self.alias, room=room)
         bucket = CutBucket(place, members, parameters, last=last, alias=self.alias)

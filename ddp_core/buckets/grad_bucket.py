@@ -14,7 +14,7 @@ from torch.autograd.graph import increment_version  # a graph that needs what wa
 from ...kernels import gather_scaled
 from ...kernels.casting import LARGE
 from ..transport.protocol import Pending
-from .layout import is_packed
+from .layout import grad_bytes, grad_dtype, is_packed
 
 GRADIENT = attrgetter("grad")
 
@@ -54,12 +54,12 @@ class GradBucket:
         self._last, self._alias = last, alias
         self.all_parameters = list(parameters)
         self._sizes = [parameter.numel() for parameter in parameters]
-        dtype, device = parameters[0].dtype, parameters[0].device
+        dtype, device = grad_dtype(parameters[0]), parameters[0].device
         self._memory = torch.zeros(sum(self._sizes), dtype=dtype, device=device) if room is None else room
         self.flat = self._memory
         self._views = [view.data for view in _views(self._memory, self.all_parameters)]  # each counts its own changes
         self._places = {member: place for place, member in enumerate(self.members)}
-        self._large = [not p.is_cuda and p.nbytes >= LARGE for p in self.all_parameters]
+        self._large = [not p.is_cuda and grad_bytes(p) >= LARGE for p in self.all_parameters]
         self._starts = list(accumulate(self._sizes, initial=0))[:-1]
         self._gathers = [view.is_cuda or view.is_contiguous() for view in self._views]  # together with others
         self.bound: object = None

@@ -31,6 +31,17 @@ def plain_names(names: Iterable[str]) -> dict[str, str]:
     return {name: name if shared[plain(name)] > 1 else plain(name) for name in names}
 
 
+def grad_dtype(parameter: Tensor) -> torch.dtype:
+    """The dtype of a parameter's gradients: its own, or what `parameter.grad_dtype` says, where torch has that."""
+    dtype: torch.dtype | None = getattr(parameter, "grad_dtype", None)
+    return dtype or parameter.dtype
+
+
+def grad_bytes(parameter: Tensor) -> int:
+    """The bytes of a parameter's gradient."""
+    return parameter.numel() * grad_dtype(parameter).itemsize
+
+
 def is_packed(parameter: Tensor) -> bool:
     """Whether its elements lie one behind the other in some order of its axes, without gaps or overlaps."""
     return parameter.permute(memory_order(parameter)).is_contiguous()

@@ -14,7 +14,7 @@ from ...compress.build import fingerprint
 from ...compress.leaves import FIRST, PART
 from ...compress.shares import ranks_given
 from ...compress.state import Entries
-from ..buckets.layout import axis_order, layout_of, plain_names
+from ..buckets.layout import axis_order, grad_dtype, layout_of, plain_names
 from .earlier import brought_up_to_date
 from .model_memory import OWED
 
@@ -60,7 +60,7 @@ def blank(compressor: Compressor, names: Mapping[Tensor, str], world_size: int, 
     if ranks_given(compressor) is not None:  # shares are of buckets
         return entries
     for parameter, name in names.items():
-        layout = layout_of({name: parameter}, parameter.dtype.to_real(), parameter.device, world_size, rank)
+        layout = layout_of({name: parameter}, grad_dtype(parameter).to_real(), parameter.device, world_size, rank)
         fields = states.save(compressor.init(layout)).get(name, {})
         by_bucket = {field for first in fields if first.endswith(FIRST) for field in (first, first.removesuffix(FIRST))}
         if kept := {field: numbers for field, numbers in fields.items() if field not in by_bucket}:
@@ -175,7 +175,7 @@ def layouts(
     for bucket in filter(None, saved["buckets"]):
         if unknown := sorted(set(bucket) - set(parameters)):
             raise ValueError(f"the state has buckets of parameters that the model does not train: {', '.join(unknown)}")
-        dtype, on_hosts = parameters[bucket[0]].dtype.to_real(), saved.get("ranks_per_host", 1)
+        dtype, on_hosts = grad_dtype(parameters[bucket[0]]).to_real(), saved.get("ranks_per_host", 1)
         yield layout_of({name: parameters[name] for name in bucket}, dtype, device, world_size, rank, on_hosts)
 
 

@@ -1,0 +1,76 @@
+"""What torch's DDP does not do with a communication hook is refused: averages would be wrong, and nobody would say so."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+import gradwire
+
+WIDTH = 4
+
+
+def joined(rank, world_size, kind, divide):
+    """The gradient of rank 1's second step, of which rank 0 has no inputs."""
+    torch.manual_seed(0)
+    if kind == "own":
+        model = gradwire.DistributedDataParallel(nn.Linear(WIDTH, 1))
+    else:
+        net = nn.Linear(WIDTH, 1)
+        model = gradwire.DistributedDataParallel(net) if kind == "hook on own" else TorchDDP(net)
+        model.register_comm_hook(*gradwire.comm_hook("none", model))
+    try:
+        with Join([model], divide_by_initial_world_size=divide):
+            for _ in range(1 + rank):
+                model.zero_grad()
+                model(torch.ones(1, WIDTH)).sum().backward()
+    except ValueError as error:
+        return str(error)
+    return model.module.weight.grad[0, 0].item()
+
+
+@pytest.mark.parametrize("kind", ["attached", "hook on own"])
+def test_join_that_divides_by_the_ranks_with_inputs_is_refused(ranks, kind):
+    for text in ranks.run(joined, 2, kind, False):
+        assert "divide_by_initial_world_size" in text
+
+
+def test_join_divides_as_it_is_told(ranks):
+    assert ranks.run(joined, 2, "own", False)[1] == 1.0
+    assert ranks.run(joined, 2, "own", True)[1] == 0.5
+    assert ranks.run(joined, 2, "attached", True)[1] == 0.5
+
+
+def python_reduced(rank, world_size):
+    before = torch._dynamo.config.optimize_ddp
+    torch._dynamo.config.optimize_ddp = "python_reducer"
+    try:
+        with pytest.raises(ValueError, match="python_reducer"):
+            gradwire.attach(TorchDDP(nn.Linear(WIDTH, 1)), "none")
+    finally:
+        torch._dynamo.config.optimize_ddp = before
+
+
+def test_the_python_reducer_is_refused(ranks):
+    ranks.run(python_reduced, 1)
+
+
+def copied(rank, world_size):
+    """Gradients of an attached model, of a copy and of one that was pickled, none of which has the guard's memory."""
+    model = TorchDDP(nn.Linear(WIDTH, 1))
+    gradwire.attach(model, "none")
+    found = []
+    for each in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        each(torch.full((1, WIDTH), rank + 1.0)).sum().backward()
+        found.append(each.module.weight.grad[0, 0].item())
+    dist.barrier()
+    return found
+
+
+def test_an_attached_model_can_be_copied_and_pickled(ranks):
+    assert ranks.run(copied, 2)[0] == ranks.run(copied, 2)[1]
