@@ -79,14 +79,15 @@ def imported_from(root):
     return done.stdout.strip()
 
 
-def unharmed(roots, chosen, limit):
+def unharmed(roots, pool, chosen, limit):
     """Whether the tests pass in a tree without a mutant; if not, a mutant that they fail with proves nothing."""
     root = roots.get()
     found = imported_from(root)
     if not found.startswith(str(root)):
         print(f"a copy of the tree in {root} imports gradwire from {found}: its changes would do nothing")
         return False
-    results = [tested(tests, shlex.split(tests), root, limit) for tests in dict.fromkeys(each.tests for each in chosen)]
+    wanted = dict.fromkeys(each.tests for each in chosen)
+    results = list(pool.map(lambda tests: tested(tests, shlex.split(tests), root, limit), wanted))
     roots.put(root)
     for result in results:
         if result.code != PASSED:
@@ -104,13 +105,14 @@ def main():
     options = parser.parse_args()
     chosen = [each for each in MUTANTS if options.only in f"{each.what} {each.file}"]
     with tempfile.TemporaryDirectory(prefix="gradwire-mutants-") as folder:
-        roots = copies(folder, options.workers)
-        if not options.skip_clean and not unharmed(roots, chosen, options.limit):
-            return 2
+        roots, results = copies(folder, options.workers), []
         with ThreadPoolExecutor(options.workers) as pool:
-            results = list(pool.map(lambda each: tried(each, roots, options.limit), chosen))
-    for mutant, result in zip(chosen, results, strict=True):
-        print(f"{result.fate:8}  {result.seconds:4.0f} s  {mutant.file}: {mutant.what}")
+            if not options.skip_clean and not unharmed(roots, pool, chosen, options.limit):
+                return 2
+            outcomes = pool.map(lambda each: tried(each, roots, options.limit), chosen)
+            for mutant, result in zip(chosen, outcomes, strict=True):
+                results.append(result)
+                print(f"{result.fate:8}  {result.seconds:4.0f} s  {mutant.file}: {mutant.what}", flush=True)
     survived = [result for result in results if result.fate != "killed"]
     print(f"{len(results)} mutants, {len(results) - len(survived)} killed")
     return 1 if survived else 0
