@@ -16,7 +16,7 @@ SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all
 
 SITE ?= site
 
-.PHONY: help compare docs wheel test test-all test-rest fuzz gpu conformance asan sanitize lint format types clean
+.PHONY: help compare docs wheel test test-all test-rest fuzz mutants gpu conformance asan sanitize lint format types clean
 
 help:
 	@echo 'make compare  train a small GPT with each compressor, on a slow link and without  (ARGS="--steps 50")'
@@ -25,6 +25,7 @@ help:
 	@echo 'make test     every test, of its variants some: minutes     (ARGS="-k powersgd")'
 	@echo 'make test-all all variants of every test, too; make test-rest those that make test leaves out'
 	@echo 'make fuzz     random trainings and failures on real ranks     (SECONDS=600, or SEED=7 for one)'
+	@echo 'make mutants  changes of one line that tests must notice: minutes     (ARGS="--only powersgd")'
 	@echo 'make gpu      all that needs a GPU, with what is installed      (PART=kernels, OUT=folder)'
 	@echo "make conformance  torch's own tests of DistributedDataParallel, on torch's class and ours"
 	@echo 'make asan     the native code and its tests under AddressSanitizer and UBSan (GCC)'
@@ -64,6 +65,9 @@ test-rest: $(STAMP)
 
 fuzz: $(STAMP)
 	@"$(BIN)/python" -m tests.trials --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+mutants: $(STAMP)
+	@$(BIN)/python -m tests.mutants --workers $(or $(filter-out 0,$(WORKERS)),1) $(ARGS)
 
 # Installs nothing: it runs with what there is, in $(VENV) or beside it.
 gpu:

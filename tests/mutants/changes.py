@@ -1,0 +1,187 @@
+"""Changes of one line that break gradwire, and the tests that must fail where one is made."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`line` of `file`, without its indentation, becomes `changed`; then one of `tests` fails."""
+
+    what: str
+    file: str
+    line: str
+    changed: str
+    tests: str
+
+    def made_in(self, root):
+        """The text of the file before, and after. Raises ValueError unless the line is there once."""
+        text = (root / self.file).read_text("utf-8")
+        lines = text.splitlines(keepends=True)
+        places = [place for place, line in enumerate(lines) if line.strip() == self.line]
+        if len(places) != 1:
+            raise ValueError(
+                f"{self.file} has the line {self.line!r} {len(places)} times, not once: correct {self.what!r}"
+            )
+        lines[places[0]] = lines[places[0]].replace(self.line, self.changed)
+        return text, "".join(lines)
+
+
+MUTANTS = [
+    Mutant(
+        "a handle that loads a state does not forget the loss scale",
+        "ddp_core/handle.py",
+        "self._loss_scale.forget()",
+        "pass",
+        "tests/hooks/test_loaded_scale.py",
+    ),
+    Mutant(
+        "a new loss scale changes residuals the wrong way round",
+        "ddp_core/memory/loss_scale.py",
+        "self._rescale(scale / before)",
+        "self._rescale(before / scale)",
+        "tests/ddp_core/memory/test_loss_scale.py",
+    ),
+    Mutant(
+        "a step that is not finite leaves its traces in the residual",
+        "ddp_core/memory/bucket_memory.py",
+        "leaves.keep() if ended and keep else leaves.undo()",
+        "leaves.keep()",
+        "tests/hooks/test_thrown_away.py -k discarded",
+    ),
+    Mutant(
+        "parameters that no rank used get an average",
+        "ddp_core/memory/bucket_memory.py",
+        "return average.masked_fill_(unused, 0)",
+        "return average",
+        "tests/ddp_core/backward/test_usage.py tests/ddp_core/memory/test_model_memory.py",
+    ),
+    Mutant(
+        "another number of ranks owes the sum of residuals, not their mean",
+        "ddp_core/memory/resize.py",
+        "mean = {name: held[name] / len(ordered) for name in held}",
+        "mean = dict(held)",
+        "tests/hooks/test_other_ranks.py",
+    ),
+    Mutant(
+        "a state with a parameter in two buckets is loaded",
+        "ddp_core/memory/checkpoint.py",
+        "if len(set(listed := [name for names in buckets for name in names])) < len(listed):",
+        "if False and (listed := []):",
+        "tests/hooks/test_bad_states.py",
+    ),
+    Mutant(
+        "gradients are summed over ranks, not averaged",
+        "ddp_core/averaging/averager.py",
+        "return 1 / self.engines.group.size() if self.memory.averages else 1.0",
+        "return 1.0",
+        "tests/ddp_core/behaviour/test_equivalence.py",
+    ),
+    Mutant(
+        "a step of the optimizer is not noticed: a false warning",
+        "ddp_core/averaging/thrown_away.py",
+        "if stepped or not (counts and before and all(now.cleared(then) for now, then in pairs)):",
+        "if not (counts and before and all(now.cleared(then) for now, then in pairs)):",
+        "tests/hooks/test_thrown_away.py -k changes_no_number",
+    ),
+    Mutant(
+        "ranks that have swapped alone go on",
+        "ddp_core/transport/agreement.py",
+        'if not store.check([f"{other}/begun"]) or int(store.get(f"{other}/begun")) > self.step:',
+        "if True:",
+        "tests/hooks/test_some_ranks_only.py",
+    ),
+    Mutant(
+        "the mean of sparse gradients is their sum",
+        "ddp_core/buckets/sparse.py",
+        "grad = (grad / world_size).coalesce()",
+        "grad = grad.coalesce()",
+        "tests/ddp_core/buckets/test_sparse.py tests/ddp_core/behaviour/test_sparse_rows.py",
+    ),
+    Mutant(
+        "local SGD forgets its momentum's decay",
+        "ddp_core/local_steps/outer.py",
+        "momentum.mul_(self.momentum).add_(difference)",
+        "momentum.add_(difference)",
+        "tests/ddp_core/local_steps/test_outer.py",
+    ),
+    Mutant(
+        "local SGD averages a fragment too seldom",
+        "ddp_core/local_steps/local_steps.py",
+        "if self.steps % self.spacing == 0:",
+        "if self.steps % self.every == 0:",
+        "tests/ddp_core/local_steps/test_local_steps.py -k 'fragment or every or diloco or oracle or same'",
+    ),
+    Mutant(
+        "a server of two-shot compression keeps no residual",
+        "compress/adapters.py",
+        "held = None if residual is None else state.server_residual.update()",
+        "held = None",
+        "tests/compress/test_onebit.py tests/compress/test_adapters.py tests/compress/test_quantized.py",
+    ),
+    Mutant(
+        "random rounding draws the same numbers in every step",
+        "compress/adapters.py",
+        "first = state.step.value << 33",
+        "first = 0",
+        "tests/compress/test_unbiased.py tests/compress/test_quantized.py",
+    ),
+    Mutant(
+        "PowerSGD begins each step with the first Q",
+        "compress/powersgd.py",
+        "following.copy_(q)",
+        "following.copy_(first)",
+        "tests/compress/test_powersgd.py",
+    ),
+    Mutant(
+        "PowerSGD keeps a residual of what it sends whole",
+        "compress/powersgd.py",
+        "torch._foreach_zero_(pieces(residual.after, places))",
+        "pass",
+        "tests/compress/test_powersgd.py tests/compress/test_laws.py -k powersgd",
+    ),
+    Mutant(
+        "the average stays in Adam's units",
+        "compress/feedback.py",
+        "average.mul_(units)",
+        "pass",
+        "tests/compress/test_feedback.py",
+    ),
+    Mutant(
+        "hosts: forget the residual in the sum inside of a host",
+        "compress/hosts.py",
+        "wide.add_(residual.before)",
+        "pass",
+        "tests/compress/test_hosts.py",
+    ),
+    Mutant(
+        "topk sends one element too few",
+        "compress/topk.py",
+        "return min(length, self.k or math.ceil(self.ratio * length))",
+        "return min(length, self.k or max(1, math.ceil(self.ratio * length) - 1))",
+        "tests/compress/test_ratios.py tests/compress/test_dry_run.py",
+    ),
+    Mutant(
+        "a capped compressor averages over one rank",
+        "compress/capped.py",
+        "wide.div_(len(rows))",
+        "pass",
+        "tests/compress/test_capped.py",
+    ),
+    Mutant(
+        "QSGD with error feedback does not contract",
+        "compress/qsgd.py",
+        "share = 1.0 if residual is None else 1 / (1 + self.variance(padded.shape[2]))",
+        "share = 1.0",
+        "tests/compress/test_unbiased.py",
+    ),
+    Mutant(
+        "an element of a bucket's slice is counted twice: momentum is not the worker's",
+        "compress/feedback.py",
+        "torch.add(grad, before, alpha=self.momentum, out=after)",
+        "torch.add(grad, before, out=after)",
+        "tests/compress/test_feedback.py",
+    ),
+]
