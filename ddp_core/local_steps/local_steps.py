@@ -308,5 +308,7 @@ def _rounds(
 
 
 def _flat(buffers: Sequence[Tensor]) -> Tensor:
-    empty = torch.empty(0, dtype=torch.float32)
-    return torch.cat([empty, *(buffer.detach().to("cpu", torch.float32).reshape(-1) for buffer in buffers)])
+    """The buffers one behind the other, in 64 bits where any of them has as many, else in 32."""
+    dtype = torch.float64 if any(buffer.dtype == torch.float64 for buffer in buffers) else torch.float32
+    empty = torch.empty(0, dtype=dtype)
+    return torch.cat([empty, *(buffer.detach().to("cpu", dtype).reshape(-1) for buffer in buffers)])

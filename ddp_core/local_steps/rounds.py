@@ -139,7 +139,7 @@ class Rounds:
             return (yield from averaging)
         mine = buffers.clone() if buffers is not None and counts else torch.zeros_like(self.buffers)
         averages: list[Tensor] = yield from together(averaging, all_reduce(mine))
-        return torch.cat([each.to(flat.dtype) for each in averages])
+        return torch.cat(averages)  # in the wider type of both
 
     def _memory(self, meeting: Meeting) -> BucketMemory:
         """The compressor's memory of the fragment; what was held back is owed where others take part than before."""
@@ -164,7 +164,7 @@ class Rounds:
             logger.warning("round %d is skipped: its average is not finite", self.round)
             return
         average.mul_(scale)
-        self._outer.step(fragment.anchor, average[:count], fragment.momentum)
+        self._outer.step(fragment.anchor, average[:count].to(fragment.layout.dtype), fragment.momentum)
         if average.numel() > count:  # a buffer may be infinite, such as a mask
             told = average[count:]
             self.buffers.copy_(torch.where(told.isfinite(), told, self.buffers))

@@ -13,6 +13,15 @@ from torch import Tensor
 from .processes import explained
 
 MESSAGE_BYTES = 250 * 1024 * 1024  # of one broadcast of many tensors
+CARRIED = {
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.complex64,
+    torch.complex128,
+}  # by any group
+CARRIED |= {torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool}
 
 
 @contextmanager
@@ -124,9 +133,17 @@ def largest_and_sum(first: float, second: float, group: dist.ProcessGroup, devic
 
 
 def spread(tensors: Sequence[Tensor], source: int, group: dist.ProcessGroup, *, what: str) -> None:
-    """Copy tensors from rank `source` of the group to all its ranks, many in one message. `what`: they are, for errors."""
+    """Copy tensors from rank `source` of the group to all its ranks, many in one message. `what`: they are, for errors.
+
+    Types that a group may not know, such as float8 and uint16, travel as bytes.
+    """
+    flats = {index: each.contiguous().view(-1) for index, each in enumerate(tensors) if each.dtype not in CARRIED}
+    sent = [flats[index].view(torch.uint8) if index in flats else each for index, each in enumerate(tensors)]
     with telling(what, group):
-        dist._broadcast_coalesced(group, list(tensors), MESSAGE_BYTES, source)
+        dist._broadcast_coalesced(group, sent, MESSAGE_BYTES, source)
+    for index, flat in flats.items():
+        if flat.data_ptr() != tensors[index].data_ptr():  # a copy, of one with gaps
+            tensors[index].copy_(flat.view(tensors[index].shape))
 
 
 def largest(value: int, group: dist.ProcessGroup, device: torch.device) -> int:

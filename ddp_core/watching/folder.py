@@ -44,7 +44,15 @@ class FolderOfRanks:
             self._reports, dist.PrefixStore(f"gradwire/watch/{folder}/", store), group.rank(), group.size()
         )
         if group.rank() == 0:
-            courier.folder = emptied(Path(folder).expanduser())
+            try:
+                courier.folder = writable(Path(folder).expanduser())
+            except OSError as error:  # a rank that raised alone would leave the others waiting
+                logger.error(
+                    "training continues without reports for `gradwire top`: rank 0 cannot write to %s: %s. Give "
+                    "watch(folder=) a folder that rank 0 can write to",
+                    folder,
+                    error,
+                )
         thread = threading.Thread(target=courier.run, name="gradwire-watch", daemon=True)
         thread.start()
         self.close = weakref.finalize(self, _end, self._reports, thread)  # a thread inside torch would abort the exit
@@ -111,11 +119,14 @@ class Courier:
         os.replace(fresh, path)
 
 
-def emptied(folder: Path) -> Path:
-    """The folder, made where it is not there, without what ranks of an earlier training have left."""
+def writable(folder: Path) -> Path:
+    """Make the folder where there is none, and take away what an earlier training left. OSError where that is impossible."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in _files(folder):
         path.unlink()
+    trial = folder / ".trial"
+    trial.write_text("", encoding="utf-8")
+    trial.unlink()
     return folder
 
 

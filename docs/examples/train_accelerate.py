@@ -1,5 +1,6 @@
 """Accelerate with compressed gradients: torchrun --nproc-per-node 2 train_accelerate.py."""
 
+import os
 from pathlib import Path
 
 import torch
@@ -10,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import gradwire
 
-CHECKPOINT = Path("accelerate-checkpoint")
+CHECKPOINTS = Path("accelerate-checkpoints")  # where all hosts can read and write
 
 accelerator = Accelerator(gradient_accumulation_steps=2, cpu=not torch.cuda.is_available())
 torch.manual_seed(0)
@@ -22,8 +23,8 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 handle = gradwire.accelerate(accelerator, model, "powersgd:rank=4,start_iter=4")  # after prepare()
 
-if CHECKPOINT.exists():
-    accelerator.load_state(str(CHECKPOINT))  # what is held back, too
+if whole := sorted(CHECKPOINTS.glob("step-*")):
+    accelerator.load_state(str(whole[-1]))  # what is held back, too
 
 for _ in range(4):
     for batch, targets in loader:
@@ -33,9 +34,17 @@ for _ in range(4):
                 accelerator.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
-accelerator.save_state(str(CHECKPOINT))
 
 stats = handle.stats()
+unfinished = CHECKPOINTS / "unfinished"
+accelerator.save_state(str(unfinished))
+accelerator.wait_for_everyone()  # all ranks have written their files
+if accelerator.is_main_process:
+    for path in unfinished.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())  # on disk before the folder gets its name
+    unfinished.rename(CHECKPOINTS / f"step-{stats.steps:06}")  # a kill leaves this checkpoint whole, or the one before
+
 accelerator.print(f"{stats.steps} synced steps, {stats.last.traffic.payload_bytes} bytes of payload in the last one")
 handle.close()
 accelerator.end_training()

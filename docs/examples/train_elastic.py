@@ -1,5 +1,6 @@
 """Goes on after ranks have died: torchrun --standalone --nproc-per-node 2 --max-restarts 3 train_elastic.py."""
 
+import os
 from pathlib import Path
 
 import torch
@@ -35,8 +36,11 @@ for step in range(first, STEPS):
         compression = handle.gather_state_dict()  # on all ranks; the first one gets it
         if dist.get_rank() == 0:
             parts = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
-            torch.save({"step": step + 1, **parts, "compression": compression}, "unfinished.pt")
-            Path("unfinished.pt").rename(CHECKPOINT)  # whole, or the one before
+            with open("unfinished.pt", "wb") as file:
+                torch.save({"step": step + 1, **parts, "compression": compression}, file)
+                file.flush()
+                os.fsync(file.fileno())  # on disk before it gets its name
+            os.replace("unfinished.pt", CHECKPOINT)  # a kill leaves this checkpoint whole, or the one before
 
 if dist.get_rank() == 0 and first >= STEPS:
     print(f"already finished: delete {CHECKPOINT} to start over")

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import torch
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 
 from gradwire.transformers import GradwireCallback
 
@@ -35,7 +34,9 @@ arguments = TrainingArguments(
 )
 trainer = Trainer(model, arguments, train_dataset=data)
 trainer.add_callback(callback := GradwireCallback(trainer, "powersgd:rank=4,start_iter=4"))
-trainer.train(resume_from_checkpoint=get_last_checkpoint(FOLDER))  # goes on from the last checkpoint, if there is one
+whole = sorted(FOLDER.glob("checkpoint-*/gradwire.pt"), key=lambda path: int(path.parent.name.split("-")[1]))
+last = str(whole[-1].parent) if whole else None  # gradwire.pt is written last: a kill leaves a checkpoint without it
+trainer.train(resume_from_checkpoint=last)
 
 if trainer.is_world_process_zero() and callback.compression is not None:
     stats = callback.compression.stats()

@@ -83,7 +83,9 @@ class GradwireCallback(TrainerCallback):
         saved = self.compression.gather_state_dict()
         folder = folder_of(args, state)
         if saved and folder.is_dir():
-            torch.save(saved, folder / FILE)
+            unfinished = folder / f"{FILE}.part"
+            torch.save(saved, unfinished)
+            unfinished.replace(folder / FILE)  # the file is there when all of the checkpoint is
         elif saved:
             log.warning("what is held back is not saved: this Trainer's checkpoint is not %s", folder)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..ddp_core.local_steps.sites import LIMIT, Town
 from ..ranks import RankError
-from . import draw, fates, laws, local, overlapped, shards
+from . import draw, fates, laws, local, overlapped, shards, sites
 from .rank import train
 
 SECONDS = 60
@@ -39,13 +39,13 @@ def alike(function, broken, pool, trial, scale):
     return broken(trial, answers), []
 
 
-def of_sites(pool, trial, scale):
+def of_sites(module, pool, trial, scale):
     """Sites that may not come to the end; what the others have is in a folder."""
     town = Town()
     with tempfile.TemporaryDirectory() as folder:
         given = trial, town.address, folder, LIMIT * scale
-        answers = pool.run(local.train, trial.world_size, *given, timeout=2 * SECONDS * scale, expect_errors=True)
-        return local.broken(trial, answers, folder, LIMIT * scale), []
+        answers = pool.run(module.train, trial.world_size, *given, timeout=2 * SECONDS * scale, expect_errors=True)
+        return module.broken(trial, answers, folder, LIMIT * scale), []
 
 
 KINDS = {
@@ -53,6 +53,7 @@ KINDS = {
     "hosts": Kind(draw.on_hosts, ddp),
     "options": Kind(draw.with_feedback_options, ddp),
     "overlap": Kind(overlapped.drawn, partial(alike, overlapped.train, overlapped.broken)),
-    "local": Kind(local.drawn, of_sites),
+    "local": Kind(local.drawn, partial(of_sites, local)),
+    "sites": Kind(sites.drawn, partial(of_sites, sites)),
     "shards": Kind(shards.drawn, partial(alike, shards.train, shards.broken)),
 }

@@ -256,6 +256,25 @@ def test_numbers_that_are_not_finite_at_one_site_reach_no_other(places):
     assert any(stats.replaced for stats in results[1][1].history[1:])
 
 
+def test_buffers_of_64_bits_are_averaged_in_64_bits(places):
+    def run(site):
+        model = Net(site)
+        model.register_buffer("seen", torch.tensor([1e9 + site, 1e-9 * site], dtype=torch.float64))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        local = LocalSteps(model, optimizer, at=made[site], every=2, fragments=1, overlap=False, **PLAIN)
+        model.seen += torch.tensor([3.0 * site, 1e-9], dtype=torch.float64)
+        descend(model, optimizer, site, 0)
+        local.finish()
+        return model
+
+    made = [places(2, "first"), places(2, "second")]
+    first, second = together(2, run)
+    assert_same([first, second])
+    began = first.seen[0].item() - 1.5  # of the site that came first
+    assert began in (1e9, 1e9 + 1)
+    assert first.seen[1].item() == pytest.approx(1e-9 * (2 if began > 1e9 else 1), rel=1e-12)
+
+
 class Masked(Net):
     """With a buffer of minus infinity, as causal masks are."""
 

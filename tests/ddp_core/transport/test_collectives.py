@@ -35,6 +35,38 @@ def test_texts_travel_by_way_of_the_rank_s_own_gpu_though_another_one_is_the_cur
     assert exchange("a", Group(), torch.device("cpu")) == exchange("a", Group()) == ["a by []"]
 
 
+KINDS = ("float8_e4m3fn", "float8_e5m2", "int16", "uint16", "uint32", "uint64", "bool", "complex64", "float64")
+
+
+class Buffered(torch.nn.Module):
+    """With a buffer of each kind: one of no axes, one with gaps, an empty one."""
+
+    def __init__(self, rank):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+        for kind in KINDS:
+            numbers = torch.arange(12).view(3, 4).mul(rank + 1).to(getattr(torch, kind))
+            self.register_buffer(f"{kind}_one", numbers[0, 1].clone())
+            self.register_buffer(f"{kind}_gaps", numbers[:, ::2])
+            self.register_buffer(f"{kind}_none", numbers[:0])
+
+    def forward(self, inputs):
+        return self.layer(inputs)
+
+
+def buffers_of_every_kind(rank, world_size):
+    """What the buffers have become with the first forward, as float64."""
+    model = gradwire.DistributedDataParallel(Buffered(rank))
+    model(torch.ones(2, 4)).sum().backward()
+    return {name: buffer.to(torch.complex128) for name, buffer in model.module.named_buffers()}
+
+
+def test_buffers_of_every_kind_become_those_of_rank_0(ranks):
+    expected = {name: buffer.to(torch.complex128) for name, buffer in Buffered(0).named_buffers()}
+    for found in ranks.run(buffers_of_every_kind, 2):
+        assert all(torch.equal(found[name], numbers) for name, numbers in expected.items())
+
+
 PHASES = {  # of which rank 1 stays away: what rank 0 waits for
     "construction": "which model they train",
     "buffers": "their parameters and buffers",

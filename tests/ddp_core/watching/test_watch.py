@@ -241,6 +241,25 @@ def test_nobody_who_trains_notices_a_watch_that_lives_through_a_swap_and_a_load(
     assert json.dumps(reports)
 
 
+def watched_where_rank_0_cannot_write(rank, world_size, folder):
+    """What is logged, and the steps that are made."""
+    told = []
+    logging.getLogger("gradwire.ddp_core.watching.folder").addFilter(lambda record: told.append(record.getMessage()))
+    handle = gradwire.attach(ddp := DistributedDataParallel(model()), "topk:ratio=0.1")
+    handle.watch(2, None, folder=folder)
+    train(ddp, rank, 6)
+    handle.close()
+    return told, handle.stats().steps
+
+
+def test_a_folder_that_rank_0_cannot_write_is_told_once_and_all_ranks_train_on(ranks, tmp_path):
+    (tmp_path / "file").write_text("")
+    (told, steps), (others, there) = ranks.run(watched_where_rank_0_cannot_write, 2, str(tmp_path / "file" / "live"))
+    assert (steps, there, others) == (6, 6, [])
+    assert len(told) == 1
+    assert "rank 0 cannot write to" in told[0]
+
+
 def test_a_watch_that_tells_nobody_is_refused():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
