@@ -21,6 +21,7 @@ from .memory.loss_scale import LossScale, Scaler
 from .memory.model_memory import Snapshot
 from .memory.resize import merged
 from .transport.collectives import gathered, scattered
+from .transport.presence import await_all
 from .transport.protocol import Decorator
 from .watching.watch import Observed
 
@@ -195,7 +196,10 @@ class Handle(Observed):
 
         All ranks call it, between steps. {"gradwire": format, "ranks": (`state_dict()` of each rank, on the CPU)}: safe with
         `torch.load(weights_only=True)`, and one value for torch.distributed.checkpoint. The first rank holds them all.
+        After some seconds a warning names the ranks that have not called it. Raises RuntimeError where they do not within
+        the handle's timeout.
         """
+        self._await_all("gather_state_dict")
         mine = checkpoint.on_cpu(self.state_dict())
         states = gathered(mine, self.averager.engines.group, self._device, what="what they hold back")
         return checkpoint.all_states(states) if states else {}
@@ -206,12 +210,16 @@ class Handle(Observed):
         With as many ranks as then each goes on from its own state; else the mean of what all held back is owed to the next
         average, as with `load_state_dict(resize=True)`. Raises ValueError, changing nothing, where it does not fit.
         """
+        self._await_all("scatter_state_dict")
         group = self.averager.engines.group
         shares = self._shares(saved, group.size()) if group.rank() == 0 else []
         share = scattered(shares, group, self._device, what="what they held back")
         if isinstance(share, str):
             raise ValueError(share)
         self._load(share["merged"]) if "merged" in share else self.load_state_dict(share)
+
+    def _await_all(self, call: str) -> None:
+        await_all(self.averager.engines.group, call, self.averager.engines.timeout)
 
     def _shares(self, saved: Mapping[str, Any], ranks: int) -> Sequence[Mapping[str, Any] | str]:
         """What each rank is to load: its own state, or the same merged one; or an error's text."""
