@@ -52,6 +52,7 @@ class Handle(Observed):
         groups = [process_group] if isinstance(process_group, dist.ProcessGroup) else process_group or ()
         self.averager = CompressedAverager(compressor(spec), groups, timeout, partial=partial, decorate=transport)
         self._bound = False
+        self.frozen: frozenset[str] = frozenset()  # names of the model's parameters that do not train
         self._loss_scale: LossScale | None = None
         if scaler is not None:
             self.follow(scaler)
@@ -65,6 +66,7 @@ class Handle(Observed):
         names: dict[Tensor, str] = {
             parameter: plain(name) for name, parameter in model.named_parameters() if parameter.requires_grad
         }
+        self.frozen = frozenset(plain(name) for name, each in model.named_parameters() if not each.requires_grad)
         saved, before = self.averager.taken().state_dict(), self.averager.names
         renamed = {name: name for name in names.values()} if not before else {}
         renamed |= {old: names[parameter] for parameter, old in before.items() if parameter in names}
@@ -164,8 +166,8 @@ class Handle(Observed):
 
         `resize`: `saved` has the states of all ranks, on every rank, and there may be another number of ranks now: the mean
         of what they held back is owed to the next average. On another thread than training's, a step that is under way
-        comes to its end first. Raises ValueError, changing nothing, where it was saved with another compressor, rank or
-        model.
+        comes to its end first. What the state has of parameters that are frozen now is left out, and a warning names them.
+        Raises ValueError, changing nothing, where it was saved with another compressor, rank or model.
         """
         self._load(self._merged(saved) if resize else self.fitting(saved))
 
@@ -174,7 +176,7 @@ class Handle(Observed):
         if checkpoint.is_gathered(saved):
             raise ValueError("the state has those of all ranks: all ranks call scatter_state_dict(saved)")
         rank, world_size = self.averager.engines.place()
-        state = checkpoint.checked(saved, self.compressor, world_size, rank)
+        state = checkpoint.checked(saved, self.compressor, world_size, rank, self.frozen)
         if self._bound:
             checkpoint.check_parameters(state, self.compressor, self.averager.names, world_size, rank)
         checkpoint.check_whole(state)
@@ -184,7 +186,7 @@ class Handle(Observed):
         """What all ranks go on from, given the states of all. Raises ValueError where they do not fit."""
         if not self._bound:
             raise ValueError(UNBOUND)
-        return merged(states, self.compressor, self.averager.names)
+        return merged(states, self.compressor, self.averager.names, self.frozen)
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self.averager.load(state)
@@ -241,11 +243,17 @@ class Handle(Observed):
         averager = self.averager
         taken, partial = averager.taken(), averager.memory.partial
         settings = {"compressor": taken.compressor, "timeout": averager.engines.timeout, "partial": partial}
-        return {**settings, "names": averager.names, "bound": self._bound, "state": taken.state_dict()}
+        return {
+            **settings,
+            "names": averager.names,
+            "bound": self._bound,
+            "frozen": self.frozen,
+            "state": taken.state_dict(),
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         Handle.__init__(self, state["compressor"], None, state["timeout"], partial=state["partial"])
-        self.averager.names, self._bound = state["names"], state["bound"]
+        self.averager.names, self._bound, self.frozen = state["names"], state["bound"], state["frozen"]
         self.averager.load(state["state"], follow=False)
 
     def close(self) -> None:
