@@ -8,7 +8,7 @@ from typing import Any
 
 from ..ddp_core.local_steps.sites import LIMIT, Town
 from ..ranks import RankError
-from . import draw, fates, laws, local, overlapped, shards
+from . import draw, fates, halves, laws, local, overlapped, saving, shards
 from .rank import train
 
 SECONDS = 60
@@ -55,4 +55,6 @@ KINDS = {
     "overlap": Kind(overlapped.drawn, partial(alike, overlapped.train, overlapped.broken)),
     "local": Kind(local.drawn, of_sites),
     "shards": Kind(shards.drawn, partial(alike, shards.train, shards.broken)),
+    "saves": Kind(saving.drawn, partial(alike, saving.train, saving.broken)),
+    "halves": Kind(halves.drawn, partial(alike, halves.train, halves.broken)),
 }
