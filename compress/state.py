@@ -146,6 +146,17 @@ class Leaves:
         """Whether anything may be held back that was not released."""
         return any(not leaf.cleared for leaf in self.residuals)
 
+    def hold(self, layout: Layout, numbers: Tensor) -> None:
+        """Hold back these, too, flat, of this rank's gradient, in the step; what has no leaf stays in `numbers`."""
+        views = layout.views(numbers)
+        for path, leaf in self._by_path.items():
+            if not isinstance(leaf, PerParameter) or not leaf.residual or path in self._shares:
+                continue
+            held = leaf.layout.views(leaf.update().in_place())
+            for name in held.keys() & views.keys():
+                held[name].add_(views[name])
+                views[name].zero_()
+
     def release(self, layout: Layout, flat: Tensor, share: float = 1.0) -> None:
         """Move what is held back, or a share of it, into `flat`, this rank's gradient or residual, as a part of the step."""
         views = layout.views(flat)

@@ -21,6 +21,7 @@ from .memory.loss_scale import LossScale, Scaler
 from .memory.model_memory import Snapshot
 from .memory.resize import merged
 from .transport.collectives import gathered, scattered
+from .transport.presence import await_all
 from .transport.protocol import Decorator
 from .watching.watch import Observed
 
@@ -52,6 +53,7 @@ class Handle(Observed):
         groups = [process_group] if isinstance(process_group, dist.ProcessGroup) else process_group or ()
         self.averager = CompressedAverager(compressor(spec), groups, timeout, partial=partial, decorate=transport)
         self._bound = False
+        self.frozen: frozenset[str] = frozenset()  # names of the model's parameters that do not train
         self._loss_scale: LossScale | None = None
         if scaler is not None:
             self.follow(scaler)
@@ -68,6 +70,7 @@ class Handle(Observed):
         names: dict[Tensor, str] = {
             parameter: plain[name] for name, parameter in model.named_parameters() if parameter.requires_grad
         }
+        self.frozen = frozenset(plain(name) for name, each in model.named_parameters() if not each.requires_grad)
         saved, before = self.averager.taken().state_dict(), self.averager.names
         renamed = {name: name for name in names.values()} if not before else {}
         renamed |= {old: names[parameter] for parameter, old in before.items() if parameter in names}
@@ -172,8 +175,8 @@ class Handle(Observed):
 
         `resize`: `saved` has the states of all ranks, on every rank, and there may be another number of ranks now: the mean
         of what they held back is owed to the next average. On another thread than training's, a step that is under way
-        comes to its end first. Raises ValueError, changing nothing, where it was saved with another compressor, rank or
-        model.
+        comes to its end first. What the state has of parameters that are frozen now is left out, and a warning names them.
+        Raises ValueError, changing nothing, where it was saved with another compressor, rank or model.
         """
         self._load(self._merged(saved) if resize else self.fitting(saved))
 
@@ -182,7 +185,7 @@ class Handle(Observed):
         if checkpoint.is_gathered(saved):
             raise ValueError("the state has those of all ranks: all ranks call scatter_state_dict(saved)")
         rank, world_size = self.averager.engines.place()
-        state = checkpoint.checked(saved, self.compressor, world_size, rank)
+        state = checkpoint.checked(saved, self.compressor, world_size, rank, self.frozen)
         if self._bound:
             checkpoint.check_parameters(state, self.compressor, self.averager.names, world_size, rank)
         checkpoint.check_whole(state)
@@ -192,7 +195,7 @@ class Handle(Observed):
         """What all ranks go on from, given the states of all. Raises ValueError where they do not fit."""
         if not self._bound:
             raise ValueError(UNBOUND)
-        return merged(states, self.compressor, self.averager.names)
+        return merged(states, self.compressor, self.averager.names, self.frozen)
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self.averager.load(state)
@@ -204,7 +207,10 @@ class Handle(Observed):
 
         All ranks call it, between steps. {"gradwire": format, "ranks": (`state_dict()` of each rank, on the CPU)}: safe with
         `torch.load(weights_only=True)`, and one value for torch.distributed.checkpoint. The first rank holds them all.
+        After some seconds a warning names the ranks that have not called it. Raises RuntimeError where they do not within
+        the handle's timeout.
         """
+        self._await_all("gather_state_dict")
         mine = checkpoint.on_cpu(self.state_dict())
         states = gathered(mine, self.averager.engines.group, self._device, what="what they hold back")
         return checkpoint.all_states(states) if states else {}
@@ -215,12 +221,16 @@ class Handle(Observed):
         With as many ranks as then each goes on from its own state; else the mean of what all held back is owed to the next
         average, as with `load_state_dict(resize=True)`. Raises ValueError, changing nothing, where it does not fit.
         """
+        self._await_all("scatter_state_dict")
         group = self.averager.engines.group
         shares = self._shares(saved, group.size()) if group.rank() == 0 else []
         share = scattered(shares, group, self._device, what="what they held back")
         if isinstance(share, str):
             raise ValueError(share)
         self._load(share["merged"]) if "merged" in share else self.load_state_dict(share)
+
+    def _await_all(self, call: str) -> None:
+        await_all(self.averager.engines.group, call, self.averager.engines.timeout)
 
     def _shares(self, saved: Mapping[str, Any], ranks: int) -> Sequence[Mapping[str, Any] | str]:
         """What each rank is to load: its own state, or the same merged one; or an error's text."""
@@ -242,11 +252,17 @@ class Handle(Observed):
         averager = self.averager
         taken, partial = averager.taken(), averager.memory.partial
         settings = {"compressor": taken.compressor, "timeout": averager.engines.timeout, "partial": partial}
-        return {**settings, "names": averager.names, "bound": self._bound, "state": taken.state_dict()}
+        return {
+            **settings,
+            "names": averager.names,
+            "bound": self._bound,
+            "frozen": self.frozen,
+            "state": taken.state_dict(),
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         Handle.__init__(self, state["compressor"], None, state["timeout"], partial=state["partial"])
-        self.averager.names, self._bound = state["names"], state["bound"]
+        self.averager.names, self._bound, self.frozen = state["names"], state["bound"], state["frozen"]
         self.averager.load(state["state"], follow=False)
 
     def close(self) -> None:

@@ -12,10 +12,11 @@ from torch import Tensor
 from ...compress import state as states
 from ...compress.agreed import choices
 from ...compress.gauge import gauges
-from ...compress.protocol import Compressor, Layout, Program, all_reduce
+from ...compress.protocol import Compressor, Layout, Program, all_reduce, working_dtype
+from ...compress.shares import ranks_given
 from ...compress.state import Entries, Leaves, PerParameter
 from ...compress.together import together
-from ...kernels import all_finite
+from ...kernels import Residual, all_finite
 from .device_flag import DeviceFlag, refuse_capture
 
 NOT_TO_DISCARD = (
@@ -64,20 +65,33 @@ class BucketMemory:
             refuse_capture()
         self._leaves.set_step(step)
         used = self._used(flat) if self._asks else None
-        if self._owed is not None:
-            flat.add_(self._owed.flat)
+        rest = None if self._owed is None else self._bring_out(flat, self._owed)
         if used is not None:
-            average = yield from self._reduce_used(flat, used)
+            average = yield from self._reduce_used(flat, used, rest)
         else:
-            if self._owed is not None:
-                self._owed.clear()
-            average = yield from self._compressor.reduce(flat, self.state)
+            average = yield from self._compressor.reduce(flat, self.state, rest)
         if average is not flat:
             flat.copy_(average)
         if watched:
             self._left = DeviceFlag(self._owed.flat.any()) if self._owing and self._owed is not None else None
             self._finite = DeviceFlag(all_finite(flat))
         return flat
+
+    def _bring_out(self, flat: Tensor, owed: PerParameter) -> Residual | None:
+        """Add what is owed to this rank's gradient; what 16 bits cannot hold of the sum stays held back.
+
+        Where ranks of a host share what is held back, that goes beside the gradient into the host's sum.
+        """
+        exact = flat.to(working_dtype(flat.dtype)).add_(owed.flat)
+        if exact is not flat:
+            flat.copy_(exact)
+        if not self._asks:
+            owed.clear()
+        if exact is flat:
+            return None
+        rest = exact.sub_(flat)
+        self._leaves.hold(self.layout, rest)
+        return Residual(rest, rest) if self._leaves.residuals and ranks_given(self._compressor) is not None else None
 
     def _used(self, flat: Tensor) -> Tensor:
         """1 for each parameter with a gradient on this rank, 0 for those whose gradient is all zeros."""
@@ -86,9 +100,10 @@ class BucketMemory:
             return torch.stack(torch._foreach_norm(pieces, math.inf)).ne(0).float()
         return torch.stack([piece.any() for piece in pieces]).float()
 
-    def _reduce_used(self, flat: Tensor, used: Tensor) -> Program[Tensor]:
-        """The average of the parameters that any rank used; that of the others stays here."""
-        results: list[Tensor] = yield from together(self._compressor.reduce(flat, self.state), all_reduce(used))
+    def _reduce_used(self, flat: Tensor, used: Tensor, rest: Residual | None) -> Program[Tensor]:
+        """The average of the parameters that any rank used; that of the others stays here. `rest`: of `_bring_out`."""
+        averaging = self._compressor.reduce(flat, self.state, rest)
+        results: list[Tensor] = yield from together(averaging, all_reduce(used))
         average, shares = results
         unused = (shares == 0).repeat_interleave(self._sizes, output_size=self.layout.numel)
         assert self._owed is not None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from ..buckets.layout import axis_order, grad_dtype, layout_of, plain_names
 from .earlier import brought_up_to_date
 from .model_memory import OWED
 
+logger = logging.getLogger(__name__)
 FORMAT = 3  # also of what a specification leaves to its defaults: tests/ddp_core/memory/test_checkpoint.py has them
 FIELDS = ("step", "buckets", "parameters")
 RANKS = "ranks"  # the field of the states of all ranks
@@ -28,6 +30,7 @@ ADVICE = {
     "rank": "residuals are a rank's own: save and load one file a rank; where a framework saves on rank 0 alone, what "
     "gather_state_dict() returns, and load it by scatter_state_dict()",
 }
+LEFT_OUT = "the state of %d parameters that are frozen now is left out: %s; all else is loaded"
 INCOMPLETE = (
     "what loaded it fills in only what was there before, as torch.distributed.checkpoint does, or dropped something: save "
     "the state of each rank as one value, such as the bytes that torch.save makes of it"
@@ -68,8 +71,10 @@ def blank(compressor: Compressor, names: Mapping[Tensor, str], world_size: int, 
     return entries
 
 
-def checked(saved: Any, compressor: Compressor, world_size: int, rank: int) -> dict[str, Any]:
-    """The state, its parameters by their plain names.
+def checked(
+    saved: Any, compressor: Compressor, world_size: int, rank: int, frozen: Collection[str] = ()
+) -> dict[str, Any]:
+    """The state, its parameters by their plain names; without those that are `frozen` now, of which a warning tells.
 
     Raises ValueError, saying what differs and what to do, unless this rank and compressor can take it.
     """
@@ -88,7 +93,24 @@ def checked(saved: Any, compressor: Compressor, world_size: int, rank: int) -> d
             raise ValueError(f"the state was saved with {key} = {there}, here it is {here}: {ADVICE[key]}")
     check_form(saved)
     listed = {name for names in saved["buckets"] for name in names}
-    return {**saved, **renamed(saved, plain_names({*listed, *saved["parameters"]}))}
+    state = {**saved, **renamed(saved, plain_names({*listed, *saved["parameters"]}))}
+    state["parameters"] = {
+        name: {field: numbers.detach() for field, numbers in fields.items()}
+        for name, fields in state["parameters"].items()
+    }
+    return without(state, frozen, told=rank == 0)
+
+
+def without(state: dict[str, Any], frozen: Collection[str], *, told: bool) -> dict[str, Any]:
+    """The state without what it has of parameters that are frozen now; a warning names them, if they are to be `told`."""
+    names = {*state["parameters"], *(name for bucket in state["buckets"] for name in bucket)}
+    if not (gone := sorted(names & set(frozen))):
+        return state
+    if told:
+        logger.warning(LEFT_OUT, len(gone), ", ".join(gone))
+    if type(state.get("tensors")) is int:
+        state["tensors"] -= sum(len(state["parameters"].get(name, ())) for name in gone)
+    return {**state, **renamed(state, {name: name for name in names.difference(gone)})}
 
 
 def check_form(saved: Mapping[str, Any]) -> None:
@@ -108,6 +130,8 @@ def check_form(saved: Mapping[str, Any]) -> None:
             'the parameters of a state are {name: {field: tensor}}; what handle.state_dict()["parameters"] is'
         )
     for name, fields in parameters.items():
+        if not isinstance(name, str):
+            raise ValueError(f"the parameters of a state go by their names, which are text, got {name!r}")
         for field, numbers in fields.items():
             if wrong := _flaw(field, numbers):
                 raise ValueError(f"the saved {field!r} of parameter {name!r} {wrong}: the state cannot be used")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,15 +15,17 @@ from .bucket_memory import OWED, BucketMemory
 from .checkpoint import check_parameters, check_whole, checked, layouts
 
 
-def merged(states: Any, compressor: Compressor, names: Mapping[Tensor, str]) -> dict[str, Any]:
+def merged(
+    states: Any, compressor: Compressor, names: Mapping[Tensor, str], frozen: Collection[str] = ()
+) -> dict[str, Any]:
     """The state from which every rank goes on, whatever their number: it owes the mean of what all ranks held back.
 
     So the mean over ranks of what is held back, which is what the average lacks, stays what it was; so does that of momenta.
     All else is rank 0's, and alike on all ranks. Raises ValueError unless `states` are those of all ranks after one step,
-    each of them once.
+    each of them once. `frozen`: as for `checked`.
     """
     given = _ordered(states)
-    ordered = [checked(state, compressor, len(given), rank) for rank, state in enumerate(given)]
+    ordered = [checked(state, compressor, len(given), rank, frozen) for rank, state in enumerate(given)]
     for rank, state in enumerate(ordered):
         check_parameters(state, compressor, names, len(ordered), rank)
         check_whole(state)

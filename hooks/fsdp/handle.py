@@ -111,15 +111,19 @@ class ShardHandle(Observed):
         """Go on from this rank's `state_dict()`.
 
         `resize`: `saved` is a list of the states of all ranks, on every rank, and there may be another number of ranks now:
-        each holds back the mean of what they held back; so do replicas, of each shard. Raises ValueError, changing nothing,
-        where it does not fit.
+        each holds back the mean of what they held back; so do replicas, of each shard. What the state has of parameters that
+        are frozen now is left out, and a warning names them. Raises ValueError, changing nothing, where it does not fit.
         """
         memory = self.averager.memory
         inside = merged(saved) if resize else own(saved, self._key())
-        state = checked(inside, repr(memory.reduction), memory.names())
+        frozen = frozenset().union(
+            *(set(module.names).difference(module.layout().whole.names) for module in self._modules)
+        )
+        state = checked(inside, repr(memory.reduction), memory.names(), frozen, told=self._modules[0].place[0] == 0)
         if self.replicas is None:
             of_replicas = None
         else:
+            self.replicas.frozen = frozen
             of_replicas = self._owed(state) if resize else self.replicas.fitting(among_replicas(state))
         states = self.averager.loaded(state["parameters"])
         self.averager.between_steps(lambda: self._load(states, state["step"], of_replicas))
@@ -135,9 +139,8 @@ class ShardHandle(Observed):
         """What replicas go on from, where there were some, given the merged state of all ranks."""
         if self.replicas is None or "replicas" not in state:
             return None
-        return owed_by_replicas(
-            state["replicas"], [module.layout() for module in self._modules], self.replicas.compressor
-        )
+        layouts = [module.layout() for module in self._modules]
+        return owed_by_replicas(state["replicas"], layouts, self.replicas.compressor, self.replicas.frozen)
 
     def _key(self) -> str:
         rank, ranks = self._modules[0].place

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,11 +16,15 @@ from ...ddp_core.memory.resize import merged
 
 
 def owed_by_replicas(
-    states: Sequence[Mapping[str, Any]], layouts: Sequence[ShardLayout], compressor: Compressor
+    states: Sequence[Mapping[str, Any]],
+    layouts: Sequence[ShardLayout],
+    compressor: Compressor,
+    frozen: Collection[str] = (),
 ) -> dict[str, Any]:
     """The state from which replicas go on: they owe this rank's shards of the mean of what all replicas held back.
 
     `states`: of the replicas' handle on every rank of a mesh (replicas, shards), by rank. `layouts`: of the modules, here.
+    `frozen`: parameters that are left out.
     All else that was remembered (momenta, factors) was of other shards, and begins anew. Raises ValueError where the states
     are not of this model or compressor.
     """
@@ -34,7 +38,7 @@ def owed_by_replicas(
         for layout in before
         for name, shape in zip(layout.whole.names, layout.shapes, strict=True)
     }
-    means = [merged(states[shard::shards], compressor, names) for shard in range(shards)]
+    means = [merged(states[shard::shards], compressor, names, frozen) for shard in range(shards)]
     held = [mean["parameters"] for mean in means]
     owed = [_cut_anew(held, old, new) for old, new in zip(before, layouts, strict=True)]
     return {**means[0], "parameters": {name: fields for each in owed for name, fields in each.items()}}

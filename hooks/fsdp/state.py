@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
+from ...ddp_core.memory.checkpoint import LEFT_OUT
 from ...ddp_core.memory.earlier import repr_of_today
 
+logger = logging.getLogger(__name__)
 FORMAT = 1
 OF_FORMAT_1 = 1  # the format of handles' states when the first were saved: a repr of today is the same
 FIELDS = ("gradwire", "reduce", "step", "parameters")
@@ -27,8 +30,13 @@ def own(saved: Any, key: str) -> Mapping[str, Any]:
     return inside
 
 
-def checked(state: Mapping[str, Any], reduction: str, names: set[str]) -> Mapping[str, Any]:
-    """The state, if it is one of this model and of gradients that travel so. Raises ValueError."""
+def checked(
+    state: Mapping[str, Any], reduction: str, names: set[str], frozen: Collection[str] = (), *, told: bool = False
+) -> Mapping[str, Any]:
+    """The state, if it is one of this model and of gradients that travel so; without parameters that are `frozen` now.
+
+    `told`: have a warning name these. Raises ValueError.
+    """
     missing = [key for key in FIELDS if not isinstance(state, Mapping) or key not in state]
     if missing:
         raise ValueError(f"this is no state of a gradwire handle of FSDP: it lacks {', '.join(missing)}")
@@ -39,7 +47,15 @@ def checked(state: Mapping[str, Any], reduction: str, names: set[str]) -> Mappin
                 f"the state was saved with {key} = {state[key]}, here it is {here}: attach as it was when the state was "
                 "saved, load, then swap()"
             )
+    if not all(isinstance(name, str) for name in state["parameters"]):
+        raise ValueError(
+            f"the parameters of a state go by their names, which are text, got {list(state['parameters'])}"
+        )
     saved = {name for name, fields in state["parameters"].items() if fields}
+    if gone := sorted(saved.intersection(frozen)):
+        saved = saved.difference(gone)
+        if told:
+            logger.warning(LEFT_OUT, len(gone), ", ".join(gone))
     if differing := sorted(saved ^ names):
         raise ValueError(
             f"the state and the model do not have the same parameters; only one of them has {', '.join(differing[:3])}"
@@ -47,7 +63,8 @@ def checked(state: Mapping[str, Any], reduction: str, names: set[str]) -> Mappin
     for name, fields in state["parameters"].items():
         if wrong := [field for field, numbers in fields.items() if not _usable(numbers)]:
             raise ValueError(f"the saved {wrong[0]!r} of parameter {name!r} has no finite numbers: it cannot be used")
-    return state
+    detached = {name: {field: each.detach() for field, each in state["parameters"][name].items()} for name in saved}
+    return {**state, "parameters": detached}
 
 
 def among_replicas(state: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -38,6 +38,7 @@ STATES = {  # what a state may have become
     "buckets of numbers": lambda state: {**state, "buckets": [[0, 1]]},
     "a bucket twice": lambda state: {**state, "buckets": [*state["buckets"], *state["buckets"]]},
     "parameters in a list": lambda state: {**state, "parameters": list(state["parameters"].items())},
+    "numbers for names": lambda state: {**state, "parameters": dict(enumerate(state["parameters"].values()))},
     "no fields": lambda state: {**state, "parameters": dict.fromkeys(state["parameters"])},
     "emptied": lambda state: {**state, "parameters": {name: {} for name in state["parameters"]}},
     "emptied and old": lambda state: {

@@ -1,13 +1,19 @@
 """The states of all ranks as one, gathered on rank 0 and scattered: in the same bits, or by the rule for another number."""
 
 import io
+import logging
+import time
+from datetime import timedelta
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 import gradwire
+from gradwire.ddp_core.transport import presence
 
+from ..ddp_core.errors import message_of
 from .test_handle import LOSSY, attached, same, steps
 
 SPECS = [*LOSSY, "bf16", "fp16+powersgd:rank=1"]
@@ -105,3 +111,76 @@ def test_what_does_not_fit_is_refused_on_all_ranks(ranks, before, world_size):
         assert unchanged
         assert "swap()" in messages[0]
         assert all("gather_state_dict() returned" in message for message in messages[1:])
+
+
+def alone(rank, world_size, call):
+    """What one rank logs and raises where the others do not call; and whether all come through when all do, late."""
+    _, handle = attached("onebit")
+    limit, handle.averager.engines.timeout = handle.averager.engines.timeout, timedelta(seconds=1.5)
+    patience, presence.PATIENCE, records = presence.PATIENCE, 0.2, []
+    listener = logging.Handler()
+    listener.emit = lambda record: records.append(record.getMessage())
+    logging.getLogger(presence.__name__).addHandler(listener)
+    told = message_of(getattr(handle, call), *([{}] if "scatter" in call else [])) if rank == 1 else ""
+    dist.barrier()
+    presence.PATIENCE, handle.averager.engines.timeout = patience, limit
+    logging.getLogger(presence.__name__).removeHandler(listener)
+    together = handle.gather_state_dict()
+    return told, records, len(together.get("ranks", ()))
+
+
+@pytest.mark.parametrize("call", ["gather_state_dict", "scatter_state_dict"])
+def test_a_rank_that_calls_alone_names_those_that_do_not(ranks, call):
+    answers = ranks.run(alone, 3, call)
+    for told in (answers[1][0], *answers[1][1]):
+        assert "ranks [0, 2], which have not" in told
+        assert f"all ranks must call {call}()" in told
+    assert len(answers[1][1]) == 1
+    assert answers[1][0].startswith("RuntimeError: gave up")
+    assert [all_of_them for _, _, all_of_them in answers] == [3, 0, 0]  # when all call, it works again
+
+
+def late(rank, world_size):
+    """What is gathered where one rank comes late."""
+    _, handle = attached("onebit")
+    gathered = []
+    for _ in range(3):
+        if rank == 0:
+            time.sleep(0.2)
+        gathered.append(handle.gather_state_dict())
+    handle.close()
+    return [len(each.get("ranks", ())) for each in gathered]
+
+
+def test_a_rank_may_come_late(ranks):
+    assert ranks.run(late, 3) == [[3, 3, 3], [0, 0, 0], [0, 0, 0]]
+
+
+def saved_asynchronously(rank, world_size, folder):
+    """Whether training beside `async_save` is as without, and goes on from each checkpoint as it went on then."""
+    ddp, handle = attached("topk:ratio=0.05")
+    expected = steps(ddp, rank, 0, 5)
+    handle.close()
+    ddp, handle = attached("topk:ratio=0.05")
+    beside, found, saving = dist.new_group(backend="gloo"), [], []
+    for step in range(5):
+        found += steps(ddp, rank, step, step + 1)
+        for each in saving:  # one at a time, as torch wants it
+            each.result(60)
+        state = {"compression": gradwire.GatheredState(handle)}
+        saving.append(dcp.async_save(state, checkpoint_id=f"{folder}/{step}", process_group=beside))
+    saving[-1].result(60)
+    handle.close()
+    went_on = []
+    for step in range(1, 5):
+        ddp, handle = attached("topk:ratio=0.05")
+        dcp.load({"compression": gradwire.GatheredState(handle)}, checkpoint_id=f"{folder}/{step}")
+        went_on.append(same(steps(ddp, rank, step + 1, 5), expected[step + 1 :]))
+        handle.close()
+    return same(found, expected), went_on
+
+
+def test_async_save_of_torch_holds_what_training_goes_on_from(ranks, tmp_path):
+    for alike, went_on in ranks.run(saved_asynchronously, 2, str(tmp_path)):
+        assert alike
+        assert all(went_on)

@@ -209,3 +209,28 @@ def test_a_hook_without_a_model_numbers_parameters_until_bind_names_them_and_cha
         for names, pairs in results.values():
             assert names == {"0", "1", "2", "3"}
             assert all(same(named, numbered) for named, numbered in pairs)
+
+
+def loads_with_requires_grad(rank, world_size):
+    """Averages after a load of a state whose numbers require gradients, and of the same without."""
+    results = {}
+    for spec in LOSSY:
+        ddp, handle = attached(spec)
+        steps(ddp, rank, 0, 3)
+        state, found = handle.state_dict(), []
+        handle.close()
+        for requires in (False, True):
+            given = copy.deepcopy(state)
+            for numbers in (each for fields in given["parameters"].values() for each in fields.values()):
+                numbers.requires_grad_(requires and numbers.is_floating_point())
+            again, resumed = attached(spec)
+            resumed.load_state_dict(given)
+            found.append(steps(again, rank, 3, 5))
+            resumed.close()
+        results[spec] = same(*found)
+    return results
+
+
+def test_a_state_whose_numbers_require_gradients_loads_as_any_other(ranks):
+    for results in ranks.run(loads_with_requires_grad, 2):
+        assert all(results.values()), results

@@ -10,7 +10,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 
+from .given import Given, average, gradients
 from .test_ddp_settings import network
+from .test_handle import SHAPES
+from .test_handle import same as alike
 from .training import RATE, TINY_BUCKETS, batch, loss_of, same
 
 SPECS = ["none", "bf16", "fp16+powersgd:rank=1", "powersgd:rank=2", "topk:ratio=0.1", "onebit", "batched-powersgd"]
@@ -183,3 +186,48 @@ def follow_and_rescale(rank, world_size):
 
 def test_a_handle_that_follows_is_not_rescaled_twice(ranks):
     ranks.run(follow_and_rescale, 1)
+
+
+def scale_of(scaler, scale):
+    """Give the scaler a state, as a checkpoint does."""
+    scaler.load_state_dict({**scaler.state_dict(), "scale": scale, "_growth_tracker": 0})
+
+
+def rolled_back(rank, world_size, kind, load):
+    """Averages, in units of gradients, after a state of scale 2 was loaded into a handle that had trained under scale 16.
+
+    And what they are without a scale.
+    """
+    found = []
+    for scales in ((2.0, 16.0), (1.0, 1.0)):
+        scaler = torch.amp.GradScaler("cpu", init_scale=scales[0])
+        scaler.scale(torch.zeros(()))  # makes its scale
+        if kind == "own":
+            model = gradwire.DistributedDataParallel(Given(SHAPES), compressor="topk:ratio=0.1", scaler=scaler)
+            handle = model.compression
+        else:
+            model = DistributedDataParallel(Given(SHAPES))
+            handle = gradwire.attach(model, "topk:ratio=0.1", scaler=scaler)
+
+        def step_of(number, model=model, scaler=scaler):
+            given = gradients(rank, number, SHAPES)
+            means = average(model, [each * scaler.get_scale() for each in given])
+            return {name: mean / scaler.get_scale() for name, mean in means.items()}
+
+        step_of(0)
+        before = {"this rank": handle.state_dict, "gathered": handle.gather_state_dict}[load]()
+        scale_of(scaler, scales[1])
+        step_of(1)
+        step_of(2)
+        {"this rank": handle.load_state_dict, "gathered": handle.scatter_state_dict}[load](before)
+        scale_of(scaler, scales[0])
+        found.append([step_of(number) for number in (3, 4)])
+        handle.close()
+    return found
+
+
+@pytest.mark.parametrize("load", ["this rank", "gathered"])
+@pytest.mark.parametrize("kind", ["own", "attached"])
+def test_a_state_of_another_scale_than_the_handle_s_last_keeps_its_units(ranks, kind, load):
+    for scaled, unscaled in ranks.run(rolled_back, 2, kind, load):
+        assert alike(scaled, unscaled)

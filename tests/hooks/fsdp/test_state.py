@@ -6,6 +6,7 @@ import os
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
 
 import gradwire
 from gradwire.compress.shards import shard_sum
@@ -213,6 +214,38 @@ def followed(rank, world_size):
 
 def test_what_is_held_back_follows_a_scaler(ranks):
     assert ranks.run(followed, 2) == [True, True]
+
+
+def rolled_back(rank, world_size, arguments):
+    """Means after a state of scale 2 was loaded into a handle that had trained under scale 16; and without a scale."""
+    found = []
+    for scales in ((2.0, 16.0), (1.0, 1.0)):
+        scaler = torch.amp.GradScaler("cpu", init_scale=scales[0])
+        scaler.scale(torch.zeros(()))  # makes its scale
+        shape = (2, 1) if "replicas" in arguments else (2,)
+        model = given_model(mesh=init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :]))
+        handle = gradwire.attach(model, scaler=scaler, **arguments)
+
+        def step_of(number, model=model, scaler=scaler):
+            scale = scaler.get_scale()
+            means = mean_gradients(model, [[scale * each for each in part] for part in gradients(rank, number)])
+            return {name: mean / scale for name, mean in means.items()}
+
+        step_of(0)
+        before, its = handle.state_dict(), scaler.state_dict()
+        scaler.load_state_dict({**its, "scale": scales[1]})
+        step_of(1)
+        step_of(2)
+        handle.load_state_dict(before)
+        scaler.load_state_dict(its)
+        found.append([step_of(number) for number in (3, 4)])
+        handle.close()
+    return same(*found)
+
+
+@pytest.mark.parametrize("arguments", [{"reduce": "int4:feedback=1"}, {"replicas": "topk:ratio=0.1"}], ids=str)
+def test_a_state_of_another_scale_than_the_handle_s_last_keeps_its_units(ranks, arguments):
+    assert ranks.run(rolled_back, 2, arguments) == [True, True]
 
 
 def closed(rank, world_size):
