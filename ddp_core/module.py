@@ -282,9 +282,9 @@ class DistributedDataParallel(TorchFace):
         overlap.bind(self.reducer, self.compression.averager, self._order)
         self._buffers_sync.separate(self.device)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DistributedDataParallel:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         self._strays.due = True  # it may replace parameters, or their gradient nodes
-        return super()._apply(fn, recurse)
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def load_state_dict(self, *arguments: Any, **named_arguments: Any) -> Any:
         """As of every module; `assign=True` replaces parameters, which needs `refresh` then."""

@@ -72,7 +72,8 @@ class Guard:
         for hook in self._hooks:
             hook.remove()
         if self._handle is not None:
-            self._handle.before_bucket = self._handle = None
+            self._handle.before_bucket = None
+        self._handle = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Nothing: a copy of the model has other parameters."""
