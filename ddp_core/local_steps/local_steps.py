@@ -282,8 +282,9 @@ def _check(model: object, optimizer: object, at: object) -> None:
 def _inner(optimizer: Optimizer) -> Optimizer:
     """Return the optimizer that calls hooks: Accelerate's wrapper has none of its own, and may leave a step out."""
     inside = getattr(optimizer, "optimizer", None)
-    wraps = isinstance(inside, Optimizer) and not hasattr(optimizer, "_optimizer_step_post_hooks")
-    return _inner(inside) if wraps else optimizer
+    if not isinstance(inside, Optimizer) or hasattr(optimizer, "_optimizer_step_post_hooks"):
+        return optimizer
+    return _inner(inside)
 
 
 def _rounds(

@@ -44,6 +44,7 @@ class GradwireStrategy(DDPStrategy):
 
     strategy_name = "gradwire"
     compression: Handle | None = None
+    model: Any  # Lightning's
 
     def __init__(self, compressor: Spec, **options: Any) -> None:
         super().__init__(**options)

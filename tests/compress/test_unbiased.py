@@ -71,6 +71,14 @@ def test_levels_of_qsgd_are_equal_parts_of_the_norm(levels):
     assert (steps - given / given.norm() * levels).abs().max() < 1.0001
 
 
+def test_with_error_feedback_qsgd_is_a_contraction_even_with_one_level():
+    """Without the division by 1 + variance (Beznosikov et al. 2020) what is held back would grow by the step."""
+    simulation = Simulation(compressor("qsgd:levels=1,block=1000,error_feedback=true"), layout((SIZE,), world_size=1))
+    given = vector()
+    said = simulation.step([given])[0]
+    assert (said - given).norm() < given.norm()
+
+
 def test_qsgd_takes_the_fewest_bits_that_hold_its_levels():
     assert [QSGD(levels=levels).bits for levels in (1, 2, 7, 8, 127)] == [2, 4, 4, 8, 8]
 

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ from .changes import MUTANTS, ROOT
 
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "site", "*.egg-info", "results", "benchmarks")
 PASSED, FAILED, TIMED_OUT = 0, 1, -1  # pytest's, and ours
-FATES = {PASSED: "survived", FAILED: "killed", TIMED_OUT: "killed"}
+FATES = {PASSED: "survived", FAILED: "killed", TIMED_OUT: "too slow"}
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,14 @@ class Outcome:
 
     @property
     def fate(self):
-        return FATES.get(self.code, f"pytest ended with code {self.code}")
+        """`killed` is a test that failed; one that hangs fails by its own time limit."""
+        return FATES.get(self.code, f"code {self.code}")
+
+    @property
+    def by(self):
+        """The test that failed."""
+        found = re.findall(r"^FAILED \S*::(\S+)", self.output, re.MULTILINE)
+        return f", by {found[0]}" if found else ""
 
 
 def tested(what, tests, root, limit):
@@ -100,7 +108,7 @@ def main():
     parser = argparse.ArgumentParser(prog="tests.mutants", description=__doc__)
     parser.add_argument("--only", default="", help="those whose description or file contains this")
     parser.add_argument("--workers", type=int, default=2, help="how many at once")
-    parser.add_argument("--limit", type=float, default=300.0, help="seconds for the tests of one; beyond, it is killed")
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds for the tests of one")
     parser.add_argument("--skip-clean", action="store_true", help="do not run the tests without a mutant first")
     options = parser.parse_args()
     chosen = [each for each in MUTANTS if options.only in f"{each.what} {each.file}"]
@@ -112,7 +120,7 @@ def main():
             outcomes = pool.map(lambda each: tried(each, roots, options.limit), chosen)
             for mutant, result in zip(chosen, outcomes, strict=True):
                 results.append(result)
-                print(f"{result.fate:8}  {result.seconds:4.0f} s  {mutant.file}: {mutant.what}", flush=True)
+                print(f"{result.fate:8}  {result.seconds:4.0f} s  {mutant.file}: {mutant.what}{result.by}", flush=True)
     survived = [result for result in results if result.fate != "killed"]
     print(f"{len(results)} mutants, {len(results) - len(survived)} killed")
     return 1 if survived else 0
