@@ -51,6 +51,7 @@ def train(rank, world_size, trial, address, folder, limit):
     last, events = rank == world_size - 1, Path(folder)
     if last and trial.mishap in ("new", "after"):
         await_file(events / ("begun" if trial.mishap == "new" else "ended"))
+        (events / "woken").touch()  # before it joins, for which the others have to come to a meeting
     site = Site(trial.training, rank)
     comes_at_start = trial.mishap in ("stop", "return")
     place = {"limit": timedelta(seconds=limit), "prefix": f"{trial.training.seed} {os.path.basename(folder)}"}
@@ -69,8 +70,6 @@ def train(rank, world_size, trial, address, folder, limit):
 
 def befall(trial, events, limit):
     """Begin what befalls the last site; None, or a process that stops this one."""
-    if trial.mishap == "new":
-        (events / "woken").touch()
     if trial.mishap not in ("stop", "return"):
         return None
     ended = f"n=0; while [ ! -e {events}/ended ] && [ $n -lt {10 * PATIENCE} ]; do sleep 0.1; n=$((n + 1)); done"
