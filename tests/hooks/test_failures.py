@@ -101,15 +101,16 @@ class Place:
 
 @dataclass(frozen=True)
 class Breaks:
-    """Breaks on rank 1 in step 2 in the bucket of p2, before its first round or after its last."""
+    """Breaks on rank 1 in step 2 in the bucket of a parameter, before its first round or after its last."""
 
     late: bool
+    where: str = "p2"
 
     def init(self, layout):
         return Place(layout, Counter())
 
     def reduce(self, grad, state, residual=None):
-        bad = state.layout.rank == 1 and "p2" in state.layout.names and state.step.value == 2
+        bad = state.layout.rank == 1 and self.where in state.layout.names and state.step.value == 2
         if bad and not self.late:
             raise ArithmeticError("broken on purpose")
         yield from all_reduce(grad)
@@ -118,8 +119,8 @@ class Breaks:
         return grad
 
 
-def breaks(rank, world_size, late, waits):
-    ddp, handle = attached(Breaks(late), LONG)
+def breaks(rank, world_size, late, waits, where="p2"):
+    ddp, handle = attached(Breaks(late, where), LONG)
     if rank == 0 and waits:
         wait = in_step_two(lambda: wait_for_the_error_of(1))
         ddp.module.p0.register_hook(lambda _: wait())  # holds up its second bucket
@@ -142,7 +143,8 @@ def test_a_program_that_raises_reaches_backward_with_its_parameters_and_the_engi
 
 
 def test_what_torch_puts_around_an_error_is_explained_and_the_error_has_a_line_of_its_own(ranks):
-    _, ((_, message, _), _) = ranks.run(breaks, 2, True, False)
+    last_bucket = "p0"  # behind it none raises by itself
+    _, ((_, message, _), _) = ranks.run(breaks, 2, True, False, last_bucket)
     around, error = message.splitlines()[:2]
     assert "no type is wrong" in around
     assert error.startswith("bucket ")
