@@ -48,10 +48,10 @@ class LocalSteps:
     what to put around each transport, such as an emulated link. `round` counts the averages
     that this site has taken over, alike at all sites, which end training together by it where they come and go.
 
-    All begin with the model of the first one, but for frozen parameters, which must be the same. What the optimizer
-    remembers stays at its site. In CPU memory there are three more copies of the model in float32, and what the compressor
-    remembers. Raises ValueError for options out of range and where sites are set up differently, and RuntimeError, also from
-    `optimizer.step()`, where a round fails.
+    All begin with the model of the first one, but for frozen parameters, which must be the same. A parameter that any site
+    unfreezes later joins the next round at all sites. What the optimizer remembers stays at its site. In CPU memory there
+    are three more copies of the model in float32, and what the compressor remembers. Raises ValueError for options
+    out of range and where sites are set up differently, and RuntimeError, also from `optimizer.step()`, where a round fails.
     """
 
     def __init__(
@@ -89,7 +89,8 @@ class LocalSteps:
         self._lock = threading.RLock()  # held at a turn, and while a thread saves or loads
         self._rounds.sites.join(self._setup)
         self._start()
-        self._hook = _inner(optimizer).register_step_post_hook(self._stepped)
+        inner = _inner(optimizer)
+        self._hooks = [inner.register_step_pre_hook(self._stepping), inner.register_step_post_hook(self._stepped)]
 
     def _described(self, model: nn.Module, outer: str, spec: Spec) -> str:
         frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
@@ -125,6 +126,13 @@ class LocalSteps:
         """Steps from taking a difference to applying the average."""
         return self.spacing if self.overlap else 0
 
+    def _stepping(self, *_: Any) -> None:
+        """Keep what parameters are that the user has unfrozen: the optimizer is about to change them."""
+        if any(part.unnoted() for part in self._parts):
+            with self._lock:
+                for part in self._parts:
+                    part.note()
+
     def _stepped(self, *_: Any) -> None:
         """The optimizer has made a step."""
         if (self.steps + 1) % self.spacing:
@@ -139,6 +147,7 @@ class LocalSteps:
 
     @torch.no_grad()
     def _begin(self, part: Fragment | None) -> None:
+        self._stepping()
         difference = None if part is None else part.capture()
         self._flight = self._rounds.begin(difference, _flat(self._buffers))
 
@@ -212,9 +221,14 @@ class LocalSteps:
         """Average all of the model now: then it is the same at all sites. All call it after the same step."""
         with self._lock, torch.no_grad():
             self._settle()
-            for _ in self._parts:
+            left = len(self._parts)
+            while left:
+                before = self._rounds.joined
                 self._begin(self._parts[self._rounds.turn])
                 self._settle()
+                left = (
+                    left - 1 if self._rounds.joined == before else len(self._parts)
+                )  # once more with those that joined
             self._reset()
 
     def finish(self) -> None:
@@ -231,7 +245,8 @@ class LocalSteps:
 
     def close(self) -> None:
         """End without averaging: the sites' models differ."""
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
         self._rounds.close()
 
     def state_dict(self) -> dict[str, Any]:
@@ -304,8 +319,14 @@ def _rounds(
             f"local steps one of its methods, such as int4"
         )
     plain = plain_names(name for name, _ in module.named_parameters())
-    named = {plain[name]: p for name, p in module.named_parameters() if p.requires_grad}
-    return Rounds(sites, fragments(named, count), buffers, outer(specification), built, decorate)
+    named = {plain[name]: each for name, each in module.named_parameters()}
+    trained = {name: each for name, each in named.items() if each.requires_grad}
+    frozen = {
+        name: each
+        for name, each in named.items()
+        if name not in trained and (each.is_floating_point() or each.is_complex())
+    }
+    return Rounds(sites, fragments(trained, count, frozen), buffers, outer(specification), built, decorate)
 
 
 def _flat(buffers: Sequence[Tensor]) -> Tensor:

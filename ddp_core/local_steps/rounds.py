@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +13,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from ...compress import Compressor, Program
+from ...compress import Compressor, Layout, Program
 from ...compress.protocol import all_reduce
 from ...compress.together import together
 from ..engine.task import Task
@@ -23,6 +23,7 @@ from ..transport.protocol import Decorator, Transport
 from ..transport.rendezvous import Rendezvous
 from ..transport.sites import Meeting, Ranks
 from .fragment import Fragment
+from .joining import anchors, flags, joined
 from .outer import Outer
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class Rounds:
 
     `buffers`: flat, of a model that has any, averaged with the last fragment. `round`: finished ones; it tells whose turn it
     is among the fragments. A site that missed one takes the anchors of those that did not. One round runs at a time.
+    A parameter that any site has unfrozen before a round is averaged at all sites after it.
     """
 
     def __init__(
@@ -77,16 +79,19 @@ class Rounds:
 
     def begin(self, difference: Tensor | None, buffers: Tensor | None) -> Future[RoundStats]:
         """Average a difference of the fragment whose turn it is; None: there is none, as after a start."""
-        return self._thread.submit(self._until_done, difference, buffers)
+        unfrozen = {name: value for part in self.fragments for name, value in part.unfrozen.items()}
+        return self._thread.submit(self._until_done, difference, buffers, unfrozen)
 
-    def _until_done(self, difference: Tensor | None, buffers: Tensor | None) -> RoundStats:
+    def _until_done(
+        self, difference: Tensor | None, buffers: Tensor | None, unfrozen: Mapping[str, Tensor] | None = None
+    ) -> RoundStats:
         began, failures, stood_at = time.perf_counter(), 0, self.round
         while True:
             meeting = self.sites.meet()
             if self.round != stood_at:  # another model was taken over before a failure: this is no difference from it
                 difference = buffers = None
             try:
-                return self._take_part(meeting, difference, buffers, began)
+                return self._take_part(meeting, difference, buffers, unfrozen or {}, began)
             except RuntimeError as error:
                 failures += 1
                 for memory in self.memories.values():
@@ -97,18 +102,26 @@ class Rounds:
                 self.sites.break_up(error)
 
     def _take_part(
-        self, meeting: Meeting, difference: Tensor | None, buffers: Tensor | None, began: float
+        self,
+        meeting: Meeting,
+        difference: Tensor | None,
+        buffers: Tensor | None,
+        unfrozen: Mapping[str, Tensor],
+        began: float,
     ) -> RoundStats:
         able = difference is not None and bool(difference.isfinite().all())
-        standing = meeting.tell([self.round, able])
-        newest = max(number for number, _ in standing)
-        counted = [number == newest and bool(fit) for number, fit in standing]
-        if newest == NEW or any(number < newest for number, _ in standing):
-            self._take_over(meeting, [number for number, _ in standing].index(newest))
+        standing = meeting.tell([self.round, able, *flags(self.fragments, unfrozen)])
+        newest = max(number for number, *_ in standing)
+        counted = [number == newest and bool(fit) for number, fit, *_ in standing]
+        if newest == NEW or any(number < newest for number, *_ in standing):
+            source = [number for number, *_ in standing].index(newest)
+            self._take_over(meeting, source, joined(self.fragments, standing[source][2:]))
             self.round = max(newest, 0)
         done = partial(self._stats, meeting, self.turn, began, replaced=not counted[meeting.rank])
         if not any(counted):
             return done(None)
+        told = {site: each for site, (number, _, *each) in enumerate(standing) if number == newest}
+        joining = anchors(meeting, self.fragments, told, unfrozen)
         task = Task(
             self._program(meeting, difference if counted[meeting.rank] else None, buffers), "a local step's round"
         )
@@ -116,13 +129,39 @@ class Rounds:
         while task.advance(transport, 0, meeting.timeout):
             pass
         self._apply(task.result, meeting.world_size / sum(counted))
+        if joining:
+            self.join(self.joined | joining.keys(), joining)
         return done(task)
 
-    def _take_over(self, meeting: Meeting, source: int) -> None:
-        """Copy what another site has, all of it or nothing."""
-        common = [*(each for part in self.fragments for each in (part.anchor, part.momentum)), self.buffers]
-        fresh = [each.clone() for each in common]
+    @property
+    def joined(self) -> set[str]:
+        """The names of the parameters that were frozen at the start, and are averaged now."""
+        return {name for part in self.fragments for name in part.joined}
+
+    def join(self, names: Collection[str], values: Mapping[str, Tensor]) -> None:
+        """Average these of the parameters that were frozen at the start, and no others of them.
+
+        `values`: the anchors of new ones. The compressor's residuals of all others stay.
+        """
+        for index, part in enumerate(self.fragments):
+            if part.joined == {*names} & part.frozen.keys():
+                continue
+            part.join(names, values)
+            if (here := self.memories.get(index)) is not None:
+                place = replace(part.layout, world_size=here.layout.world_size, rank=here.layout.rank)
+                self.memories[index] = self._renewed(here, place)
+
+    def _take_over(self, meeting: Meeting, source: int, names: Collection[str]) -> None:
+        """Copy what another site has, all of it or nothing. `names`: the parameters that have joined there."""
+        fresh = [self.buffers.clone()]
+        for part in self.fragments:
+            layout = part.layout_with(names)
+            same = layout == part.layout
+            empty = torch.empty(layout.numel, dtype=layout.dtype)
+            fresh += [each.clone() if same else empty.clone() for each in (part.anchor, part.momentum)]
         meeting.copy_from(source, fresh)
+        self.join(names, {})
+        common = [self.buffers, *(each for part in self.fragments for each in (part.anchor, part.momentum))]
         for mine, theirs in zip(common, fresh, strict=True):
             mine.copy_(theirs)
 
@@ -146,11 +185,14 @@ class Rounds:
         here = self.memories.get(self.turn)
         layout = replace(self.fragments[self.turn].layout, world_size=meeting.world_size, rank=meeting.rank)
         if here is None or here.layout != layout:
-            fresh = BucketMemory(self.compressor, layout, max(self.round, 0))
-            if here is not None:
-                fresh.owe(here.held_back())
-            here = self.memories[self.turn] = fresh
+            here = self.memories[self.turn] = self._renewed(here, layout)
         return here
+
+    def _renewed(self, here: BucketMemory | None, layout: Layout) -> BucketMemory:
+        fresh = BucketMemory(self.compressor, layout, max(self.round, 0))
+        if here is not None:
+            fresh.owe({name: held for name, held in here.held_back().items() if name in layout.names})
+        return fresh
 
     def _apply(self, average: Tensor | None, scale: float) -> None:
         """Let the outer optimizer make its step, if the average is finite, which it is everywhere or nowhere."""

@@ -34,7 +34,8 @@ def state_of(setup: str, steps: int, rounds: Rounds, *, replaced: bool) -> dict[
     `replaced`: the last round brought another model, which the next turn takes over.
 
     {"parameters": {name: {"anchor", "momentum", and "captured" where its round has ended and is not applied yet}},
-    "fragments": [{"world_size", "rank", "memory": {name: {field: tensor}}} or None], ...}
+    "fragments": [{"world_size", "rank", "memory": {name: {field: tensor}}} or None],
+    "unfrozen": {name: what a parameter was that joins the next round}, ...}
     """
     parameters: dict[str, dict[str, Tensor]] = {}
     for part in rounds.fragments:
@@ -51,6 +52,7 @@ def state_of(setup: str, steps: int, rounds: Rounds, *, replaced: bool) -> dict[
         "fragments": [None if memory is None else _saved(memory) for memory in memories],
         "buffers": rounds.buffers.clone(),
         "replaced": replaced,
+        "unfrozen": {name: each.clone() for part in rounds.fragments for name, each in part.unfrozen.items()},
     }
 
 
@@ -75,13 +77,18 @@ def load(state: Mapping[str, Any] | Sequence[Mapping[str, Any]], setup: str, rou
         _check(each, setup, rounds)
     if len(counts := {each["round"] for each in states}) > 1:
         raise ValueError(f"the states were saved after different rounds: {sorted(counts)}")
-    memories = [_memory(states, index, rounds) for index in range(len(rounds.fragments))]
+    if any(each["parameters"].keys() != states[0]["parameters"].keys() for each in states):
+        raise ValueError("the states hold different parameters: give the states that all sites saved after one step")
     first = states[0]
+    memories = [_memory(states, part, index, rounds) for index, part in enumerate(rounds.fragments)]
     for part in rounds.fragments:
         part.captured = None
+        part.join(first["parameters"], {})
         for field in first["parameters"][part.layout.names[0]]:
             flat = torch.cat([first["parameters"][name][field].reshape(-1) for name in part.layout.names])
             setattr(part, field, flat.to(part.layout.dtype))
+        found = {name: value for each in reversed(states) for name, value in each.get("unfrozen", {}).items()}
+        part.unfrozen = {name: value.clone() for name, value in found.items() if name in part.frozen}
     rounds.round = int(first["round"])
     rounds.buffers.copy_(first["buffers"])
     rounds.memories = {index: memory for index, memory in enumerate(memories) if memory is not None}
@@ -96,7 +103,8 @@ def _check(state: Any, setup: str, rounds: Rounds) -> None:
     if state["gradwire_local_steps"] not in (1, FORMAT) or saved_with != setup:
         raise ValueError(f"the state was saved with {saved_with}, here it is {setup}")
     for part in rounds.fragments:
-        for name, shape in zip(part.layout.names, part.layout.shapes, strict=True):
+        layout = part.layout_with(state["parameters"])
+        for name, shape in zip(layout.names, layout.shapes, strict=True):
             fields = state["parameters"].get(name, {})
             if not {"anchor", "momentum"} <= set(fields):
                 raise ValueError(f"the state lacks the anchor or the momentum of parameter {name!r}")
@@ -106,6 +114,9 @@ def _check(state: Any, setup: str, rounds: Rounds) -> None:
                     raise ValueError(
                         f"the saved {field!r} of parameter {name!r} is not of shape {shape}, or not finite"
                     )
+        for name, value in state.get("unfrozen", {}).items():
+            if name in part.frozen and (not isinstance(value, Tensor) or value.shape != part.value(name).shape):
+                raise ValueError(f"the saved value of the unfrozen parameter {name!r} does not fit the parameter")
 
 
 def _setup(state: Mapping[str, Any]) -> str:
@@ -116,9 +127,9 @@ def _setup(state: Mapping[str, Any]) -> str:
     return COMPRESSOR.sub(lambda found: repr(in_words_of_today(found[2], OF_FORMAT_1)), setup)
 
 
-def _memory(states: Sequence[Mapping[str, Any]], index: int, rounds: Rounds) -> BucketMemory | None:
+def _memory(states: Sequence[Mapping[str, Any]], part: Fragment, index: int, rounds: Rounds) -> BucketMemory | None:
     """What the compressor remembers of a fragment: as saved, or of several sites' the mean of what they held back."""
-    layout = rounds.fragments[index].layout
+    layout = part.layout_with(states[0]["parameters"])
     memories = []
     for state in states:
         if (entry := state["fragments"][index]) is not None:

@@ -1,0 +1,53 @@
+"""Parameters that the user unfreezes in mid-training: sites agree which of them are averaged, and from where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from ..buckets.checksum import checksum
+from ..transport.sites import Meeting
+from .fragment import Fragment
+
+FROZEN, UNFROZEN, JOINED = range(3)  # what a site reports of each parameter that was frozen at the start
+
+
+def flags(fragments: Sequence[Fragment], unfrozen: Mapping[str, Tensor]) -> list[int]:
+    """Return what this site reports of each parameter that was frozen at the start."""
+    return [
+        JOINED if name in part.joined else UNFROZEN if name in unfrozen else FROZEN
+        for part in fragments
+        for name in part.frozen
+    ]
+
+
+def joined(fragments: Sequence[Fragment], reported: Sequence[int]) -> set[str]:
+    """Return the names of the parameters that a site averages which has reported these flags."""
+    names = [name for part in fragments for name in part.frozen]
+    return {name for name, flag in zip(names, reported, strict=True) if flag == JOINED}
+
+
+def anchors(
+    meeting: Meeting,
+    fragments: Sequence[Fragment],
+    reported: Mapping[int, Sequence[int]],
+    unfrozen: Mapping[str, Tensor],
+) -> dict[str, Tensor]:
+    """Return the anchors of the parameters that join, flat: the same numbers at all sites.
+
+    `reported`: the flags by site, without sites that are behind. Any site's wish is enough. Most often all sites have the
+    same frozen values. Otherwise the first site that unfroze a parameter sends its value.
+    """
+    homes = {name: part for part in fragments for name in part.frozen}
+    sources: dict[str, int] = {}
+    for site, told in sorted(reported.items(), reverse=True):
+        sources |= {name: site for name, flag in zip(homes, told, strict=True) if flag == UNFROZEN}
+    values = {name: unfrozen[name].clone() if name in unfrozen else homes[name].value(name) for name in sorted(sources)}
+    if not values:
+        return {}
+    here = int(checksum(list(values.values())), 16)
+    if any(there != [here] for there in meeting.tell([here])):
+        for source in sorted(set(sources.values())):
+            meeting.copy_from(source, [value for name, value in values.items() if sources[name] == source])
+    return values
