@@ -44,7 +44,9 @@ class ChunkTopK:
     def reduce(self, grad: Tensor, state: None, residual: Residual | None = None) -> Program[Tensor]:
         """The mean of the chosen chunks, zero elsewhere."""
         values = grad if residual is None else residual.plus(grad)
-        alarm = torch.where(kernels.all_finite(values), 0.0, torch.nan)  # squares of large numbers are not finite either
+        alarm = torch.where(
+            kernels.all_finite(values), 0.0, torch.nan
+        )  # squares of large numbers are not finite either
         chosen = yield from self._agree(values)
         return (yield from average_blocks(grad, values, chosen, self.chunk, alarm))
 

@@ -17,7 +17,9 @@ DEEPEST = 16  # compressors inside each other
 def parsed(text: str) -> Mapping[str, Any]:
     """`outer+inner:key=value` as nested mappings. Raises ValueError for what cannot be read."""
     if (count := len(OUTER_END.findall(text)) + 1) > DEEPEST:
-        raise ValueError(f"a compressor has at most {DEEPEST} parts with a '+' between them, got {count}: {text[:60]}...")
+        raise ValueError(
+            f"a compressor has at most {DEEPEST} parts with a '+' between them, got {count}: {text[:60]}..."
+        )
     plus = OUTER_END.search(text)
     outer, inner = (text[: plus.start()], text[plus.end() :]) if plus else (text, "")
     name, colon, options = outer.strip().partition(":")

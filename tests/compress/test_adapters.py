@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from gradwire.compress import Gathered, OneBit, Simulation, TopK, TwoShot, compressor
-
 from gradwire.compress.state import Leaves as leaves_of
 
 from .given import gradients, layout
