@@ -70,9 +70,14 @@ class ACPPowerSGD:
             begun.factors, transposed, begun.whole, p, begun.q, begun.step, ZeroRows.of_layout(layout)
         )
 
+    @staticmethod
+    def is_due(step: int) -> bool:
+        """Return True if a step sends Q: the ranks then agree on the rows that are zero on all of them."""
+        return step % 2 == 1
+
     def reduce(self, grad: Tensor, state: ACPPowerSGDState, residual: Residual | None = None) -> Program[Tensor]:
         """The average of this step's factor, as matrices; what does not compress rides along."""
-        sends_q = bool(state.step.value % 2 and state.factors.matrices)
+        sends_q = self.is_due(state.step.value) and bool(state.factors.matrices)
         state.step.value += 1
         program = self._average(_average_q if sends_q else _average_p, grad, state, residual)
         return (yield from zeros_kept(program, grad, state, residual) if sends_q else program)

@@ -41,8 +41,9 @@ class ZeroRows:
         self._parts: dict[tuple[int, int], tuple[Block, ...]] = {}
         blocks = () if device.type == "meta" else self.blocks
         self._once = self.count == sum(block.rows for block in self.blocks)  # each row lies in one piece
-        firsts = [torch.arange(block.rows) * block.size + block.start for block in blocks if self._once]
-        self._firsts = torch.cat([torch.arange(0), *firsts]).to(device)
+        cpu = torch.device("cpu")
+        firsts = [torch.arange(b.rows, device=cpu) * b.size + b.start for b in blocks if self._once]
+        self._firsts = torch.cat([torch.arange(0, device=cpu), *firsts]).to(device)
 
     @classmethod
     def of_layout(cls, layout: Layout) -> ZeroRows:
