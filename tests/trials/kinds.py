@@ -8,7 +8,7 @@ from typing import Any
 
 from ..ddp_core.local_steps.sites import LIMIT, Town
 from ..ranks import RankError
-from . import draw, fates, laws, local, overlapped, shards
+from . import backends, draw, fates, laws, local, overlapped, programs, shards
 from .rank import train
 
 SECONDS = 60
@@ -54,5 +54,7 @@ KINDS = {
     "options": Kind(draw.with_feedback_options, ddp),
     "overlap": Kind(overlapped.drawn, partial(alike, overlapped.train, overlapped.broken)),
     "local": Kind(local.drawn, of_sites),
+    "programs": Kind(programs.drawn, programs.undergone),
+    "backends": Kind(backends.drawn, backends.undergone),
     "shards": Kind(shards.drawn, partial(alike, shards.train, shards.broken)),
 }

@@ -12,6 +12,7 @@ TRAINING += [pytest.param(seed, marks=complex_numbers) for seed in (23, 56, 112)
 FAILING = [72, 21, 31]  # a rank that is killed; one that swaps, or loads, alone
 FAILING += [pytest.param(14, marks=buffers_by_argument)]  # one that is stopped for a while
 OTHERS = [("overlap", 8), ("overlap", 1), ("local", 3), ("local", 8)]
+OTHERS += [("programs", seed) for seed in range(8)] + [("backends", 2), ("backends", 3)]
 OTHERS += [pytest.param(kind, seed, marks=complex_numbers) for kind, seed in (("hosts", 4), ("options", 1))]
 OTHERS += [pytest.param("shards", seed, marks=fsdp_of_others) for seed in (0, 14)]  # torch's; hybrid, that compresses
 
