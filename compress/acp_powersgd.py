@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,16 +14,17 @@ from .. import kernels
 from ..kernels import Factors, Matrix, Residual
 from .leaves import Counter, PerParameter
 from .pieces import Place
-from .powersgd import PowerSGD, average_whole, draw_normal, finish
+from .powersgd import PowerSGD, average_whole, draw_normal, finish, zeros_kept
 from .protocol import Layout, Program, all_reduce
 from .registry import register
 from .together import together
+from .zero_rows import ZeroRows
 
 
 @dataclass
 class ACPPowerSGDState:
     """Which parameters are low-rank, as they lie and transposed, and which are sent whole; the last P and Q (transposed);
-    the steps seen.
+    the steps seen; the rows of the bucket.
     """
 
     factors: Factors
@@ -31,6 +33,7 @@ class ACPPowerSGDState:
     p: PerParameter
     q: PerParameter
     step: Counter
+    of_bucket: ZeroRows
 
 
 @register("acp-powersgd")
@@ -63,12 +66,25 @@ class ACPPowerSGD:
         p = PerParameter.zeros(dataclasses.replace(begun.q.layout, shapes=shapes), optional=True)
         draw_normal(p.layout, p.flat, self.seed, step=1)
         transposed = Factors(tuple(Matrix(m.offset, m.columns, m.rows, m.rank) for m in matrices))
-        return ACPPowerSGDState(begun.factors, transposed, begun.whole, p, begun.q, begun.step)
+        return ACPPowerSGDState(
+            begun.factors, transposed, begun.whole, p, begun.q, begun.step, ZeroRows.of_layout(layout)
+        )
+
+    @staticmethod
+    def is_due(step: int) -> bool:
+        """Return True if a step sends Q: the ranks then agree on the rows that are zero on all of them."""
+        return step % 2 == 1
 
     def reduce(self, grad: Tensor, state: ACPPowerSGDState, residual: Residual | None = None) -> Program[Tensor]:
         """The average of this step's factor, as matrices; what does not compress rides along."""
-        low_rank = _average_q if state.step.value % 2 else _average_p
+        sends_q = self.is_due(state.step.value) and bool(state.factors.matrices)
         state.step.value += 1
+        program = self._average(_average_q if sends_q else _average_p, grad, state, residual)
+        return (yield from zeros_kept(program, grad, state, residual) if sends_q else program)
+
+    def _average(
+        self, low_rank: Callable[..., Program[None]], grad: Tensor, state: ACPPowerSGDState, residual: Residual | None
+    ) -> Program[Tensor]:
         yield from together(low_rank(grad, state, residual), average_whole(grad, state.whole, residual))
         return grad
 

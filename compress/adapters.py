@@ -15,6 +15,7 @@ from torch import Tensor
 from ..kernels import Residual
 from .leaves import Chunk, Counter
 from .protocol import Codec, DrawingCodec, Layout, Program, all_gather, all_to_all, working_dtype
+from .zero_rows import ZeroRows, any_of
 
 
 @dataclass
@@ -75,7 +76,8 @@ class Gathered:
 class TwoShotState:
     """What this rank held back as the server of its part; the part's places; the ranks; what the codec draws from.
 
-    `served`: the first element of the part and the one after its last. `length`: of a part, with its padding.
+    `served`: the first element of the part and the one after its last. `length`: of a part, with its padding. `rows`: those
+    that stay zero by a bit of their own; None where the codec keeps zeros.
     """
 
     server_residual: Chunk | None
@@ -83,6 +85,7 @@ class TwoShotState:
     length: int
     world_size: int
     draws: Draws | None
+    rows: ZeroRows | None = None
 
 
 @dataclass(frozen=True)
@@ -111,25 +114,39 @@ class TwoShot:
         end = min(start + length, layout.numel)
         zeros = torch.zeros(end - start, dtype=layout.widened().dtype, device=layout.device)
         chunk = Chunk(layout, start, zeros) if self.feedback else None
-        return TwoShotState(chunk, (start, end), length, layout.world_size, draws(self.codec, layout))
+        rows = None if getattr(self.codec, "keeps_zeros", False) else ZeroRows.of_layout(layout)
+        return TwoShotState(chunk, (start, end), length, layout.world_size, draws(self.codec, layout), rows)
 
-    def reduce(self, grad: Tensor, state: Any, residual: Residual | None = None) -> Program[Tensor]:
+    def reduce(self, grad: Tensor, state: TwoShotState, residual: Residual | None = None) -> Program[Tensor]:
         """The mean, rounded twice. Without a worker residual the server keeps none either."""
         if not grad.numel():
             return grad
-        row_bytes = self.codec.row_bytes(state.length)
+        rows, size = state.rows, self.codec.row_bytes(state.length)
+        bits = 0 if rows is None else rows.row_bytes(state.world_size)
         first, second = drawn(state.draws)
-        rows = torch.zeros(state.world_size, row_bytes, dtype=torch.uint8, device=grad.device)
-        self.codec.encode(grad, residual, rows, state.length, *first)
-        votes = yield from all_to_all(rows)
+        payload = torch.zeros(state.world_size, size + bits, dtype=torch.uint8, device=grad.device)
+        if rows is not None:
+            payload[:, size:] = rows.packed(rows.used(grad, residual), state.world_size)
+        self.codec.encode(grad, residual, payload[:, :size], state.length, *first)
+        votes = yield from all_to_all(payload)
         start, end = state.served
         served = torch.empty(end - start, dtype=working_dtype(grad.dtype), device=grad.device)
-        self.codec.decode(votes.unsqueeze(1), served, state.length)
-        row = torch.zeros(1, row_bytes, dtype=torch.uint8, device=grad.device)
+        self.codec.decode(votes[:, :size].unsqueeze(1), served, state.length)
+        payload = torch.zeros(1, size + bits, dtype=torch.uint8, device=grad.device)
+        if rows is not None:
+            payload[:, size:] = any_of(votes[:, size:])
         held = None if residual is None or state.server_residual is None else state.server_residual.update()
-        self.codec.encode(served, held, row, state.length, *second)
-        averages = yield from all_gather(row)
-        _decode(self.codec, averages.view(1, state.world_size, row_bytes), grad, state.length, residual)
+        self.codec.encode(served, held, payload[:, :size], state.length, *second)
+        averages = (yield from all_gather(payload)).view(1, state.world_size, size + bits)
+        _decode(self.codec, averages[..., :size], grad, state.length, residual)
+        if rows is not None:
+            used = rows.unpacked(averages[..., size:])
+            rows.clear(used, grad)
+            for flat, at in (
+                () if residual is None else ((residual.after, 0), (None if held is None else held.after, start))
+            ):
+                if flat is not None:
+                    rows.clear(used, flat, at)
         return grad
 
 

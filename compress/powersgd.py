@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -20,17 +21,24 @@ from .protocol import Layout, Program, all_reduce, working_dtype
 from .registry import register
 from .seeding import seeded_generator
 from .together import together
+from .zero_rows import ZeroRows
 
 
 @dataclass
 class PowerSGDState:
-    """Which parameters are low-rank and which are sent whole; the factors Q (transposed); the steps seen; whose they are."""
+    """Which parameters are low-rank and which are sent whole; the factors Q (transposed); the steps seen; whose they are.
+
+    `rows`: those that stay zero, of P, of Q and of what is sent whole, where payloads are coded. `of_bucket`: of a bucket
+    that is one matrix.
+    """
 
     factors: Factors
     whole: tuple[Place, ...]
     q: PerParameter
     step: Counter
     layout: Layout
+    rows: Sequence[ZeroRows | None] = (None, None, None)
+    of_bucket: ZeroRows | None = None
 
 
 @register("powersgd")
@@ -75,16 +83,22 @@ class PowerSGD:
         if layout.dtype.itemsize < 4:
             raise TypeError(f"PowerSGD needs 32 bits or more for its arithmetic, not {layout.dtype}: wrap it in Widen")
         matrices: dict[int, Matrix] = {}
-        whole = []
+        whole, entries = [], []
         for index, (shape, offset, size) in enumerate(zip(layout.shapes, layout.offsets, layout.sizes, strict=True)):
             if matrix := self.as_matrix(shape, offset):
                 matrices[index] = matrix
             elif size:
                 whole.append((offset, size))
+                entries.append(index)
         shapes = tuple((m.rank, m.columns) for m in matrices.values())
-        q = PerParameter.zeros(dataclasses.replace(layout.select(matrices), shapes=shapes), optional=True)
+        q = PerParameter.zeros(dataclasses.replace(layout.select(matrices), shapes=shapes, row_sizes=()), optional=True)
         draw_normal(q.layout, q.flat, self.seed, step=0)
-        return PowerSGDState(Factors(tuple(matrices.values())), joined(whole), q, Counter(), layout)
+        factors = Factors(tuple(matrices.values()))
+        state = PowerSGDState(factors, joined(whole), q, Counter(), layout)
+        if self.packs_bytes:
+            sent = (ZeroRows.of_layout(q.layout), ZeroRows.of_layout(layout.select(entries)))
+            state.rows = (ZeroRows.of_factors(factors, layout.device), *sent)
+        return state
 
     def as_matrix(self, shape: tuple[int, ...], offset: int) -> Matrix | None:
         """The matrix that a parameter is compressed as; None where it is sent whole."""
@@ -97,7 +111,8 @@ class PowerSGD:
 
     def reduce(self, grad: Tensor, state: PowerSGDState, residual: Residual | None = None) -> Program[Tensor]:
         """The low-rank average; what does not compress rides in the same round as P."""
-        average = partial(coded_whole, self.payload, state.layout) if self.packs_bytes else average_whole
+        coded = partial(coded_whole, self.payload, state.layout, state.rows[2])
+        average = coded if self.packs_bytes else average_whole
         yield from together(self._low_rank(grad, state, residual), average(grad, state.whole, residual))
         return grad
 
@@ -112,18 +127,18 @@ class PowerSGD:
             else:
                 kernels.normalize(q, factors, first)
                 kernels.low_rank_left(matrices, None, factors, q, p)
-            p, _ = yield from self._mean(p, state)
+            p, _ = yield from self._mean(p, state, state.rows[0])
             kernels.orthogonalize(p, factors)
             kernels.low_rank_right(matrices, factors, p, q)
-            q, sent = yield from self._mean(q, state)
+            q, sent = yield from self._mean(q, state, state.rows[1])
         finish(grad, None if residual is None else residual.after, factors, (p, q), (p, sent))
         kernels.normalize(q, factors, first)  # a Q of zeros would find nothing ever again
         following.copy_(q)
 
-    def _mean(self, factor: Tensor, state: PowerSGDState) -> Program[tuple[Tensor, Tensor]]:
+    def _mean(self, factor: Tensor, state: PowerSGDState, rows: ZeroRows | None) -> Program[tuple[Tensor, Tensor]]:
         """The mean of a factor, and what this rank holds back nothing of: its own part of that, or the mean itself."""
         if self.packs_bytes:
-            return (yield from coded_mean(self.payload, factor, state.layout))
+            return (yield from coded_mean(self.payload, factor, state.layout, rows))
         mean = yield from all_reduce(factor)
         return mean, mean
 
@@ -178,7 +193,12 @@ def average_whole(grad: Tensor, places: tuple[Place, ...], residual: Residual | 
 
 
 def coded_whole(
-    codec: str, ranks: Layout, grad: Tensor, places: tuple[Place, ...], residual: Residual | None
+    codec: str,
+    ranks: Layout,
+    rows: ZeroRows | None,
+    grad: Tensor,
+    places: tuple[Place, ...],
+    residual: Residual | None,
 ) -> Program[None]:
     """The mean of scattered parts of a bucket in few bits an element."""
     if not places:
@@ -187,7 +207,7 @@ def coded_whole(
     values = torch.cat(parts).to(working_dtype(grad.dtype))
     if residual is not None:
         values.add_(torch.cat(pieces(residual.before, places)))
-    mean, sent = yield from coded_mean(codec, values, ranks)
+    mean, sent = yield from coded_mean(codec, values, ranks, rows)
     put_back(mean, parts)
     if residual is not None:
         values.sub_(sent)
@@ -213,7 +233,24 @@ class BatchedPowerSGD(PowerSGD):
         left_over = layout.numel - rows * columns
         names, shapes = (layout.names[0], "left over"), ((rows, columns), (left_over,))
         starts = (layout.starts[0], 0) if layout.starts else ()
-        return super().init(dataclasses.replace(layout, names=names, shapes=shapes, starts=starts))
+        state = super().init(dataclasses.replace(layout, names=names, shapes=shapes, starts=starts, row_sizes=()))
+        state.of_bucket = ZeroRows.of_layout(layout)
+        return state
+
+    def reduce(self, grad: Tensor, state: PowerSGDState, residual: Residual | None = None) -> Program[Tensor]:
+        """The low-rank average; rows of parameters that are zero on all ranks stay zero, by a bit of each."""
+        return (yield from zeros_kept(super().reduce(grad, state, residual), grad, state, residual))
+
+
+def zeros_kept(program: Program[Tensor], grad: Tensor, state: Any, residual: Residual | None) -> Program[Tensor]:
+    """The average by a program, its rows cleared that are zero on all ranks. `state.of_bucket`: the bucket's rows."""
+    rows: ZeroRows = state.of_bucket
+    looked = rows.used(grad, residual)  # before the program writes over it
+    average, used = yield from together(program, rows.used_anywhere(looked))
+    rows.clear(used, average)
+    if residual is not None:
+        rows.clear(used, residual.after)
+    return average
 
 
 def near_square(numel: int, rank: int) -> tuple[int, int]:

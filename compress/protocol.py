@@ -139,8 +139,9 @@ class Layout:
     """How the gradients of some parameters lie, one behind the other, in a flat buffer; and whose buffer it is.
 
     `shapes` are in memory order: a channels-last convolution of (out, in, k, k) lies as (out, k, k, in). `starts`, where
-    given, says that each entry is only a part of the parameter of that name: from this element of it on. Ranks 0 to
-    `ranks_per_host` - 1 share a host, and so on; with 1 every rank is a host of its own.
+    given, says that each entry is only a part of the parameter of that name: from this element of it on; `row_sizes`, where
+    given, the elements of a row of the whole parameter, see `rows`. Ranks 0 to `ranks_per_host` - 1 share a host, and so on;
+    with 1 every rank is a host of its own.
 
     >>> layout = Layout(("bias", "weight"), ((3,), (2, 3)), torch.float32, torch.device("cpu"))
     >>> layout.numel, layout.offsets
@@ -155,6 +156,7 @@ class Layout:
     rank: int = 0
     ranks_per_host: int = 1
     starts: tuple[int, ...] = ()
+    row_sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.ranks_per_host < 1 or self.world_size % self.ranks_per_host:
@@ -178,11 +180,17 @@ class Layout:
         names = tuple(self.names[i] for i in places)
         shapes = tuple(self.shapes[i] for i in places)
         starts = tuple(self.starts[i] for i in places) if self.starts else ()
-        return dataclasses.replace(self, names=names, shapes=shapes, starts=starts)
+        row_sizes = tuple(self.row_sizes[i] for i in places) if self.row_sizes else ()
+        return dataclasses.replace(self, names=names, shapes=shapes, starts=starts, row_sizes=row_sizes)
 
     def start(self, name: str) -> int | None:
         """The element of the parameter that its entry begins with; None where the entry is all of it."""
         return self.starts[self.names.index(name)] if self.starts else None
+
+    @cached_property
+    def rows(self) -> tuple[int, ...]:
+        """Elements of a row of each parameter, along its first dimension; 0 for vectors, which count as one."""
+        return self.row_sizes or tuple(prod(shape[1:]) if len(shape) > 1 else 0 for shape in self.shapes)
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:

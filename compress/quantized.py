@@ -34,6 +34,11 @@ class BlockCodes:
     exponent: ClassVar[int] = 0
     takes_16_bits: ClassVar[bool] = True
 
+    @property
+    def keeps_zeros(self) -> bool:
+        """Whether zeros are decoded as zeros."""
+        return self.exponent != HALVES
+
     def __post_init__(self) -> None:
         if self.block < 8 or self.block % 8:
             raise ValueError(f"{self.method}:block is a multiple of 8, at least 8; got {self.block}")
@@ -85,6 +90,11 @@ class Quantized(BlockCodes):
             raise ValueError(f"{self.method}:rounding is nearest or stochastic, got {self.rounding!r}")
         if self.rotate:
             check_rotation(self.method, self.block)
+
+    @property
+    def keeps_zeros(self) -> bool:
+        """Whether zeros are decoded as zeros; in rotated blocks they are not."""
+        return super().keeps_zeros and not self.rotate
 
     @property
     def draws(self) -> bool:

@@ -44,6 +44,7 @@ class Share:
             names=tuple(name for name, _, _ in parts),
             shapes=tuple(shape for _, shape, _ in parts),
             starts=tuple(start for _, _, start in parts),
+            row_sizes=tuple(self._rows[name] for name, _, _ in parts),
             world_size=self.whole.world_size // self.whole.ranks_per_host,
             rank=self.whole.rank // self.whole.ranks_per_host,
             ranks_per_host=1,
@@ -62,6 +63,10 @@ class Share:
     def _starts(self) -> dict[str, int]:
         starts = self.whole.starts or (0,) * len(self.whole.names)
         return dict(zip(self.whole.names, starts, strict=True))
+
+    @cached_property
+    def _rows(self) -> dict[str, int]:
+        return dict(zip(self.whole.names, self.whole.rows, strict=True))
 
     @cached_property
     def _mine(self) -> Layout:

@@ -217,8 +217,8 @@ def scopes_by_round(compressor: Compressor, layout: Layout) -> list[set[Scope]]:
 def operations_of(compressor: Compressor, layout: Layout) -> set[str]:
     """The names of the kernels' operations that any step may run, on any rank of a host."""
     meta = torch.device("meta")
-    sample = dataclasses.replace(layout, names=("m", "v"), shapes=((64, 64), (64,)), starts=(), device=meta)
-    sample = placed_on_hosts(compressor, sample)
+    sample = dataclasses.replace(layout, names=("m", "v"), shapes=((64, 64), (64,)), starts=(), row_sizes=())
+    sample = dataclasses.replace(placed_on_hosts(compressor, sample), device=meta)
     with recorded_operations() as names:
         for step, method in variants(compressor):
             for dtype, rank in product({layout.dtype, torch.float32}, range(sample.ranks_per_host)):

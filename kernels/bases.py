@@ -17,7 +17,8 @@ def orthogonalize(p: Tensor, factors: Factors) -> None:
     """Replace each P by a matrix with orthonormal columns that span its columns, in place.
 
     Householder QR: zero and rank-deficient columns are completed to an orthonormal set, any finite scale survives, and a
-    P with a non-finite element becomes NaN. Factors of one shape go in one call.
+    P with a non-finite element becomes NaN. Rows of zeros stay so in all columns but those that complete the set. Factors of
+    one shape go in one call.
     """
     for batch in _alike(factors.left(p)):
         bases = orthonormal_columns(torch.stack(batch).mT)
@@ -53,5 +54,8 @@ def orthonormal_columns(matrices: Tensor) -> Tensor:
     scale = matrices.abs().amax(dim=(1, 2), keepdim=True)
     # At most 1 in magnitude: squares then neither overflow nor vanish.
     scaled = matrices / torch.where(scale == 0, torch.ones_like(scale), scale)
-    basis = torch.linalg.qr(scaled).Q
+    # Rows of zeros last: reflections fill in the first rows, and leave zeros below as they are.
+    order = (scaled == 0).all(2).to(torch.uint8).argsort(dim=1, stable=True).unsqueeze(2).expand_as(scaled)
+    basis = torch.linalg.qr(scaled.gather(1, order)).Q
+    basis = torch.empty_like(basis).scatter_(1, order, basis)
     return torch.where(scaled.isfinite().all(dim=(1, 2), keepdim=True), basis, torch.full_like(basis, torch.nan))

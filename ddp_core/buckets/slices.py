@@ -104,15 +104,16 @@ class BucketSlice:
         """Of this slice; `whole`: of its bucket."""
         reals = 2 if self.flat.is_complex() else 1
         start, end = self.start * reals, (self.start + self.flat.numel()) * reals
-        names, shapes, starts = [], [], []
-        for name, offset, size in zip(whole.names, whole.offsets, whole.sizes, strict=True):
+        names, shapes, starts, rows = [], [], [], []
+        for name, offset, size, row in zip(whole.names, whole.offsets, whole.sizes, whole.rows, strict=True):
             first, last = max(start, offset), min(end, offset + size)
             if first < last:
                 names.append(name)
                 shapes.append((last - first,))
                 starts.append(first - offset)
+                rows.append(row)
         place = (whole.dtype, whole.device, whole.world_size, whole.rank, whole.ranks_per_host)
-        return Layout(tuple(names), tuple(shapes), *place, tuple(starts))
+        return Layout(tuple(names), tuple(shapes), *place, tuple(starts), tuple(rows))
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,34 @@ inline void reflect(float* vector, float weight, const float* tail, int64_t coun
     subtract(vector + 1, part, tail, count - 1);
 }
 
-// Householder QR of `rank` vectors, at most LARGEST_RANK and `rows`; they become the columns of Q.
+inline bool zero_row(const float* vectors, int64_t rank, int64_t rows, int64_t row) {
+    for (int64_t j = 0; j < rank; ++j)
+        if (vectors[j * rows + row] != 0) return false;
+    return true;
+}
+
+inline void swap_rows(float* vectors, int64_t rank, int64_t rows, int64_t one, int64_t other) {
+    for (int64_t j = 0; j < rank && one != other; ++j) {
+        const float value = vectors[j * rows + one];
+        vectors[j * rows + one] = vectors[j * rows + other];
+        vectors[j * rows + other] = value;
+    }
+}
+
+// Brings rows that are not zero to the first places, which reflections fill in. `places`: where each came from.
+inline void zero_rows_last(float* vectors, int64_t rank, int64_t rows, int64_t* places) {
+    int64_t next = 0;
+    for (int64_t k = 0; k < rank; ++k) {
+        next = next > k ? next : k;
+        while (next < rows && zero_row(vectors, rank, rows, next)) ++next;
+        places[k] = next < rows ? next : k;
+        swap_rows(vectors, rank, rows, k, places[k]);
+        ++next;
+    }
+}
+
+// Householder QR of `rank` vectors, at most LARGEST_RANK and `rows`; they become the columns of Q. Rows of zeros stay so
+// in all vectors that are not completions.
 inline void orthogonalize(float* vectors, int64_t rank, int64_t rows) {
     const float largest = largest_magnitude(vectors, rank * rows);
     if (!(largest < __builtin_inff())) return fill_with(vectors, rank * rows, __builtin_nanf(""));
@@ -83,6 +110,8 @@ inline void orthogonalize(float* vectors, int64_t rank, int64_t rows) {
             store(vectors + at, load(vectors + at, lanes) / largest, lanes);
         });
     float weights[LARGEST_RANK];
+    int64_t places[LARGEST_RANK];
+    zero_rows_last(vectors, rank, rows, places);
     for (int64_t k = 0; k < rank; ++k) {
         float* vector = vectors + k * rows + k;
         weights[k] = reflection(vector, rows - k);
@@ -96,6 +125,7 @@ inline void orthogonalize(float* vectors, int64_t rank, int64_t rows) {
         vector[0] = 1 - weights[k];
         fill_with(vector - k, k, 0.0f);
     }
+    for (int64_t k = rank - 1; k >= 0; --k) swap_rows(vectors, rank, rows, k, places[k]);
 }
 
 // Scales a vector to length 1; one of zeros becomes `previous`, or stays where that is null; one that is not finite is

@@ -70,12 +70,12 @@ def test_with_full_rank_the_side_that_is_whole_is_exact(shape):
 
 
 @pytest.mark.parametrize("rank", [1, 4])
-def test_a_step_is_one_round_of_one_factor_and_of_what_is_not_compressed(rank):
+def test_a_step_sends_one_factor_and_what_is_not_compressed_and_with_q_a_bit_for_each_row(rank):
     within = layout((64, 32), (7,), world_size=8)
     built = compressor(f"acp-powersgd:rank={rank}")
-    for step, side in enumerate([64, 32, 64]):
+    for step, (side, bits) in enumerate([(64, 0), (32, 16), (64, 0)]):
         found = dry_run(built, within, step)
-        assert (found.rounds, found.payload_bytes) == (1, 4 * (rank * side + 7))
+        assert (found.rounds, found.payload_bytes) == (1 + bool(bits), 4 * (rank * side + 7) + bits)
 
 
 def test_factors_depend_on_name_and_seed_alone_and_are_standard_normal():

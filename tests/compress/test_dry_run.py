@@ -51,7 +51,6 @@ REDUCED = {  # specification: bytes of the payloads of each all-reduce
     "powersgd:rank=2": [4 * P_AND_WHOLE, 4 * Q],
     "fp16+powersgd:rank=2": [2 * P_AND_WHOLE, 2 * Q],
     "powersgd:rank=2,power_iterations=2": [4 * P_AND_WHOLE, 4 * Q, 4 * (P_AND_WHOLE - 13), 4 * Q],
-    "batched-powersgd:rank=1": [4 * (47 + 2), 4 * 53],  # 47 x 53 and 2 left over
     "acp-powersgd:rank=2": [4 * P_AND_WHOLE],
     "randomk": [4 * (256 + 189)],  # 9 blocks and 189 elements behind them
     "randomk:ratio=0.1,block=16": [4 * (16 * 16 + 13)],  # 155 blocks and 13 elements behind them
@@ -64,18 +63,19 @@ GATHERED = {  # specification: bytes of the payload
     "topk:k=3,value_dtype=fp16": 32,  # 3 * 6
     "topk:k=10000": 19_968,  # 2493 * 8, padded to a multiple of 128
 }
+ROW_BITS = 16  # bytes of a bit for each of 87 rows, padded: also of a part of them
 TWO_SHOT = {  # (specification, ranks): bytes of a part of the bucket
-    ("onebit", 1): 400,  # 4 * 3 + 3072 // 8, padded to a multiple of 16
-    ("onebit", 2): 272,  # 4 * 2 + 2048 // 8
-    ("onebit", 4): 144,  # rotated blocks are whole: 4 * 1 + 1024 // 8
-    ("onebit:rotate=false", 4): 96,  # 624 elements in one short block: 4 * 1 + 78
-    ("onebit:block=64", 4): 128,  # 4 * 10 + 640 // 8
-    ("onebit:block=8", 3): 528,  # 4 * 104 + 104
+    ("onebit", 1): 400 + ROW_BITS,  # 4 * 3 + 3072 // 8, padded to a multiple of 16
+    ("onebit", 2): 272 + ROW_BITS,  # 4 * 2 + 2048 // 8
+    ("onebit", 4): 144 + ROW_BITS,  # rotated blocks are whole: 4 * 1 + 1024 // 8
+    ("onebit:rotate=false", 4): 96 + ROW_BITS,  # 624 elements in one short block: 4 * 1 + 78
+    ("onebit:block=64", 4): 128 + ROW_BITS,  # 4 * 10 + 640 // 8
+    ("onebit:block=8", 3): 528 + ROW_BITS,  # 4 * 104 + 104
     ("int8", 1): 2560 + 4 * 20,
     ("fp8", 1): 2560 + 4 * 20,
-    ("int8:rotate=true", 4): 640 + 4 * 5 + 12,
+    ("int8:rotate=true", 4): 640 + 4 * 5 + 12 + ROW_BITS,
     ("int4", 2): 1280 // 2 + 4 * 10 + 8,  # padded to words of 16
-    ("int2", 4): 640 // 4 + 4 * 5 + 12,
+    ("int2", 4): 640 // 4 + 4 * 5 + 12 + ROW_BITS,
     ("ternary", 4): 640 // 4 + 4 * 5 + 12,
     ("int8:block=1024", 4): 624 + 4 + 12,  # one short block
 }
@@ -87,6 +87,15 @@ def test_a_dry_run_of_all_reduces_counts_every_byte(spec, world_size):
     found, payloads = dry_run(compressor(spec), layout(*SHAPES, world_size=world_size)), REDUCED[spec]
     assert (found.rounds, found.payload_bytes) == (len(payloads), sum(payloads))
     assert found.sent_bytes == pytest.approx(2 * (world_size - 1) / world_size * sum(payloads), rel=1e-12)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 16])
+def test_one_matrix_of_a_whole_bucket_sends_a_bit_for_each_row(world_size):
+    found = dry_run(compressor("batched-powersgd:rank=1"), layout(*SHAPES, world_size=world_size))
+    factors = 4 * (47 + 2) + 4 * 53  # 47 x 53 and 2 left over
+    assert (found.rounds, found.payload_bytes) == (3, factors + ROW_BITS)
+    expected = 2 * (world_size - 1) / world_size * factors + (world_size - 1) * ROW_BITS
+    assert found.sent_bytes == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 16])
@@ -179,6 +188,5 @@ def test_steady_traffic_is_the_mean_of_two_steps_after_all_warm_ups():
     buckets = [layout((64, 32)), layout((7,), world_size=2)]
     expected = dry_run(compressor("topk"), buckets[0]) + dry_run(compressor("topk"), buckets[1])
     assert steady_traffic(compressor("topk:start_iter=9"), buckets) == expected
-    assert steady_traffic(compressor("acp-powersgd:rank=2"), buckets) == Traffic(
-        2, 4 * (64 + 32 + 7), 4.0 * (64 + 32 + 7)
-    )
+    sent = 4 * (64 + 32 + 7) + 8  # every second step a bit for each of 64 rows, in 16 bytes
+    assert steady_traffic(compressor("acp-powersgd:rank=2"), buckets) == Traffic(2, sent, float(sent))

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..ddp_core.local_steps.sites import LIMIT, Town
 from ..ranks import RankError
-from . import draw, fates, halves, laws, local, overlapped, saving, shards, sites
+from . import backends, draw, fates, halves, laws, local, overlapped, programs, saving, shards, sites
 from .rank import train
 
 SECONDS = 60
@@ -55,6 +55,8 @@ KINDS = {
     "overlap": Kind(overlapped.drawn, partial(alike, overlapped.train, overlapped.broken)),
     "local": Kind(local.drawn, partial(of_sites, local)),
     "sites": Kind(sites.drawn, partial(of_sites, sites)),
+    "programs": Kind(programs.drawn, programs.undergone),
+    "backends": Kind(backends.drawn, backends.undergone),
     "shards": Kind(shards.drawn, partial(alike, shards.train, shards.broken)),
     "saves": Kind(saving.drawn, partial(alike, saving.train, saving.broken)),
     "halves": Kind(halves.drawn, partial(alike, halves.train, halves.broken)),

@@ -14,6 +14,7 @@ FAILING += [pytest.param(14, marks=buffers_by_argument)]  # one that is stopped 
 OTHERS = [("overlap", 8), ("overlap", 1), ("local", 3), ("local", 8), ("sites", 4), ("sites", 6)]
 OTHERS += [("halves", 0), ("halves", 4)]
 OTHERS += [pytest.param("saves", seed, marks=fsdp_of_others) for seed in (0, 1, 2)]
+OTHERS += [("programs", seed) for seed in range(8)] + [("backends", 2), ("backends", 3)]
 OTHERS += [pytest.param(kind, seed, marks=complex_numbers) for kind, seed in (("hosts", 4), ("options", 1))]
 OTHERS += [pytest.param("shards", seed, marks=fsdp_of_others) for seed in (0, 14)]  # torch's; hybrid, that compresses
 
