@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..buckets.checksum import checksum
 from ..transport.sites import Meeting
 from .fragment import Fragment
 
 FROZEN, UNFROZEN, JOINED = range(3)  # what a site reports of each parameter that was frozen at the start
+SHOWN = 5  # names in a message
 
 
 def flags(fragments: Sequence[Fragment], unfrozen: Mapping[str, Tensor]) -> list[int]:
@@ -51,3 +52,18 @@ def anchors(
         for source in sorted(set(sources.values())):
             meeting.copy_from(source, [value for name, value in values.items() if sources[name] == source])
     return values
+
+
+def strays(module: nn.Module, fragments: Sequence[Fragment]) -> list[str]:
+    """Return the names of parameters that train and are in no fragment: they were added or replaced later."""
+    known = {id(each) for part in fragments for each in (*part.parameters.values(), *part.frozen.values())}
+    return [name for name, each in module.named_parameters() if each.requires_grad and id(each) not in known]
+
+
+def stray_message(names: Sequence[str]) -> str:
+    """Return what to tell the user of these parameters."""
+    shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+    return (
+        f"parameters {shown} were added to the model or replaced after LocalSteps was created: they are not averaged, and "
+        "each site trains them by itself. Call finish(), and create LocalSteps anew at all sites after such a change"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as WaitTimeout
@@ -28,6 +29,7 @@ from ..transport.sites import Ranks
 from ..transport.time_limit import time_limit
 from . import saved
 from .fragment import Fragment, fragments
+from .joining import stray_message, strays
 from .outer import outer
 from .rounds import Rounds, RoundStats, Sites
 
@@ -86,6 +88,7 @@ class LocalSteps:
         self._setup = self._described(model, outer, compressor)
         self._flight: Future[RoundStats] | None = None  # the round on its way, until training has taken it up
         self._replaced = False  # a round brought another model, which the next turn takes over
+        self._told: set[str] = set()  # names of parameters that a warning has named
         self._lock = threading.RLock()  # held at a turn, and while a thread saves or loads
         self._rounds.sites.join(self._setup)
         self._start()
@@ -148,8 +151,14 @@ class LocalSteps:
     @torch.no_grad()
     def _begin(self, part: Fragment | None) -> None:
         self._stepping()
+        self._warn_of_strays()
         difference = None if part is None else part.capture()
         self._flight = self._rounds.begin(difference, _flat(self._buffers))
+
+    def _warn_of_strays(self) -> None:
+        if names := [name for name in strays(self._module, self._parts) if name not in self._told]:
+            self._told.update(names)
+            warnings.warn(stray_message(names), stacklevel=2)
 
     @torch.no_grad()
     def _settle(self) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import time
+import warnings
 from datetime import timedelta
 
 import pytest
@@ -230,3 +231,29 @@ def test_a_site_that_comes_after_an_unfreezing_averages_the_same_parameters():
     assert_alike([found for found, _ in results])
     assert results[2][1]
     assert not torch.equal(results[2][0]["first.weight"], Net(0).first.weight)
+
+
+def warned(rank, world_size, change):
+    """The warnings of a training whose model is changed after five steps."""
+    model, optimizer, local = built()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(12):
+            if step == 5 and change == "add":
+                model.register_parameter("extra", torch.nn.Parameter(torch.zeros(2)))
+            if step == 5 and change == "replace":
+                model.load_state_dict(weights(model), strict=False, assign=True)
+            if step == 5 and change == "unfreeze":
+                unfreeze(model)
+            descend(model, optimizer, rank, step)
+    local.close()
+    return [str(each.message) for each in caught if "LocalSteps" in str(each.message)]
+
+
+@pytest.mark.parametrize(
+    ("change", "names"), [("add", "extra"), ("replace", "last.weight, last.bias"), ("unfreeze", "")]
+)
+def test_parameters_added_or_replaced_later_are_named_once(ranks, change, names):
+    for told in ranks.run(warned, 2, change):
+        assert len(told) == bool(names)
+        assert all(names in message and "create LocalSteps anew" in message for message in told)
