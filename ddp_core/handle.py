@@ -70,7 +70,7 @@ class Handle(Observed):
         names: dict[Tensor, str] = {
             parameter: plain[name] for name, parameter in model.named_parameters() if parameter.requires_grad
         }
-        self.frozen = frozenset(plain(name) for name, each in model.named_parameters() if not each.requires_grad)
+        self.frozen = frozenset(plain[name] for name, each in model.named_parameters() if not each.requires_grad)
         saved, before = self.averager.taken().state_dict(), self.averager.names
         renamed = {name: name for name in names.values()} if not before else {}
         renamed |= {old: names[parameter] for parameter, old in before.items() if parameter in names}
