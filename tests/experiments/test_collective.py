@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 
 from gradwire.ddp_core import LEAST_TORCH
+from gradwire.ddp_core.transport.launchers import LAUNCHERS
 from gradwire.experiments.cli import main
 from gradwire.experiments.collective import command as driver
 from gradwire.experiments.collective import elements_of, measure
-from gradwire.experiments.ranks.launchers import LAUNCHERS
 
 SMALL = ["collective", "--elements=100,1k", "--total=2500", "--repeats=1"]
 NEW_ENOUGH = tuple(map(int, torch.__version__.split(".")[:2])) >= LEAST_TORCH
