@@ -44,19 +44,27 @@ class ChunkTopK:
     def reduce(self, grad: Tensor, state: None, residual: Residual | None = None) -> Program[Tensor]:
         """The mean of the chosen chunks, zero elsewhere."""
         values = grad if residual is None else residual.plus(grad)
-        alarm = torch.where(
-            kernels.all_finite(values), 0.0, torch.nan
-        )  # squares of large numbers are not finite either
-        chosen = yield from self._agree(values)
+        chosen, alarm = yield from self._agree(values)
         return (yield from average_blocks(grad, values, chosen, self.chunk, alarm))
 
-    def _agree(self, values: Tensor) -> Program[Tensor]:
-        """Ascending indices of the chunks to send. A norm that is not finite comes before all others."""
+    def _agree(self, values: Tensor) -> Program[tuple[Tensor, Tensor | None]]:
+        """Ascending indices of the chunks to send, and NaN where the average must not be finite.
+
+        A norm that is not finite comes before all others.
+        """
         chunks, _ = in_blocks(values, self.chunk)
         count = chosen_of(len(chunks), self.ratio)
         if count == len(chunks):
-            return torch.arange(count, device=values.device)
+            return torch.arange(count, device=values.device), None
         norms = torch.linalg.vector_norm(chunks, dim=1, dtype=working_dtype(values.dtype))
         root_mean_squares = norms.div_(math.sqrt(self.chunk))  # 16 bits hold these
+        alarm = _alarm(values, root_mean_squares)
         norms = yield from all_reduce(root_mean_squares)
-        return norms.sort(descending=True, stable=True).indices[:count].sort().values
+        return norms.sort(descending=True, stable=True).indices[:count].sort().values, alarm
+
+
+def _alarm(values: Tensor, norms: Tensor) -> Tensor | None:
+    """NaN where an element is not finite, and may lie in no chosen chunk; squares of large numbers are not finite either."""
+    if norms.device.type == "cpu" and norms.isfinite().all():
+        return None
+    return torch.where(kernels.all_finite(values), 0.0, torch.nan)

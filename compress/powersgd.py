@@ -246,7 +246,8 @@ def zeros_kept(program: Program[Tensor], grad: Tensor, state: Any, residual: Res
     """The average by a program, its rows cleared that are zero on all ranks. `state.of_bucket`: the bucket's rows."""
     rows: ZeroRows = state.of_bucket
     looked = rows.used(grad, residual)  # before the program writes over it
-    average, used = yield from together(program, rows.used_anywhere(looked))
+    results: list[Tensor] = yield from together(program, rows.used_anywhere(looked))
+    average, used = results
     rows.clear(used, average)
     if residual is not None:
         rows.clear(used, residual.after)

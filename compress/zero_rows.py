@@ -136,7 +136,8 @@ class ZeroRows:
 
 def any_of(votes: Tensor) -> Tensor:
     """Bits that any voter set; `votes`: (voters, bytes)."""
-    return functools.reduce(torch.bitwise_or, votes.unbind())
+    bits: Tensor = functools.reduce(torch.bitwise_or, votes.unbind())
+    return bits
 
 
 def _any(rows: Tensor, known: Tensor) -> Tensor:
@@ -144,7 +145,8 @@ def _any(rows: Tensor, known: Tensor) -> Tensor:
     if rows.shape[1] == 1:
         return rows.squeeze(1) != 0
     if rows.device.type != "cpu":
-        return torch.linalg.vector_norm(rows, torch.inf, dim=1) != 0
+        largest: Tensor = torch.linalg.vector_norm(rows, torch.inf, dim=1)
+        return largest != 0
     unknown = ~known
     if unknown.all():
         return rows.any(1)

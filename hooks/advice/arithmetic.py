@@ -67,9 +67,13 @@ def measured_arithmetic(compressor: Compressor, layouts: Sequence[Layout], pool:
 
 def _together(totals: Sequence[float], found: Sequence[float]) -> list[float]:
     """The sums by phase. A bucket may have fewer rounds than another one; its last phase is the last all the same."""
-    count = max(len(totals), len(found))
-    filled = ([*each[:-1], *[0.0] * (count - len(each)), *each[-1:]] for each in (totals, found))
-    return [sum(pair) for pair in zip(*filled, strict=True)]
+    return [sum(pair) for pair in _alike([totals, found])]
+
+
+def _alike(runs: Sequence[Sequence[float]]) -> Iterator[tuple[float, ...]]:
+    """The seconds of each phase in all runs; where one has fewer phases, zeros stand before its last."""
+    count = max(map(len, runs))
+    return zip(*([*each[:-1], *[0.0] * (count - len(each)), *each[-1:]] for each in runs), strict=True)
 
 
 def _bucket(compressor: Compressor, layout: Layout, pool: Tensor, clock: Clock) -> tuple[list[float], float]:
@@ -88,7 +92,7 @@ def _bucket(compressor: Compressor, layout: Layout, pool: Tensor, clock: Clock) 
         memory.end_step(keep=True, owing=False)  # or the next one would write over what it reads
         runs.append([clock.seconds(begin, end) for begin, end, _ in marks])
         processor.append(sum(worked for _, _, worked in marks))
-    medians = [statistics.median(phase) for phase in zip(*runs[1:], strict=True)]
+    medians = [statistics.median(phase) for phase in _alike(runs[1:])]  # a method may alternate
     return medians, statistics.median(processor[1:])
 
 

@@ -15,7 +15,8 @@ from gradwire.ddp_core.memory.model_memory import ModelMemory
 from ..layers import DYNAMIC, LAYER, Layers, expected_average, gradients_of, inputs_of
 from ..nets import same
 
-FORGETFUL = "onebit:block=8,error_feedback=false"  # holds nothing back; what a rank saves is of its own part
+FORGETFUL = "onebit:block=8,error_feedback=false"  # holds nothing back
+SERVED = "onebit:block=8"  # what a server saves is of its own part
 SPECS = ["topk:ratio=0.1", "powersgd:rank=1,min_compression_rate=0", "onebit"]
 ALL = (0, 1, 2, 3)
 DENSE = 4 * LAYER  # bytes of all gradients
@@ -45,7 +46,7 @@ def swapped(rank, spec, **options):
 def test_what_is_held_back_has_the_same_names_on_all_ranks_though_they_serve_other_parts():
     for rank in range(4):
         layout = Layout(("first", "second"), ((10,), (2,)), torch.float32, torch.device("cpu"), world_size=4, rank=rank)
-        bucket = BucketMemory(gradwire.compressor(FORGETFUL), layout, step=0)
+        bucket = BucketMemory(gradwire.compressor(SERVED), layout, step=0)
         assert {name: numbers.shape for name, numbers in bucket.held_back().items()} == {"first": (10,), "second": (2,)}
 
 
