@@ -103,14 +103,14 @@ MUTANTS = [
     Mutant(
         "local SGD averages a fragment too seldom",
         "ddp_core/local_steps/local_steps.py",
-        "if self.steps % self.spacing == 0:",
-        "if self.steps % self.every == 0:",
+        "if (self.steps + 1) % self.spacing:",
+        "if (self.steps + 1) % self.every:",
         "tests/ddp_core/local_steps/test_local_steps.py -k 'fragment or every or diloco or oracle or same'",
     ),
     Mutant(
         "a server of two-shot compression keeps no residual",
         "compress/adapters.py",
-        "held = None if residual is None else state.server_residual.update()",
+        "held = None if residual is None or state.server_residual is None else state.server_residual.update()",
         "held = None",
         "tests/compress/test_onebit.py tests/compress/test_adapters.py tests/compress/test_quantized.py",
     ),
