@@ -143,7 +143,6 @@ def test_under_torchrun_it_works_as_it_stands_and_the_same_seed_gives_the_same_r
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert {file.name for file in out.iterdir()} == LEFT_BEHIND
-    assert done.stdout.count("those of this run") == 1
     document = results_in(out)
     assert document["environment"]["launched_by"] == "torchrun"
     for again, before in zip(document["runs"], comparison[2]["runs"], strict=True):

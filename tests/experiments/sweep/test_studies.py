@@ -4,6 +4,7 @@ import json
 import multiprocessing.forkserver
 import os
 import re
+import shlex
 import tempfile
 import time
 from pathlib import Path
@@ -80,8 +81,8 @@ def test_the_study_in_the_documentation_is_one_that_is_accepted(tmp_path):
 def points_in_this_process(monkeypatch):
     """Starting Python and importing torch takes longer than a short study."""
 
-    def run_here(command, limit, folder):
-        assert main(command[command.index("gradwire") + 1 :]) == 0
+    def run_here(shown, command, limit, folder):
+        assert main(shlex.split(shown)[1:]) == 0
 
     monkeypatch.setattr(run, "_run_to_end", run_here)
 
