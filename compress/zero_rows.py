@@ -39,11 +39,11 @@ class ZeroRows:
         self.blocks = tuple(blocks)
         self.count = max((block.number + block.rows for block in self.blocks), default=0)
         self._parts: dict[tuple[int, int], tuple[Block, ...]] = {}
-        blocks = () if device.type == "meta" else self.blocks
+        on_cpu = self.blocks if device.type == "cpu" else ()  # elsewhere nobody looks at first elements alone
         self._once = self.count == sum(block.rows for block in self.blocks)  # each row lies in one piece
         cpu = torch.device("cpu")
-        firsts = [torch.arange(b.rows, device=cpu) * b.size + b.start for b in blocks if self._once]
-        self._firsts = torch.cat([torch.arange(0, device=cpu), *firsts]).to(device)
+        firsts = [torch.arange(b.rows, device=cpu) * b.size + b.start for b in on_cpu if self._once]
+        self._firsts = torch.cat([torch.arange(0, device=cpu), *firsts])
 
     @classmethod
     def of_layout(cls, layout: Layout) -> ZeroRows:
