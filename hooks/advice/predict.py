@@ -6,6 +6,7 @@ import functools
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -125,15 +126,13 @@ def _on_hosts(spec: str, layout: Layout, world: World) -> Layout:
 @functools.lru_cache(maxsize=4096)
 def requests_on(spec: str, layout: Layout) -> tuple[Sent, ...]:
     """What a step asks for on a bucket, in the order of rounds; of methods that alternate, the mean of two steps."""
-    first, second = (list(requests_of(compressor(spec), layout, step)) for step in STEPS)
-    return tuple(
-        Sent(
-            kind_of(one),
-            one.tensor.nbytes,
-            (one.sent_bytes(len(layout.members(one.scope))) + other.sent_bytes(len(layout.members(other.scope)))) / 2,
-        )
-        for one, other in zip(first, second, strict=True)
-    )
+    steps = [list(requests_of(compressor(spec), layout, step)) for step in STEPS]
+    found: list[Sent] = []
+    for requests in zip_longest(*steps):  # a step may have fewer rounds than another
+        asked = [each for each in requests if each is not None]
+        sent = sum(each.sent_bytes(len(layout.members(each.scope))) for each in asked) / len(steps)
+        found.append(Sent(kind_of(asked[0]), asked[0].tensor.nbytes, sent))
+    return tuple(found)
 
 
 def _parcel(
