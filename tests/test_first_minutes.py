@@ -16,7 +16,7 @@ from gradwire.hooks.advice.candidates import METHODS
 
 from .test_docs import FENCE, PAGES, script
 
-WITH_TORCHRUN = ("ddp", "overlap", "concepts", "thrown-away-gradients", "fsdp")
+WITH_TORCHRUN = ("ddp", "overlap", "concepts", "thrown-away-gradients")
 LIMIT = 280  # seconds that a command may take
 LONGEST, MEDIAN, WORDS = 30, 15, 900  # of README's sentences, and of all its prose
 ROW = re.compile(r"^\| (?P<network>[^|]+) \| `(?P<compressor>[^`]+)`(?P<rest>.*)$", re.MULTILINE)
@@ -130,10 +130,10 @@ def test_every_page_has_the_same_answer_for_a_network():
 def test_the_training_script_starts_resumes_and_says_when_it_is_finished(tmp_path):
     folder = saved("docs/training-script.md", tmp_path)
     (command,) = printed_commands("docs/training-script.md", "torchrun --nproc")
-    assert re.match(r"8 steps, 7\.\dx fewer bytes, loss", launched(folder, command, EPOCHS="2")[0])
-    assert re.match(r"already finished: delete checkpoint.pt", launched(folder, command, EPOCHS="2")[0])
-    assert re.match(r"12 steps, ", launched(folder, command, EPOCHS="3")[0])
-    assert re.match(r"24 steps, ", launched(folder, "python train.py", EPOCHS="4")[0]), "another number of ranks"
+    assert re.search(r"8 steps, 7\.\dx fewer bytes, loss", launched(folder, command, EPOCHS="2")[0])
+    assert re.search(r"already finished: delete checkpoint.pt", launched(folder, command, EPOCHS="2")[0])
+    assert re.search(r"12 steps, ", launched(folder, command, EPOCHS="3")[0])
+    assert re.search(r"24 steps, ", launched(folder, "python train.py", EPOCHS="4")[0]), "another number of ranks"
 
 
 @pytest.mark.slow
