@@ -46,15 +46,21 @@ def clone(tmp_path):
     return folder
 
 
+def make(folder, *words):
+    """Call make there, without what the make that runs the tests was told: MAKEFLAGS, VENV and others."""
+    environment = {"PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        ["make", "-s", *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.skipif(shutil.which("make") is None, reason="no make")
 @pytest.mark.parametrize("target", CALLS)
 def test_a_target_works_in_a_folder_with_a_space(target, clone):
     if target == "types":  # the folder of the installed copy, which pip makes
         (clone / ".venv" / "bin" / "python").write_text("#!/bin/sh\nmkdir -p '.venv/installed'\n")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    words = ["make", "-s", target, *(["ARGS=--steps 2"] if target == "compare" else [])]
-    done = subprocess.run(words, cwd=clone, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
+    make(clone, target, *(["ARGS=--steps 2"] if target == "compare" else []))
     called = (clone / "log").read_text().splitlines()[-1]
     assert called.startswith(CALLS[target].format(folder=clone))
 
@@ -62,8 +68,7 @@ def test_a_target_works_in_a_folder_with_a_space(target, clone):
 @pytest.mark.skipif(shutil.which("make") is None, reason="no make")
 def test_the_environment_is_made_in_a_folder_with_a_space(clone):
     (clone / ".venv" / ".installed").unlink()
-    done = subprocess.run(["make", "-s", "compare"], cwd=clone, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
+    make(clone, "compare")
     first, last = (clone / "log").read_text().splitlines()
     assert first.startswith("python <-m> <pip> <install>")
     assert first.endswith("<--editable> <.[dev]>")
