@@ -1,32 +1,42 @@
 """What goes on the wire: compressors as programs, wrappers around them, and the registry of their names."""
 
 from ..kernels import Residual
-from .acp_powersgd import ACPPowerSGD
-from .adacomp import AdaComp
-from .adapters import Gathered, TwoShot
-from .adaptive import Adaptive
-from .build import Spec, WarmUp, compressor, compressors, specification, warm_up
-from .chunktopk import ChunkTopK
-from .dense import Dense
-from .dgc import DGC
-from .dropping import Dropping
-from .feedback import AdamSpace, Damped, WorkerMomentum
-from .guard import Guarded
-from .half import BFloat16, Cast, Float16
-from .hosts import Hosts
-from .natural import Natural
-from .onebit import OneBit
-from .optimizers import tuned, without_momentum
-from .per_tensor import PerTensor
-from .powersgd import BatchedPowerSGD, PowerSGD
-from .protocol import (
+from .algorithms.acp_powersgd import ACPPowerSGD
+from .algorithms.adacomp import AdaComp
+from .algorithms.adapters import Gathered, TwoShot
+from .algorithms.chunktopk import ChunkTopK
+from .algorithms.dense import Dense
+from .algorithms.dgc import DGC
+from .algorithms.dropping import Dropping
+from .algorithms.half import BFloat16, Cast, Float16
+from .algorithms.natural import Natural
+from .algorithms.onebit import OneBit
+from .algorithms.per_tensor import PerTensor
+from .algorithms.powersgd import BatchedPowerSGD, PowerSGD
+from .algorithms.qsgd import QSGD
+from .algorithms.quantized import FP8, Int2, Int4, Int8, Ternary
+from .algorithms.randomk import RandomK
+from .algorithms.terngrad import TernGrad
+from .algorithms.topk import TopK
+from .builder.build import Spec, WarmUp, compressor, compressors, specification, warm_up
+from .builder.optimizers import tuned, without_momentum
+from .composed.adaptive import Adaptive
+from .composed.hierarchical import Hosts
+from .feedback.adam_space import AdamSpace
+from .feedback.decayed_feedback import Damped
+from .feedback.error_feedback import ErrorFeedback
+from .feedback.float32_arithmetic import Widen
+from .feedback.guard import Guarded
+from .feedback.partition import Partition
+from .feedback.switch import Switch, warm_up_steps
+from .feedback.worker_momentum import WorkerMomentum
+from .protocol.compressor import Codec, Compressor, DrawingCodec
+from .protocol.layout import Layout
+from .protocol.registry import register
+from .protocol.requests import (
     AllGather,
     AllReduce,
     AllToAll,
-    Codec,
-    Compressor,
-    DrawingCodec,
-    Layout,
     Program,
     ReduceScatter,
     all_gather,
@@ -34,15 +44,8 @@ from .protocol import (
     all_to_all,
     reduce_scatter,
 )
-from .qsgd import QSGD
-from .quantized import FP8, Int2, Int4, Int8, Ternary
-from .randomk import RandomK
-from .registry import register
+from .protocol.together import together
 from .simulate import Simulation, Traffic, dry_run, most_rounds, simulate
-from .terngrad import TernGrad
-from .together import together
-from .topk import TopK
-from .wrappers import ErrorFeedback, Partition, Switch, Widen, warm_up_steps
 
 __all__ = [
     "DGC",

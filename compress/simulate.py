@@ -13,24 +13,15 @@ import torch
 from torch import Tensor
 
 from ..kernels.dispatch import recorded_operations
-from .agreed import choices, most_methods
-from .protocol import (
-    AllGather,
-    AllReduce,
-    AllToAll,
-    Compressor,
-    Layout,
-    Program,
-    ReduceScatter,
-    Request,
-    children,
-    inside,
-)
-from .scopes import Scope, members
-from .shares import placed_on_hosts
-from .state import Leaves
-from .together import Running
-from .wrappers import Switch
+from .feedback.switch import Switch
+from .protocol.compressor import Compressor, children, inside
+from .protocol.layout import Layout
+from .protocol.requests import AllGather, AllReduce, AllToAll, Program, ReduceScatter, Request
+from .protocol.scopes import Scope, members
+from .protocol.together import Running
+from .state.agreed import choices, most_methods
+from .state.shares import placed_on_hosts
+from .state.tree import Leaves
 
 STEADY = 1 << 62  # a step after any warm-up
 

@@ -1,25 +1,21 @@
 """WHEN and HOW it goes: reducer, buckets, what compressors remember, engine, transports, our DistributedDataParallel."""
 
-from .averaging.sharded import ShardAverager
-from .backward.graph import gradient_node
-from .backward.messages import taken
-from .backward.output_nodes import watched
-from .backward.strays import Strays
 from .buckets.assignment import assigned, caps_in_bytes
 from .buckets.layout import layout_of, plain
 from .engine.driver import FuturePending
 from .engine.engine import DEFAULT_TIMEOUT, Engine
-from .handle import Handle
-from .local_steps.local_steps import LocalSteps
-from .local_steps.outer import outer
+from .handle import Handle, Observed
 from .measure.stats import Stats
 from .measure.step import BucketStats
 from .measure.trace import trace
 from .memory.loss_scale import LossScale, Scaler
 from .module import DistributedDataParallel
-from .overlapping import overlap
-from .torch_face.arguments import trained_now
-from .torch_face.nested import refuse_inside
+from .reducer.graph import gradient_node
+from .reducer.messages import taken
+from .reducer.output_nodes import watched
+from .reducer.stray_gradients import Strays
+from .torch_compat.arguments import trained_now
+from .torch_compat.nested import refuse_inside
 from .transport.collectives import (
     averaged,
     exchange,
@@ -31,17 +27,13 @@ from .transport.collectives import (
     start_scatter,
     start_sum,
 )
+from .transport.direct.torch_backend import LEAST_TORCH
+from .transport.direct.torch_backend import register as register_backend
 from .transport.host_segment import obstacle
 from .transport.launchers import adopt_launcher, init_process_group
 from .transport.paced import Link, Paced
 from .transport.process_group import ProcessGroup
 from .transport.protocol import Decorator, Pending, Transport
-from .transport.rendezvous import Rendezvous
-from .transport.rendezvous import keep as keep_rendezvous
-from .transport.torch_backend import LEAST_TORCH
-from .transport.torch_backend import register as register_backend
-from .watching.folder import reports_in
-from .watching.watch import Observed, Watch
 
 __all__ = [
     "DEFAULT_TIMEOUT",
@@ -53,19 +45,15 @@ __all__ = [
     "FuturePending",
     "Handle",
     "Link",
-    "LocalSteps",
     "LossScale",
     "Observed",
     "Paced",
     "Pending",
     "ProcessGroup",
-    "Rendezvous",
     "Scaler",
-    "ShardAverager",
     "Stats",
     "Strays",
     "Transport",
-    "Watch",
     "adopt_launcher",
     "assigned",
     "averaged",
@@ -75,16 +63,12 @@ __all__ = [
     "fan_out",
     "gradient_node",
     "init_process_group",
-    "keep_rendezvous",
     "largest_and_sum",
     "layout_of",
     "obstacle",
-    "outer",
-    "overlap",
     "plain",
     "refuse_inside",
     "register_backend",
-    "reports_in",
     "start_all_gather",
     "start_all_to_all",
     "start_scatter",

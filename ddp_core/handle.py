@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,8 @@ from ..compress import Compressor, Spec, compressor, specification, tuned
 from .averaging.averager import CompressedAverager
 from .buckets.layout import plain_names
 from .engine.engine import DEFAULT_TIMEOUT
+from .measure.metrics import metrics
+from .measure.stats import Stats
 from .memory import checkpoint
 from .memory.loss_scale import LossScale, Scaler
 from .memory.model_memory import Snapshot
@@ -23,9 +26,58 @@ from .memory.resize import merged
 from .transport.collectives import gathered, scattered
 from .transport.presence import await_all
 from .transport.protocol import Decorator
-from .watching.watch import Observed
+
+if TYPE_CHECKING:
+    from ..hooks.watching.watch import Watch
+    from .averaging.shard_averager import ShardAverager
 
 UNBOUND = "a state of another number of ranks needs the model's parameters: call handle.bind(model) first"
+
+
+class Observed:
+    """A handle, as far as it tells what its steps cost. `averager`: what it is the handle of."""
+
+    averager: CompressedAverager | ShardAverager
+
+    def _what(self) -> str:
+        """What travels, in a specification's words."""
+        raise NotImplementedError
+
+    def stats(self) -> Stats:
+        """Rounds, bytes and seconds of the last synced step, by bucket, and in total."""
+        return self.averager.stats()
+
+    def metrics(self) -> dict[str, float]:
+        """The same and more as flat names and numbers, for `wandb.log(handle.metrics())`: see docs/watch.md.
+
+        Of the last synced step; steps, and bytes in total, since the beginning. Never waits for a GPU.
+        """
+        return metrics(self.averager.measured())
+
+    def watch(self, every: int = 100, to: Any = "console", *, folder: str | Path | None = None) -> Watch:
+        """Tell what a step costs, after every `every` steps, until what it returns, or the handle, is closed.
+
+        `to`: "console", a rich Console or a logging.Logger, for a line of text; a run of wandb or a SummaryWriter of
+        TensorBoard, for numbers; or any callable of (metrics, step), which must not communicate. On rank 0 only. `folder`:
+        where rank 0 keeps a file of each rank for `gradwire top`; all ranks give it. Figures are means over the last 8
+        steps. No bit of the training changes. Raises ValueError and TypeError for arguments that tell nobody.
+        """
+        from ..hooks.watching.watch import watch  # what reports needs trackers, folders and a model of a step
+
+        return watch(self, every, to, folder)
+
+    def __repr__(self) -> str:
+        name, what = type(self).__name__, self._what()
+        try:
+            rank, ranks = self.averager.engines.place()
+        except RuntimeError:
+            return f"<{name}: {what}, no process group yet>"
+        measured = self.averager.measured()
+        numbers = metrics(measured)
+        parts = [what, f"rank {rank} of {ranks}", f"{numbers['steps']} steps, {numbers['steps_here']} of them here"]
+        parts += [f"{numbers['ratio']:.4g}x fewer bytes"] if "ratio" in numbers else []
+        parts += [] if measured.warm_up is None else [str(measured.warm_up)]
+        return f"<{name}: {', '.join(parts)}>"
 
 
 class Handle(Observed):

@@ -17,27 +17,27 @@ from torch.distributed.utils import _to_kwargs
 from ..compress import Spec, tuned
 from ..compress import compressor as compressor_of
 from .averaging.averager import CompressedAverager
-from .averaging.hooked import Averager, HookAverager
-from .backward.forks import ForkGuard
-from .backward.output_nodes import watched
-from .backward.strays import Strays
-from .backward.transforms import outside_transforms, transformed
-from .backward.weak_call import weak_call
+from .averaging.user_hook import Averager, HookAverager
 from .buckets.assignment import BucketAssignment, own_rooms
 from .engine.engine import DEFAULT_TIMEOUT
 from .handle import Handle
 from .measure.timeline import StepTimes
 from .memory.loss_scale import Scaler
-from .replicas.module_buffers import BufferSync
-from .replicas.same_model import described, verify
-from .schedule.bucket_order import BucketOrder
-from .schedule.overlap import Overlap
-from .torch_face.arguments import Arguments, localize, states, trained, trained_now
-from .torch_face.attributes import TorchFace
-from .torch_face.join import ShadowSteps
-from .torch_face.logger import Logger
-from .torch_face.nested import refuse_around, refuse_inside
-from .torch_face.torch_reducer import TorchReducer
+from .overlap.overlap import Overlap
+from .reducer.bucket_order import BucketOrder
+from .reducer.forks import ForkGuard
+from .reducer.module_buffers import BufferSync
+from .reducer.output_nodes import watched
+from .reducer.same_model import described, verify
+from .reducer.stray_gradients import Strays
+from .reducer.transforms import outside_transforms, transformed
+from .reducer.weak_call import weak_call
+from .torch_compat.arguments import Arguments, localize, states, trained, trained_now
+from .torch_compat.attributes import TorchFace
+from .torch_compat.join import ShadowSteps
+from .torch_compat.logger import Logger
+from .torch_compat.nested import refuse_around, refuse_inside
+from .torch_compat.torch_reducer import TorchReducer
 from .transport.collectives import largest
 from .transport.protocol import Decorator
 

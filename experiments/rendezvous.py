@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from ..ddp_core import keep_rendezvous
+from ..hooks.local_sgd.rendezvous import keep as keep_rendezvous
 
 
 @dataclass(frozen=True)

@@ -15,21 +15,49 @@ if not (_here / "compress").exists():  # imported from a clone, where the other 
     __path__.append(str(_here.parent))
 
 from .compress import Compressor, Layout, compressor, compressors, register, without_momentum
-from .ddp_core import DistributedDataParallel, LocalSteps, Rendezvous, init_process_group, overlap, trace
-from .hooks import Advice, GatheredState, Handle, Plan, Stats, accelerate, advise, attach, comm_hook, plan
+from .ddp_core import DistributedDataParallel, Handle, Stats, init_process_group, trace
+from .hooks.torch_ddp import attach, comm_hook
+
+if TYPE_CHECKING:
+    from .hooks.advice import Advice, advise
+    from .hooks.frameworks.accelerate import accelerate
+    from .hooks.frameworks.gathered_state import GatheredState
+    from .hooks.local_sgd.local_steps import LocalSteps
+    from .hooks.local_sgd.rendezvous import Rendezvous
+    from .hooks.overlap import overlap
+    from .hooks.plan import Plan, plan
 
 try:
     __version__ = version("gradwire")
 except PackageNotFoundError:  # a source tree that was never installed
     __version__ = "0+unknown"
 
-if not TYPE_CHECKING:  # for which they are modules like others
+_FILES = {  # imported when they are first asked for
+    "Advice": "hooks.advice",
+    "GatheredState": "hooks.frameworks.gathered_state",
+    "LocalSteps": "hooks.local_sgd.local_steps",
+    "Plan": "hooks.plan",
+    "Rendezvous": "hooks.local_sgd.rendezvous",
+    "accelerate": "hooks.frameworks.accelerate",
+    "advise": "hooks.advice",
+    "overlap": "hooks.overlap",
+    "plan": "hooks.plan",
+}
+
+if not TYPE_CHECKING:  # or mypy would believe that every name exists
 
     def __getattr__(name: str) -> object:
-        """`gradwire.lightning` and `gradwire.transformers`, which import a framework, once they are asked for."""
+        """Import what few trainings need, and modules that import a framework, when it is first asked for."""
         if name in ("lightning", "transformers"):
             return import_module(f"{__name__}.{name}")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name not in _FILES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = found = getattr(import_module(f"{__name__}.{_FILES[name]}"), name)
+        return found
+
+    def __dir__() -> list[str]:
+        """Return all public names, those not yet imported as well."""
+        return sorted({*globals(), *__all__})
 
 
 __all__ = [

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ..compress import Layout, Spec, Traffic, compressor
+from ..compress.protocol.whole_number import whole_number
 from ..compress.simulate import steady_traffic
-from ..compress.whole_number import whole_number
 from ..ddp_core import assigned, caps_in_bytes, layout_of
 
 

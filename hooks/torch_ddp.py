@@ -5,7 +5,7 @@
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial as partially
-from typing import Any, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import torch
 import torch.distributed as dist
@@ -15,10 +15,12 @@ from torch.nn.parallel import DistributedDataParallel
 from ..compress import Spec, tuned
 from ..ddp_core import DEFAULT_TIMEOUT, Decorator, Handle, Scaler, refuse_inside
 from ..ddp_core import DistributedDataParallel as OwnDDP
-from .fsdp import ShardHandle, Sharding, attach_sharded, is_sharded
 from .guard import Guard
 from .keywords import nearest_named
 from .never_called import NeverCalled
+
+if TYPE_CHECKING:
+    from .fsdp import ShardHandle
 
 AROUND = ("_orig_mod", "_forward_module")  # where torch.compile, and Fabric, keep what they wrap
 NOT_DDP = {  # class: what to do there
@@ -37,6 +39,11 @@ HookFunction: TypeAlias = Callable[[Handle, dist.GradBucket], torch.futures.Futu
 def compress_bucket(state: Handle, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """The communication hook itself, for `DistributedDataParallel.register_comm_hook(handle, compress_bucket)`."""
     return state.reduce(bucket)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Return True if `fully_shard` was applied to a model, or to modules in it."""
+    return any(kind.__name__ == "FSDPModule" for module in model.modules() for kind in type(module).__mro__)
 
 
 def ddp_inside(model: nn.Module | None) -> DistributedDataParallel | None:
@@ -71,7 +78,7 @@ def attach(
     transport: Decorator | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     scaler: Scaler | None = None,
-) -> ShardHandle: ...
+) -> "ShardHandle": ...
 
 
 @nearest_named
@@ -87,7 +94,7 @@ def attach(
     transport: Decorator | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     scaler: Scaler | None = None,
-) -> Handle | ShardHandle:
+) -> "Handle | ShardHandle":
     """Compress the gradients of a DDP model: `handle = attach(ddp_model, "powersgd:rank=4,start_iter=1000")`.
 
     `process_group`: where to reduce, by default the model's own. `timeout`: of waits for averages on the CPU. `transport`:
@@ -101,6 +108,8 @@ def attach(
     these are averaged over the replicas of hybrid sharding: `attach(fsdp_model, gather="int8", reduce="int4")`.
     """
     if isinstance(model, nn.Module) and is_sharded(model):
+        from .fsdp import Sharding, attach_sharded
+
         asked = Sharding(gather, reduce, replicas, spec, process_group, optimizer)
         handle = attach_sharded(model, asked, timeout, transport)
         if scaler is not None:

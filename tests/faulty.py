@@ -11,7 +11,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from gradwire.compress.protocol import Request
+from gradwire.compress.protocol.requests import Request
 from gradwire.ddp_core.transport.protocol import Decorated, Decorator, Reply, Transport
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.compress.registry import registered
+from gradwire.compress.protocol.registry import registered
 from gradwire.experiments.cli import COMMANDS, main
 from gradwire.experiments.cli.parsing import configuration
 from gradwire.experiments.results import Evaluation, Results, RunResult, Seconds

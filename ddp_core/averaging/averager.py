@@ -30,11 +30,11 @@ from ..measure.stats import Stats, Totals
 from ..measure.step import BucketStats, Step
 from ..memory.model_memory import ModelMemory, Snapshot
 from ..transport.protocol import Decorator, Pending
-from .bound import AllPending, Bound, all_done, labelled, names_by_index, one_round, parts_of, prepared, setup
+from .bucket_plan import AllPending, Bound, all_done, labelled, names_by_index, one_round, parts_of, prepared, setup
 from .compiling import compile_kernels
 from .engines import Engines
-from .inspection import Inspection
 from .same_kernels import agree_on_kernels
+from .step_checks import Inspection
 from .step_lock import StepLock
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...compress import Compressor
-from ...compress.shares import check_ranks_given, ranks_given
+from ...compress.state.shares import check_ranks_given, ranks_given
 from ..buckets.assignment import Rooms, own_rooms
 from ..engine.engine import Engine
 from ..transport.agreement import Agreement

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from ...compress import Compressor, dry_run
-from ...compress.agreed import Choice, agree_in
-from ...compress.protocol import marked
+from ...compress.protocol.compressor import marked
+from ...compress.state.agreed import Choice, agree_in
 from ..measure.record import link_use
 from ..measure.step import BucketStats, Step
 from ..memory.bucket_memory import BucketMemory
-from ..planning.exactness import Graded, most_exact
+from .exactness import Graded, most_exact
 
 Names: TypeAlias = tuple[str, ...]  # of the parameters in a bucket
 STEPS = 8  # that a proposal goes by

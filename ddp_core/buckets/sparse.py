@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...compress.protocol import Program, all_gather
+from ...compress.protocol.requests import Program, all_gather
 from .grad_bucket import GradBucket
 
 SPARSE_ROUNDS = 2

@@ -13,8 +13,8 @@ from datetime import timedelta
 import torch
 from torch import Tensor
 
-from ...compress.protocol import Program
-from ...compress.together import next_request
+from ...compress.protocol.requests import Program
+from ...compress.protocol.together import next_request
 from ..measure.record import Record
 from ..transport.protocol import Reply, Transport
 

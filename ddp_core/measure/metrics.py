@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ...compress import WarmUp
-from ...compress.gauge import Sample, stride
+from ...compress.state.gauge import Sample, stride
 from .record import KINDS, link_use, summed
 from .stats import Stats
 from .step import BucketStats, Step

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ...compress.gauge import Gauge
+from ...compress.state.gauge import Gauge
 from .record import Record
 
 

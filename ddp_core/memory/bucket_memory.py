@@ -9,13 +9,15 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ...compress import state as states
-from ...compress.agreed import choices
-from ...compress.gauge import gauges
-from ...compress.protocol import Compressor, Layout, Program, all_reduce, working_dtype
-from ...compress.shares import ranks_given
-from ...compress.state import Entries, Leaves, PerParameter
-from ...compress.together import together
+from ...compress.protocol.compressor import Compressor
+from ...compress.protocol.layout import Layout, working_dtype
+from ...compress.protocol.requests import Program, all_reduce
+from ...compress.protocol.together import together
+from ...compress.state import tree as states
+from ...compress.state.agreed import choices
+from ...compress.state.gauge import gauges
+from ...compress.state.shares import ranks_given
+from ...compress.state.tree import Entries, Leaves, PerParameter
 from ...kernels import Residual, all_finite
 from .device_flag import DeviceFlag, refuse_capture
 

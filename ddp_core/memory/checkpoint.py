@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from ...compress import Compressor, Layout, specification
-from ...compress import state as states
-from ...compress.build import fingerprint
-from ...compress.leaves import FIRST, PART
-from ...compress.shares import ranks_given
-from ...compress.state import Entries
+from ...compress.builder.build import fingerprint
+from ...compress.state import tree as states
+from ...compress.state.shares import ranks_given
+from ...compress.state.tensors import FIRST, PART
+from ...compress.state.tree import Entries
 from ..buckets.layout import axis_order, grad_dtype, layout_of, plain_names
 from .earlier import brought_up_to_date
 from .model_memory import OWED

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ...compress.leaves import FIRST, PART
-from ...compress.protocol import Compressor, Layout
-from ...compress.shares import ignores_shapes, ranks_given
-from ...compress.state import Chunk, Entries, Leaves, leaves
+from ...compress.protocol.compressor import Compressor
+from ...compress.protocol.layout import Layout
+from ...compress.state.shares import ignores_shapes, ranks_given
+from ...compress.state.tensors import FIRST, PART
+from ...compress.state.tree import Chunk, Entries, Leaves, leaves
 from .bucket_memory import OWED, BucketMemory
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from ...compress import compressor, specification
-from ...compress.grammar import NESTED, filled, parsed
-from ...compress.registry import registered
+from ...compress.builder.grammar import NESTED, filled, parsed
+from ...compress.protocol.registry import registered
 
 FEEDBACK = "feedback"  # an option of all methods: a compressor's repr has it around the method, and a ladder has one
 Defaults: TypeAlias = dict[str, dict[str, Any]]  # {method: {option: its default then}}

@@ -10,9 +10,11 @@ from typing import Any
 from torch import Tensor
 
 from ...compress import specification
-from ...compress.protocol import Compressor, Layout, Program, marked
-from ...compress.shares import ranks_given
-from ...compress.state import Entries
+from ...compress.protocol.compressor import Compressor, marked
+from ...compress.protocol.layout import Layout
+from ...compress.protocol.requests import Program
+from ...compress.state.shares import ranks_given
+from ...compress.state.tree import Entries
 from ...kernels import all_finite
 from ..buckets.layout import as_real
 from ..buckets.sparse import sparse_mean

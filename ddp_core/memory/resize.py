@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...compress import Compressor
-from ...compress.state import Entries, summed
+from ...compress.state.tree import Entries, summed
 from ..buckets.layout import layout_of
 from .bucket_memory import OWED, BucketMemory
 from .checkpoint import check_parameters, check_whole, checked, layouts

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ...compress.shard_layout import ShardLayout
-from ...compress.shard_residual import ShardResidual
-from ...compress.shards import Finite, ShardState, ShardSum
-from ...compress.state import Entries, Leaves, summed
+from ...compress.shards.layout import ShardLayout
+from ...compress.shards.reduction import Finite, ShardState, ShardSum
+from ...compress.shards.residual import ShardResidual
+from ...compress.state.tree import Entries, Leaves, summed
 from .bucket_memory import NOT_TO_DISCARD
 from .device_flag import DeviceFlag
 

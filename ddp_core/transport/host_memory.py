@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ...compress.protocol import AllGather, AllReduce, ReduceScatter, Request
+from ...compress.protocol.requests import AllGather, AllReduce, ReduceScatter, Request
 from .agreement import Look, nothing
 from .host_segment import Segment
 from .protocol import Decorated, Reply, Transport

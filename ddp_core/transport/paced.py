@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from torch import Tensor
 
-from ...compress.protocol import Request
+from ...compress.protocol.requests import Request
 from .protocol import Decorated, Reply, Transport
 
 

@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compress.protocol import AllGather, AllReduce, AllToAll, ReduceScatter, Request
-from ...compress.scopes import Scope, members
+from ...compress.protocol.requests import AllGather, AllReduce, AllToAll, ReduceScatter, Request
+from ...compress.protocol.scopes import Scope, members
 from .agreement import LOOK, Look, nothing
 from .direct import GLOO, PINNED, Collectives, best_ways
-from .direct_exchange import Exchange, is_large
+from .direct.exchange import Exchange, is_large
 from .private_group import meeting_place, new_name, private_group
 from .protocol import Reply, Transport
 

@@ -9,8 +9,8 @@ from typing import Protocol, TypeAlias
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compress.protocol import Request
-from ...compress.scopes import Scope
+from ...compress.protocol.requests import Request
+from ...compress.protocol.scopes import Scope
 
 
 class Pending(Protocol):

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gradwire.compress import compressor
-from gradwire.compress.agreed import Choice, choices
+from gradwire.compress.state.agreed import Choice, choices
 from gradwire.ddp_core.averaging.hiding import hiding_of
 from gradwire.ddp_core.measure.record import Record
 from gradwire.ddp_core.measure.step import BucketStats, Step

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from ...ddp_core import adopt_launcher
-from ...hooks import Advice, advise
-from ...hooks.advice import Forecast
+from ...hooks.advice import Advice, Forecast, advise
 from ..network.lab import backend_here, rerun_on_hosts
 from ..network.link import over_link
 from ..ranks.device import chosen_backend, device_here

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...ddp_core.planning.bounds import optimal, synchronous
-from ...ddp_core.planning.link_cost import LinkCost
-from ...ddp_core.planning.step_model import StepModel
+from ...ddp_core.overlap.bounds import optimal, synchronous
+from ...ddp_core.overlap.link_cost import LinkCost
+from ...ddp_core.overlap.step_model import StepModel
 from ..network.link import parse_rate
 from ..workloads.emulation import step_by_layers
 from .config import BenchConfig

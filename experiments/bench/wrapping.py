@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from ...ddp_core import Decorator, DistributedDataParallel, Handle
-from ...hooks import attach
 from ...hooks.plan import ratio
 from ...hooks.slices import wire_mb
+from ...hooks.torch_ddp import attach
 from ..workloads.order import BACKWARD
 from .no_overlap import communicate_after_backward
 from .rows import Case, Traffic

@@ -12,8 +12,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ...ddp_core.planning.bounds import optimal, synchronous
-from ...ddp_core.planning.link_cost import LinkCost
+from ...ddp_core.overlap.bounds import optimal, synchronous
+from ...ddp_core.overlap.link_cost import LinkCost
 from ..network.link import parse_rate
 from ..results.files import check_file
 from ..workloads.emulation import (

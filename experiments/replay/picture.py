@@ -11,8 +11,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from ...ddp_core.planning.replay import Replay, backward_order, priority_order, replay
-from ...ddp_core.planning.step_model import StepModel
+from ...ddp_core.overlap.replay import Replay, backward_order, priority_order, replay
+from ...ddp_core.overlap.step_model import StepModel
 from ..results.palette import COLORS
 from ..results.picture import DPI
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...compress import Traffic
-from ...hooks import Handle, ShardHandle
+from ...ddp_core import Handle
+from ...hooks.fsdp import ShardHandle
 from ..results.comparison import Seconds
 
 NOT_MEASURED = Seconds(encode=0.0, wait=0.0, decode=0.0)

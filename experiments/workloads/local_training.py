@@ -10,7 +10,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...compress import Traffic
-from ...ddp_core import Decorator, LocalSteps, outer
+from ...ddp_core import Decorator
+from ...hooks.local_sgd.local_steps import LocalSteps
+from ...hooks.local_sgd.outer import outer
 from ..results.comparison import Seconds
 from .communication import Communication
 from .order import BACKWARD

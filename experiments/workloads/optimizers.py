@@ -9,8 +9,8 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from ...compress import WorkerMomentum, compressor, without_momentum
-from ...compress.dgc import DGC
-from ...compress.protocol import inside
+from ...compress.algorithms.dgc import DGC
+from ...compress.protocol.compressor import inside
 
 
 def optimizer_for(model: nn.Module, spec: str, name: str, lr: float, momentum: float) -> torch.optim.Optimizer:

@@ -7,8 +7,9 @@ from typing import Literal, TypeAlias
 from torch import nn
 from torch.optim import Optimizer
 
-from ...ddp_core import DistributedDataParallel, overlap
-from ...ddp_core.schedule.overlapped_optimizer import OverlappedOptimizer
+from ...ddp_core import DistributedDataParallel
+from ...ddp_core.overlap.overlapped_optimizer import OverlappedOptimizer
+from ...hooks.overlap import overlap
 
 Order: TypeAlias = Literal["backward", "slices", "priority", "auto"]
 BACKWARD: Order = "backward"

@@ -12,10 +12,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ...compress.shards import shard_codec, shard_sum
+from ...compress.shards.reduction import shard_codec, shard_sum
 from ...compress.simulate import Traffic
 from ...ddp_core import Decorator
-from ...hooks import ShardHandle, attach
+from ...hooks.fsdp import ShardHandle
+from ...hooks.torch_ddp import attach
 
 TORCH = "torch"  # in place of a specification: FSDP2 with its own communication
 SHARE = 50  # modules of a list with at least so small a part of all parameters are sharded by themselves

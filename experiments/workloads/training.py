@@ -18,9 +18,10 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.optim import Optimizer
 
 from ...compress import compressor, warm_up_steps
-from ...ddp_core import Decorator, DistributedDataParallel, exchange
-from ...hooks import Handle, ShardHandle, attach
+from ...ddp_core import Decorator, DistributedDataParallel, Handle, exchange
+from ...hooks.fsdp import ShardHandle
 from ...hooks.plan import ratio
+from ...hooks.torch_ddp import attach
 from ..results.comparison import Evaluation, RunResult
 from ..results.statistics import percentiles
 from ..results.time_to_loss import REPEATS

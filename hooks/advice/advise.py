@@ -17,11 +17,10 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.optim import Optimizer
 
 from ...compress import compressor
-from ...compress.shares import ranks_given
-from ...compress.whole_number import whole_number
+from ...compress.protocol.whole_number import whole_number
+from ...compress.state.shares import ranks_given
 from ...ddp_core import DEFAULT_TIMEOUT, Decorator
 from ...ddp_core.averaging.engines import Engines
-from ...ddp_core.planning.shared_cores import Work
 from ...ddp_core.transport.time_limit import time_limit
 from ..clock import clock_for
 from ..plan import bucket_layouts
@@ -32,6 +31,7 @@ from .directions import host_links
 from .here import Here, tried
 from .network import Kind, Network
 from .predict import Measured, World, buckets, predicted, requests_on
+from .shared_cores import Work
 from .training import Computation, Loss, Training
 from .trials import TRIAL_SECONDS, Trials, checked_seconds, confirmed
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from ...compress import Compressor, Layout
-from ...compress.agreed import choices
-from ...compress.shares import placed_on_hosts
+from ...compress.protocol.together import next_request
 from ...compress.simulate import alike
-from ...compress.together import next_request
+from ...compress.state.agreed import choices
+from ...compress.state.shares import placed_on_hosts
 from ...ddp_core.memory.bucket_memory import BucketMemory
 from ..clock import Clock, Moment
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch.optim import Optimizer
 
-from ...compress.optimizers import kind
+from ...compress.builder.optimizers import kind
 
 ADAM, SGD = "Adam", "SGD"
 UNCOMPRESSED = ("none", "bf16")  # what a user gets without giving anything up

@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compress.protocol import AllGather, AllReduce, AllToAll, ReduceScatter, Request
-from ...compress.scopes import Scope
+from ...compress.protocol.requests import AllGather, AllReduce, AllToAll, ReduceScatter, Request
+from ...compress.protocol.scopes import Scope
 from ...ddp_core import exchange
-from ...ddp_core.planning.link_cost import LinkCost
+from ...ddp_core.overlap.link_cost import LinkCost
 from ...ddp_core.transport.protocol import Transport
 
 Kind: TypeAlias = tuple[type, torch.dtype, Scope]  # of requests

@@ -12,21 +12,21 @@ import torch
 from torch import Tensor
 
 from ...compress import Compressor, Layout, compressor
-from ...compress.protocol import AllGather
-from ...compress.scopes import Scope
-from ...compress.shares import ranks_given
+from ...compress.protocol.requests import AllGather
+from ...compress.protocol.scopes import Scope
 from ...compress.simulate import STEADY, requests_of
-from ...compress.state import Leaves
-from ...ddp_core.planning.bounds import optimal
-from ...ddp_core.planning.pipeline import Parcel, Pipeline, Round
-from ...ddp_core.planning.replay import priority_order
-from ...ddp_core.planning.shared_cores import Work
-from ...ddp_core.planning.step_model import Piece, StepModel
+from ...compress.state.shares import ranks_given
+from ...compress.state.tree import Leaves
+from ...ddp_core.overlap.bounds import optimal
+from ...ddp_core.overlap.replay import priority_order
+from ...ddp_core.overlap.step_model import Piece, StepModel
 from ..plan import bucket_layouts
 from ..slices import gradient_mb, parts_of
 from .arithmetic import Arithmetic
 from .candidates import PRIORITY
 from .network import FREE, Kind, KindCost, kind_of, messages
+from .pipeline import Parcel, Pipeline, Round
+from .shared_cores import Work
 from .training import Computation
 
 STEPS = (STEADY, STEADY + 1)  # a method may alternate

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
-from ...ddp_core.backward.unseen_use import compiles, scripted
 from ...ddp_core.buckets.assignment import DEFAULT_CAP_MB, MEBIBYTE
-from ...ddp_core.planning.shared_cores import Work
-from ...ddp_core.schedule.awaited import NEUTRAL
+from ...ddp_core.overlap.awaited import NEUTRAL
+from ...ddp_core.reducer.compiled import compiles, scripted
 from ..clock import Clock, Moment
+from .shared_cores import Work
 
 Loss = Callable[[nn.Module, Any], Tensor]  # of a model and a batch: a scalar
 FREED = int(DEFAULT_CAP_MB * MEBIBYTE)  # bytes, as by DDP: glibc then keeps the memory of gradients, too

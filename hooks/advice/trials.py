@@ -13,10 +13,11 @@ from functools import partial
 from itertools import pairwise
 from typing import TypeVar
 
-from ...ddp_core import Decorator, DistributedDataParallel, exchange, overlap
-from ...ddp_core.schedule.overlapped_optimizer import OverlappedOptimizer
+from ...ddp_core import Decorator, DistributedDataParallel, exchange
+from ...ddp_core.overlap.overlapped_optimizer import OverlappedOptimizer
 from ...ddp_core.transport.private_group import known_group
 from ..clock import clock_for
+from ..overlap import overlap
 from .advice import Choice, Forecast, Rule
 from .candidates import BACKWARD, PRIORITY
 from .here import Here

@@ -14,8 +14,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ...compress import Spec
 from ...ddp_core import Handle, exchange
-from ..fsdp import is_sharded
-from ..torch_ddp import attach, ddp_inside
+from ..torch_ddp import attach, ddp_inside, is_sharded
 from .metrics import scalars
 
 FILE = "gradwire.pt"  # in the folder of a checkpoint

@@ -2,6 +2,5 @@
 
 from .attach import Sharding, attach_sharded
 from .handle import ShardHandle
-from .modules import is_sharded
 
-__all__ = ["ShardHandle", "Sharding", "attach_sharded", "is_sharded"]
+__all__ = ["ShardHandle", "Sharding", "attach_sharded"]

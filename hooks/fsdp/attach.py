@@ -11,8 +11,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...compress import Spec, tuned
-from ...compress.shards import shard_codec, shard_sum
-from ...ddp_core import Decorator, Handle, ShardAverager
+from ...compress.shards.reduction import shard_codec, shard_sum
+from ...ddp_core import Decorator, Handle
+from ...ddp_core.averaging.shard_averager import ShardAverager
 from .arrivals import Arrivals
 from .communication import ShardGather, ShardReduction
 from .handle import ShardHandle

@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compress.shard_layout import ShardLayout
-from ...ddp_core import Pending, ShardAverager, start_all_gather
+from ...compress.shards.layout import ShardLayout
+from ...ddp_core import Pending, start_all_gather
+from ...ddp_core.averaging.shard_averager import ShardAverager
 from .arrivals import Arrivals
 from .modules import ShardedModule
 

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...compress import Spec
-from ...compress.shards import ShardState, shard_codec, shard_sum
-from ...compress.state import Entries
-from ...ddp_core import Handle, LossScale, Observed, Scaler, ShardAverager
+from ...compress.shards.reduction import ShardState, shard_codec, shard_sum
+from ...compress.state.tree import Entries
+from ...ddp_core import Handle, LossScale, Observed, Scaler
+from ...ddp_core.averaging.shard_averager import ShardAverager
 from .modules import ShardedModule
 from .resize import owed_by_replicas
 from .state import FORMAT, among_replicas, checked, merged, own

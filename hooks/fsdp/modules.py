@@ -11,15 +11,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...compress import Layout
-from ...compress.shard_layout import ShardLayout
+from ...compress.shards.layout import ShardLayout
 from ...ddp_core import plain
 
 SINCE = "2.9"  # the torch whose FSDP2 takes communication of others
-
-
-def is_sharded(model: nn.Module) -> bool:
-    """Whether `fully_shard` was applied to a model, or to modules in it."""
-    return any(map(_is_sharded, model.modules()))
 
 
 def _is_sharded(module: nn.Module) -> bool:

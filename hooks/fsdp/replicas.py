@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...ddp_core import FuturePending, Handle, ShardAverager
+from ...ddp_core import FuturePending, Handle
+from ...ddp_core.averaging.shard_averager import ShardAverager
 from .arrivals import Arrivals
 from .modules import ShardedModule
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from ...compress import Compressor
-from ...compress.shard_layout import ShardLayout
-from ...compress.state import Entries
+from ...compress.shards.layout import ShardLayout
+from ...compress.state.tree import Entries
 from ...ddp_core.memory.bucket_memory import OWED
 from ...ddp_core.memory.resize import merged
 

@@ -17,7 +17,7 @@ from gradwire.compress import (
     dry_run,
     simulate,
 )
-from gradwire.compress.state import Leaves
+from gradwire.compress.state.tree import Leaves
 
 from .given import gradients, layout
 

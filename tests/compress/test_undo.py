@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradwire.compress import ErrorFeedback, Layout, PowerSGD, Simulation, Switch, Widen, compressor
-from gradwire.compress.state import Leaves, PerParameter
+from gradwire.compress.state.tree import Leaves, PerParameter
 
 from .given import Scaled, gradients, layout
 from .test_laws import OBJECTS, SPECS, build

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import gradwire
-from gradwire.ddp_core.torch_face.arguments import Arguments
+from gradwire.ddp_core.torch_compat.arguments import Arguments
 
 from ..torch_versions import buffers_by_argument
 from .both import KINDS, assert_same, batches, both, error_of, mlp, seeded, train

@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from gradwire.ddp_core.planning.replay import priority_order, replay
-from gradwire.ddp_core.planning.step_model import layered
+from gradwire.ddp_core.overlap.replay import priority_order, replay
+from gradwire.ddp_core.overlap.step_model import layered
 from gradwire.experiments.cli import main
 from gradwire.experiments.replay.picture import forward_spans
 from gradwire.experiments.workloads.emulation import cost_on, load_trace, predicted

@@ -13,10 +13,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradwire.compress import Layout, compressor, compressors
-from gradwire.compress.gauge import Arriving
-from gradwire.compress.guard import DAMPING, DENSE, WATCHING
+from gradwire.compress.feedback.guard import DAMPING, DENSE, WATCHING
+from gradwire.compress.protocol.together import next_request
 from gradwire.compress.simulate import alike
-from gradwire.compress.together import next_request
+from gradwire.compress.state.gauge import Arriving
 from gradwire.ddp_core.memory.bucket_memory import BucketMemory
 from gradwire.ddp_core.memory.device_flag import DeviceFlag
 from gradwire.kernels import dispatch

@@ -8,7 +8,7 @@ import gradwire
 from gradwire.compress import AllReduce
 from gradwire.ddp_core import Link, Paced, ProcessGroup
 from gradwire.ddp_core.measure.clock import CudaClock
-from gradwire.ddp_core.schedule.slice_order import FIRST_LOOK, MEASURED
+from gradwire.ddp_core.overlap.slice_order import FIRST_LOOK, MEASURED
 
 from .test_engine_cuda import LIMIT, SLEEP, nccl, needs_nccl
 

@@ -2,7 +2,7 @@
 
 import threading
 
-from gradwire.compress.protocol import AllGather, AllReduce, AllToAll, ReduceScatter
+from gradwire.compress.protocol.requests import AllGather, AllReduce, AllToAll, ReduceScatter
 from gradwire.ddp_core.transport.protocol import Decorated, Reply
 
 ALL = (AllGather, AllReduce, AllToAll, ReduceScatter)

@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
 from gradwire.compress import specification
-from gradwire.compress.gauge import EVERY, IN_A_ROW, WARM_UP
+from gradwire.compress.state.gauge import EVERY, IN_A_ROW, WARM_UP
 
 from .given import Given, average, gradients, wrapped
 from .test_handle import same, steps

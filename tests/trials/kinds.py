@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..ddp_core.local_steps.sites import LIMIT, Town
+from ..hooks.local_sgd.sites import LIMIT, Town
 from ..ranks import RankError
 from . import backends, draw, fates, halves, laws, local, overlapped, programs, saving, shards, sites
 from .rank import train

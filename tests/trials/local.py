@@ -12,8 +12,8 @@ import torch
 
 from gradwire import LocalSteps
 
-from ..ddp_core.local_steps.sites import BUSY, Town
 from ..ddp_core.nets import Batch
+from ..hooks.local_sgd.sites import BUSY, Town
 from ..ranks import LostRank, RankFailure
 from . import models
 from .models import Headed, loss_of

@@ -11,7 +11,7 @@ from torch.nn.utils import clip_grad_norm_
 import gradwire
 
 from ..ddp_core.nets import Batch
-from ..ddp_core.schedule.overlapped import equal
+from ..ddp_core.overlap.overlapped import equal
 from . import draw, models
 from .models import Headed, loss_of
 from .rank import environment

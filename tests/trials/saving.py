@@ -11,10 +11,10 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 import gradwire
 from gradwire.hooks.fsdp import ShardHandle
 
-from ..ddp_core.local_steps.sites import Net, descend
 from ..hooks.fsdp.given import given_model, mean_gradients
 from ..hooks.fsdp.given import gradients as of_parts
 from ..hooks.given import Given, average, gradients
+from ..hooks.local_sgd.sites import Net, descend
 from ..hooks.saving import Saves
 from ..hooks.test_handle import same
 from ..hooks.test_threads import Busy

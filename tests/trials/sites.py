@@ -12,7 +12,7 @@ import torch
 
 from gradwire import LocalSteps
 
-from ..ddp_core.local_steps.sites import BUSY, Town
+from ..hooks.local_sgd.sites import BUSY, Town
 from ..ranks import LostRank, RankFailure
 from . import local
 from .local import Site

@@ -8,7 +8,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from ....compress.protocol import AllReduce
+from ....compress.protocol.requests import AllReduce
 from ....ddp_core import start_sum
 from ...ranks.group import joined
 from ..link import BITS_PER_BYTE, parse_rate

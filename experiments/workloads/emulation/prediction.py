@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from ....ddp_core.planning.bounds import synchronous
-from ....ddp_core.planning.link_cost import LinkCost
-from ....ddp_core.planning.replay import priority_order, replay
-from ....ddp_core.schedule.slice_order import WORTH
+from ....ddp_core.overlap.bounds import synchronous
+from ....ddp_core.overlap.link_cost import LinkCost
+from ....ddp_core.overlap.replay import priority_order, replay
+from ....ddp_core.overlap.slice_order import WORTH
 from ..order import BACKWARD, Order
 from .step_model import step_by_buckets, step_by_slices
 from .trace import Trace

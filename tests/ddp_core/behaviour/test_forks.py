@@ -9,8 +9,8 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 import gradwire
 
 from ..layers import Layers, inputs_of
-from ..schedule import overlapped
-from ..schedule.overlapped import Setting
+from ..overlap import overlapped
+from ..overlap.overlapped import Setting
 
 MESSAGE = "this process was forked after the model was set up"
 TORCH = "in combination with fork-based multiprocessing"  # where its threads ran before, torch is the first to refuse

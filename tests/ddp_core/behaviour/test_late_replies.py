@@ -13,7 +13,7 @@ from gradwire.ddp_core.transport.protocol import Decorated
 
 from ...hooks.given import Given, average, gradients
 from ...late import Late, OnThread
-from ..schedule.overlapped import Layers, Setting, equal
+from ..overlap.overlapped import Layers, Setting, equal
 
 SHAPES = ((16, 20), (9,), (12, 30), (4, 4), (16, 20))
 STEPS = 3

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import gradwire
-from gradwire.compress.gauge import ELEMENTS, Gauge
+from gradwire.compress.state.gauge import ELEMENTS, Gauge
 from gradwire.ddp_core.measure.metrics import Measured, exposed, feedback, metrics
 from gradwire.ddp_core.measure.record import Record
 from gradwire.ddp_core.measure.stats import Stats

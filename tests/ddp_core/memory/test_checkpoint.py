@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradwire.compress import compressor, compressors
-from gradwire.compress.registry import OF_ALL, OF_FEEDBACK, registered
+from gradwire.compress.protocol.registry import OF_ALL, OF_FEEDBACK, registered
 from gradwire.ddp_core.memory.checkpoint import FORMAT, check_form, check_whole, checked
 
 RAISE = (

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from gradwire.compress import compressor, compressors, specification
-from gradwire.compress.build import fingerprint as fingerprint_of
-from gradwire.compress.registry import registered
+from gradwire.compress.builder.build import fingerprint as fingerprint_of
+from gradwire.compress.protocol.registry import registered
 from gradwire.ddp_core.memory.checkpoint import checked
 from gradwire.ddp_core.memory.earlier import repr_of_today
 

@@ -8,8 +8,8 @@ import torch
 
 from gradwire import kernels
 from gradwire.compress import Layout, compressor
+from gradwire.compress.protocol.together import next_request
 from gradwire.compress.simulate import STEADY, alike
-from gradwire.compress.together import next_request
 from gradwire.ddp_core.memory.bucket_memory import BucketMemory
 from gradwire.kernels import triton_kernels
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from gradwire.compress import AllGather, AllReduce, AllToAll, ReduceScatter
-from gradwire.compress.scopes import members
+from gradwire.compress.protocol.scopes import members
 from gradwire.ddp_core import ProcessGroup
 from gradwire.ddp_core.transport import process_group
 

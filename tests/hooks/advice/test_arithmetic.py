@@ -8,8 +8,8 @@ import torch
 
 import gradwire
 from gradwire.compress import Layout, compressor
-from gradwire.compress.protocol import all_reduce
-from gradwire.compress.state import PerParameter
+from gradwire.compress.protocol.requests import all_reduce
+from gradwire.compress.state.tree import PerParameter
 from gradwire.hooks.advice.arithmetic import REPEATS, gradient_pool, measured_arithmetic
 from gradwire.hooks.advice.network import GROWTH, SMALLEST, _sizes
 from gradwire.hooks.advice.predict import requests_on

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gradwire.compress.protocol import AllGather, AllReduce, ReduceScatter
+from gradwire.compress.protocol.requests import AllGather, AllReduce, ReduceScatter
 from gradwire.ddp_core import obstacle
 from gradwire.ddp_core.transport.host_memory import HostMemory
 from gradwire.ddp_core.transport.process_group import ProcessGroup

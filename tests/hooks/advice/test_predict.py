@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from gradwire.compress import AllGather, AllReduce, AllToAll, Layout
-from gradwire.ddp_core.planning.link_cost import LinkCost
-from gradwire.ddp_core.planning.shared_cores import Work
+from gradwire.ddp_core.overlap.link_cost import LinkCost
 from gradwire.hooks.advice.arithmetic import Arithmetic
 from gradwire.hooks.advice.network import KindCost
 from gradwire.hooks.advice.predict import Measured, World, predicted, requests_on
+from gradwire.hooks.advice.shared_cores import Work
 from gradwire.hooks.advice.training import Computation
 
 SIDE = 512

@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import gradwire
 from gradwire.compress import compressors
-from gradwire.compress.shards import shard_codec, shard_sum
+from gradwire.compress.shards.reduction import shard_codec, shard_sum
 
 from ...late import Late
 from .given import mesh_of, network, trained

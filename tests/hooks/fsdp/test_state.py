@@ -9,7 +9,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 
 import gradwire
-from gradwire.compress.shards import shard_sum
+from gradwire.compress.shards.reduction import shard_sum
 from gradwire.ddp_core import DEFAULT_TIMEOUT
 from gradwire.hooks.fsdp.state import checked
 

@@ -7,7 +7,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 
 import gradwire
-from gradwire.compress.protocol import AllToAll
+from gradwire.compress.protocol.requests import AllToAll
 
 from ..saving import Saves
 from ..test_handle import same

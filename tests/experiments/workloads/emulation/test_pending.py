@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from gradwire.ddp_core.planning.replay import backward_order, priority_order, replay
-from gradwire.ddp_core.planning.step_model import layered
-from gradwire.ddp_core.schedule.awaited import awaits, restore
+from gradwire.ddp_core.overlap.awaited import awaits, restore
+from gradwire.ddp_core.overlap.replay import backward_order, priority_order, replay
+from gradwire.ddp_core.overlap.step_model import layered
 from gradwire.experiments.workloads.emulation import emulated
 from gradwire.experiments.workloads.emulation.model import Stream
 

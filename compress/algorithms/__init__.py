@@ -1,0 +1,1 @@
+"""Compressors, one per file, and the arithmetic that several of them share."""

@@ -1,0 +1,126 @@
+"""PowerSGD with one factor a step, P and Q in turn (Zhang et al. 2023, ACP-SGD)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ... import kernels
+from ...kernels import Factors, Matrix, Residual
+from ..protocol.layout import Layout
+from ..protocol.registry import register
+from ..protocol.requests import Program, all_reduce
+from ..protocol.together import together
+from ..state.tensors import Counter, PerParameter
+from .pieces import Place
+from .powersgd import PowerSGD, average_whole, draw_normal, finish, zeros_kept
+from .zero_rows import ZeroRows
+
+
+@dataclass
+class ACPPowerSGDState:
+    """Which parameters are low-rank, as they lie and transposed, and which are sent whole; the last P and Q (transposed);
+    the steps seen; the rows of the bucket.
+    """
+
+    factors: Factors
+    transposed: Factors
+    whole: tuple[Place, ...]
+    p: PerParameter
+    q: PerParameter
+    step: Counter
+    of_bucket: ZeroRows
+
+
+@register("acp-powersgd")
+@dataclass(frozen=True)
+class ACPPowerSGD:
+    """PowerSGD that sends P in one step and Q in the next: one all-reduce and half the bytes a step.
+
+    Zhang et al. 2023, ACP-SGD. A step projects each matrix M onto the factor of the step before, made orthonormal: M Q Qᵀ,
+    then P Pᵀ M. As the projection is linear, each rank holds back exactly what its own matrix lacks. `rank`,
+    `min_compression_rate`, `seed`: as in PowerSGD.
+    """
+
+    rank: int = 4
+    min_compression_rate: float = 2.0
+    seed: int = 0
+    forgets_what_it_sends: ClassVar[bool] = True
+    takes_16_bits: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"acp-powersgd:rank is at least 1, got {self.rank}")
+        if not self.min_compression_rate >= 0:
+            raise ValueError(f"acp-powersgd:min_compression_rate is at least 0, got {self.min_compression_rate}")
+
+    def init(self, layout: Layout) -> ACPPowerSGDState:
+        """Random factors for each matrix worth compressing: any step may be the first."""
+        begun = PowerSGD(self.rank, self.min_compression_rate, seed=self.seed).init(layout)
+        matrices = begun.factors.matrices
+        shapes = tuple((m.rank, m.rows) for m in matrices)
+        p = PerParameter.zeros(dataclasses.replace(begun.q.layout, shapes=shapes), optional=True)
+        draw_normal(p.layout, p.flat, self.seed, step=1)
+        transposed = Factors(tuple(Matrix(m.offset, m.columns, m.rows, m.rank) for m in matrices))
+        return ACPPowerSGDState(
+            begun.factors, transposed, begun.whole, p, begun.q, begun.step, ZeroRows.of_layout(layout)
+        )
+
+    @staticmethod
+    def is_due(step: int) -> bool:
+        """Return True if a step sends Q: the ranks then agree on the rows that are zero on all of them."""
+        return step % 2 == 1
+
+    def reduce(self, grad: Tensor, state: ACPPowerSGDState, residual: Residual | None = None) -> Program[Tensor]:
+        """The average of this step's factor, as matrices; what does not compress rides along."""
+        sends_q = self.is_due(state.step.value) and bool(state.factors.matrices)
+        state.step.value += 1
+        program = self._average(_average_q if sends_q else _average_p, grad, state, residual)
+        return (yield from zeros_kept(program, grad, state, residual) if sends_q else program)
+
+    def _average(
+        self, low_rank: Callable[..., Program[None]], grad: Tensor, state: ACPPowerSGDState, residual: Residual | None
+    ) -> Program[Tensor]:
+        yield from together(low_rank(grad, state, residual), average_whole(grad, state.whole, residual))
+        return grad
+
+
+def _average_p(grad: Tensor, state: ACPPowerSGDState, residual: Residual | None) -> Program[None]:
+    q = state.q.flat.clone()
+    kernels.orthogonalize(q, state.transposed)
+    p = torch.empty_like(state.p.flat)
+    kernels.low_rank_left(grad, residual, state.factors, q, p)
+    mean = yield from all_reduce(p.clone())
+    finish(grad, None if residual is None else residual.after, state.factors, (mean, q), (p, q))
+    _remember(state.p, state.transposed, mean)
+
+
+def _average_q(grad: Tensor, state: ACPPowerSGDState, residual: Residual | None) -> Program[None]:
+    p = state.p.flat.clone()
+    kernels.orthogonalize(p, state.factors)
+    q = torch.empty_like(state.q.flat)
+    kernels.low_rank_right(_given(grad, residual, state.factors), state.factors, p, q)
+    mean = yield from all_reduce(q.clone())
+    finish(grad, None if residual is None else residual.after, state.factors, (p, mean), (p, q))
+    _remember(state.q, state.factors, mean)
+
+
+def _given(grad: Tensor, residual: Residual | None, factors: Factors) -> Tensor:
+    """A buffer with the matrices of `grad` (+ `residual.before`, left in `residual.after`, the matrices alone)."""
+    if residual is None:
+        return grad
+    for matrices in zip(*map(factors.full, (residual.before, residual.after, grad)), strict=True):
+        Residual(*matrices[:2]).plus(matrices[2])
+    return residual.after
+
+
+def _remember(leaf: PerParameter, sides: Factors, average: Tensor) -> None:
+    """Keep the averaged factor for the next step, as unit vectors; one of zeros would find nothing ever again."""
+    before, after = leaf.update()
+    kernels.normalize(average, sides, before)
+    after.copy_(average)

@@ -1,0 +1,160 @@
+"""From a codec, a method of one round, to a compressor.
+
+Rows begin as zeros, so that what pads them is the same on every rank and at every step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ...kernels import Residual
+from ..protocol.compressor import Codec, DrawingCodec
+from ..protocol.layout import Layout, working_dtype
+from ..protocol.requests import Program, all_gather, all_to_all
+from ..state.tensors import Chunk, Counter
+from .zero_rows import ZeroRows, any_of
+
+
+@dataclass
+class Draws:
+    """Where a codec's random numbers come from: a key for each bucket and rank, and the steps seen."""
+
+    key: int
+    step: Counter
+
+
+def draws(codec: Codec, layout: Layout) -> Draws | None:
+    """What a codec draws from, if it draws; ranks draw apart, so that their errors average out."""
+    if not (isinstance(codec, DrawingCodec) and codec.draws):
+        return None
+    digest = hashlib.sha256(f"{layout.rank}/{layout.names}/{layout.starts}".encode()).digest()
+    return Draws(int.from_bytes(digest[:8], "big") >> 1, Counter())
+
+
+def drawn(state: Draws | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Key and counter for a step's first encoding and for its second, or nothing for both; the step is counted."""
+    if state is None:
+        return (), ()
+    first = state.step.value << 33
+    state.step.value += 1
+    return (state.key, first), (state.key, first + (1 << 32))
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Every rank's encoded bucket goes to every other: one all-gather, bytes that grow with the number of ranks."""
+
+    codec: Codec
+    ignores_shapes: ClassVar[bool] = True
+    packs_bytes: ClassVar[bool] = True
+
+    @property
+    def takes_16_bits(self) -> bool:
+        """Whether the codec reads gradients of 16 bits, and rounds averages to them."""
+        return getattr(self.codec, "takes_16_bits", False)
+
+    def init(self, layout: Layout) -> Draws | None:
+        """Nothing to remember, but for what a codec draws from."""
+        return draws(self.codec, layout)
+
+    def reduce(self, grad: Tensor, state: Draws | None, residual: Residual | None = None) -> Program[Tensor]:
+        """The mean of what the ranks' payloads say."""
+        if not grad.numel():
+            return grad
+        length = self.codec.row_length(grad.numel())
+        rows = torch.zeros(1, self.codec.row_bytes(length), dtype=torch.uint8, device=grad.device)
+        self.codec.encode(grad, residual, rows, length, *drawn(state)[0])
+        gathered = yield from all_gather(rows)
+        _decode(self.codec, gathered, grad, length, residual)
+        return grad
+
+
+@dataclass
+class TwoShotState:
+    """What this rank held back as the server of its part; the part's places; the ranks; what the codec draws from.
+
+    `served`: the first element of the part and the one after its last. `length`: of a part, with its padding. `rows`: those
+    that stay zero by a bit of their own; None where the codec keeps zeros.
+    """
+
+    server_residual: Chunk | None
+    served: tuple[int, int]
+    length: int
+    world_size: int
+    draws: Draws | None
+    rows: ZeroRows | None = None
+
+
+@dataclass(frozen=True)
+class TwoShot:
+    """Each rank averages one part of the bucket for all: an all-to-all of encoded parts, then an all-gather.
+
+    The averaged part is encoded again, with a residual of its own on the serving rank (Tang et al. 2019, DoubleSqueeze),
+    so the bytes do not grow with the number of ranks. `feedback`: whether error feedback surrounds it; without, servers
+    need no residual.
+    """
+
+    codec: Codec
+    feedback: bool = field(default=True, repr=False)
+    ignores_shapes: ClassVar[bool] = True
+    packs_bytes: ClassVar[bool] = True
+
+    @property
+    def takes_16_bits(self) -> bool:
+        """Whether the codec reads gradients of 16 bits, and rounds averages to them."""
+        return getattr(self.codec, "takes_16_bits", False)
+
+    def init(self, layout: Layout) -> TwoShotState:
+        """A zero residual for the part that this rank serves, with `feedback`."""
+        length = self.codec.row_length(-(-layout.numel // layout.world_size))
+        start = min(layout.rank * length, layout.numel)
+        end = min(start + length, layout.numel)
+        zeros = torch.zeros(end - start, dtype=layout.widened().dtype, device=layout.device)
+        chunk = Chunk(layout, start, zeros) if self.feedback else None
+        rows = None if getattr(self.codec, "keeps_zeros", False) else ZeroRows.of_layout(layout)
+        return TwoShotState(chunk, (start, end), length, layout.world_size, draws(self.codec, layout), rows)
+
+    def reduce(self, grad: Tensor, state: TwoShotState, residual: Residual | None = None) -> Program[Tensor]:
+        """The mean, rounded twice. Without a worker residual the server keeps none either."""
+        if not grad.numel():
+            return grad
+        rows, size = state.rows, self.codec.row_bytes(state.length)
+        bits = 0 if rows is None else rows.row_bytes(state.world_size)
+        first, second = drawn(state.draws)
+        payload = torch.zeros(state.world_size, size + bits, dtype=torch.uint8, device=grad.device)
+        if rows is not None:
+            payload[:, size:] = rows.packed(rows.used(grad, residual), state.world_size)
+        self.codec.encode(grad, residual, payload[:, :size], state.length, *first)
+        votes = yield from all_to_all(payload)
+        start, end = state.served
+        served = torch.empty(end - start, dtype=working_dtype(grad.dtype), device=grad.device)
+        self.codec.decode(votes[:, :size].unsqueeze(1), served, state.length)
+        payload = torch.zeros(1, size + bits, dtype=torch.uint8, device=grad.device)
+        if rows is not None:
+            payload[:, size:] = any_of(votes[:, size:])
+        held = None if residual is None or state.server_residual is None else state.server_residual.update()
+        self.codec.encode(served, held, payload[:, :size], state.length, *second)
+        averages = (yield from all_gather(payload)).view(1, state.world_size, size + bits)
+        _decode(self.codec, averages[..., :size], grad, state.length, residual)
+        if rows is not None:
+            used = rows.unpacked(averages[..., size:])
+            rows.clear(used, grad)
+            for flat, at in (
+                () if residual is None else ((residual.after, 0), (None if held is None else held.after, start))
+            ):
+                if flat is not None:
+                    rows.clear(used, flat, at)
+        return grad
+
+
+def _decode(codec: Any, rows: Tensor, grad: Tensor, length: int, residual: Residual | None) -> None:
+    """The average in place of `grad`; a codec for 16 bits adds what they cannot hold to the residual."""
+    if grad.dtype == working_dtype(grad.dtype) or not getattr(codec, "takes_16_bits", False):
+        codec.decode(rows, grad, length)
+    else:
+        codec.decode(rows, grad, length, None if residual is None else residual.after)

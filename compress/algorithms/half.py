@@ -1,0 +1,140 @@
+"""16 bits on the wire: alone, or around another compressor."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from ... import kernels
+from ...kernels import Residual
+from ..protocol.compressor import Compressor, marked
+from ..protocol.layout import Layout
+from ..protocol.registry import register
+from ..protocol.requests import AllReduce, Program, ReduceScatter, Request
+from .dense import Dense
+
+T = TypeVar("T")
+
+
+@dataclass
+class CastState:
+    """Whose gradients they are, whether large payloads are cut, and the inner compressor's state."""
+
+    layout: Layout
+    cuts: bool
+    inner: Any
+
+
+@dataclass(frozen=True)
+class Cast:
+    """The inner compressor's floating-point payloads travel in 16 bits; all else stays as wide as it was."""
+
+    inner: Compressor = Dense()
+
+    dtype: ClassVar[torch.dtype]
+
+    def __post_init__(self) -> None:
+        if packed := packing(self.inner):
+            method = type(getattr(packed, "codec", packed)).__name__
+            raise ValueError(
+                f"{method} packs its own bytes, so a 16-bit wrapper would change nothing; "
+                f"use the method's own option for it (topk has value_dtype=fp16)"
+            )
+
+    def init(self, layout: Layout) -> CastState:
+        """The inner state."""
+        return CastState(layout, not marked(self.inner, "forgets_what_it_sends"), self.inner.init(layout))
+
+    def reduce(self, grad: Tensor, state: CastState, residual: Residual | None = None) -> Program[Tensor]:
+        """The inner average, its payloads rounded to 16 bits. Means are divided before they are rounded and summed."""
+        program = self.inner.reduce(grad, state.inner, residual)
+        return (yield from self._narrowed(program, state))
+
+    def _narrowed(self, program: Program[T], state: CastState) -> Program[T]:
+        """Drive `program`, with each of its requests cast on the way out and each reply on the way back."""
+        reply: Tensor | None = None
+        try:
+            while True:
+                request = next(program) if reply is None else program.send(reply)
+                if narrow := self._narrow(request, state):
+                    answer = yield narrow
+                    reply = self._widen(answer, request)
+                else:
+                    reply = yield request
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        finally:
+            program.close()
+
+    def _narrow(self, request: Request, state: CastState) -> Request | None:
+        wide, layout = request.tensor, state.layout
+        if not wide.is_floating_point() or wide.element_size() <= 2:
+            return None
+        narrow = torch.empty(wide.shape, dtype=self.dtype, device=wide.device)
+        if isinstance(request, AllReduce | ReduceScatter):
+            members = len(layout.members(request.scope))
+            share = 1 / members if request.op == "mean" else 1.0
+            shards = layout.ranks_per_host if request.scope == "across" else 1  # a host's ranks may each have one
+            if state.cuts and wide.numel() * shards < layout.numel:
+                exact = request.exact if isinstance(request, AllReduce) else ()
+                self._saturate(wide, largest_summand(self.dtype, members) / share, exact)
+            kernels.cast_scaled(wide, narrow, share)
+            return dataclasses.replace(request, tensor=narrow, op="sum")
+        kernels.cast_scaled(wide, narrow, 1.0)
+        return dataclasses.replace(request, tensor=narrow)
+
+    def _widen(self, answer: Tensor, request: Request) -> Tensor:
+        """The reply to `request`, in place where it is an all-reduce, as a process group gives it."""
+        wide = request.tensor
+        reply = (
+            wide if isinstance(request, AllReduce) else torch.empty(answer.shape, dtype=wide.dtype, device=wide.device)
+        )
+        kernels.cast_scaled(answer, reply, 1.0)
+        return reply
+
+    def _saturate(self, wide: Tensor, limit: float, exact: Sequence[tuple[int, int]]) -> None:
+        """Keep finite factors within reach of 16 bits: what they miss stays in the residual. A whole gradient overflows.
+
+        So do `exact` parts, and payloads of a compressor that `forgets_what_it_sends`: what was cut of them would be lost.
+        """
+        if self.dtype == torch.float16:
+            kept = [wide.view(-1)[first:end].clone() for first, end in exact]
+            wide.copy_(torch.where(wide.isfinite(), wide.clamp(-limit, limit), wide))
+            for (first, end), part in zip(exact, kept, strict=True):
+                wide.view(-1)[first:end] = part
+
+
+def largest_summand(dtype: torch.dtype, count: int) -> float:
+    """The magnitude up to which so many numbers, rounded to `dtype`, have a finite sum, whatever the order of additions.
+
+    Each number grows by one rounding, and additions in any order enlarge the sum of magnitudes by at most (count - 1) units
+    of roundoff (Jeannerod and Rump, "Improved error bounds for inner products in floating-point arithmetic", 2013).
+    """
+    unit = torch.finfo(dtype).eps / 2
+    return torch.finfo(dtype).max / (count * (1 + unit) * (1 + (count - 1) * unit))
+
+
+def packing(compressor: Any) -> Any:
+    """The first compressor in the tree that packs bytes itself (`packs_bytes`); None where all send numbers."""
+    return marked(compressor, "packs_bytes")
+
+
+@register("fp16", lossy=False)
+@dataclass(frozen=True)
+class Float16(Cast):
+    """Payloads in float16: half the bytes, 11 bits of precision, nothing below 6e-8; around another method or alone."""
+
+    dtype = torch.float16
+
+
+@register("bf16", lossy=False)
+@dataclass(frozen=True)
+class BFloat16(Cast):
+    """Payloads in bfloat16: half the bytes, 8 bits of precision, the range of float32; around another method or alone."""
+
+    dtype = torch.bfloat16

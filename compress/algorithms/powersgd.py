@@ -1,0 +1,266 @@
+"""PowerSGD: low-rank averages by one step of power iteration (Vogels, Karimireddy, Jaggi 2019)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from ... import kernels
+from ...kernels import Factors, Matrix, Residual
+from ..protocol.layout import Layout, working_dtype
+from ..protocol.registry import register
+from ..protocol.requests import Program, all_reduce
+from ..protocol.together import together
+from ..state.tensors import Counter, PerParameter
+from .coded_mean import CODECS, coded_mean
+from .pieces import Place, joined, pieces, put_back
+from .seeding import seeded_generator
+from .zero_rows import ZeroRows
+
+
+@dataclass
+class PowerSGDState:
+    """Which parameters are low-rank and which are sent whole; the factors Q (transposed); the steps seen; whose they are.
+
+    `rows`: those that stay zero, of P, of Q and of what is sent whole, where payloads are coded. `of_bucket`: of a bucket
+    that is one matrix.
+    """
+
+    factors: Factors
+    whole: tuple[Place, ...]
+    q: PerParameter
+    step: Counter
+    layout: Layout
+    rows: Sequence[ZeroRows | None] = (None, None, None)
+    of_bucket: ZeroRows | None = None
+
+
+@register("powersgd")
+@dataclass(frozen=True)
+class PowerSGD:
+    """The average gradient of each matrix, of low rank, by power iteration; vectors ride along whole.
+
+    Vogels et al. 2019, algorithm 1. A convolution is a matrix of output channels x (all else). Two all-reduces a bucket.
+
+    `rank`: of the factors, capped at the smaller side of each matrix. `min_compression_rate`: a matrix is compressed
+    only where that makes it more than so many times smaller. `power_iterations`: a step, each two more all-reduces.
+    `warm_start`: begin at the last step's Q, else at a new random one. `seed`: of the private generators for Q, one a
+    parameter name, the same on all ranks. `payload`: int8 or int4 sends factors and vectors in 8 or 4 bits an
+    element, as `int8` and `int4:rotate=true` do, in twice the rounds; each rank then holds back what its own matrices lack
+    of what it sent.
+    """
+
+    rank: int = 4
+    min_compression_rate: float = 2.0
+    power_iterations: int = 1
+    warm_start: bool = True
+    seed: int = 0
+    payload: Literal["float", "int8", "int4"] = "float"
+    takes_16_bits: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for option in ("rank", "power_iterations"):
+            if getattr(self, option) < 1:
+                raise ValueError(f"powersgd:{option} is at least 1, got {getattr(self, option)}")
+        if not self.min_compression_rate >= 0:
+            raise ValueError(f"powersgd:min_compression_rate is at least 0, got {self.min_compression_rate}")
+        if self.payload not in ("float", *CODECS):
+            raise ValueError(f"powersgd:payload is float, int8 or int4, got {self.payload!r}")
+
+    @property
+    def packs_bytes(self) -> bool:
+        """Whether nothing of it travels as floats."""
+        return self.payload in CODECS
+
+    def init(self, layout: Layout) -> PowerSGDState:
+        """Random Q for each matrix worth compressing."""
+        if layout.dtype.itemsize < 4:
+            raise TypeError(f"PowerSGD needs 32 bits or more for its arithmetic, not {layout.dtype}: wrap it in Widen")
+        matrices: dict[int, Matrix] = {}
+        whole, entries = [], []
+        for index, (shape, offset, size) in enumerate(zip(layout.shapes, layout.offsets, layout.sizes, strict=True)):
+            if matrix := self.as_matrix(shape, offset):
+                matrices[index] = matrix
+            elif size:
+                whole.append((offset, size))
+                entries.append(index)
+        shapes = tuple((m.rank, m.columns) for m in matrices.values())
+        q = PerParameter.zeros(dataclasses.replace(layout.select(matrices), shapes=shapes, row_sizes=()), optional=True)
+        draw_normal(q.layout, q.flat, self.seed, step=0)
+        factors = Factors(tuple(matrices.values()))
+        state = PowerSGDState(factors, joined(whole), q, Counter(), layout)
+        if self.packs_bytes:
+            sent = (ZeroRows.of_layout(q.layout), ZeroRows.of_layout(layout.select(entries)))
+            state.rows = (ZeroRows.of_factors(factors, layout.device), *sent)
+        return state
+
+    def as_matrix(self, shape: tuple[int, ...], offset: int) -> Matrix | None:
+        """The matrix that a parameter is compressed as; None where it is sent whole."""
+        if len(shape) < 2 or not math.prod(shape):
+            return None
+        rows, columns = shape[0], math.prod(shape[1:])
+        rank = min(self.rank, rows, columns)
+        smaller = rank * (rows + columns) * self.min_compression_rate < rows * columns
+        return Matrix(offset, rows, columns, rank) if smaller else None
+
+    def reduce(self, grad: Tensor, state: PowerSGDState, residual: Residual | None = None) -> Program[Tensor]:
+        """The low-rank average; what does not compress rides in the same round as P."""
+        coded = partial(coded_whole, self.payload, state.layout, state.rows[2])
+        average = coded if self.packs_bytes else average_whole
+        yield from together(self._low_rank(grad, state, residual), average(grad, state.whole, residual))
+        return grad
+
+    def _low_rank(self, grad: Tensor, state: PowerSGDState, residual: Residual | None) -> Program[None]:
+        first, following = self._begin(state)
+        factors, q = state.factors, first.clone()
+        matrices = grad if residual is None else residual.after
+        for iteration in range(self.power_iterations):
+            p = q.new_empty(factors.left_offsets[-1])
+            if iteration == 0:
+                kernels.low_rank_left(grad, residual, factors, q, p)
+            else:
+                kernels.normalize(q, factors, first)
+                kernels.low_rank_left(matrices, None, factors, q, p)
+            p, _ = yield from self._mean(p, state, state.rows[0])
+            kernels.orthogonalize(p, factors)
+            kernels.low_rank_right(matrices, factors, p, q)
+            q, sent = yield from self._mean(q, state, state.rows[1])
+        finish(grad, None if residual is None else residual.after, factors, (p, q), (p, sent))
+        kernels.normalize(q, factors, first)  # a Q of zeros would find nothing ever again
+        following.copy_(q)
+
+    def _mean(self, factor: Tensor, state: PowerSGDState, rows: ZeroRows | None) -> Program[tuple[Tensor, Tensor]]:
+        """The mean of a factor, and what this rank holds back nothing of: its own part of that, or the mean itself."""
+        if self.packs_bytes:
+            return (yield from coded_mean(self.payload, factor, state.layout, rows))
+        mean = yield from all_reduce(factor)
+        return mean, mean
+
+    def _begin(self, state: PowerSGDState) -> Residual:
+        """The Q that this step begins with, and where the next one's goes; the step is counted."""
+        q = state.q.update()
+        if not self.warm_start:
+            draw_normal(state.q.layout, q.after, self.seed, state.step.value)
+            q = Residual(q.after, q.after)
+        state.step.value += 1
+        return q
+
+
+def finish(
+    grad: Tensor, held: Tensor | None, factors: Factors, mean: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor]
+) -> None:
+    """The mean's P Qᵀ in place of the matrices of `grad`; `held` loses this rank's own, and keeps what rounding loses."""
+    if held is not None and any(one is not all_of for one, all_of in zip(own, mean, strict=True)):
+        if grad.dtype == held.dtype:
+            kernels.low_rank_finish(grad, held, factors, *own)
+            held = None
+        else:  # what is rounded of the mean's is taken out below; here, exactly, what lies between the two
+            between = (one if one is all_of else one - all_of for one, all_of in zip(own, mean, strict=True))
+            kernels.low_rank_finish(torch.empty_like(grad, dtype=held.dtype), held, factors, *between)
+    kernels.low_rank_finish(grad, held, factors, *mean)
+
+
+def draw_normal(layout: Layout, flat: Tensor, seed: int, step: int) -> None:
+    """Standard normal factors for every parameter, from a generator of its own; no wait for a GPU."""
+    if flat.device.type == "meta":
+        return
+    drawn = torch.empty(flat.shape, dtype=flat.dtype, device="cpu", pin_memory=flat.is_cuda)
+    for name, view in layout.views(drawn).items():
+        generator = seeded_generator(seed, step, name)
+        view.copy_(torch.randn(view.shape, generator=generator, dtype=view.dtype, device="cpu"))
+    flat.copy_(drawn, non_blocking=True)  # torch keeps pinned memory for the copy until that is done
+
+
+def average_whole(grad: Tensor, places: tuple[Place, ...], residual: Residual | None) -> Program[None]:
+    """The exact mean of scattered parts of a bucket."""
+    if not places:
+        return
+    parts = pieces(grad, places)
+    payload = torch.cat(parts).to(working_dtype(grad.dtype))
+    if residual is not None:
+        payload.add_(torch.cat(pieces(residual.before, places)))
+        torch._foreach_zero_(pieces(residual.after, places))
+    mean = yield from all_reduce(payload, exact=True)
+    put_back(mean, parts)
+    if residual is not None and mean.dtype != grad.dtype:
+        put_back(mean - torch.cat(parts), pieces(residual.after, places))  # what 16 bits cannot hold
+
+
+def coded_whole(
+    codec: str,
+    ranks: Layout,
+    rows: ZeroRows | None,
+    grad: Tensor,
+    places: tuple[Place, ...],
+    residual: Residual | None,
+) -> Program[None]:
+    """The mean of scattered parts of a bucket in few bits an element."""
+    if not places:
+        return
+    parts = pieces(grad, places)
+    values = torch.cat(parts).to(working_dtype(grad.dtype))
+    if residual is not None:
+        values.add_(torch.cat(pieces(residual.before, places)))
+    mean, sent = yield from coded_mean(codec, values, ranks, rows)
+    put_back(mean, parts)
+    if residual is not None:
+        values.sub_(sent)
+        if mean.dtype != grad.dtype:
+            values.add_(mean - torch.cat(parts))  # what 16 bits cannot hold
+        put_back(values, pieces(residual.after, places))
+
+
+@register("batched-powersgd")
+@dataclass(frozen=True)
+class BatchedPowerSGD(PowerSGD):
+    """PowerSGD over the whole bucket as one near-square matrix: least bytes and arithmetic, roughest average.
+
+    The rows and columns are chosen so that few elements are left over; these ride along whole, and the bucket is neither
+    copied nor resized.
+    """
+
+    ignores_shapes: ClassVar[bool] = True
+
+    def init(self, layout: Layout) -> PowerSGDState:
+        """The state of a bucket with one matrix, kept under its first parameter's name."""
+        rows, columns = near_square(layout.numel, min(self.rank, math.isqrt(layout.numel) or 1))
+        left_over = layout.numel - rows * columns
+        names, shapes = (layout.names[0], "left over"), ((rows, columns), (left_over,))
+        starts = (layout.starts[0], 0) if layout.starts else ()
+        state = super().init(dataclasses.replace(layout, names=names, shapes=shapes, starts=starts, row_sizes=()))
+        state.of_bucket = ZeroRows.of_layout(layout)
+        return state
+
+    def reduce(self, grad: Tensor, state: PowerSGDState, residual: Residual | None = None) -> Program[Tensor]:
+        """The low-rank average; rows of parameters that are zero on all ranks stay zero, by a bit of each."""
+        return (yield from zeros_kept(super().reduce(grad, state, residual), grad, state, residual))
+
+
+def zeros_kept(program: Program[Tensor], grad: Tensor, state: Any, residual: Residual | None) -> Program[Tensor]:
+    """The average by a program, its rows cleared that are zero on all ranks. `state.of_bucket`: the bucket's rows."""
+    rows: ZeroRows = state.of_bucket
+    looked = rows.used(grad, residual)  # before the program writes over it
+    results: list[Tensor] = yield from together(program, rows.used_anywhere(looked))
+    average, used = results
+    rows.clear(used, average)
+    if residual is not None:
+        rows.clear(used, residual.after)
+    return average
+
+
+def near_square(numel: int, rank: int) -> tuple[int, int]:
+    """Rows and columns, within 20 % of a square, whose factors and left-over elements are fewest."""
+
+    def sent(rows: int) -> int:
+        return rank * (rows + numel // rows) + numel % rows
+
+    side = max(1, math.isqrt(numel))
+    rows = min(range(side, math.floor(0.8 * side), -1), key=sent)
+    return rows, numel // rows

@@ -1,0 +1,206 @@
+"""Few bits an element: multiples of a scale a block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from ... import kernels
+from ...kernels import Residual
+from ...kernels.formats import HALVES
+from ..protocol.registry import register
+from .adapters import TwoShot
+from .rotation import check_rotation, rotate_back, rotated
+from .rounding import rounded_once
+from .rows import padded
+
+SCALE_BYTES = 4
+EXPONENTS = {"e4m3": 4, "e5m2": 5}  # their bits
+
+
+@dataclass(frozen=True)
+class BlockCodes:
+    """Codes of `bits` bits, of floats so many of them `exponent`, and one float32 scale a block of `block` elements.
+
+    A row on the wire: its codes, then its scales. `exponent` may be HALVES, see `gradwire.kernels.formats`.
+    """
+
+    block: int = 128
+    method: ClassVar[str]
+    bits: ClassVar[int]
+    exponent: ClassVar[int] = 0
+    takes_16_bits: ClassVar[bool] = True
+
+    @property
+    def keeps_zeros(self) -> bool:
+        """Whether zeros are decoded as zeros."""
+        return self.exponent != HALVES
+
+    def __post_init__(self) -> None:
+        if self.block < 8 or self.block % 8:
+            raise ValueError(f"{self.method}:block is a multiple of 8, at least 8; got {self.block}")
+
+    def row_length(self, numel: int) -> int:
+        """`numel` rounded up to whole blocks, or to a multiple of 8 where one short block holds it all."""
+        unit = self.block if numel > self.block else 8
+        return -(-numel // unit) * unit
+
+    def row_bytes(self, length: int) -> int:
+        """So many bits an element and 4 bytes a block, padded."""
+        return padded(self._code_bytes(length) + SCALE_BYTES * self._blocks(length))
+
+    def decode(self, rows: Tensor, out: Tensor, length: int, residual: Tensor | None = None) -> None:
+        """The mean over voters of `scale * code`; what `out` rounds away is added to `residual`."""
+        kernels.dequantize_mean(*self._parts(rows, length), out, self.bits, self.exponent, residual)
+
+    def _blocks(self, length: int) -> int:
+        return max(1, length // self.block)
+
+    def _code_bytes(self, length: int) -> int:
+        """Up to where scales may begin."""
+        return -(-length * self.bits // 8 // SCALE_BYTES) * SCALE_BYTES
+
+    def _parts(self, rows: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Views of the scales and the codes of encoded rows."""
+        start = self._code_bytes(length)
+        scales = rows[..., start : start + SCALE_BYTES * self._blocks(length)].view(torch.float32)
+        return scales, rows[..., : length * self.bits // 8].view(torch.int8)
+
+
+@dataclass(frozen=True)
+class Quantized(BlockCodes):
+    """Codes and a scale a block of `block` elements, a multiple of 8; error feedback on both sides.
+
+    `rounding`: to the nearest code, or up and down at random (`stochastic`), so that the mean of many is exact without
+    error feedback too (Alistarh et al. 2017, QSGD); by Philox with a key a bucket and rank and a counter a step. `rotate`:
+    blocks are multiplied by a Hadamard matrix with random signs, always the same, before they are encoded and back after
+    they are decoded, so that no element stands out (Suresh et al. 2017; Jia et al. 2024, SDP4Bit); `block` is then a power
+    of two.
+    """
+
+    rounding: Literal["nearest", "stochastic"] = "nearest"
+    rotate: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rounding not in ("nearest", "stochastic"):
+            raise ValueError(f"{self.method}:rounding is nearest or stochastic, got {self.rounding!r}")
+        if self.rotate:
+            check_rotation(self.method, self.block)
+
+    @property
+    def keeps_zeros(self) -> bool:
+        """Whether zeros are decoded as zeros; in rotated blocks they are not."""
+        return super().keeps_zeros and not self.rotate
+
+    @property
+    def draws(self) -> bool:
+        """Whether codes are rounded at random."""
+        return self.rounding == "stochastic"
+
+    def row_length(self, numel: int) -> int:
+        """`numel` rounded up to whole blocks; without rotation to a multiple of 8 where one short block holds it all."""
+        return -(-numel // self.block) * self.block if self.rotate else super().row_length(numel)
+
+    def encode(
+        self, grad: Tensor, residual: Residual | None, rows: Tensor, length: int, key: int = -1, counter: int = 0
+    ) -> None:
+        """Codes and scales of `grad` (+ `residual`); `residual` keeps the difference. With a key, rounded at random."""
+        scales, codes = self._parts(rows, length)
+        if self.rotate:
+            grad, residual = rotated(grad, residual, self.block)
+        kernels.quantize_blocks(grad, residual, scales, codes, length, self.bits, self.exponent, key, counter)
+        if self.rotate and residual is not None:
+            rotate_back(residual.after, self.block)
+
+    def decode(self, rows: Tensor, out: Tensor, length: int, residual: Tensor | None = None) -> None:
+        """The mean over voters of `scale * code`, rotated back; what `out` rounds away is added to `residual`."""
+        if not self.rotate:
+            return super().decode(rows, out, length, residual)
+
+        def write(wide: Tensor) -> None:
+            BlockCodes.decode(self, rows, wide, length)
+            rotate_back(wide, self.block)
+
+        rounded_once(out, residual, write)
+
+
+@register("int8", adapter=TwoShot)
+@dataclass(frozen=True)
+class Int8(Quantized):
+    """Eight bits an element and a scale a block, averaged in float32 by an all-to-all and an all-gather.
+
+    A scale is a 127th of the largest magnitude of its block (Dettmers 2016, with equal distances). The two rounds are those
+    of ZeRO++ (Wang et al. 2023). Options: see `Quantized`.
+    """
+
+    method: ClassVar[str] = "int8"
+    bits: ClassVar[int] = 8
+
+
+@register("fp8", adapter=TwoShot)
+@dataclass(frozen=True)
+class FP8(Quantized):
+    """Floats of 8 bits and a scale a block, averaged in float32 by an all-to-all and an all-gather.
+
+    `format`: e4m3, with 3 bits of mantissa, whose block may span 2^18, or e5m2, with 2 bits and 2^32 (Micikevicius et al.
+    2022). A scale is a 448th or a 57344th of the largest magnitude of its block. Other options: see `Quantized`.
+    """
+
+    format: Literal["e4m3", "e5m2"] = "e4m3"
+    method: ClassVar[str] = "fp8"
+    bits: ClassVar[int] = 8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.format not in EXPONENTS:
+            raise ValueError(f"fp8:format is {' or '.join(EXPONENTS)}, got {self.format!r}")
+
+    @property
+    def exponent(self) -> int:  # type: ignore[override]
+        """Bits of the exponent."""
+        return EXPONENTS[self.format]
+
+
+@register("int4", adapter=TwoShot)
+@dataclass(frozen=True)
+class Int4(Quantized):
+    """Four bits an element and a scale a block, averaged in float32 by an all-to-all and an all-gather.
+
+    Codes from -7 to 7; a scale is an 8th of the largest magnitude. ZeRO++ (Wang et al. 2023)
+    and SDP4Bit (Jia et al. 2024) send gradients so; LoCo (Xie et al. 2024) adds error feedback. Options: see `Quantized`.
+    """
+
+    method: ClassVar[str] = "int4"
+    bits: ClassVar[int] = 4
+
+
+@register("int2", adapter=TwoShot)
+@dataclass(frozen=True)
+class Int2(Quantized):
+    """Two bits an element and a scale a block, of rotated blocks, averaged in float32 by an all-to-all and an all-gather.
+
+    -3/2, -1/2, 1/2 or 3/2 times a scale, which is half the largest magnitude, or with random rounding and no error
+    feedback two thirds of it. Without a code for zero nothing is off by more than half a scale. Options: see `Quantized`.
+    """
+
+    rotate: bool = True
+    method: ClassVar[str] = "int2"
+    bits: ClassVar[int] = 2
+    exponent: ClassVar[int] = HALVES
+
+
+@register("ternary", adapter=TwoShot)
+@dataclass(frozen=True)
+class Ternary(Quantized):
+    """Two bits an element, -1, 0 or 1 times the scale of its block, averaged in float32 by an all-to-all and an all-gather.
+
+    A scale is the largest magnitude over 2.25, which loses least where gradients have heavy tails, or with random rounding
+    and no error feedback all of it, as in TernGrad (Wen et al. 2017). Options: see `Quantized`.
+    """
+
+    method: ClassVar[str] = "ternary"
+    bits: ClassVar[int] = 2

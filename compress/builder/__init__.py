@@ -1,0 +1,1 @@
+"""Build a compressor from a text such as "powersgd:rank=4"."""

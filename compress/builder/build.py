@@ -1,0 +1,325 @@
+"""From a specification to a compressor: `"powersgd:rank=4,start_iter=1000"`, `"fp16+powersgd:rank=1"`."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import logging
+import re
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
+
+from ..algorithms.adapters import TwoShot
+from ..algorithms.dense import Dense
+from ..algorithms.per_tensor import PerTensor
+from ..feedback.adam_space import AdamSpace
+from ..feedback.decayed_feedback import Damped
+from ..feedback.error_feedback import ErrorFeedback
+from ..feedback.float32_arithmetic import Widen
+from ..feedback.guard import Guarded
+from ..feedback.switch import Switch
+from ..feedback.worker_momentum import WorkerMomentum
+from ..protocol.compressor import Compressor, inside
+from ..protocol.registry import OF_ALL, Registration, register, registered
+from .grammar import check_depth, filled, parsed
+
+logger = logging.getLogger(__name__)
+ENTRY_POINT_GROUP = "gradwire.compressors"
+WRAPPERS = (WorkerMomentum, Guarded, Damped, ErrorFeedback, Widen, AdamSpace)  # of a lossy method, from the outermost
+Spec: TypeAlias = str | Mapping[str, Any] | Compressor
+
+
+def compressors() -> dict[str, dict[str, Any]]:
+    """What can be asked for: {name: {"summary": one line, "wraps": bool, "options": {option: default}}}.
+
+    >>> compressors()["topk"]["options"]["ratio"]
+    0.01
+    """
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
+        _load_quietly(entry)
+    return {
+        name: {
+            "summary": method.summary,
+            "wraps": method.wraps,
+            "options": {option: default for option, (_, default) in method.options.items()},
+        }
+        for name, method in sorted(registered.items())
+    }
+
+
+def compressor(spec: Spec) -> Compressor:
+    """Build a compressor from a specification: a string, a mapping, or a compressor, which is returned as it is.
+
+    Raises ValueError for an unknown name or option and for a value out of range, saying what is allowed.
+
+    >>> compressor("fp16+acp-powersgd:rank=2,error_feedback=false")
+    Float16(inner=Widen(inner=ACPPowerSGD(rank=2, min_compression_rate=2.0, seed=0)))
+    """
+    if isinstance(spec, str):
+        return _build(parsed(spec))
+    if isinstance(spec, Mapping):
+        check_depth(spec)
+        return _build(spec)
+    if isinstance(spec, Compressor) and not isinstance(spec, type):
+        return spec
+    raise TypeError(f"a compressor is given as a string, a mapping or an object with init and reduce, got {spec!r}")
+
+
+def undamped(spec: Spec) -> Spec:
+    """A specification for what the error feedback of another surrounds: methods that damp by default hold back all."""
+    damped = {name: {"feedback": 1.0} for name, method in registered.items() if 0 < method.feedback < 1}
+    return filled(spec, damped) if isinstance(spec, str | Mapping) else spec
+
+
+def fingerprint(built: Compressor) -> str:
+    """A compressor and its options in words, the same in every process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(built))
+
+
+def specification(built: Compressor) -> str:
+    """The shortest string that builds a compressor; its fingerprint where none does.
+
+    >>> specification(compressor({"name": "fp16", "inner": "powersgd:rank=4,start_iter=9"}))
+    'fp16+powersgd:start_iter=9'
+    """
+    text = _written(built)
+    try:
+        return text if text and compressor(text) == built else fingerprint(built)
+    except ValueError:
+        return fingerprint(built)
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """The first steps of a training with `start_iter`, `now` of which are done: `stage` is in use until step `until`."""
+
+    stage: Compressor
+    until: int
+    now: int
+
+    @property
+    def steps_left(self) -> int:
+        """Synchronized steps before the next stage begins."""
+        return self.until - self.now
+
+    def __str__(self) -> str:
+        what = "uncompressed" if self.stage == Dense() else specification(self.stage)
+        return f"warm-up: {what} until step {self.until} (now {self.now})"
+
+
+def warm_up(built: Compressor, step: int) -> WarmUp | None:
+    """Return the warm-up that a training is in after `step` synchronized steps; None if there is none, or it is over.
+
+    >>> str(warm_up(compressor("powersgd:start_iter=1000"), 61))
+    'warm-up: uncompressed until step 1000 (now 61)'
+    """
+    for switch in inside(built):
+        if isinstance(switch, Switch) and step < switch.starts[-1]:
+            until = min(start for start in switch.starts if step < start)
+            return WarmUp(switch.stages[switch.starts.index(until) - 1], until, step)
+    return None
+
+
+def _written(built: Any) -> str | None:
+    """The string of a compressor as `_build` makes them."""
+    core, wrapping = _unwrapped(built)
+    stages: dict[str, Any] = {}
+    if isinstance(core, Switch) and len(core.stages) == 2:
+        stages = {"start_iter": core.starts[1]}
+        stages |= {} if core.stages[0] == Dense() else {"warmup": specification(core.stages[0])}
+        core = core.stages[1]
+    core = core.inner if isinstance(core, PerTensor) else core
+    core = getattr(core, "codec", core)
+    method = next((each for each in registered.values() if each.factory is type(core)), None)
+    if method is None:
+        return None
+    fields = [field for field in dataclasses.fields(core) if field.init]
+    options = {f.name: getattr(core, f.name) for f in fields if getattr(core, f.name) != f.default}
+    inner = options.pop("inner", None)
+    kept = wrapping.get("feedback", 0)
+    options |= {"error_feedback": kept > 0} if method.lossy and (kept > 0) != (method.feedback > 0) else {}
+    if kept == (method.feedback or 1):
+        wrapping.pop("feedback", None)
+    listed = ",".join(f"{key}={_plainly(value)}" for key, value in {**options, **wrapping, **stages}.items())
+    text = f"{method.name}:{listed}" if listed else method.name
+    return text if inner is None else f"{text}+{_written(inner)}"
+
+
+def _unwrapped(built: Any) -> tuple[Any, dict[str, Any]]:
+    """What `_wrapped` was given, and the options that tell so; `feedback` only where there is."""
+    options: dict[str, Any] = {}
+    while isinstance(built, WRAPPERS):
+        match built:
+            case Damped(feedback=value):
+                options["feedback"] = value
+            case WorkerMomentum(momentum=value):
+                options["momentum"] = value
+            case AdamSpace():
+                options["space"] = "adam"
+            case Guarded():
+                options["guard"] = True
+            case ErrorFeedback():
+                options.setdefault("feedback", 1)
+        built = built.inner
+    return built, options
+
+
+def _plainly(value: Any) -> str:
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def _build(mapping: Mapping[str, Any]) -> Compressor:
+    options = dict(mapping)
+    method = _find(options.pop("name", None), mapping)
+    inner = options.pop("inner", None)
+    if inner is not None and not method.wraps:
+        wrappers = ", ".join(sorted(name for name, other in registered.items() if other.wraps))
+        raise ValueError(f"{method.name!r} wraps nothing; left of a '+' may stand: {wrappers}")
+    values = {key: _value(method, key, value) for key, value in options.items()}
+    shared = {key: values.pop(key) for key in method.shared if key in values}
+    stages = {key: shared.pop(key) for key in OF_ALL if key in shared}
+    feedback = _feedback(method, **shared) if method.lossy else 0.0
+    built = method.factory(**values, **({} if inner is None else {"inner": compressor(inner)}))
+    built = method.adapter(built) if method.adapter else built
+    built = dataclasses.replace(built, feedback=False) if isinstance(built, TwoShot) and not feedback else built
+    built = _warmed_up(method, built, feedback > 0, **stages)
+    return _wrapped(method, built, **{**shared, "feedback": feedback}) if method.lossy else built
+
+
+def _feedback(
+    method: Registration, feedback: float | None = None, error_feedback: bool | None = None, **_: Any
+) -> float:
+    """What part of a residual is kept, from both options that tell."""
+    if feedback is None:
+        feedback = 0.0 if error_feedback is False else method.feedback or float(error_feedback or 0)
+    if not 0 <= feedback <= 1:
+        raise ValueError(
+            f"{method.name}:feedback is from 0 (none) to 1 (all that was not sent comes again), got {feedback}"
+        )
+    if error_feedback is False and 0 < feedback < 1:
+        raise ValueError(f"{method.name}:error_feedback=false leaves nothing to damp: leave out feedback={feedback}")
+    return 0.0 if error_feedback is False else feedback
+
+
+def _wrapped(
+    method: Registration,
+    built: Compressor,
+    feedback: float,
+    momentum: float = 0.0,
+    space: str = "gradient",
+    guard: bool = False,
+    **_: Any,
+) -> Compressor:
+    """A lossy method with what surrounds it."""
+    if not 0 <= momentum < 1:
+        raise ValueError(f"{method.name}:momentum is at least 0 (none) and below 1, got {momentum}")
+    if guard and not feedback:
+        raise ValueError(
+            f"{method.name}:guard=true watches what error feedback holds back, and there is none: leave it out"
+        )
+    built = Widen(AdamSpace(built) if space == "adam" else built)
+    built = ErrorFeedback(built) if feedback else built
+    built = Damped(built, feedback) if 0 < feedback < 1 else built
+    built = Guarded(built) if guard else built
+    return WorkerMomentum(built, momentum) if momentum else built
+
+
+def _warmed_up(
+    method: Registration,
+    built: Compressor,
+    feedback: bool,
+    start_iter: int | None = None,
+    warmup: Spec | None = None,
+) -> Compressor:
+    """`built` from step `start_iter` on, `warmup` before; `feedback`: whether error feedback will surround both."""
+    before = None if warmup is None else compressor(undamped(warmup) if feedback else warmup)
+    if start_iter is None and warmup is not None:
+        raise ValueError(f"{method.name}:warmup needs start_iter, the number of steps that it lasts")
+    if start_iter is not None and start_iter < 0:
+        raise ValueError(f"{method.name}:start_iter is at least 0, got {start_iter}")
+    if feedback and isinstance(before, ErrorFeedback):
+        before = before.inner  # one residual is enough for both
+    before = _serving(before) if feedback else before
+    return Switch({0: before or Dense(), start_iter: built}) if start_iter else built
+
+
+def _serving(built: Any) -> Any:
+    """The compressor with a residual on servers, although it was asked for without error feedback."""
+    if isinstance(built, Widen):
+        return Widen(_serving(built.inner))
+    return dataclasses.replace(built, feedback=True) if isinstance(built, TwoShot) else built
+
+
+def _find(name: Any, mapping: Mapping[str, Any]) -> Registration:
+    if not isinstance(name, str):
+        raise ValueError(f"a compressor given as a mapping needs the key 'name', got {dict(mapping)!r}")
+    if name not in registered:
+        for entry in entry_points(group=ENTRY_POINT_GROUP, name=name):
+            _load(entry)
+    if name not in registered:
+        known = sorted(compressors())
+        near = difflib.get_close_matches(name.lower(), known, 1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ValueError(f"unknown compressor {name!r}{hint}; there are: {', '.join(known)}")
+    return registered[name]
+
+
+def _load(entry: EntryPoint) -> None:
+    """Import a plug-in; a class that did not register itself is registered under its entry point's name."""
+    loaded = entry.load()
+    if entry.name not in registered and isinstance(loaded, type):
+        register(entry.name)(loaded)
+
+
+def _load_quietly(entry: EntryPoint) -> None:
+    if entry.name in registered:
+        return
+    try:
+        _load(entry)
+    except Exception as error:  # a broken plug-in of others must not hide the rest
+        logger.warning("the compressor plug-in %s (%s) cannot be loaded: %r", entry.name, entry.value, error)
+
+
+def _value(method: Registration, key: str, value: Any) -> Any:
+    """An option's value in the option's type."""
+    options = method.options
+    if key not in options:
+        near = difflib.get_close_matches(key, options, 1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ValueError(f"{method.name!r} has no option {key!r}{hint}; it has: {', '.join(options) or 'none'}")
+    expected = options[key][0]
+    if key == "warmup":
+        return value
+    try:
+        return _converted(value, expected)
+    except (KeyError, OverflowError, TypeError, ValueError):
+        described = getattr(expected, "__name__", None) or str(expected)
+        allowed = ", ".join(map(str, get_args(expected))) if get_origin(expected) is Literal else described
+        raise ValueError(f"{method.name}:{key} takes {allowed}, got {value!r}") from None
+
+
+def _converted(value: Any, expected: Any) -> Any:
+    """`value`, a string or already typed, as `expected`; ValueError where it is not one."""
+    if get_origin(expected) in (Union, types.UnionType):
+        kind = next(kind for kind in get_args(expected) if kind is not type(None))
+        return None if value in (None, "none") else _converted(value, kind)
+    if expected is bool:
+        return {"true": True, "false": False}[str(value).lower()]
+    if expected is int:
+        number = float(value)
+        if isinstance(value, bool) or number != int(number):
+            raise ValueError(value)
+        return int(number)
+    if get_origin(expected) is Literal and value not in get_args(expected):
+        raise ValueError(value)
+    return _number(value) if expected is float else value
+
+
+def _number(value: Any) -> float:
+    """A number, or so many per cent of one."""
+    if isinstance(value, str) and value.endswith("%"):
+        return float(value[:-1]) / 100
+    return float(value)

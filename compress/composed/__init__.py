@@ -1,0 +1,1 @@
+"""Compressors that are made of others."""

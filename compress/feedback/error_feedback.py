@@ -1,0 +1,49 @@
+"""Error feedback: what compression loses is added to the next gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...kernels import Residual
+from ..protocol.compressor import Compressor
+from ..protocol.layout import Layout
+from ..protocol.requests import Program
+from ..state.gauge import Gauge
+from ..state.tensors import PerParameter
+
+
+@dataclass
+class ErrorFeedbackState:
+    """What this rank held back, the inner compressor's state, and how it fares."""
+
+    residual: PerParameter
+    inner: Any
+    gauge: Gauge
+
+
+@dataclass(frozen=True)
+class ErrorFeedback:
+    """What compression loses is added to the next gradient (Seide et al. 2014; Karimireddy et al. 2019, algorithm 2)."""
+
+    inner: Compressor
+
+    def init(self, layout: Layout) -> ErrorFeedbackState:
+        """A zero residual, float32 or wider."""
+        residual = PerParameter.zeros(layout.widened(), residual=True)
+        return ErrorFeedbackState(residual, self.inner.init(layout), Gauge())
+
+    def reduce(self, grad: Tensor, state: ErrorFeedbackState, residual: Residual | None = None) -> Program[Tensor]:
+        """The inner average of `grad` plus what was held back; an outer residual moves into this one."""
+        held = state.residual.update()
+        if residual is not None:
+            torch.add(held.before, residual.before, out=held.after)
+            residual.after.zero_()
+            held = state.residual.update()
+        state.gauge.begin(grad, held)
+        average = yield from self.inner.reduce(grad, state.inner, held)
+        state.gauge.end(held)
+        return average

@@ -1,0 +1,1 @@
+"""The vocabulary of compressors: requests, programs, layouts, and the table of registered compressors."""

@@ -1,0 +1,103 @@
+"""Describe the parameters in a flat buffer, and whose buffer it is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from math import prod
+
+import torch
+from torch import Tensor
+
+from .scopes import Scope, members
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the gradients of some parameters lie, one behind the other, in a flat buffer; and whose buffer it is.
+
+    `shapes` are in memory order: a channels-last convolution of (out, in, k, k) lies as (out, k, k, in). `starts`, where
+    given, says that each entry is only a part of the parameter of that name: from this element of it on; `row_sizes`, where
+    given, the elements of a row of the whole parameter, see `rows`. Ranks 0 to `ranks_per_host` - 1 share a host, and so on;
+    with 1 every rank is a host of its own.
+
+    >>> layout = Layout(("bias", "weight"), ((3,), (2, 3)), torch.float32, torch.device("cpu"))
+    >>> layout.numel, layout.offsets
+    (9, (0, 3))
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: torch.dtype
+    device: torch.device
+    world_size: int = 1
+    rank: int = 0
+    ranks_per_host: int = 1
+    starts: tuple[int, ...] = ()
+    row_sizes: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.ranks_per_host < 1 or self.world_size % self.ranks_per_host:
+            raise ValueError(
+                f"ranks_per_host divides the number of ranks, {self.world_size}; got {self.ranks_per_host}"
+            )
+        if self.starts and (len(self.starts) != len(self.names) or min(self.starts) < 0):
+            raise ValueError(
+                f"starts has an element, 0 or above, for each of {len(self.names)} names; got {self.starts}"
+            )
+        if self.starts and len(set(self.names)) < len(self.names):
+            raise ValueError(f"a layout has one part of a parameter at most, got {self.names}")
+
+    def members(self, scope: Scope) -> range:
+        """The ranks that take part in this rank's requests of a scope."""
+        return members(scope, self.rank, self.world_size, self.ranks_per_host)
+
+    def select(self, indices: Iterable[int]) -> Layout:
+        """The layout of some of the entries alone, one behind the other."""
+        places = tuple(indices)
+        names = tuple(self.names[i] for i in places)
+        shapes = tuple(self.shapes[i] for i in places)
+        starts = tuple(self.starts[i] for i in places) if self.starts else ()
+        row_sizes = tuple(self.row_sizes[i] for i in places) if self.row_sizes else ()
+        return dataclasses.replace(self, names=names, shapes=shapes, starts=starts, row_sizes=row_sizes)
+
+    def start(self, name: str) -> int | None:
+        """The element of the parameter that its entry begins with; None where the entry is all of it."""
+        return self.starts[self.names.index(name)] if self.starts else None
+
+    @cached_property
+    def rows(self) -> tuple[int, ...]:
+        """Elements of a row of each parameter, along its first dimension; 0 for vectors, which count as one."""
+        return self.row_sizes or tuple(prod(shape[1:]) if len(shape) > 1 else 0 for shape in self.shapes)
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Elements of each parameter."""
+        return tuple(prod(shape) for shape in self.shapes)
+
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """First element of each parameter in the flat buffer."""
+        return tuple(accumulate(self.sizes, initial=0))[:-1]
+
+    @cached_property
+    def numel(self) -> int:
+        """Elements of the flat buffer."""
+        return sum(self.sizes)
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """Each parameter's part of `flat`, in its shape, sharing memory."""
+        parts = flat.split(self.sizes) if self.names else ()
+        return {name: part.view(shape) for name, shape, part in zip(self.names, self.shapes, parts, strict=True)}
+
+    def widened(self) -> Layout:
+        """The same layout in the dtype that arithmetic is done in: 16-bit types widen to float32."""
+        return dataclasses.replace(self, dtype=working_dtype(self.dtype))
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float32 for 16-bit types, else the type itself."""
+    return torch.float32 if dtype.itemsize < 4 else dtype

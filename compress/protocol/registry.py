@@ -1,0 +1,98 @@
+"""The table of compression methods by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, get_type_hints
+
+from .compressor import Compressor
+
+C = TypeVar("C", bound=type)
+OF_FEEDBACK: dict[str, tuple[Any, Any]] = {  # options of every lossy method: (type, default)
+    "error_feedback": (bool, True),
+    "feedback": (float, 1.0),
+    "momentum": (float, 0.0),
+    "space": (Literal["gradient", "adam"], "gradient"),
+    "guard": (bool, False),
+}
+OF_ALL: dict[str, tuple[Any, Any]] = {"start_iter": (int, 0), "warmup": (Compressor, "none")}
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A registered method: its class, the adapter that makes it a compressor, and whether it loses gradient.
+
+    `feedback`: the part of a residual that it keeps unless a specification says otherwise.
+    """
+
+    name: str
+    factory: type
+    adapter: Callable[[Any], Compressor] | None
+    lossy: bool
+    feedback: float = 1.0
+
+    @property
+    def options(self) -> dict[str, tuple[Any, Any]]:
+        """{option: (type, default)} of everything a specification may set."""
+        hints = get_type_hints(self.factory)
+        fields = [f for f in dataclasses.fields(self.factory) if f.init and f.name != "inner"]
+        own = {f.name: (hints[f.name], f.default) for f in fields}
+        return {**own, **self.shared}
+
+    @property
+    def shared(self) -> dict[str, tuple[Any, Any]]:
+        """Those of them that wrappers answer for; an option of the method's own goes before one of its name."""
+        own = {field.name for field in dataclasses.fields(self.factory)}
+        listed = {**(OF_FEEDBACK if self.lossy else {}), **({} if self.name == "none" else OF_ALL)}
+        if self.lossy:
+            listed |= {"error_feedback": (bool, self.feedback > 0), "feedback": (float, float(self.feedback))}
+        return {option: each for option, each in listed.items() if option not in own}
+
+    @property
+    def wraps(self) -> bool:
+        """Whether it may stand left of a "+"."""
+        return any(field.name == "inner" for field in dataclasses.fields(self.factory))
+
+    @property
+    def summary(self) -> str:
+        """The first line of its description."""
+        return (inspect.getdoc(self.factory) or "").partition("\n")[0]
+
+
+registered: dict[str, Registration] = {}
+
+
+def register(
+    name: str,
+    *,
+    adapter: Callable[[Any], Compressor] | None = None,
+    lossy: bool = True,
+    feedback: float = 1.0,
+) -> Callable[[C], C]:
+    """Class decorator: make a frozen dataclass available under `name`.
+
+    `adapter` turns a codec into a compressor (`Gathered`, `TwoShot`). A `lossy` method gets the options of error feedback.
+    `feedback` is the default of the one of that name: 1 or true keeps all of a residual, 0 or false has none. Every method
+    gets `start_iter` and `warmup`. Raises ValueError for a name that is taken, and for `feedback` outside 0 to 1.
+    """
+    if not 0 <= feedback <= 1:
+        raise ValueError(f"{name}:feedback is by default from 0 to 1, got {feedback}")
+
+    def add(factory: C) -> C:
+        if not dataclasses.is_dataclass(factory):
+            raise TypeError(f"@register({name!r}) needs a frozen dataclass of the method's options, got {factory!r}")
+        known = registered.get(name)
+        if known is not None and _full_name(known.factory) != _full_name(factory):
+            raise ValueError(f"the name {name!r} is taken by {_full_name(known.factory)}; register under another")
+        registered[name] = Registration(name, factory, adapter, lossy, feedback)
+        return factory
+
+    return add
+
+
+def _full_name(factory: type) -> str:
+    """Where a class is defined: the same when a module or a notebook cell runs again."""
+    return f"{factory.__module__}.{factory.__qualname__}"

@@ -1,0 +1,128 @@
+"""Requests and programs: what a compressor asks the ranks for.
+
+A compressor is a generator. It yields what this rank gives to a collective and is sent what the collective
+returns, so a method of several rounds reads from top to bottom like its paper. Nothing here communicates: the engine
+(`gradwire.ddp_core`), the simulator and the dry run (`gradwire.compress.simulate`) each drive the same programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, TypeVar, get_args
+
+from torch import Tensor
+
+from .scopes import Scope
+
+T = TypeVar("T")
+Op: TypeAlias = Literal["mean", "sum"]
+OPS, SCOPES = get_args(Op), get_args(Scope)
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """The sum or mean over ranks of `tensor`, element by element; the reply has its shape and may be `tensor` itself.
+
+    A mean is divided before it is summed, so it overflows only where the mean itself does. `exact`: first and last element,
+    by place, of parts that nobody may cut to the range of fewer bits: what would be cut is held back nowhere.
+    """
+
+    tensor: Tensor
+    op: Op = "mean"
+    scope: Scope = "all"
+    exact: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        _check("an all-reduce", self.scope, self.op)
+
+    def sent_bytes(self, members: int) -> float:
+        """Bytes that one of so many ranks sends in a ring all-reduce: a reduce-scatter, then an all-gather."""
+        return 2 * (members - 1) / members * self.tensor.nbytes
+
+
+@dataclass(frozen=True)
+class ReduceScatter:
+    """Each rank gets the sum or mean of its row: `tensor` has shape (members, ...), the reply that of a row.
+
+    Rows are in the order of the ranks. A mean is divided before it is summed. `sizes`: of rows that differ, in elements;
+    then `tensor` is flat, and the reply may be a part of it.
+    """
+
+    tensor: Tensor
+    op: Op = "mean"
+    scope: Scope = "all"
+    sizes: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check("a reduce-scatter", self.scope, self.op)
+
+    def sent_bytes(self, members: int) -> float:
+        """Bytes that one rank sends in a ring: every row but one's own."""
+        return (members - 1) / members * self.tensor.nbytes
+
+
+@dataclass(frozen=True)
+class AllGather:
+    """Every rank's `tensor`; the reply has shape (members, *tensor.shape), in rank order.
+
+    `sizes`: of the members' tensors where they differ, in elements; then these are flat, and so is the reply.
+    """
+
+    tensor: Tensor
+    scope: Scope = "all"
+    sizes: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check("an all-gather", self.scope)
+
+    def sent_bytes(self, members: int) -> float:
+        """Bytes that one rank sends when each payload visits every other rank once."""
+        return (members - 1) * float(self.tensor.nbytes)
+
+
+@dataclass(frozen=True)
+class AllToAll:
+    """Row j of `tensor` goes to member j; row i of the reply came from member i. Shape (members, ...), both ways."""
+
+    tensor: Tensor
+    scope: Scope = "all"
+
+    def __post_init__(self) -> None:
+        _check("an all-to-all", self.scope)
+
+    def sent_bytes(self, members: int) -> float:
+        """Bytes that one rank sends: every row but its own."""
+        return (members - 1) / members * self.tensor.nbytes
+
+
+Request: TypeAlias = AllReduce | ReduceScatter | AllGather | AllToAll
+Program: TypeAlias = Generator[Request, Tensor, T]
+
+
+def _check(kind: str, scope: str, op: str = "mean") -> None:
+    for name, value, allowed in (("op", op, OPS), ("scope", scope, SCOPES)):
+        if value not in allowed:
+            raise ValueError(f"the {name} of {kind} is {' or '.join(map(repr, allowed))}, got {value!r}")
+
+
+def all_reduce(tensor: Tensor, op: Op = "mean", scope: Scope = "all", *, exact: bool = False) -> Program[Tensor]:
+    """One all-reduce round; nothing is sent for an empty tensor. `exact`: see AllReduce; here all of it or nothing."""
+    if not tensor.numel():
+        return tensor
+    return (yield AllReduce(tensor, op, scope, ((0, tensor.numel()),) if exact else ()))
+
+
+def reduce_scatter(tensor: Tensor, op: Op = "mean", scope: Scope = "all") -> Program[Tensor]:
+    """One reduce-scatter round over the rows of `tensor`: tensor.shape[1:]; nothing is sent for empty rows."""
+    return (yield ReduceScatter(tensor, op, scope)) if tensor.numel() else tensor.new_empty(tensor.shape[1:])
+
+
+def all_gather(tensor: Tensor, scope: Scope = "all") -> Program[Tensor]:
+    """One all-gather round: (members, *tensor.shape)."""
+    return (yield AllGather(tensor, scope))
+
+
+def all_to_all(tensor: Tensor, scope: Scope = "all") -> Program[Tensor]:
+    """One all-to-all round over the rows of `tensor`."""
+    return (yield AllToAll(tensor, scope))

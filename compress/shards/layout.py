@@ -1,0 +1,91 @@
+"""How parameters that are cut into shards lie in a flat buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import torch
+from torch import Tensor
+
+from ..protocol.layout import Layout
+
+
+@dataclass(frozen=True)
+class ShardLayout:
+    """How parameters that are cut into shards lie in a flat buffer: a row a rank, and in it that rank's shard of each.
+
+    `whole`: the parameters as they are before they are cut. `dims`: the axis along which each is; shards that come out
+    shorter are padded with zeros.
+
+    >>> whole = Layout(("bias", "weight"), ((3,), (2, 3)), torch.float32, torch.device("cpu"), world_size=2)
+    >>> layout = ShardLayout(whole, (0, 0))
+    >>> layout.shapes, layout.row
+    (((2,), (1, 3)), 5)
+    """
+
+    whole: Layout
+    dims: tuple[int, ...]
+
+    @cached_property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shard of each parameter, padding included."""
+        return tuple(
+            (*shape[:dim], -(-shape[dim] // self.whole.world_size), *shape[dim + 1 :])
+            for shape, dim in zip(self.whole.shapes, self.dims, strict=True)
+        )
+
+    @cached_property
+    def row(self) -> int:
+        """Elements of a rank's row."""
+        return sum(map(prod, self.shapes))
+
+    @property
+    def numel(self) -> int:
+        """Elements of all rows."""
+        return self.row * self.whole.world_size
+
+    def parts(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """(name, its shards (ranks, *shape)) of every parameter, sharing memory with `flat`."""
+        columns = flat.view(self.whole.world_size, self.row).split([prod(shape) for shape in self.shapes], 1)
+        for name, shape, column in zip(self.whole.names, self.shapes, columns, strict=True):
+            yield name, column.unflatten(1, shape)
+
+    @cached_property
+    def _padding(self) -> tuple[tuple[tuple[int, int, int, int], ...], ...]:
+        """By rank: (parameter, axis, first index, length) of what fills up its shards that come out shorter."""
+        padding: list[list[tuple[int, int, int, int]]] = [[] for _ in range(self.whole.world_size)]
+        for place, (whole, shard, dim) in enumerate(zip(self.whole.shapes, self.shapes, self.dims, strict=True)):
+            for rank, found in enumerate(padding):
+                first = max(0, whole[dim] - rank * shard[dim])
+                if first < shard[dim]:
+                    found.append((place, dim, first, shard[dim] - first))
+        return tuple(map(tuple, padding))
+
+    def clear_padding(self, row: Tensor, rank: int) -> None:
+        """Put zeros where `row`, of that rank, has numbers of no parameter."""
+        if not self._padding[rank]:
+            return
+        columns = row.split([prod(shape) for shape in self.shapes])
+        for place, dim, first, length in self._padding[rank]:
+            columns[place].view(self.shapes[place]).narrow(dim, first, length).zero_()
+
+    def joined(self, flat: Tensor) -> dict[str, Tensor]:
+        """Copies of the parameters as they are before they are cut."""
+        joined = {}
+        for (name, shards), shape, dim in zip(self.parts(flat), self.whole.shapes, self.dims, strict=True):
+            joined[name] = torch.cat(shards.unbind(), dim).narrow(dim, 0, shape[dim]).clone()
+        return joined
+
+    def cut(self, name: str, whole: Tensor, flat: Tensor) -> None:
+        """Put a whole parameter into its places in `flat`."""
+        place = self.whole.names.index(name)
+        dim, shards = self.dims[place], dict(self.parts(flat))[name]
+        first = 0
+        for shard in shards:
+            size = min(shard.shape[dim], whole.shape[dim] - first)
+            if size > 0:
+                shard.narrow(dim, 0, size).copy_(whole.narrow(dim, first, size))
+            first += shard.shape[dim]

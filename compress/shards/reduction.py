@@ -1,0 +1,210 @@
+"""Sharded parameters: whole ones are gathered from shards, and of their gradients each rank gets the sum of its shard.
+
+What FSDP and ZeRO-3 (Rajbhandari et al. 2020) send, as programs: quantised both ways as in ZeRO++ (Wang et al. 2023), with
+error feedback on the senders of gradients as in LoCo (Xie et al. 2024). Weights need none: the exact ones stay with their
+owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ...kernels import all_finite
+from ..algorithms.adapters import Draws, TwoShot, drawn, draws
+from ..algorithms.dense import Dense
+from ..algorithms.rows import ALIGNMENT
+from ..builder.build import Spec, compressor
+from ..builder.grammar import parsed
+from ..builder.optimizers import tuned
+from ..feedback.decayed_feedback import Damped
+from ..feedback.error_feedback import ErrorFeedback
+from ..feedback.float32_arithmetic import Widen
+from ..protocol.compressor import Codec
+from ..protocol.layout import working_dtype
+from ..protocol.requests import Program, all_gather, all_to_all
+from .layout import ShardLayout
+from .residual import WIDTHS, NarrowShardResidual, ShardResidual
+
+
+@dataclass
+class Finite:
+    """Whether all gradients of a step were finite: `here` so far, and on all ranks as far as they have told (`everywhere`).
+
+    Every payload carries what its sender knows, so after the last one all ranks know the same. None: nothing is known yet.
+    """
+
+    here: Tensor | None = None
+    everywhere: Tensor | None = None
+
+    def look(self, grad: Tensor) -> Tensor:
+        """Take account of a gradient of this rank; whether it and all before were finite."""
+        now = all_finite(grad)
+        self.here = now if self.here is None else self.here & now
+        return self.here
+
+    def hear(self, told: Tensor) -> None:
+        """Take account of what all ranks tell: 1 where all was finite."""
+        now = told.all()
+        self.everywhere = now if self.everywhere is None else self.everywhere & now
+
+
+@dataclass
+class ShardState:
+    """What is remembered of the gradients of a layout's parameters. `residual`: None where nothing is held back."""
+
+    layout: ShardLayout
+    residual: ShardResidual | None
+    draws: Draws | None
+    finite: Finite = field(default_factory=Finite)
+
+
+@dataclass(frozen=True)
+class ShardSum:
+    """Each rank's shard of the mean gradient: one all-to-all, a sum in float32 on the rank whose shard it is.
+
+    `codec`: what travels; None for the gradients as they are, which is still half of what Gloo's reduce-scatter sends.
+    `feedback`: what part of that which a codec loses is added to the rank's next gradient, from 0 (none) to 1; until then it
+    is kept in float32 or wider, or in so few `residual_bits`.
+    """
+
+    codec: Codec | None = None
+    feedback: float = 0.0
+    residual_bits: int = 32
+
+    def init(self, layout: ShardLayout) -> ShardState:
+        """A zero residual for all shards."""
+        kind = NarrowShardResidual if self.residual_bits == 8 else ShardResidual
+        residual = kind.zeros(layout) if self.feedback else None
+        return ShardState(layout, residual, None if self.codec is None else draws(self.codec, layout.whole))
+
+    def reduce(self, grad: Tensor, state: ShardState, out: Tensor, scale: float = 1.0) -> Program[Tensor]:
+        """`scale` times the mean over ranks of this rank's row of `grad`, (ranks * row,), in `out`, (row,).
+
+        `grad` may be overwritten.
+        """
+        if state.residual is not None and not self.feedback:
+            grad = grad.to(working_dtype(grad.dtype)).add_(state.residual.numbers())  # of a codec before this one
+            state.residual.clear()
+        if self.codec is None:
+            rows = grad.view(state.layout.whole.world_size, -1)
+            received = yield from (all_to_all(rows) if state.residual is None else self._last(rows, state.finite))
+            total = received.sum(0, dtype=working_dtype(received.dtype))
+            out.copy_(total.mul_(scale / len(received)))
+            return out
+        length = self.codec.row_length(state.layout.row)
+        payloads = self._encoded(self.codec, grad, state, length)
+        del grad  # its memory is free while payloads travel
+        votes = yield from all_to_all(payloads)
+        if state.residual is not None:
+            state.finite.hear(votes[:, -1])
+        mean = out if out.dtype == working_dtype(out.dtype) else out.to(working_dtype(out.dtype))
+        self.codec.decode(votes[:, : self.codec.row_bytes(length)].unsqueeze(1), mean, length)
+        out.copy_(mean.mul_(scale) if scale != 1.0 else mean)
+        return out
+
+    def _last(self, rows: Tensor, finite: Finite) -> Program[Tensor]:
+        """The rows of all ranks, in a step that brings out what a codec held back: with word of whether it counts."""
+        told = finite.look(rows).to(rows.dtype).expand(len(rows), 1)
+        received = yield from all_to_all(torch.cat([rows, told], 1))
+        finite.hear(received[:, -1] != 0)
+        return received[:, :-1]
+
+    def _encoded(self, codec: Codec, grad: Tensor, state: ShardState, length: int) -> Tensor:
+        """A payload for each rank: its row, encoded, and in the last byte whether all gradients so far were finite."""
+        ranks, row, size = state.layout.whole.world_size, state.layout.row, codec.row_bytes(length)
+        payloads = torch.zeros(ranks, size + ALIGNMENT, dtype=torch.uint8, device=grad.device)
+        if state.residual is not None:
+            payloads[:, -1] = state.finite.look(grad)
+        wide = grad.to(working_dtype(grad.dtype))
+        held = state.residual if self.feedback else None
+        step = None if held is None else held.update()
+        random: tuple[int, ...] = drawn(state.draws)[0]
+        for rank in range(ranks):
+            mine = None if held is None or step is None else held.row(step, rank)
+            numbers = (random[0], random[1] + rank * length) if random else ()
+            part = wide[rank * row : (rank + 1) * row]
+            codec.encode(part, mine, payloads[rank : rank + 1, :size], length, *numbers)
+            if held is not None and step is not None and mine is not None:
+                if self.feedback < 1:
+                    mine.after.mul_(self.feedback)
+                state.layout.clear_padding(mine.after, rank)  # no checkpoint has it, and some codecs know no zero
+                held.put_row(step, rank, mine)
+        return payloads
+
+
+def gather_rows(codec: Codec | None, mine: Tensor, out: Tensor) -> Program[Tensor]:
+    """All ranks' rows in `out`, (ranks * row,), as a codec tells them, one's own too; `mine` is this rank's row.
+
+    So all ranks compute with the same numbers, and none with the exact ones. `mine` may be a part of `out`.
+    """
+    if codec is None:
+        gathered = yield from all_gather(mine)
+        out.copy_(gathered.view(-1))
+        return out
+    row = mine.numel()
+    length = codec.row_length(row)
+    payload = torch.zeros(1, codec.row_bytes(length), dtype=torch.uint8, device=mine.device)
+    codec.encode(mine.to(working_dtype(mine.dtype)), None, payload, length)
+    gathered = yield from all_gather(payload)
+    wide = out if out.dtype == working_dtype(out.dtype) else out.to(working_dtype(out.dtype))
+    for rank, encoded in enumerate(gathered):
+        codec.decode(encoded.unsqueeze(0), wide[rank * row : (rank + 1) * row], length)
+    if wide is not out:
+        out.copy_(wide)
+    return out
+
+
+def shard_sum(spec: Spec, optimizer: Optimizer | None = None) -> ShardSum:
+    """How gradients of shards travel by a specification: `none`, or a method whose first round is an all-to-all.
+
+    Beside the method's options it may say `residual_bits=8`. `optimizer`: see `tuned`. Raises ValueError for others.
+    """
+    bits, rest = _residual_bits(spec)
+    codec, feedback = _codec(compressor(tuned(rest, optimizer)), spec)
+    if bits != WIDTHS[0] and not feedback:
+        raise ValueError(f"residual_bits is of what is held back, and {spec!r} holds nothing back: leave it out")
+    return ShardSum(codec, feedback, bits)
+
+
+def _residual_bits(spec: Spec) -> tuple[int, Spec]:
+    """What a specification says of it, and the rest."""
+    if not isinstance(spec, str | Mapping):
+        return WIDTHS[0], spec
+    options = dict(parsed(spec) if isinstance(spec, str) else spec)
+    said = options.pop("residual_bits", None)
+    if said is None:
+        return WIDTHS[0], spec
+    bits = next((width for width in WIDTHS if str(said) == str(width)), None)
+    if bits is None:
+        raise ValueError(f"residual_bits is {' or '.join(map(str, WIDTHS))}, got {said} in {spec!r}")
+    return bits, options
+
+
+def shard_codec(spec: Spec) -> Codec | None:
+    """How weights travel by a specification, to the nearest and without error feedback. Raises ValueError for others."""
+    codec, _ = _codec(compressor(spec), spec)
+    if getattr(codec, "draws", False):
+        raise ValueError(f"weights are rounded to the nearest, or each gather would give others; got {spec!r}")
+    return codec
+
+
+def _codec(built: Any, spec: Spec) -> tuple[Codec | None, float]:
+    """The codec of a compressor, and what part of what it loses is held back."""
+    kept, built = (built.feedback, built.inner) if isinstance(built, Damped) else (1.0, built)
+    kept, core = (kept, built.inner) if isinstance(built, ErrorFeedback) else (0.0, built)
+    core = core.inner if isinstance(core, Widen) else core
+    if isinstance(core, TwoShot):
+        return core.codec, kept
+    if core == Dense():
+        return None, 0.0
+    raise ValueError(
+        "shards travel as they are or in few bits: none, int8, int4, int2, ternary or onebit, with block, rounding and "
+        f"feedback; {spec!r} needs gradients that no rank has whole. With DDP it works, and between replicas of hybrid "
+        "sharding"
+    )

@@ -1,0 +1,1 @@
+"""What compressors remember of a bucket: state tensors, counters, shares, agreed values."""

@@ -1,0 +1,120 @@
+"""Numbers that the ranks have agreed on, the same on all of them: a part of the state, and known to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ..protocol.compressor import Compressor
+from ..protocol.layout import Layout
+from .gauge import Arriving
+from .tensors import Entries, FlatLeaf
+from .tree import parts
+
+EVERY, FIRST, EARLY = 32, 24, (2, 8)  # steps in which a choice is made anew: 2, 8, 24, 56, 88, ...
+
+
+def agree_in(step: int) -> bool:
+    """Whether the ranks make a choice anew in a step, counted from 0."""
+    return step in EARLY or step % EVERY == FIRST
+
+
+@dataclass
+class Agreed(FlatLeaf):
+    """A few numbers for a bucket, on its device; a copy is on its way to the host when they are written."""
+
+    layout: Layout
+    flat: Tensor
+    _host: tuple[Tensor, Arriving] | None = None
+
+    @property
+    def holds_back(self) -> bool:
+        return False
+
+    def numbers(self) -> list[float]:
+        """All of them, on the host; the step that wrote them has brought them there."""
+        if self._host is None or self._host[0] is not self.flat:
+            self._host = self.flat, Arriving(self.flat)
+        return self._host[1].read()
+
+    def bring(self, after: Tensor) -> None:
+        """Have `after`, where a step has written the numbers anew, on the host by and by."""
+        self._host = after, Arriving(after)
+
+    def demand(self, numbers: Tensor) -> float:
+        """Which numbers go on where several buckets become one: those with the largest demand."""
+        raise NotImplementedError
+
+    def save(self, field: str) -> Entries:
+        return {name: {field: self.flat.clone()} for name in self.layout.names}
+
+    def load(self, field: str, entries: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        found = [entries[name][field] for name in self.layout.names if field in entries.get(name, {})]
+        if found:
+            self.flat.copy_(max(found, key=self.demand))
+            self._host = None
+        return {}
+
+
+@dataclass
+class Choice(Agreed):
+    """Which of several `methods`, from the most exact one on, a bucket is sent by.
+
+    The numbers: for each method the cosine of what it sends with what was meant, then the method that time allows. `target`:
+    the least cosine wanted. `budget`: as of `Adaptive`. `proposed`: by rank 0, for the next time that ranks agree. `fixed`:
+    a method in place of the chosen one, for plans.
+    """
+
+    methods: tuple[Compressor, ...] = ()
+    target: float = 0.0
+    budget: float | None = None
+    proposed: int | None = None
+    fixed: int | None = None
+
+    @property
+    def last(self) -> int:
+        """The least exact method."""
+        return len(self.methods) - 1
+
+    @property
+    def known(self) -> bool:
+        """Whether the ranks have agreed on anything."""
+        return self.fixed is not None or self.flat.is_meta or self.numbers()[0] >= 0
+
+    @property
+    def good_enough(self) -> int:
+        """The least exact method that is as good as wanted; the most exact one where none is."""
+        cosines = self.numbers()[:-1]
+        return max((place for place, cosine in enumerate(cosines) if cosine >= self.target), default=0)
+
+    @property
+    def now(self) -> int:
+        """The method: good enough, or more exact where there is time."""
+        if self.fixed is not None:
+            return min(self.fixed, self.last)
+        return self.last if self.flat.is_meta else min(self.good_enough, self.allowed)
+
+    @property
+    def allowed(self) -> int:
+        """The method that time allows, as agreed; the last one before any was proposed."""
+        return self.last if self.flat.is_meta else round(self.numbers()[-1])
+
+    def demand(self, numbers: Tensor) -> float:
+        """The least cosines ask for most."""
+        return -float(numbers[:-1].sum())
+
+
+def choices(state: Any) -> Iterator[Choice]:
+    """Those in a compressor's state."""
+    if isinstance(state, Choice):
+        yield state
+    for _, part in () if isinstance(state, Choice) else parts(state):
+        yield from choices(part)
+
+
+def most_methods(compressors: Sequence[Any]) -> int:
+    """Of how many methods any of these compressors chooses; 1 where none does."""
+    return max([1, *(len(getattr(each, "methods", ())) for each in compressors)])

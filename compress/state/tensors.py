@@ -1,0 +1,291 @@
+"""What the state of a compressor is made of: flat tensors cut by parameter name, parts of a bucket, step counts."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from ...kernels import Residual
+from ..protocol.layout import Layout
+
+Entries = dict[str, dict[str, Tensor]]  # {parameter name: {field: tensor}}
+Self = TypeVar("Self", bound="Leaf")
+Numbers = TypeVar("Numbers", bound="FlatLeaf")
+PART = "@"  # `residual@100`: the residual of a part of a parameter that begins with its element 100
+FIRST = ".first"  # ends the field that tells where in a parameter, or a part of it, a server's numbers begin
+
+
+class Leaf:
+    """A piece of state that knows which parameter each of its numbers belongs to."""
+
+    def save(self, field: str) -> Entries:
+        """Copies of the numbers, by parameter name."""
+        return {}
+
+    def taken(self: Self, *, newest: bool = False) -> Self:
+        """The leaf before the step that is under way, or the `newest`, to be saved by and by: nobody will write to it."""
+        return copy.copy(self)
+
+    def load(self, field: str, entries: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Take the numbers back; what has no place here but must not be lost is returned, flat, by parameter."""
+        return {}
+
+    def held_back(self) -> dict[str, Tensor]:
+        """What this rank still owes to the average, flat, by parameter: to be added to its next gradient."""
+        return {}
+
+
+@dataclass
+class Counter(Leaf):
+    """Synced steps so far. Saved once for the whole model, not by parameter."""
+
+    value: int = 0
+
+
+class FlatLeaf(Leaf):
+    """Numbers in a flat tensor: `flat` holds the newest, `before` those from before the step that is under way.
+
+    A step asks `update` where to read and where to write. These are one tensor, unless the leaf is `versioned`: then the new
+    numbers are written beside the old ones, and the step can be taken back (`undo`) or let stand (`keep`) at no cost, and
+    another thread can take the old ones while the step goes on.
+    """
+
+    flat: Tensor
+    versioned = False
+    of_gradients: bool = False  # made of this rank's gradients: in their units, and other ranks have others
+    _other: Tensor | None = None  # the old numbers while a step is under way, else room for the next ones
+    _changed = False  # by the step that is under way
+    _taken: tuple[Tensor, ...] = ()  # those of `flat` and `_other` that somebody has: nobody may write to them again
+    _zeros: Tensor | None = None  # the version that `clear` wrote, as long as nobody writes to it again
+
+    def update(self) -> Residual:
+        """Where this step reads, and where it writes all the numbers anew; once it has, both are what it wrote."""
+        self._zeros = None
+        if self.versioned and not self._changed:
+            before, after = self.flat, self._other
+            if after is None or any(after is tensor for tensor in self._taken):
+                after = torch.empty_like(before)
+            self._other = before
+            self._changed = True
+            self.flat = after  # last: whoever reads `before` meanwhile finds the old numbers
+            return Residual(before, after)
+        return Residual(self.flat, self.flat)
+
+    @property
+    def before(self) -> Tensor:
+        """The numbers from before the step that is under way; the newest where it has not changed them."""
+        newest = self.flat  # first: see `update`
+        return self._other if self._changed and self._other is not None else newest
+
+    def keep(self) -> None:
+        """Let the step stand."""
+        self._changed = False
+        self._taken = tuple(tensor for tensor in self._taken if tensor is self.flat or tensor is self._other)
+
+    def undo(self) -> None:
+        """Take the step back."""
+        self.flat, self._other = self.before, self.flat if self._changed else self._other
+        self._changed = False
+
+    def taken(self: Numbers, *, newest: bool = False) -> Numbers:
+        numbers = self.flat if newest else self.before
+        self._taken = (*self._taken, numbers)
+        taken = copy.copy(self)
+        taken.flat, taken._other, taken._changed, taken._taken = numbers, None, False, ()
+        if taken.flat.is_cuda:  # its memory serves nobody else until this thread's stream has read it
+            taken.flat.record_stream(torch.cuda.current_stream(taken.flat.device))
+        return taken
+
+    def multiply(self, factor: float) -> None:
+        """Multiply all numbers, between two steps."""
+        cleared = self.cleared
+        self.flat = self.flat * factor
+        self._zeros = self.flat if cleared else None
+
+    def clear(self) -> None:
+        """Set all numbers to zero, as a part of the step."""
+        zeros = self.update().after.zero_()
+        self._zeros = zeros
+
+    def damp(self, factor: float) -> None:
+        """Multiply all numbers, as a part of the step."""
+        before, after = self.update()
+        torch.mul(before, factor, out=after)
+
+    @property
+    def cleared(self) -> bool:
+        """Whether nothing was written since `clear`."""
+        return self._zeros is self.flat
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether these are gradient that was held back, which must never be lost."""
+        return True
+
+    @property
+    def weight(self) -> int:
+        """How often a number that is held back here is missing from the gradient of one rank."""
+        return 1
+
+    def pieces(self) -> Iterator[tuple[str, int, Tensor]]:
+        """(parameter, first element within it, numbers) of every parameter that this leaf has numbers of."""
+        raise NotImplementedError
+
+
+@dataclass
+class PerParameter(FlatLeaf):
+    """A flat tensor cut by parameter name.
+
+    `residual` marks gradient that was held back, which must never be lost; `of_gradients` what else is made of this rank's
+    gradients. A tensor that is neither may be drawn anew where a saved one does not fit (`optional`).
+    """
+
+    layout: Layout
+    flat: Tensor
+    residual: bool = False
+    optional: bool = False
+    of_gradients: bool = False
+
+    @classmethod
+    def zeros(cls, layout: Layout, **flags: bool) -> PerParameter:
+        """Zeros in the layout's dtype, on its device."""
+        return cls(layout, torch.zeros(layout.numel, dtype=layout.dtype, device=layout.device), **flags)
+
+    def pieces(self) -> Iterator[tuple[str, int, Tensor]]:
+        for name, view in self.layout.views(self.flat).items():
+            yield name, 0, view.reshape(-1)
+
+    def save(self, field: str) -> Entries:
+        views = self.layout.views(self.flat)
+        return {name: {_key(field, self.layout.start(name)): view.clone()} for name, view in views.items()}
+
+    def load(self, field: str, entries: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Take the numbers back: of whole parameters or of parts of them, whichever were saved and are needed here."""
+        self._zeros = None
+        for name, view in self.layout.views(self.flat).items():
+            start = self.layout.start(name)
+            for saved_start, saved in _saved(field, entries.get(name, {})):
+                if saved_start == start and saved.shape == view.shape:
+                    view.copy_(saved)
+                elif _fits(view.numel(), start, saved.numel(), saved_start) and not self.optional:
+                    _copy_overlap(view.view(-1), start or 0, saved.reshape(-1), saved_start or 0)
+                elif not self.optional:
+                    raise ValueError(
+                        f"the saved {field!r} of parameter {name!r} has shape {tuple(saved.shape)}{_from(saved_start)}, but "
+                        f"{tuple(view.shape)}{_from(start)} is needed here: load the state with the model and compressor "
+                        f"that saved it"
+                    )
+        return {}
+
+    @property
+    def holds_back(self) -> bool:
+        return self.residual
+
+    def held_back(self) -> dict[str, Tensor]:
+        if not self.residual:
+            return {}
+        return {name: numbers for name, _, numbers in self.pieces()}
+
+
+@dataclass
+class Chunk(FlatLeaf):
+    """The residual of the part of a bucket that this rank serves: elements `start` to `start + len(flat)`.
+
+    A server's residual is missing from the average itself, hence `world_size` times from the gradient of one rank.
+    """
+
+    layout: Layout
+    start: int
+    flat: Tensor
+
+    @property
+    def weight(self) -> int:
+        return self.layout.world_size
+
+    def pieces(self) -> Iterator[tuple[str, int, Tensor]]:
+        end = self.start + self.flat.numel()
+        for name, offset, size in zip(self.layout.names, self.layout.offsets, self.layout.sizes, strict=True):
+            first, last = max(self.start, offset), min(end, offset + size)
+            if first < last:
+                yield name, first - offset, self.flat[first - self.start : last - self.start]
+
+    def save(self, field: str) -> Entries:
+        entries: Entries = {}
+        for name, first, piece in self.pieces():
+            key = _key(field, self.layout.start(name))
+            entries[name] = {key: piece.clone(), f"{key}{FIRST}": torch.tensor(first, device="cpu")}
+        return entries
+
+    def load(self, field: str, entries: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        self._zeros = None
+        mine = {name: (first, piece) for name, first, piece in self.pieces()}
+        homeless: dict[str, Tensor] = {}
+        for name in filter(entries.__contains__, self.layout.names):
+            for start, saved in _saved(field, entries[name]):
+                if start != (here := self.layout.start(name)):
+                    raise ValueError(
+                        f"the {field!r} of parameter {name!r} was saved{_from(start) or ' as a whole'}, and is needed "
+                        f"here{_from(here) or ' as a whole'}: load the state with the shards that saved it"
+                    )
+                first, numbers = self._first(name, _key(field, start), entries[name]), saved.to(self.flat)
+                if name in mine and (first, numbers.numel()) == (mine[name][0], mine[name][1].numel()):
+                    mine[name][1].copy_(numbers)
+                else:
+                    homeless[name] = self._owed(name, first, numbers)
+        return homeless
+
+    def _first(self, name: str, key: str, fields: Mapping[str, Tensor]) -> int:
+        """The element of the parameter that the saved numbers begin with; ValueError where they do not lie inside of it."""
+        first = fields.get(f"{key}{FIRST}")
+        size = self.layout.sizes[self.layout.names.index(name)]
+        if first is None or fields[key].dim() != 1 or not 0 <= int(first) <= size - fields[key].numel():
+            raise ValueError(
+                f"the saved {key!r} of parameter {name!r} has shape {tuple(fields[key].shape)} and begins at "
+                f"{None if first is None else int(first)}: it is no part of a parameter of {size} elements"
+            )
+        return int(first)
+
+    def held_back(self) -> dict[str, Tensor]:
+        return {name: self._owed(name, first, piece) for name, first, piece in self.pieces()}
+
+    def _owed(self, name: str, first: int, numbers: Tensor) -> Tensor:
+        owed = numbers.new_zeros(self.layout.sizes[self.layout.names.index(name)])
+        owed[first : first + numbers.numel()] = numbers * self.weight
+        return owed
+
+
+def _key(field: str, start: int | None) -> str:
+    """The field under which the numbers of a whole parameter (None), or of a part of it, are saved."""
+    return field if start is None else f"{field}{PART}{start}"
+
+
+def _saved(field: str, fields: Mapping[str, Tensor]) -> Iterator[tuple[int | None, Tensor]]:
+    """What was saved of a field: (first element of the part; None for a whole parameter, numbers)."""
+    for key, tensor in fields.items():
+        name, _, start = key.rpartition(PART)
+        if key == field:
+            yield None, tensor
+        elif name == field and start.isdigit():
+            yield int(start), tensor
+
+
+def _fits(size: int, start: int | None, saved_size: int, saved_start: int | None) -> bool:
+    """Whether two tensors that are not alike can be of one parameter: parts can, where they lie inside the whole."""
+    if start is None:
+        return saved_start is not None and saved_start + saved_size <= size
+    return saved_start is not None or start + size <= saved_size
+
+
+def _from(start: int | None) -> str:
+    return "" if start is None else f" from element {start} on"
+
+
+def _copy_overlap(flat: Tensor, start: int, saved: Tensor, saved_start: int) -> None:
+    first, last = max(start, saved_start), min(start + flat.numel(), saved_start + saved.numel())
+    if first < last:
+        flat[first - start : last - start].copy_(saved[first - saved_start : last - saved_start])

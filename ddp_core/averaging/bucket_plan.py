@@ -1,0 +1,170 @@
+"""A bucket of DDP's as its averager knows it: which buckets of ours are in it, and what carries them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...compress import AllReduce, Compressor, Dense, Layout, Program, specification
+from ...compress.protocol.requests import Request
+from ...compress.protocol.scopes import Scope
+from ...compress.simulate import scopes_by_round
+from ..buckets.layout import layout_of
+from ..buckets.slices import BucketSlice, Sendable
+from ..engine.driver import FuturePending
+from ..engine.engine import Engine
+from ..memory.bucket_memory import BucketMemory
+from ..memory.model_memory import ModelMemory
+from ..transport.protocol import Pending
+
+
+@dataclass(frozen=True)
+class Part:
+    """A bucket of ours inside one of DDP's: all of it (`places` is None) or the listed pieces of its flat buffer.
+
+    `room`: where it is averaged, if not in place.
+    """
+
+    memory: BucketMemory
+    places: tuple[tuple[int, int], ...] | None
+    label: str
+    room: Tensor | None = None
+
+    def reduce(self, flat: Tensor, step: int, buffer: Tensor, watched: bool) -> Program[Tensor]:
+        """Average this part of `flat`, which is `buffer` as real numbers, in place; returns `buffer`.
+
+        All of it is in the program, so that on CUDA it runs on the side stream, and the future's events cover it.
+        """
+        if self.places is None and self.room is None:
+            yield from self.memory.reduce(flat, step, watched)
+            return buffer
+        pieces = [flat] if self.places is None else [flat[first:end] for first, end in self.places]
+        taken = torch.cat(pieces) if self.room is None else torch.cat(pieces, out=self.room)
+        average = yield from self.memory.reduce(taken, step, watched)
+        torch._foreach_copy_(pieces, list(average.split([piece.numel() for piece in pieces])))
+        return buffer
+
+
+@dataclass(frozen=True)
+class Bound:
+    """How a bucket of DDP's is averaged, step after step: all that is known once the bucket is.
+
+    `known`: it holds as long as the averager has this one. `names`: of its parameters. `total`, for a bucket of our own
+    DDP, which outlives this: the request for the sum of its `buffer`.
+    """
+
+    known: object
+    parameters: Sequence[Tensor]
+    engine: Engine
+    label: str
+    names: tuple[str, ...]
+    parts: Sequence[Part] = ()
+    buffer: Tensor | None = None
+    total: AllReduce | None = None
+
+
+def one_round(request: Request) -> Program[Tensor]:
+    """A program of one request, whose reply it returns."""
+    return (yield request)
+
+
+def scopes_of_rounds(compressor: Compressor, layout: Layout, *, partial: bool) -> list[set[Scope]]:
+    """Among whom the rounds of a bucket go. `partial`: one more may be among them, for which parameters were used."""
+    scopes = scopes_by_round(compressor, layout)
+    if not partial:
+        return scopes
+    return [{"all", *early, *late} for early, late in zip([*scopes, ()], [(), *scopes], strict=True)]
+
+
+@dataclass(frozen=True)
+class AllPending:
+    """All parts of a bucket, each of whose programs returns the bucket's buffer."""
+
+    parts: Sequence[Pending]
+
+    def wait(self, timeout: timedelta) -> Tensor:
+        """The buffer, when all have been averaged in it; raises what one of them raised."""
+        return [part.wait(timeout) for part in self.parts][-1]
+
+
+def all_done(pendings: Sequence[Pending], buffer: Tensor) -> FuturePending:
+    """A future that holds `buffer` once all parts have been averaged in it, or raises what one of them raised."""
+
+    def finished(done: torch.futures.Future[Any]) -> Tensor:
+        for future in done.value():
+            future.value()
+        return buffer
+
+    futures = [pending.future for pending in pendings if isinstance(pending, FuturePending)]
+    return FuturePending(torch.futures.collect_all(futures).then(finished))
+
+
+def places_in(layout: Layout, names: Sequence[str]) -> tuple[tuple[int, int], ...]:
+    """First and last element of the named parameters in the flat buffer."""
+    spans = {n: (o, o + s) for n, o, s in zip(layout.names, layout.offsets, layout.sizes, strict=True)}
+    return tuple(spans[name] for name in names)
+
+
+def parts_of(
+    memory: ModelMemory, bucket: dist.GradBucket | Sendable, named: Mapping[str, Tensor], layout: Layout
+) -> list[Part]:
+    """The buckets of ours inside one of `layout`: those of a loaded state, or all of it. `named`: its parameters."""
+    if isinstance(bucket, BucketSlice):
+        return [slice_of(memory, bucket, layout)]
+    parts = []
+    for names in memory.split(layout.names):
+        mine = {name: named[name] for name in names}
+        own = layout_of(mine, layout.dtype, layout.device, layout.world_size, layout.rank, layout.ranks_per_host)
+        places = None if own == layout else places_in(layout, names)
+        (found,) = (memory.get(own) or memory.add(own)).slices
+        parts.append(Part(found, places, labelled(bucket.index(), names)))
+    return parts
+
+
+def slice_of(memory: ModelMemory, bucket: BucketSlice, layout: Layout) -> Part:
+    """A slice of a bucket of `layout`: dense, and without a memory, until slices follow a swap to what cannot be cut."""
+    own = bucket.layout(layout)
+    label = labelled(bucket.index(), own.names)
+    if not memory.may_be_cut:
+        return Part(BucketMemory(Dense(), own, memory.step), None, label)
+    memory.split(layout.names)  # buckets of a loaded state, which are not asked for again
+    cuts = [each.layout(layout) for each in bucket.bucket.slices]
+    whole = memory.get(layout, cuts) or memory.add(layout, cuts)
+    return Part(whole.slices[cuts.index(own)], None, label)
+
+
+def prepared(part: Part, memory: ModelMemory, engine: Engine, flat: Tensor) -> Part:
+    """The part, with the channels that its rounds need, and memory where these are quicker. `flat`: its bucket's."""
+    scopes = scopes_of_rounds(memory.compressor, part.memory.layout, partial=memory.partial)
+    engine.prepare(len(scopes), scopes)
+    if not engine.transport.allocates:
+        return part
+    alone = flat if part.places is None else flat.new_empty(part.memory.layout.numel)
+    return dataclasses.replace(part, room=engine.transport.room_for(alone))
+
+
+def setup(compressor: Compressor, step: int, layout: Layout, values: str | None) -> str:
+    """What ranks must agree on at a first bucket; `values`: of its parameters, in a few letters."""
+    bucket = f"{len(layout.names)} parameters, {layout.numel} x {layout.dtype}"
+    told = "" if values is None else f", their values {values}"
+    return f"{specification(compressor)} at step {step} with a first bucket of {bucket}{told}"
+
+
+def labelled(index: int, names: Sequence[str]) -> str:
+    """What messages call a bucket."""
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return f"bucket {index} (parameters {shown})"
+
+
+def names_by_index(bounds: dict[int, Bound]) -> Iterator[tuple[str, ...]]:
+    """The names in our buckets, by the index of DDP's bucket that they are in."""
+    for index in sorted(bounds):
+        yield from (part.memory.layout.names for part in bounds[index].parts)
+        yield bounds[index].names  # of a bucket whose parts are slices

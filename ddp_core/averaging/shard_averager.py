@@ -1,0 +1,172 @@
+"""Gathers the parameters of sharded modules, and sums their gradients: what FSDP2's communication calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...compress import AllGather, Layout, TwoShot
+from ...compress.protocol.compressor import Codec
+from ...compress.shards.layout import ShardLayout
+from ...compress.shards.reduction import ShardState, ShardSum, gather_rows
+from ...compress.simulate import operations_of
+from ..engine.task import Task
+from ..measure.metrics import Measured
+from ..measure.record import Record
+from ..measure.stats import Stats, Totals
+from ..measure.step import BucketStats, Step
+from ..memory.shard_memory import ShardMemory, ShardSnapshot
+from ..transport.protocol import Decorator, Pending
+from .averager import CompressedAverager
+from .bucket_plan import labelled
+from .engines import Engines
+from .same_kernels import agree_on_kernels
+from .step_lock import StepLock
+
+
+class ShardAverager:
+    """What a model's shards cost on the wire, and remember, on this rank.
+
+    `group`: the ranks that share the parameters. `codec`: how weights travel, None for as they are. `replicas`: averages
+    over replicas, if anything of gradwire's does; a step of both ends when theirs does. All ranks make the same calls in the
+    same order.
+    """
+
+    def __init__(
+        self,
+        reduction: ShardSum,
+        codec: Codec | None,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        timeout: timedelta,
+        decorate: Decorator | None = None,
+        replicas: CompressedAverager | None = None,
+    ) -> None:
+        self.memory, self.codec, self._replicas = ShardMemory(reduction), codec, replicas
+        self.engines, self.device = Engines([group], timeout, decorate), device
+        self.decorated = decorate is not None
+        self.totals, self._step = Totals(), Step()
+        self._agreed = False  # since the last change
+        self.before_step: Callable[[], None] = lambda: None  # what the handle does before a step begins
+        self.turns = StepLock()
+        if replicas is not None:
+            self.turns.lock = replicas.turns.lock
+
+    def gather(self, index: int, names: tuple[str, ...], mine: Tensor, out: Tensor, *, training: bool) -> Pending:
+        """Begin to fill `out` with the rows of all ranks, of which `mine` is this one's; outside of training, in no step."""
+        task = Task(gather_rows(self.codec, mine, out), labelled(index, names))
+        return self._submit(task, BucketStats(names, out.numel(), task.record, None, out.element_size()), training)
+
+    def note_gather(self, names: tuple[str, ...], mine: Tensor, out: Tensor, *, training: bool) -> None:
+        """Count what torch gathers of a module, or somebody who does it for torch."""
+        ranks = out.numel() // mine.numel()
+        record = Record([("all", mine.nbytes, AllGather(mine).sent_bytes(ranks))])
+        self._note(BucketStats(names, out.numel(), record, None, out.element_size()), training)
+
+    def reduce(self, index: int, layout: ShardLayout, grad: Tensor, out: Tensor, scale: float) -> Pending:
+        """Begin to fill `out` with `scale` times the mean over ranks of this rank's row of `grad`."""
+        with self.turns:
+            state, names = self.memory.get(index, layout), layout.whole.names
+        task = Task(self.memory.reduction.reduce(grad, state, out, scale), labelled(index, names))
+        return self._submit(task, BucketStats(names, grad.numel(), task.record, None, grad.element_size()))
+
+    def _submit(self, task: Task, stats: BucketStats, training: bool = True) -> Pending:
+        engine = self.engines.of(self.device, 0)
+        if not self._agreed:
+            self._agree()
+        self._note(stats, training)
+        return engine.submit(task, on_wait=True)
+
+    def _note(self, stats: BucketStats, training: bool) -> None:
+        self._recorded().programs.append(stats) if training else self.totals.add([stats])
+
+    def _agree(self) -> None:
+        """Compare with the other ranks how this one is set up."""
+        engine, group = self.engines.of(self.device, 0), self.engines.group
+        self.engines.agreement.meet(group, self.device)
+        memory = self.memory
+        engine.agree(f"weights as {self.codec} and gradients as {memory.reduction} at step {memory.step}")
+        agree_on_kernels(self._operations(), group, self.device)
+        engine.prepare(1)
+        self._agreed = True
+
+    def _operations(self) -> set[str]:
+        """The names of the operations that shards and their gradients need."""
+        sample = Layout(("sample",), ((1,),), torch.float32, self.device)
+        codecs = (self.codec, self.memory.reduction.codec)
+        return set[str]().union(*(operations_of(TwoShot(codec), sample) for codec in codecs if codec is not None))
+
+    def _recorded(self) -> Step:
+        """The step that is under way; what comes after the end of one belongs to the next."""
+        if self._step.finished or not self._step.programs:
+            self.totals.count(self._step)
+            self._step = Step()
+            self.totals.begin(self._step, self.memory.step)
+        return self._step
+
+    def begin_step(self) -> None:
+        """The first gradients of a step come next."""
+        with self.turns:
+            self.before_step()
+            self.turns.make_changes()
+            self.memory.begin_step()
+            self.engines.agreement.step += 1
+            self.turns.begin()
+
+    def end_step(self) -> None:
+        """All shards of the step are there; where they are still averaged over replicas, end it when these are done."""
+        with self.turns:
+            if self._replicas is not None and self._replicas.under_way:
+                return
+            self.memory.end_step()
+            self._step.finished = True
+            self.turns.make_changes()
+
+    def between_steps(self, change: Callable[[], None]) -> None:
+        """Change the memory now, or when the step is over that runs on another thread."""
+        with self.turns:
+            self.turns.between_steps(change, under_way=self.memory.under_way)
+
+    def stats(self) -> Stats:
+        """What modules cost in the last step, and in all."""
+        return self.totals.stats(self._step, self.memory.step)
+
+    def taken(self) -> ShardSnapshot:
+        """The memory after the last step that came to its end; on any thread, at any time."""
+        with self.turns:
+            return self.memory.taken()
+
+    def measured(self) -> Measured:
+        """What was noted of the last steps. They are not timed in full: backward is torch's."""
+        ended = self._step if self._step.finished else None
+        steps, ranks = self.totals.recent_and(ended), self.engines.group.size()
+        begun, on_host = self.engines.agreement.step, self.engines.on_host
+        return Measured(steps, self.stats(), begun, ranks, on_host=on_host, sharded=True)
+
+    def replace(self, reduction: ShardSum, codec: Codec | None) -> None:
+        """Go on with other payloads from the next step on; nothing that is held back is lost. Between steps."""
+        self.memory.replace(reduction)
+        self.codec = codec
+        self._change()
+
+    def loaded(self, parameters: Mapping[str, Mapping[str, Any]]) -> dict[int, ShardState]:
+        """The states of modules as they were saved. Raises ValueError, changing nothing, for a shape that does not fit."""
+        with self.turns:
+            return self.memory.loaded(parameters)
+
+    def load(self, states: Mapping[int, ShardState], step: int) -> None:
+        """Go on from these states, of `loaded`. Between steps."""
+        self.memory.load(states, step)
+        self._change()
+
+    def _change(self) -> None:
+        self._agreed, self.engines.agreement.due = False, True
+
+    def close(self) -> None:
+        """End the threads and process groups that were made; training with it is over."""
+        self.engines.close()

@@ -1,0 +1,287 @@
+"""Communication that goes on while the next forward runs (Jayarajan et al. 2019), for our DistributedDataParallel.
+
+Backward returns when gradients have left. Each bucket then is a `PendingUpdate`, and its parameters wait for it where they
+are used: see `awaited.py`. What leaves when is `slice_order.py`'s.
+
+Nothing hangs, whatever waits when. All requests of a step are started in backward, in an order that the ranks have agreed
+on, by backward's thread or, for later rounds, by lanes in the same order (on CUDA the rest of all programs is queued at
+backward's end). Who waits starts nothing: no rank's progress depends on where another one waits, only on its running the
+same backwards. So ranks may wait in any order, one may read a gradient that others do not, and a rank that waits in a
+barrier holds up nobody. A wait has the time limit of the model, and ends with the error of whatever has failed.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import warnings
+from collections.abc import Iterable
+from functools import partial
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import increment_version
+
+from ..averaging.averager import CompressedAverager
+from ..buckets.assignment import own_rooms
+from ..buckets.sparse import SparseBucket
+from ..reducer.backward_pass import Backward
+from ..reducer.bucket_order import BucketOrder
+from ..reducer.compiled import compiles, scripted
+from ..reducer.reducer import Reducer
+from ..reducer.weak_call import weak_call
+from . import messages
+from .awaited import Awaited, clear
+from .early_reads import Readers
+from .measured_step import noted
+from .partial_step import PartialStep
+from .pending_update import PendingUpdate, clear_now
+from .report import OverlapReport
+from .slice_order import SliceOrder
+from .slice_size import slice_bytes
+
+
+class Overlap:
+    """The updates of one model that are under way, and who waits for them. `stepper`: takes the optimizer's steps."""
+
+    def __init__(self, module: nn.Module, stepper: PartialStep, order: str, slice_mb: float | None) -> None:
+        stepper.check_parameters(module)
+        self._module, self._stepper, self._wanted, self._slice_mb = module, stepper, order, slice_mb
+        self._lock = threading.RLock()
+        self._process = os.getpid()
+        self._pending: dict[PendingUpdate, None] = {}
+        self._updates: list[PendingUpdate] = []  # all of the last step's
+        self._members: dict[int, list[list[Tensor]]] = {}  # of the optimizer's groups, by bucket
+        self._found_for: tuple[int, list[int]] = (0, [])  # the buckets and groups
+        self._began, self._in_forward, self._joins = 0.0, False, False
+        self._now = time.perf_counter  # takes the marks of a forward: those of the step before it, until it has ended
+        self._measured = True  # whether the last step was, in the forward after it, or need not be
+        self._unseen: set[int] = set()  # members of the buckets that the last forward was not seen to use
+        self._step_number, self._exposed = 0, 0.0
+        self._told: set[str] = set()
+        self._readers = Readers()
+
+    def bind(self, reducer: Reducer, averager: CompressedAverager, buckets: BucketOrder) -> None:
+        """Take over a model's reducer: slices for buckets, and averages that come later. A collective call."""
+        self._reducer, self._averager = reducer, averager
+        device = reducer.device
+        averager.drain, buckets.drain = weak_call(self.drain), weak_call(self._leave)
+        self._buckets = buckets
+        self._found_for, self._members = (0, []), {}
+        self._updates, self._measured, self._now = [], True, time.perf_counter
+        self._slice()
+        devices = list(dict.fromkeys(each.device for each in reducer.parameters))
+        self.order = SliceOrder(self._wanted, reducer.assignment, reducer.group, devices)
+        self._marks_late = not self.order.clock.at_once
+        self._refuses_capture = device.type == "cuda" and self._wanted != "synchronous"
+        reducer.later = self
+
+    def look(self) -> None:
+        """Between steps, where all ranks are: see `SliceOrder`. After a swap the slices are made anew."""
+        memory = self._averager.memory
+        if self._sliced_for != (memory.compressor, memory.owing):
+            self._slice()
+        finished = self._reducer.finished
+        self.order.look(finished)
+        if self._marks_late:  # which costs something, where an order is looked for
+            measures = self.order.measures(finished)
+            self._reducer.timeline.now = self.order.clock.now if measures else time.perf_counter
+
+    def _slice(self) -> None:
+        """Make buckets of the size of slices, and cut what is larger, where that is of use and what is remembered allows."""
+        averager, device, rules = self._averager, self._reducer.device, self._reducer.rules
+        rooms = averager.rooms(device)
+        in_parts = rules.dynamic or rules.skip_all_reduce_unused_params or rules.static_graph
+        cut = rooms is own_rooms and averager.memory.may_be_cut and not in_parts
+        whole = sum(parameter.nbytes for parameter in self._reducer.parameters)
+        self._buckets.resize(slice_bytes(averager, whole, self._slice_mb, device), rooms, cut=cut)
+        self._sliced_for = averager.memory.compressor, averager.memory.owing
+
+    @property
+    def pending(self) -> bool:
+        """Whether any update is under way."""
+        return bool(self._pending)
+
+    def takes(self, backward: Backward) -> bool:
+        """Whether this backward's averages may come later; raises RuntimeError in a CUDA graph."""
+        if self._refuses_capture and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(messages.CAPTURED)
+        if self._unseen and (used := self._reducer.brought_of(self._unseen)):
+            self._tell(messages.unseen(self._reducer.names_of(used)))
+        if not self.order.overlaps(self._reducer.finished):
+            self._updates = list(self._pending)
+            return False
+        if reason := self._obstacle(backward):
+            self._tell(messages.synchronous(reason))
+            return False
+        return True
+
+    def _tell(self, text: str) -> None:
+        """Once."""
+        if text not in self._told:
+            self._told.add(text)
+            warnings.warn(text, stacklevel=2)
+
+    def _obstacle(self, backward: Backward) -> str:
+        """Why a step has to be synchronous."""
+        if backward.asks or backward.usage is not None:
+            return "" if self._reducer.rules.static_graph else "find_unused_parameters=True"
+        if any(isinstance(bucket, SparseBucket) for bucket in self._reducer.assignment.buckets):
+            return "sparse gradients"
+        if self._joins or self._reducer.share != 1.0:
+            return "join()"
+        if len(self._reducer.at_end) > 1:
+            return "an optimizer that steps in backward"
+        return "create_graph=True" if torch.is_grad_enabled() else ""
+
+    def hold(self, backward: Backward) -> None:
+        """All of a step was sent: let its parameters wait for its averages."""
+        with self._lock:
+            self._averager.engines.send_all()
+            self._readers.next_step()
+            buckets = self._reducer.assignment.buckets
+            self._updates = [PendingUpdate(self.settle, bucket, backward) for bucket in buckets]
+            self._pending, self._now = dict.fromkeys(self._updates), backward.step.now
+            self._measured = self._now != self.order.clock.now
+
+    def settle(self, update: PendingUpdate) -> None:
+        """Wait for an update, and make it, unless it was made: somebody uses its parameters."""
+        with self._lock:
+            if update in self._pending and not self._in_forward:
+                self._readers.note()
+            self._settle(update)
+
+    def _settle(self, update: PendingUpdate) -> None:
+        with self._lock:
+            if update not in self._pending:
+                return
+            if os.getpid() != self._process:
+                raise RuntimeError(messages.forked(self._names([update])))
+            needed = update.want()
+            try:
+                average = self._reducer.average_of(update.bucket, update.backward)
+                update.arrived = update.backward.step.now()
+                update.waited = update.arrived - needed
+            except Exception as error:
+                raise self._failed(update, error) from error
+            self._make(update, average)
+            del self._pending[update]
+            if not self._pending:
+                self._end_step(update.backward)
+
+    def _make(self, update: PendingUpdate, average: Tensor | None) -> None:
+        try:
+            update.make(average)
+        except Exception as error:
+            raise self._failed(update, RuntimeError(messages.raised(error, self._names([update])))) from error
+
+    def _end_step(self, backward: Backward) -> None:
+        waited = sum(update.waited for update in self._updates)
+        backward.step.ended = backward.step.computed + waited
+        self._reducer.delivered(backward)
+        self._step_number = backward.step.number
+        self._exposed = waited + backward.step.computed - backward.step.last_launch
+
+    def _failed(self, update: PendingUpdate, error: Exception) -> RuntimeError:
+        """An average did not come, or an update raised: nothing else is updated, and training with it is over.
+
+        What raised in the middle of its update is none of the others, of which each is as before or after its step.
+        """
+        made = [each for each in self._updates if each not in self._pending and each.step is not None]
+        pending, self._pending = list(self._pending), {}
+        for each in pending:
+            each.give_up()
+        left = [each for each in pending if each is not update or not each.begun]
+        text = messages.not_updated(str(error), *(self._names(each) for each in (made, left)))
+        self._reducer.fail(update.backward, text)
+        return RuntimeError(text)
+
+    def _names(self, updates: Iterable[PendingUpdate]) -> list[str]:
+        return self._reducer.names_of(chain.from_iterable(update.bucket.members for update in updates))
+
+    def drain(self) -> None:
+        """Wait for all updates that are under way; on any thread."""
+        with self._lock:
+            for update in list(self._pending):
+                self._settle(update)
+
+    def _leave(self) -> None:
+        """Have nothing more to do with today's buckets, which need their memory for others."""
+        self.drain()
+        self._updates, self._measured, self._now = [], True, time.perf_counter
+
+    def step(self) -> None:
+        """The optimizer's step: now for what has arrived, with the same hyperparameters later for what has not."""
+        with self._lock:
+            for update in list(self._pending):
+                if update.changed or update.late:
+                    self._settle(update)
+            if not self._pending:
+                return self._stepper.whole()
+            settings, stepper = self._stepper.settings(), self._stepper
+            pending = list(self._pending)
+            waiting = list(chain.from_iterable(update.parameters for update in pending))
+            stepper.run(settings, stepper.others(waiting))
+            self._find_members()
+            for update in pending:
+                update.step = partial(stepper.run, settings, self._members_of(update))
+            increment_version(waiting)  # a graph that has saved them is not to be gone through any more
+
+    def _find_members(self) -> None:
+        """Forget which parameters the optimizer has in which group, if that may have changed."""
+        now = self._reducer.assignment.builds, self._stepper.identity()
+        if now != self._found_for:
+            self._found_for, self._members = now, {}
+
+    def _members_of(self, update: PendingUpdate) -> list[list[Tensor]]:
+        key = update.bucket.number
+        if key not in self._members:
+            self._members[key] = self._stepper.members(update.parameters)
+        return self._members[key]
+
+    def clear(self, parameters: Iterable[Tensor], *, to_none: bool) -> None:
+        """Clear gradients: of what is under way once it was used. Nothing is waited for."""
+        with self._lock:
+            for parameter in parameters:
+                if type(parameter) is Awaited:
+                    clear(parameter, to_none=to_none)
+                else:
+                    clear_now(parameter, to_none=to_none)
+
+    def report(self) -> OverlapReport:
+        """What is known so far."""
+        exposed = self._exposed if self.order.clock.at_once else self.order.measurements.exposed
+        counts = dict(self._readers.counts)
+        return OverlapReport(self._step_number, exposed, self.order.name, *self.order.bounds, counts)
+
+    def forward_begins(self, *, joins: bool) -> None:
+        """Of our DistributedDataParallel. `joins`: ranks may run out of inputs."""
+        self._joins, self._in_forward, self._began = joins, True, self._now()
+        if self._pending and (not torch.is_grad_enabled() or self._unnoticed()):
+            self._measured = True
+            self.drain()
+
+    def _unnoticed(self) -> bool:
+        """Whether forward may use parameters without anybody noticing."""
+        if not (compiles() or scripted(self._module)):
+            return False
+        self._tell(messages.COMPILED)
+        return True
+
+    def forward_ends(self) -> float:
+        """All that is still under way is waited for: no part of this forward has used it. Seconds that forward waited."""
+        if not self._updates:
+            self._in_forward, self._unseen = False, set()
+            return 0.0
+        unused, end = list(self._pending), self._now()
+        self.drain()
+        self._in_forward = False
+        self._unseen = {index for update in unused for index in update.bucket.members}
+        waited = sum(update.waited for update in self._updates if update.needed >= self._began)
+        if not self._measured:
+            self._measured = True
+            self.order.measurements.add(noted(self._updates, (self._began, end)))
+        self._now = time.perf_counter
+        return waited

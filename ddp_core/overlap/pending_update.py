@@ -1,0 +1,131 @@
+"""A bucket's average on its way, and the update of its parameters that waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..buckets.grad_bucket import GRADIENT, GradBucket
+from ..reducer.backward_pass import Backward
+from .awaited import awaits, restore
+
+
+@dataclass(eq=False)
+class PendingUpdate:
+    """A bucket in flight. Its gradients are taken off the parameters, so that a late backward of an old graph, which adds
+    to `.grad`, does not write to what is on its way.
+
+    `settles`: waits for an update and makes it, unless it was made. `step`: the optimizer's step for these parameters, once
+    it was asked for. `cleared`: the places of the parameters whose gradients are to be cleared after it, and whether to
+    None. `needed`: when somebody first wanted it, and `arrived`: when it was there, by the step's marks; `waited`: between
+    these, seconds of the host.
+    """
+
+    settles: Callable[[PendingUpdate], None]
+    bucket: GradBucket
+    backward: Backward
+    step: Callable[[], None] | None = None
+    cleared: dict[int, bool] = field(default_factory=dict)
+    needed: float = 0.0
+    arrived: float = 0.0
+    waited: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.parameters = self.bucket.all_parameters
+        self._places = {id(parameter): place for place, parameter in enumerate(self.parameters)}
+        self._gradients = list(map(GRADIENT, self.parameters))
+        for parameter in self.parameters:
+            parameter.grad = None
+            awaits(parameter, self)
+
+    def settle(self) -> None:
+        """Wait for it, and make it; on the thread that first needs it."""
+        self.settles(self)
+
+    def clear(self, parameter: Tensor, *, to_none: bool) -> None:
+        """Have a gradient cleared after the update."""
+        place = self._places[id(parameter)]
+        self.cleared[place] = to_none or self.cleared.get(place, False)
+        with torch._C.DisableTorchFunctionSubclass():
+            parameter.grad = None  # what a late backward has added goes, too
+
+    @property
+    def late(self) -> bool:
+        """Whether a backward of an older graph has added to a gradient since."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return any(gradient is not None for gradient in map(GRADIENT, self.parameters))
+
+    @property
+    def changed(self) -> bool:
+        """Whether the loop has gone on with it: what else is asked of it comes after its update."""
+        return self.step is not None or bool(self.cleared)
+
+    begun = False  # to be made
+
+    def make(self, average: Tensor | None) -> None:
+        """Hand out the average, if the bucket was sent, and update; then the parameters are plain ones again.
+
+        Until then other threads that use them wait. Not on CUDA, where torch's optimizers choose what they do by the
+        class, and threads order their streams anyway.
+        """
+        self.begun = True
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            late = list(map(GRADIENT, self.parameters))
+            lent = self._hand_out(average)
+            if average is not None and average.is_cuda:
+                self._restore()
+            if self.step is not None:
+                self.step()
+            for place, to_none in self.cleared.items():
+                clear_now(self.parameters[place], to_none=to_none or lent)
+            for parameter, gradient in zip(self.parameters, late, strict=True):
+                if gradient is not None:
+                    parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        self._restore()
+
+    def _hand_out(self, average: Tensor | None) -> bool:
+        """Gradients are where they were, averaged; those that will be cleared are only lent by the bucket."""
+        used = self.backward.used_by_any()
+        if (
+            average is not None
+            and used is None
+            and len(self.cleared) == len(self.parameters)
+            and all(self.cleared.values())
+        ):
+            self.bucket.lend(average)
+            return True
+        for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
+            parameter.grad = gradient
+        if average is not None:
+            self.bucket.deliver(average, used)
+        return False
+
+    def give_up(self) -> None:
+        """Leave the parameters as they are, and their gradients this rank's own."""
+        with torch._C.DisableTorchFunctionSubclass():
+            for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
+                parameter.grad = gradient
+        self._restore()
+
+    def _restore(self) -> None:
+        for parameter in self.parameters:
+            if type(parameter) is not torch.nn.Parameter:
+                restore(parameter)
+
+    def want(self) -> float:
+        """Note that somebody wants it now."""
+        now = self.backward.step.now()
+        self.needed = self.needed or now
+        return now
+
+
+def clear_now(parameter: Any, *, to_none: bool) -> None:
+    """Clear the gradient of a parameter that nobody waits for."""
+    if to_none:
+        parameter.grad = None
+    elif parameter.grad is not None:
+        parameter.grad = parameter.grad.detach().zero_()

@@ -1,0 +1,100 @@
+"""What a synchronized backward may do, and what it has done so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
+
+from ..buckets.slices import Sendable
+from ..measure.step import Step
+from .unused_parameters import Usage
+
+
+@dataclass(frozen=True)
+class Rules:
+    """`caps`: of buckets, in bytes. The others are arguments of DistributedDataParallel."""
+
+    caps: Sequence[int]
+    find_unused_parameters: bool = False
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+    skip_all_reduce_unused_params: bool = False
+
+    @cached_property
+    def dynamic(self) -> bool:
+        """Whether each backward may reach other parameters."""
+        return self.find_unused_parameters and not self.static_graph
+
+
+@dataclass
+class Backward:
+    """What one synchronized backward has brought so far."""
+
+    missing: list[int]  # firings of each parameter's hook until its gradient is ready; below 0 there were too many
+    counts: bool  # it is the first of a static graph, which waits for its end
+    started: bool  # what it will reach is known, or does not matter
+    asks: bool  # ranks tell each other which parameters they used
+    skips: bool  # what no rank used is not sent
+    fresh: bool  # zeros stand for old gradients of what no rank used
+    static_usage: Sequence[int] | None  # as `used_by_any`, in a static graph that is known
+    step: Step = field(default_factory=Step)  # the record of it
+    order: list[int] = field(default_factory=list)
+    undefined: set[int] = field(default_factory=set)  # parameters whose hook fired with no gradient
+    launched: int = 0
+    ending: bool = False
+    usage: Usage | None = None
+    over: bool = False  # it waits for the averages, or has them
+    broken: str = ""  # why there is an average that did not come
+
+    @property
+    def under_way(self) -> bool:
+        """Whether other ranks may have got something of it."""
+        return bool(self.order or self.launched or self.usage or self.broken)
+
+    def absent(self, names: Sequence[str]) -> dict[int, str]:
+        """The parameters without gradient, by index; `names`: of all."""
+        return {index: name for index, name in enumerate(names) if self.missing[index] > 0}
+
+    def __enter__(self) -> None:
+        """In the body averages arrive; why it fails is kept for the next iteration."""
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if error is not None:
+            self.broken = str(error) or type(error).__name__
+
+    def used_by_any(self) -> Sequence[int] | None:
+        """By index, not 0 for the parameters that any rank used; None where it is not asked, or not asked yet."""
+        return self.static_usage if self.usage is None else self.usage.by_any()
+
+    def needs(self, bucket: Sendable) -> bool:
+        """Whether a bucket is sent; parts of it that no rank used are taken out (section 6.2.2)."""
+        if not (self.skips or self.fresh) or (used := self.used_by_any()) is None:
+            return True
+        absent = [index for index in bucket.members if not used[index]]
+        if self.skips and len(absent) == len(bucket.members):
+            return False
+        if absent:
+            bucket.leave_out(absent)
+        return True
+
+    def firings(self) -> list[int]:
+        """How often each parameter fired in the first backward of a static graph, which now sends them all.
+
+        The order keeps the last firings.
+        """
+        counted = [1 - missing for missing in self.missing]
+        self.missing = [1] * len(counted)
+        self.order = list(dict.fromkeys(reversed(self.order)))[::-1]
+        return counted
+
+
+class Later(Protocol):
+    """Who waits for the averages of a step, and hands them out, when its backward has long returned."""
+
+    def takes(self, backward: Backward) -> bool:
+        """Whether it does so for this backward."""
+
+    def hold(self, backward: Backward) -> None:
+        """All of it has been sent: from now on it is responsible."""

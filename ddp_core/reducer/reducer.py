@@ -1,0 +1,336 @@
+"""The reducer (Li et al. 2020, algorithm 1): gradients get ready, buckets leave in order, backward ends with the last."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Variable
+
+from ..averaging.user_hook import Averager
+from ..buckets.assignment import BucketAssignment
+from ..buckets.grad_bucket import GradBucket, undifferentiated
+from ..buckets.slices import Sendable
+from ..measure.step import Step
+from ..measure.timeline import Timeline
+from . import messages
+from .backward_pass import Backward, Later, Rules
+from .compiled import in_compiled_backward
+from .graph import arriving, gradient_node
+from .hooked_parameters import HookedParameters
+from .other_wrappers import Bypass, living, shared
+from .unused_parameters import Usage
+from .weak_call import weak_call
+
+
+class Reducer(HookedParameters):
+    """Averages the gradients of `parameters` during backward, by `averager`, bucket by bucket.
+
+    `names`: of the parameters, for messages. `assignment`: their buckets. `timeout`: of waits on the CPU.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        names: Sequence[str],
+        assignment: BucketAssignment,
+        rules: Rules,
+        group: dist.ProcessGroup,
+        averager: Averager,
+        timeout: timedelta,
+    ) -> None:
+        super().__init__(parameters, names, weak_call(self.fired))
+        self.averager, self.group = averager, group
+        self.rules, self._timeout = rules, timeout
+        self._firings: list[int] | None = None  # of each parameter's hook in a step; None until a static graph is known
+        self._static_usage: Sequence[int] | None = None  # by index, not 0 for parameters that any rank uses in it
+        self._backward: Backward | None = None
+        self._used = bytearray(len(parameters))  # on this rank, since the last synchronization
+        self._over = False  # the averages are there, and no forward has begun since
+        self._bypass: Bypass | None = Bypass()  # until the first forward
+        living.add(self)
+        self.finished = 0
+        self.share = 1.0  # of the ranks that have inputs, where the average is to be over these
+        self.before_sending: Callable[[Sendable], None] | None = None
+        self.at_end: list[Callable[[], None]] = []
+        self.later: Later | None = None  # who hands averages out after the end of backward
+        self.timeline = Timeline(names)
+        self.assignment = assignment
+        self.anchor = torch.zeros((), requires_grad=True, device="cpu")
+        self._anchor_node = gradient_node(self.anchor)
+
+    def begin(self) -> None:
+        """The end of a forward whose backward is to be synchronized."""
+        self.require_finished()
+        self.keep_from_compiler()
+        self._over, self._bypass = False, None
+        self._backward = self._opened(Step(forward=self.timeline.forward, now=self.timeline.now))
+        for index, firings in enumerate(self._firings or ()):
+            if not firings:
+                self._mark_ready(self._backward, index, brought=False)
+
+    def _opened(self, step: Step) -> Backward:
+        scale = self.averager.scale
+        for bucket in self.assignment.buckets:
+            bucket.open(scale)
+        counts = self.counts
+        return Backward(
+            missing=[1] * len(self.parameters) if self._firings is None else list(self._firings),
+            counts=counts,
+            started=not (counts or self.rules.dynamic),
+            asks=self.rules.dynamic or (self.rules.static_graph and self._static_usage is None),
+            skips=self.rules.skip_all_reduce_unused_params,
+            fresh=self.averager.fresh,
+            static_usage=self._static_usage,
+            step=step,
+        )
+
+    def pause(self) -> None:
+        """A forward whose backward is not synchronized."""
+        self.require_finished()
+        self.keep_from_compiler()
+        self._over, self._bypass = False, None
+
+    @property
+    def counts(self) -> bool:
+        """Whether this step waits for the end of backward: the first one of a static graph, which it counts."""
+        return self.rules.static_graph and self._firings is None
+
+    @property
+    def watches(self) -> bool:
+        """Whether it has to be told that a backward begins."""
+        return self.rules.dynamic or self.counts
+
+    def start(self) -> None:
+        """The beginning of a backward, told by a sink or the first gradient: what it will not reach is ready."""
+        with self._lock:
+            backward = self._backward
+            if backward is None or backward.started:
+                return
+            comes = arriving(self.nodes, self._anchor_node)
+            if comes is None:
+                return
+            backward.started = True
+            Variable._execution_engine.queue_callback(self._flush)
+            if backward.counts:
+                return
+            for index in range(len(comes)):
+                if not comes[index]:
+                    self._mark_ready(backward, index, brought=False)
+            if backward.skips or backward.fresh:
+                backward.usage = self._ask([a or b for a, b in zip(comes, self._used, strict=True)])
+            else:
+                self._launch(backward)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the last synchronized backward brought some gradients, and not all."""
+        return self._backward is not None and self._backward.under_way
+
+    def require_finished(self) -> None:
+        """Raise RuntimeError where the last synchronized backward did not come to its end."""
+        backward = self._backward
+        if backward is None or not self.unfinished:
+            return
+        if backward.broken:
+            raise self._failure(messages.broken(backward.broken))
+        static, watched, rank = self._firings is not None, self.rules.find_unused_parameters, self.group.rank()
+        raise self._failure(messages.unfinished(backward.absent(self.names), rank, static=static, watched=watched))
+
+    def fired(self, index: int, _: Any, gradients: tuple[Tensor | None, ...]) -> None:
+        """A parameter's hook: its gradient is there, or undefined, where the loss did not depend on it."""
+        if defined := gradients[0] is not None:
+            self._used[index] = 1
+        backward = self._backward
+        if backward is None:
+            if defined:
+                self._apart(index)
+            return
+        if not backward.order and in_compiled_backward():
+            raise self._failure(messages.COMPILED_AUTOGRAD)
+        if not defined:
+            backward.undefined.add(index)
+        if not backward.started:
+            self.start()
+        backward.missing[index] -= 1
+        if backward.missing[index] or backward.counts:
+            self._await_others(backward, index)
+            return
+        backward.order.append(index)
+        if self._mark_ready(backward, index, brought=defined):
+            self._launch(backward)
+
+    def _apart(self, index: int) -> None:
+        """A gradient came outside of a synchronized backward."""
+        if self._over:
+            self._warn_unless_shared("late", index, messages.late(self.names[index]))
+        elif self._bypass is not None and self._bypass.trains(index, self.parameters[index]) and self.group.size() > 1:
+            self._warn_unless_shared("bypassed", index, messages.BYPASSED)
+
+    def _warn_unless_shared(self, reason: str, index: int, text: str) -> None:
+        """Warn once, unless another wrapper has the parameter, too, and averages its gradients."""
+        if reason in self._warned:
+            return
+        if shared(self.parameters[index], self):
+            self._warned.add(reason)
+        else:
+            self._warn(reason, text)
+
+    def _await_others(self, backward: Backward, index: int) -> None:
+        """A firing that is not the last one of its parameter, or none that was expected."""
+        if backward.counts:
+            backward.order.append(index)
+        elif backward.missing[index] < 0:
+            passed_over = index not in backward.order
+            static = self._firings is not None
+            backward.order.append(index)  # it is under way, and will not come to its end
+            raise self._failure(messages.twice(self.names[index], static=static, passed_over=passed_over))
+
+    def _mark_ready(self, backward: Backward, index: int, *, brought: bool) -> bool:
+        """Count a parameter as ready: its gradient is there, or none will come. Whether its bucket is now complete."""
+        backward.missing[index] = 0
+        bucket = self.assignment.bucket_of[index]
+        if brought:
+            bucket.bring(index)
+        else:
+            bucket.skip()
+        if bucket.waiting:
+            return False
+        backward.step.ready[bucket.number] = backward.step.now()
+        return True
+
+    def _launch(self, backward: Backward) -> None:
+        """Send the buckets that are complete, in order; with the last one, ask for the end of backward."""
+        sending = self.assignment.sending
+        while backward.launched < len(sending) and not sending[backward.launched].waiting:
+            bucket = sending[backward.launched]
+            backward.launched += 1
+            self._send(backward, bucket)
+            if backward.launched == len(sending):
+                if backward.usage is None and backward.asks:
+                    backward.usage = self._ask(self._used)
+                backward.step.last_launch = time.perf_counter()
+                if not backward.ending:
+                    Variable._execution_engine.queue_callback(self._finish)
+
+    def _send(self, backward: Backward, bucket: Sendable) -> None:
+        """Give a bucket to the averager."""
+        if (backward.skips or backward.fresh) and not backward.needs(bucket):
+            return
+        if torch.is_grad_enabled():
+            self._warn("create_graph", messages.CREATE_GRAPH)
+        used: Sequence[int] = self._used
+        if backward.usage is not None or backward.static_usage is not None:
+            used = backward.used_by_any() or used
+        try:
+            if torch.is_grad_enabled():
+                undifferentiated(bucket.fill, used)
+            else:
+                bucket.fill(used)
+        except RuntimeError as error:
+            if sparse := bucket.sparse_members():
+                raise self._failure(messages.sparse(self.names_of(sparse))) from error
+            raise
+        self._average(backward, bucket)
+
+    def _average(self, backward: Backward, bucket: Sendable) -> None:
+        if self.before_sending is not None:
+            self.before_sending(bucket)
+        if bucket.absent:
+            self._refuse_taken(backward, bucket.absent)
+        if not backward.step.number:
+            self.averager.begin_step(backward.step)
+        backward.step.launched[bucket.number] = time.perf_counter()
+        bucket.pending = self.averager.start(bucket)
+
+    def _refuse_taken(self, backward: Backward, absent: Sequence[int]) -> None:
+        """Raise RuntimeError where a gradient of a parameter without one came in this backward: zeros would stand for it."""
+        if came := set(absent).intersection(backward.order) - backward.undefined:
+            raise self._failure(messages.taken(self.names_of(sorted(came))))
+
+    def _ask(self, used: Sequence[int]) -> Usage:
+        return Usage(used, self.group, self.device, self._timeout)
+
+    @torch._disable_dynamo
+    def _flush(self) -> None:
+        """The end of a backward: what it did not reach was not used."""
+        backward = self._backward
+        if backward is None or not backward.started or backward.launched == len(self.assignment.sending):
+            return
+        if backward.counts:
+            self._firings = backward.firings()
+        backward.ending = True
+        for index in range(len(backward.missing)):
+            if backward.missing[index] > 0:
+                self._mark_ready(backward, index, brought=bool(self._used[index]))
+        self._launch(backward)
+        backward.ending = False
+        if backward.launched == len(self.assignment.sending):
+            self._finish()
+
+    @torch._disable_dynamo
+    def _finish(self) -> None:
+        """Wait for the buckets, in order, and hand out the averages; or leave that to whoever hands them out later."""
+        backward = self._backward
+        if backward is None or backward.over:
+            return
+        backward.over = True
+        backward.step.computed = time.perf_counter()
+        self.assignment.trace(backward.order)
+        with backward:
+            later = self.later if self.later is not None and self.later.takes(backward) else None
+            if later is None:
+                undifferentiated(self._hand_out, backward)
+        self._backward = None
+        self._over = True
+        self._end_step(backward)
+        if later is None:
+            self.delivered(backward)
+        else:
+            later.hold(backward)
+        for end in self.at_end:
+            end()
+
+    def _hand_out(self, backward: Backward) -> None:
+        for bucket in self.assignment.buckets:
+            if (average := self.average_of(bucket, backward)) is not None:
+                bucket.deliver(average if self.share == 1.0 else average.div_(self.share), backward.used_by_any())
+
+    def average_of(self, bucket: GradBucket, backward: Backward) -> Tensor | None:
+        """Wait for a bucket's average; None where it was not sent."""
+        if bucket.pending is None:
+            return None
+        try:
+            average = bucket.pending.wait(self._timeout)
+        except Exception as error:
+            names = self.names_of(bucket.members)
+            raise self._failure(messages.failed(bucket.number, names, error)) from error
+        bucket.pending = None
+        backward.step.done.setdefault(bucket.number, time.perf_counter())
+        return average
+
+    def _end_step(self, backward: Backward) -> None:
+        """This rank has given what it has to give."""
+        if self.rules.static_graph:
+            self._static_usage = backward.used_by_any()
+        self._used = bytearray(len(self.parameters))
+        self.finished += 1
+
+    def delivered(self, backward: Backward) -> None:
+        """All averages of a step have been handed out."""
+        backward.step.end()
+        self.averager.end_step()
+        self.timeline.step_ends(backward.step, [bucket.members for bucket in self.assignment.buckets])
+
+    def brought_of(self, indices: Iterable[int]) -> list[int]:
+        """Those of the parameters that have got a gradient on this rank since the last synchronization."""
+        return [index for index in indices if self._used[index]]
+
+    def fail(self, backward: Backward, why: str) -> None:
+        """Averages of a step that was handed over did not come: the next iteration is told."""
+        backward.broken, self._backward = why, backward

@@ -1,1 +1,0 @@
-"""Ranks train the same model: equal at the start, and buffers that stay equal."""

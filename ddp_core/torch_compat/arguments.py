@@ -1,0 +1,191 @@
+"""The arguments of torch's DistributedDataParallel: their order, defaults and checks."""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..buckets.assignment import caps_in_bytes
+from ..buckets.layout import plain_names
+from ..reducer.reducer import Rules
+
+REFUSED = {  # argument: the way out
+    "delay_all_reduce_named_params": "leave those parameters to DistributedDataParallel, too",
+    "param_to_hook_all_reduce": "leave those parameters to DistributedDataParallel, too",
+    "mixed_precision": "use torch.autocast, or compressor='bf16' for 16 bits on the wire",
+}
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What may follow the module, by torch's names. `process_group` may be a list of groups of the same ranks.
+
+    `check_reduction`, `batched_grad_copy` and `lazy_bucket_allocation` are taken and change nothing: gradients are always
+    copied a bucket at a time.
+    """
+
+    device_ids: Sequence[int | torch.device] | None = None
+    output_device: int | torch.device | None = None
+    dim: int = 0
+    broadcast_buffers: bool | None = None
+    init_sync: bool = True
+    process_group: dist.ProcessGroup | Sequence[dist.ProcessGroup] | None = None
+    bucket_cap_mb: float | None = None
+    find_unused_parameters: bool = False
+    check_reduction: bool = False
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+    delay_all_reduce_named_params: Any = None
+    param_to_hook_all_reduce: Any = None
+    mixed_precision: Any = None
+    device_mesh: Any = None
+    skip_all_reduce_unused_params: bool = False
+    bucket_cap_mb_list: Sequence[float] | None = None
+    batched_grad_copy: bool = False
+    forward_sync_buffers: bool | None = None
+    lazy_bucket_allocation: bool = False
+
+    def __post_init__(self) -> None:
+        for name, way_out in REFUSED.items():
+            if getattr(self, name) is not None:
+                raise ValueError(f"gradwire's DistributedDataParallel does not take {name}: {way_out}")
+        if self.process_group is not None and self.device_mesh is not None:
+            raise RuntimeError("Cannot specify both process_group and device_mesh arguments.")
+        if self.device_mesh is not None and self.device_mesh.ndim != 1:
+            raise RuntimeError(f"Only 1D device mesh is supported, but got {self.device_mesh}.")
+        if self.device_ids is not None and len(self.device_ids) > 1:
+            raise ValueError("device_ids can only be None or contain a single element.")
+
+    @classmethod
+    def given(cls, arguments: Sequence[Any], named: Mapping[str, Any], others: Sequence[str]) -> Arguments:
+        """From a call's arguments; TypeError for an unknown name, with the nearest of ours and of `others`."""
+        known = [*(field.name for field in fields(cls)), *others]
+        for name in named:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise TypeError(f"DistributedDataParallel has no argument {name!r}{hint}")
+        return cls(*arguments, **named)
+
+    def warn(self) -> None:
+        """Tell of arguments that torch has deprecated."""
+        if self.check_reduction:
+            warnings.warn(
+                "check_reduction is deprecated and changes nothing: leave it out", FutureWarning, stacklevel=3
+            )
+        if self.broadcast_buffers is not None:
+            advice = (
+                "its value is ignored beside forward_sync_buffers"
+                if self.forward_sync_buffers is not None
+                else "use forward_sync_buffers, which unlike broadcast_buffers=False still copies buffers from rank 0 "
+                "once, at construction"
+            )
+            warnings.warn(f"`broadcast_buffers` is deprecated: {advice}", FutureWarning, stacklevel=3)
+
+    @property
+    def sync_buffers(self) -> bool:
+        """Whether buffers come from rank 0 before every forward."""
+        choices = (self.forward_sync_buffers, self.broadcast_buffers, True)
+        return next(choice for choice in choices if choice is not None)
+
+    @property
+    def sync_buffers_at_start(self) -> bool:
+        """Whether buffers come from rank 0 at construction; as in torch, only `broadcast_buffers=False` says no."""
+        return self.forward_sync_buffers is not None or self.broadcast_buffers is not False
+
+    def groups(self) -> list[dist.ProcessGroup]:
+        """The process groups that buckets go over in turn."""
+        if self.device_mesh is not None:
+            return [self.device_mesh.get_group(mesh_dim=0)]
+        if isinstance(self.process_group, Sequence):
+            return _same_ranks(self.process_group)
+        if self.process_group is not None:
+            return [self.process_group]
+        if not dist.is_initialized():
+            raise RuntimeError("there is no process group yet: call torch.distributed.init_process_group() first")
+        assert dist.group.WORLD is not None
+        return [dist.group.WORLD]
+
+    def rules(self) -> Rules:
+        """What the reducer needs to know."""
+        return Rules(
+            caps_in_bytes(None if self.bucket_cap_mb_list else self.bucket_cap_mb, self.bucket_cap_mb_list or None),
+            self.find_unused_parameters,
+            self.gradient_as_bucket_view,
+            self.static_graph,
+            self.skip_all_reduce_unused_params,
+        )
+
+
+def _same_ranks(groups: Sequence[dist.ProcessGroup]) -> list[dist.ProcessGroup]:
+    if not groups:
+        raise ValueError("process_group is an empty list: pass one group or more, or None for the default group")
+    ranks = [dist.get_process_group_ranks(group) for group in groups]
+    if any(other != ranks[0] for other in ranks):
+        raise ValueError(f"groups that buckets go over in turn have the same ranks in the same order, got {ranks}")
+    return list(groups)
+
+
+def localize(module: nn.Module, mesh: Any) -> None:
+    """Let the tensor-parallel parameters of `module` appear as local tensors, where `mesh` is one axis of several."""
+    if hasattr(mesh, "_get_root_mesh"):
+        root = mesh._get_root_mesh()
+    else:  # torch before 2.9
+        from torch.distributed.device_mesh import _mesh_resources
+
+        root = _mesh_resources.get_root_mesh(mesh)
+    if root != mesh:
+        from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
+
+        _pre_dp_module_transform(module)
+
+
+def trained(module: nn.Module) -> tuple[dict[str, Tensor], list[bool]]:
+    """{name: parameter} of all that get gradients averaged, and which of them get sparse ones; each parameter once.
+
+    Raises RuntimeError where there is none, or one is not initialized yet, and TypeError for what is no module.
+    """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"DistributedDataParallel takes a torch.nn.Module, got {type(module).__name__}")
+    named, sparse = trained_now(module)
+    if not named:
+        raise RuntimeError(
+            "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient."
+        )
+    return named, sparse
+
+
+def trained_now(module: nn.Module) -> tuple[dict[str, Tensor], list[bool]]:
+    """As `trained`, also where nothing trains."""
+    ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+    plain = plain_names(name for name, _ in module.named_parameters())
+    named: dict[str, Tensor] = {}
+    sparse: list[bool] = []
+    seen: set[Tensor] = set()
+    for prefix, owner in module.named_modules():
+        for short, parameter in owner.named_parameters(prefix, recurse=False):
+            if isinstance(parameter, nn.parameter.UninitializedParameter):
+                raise RuntimeError(
+                    f"parameter {short} is not initialized: run a dummy forward pass before DistributedDataParallel"
+                )
+            if parameter.requires_grad and short not in ignored and parameter not in seen:
+                seen.add(parameter)
+                named[plain[short]] = parameter
+                sparse.append(isinstance(owner, nn.Embedding | nn.EmbeddingBag) and owner.sparse)
+    return named, sparse
+
+
+def states(module: nn.Module, *, buffers: bool) -> list[Tensor]:
+    """All parameters, and buffers if wanted, that ranks have in common."""
+    ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+    found: list[tuple[str, Tensor]] = list(module.named_parameters())
+    if buffers:
+        found += module.named_buffers()
+    return [tensor for name, tensor in found if name not in ignored]

@@ -1,0 +1,107 @@
+"""Our reducer with what other code asks of torch's C++ one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, NoReturn
+
+import torch
+from torch import Tensor
+
+from ..averaging.user_hook import Averager
+from ..measure.step import Step
+from ..reducer.backward_pass import Backward
+from ..reducer.reducer import Reducer
+from ..reducer.unused_parameters import Usage
+from .logger import Logger
+
+
+class TorchReducer(Reducer):
+    """A reducer that writes its errors to a logger, and answers to some of the names of torch's."""
+
+    logger: Logger | None = None
+    usage: Usage | None = None  # of the last step
+    traced: Sequence[int] = ()  # the parameters that the last step reached, by index, in the order they got ready
+    _changed = False  # whether two steps have reached different parameters
+
+    def fills_buckets(self) -> bool:
+        """Whether gradients go into buckets, now or at the end of this backward."""
+        return self._backward is not None or self.assignment.alias
+
+    def hand_over(self, averager: Averager) -> None:
+        """Another one averages from now on, also in the backward of a forward that has run."""
+        self.averager = averager
+        if (backward := self._backward) is not None and not backward.under_way:
+            backward.fresh = averager.fresh
+            for bucket in self.assignment.buckets:
+                bucket.scale = averager.scale
+
+    def prepare_for_backward(self, outputs: list[Tensor]) -> None:
+        """Synchronize the next backward, though its forward ran inside `no_sync`: pipeline stages do so.
+
+        Raises RuntimeError where unused parameters are looked for: only a synchronized forward can prepare that.
+        """
+        if self.watches:
+            raise RuntimeError(
+                "a backward whose forward ran inside no_sync cannot be synchronized with find_unused_parameters=True, nor "
+                "as the first one with static_graph=True: leave both out"
+            )
+        self.begin()
+
+    def shadow(self) -> None:
+        """Take part in a step with zeros: this rank has no more inputs, others have."""
+        self.require_finished()
+        self._backward = backward = self._opened(Step())
+        backward.over = True
+        with backward:
+            self._send_nothing(backward)
+            for bucket in self.assignment.buckets:
+                self.average_of(bucket, backward)
+        self._backward = None
+        self._end_step(backward)
+        backward.step.end()
+        self.averager.end_step()
+
+    def _send_nothing(self, backward: Backward) -> None:
+        nothing = bytearray(len(self.parameters))
+        if self.rules.dynamic and (backward.skips or backward.fresh):
+            backward.usage = self._ask(nothing)
+        for bucket in self.assignment.sending:
+            if backward.needs(bucket):
+                bucket.clear()
+                self._average(backward, bucket)
+        if backward.usage is None and backward.asks:
+            backward.usage = self._ask(nothing)
+
+    def _failure(self, text: str) -> RuntimeError:
+        if self.logger is not None:
+            with suppress(ReferenceError):  # the model whose logger it is may be gone
+                self.logger.set_error_and_log(text)
+        return super()._failure(text)
+
+    def _end_step(self, backward: Backward) -> None:
+        if backward.order:  # not where this rank had no inputs
+            before, self.traced = self.traced or backward.order, backward.order
+            if before != self.traced and set(before) != set(self.traced):
+                self._changed = True
+        self.usage = backward.usage
+        super()._end_step(backward)
+
+    def _ddp_graph_static(self) -> bool:
+        """Whether all steps so far have reached the same parameters."""
+        return not self._changed
+
+    def _get_local_used_map(self) -> Tensor:
+        """By index, how many ranks used a parameter in the last step, int32; the number of all ranks if nobody asked."""
+        if self.usage is None:
+            return torch.full((len(self.parameters),), self.group.size(), dtype=torch.int32)
+        return torch.tensor(self.usage.counts, dtype=torch.int32, device=self.device)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(
+                f"gradwire's reducer has no {name}: code that works on the inside of torch's C++ reducer needs "
+                "torch.nn.parallel.DistributedDataParallel, on which gradwire.attach() compresses, too"
+            )

@@ -1,0 +1,176 @@
+"""A backend of torch.distributed: what is large and faster so goes direct, all else is Gloo's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import Backend
+
+from . import Choice, Collectives, Direct, Kind
+
+NAME = "gradwire"
+LEAST_TORCH = (2, 14)  # from which on a backend can be written in Python
+SMALLEST_BYTES = 2**16  # of all ranks' blocks; below, Gloo has begun and ended before a thread wakes
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+SUMMED = (*FLOATS, torch.int32, torch.int64, torch.int8, torch.uint8)
+HANDED_ON = (  # to Gloo
+    "all_gather_single_coalesced",
+    "allgather_coalesced",
+    "allreduce",
+    "allreduce_coalesced",
+    "allreduce_sparse",
+    "alltoall",
+    "alltoall_base",
+    "barrier",
+    "broadcast",
+    "gather",
+    "gather_into_tensor",
+    "gather_single",
+    "monitored_barrier",
+    "recv",
+    "recv_anysource",
+    "reduce",
+    "reduce_scatter_single_coalesced",
+    "scatter",
+    "send",
+)
+
+
+def register() -> None:
+    """Make `init_process_group("gradwire")` known to torch. RuntimeError where torch is too old for it."""
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if version < LEAST_TORCH:
+        raise RuntimeError(
+            f"the backend gradwire needs torch {'.'.join(map(str, LEAST_TORCH))} or later, and this is {torch.__version__}: "
+            "upgrade torch, or use init_process_group('gloo')"
+        )
+    dist.Backend.register_backend(NAME, DirectBackend.of, extended_api=True, devices=["cpu"])
+
+
+class DirectBackend(Backend):
+    """What torch calls; see `dist.Backend`. Groups of one rank are Gloo's alone."""
+
+    @classmethod
+    def of(cls, options: Any, _: Any = None) -> DirectBackend:
+        """For torch's `_DistributedBackendOptions`."""
+        if dist.get_debug_level() == dist.DebugLevel.DETAIL:
+            raise RuntimeError(
+                "TORCH_DISTRIBUTED_DEBUG=DETAIL wraps backends in a way that one written in Python does not take: use INFO, "
+                "or init_process_group('gloo') while you debug"
+            )
+        return cls(options.store, options.group_rank, options.group_size, options.timeout)
+
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(rank, size)
+        self._ranks = size
+        self._gloo: Any = dist.ProcessGroupGloo(  # torch's types do not list what it can do
+            dist.PrefixStore("gloo/", store), rank, size, timeout
+        )
+        self._direct = Collectives(store, rank, size, timeout)
+        self._choice = Choice(self._gloo, self._direct)
+
+    def getBackendName(self) -> str:
+        """Its name."""
+        return NAME
+
+    def allgather(self, outputs: Sequence[Sequence[Tensor]], blocks: Sequence[Tensor], options: Any) -> dist.Work:
+        """One tensor of each rank, to a list of tensors."""
+        if len(blocks) == 1 and (way := self._way("all_gather", blocks[0], outputs[0])):
+            return Direct(self._direct.all_gather(way, outputs[0], blocks[0]), outputs[0])
+        return self._by_gloo("allgather", outputs, blocks, options)
+
+    def all_gather_single(self, output: Tensor, block: Tensor, options: Any) -> dist.Work:
+        """One tensor of each rank, to one tensor."""
+        if way := self._way("all_gather", block, [output]):
+            return Direct(self._direct.all_gather(way, self._rows(output), block), [output])
+        return self._by_gloo("all_gather_single", output, block, options)
+
+    def all_to_all_single(
+        self, output: Tensor, rows: Tensor, output_sizes: Sequence[int], row_sizes: Sequence[int], options: Any
+    ) -> dist.Work:
+        """A row for each rank, for one from each rank."""
+        even = not (output_sizes or row_sizes) and output.shape == rows.shape and len(rows) % self._ranks == 0
+        if even and _is_plain(output) and output.dtype == rows.dtype and (way := self._way("all_to_all", None, [rows])):
+            begun = self._direct.all_to_all(way, self._rows(output), self._rows(rows))
+            return Direct(begun, [output])
+        return self._by_gloo("all_to_all_single", output, rows, output_sizes, row_sizes, options)
+
+    def reduce_scatter(self, outputs: Sequence[Tensor], rows: Sequence[Sequence[Tensor]], options: Any) -> dist.Work:
+        """Sums of one tensor for each rank, from a list of tensors."""
+        if len(outputs) == 1 and (way := self._sum_way(outputs[0], rows[0], options)):
+            return Direct(self._direct.reduce_scatter(way, outputs[0], rows[0]), outputs)
+        return self._by_gloo("reduce_scatter", outputs, rows, options)
+
+    def reduce_scatter_single(self, output: Tensor, rows: Tensor, options: Any) -> dist.Work:
+        """Sums of one tensor for each rank, from one tensor."""
+        if way := self._sum_way(output, [rows], options):
+            return Direct(self._direct.reduce_scatter(way, output, self._rows(rows)), [output])
+        return self._by_gloo("reduce_scatter_single", output, rows, options)
+
+    def _by_gloo(self, name: str, *arguments: Any) -> dist.Work:
+        work: dist.Work = getattr(self._gloo, name)(*arguments)
+        return work
+
+    def _rows(self, tensor: Tensor) -> Sequence[Tensor]:
+        """A contiguous tensor's parts for each rank."""
+        return tensor.view(-1).view(self._ranks, -1).unbind()
+
+    def _way(self, kind: Kind, block: Tensor | None, whole: Sequence[Tensor]) -> str | None:
+        """Which way direct collectives take what all ranks have together, and a rank's block of it; None is Gloo's."""
+        tensors, numel = [*([] if block is None else [block]), *whole], sum(each.numel() for each in whole)
+        size = numel * whole[0].element_size() if whole else 0
+        if self._ranks == 1 or size < SMALLEST_BYTES or (block is not None and numel != self._ranks * block.numel()):
+            return None
+        if not all(_is_plain(each) and each.dtype == whole[0].dtype for each in tensors):
+            return None
+        return self._choice.way(kind, size)
+
+    def _sum_way(self, output: Tensor, rows: Sequence[Tensor], options: Any) -> str | None:
+        """As `_way`, of a reduce-scatter; None where its output lies among its rows, which may still be on their way."""
+        memory = output.untyped_storage().data_ptr()
+        apart = all(row.untyped_storage().data_ptr() != memory for row in rows)
+        summed = options.reduceOp == dist.ReduceOp.SUM and output.dtype in SUMMED
+        return self._way("reduce_scatter", output, rows) if apart and summed else None
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Of all that begins from now on."""
+        self._gloo.set_timeout(timeout)
+        self._direct.timeout = timeout
+
+    def shutdown(self) -> None:
+        """End what has begun, and close the connections."""
+        self._direct.close()
+        self._gloo.shutdown()
+
+    def abort(self) -> None:
+        """As `shutdown`."""
+        self._direct.close()
+        self._gloo.abort()
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return (
+        tensor.device.type == "cpu"
+        and tensor.layout == torch.strided
+        and tensor.is_contiguous()
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
+
+
+def _handed_on(name: str) -> Callable[..., Any]:
+    def collective(self: DirectBackend, *arguments: Any) -> Any:
+        return getattr(self._gloo, name)(*arguments)
+
+    collective.__name__ = name
+    collective.__doc__ = f"Gloo's {name}."
+    return collective
+
+
+for _name in HANDED_ON:
+    setattr(DirectBackend, _name, _handed_on(_name))

@@ -1,0 +1,345 @@
+"""`local = LocalSteps(model, optimizer, every=64)`: what the user holds."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as WaitTimeout
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...compress import Spec, compressor, specification
+from ...compress.protocol.compressor import marked
+from ...compress.protocol.whole_number import whole_number
+from ...ddp_core.buckets.checksum import checksum
+from ...ddp_core.buckets.layout import plain_names
+from ...ddp_core.engine.engine import DEFAULT_TIMEOUT
+from ...ddp_core.transport.protocol import Decorator
+from ...ddp_core.transport.time_limit import time_limit
+from . import saved
+from .fragment import Fragment, fragments
+from .joining import stray_message, strays
+from .outer import outer
+from .rendezvous import Rendezvous, TrainingEnded
+from .rounds import Rounds, RoundStats, Sites
+from .sites import Ranks
+
+logger = logging.getLogger(__name__)
+
+
+class LocalSteps:
+    """Each site trains alone; now and then the differences are averaged, and an outer optimizer applies them.
+
+    One line behind the optimizer, and the loop stays as it was: its `step()` counts. SlowMo (Wang et al. 2019) and DiLoCo
+    (Douillard et al. 2023); with fragments and overlap, Streaming DiLoCo (Douillard et al. 2025).
+
+    `every`: steps between two averages of a parameter. `outer`: "nesterov:lr=0.7,momentum=0.9" or "sgd:lr=1,momentum=0",
+    which is plain averaging. `compressor`: of the differences. `fragments`: the model is averaged in so many parts, one of
+    them every `every // fragments` steps. `overlap`: a part's average is awaited at the next one's turn, `delay` steps
+    later; what training has changed meanwhile is kept. `at`: where sites meet that may come and go; without it all ranks of
+    `process_group`, by default of the default group, take part. `timeout`: of waits among ranks. `transport`:
+    what to put around each transport, such as an emulated link. `round` counts the averages
+    that this site has taken over, alike at all sites, which end training together by it where they come and go.
+
+    All begin with the model of the first one, but for frozen parameters, which must be the same. A parameter that any site
+    unfreezes later joins the next round at all sites. What the optimizer remembers stays at its site. In CPU memory there
+    are three more copies of the model in float32, and what the compressor remembers. Raises ValueError for options
+    out of range and where sites are set up differently, and RuntimeError, also from `optimizer.step()`, where a round fails.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        every: int = 64,
+        outer: str = "nesterov:lr=0.7,momentum=0.9",
+        compressor: Spec = "int4",
+        fragments: int = 4,
+        overlap: bool = True,
+        at: Rendezvous | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        timeout: timedelta = DEFAULT_TIMEOUT,
+        transport: Decorator | None = None,
+    ) -> None:
+        _check(model, optimizer, at)
+        self.every = whole_number(every, "every is a whole number from 1 on")
+        fragments = whole_number(fragments, f"fragments is a whole number from 1 to every, {every}", most=self.every)
+        self.overlap, self.steps = overlap, 0
+        self.round = 0
+        self.history: list[RoundStats] = []
+        self.waited, self._sent_bytes = 0.0, 0.0
+        sites = at or _ranks(process_group, timeout)
+        self._module = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+        buffers = self._module.named_buffers()
+        self._averaged = {name: buffer.shape for name, buffer in buffers if buffer.is_floating_point()}
+        self._rounds = _rounds(self._module, _flat(self._buffers), fragments, outer, compressor, sites, transport)
+        self._parts = self._rounds.fragments
+        self.spacing = self.every // len(self._parts)
+        self._setup = self._described(model, outer, compressor)
+        self._flight: Future[RoundStats] | None = None  # the round on its way, until training has taken it up
+        self._replaced = False  # a round brought another model, which the next turn takes over
+        self._told: set[str] = set()  # names of parameters that a warning has named
+        self._lock = threading.RLock()  # held at a turn, and while a thread saves or loads
+        self._rounds.sites.join(self._setup)
+        self._start()
+        inner = _inner(optimizer)
+        self._hooks = [inner.register_step_pre_hook(self._stepping), inner.register_step_post_hook(self._stepped)]
+
+    def _described(self, model: nn.Module, outer: str, spec: Spec) -> str:
+        frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+        shapes = [each for part in self._parts for each in zip(part.layout.names, part.layout.shapes, strict=True)]
+        trained = f"{len(shapes)} parameters {saved.digest(shapes)}"
+        options = f"every={self.every}, overlap={self.overlap}, outer={outer!r}"
+        parts = f"{len(self._parts)} fragments of {trained}, and {len(frozen)} frozen ones {checksum(frozen)}"
+        return f"{options}, compressor={specification(compressor(spec))!r}, {parts}"
+
+    def _start(self) -> None:
+        """Take over the model of those that train already, or of the first site."""
+        try:
+            self._begin(None)
+            self._settle()
+        except BaseException:  # Ctrl-C, too: the interpreter's end would wait for the thread that waits for sites
+            self._rounds.abandon()
+            raise
+
+    @property
+    def _buffers(self) -> list[Tensor]:
+        """Those of real numbers, as they are now: a module may have replaced some, by others of their shapes."""
+        now = dict(self._module.named_buffers())
+        for name, shape in self._averaged.items():
+            if name not in now or now[name].shape != shape:
+                raise RuntimeError(
+                    f"the buffer {name} of shape {tuple(shape)} is averaged over sites, and is not there any more or has "
+                    "another shape: keep its shape, or leave it out of the model"
+                )
+        return [now[name] for name in self._averaged]
+
+    @property
+    def delay(self) -> int:
+        """Steps from taking a difference to applying the average."""
+        return self.spacing if self.overlap else 0
+
+    def _stepping(self, *_: Any) -> None:
+        """Keep what parameters are that the user has unfrozen: the optimizer is about to change them."""
+        if any(part.unnoted() for part in self._parts):
+            with self._lock:
+                for part in self._parts:
+                    part.note()
+
+    def _stepped(self, *_: Any) -> None:
+        """The optimizer has made a step."""
+        if (self.steps + 1) % self.spacing:
+            self.steps += 1
+            return
+        with self._lock:
+            self.steps += 1
+            self._settle()
+            self._begin(self._parts[self._rounds.turn])
+            if not self.overlap:
+                self._settle()
+
+    @torch.no_grad()
+    def _begin(self, part: Fragment | None) -> None:
+        self._stepping()
+        self._warn_of_strays()
+        difference = None if part is None else part.capture()
+        self._flight = self._rounds.begin(difference, _flat(self._buffers))
+
+    def _warn_of_strays(self) -> None:
+        if names := [name for name in strays(self._module, self._parts) if name not in self._told]:
+            self._told.update(names)
+            warnings.warn(stray_message(names), stacklevel=2)
+
+    @torch.no_grad()
+    def _settle(self) -> None:
+        """Wait for the round that is on its way, and bring what it has changed into the model."""
+        self._land()
+        if self._replaced:
+            return self._reset()
+        for part in self._parts:
+            if part.captured is not None:
+                part.follow()
+                if part is self._parts[-1]:
+                    self._take_buffers()
+
+    def _arrived(self) -> RoundStats | None:
+        """Wait until the round on its way has come to its end; None where there is none."""
+        if self._flight is None:
+            return None
+        try:
+            return self._flight.result(self._rounds.sites.patience)
+        except WaitTimeout as error:
+            raise RuntimeError(
+                f"a round of local steps has not ended within {self._rounds.sites.patience:.0f} s: a site hangs"
+            ) from error
+
+    def _land(self) -> None:
+        """Wait for the round on its way, and take up what it tells."""
+        began = time.perf_counter()
+        try:
+            stats = self._arrived()
+        finally:
+            self._flight = None
+        if stats is None:
+            return
+        self.waited += time.perf_counter() - began
+        self.history.append(stats)
+        self._sent_bytes += stats.sent_bytes
+        self.round = stats.round
+        if stats.replaced and stats.round:
+            logger.warning("this site was late or had numbers that are not finite, and goes on with the others' model")
+        self._replaced = self._replaced or stats.replaced
+
+    def _reset(self) -> None:
+        """Take what all sites have in common for the model."""
+        self._replaced = False
+        for part in self._parts:
+            part.reset()
+        self._take_buffers()
+
+    def _take_buffers(self) -> None:
+        buffers = self._buffers
+        sizes = [buffer.numel() for buffer in buffers]
+        for buffer, value in zip(buffers, self._rounds.buffers.split(sizes), strict=True):
+            buffer.copy_(value.view(buffer.shape))
+
+    def metrics(self) -> dict[str, float]:
+        """Flat names and numbers, for `wandb.log(local.metrics())`: of the last round, and since the beginning."""
+        found = {"steps": self.steps, "round": self.round, "waited_seconds": self.waited}
+        if self.history:
+            last = self.history[-1]
+            found |= {"sites": last.sites, "round_seconds": last.seconds, "sent_bytes": last.sent_bytes}
+            found["total_sent_bytes"] = self._sent_bytes
+        return found
+
+    def __repr__(self) -> str:
+        sites = f" of {self.history[-1].sites} sites" if self.history else ""
+        return f"<LocalSteps: {self.steps} steps here, an average every {self.every}; round {self.round}{sites}>"
+
+    def synchronize(self) -> None:
+        """Average all of the model now: then it is the same at all sites. All call it after the same step."""
+        with self._lock, torch.no_grad():
+            self._settle()
+            left = len(self._parts)
+            while left:
+                before = self._rounds.joined
+                self._begin(self._parts[self._rounds.turn])
+                self._settle()
+                left = (
+                    left - 1 if self._rounds.joined == before else len(self._parts)
+                )  # once more with those that joined
+            self._reset()
+
+    def finish(self) -> None:
+        """Average all of the model, and end; its sites then have the same one."""
+        try:
+            self.synchronize()
+            self._rounds.sites.end(self.round)
+        except TrainingEnded as ended:
+            if ended.round != self._rounds.round:
+                raise
+            with torch.no_grad():
+                self._reset()  # this site was in the last round of the others: what they have now is here, too
+        self.close()
+
+    def close(self) -> None:
+        """End without averaging: the sites' models differ."""
+        for hook in self._hooks:
+            hook.remove()
+        self._rounds.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint of this site needs beside its model and optimizer; waits for the round that is on its way.
+
+        On any thread, also beside training, which goes on with the same numbers.
+        """
+        with self._lock:
+            stats = self._arrived()
+            replaced = self._replaced or (stats is not None and stats.replaced)
+            return saved.state_of(self._setup, self.steps, self._rounds, replaced=replaced)
+
+    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Go on from this site's state, loaded after its model; or, with another number of sites, from those of all.
+
+        From a list each site takes the first one's common model for its own, without what was trained since, and owes the
+        mean of what all held back. Raises ValueError, changing nothing, for a state that does not fit.
+        """
+        with self._lock, torch.no_grad():
+            self._land()
+            self.steps, self._replaced = saved.load(state, self._setup, self._rounds)
+            self.round = self._rounds.round
+            if not isinstance(state, Mapping):
+                self._reset()
+
+
+def _ranks(group: dist.ProcessGroup | None, timeout: timedelta) -> Ranks:
+    if group is None and not dist.is_initialized():
+        raise RuntimeError(
+            "local steps are averaged over the ranks of a process group, or over sites that meet: call "
+            "torch.distributed.init_process_group() first, or give at=gradwire.Rendezvous(...)"
+        )
+    chosen = group if group is not None else dist.group.WORLD
+    assert chosen is not None
+    return Ranks(chosen, time_limit(timeout))
+
+
+def _check(model: object, optimizer: object, at: object) -> None:
+    """Raises TypeError for what these cannot be."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a torch.nn.Module, got {model!r}")
+    if not hasattr(optimizer, "register_step_post_hook"):
+        raise TypeError(f"optimizer is a torch.optim.Optimizer, whose steps are counted; got {optimizer!r}")
+    if at is not None and not hasattr(at, "meet"):
+        raise TypeError(f"at is a gradwire.Rendezvous, such as Rendezvous('10.0.0.1:29400', sites=4); got {at!r}")
+
+
+def _inner(optimizer: Optimizer) -> Optimizer:
+    """Return the optimizer that calls hooks: Accelerate's wrapper has none of its own, and may leave a step out."""
+    inside = getattr(optimizer, "optimizer", None)
+    if not isinstance(inside, Optimizer) or hasattr(optimizer, "_optimizer_step_post_hooks"):
+        return optimizer
+    return _inner(inside)
+
+
+def _rounds(
+    module: nn.Module,
+    buffers: Tensor,
+    count: int,
+    specification: str,
+    spec: Spec,
+    sites: Sites,
+    decorate: Decorator | None,
+) -> Rounds:
+    """The rounds of a model, with its buffers of real numbers."""
+    built = compressor(spec)
+    if marked(built, "methods"):
+        raise ValueError(
+            f"a site that joins would not know which method the others have chosen; got {spec!r}: give "
+            f"local steps one of its methods, such as int4"
+        )
+    plain = plain_names(name for name, _ in module.named_parameters())
+    named = {plain[name]: each for name, each in module.named_parameters()}
+    trained = {name: each for name, each in named.items() if each.requires_grad}
+    frozen = {
+        name: each
+        for name, each in named.items()
+        if name not in trained and (each.is_floating_point() or each.is_complex())
+    }
+    return Rounds(sites, fragments(trained, count, frozen), buffers, outer(specification), built, decorate)
+
+
+def _flat(buffers: Sequence[Tensor]) -> Tensor:
+    """The buffers one behind the other, in 64 bits where any of them has as many, else in 32."""
+    dtype = torch.float64 if any(buffer.dtype == torch.float64 for buffer in buffers) else torch.float32
+    empty = torch.empty(0, dtype=dtype)
+    return torch.cat([empty, *(buffer.detach().to("cpu", dtype).reshape(-1) for buffer in buffers)])

@@ -1,0 +1,227 @@
+"""Rounds: each averages one fragment over those that take part, on a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from ...compress import Compressor, Layout, Program
+from ...compress.protocol.requests import all_reduce
+from ...compress.protocol.together import together
+from ...ddp_core.engine.task import Task
+from ...ddp_core.measure.record import Record
+from ...ddp_core.memory.bucket_memory import BucketMemory
+from ...ddp_core.transport.protocol import Decorator, Transport
+from .fragment import Fragment
+from .joining import anchors, flags, joined
+from .outer import Outer
+from .rendezvous import Rendezvous
+from .sites import Meeting, Ranks
+
+logger = logging.getLogger(__name__)
+Sites: TypeAlias = Ranks | Rendezvous  # how those that take part find each other
+ATTEMPTS = 5  # of a round, among whoever is left
+NEW = -1  # the round of a site that has not been in any
+
+
+@dataclass(frozen=True)
+class RoundStats:
+    """A finished round. `fragment`: its number; `seconds` it took beside training; `sites`: that took part.
+
+    `payload_bytes` that this site gave to collectives, `sent_bytes` that left it in ring collectives. `replaced`: this site
+    took the others' model over, as it was late or its own was not finite.
+    """
+
+    round: int
+    fragment: int
+    sites: int
+    seconds: float
+    payload_bytes: int
+    sent_bytes: float
+    replaced: bool
+
+
+class Rounds:
+    """Keeps all fragments' anchors the same on all sites.
+
+    `buffers`: flat, of a model that has any, averaged with the last fragment. `round`: finished ones; it tells whose turn it
+    is among the fragments. A site that missed one takes the anchors of those that did not. One round runs at a time.
+    A parameter that any site has unfrozen before a round is averaged at all sites after it.
+    """
+
+    def __init__(
+        self,
+        sites: Sites,
+        fragments: Sequence[Fragment],
+        buffers: Tensor,
+        outer: Outer,
+        compressor: Compressor,
+        decorate: Decorator | None = None,
+    ) -> None:
+        self.sites, self.fragments, self.buffers = sites, list(fragments), buffers
+        self.round = NEW
+        self.memories: dict[int, BucketMemory] = {}  # by fragment
+        self._outer, self.compressor, self._decorate = outer, compressor, decorate
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="gradwire-local-steps")
+
+    @property
+    def turn(self) -> int:
+        """The number of the fragment whose round comes next."""
+        return max(self.round, 0) % len(self.fragments)
+
+    def begin(self, difference: Tensor | None, buffers: Tensor | None) -> Future[RoundStats]:
+        """Average a difference of the fragment whose turn it is; None: there is none, as after a start."""
+        unfrozen = {name: value for part in self.fragments for name, value in part.unfrozen.items()}
+        return self._thread.submit(self._until_done, difference, buffers, unfrozen)
+
+    def _until_done(
+        self, difference: Tensor | None, buffers: Tensor | None, unfrozen: Mapping[str, Tensor] | None = None
+    ) -> RoundStats:
+        began, failures, stood_at = time.perf_counter(), 0, self.round
+        while True:
+            meeting = self.sites.meet()
+            if self.round != stood_at:  # another model was taken over before a failure: this is no difference from it
+                difference = buffers = None
+            try:
+                return self._take_part(meeting, difference, buffers, unfrozen or {}, began)
+            except RuntimeError as error:
+                failures += 1
+                for memory in self.memories.values():
+                    memory.end_step(keep=False, owing=True)
+                if failures == ATTEMPTS:
+                    raise RuntimeError(f"a round of local steps failed {failures} times: {error}") from error
+                del meeting  # its connections end with it, which tells the others
+                self.sites.break_up(error)
+
+    def _take_part(
+        self,
+        meeting: Meeting,
+        difference: Tensor | None,
+        buffers: Tensor | None,
+        unfrozen: Mapping[str, Tensor],
+        began: float,
+    ) -> RoundStats:
+        able = difference is not None and bool(difference.isfinite().all())
+        standing = meeting.tell([self.round, able, *flags(self.fragments, unfrozen)])
+        newest = max(number for number, *_ in standing)
+        counted = [number == newest and bool(fit) for number, fit, *_ in standing]
+        if newest == NEW or any(number < newest for number, *_ in standing):
+            source = [number for number, *_ in standing].index(newest)
+            self._take_over(meeting, source, joined(self.fragments, standing[source][2:]))
+            self.round = max(newest, 0)
+        done = partial(self._stats, meeting, self.turn, began, replaced=not counted[meeting.rank])
+        if not any(counted):
+            return done(None)
+        told = {site: each for site, (number, _, *each) in enumerate(standing) if number == newest}
+        joining = anchors(meeting, self.fragments, told, unfrozen)
+        task = Task(
+            self._program(meeting, difference if counted[meeting.rank] else None, buffers), "a local step's round"
+        )
+        transport: Transport = meeting if self._decorate is None else self._decorate(meeting)
+        while task.advance(transport, 0, meeting.timeout):
+            pass
+        self._apply(task.result, meeting.world_size / sum(counted))
+        if joining:
+            self.join(self.joined | joining.keys(), joining)
+        return done(task)
+
+    @property
+    def joined(self) -> set[str]:
+        """The names of the parameters that were frozen at the start, and are averaged now."""
+        return {name for part in self.fragments for name in part.joined}
+
+    def join(self, names: Collection[str], values: Mapping[str, Tensor]) -> None:
+        """Average these of the parameters that were frozen at the start, and no others of them.
+
+        `values`: the anchors of new ones. The compressor's residuals of all others stay.
+        """
+        for index, part in enumerate(self.fragments):
+            if part.joined == {*names} & part.frozen.keys():
+                continue
+            part.join(names, values)
+            if (here := self.memories.get(index)) is not None:
+                place = replace(part.layout, world_size=here.layout.world_size, rank=here.layout.rank)
+                self.memories[index] = self._renewed(here, place)
+
+    def _take_over(self, meeting: Meeting, source: int, names: Collection[str]) -> None:
+        """Copy what another site has, all of it or nothing. `names`: the parameters that have joined there."""
+        fresh = [self.buffers.clone()]
+        for part in self.fragments:
+            layout = part.layout_with(names)
+            same = layout == part.layout
+            empty = torch.empty(layout.numel, dtype=layout.dtype)
+            fresh += [each.clone() if same else empty.clone() for each in (part.anchor, part.momentum)]
+        meeting.copy_from(source, fresh)
+        self.join(names, {})
+        common = [self.buffers, *(each for part in self.fragments for each in (part.anchor, part.momentum))]
+        for mine, theirs in zip(common, fresh, strict=True):
+            mine.copy_(theirs)
+
+    def _program(self, meeting: Meeting, difference: Tensor | None, buffers: Tensor | None) -> Program[Tensor]:
+        """The mean difference; of the last fragment with the mean of the buffers behind it."""
+        fragment, counts = self.fragments[self.turn], difference is not None
+        flat = (
+            torch.zeros(fragment.layout.numel, dtype=fragment.layout.dtype)
+            if difference is None
+            else difference.clone()
+        )
+        averaging = self._memory(meeting).reduce(flat, max(self.round, 0) // len(self.fragments), True)
+        if self.turn < len(self.fragments) - 1 or not self.buffers.numel():
+            return (yield from averaging)
+        mine = buffers.clone() if buffers is not None and counts else torch.zeros_like(self.buffers)
+        averages: list[Tensor] = yield from together(averaging, all_reduce(mine))
+        return torch.cat(averages)  # in the wider type of both
+
+    def _memory(self, meeting: Meeting) -> BucketMemory:
+        """The compressor's memory of the fragment; what was held back is owed where others take part than before."""
+        here = self.memories.get(self.turn)
+        layout = replace(self.fragments[self.turn].layout, world_size=meeting.world_size, rank=meeting.rank)
+        if here is None or here.layout != layout:
+            here = self.memories[self.turn] = self._renewed(here, layout)
+        return here
+
+    def _renewed(self, here: BucketMemory | None, layout: Layout) -> BucketMemory:
+        fresh = BucketMemory(self.compressor, layout, max(self.round, 0))
+        if here is not None:
+            fresh.owe({name: held for name, held in here.held_back().items() if name in layout.names})
+        return fresh
+
+    def _apply(self, average: Tensor | None, scale: float) -> None:
+        """Let the outer optimizer make its step, if the average is finite, which it is everywhere or nowhere."""
+        assert average is not None
+        fragment, memory = self.fragments[self.turn], self.memories[self.turn]
+        count = fragment.layout.numel
+        finite = bool(average[:count].isfinite().all())
+        memory.end_step(keep=finite, owing=False)
+        self.round += 1
+        if not finite:
+            logger.warning("round %d is skipped: its average is not finite", self.round)
+            return
+        average.mul_(scale)
+        self._outer.step(fragment.anchor, average[:count].to(fragment.layout.dtype), fragment.momentum)
+        if average.numel() > count:  # a buffer may be infinite, such as a mask
+            told = average[count:]
+            self.buffers.copy_(torch.where(told.isfinite(), told, self.buffers))
+
+    def _stats(self, meeting: Meeting, turn: int, began: float, task: Task | None, *, replaced: bool) -> RoundStats:
+        traffic = (Record() if task is None else task.record).traffic
+        sites, seconds = meeting.world_size, time.perf_counter() - began
+        return RoundStats(self.round, turn, sites, seconds, traffic.payload_bytes, traffic.sent_bytes, replaced)
+
+    def close(self) -> None:
+        """End the thread, once the round that runs has ended."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        self.sites.close()
+
+    def abandon(self) -> None:
+        """End without waiting; a round that waits for other sites fails."""
+        self.sites.close()
+        self._thread.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,144 @@
+"""What a checkpoint of local steps holds, and what it must agree with before it is taken."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...compress.state.tree import summed
+from ...ddp_core.memory.bucket_memory import BucketMemory
+from ...ddp_core.memory.earlier import in_words_of_today
+from .fragment import Fragment
+from .rounds import Rounds
+
+FORMAT = 2
+OF_FORMAT_1 = 2  # the format of handles' states then
+COMPRESSOR = re.compile(r"""(?<=compressor=)(['"])(.*?)\1""")
+FIELDS = ("gradwire_local_steps", "setup", "steps", "round", "parameters", "fragments", "buffers")
+
+
+def digest(value: object) -> str:
+    """A few letters that tell two values apart."""
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:12]
+
+
+def state_of(setup: str, steps: int, rounds: Rounds, *, replaced: bool) -> dict[str, Any]:
+    """The state between two rounds; safe with `torch.load(weights_only=True)`.
+
+    `replaced`: the last round brought another model, which the next turn takes over.
+
+    {"parameters": {name: {"anchor", "momentum", and "captured" where its round has ended and is not applied yet}},
+    "fragments": [{"world_size", "rank", "memory": {name: {field: tensor}}} or None],
+    "unfrozen": {name: what a parameter was that joins the next round}, ...}
+    """
+    parameters: dict[str, dict[str, Tensor]] = {}
+    for part in rounds.fragments:
+        for field, flat in _fields(part, replaced).items():
+            for name, view in part.layout.views(flat).items():
+                parameters.setdefault(name, {})[field] = view.clone()
+    memories = [rounds.memories.get(index) for index in range(len(rounds.fragments))]
+    return {
+        "gradwire_local_steps": FORMAT,
+        "setup": setup,
+        "steps": steps,
+        "round": rounds.round,
+        "parameters": parameters,
+        "fragments": [None if memory is None else _saved(memory) for memory in memories],
+        "buffers": rounds.buffers.clone(),
+        "replaced": replaced,
+        "unfrozen": {name: each.clone() for part in rounds.fragments for name, each in part.unfrozen.items()},
+    }
+
+
+def _fields(part: Fragment, replaced: bool) -> dict[str, Tensor]:
+    fields = {"anchor": part.anchor, "momentum": part.momentum}
+    return fields if part.captured is None or replaced else {**fields, "captured": part.captured}
+
+
+def _saved(memory: BucketMemory) -> dict[str, Any]:
+    return {"world_size": memory.layout.world_size, "rank": memory.layout.rank, "memory": memory.save()}
+
+
+def load(state: Mapping[str, Any] | Sequence[Mapping[str, Any]], setup: str, rounds: Rounds) -> tuple[int, bool]:
+    """Take a state, or those of all sites; the steps so far, and whether the next turn takes another model over.
+
+    Raises ValueError, changing nothing, where one does not fit.
+    """
+    states = list(state) if isinstance(state, Sequence) else [state]
+    if not states:
+        raise ValueError("the list of states is empty")
+    for each in states:
+        _check(each, setup, rounds)
+    if len(counts := {each["round"] for each in states}) > 1:
+        raise ValueError(f"the states were saved after different rounds: {sorted(counts)}")
+    if any(each["parameters"].keys() != states[0]["parameters"].keys() for each in states):
+        raise ValueError("the states hold different parameters: give the states that all sites saved after one step")
+    first = states[0]
+    memories = [_memory(states, part, index, rounds) for index, part in enumerate(rounds.fragments)]
+    for part in rounds.fragments:
+        part.captured = None
+        part.join(first["parameters"], {})
+        for field in first["parameters"][part.layout.names[0]]:
+            flat = torch.cat([first["parameters"][name][field].reshape(-1) for name in part.layout.names])
+            setattr(part, field, flat.to(part.layout.dtype))
+        found = {name: value for each in reversed(states) for name, value in each.get("unfrozen", {}).items()}
+        part.unfrozen = {name: value.clone() for name, value in found.items() if name in part.frozen}
+    rounds.round = int(first["round"])
+    rounds.buffers.copy_(first["buffers"])
+    rounds.memories = {index: memory for index, memory in enumerate(memories) if memory is not None}
+    return int(first["steps"]), bool(first.get("replaced"))
+
+
+def _check(state: Any, setup: str, rounds: Rounds) -> None:
+    if not isinstance(state, Mapping) or (missing := [key for key in FIELDS if key not in state]):
+        lacking = f": it lacks {', '.join(missing)}" if isinstance(state, Mapping) else f", but {type(state).__name__}"
+        raise ValueError(f"this is no state of local steps{lacking}")
+    saved_with = _setup(state)
+    if state["gradwire_local_steps"] not in (1, FORMAT) or saved_with != setup:
+        raise ValueError(f"the state was saved with {saved_with}, here it is {setup}")
+    for part in rounds.fragments:
+        layout = part.layout_with(state["parameters"])
+        for name, shape in zip(layout.names, layout.shapes, strict=True):
+            fields = state["parameters"].get(name, {})
+            if not {"anchor", "momentum"} <= set(fields):
+                raise ValueError(f"the state lacks the anchor or the momentum of parameter {name!r}")
+            for field, numbers in fields.items():
+                fits = isinstance(numbers, Tensor) and tuple(numbers.shape) == shape
+                if not fits or not bool(numbers.isfinite().all()):
+                    raise ValueError(
+                        f"the saved {field!r} of parameter {name!r} is not of shape {shape}, or not finite"
+                    )
+        for name, value in state.get("unfrozen", {}).items():
+            if name in part.frozen and (not isinstance(value, Tensor) or value.shape != part.value(name).shape):
+                raise ValueError(f"the saved value of the unfrozen parameter {name!r} does not fit the parameter")
+
+
+def _setup(state: Mapping[str, Any]) -> str:
+    """How a state was trained; a compressor of a state of format 1 by the defaults of then."""
+    setup = str(state["setup"])
+    if state["gradwire_local_steps"] != 1:
+        return setup
+    return COMPRESSOR.sub(lambda found: repr(in_words_of_today(found[2], OF_FORMAT_1)), setup)
+
+
+def _memory(states: Sequence[Mapping[str, Any]], part: Fragment, index: int, rounds: Rounds) -> BucketMemory | None:
+    """What the compressor remembers of a fragment: as saved, or of several sites' the mean of what they held back."""
+    layout = part.layout_with(states[0]["parameters"])
+    memories = []
+    for state in states:
+        if (entry := state["fragments"][index]) is not None:
+            place = replace(layout, world_size=int(entry["world_size"]), rank=int(entry["rank"]))
+            memories.append(BucketMemory(rounds.compressor, place, rounds.round))
+            memories[-1].load(entry["memory"])
+    if len(states) == 1 or not memories:
+        return memories[0] if memories else None
+    fresh = BucketMemory(rounds.compressor, layout, rounds.round)
+    held = summed(memory.held_back() for memory in memories)
+    fresh.owe({name: numbers / len(states) for name, numbers in held.items()})
+    return fresh

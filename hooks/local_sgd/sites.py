@@ -1,0 +1,85 @@
+"""Who takes part in a round of local steps: the ranks of a process group, or sites that come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...compress.protocol.requests import AllGather, Request
+from ...compress.protocol.scopes import Scope
+from ...ddp_core.transport.collectives import agree, spread
+from ...ddp_core.transport.private_group import new_name, private_group
+from ...ddp_core.transport.process_group import GroupPending, started
+from ...ddp_core.transport.protocol import Transport
+
+CPU = torch.device("cpu")
+WAITS = 8  # of a round, and more than it has
+
+
+class Meeting(Transport):
+    """Those that take part in a round, and what carries between them. Its tensors are on the CPU.
+
+    `timeout`: of each wait.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, timeout: timedelta) -> None:
+        self.group, self.timeout = group, timeout
+        self.rank, self.world_size = group.rank(), group.size()
+
+    def members(self, scope: Scope) -> int:
+        """Every one is a host of its own."""
+        return 1 if scope == "host" else self.world_size
+
+    def start(self, request: Request, channel: int) -> GroupPending:
+        """Give a request to the group. Raises ValueError for one inside hosts, which sites are not."""
+        if request.scope == "host":
+            raise ValueError("local steps are averaged over whole sites: use a compressor without hosts+")
+        return started(request, self.group)
+
+    def tell(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Every one's numbers, in rank order."""
+        return started(AllGather(torch.tensor(numbers)), self.group).wait(self.timeout).tolist()
+
+    def copy_from(self, source: int, tensors: Sequence[Tensor]) -> None:
+        """Take over the tensors of rank `source`, in place."""
+        spread(tensors, source, self.group, what="what the model is now")
+
+
+class Ranks:
+    """The ranks of a process group, always all of them."""
+
+    def __init__(self, group: dist.ProcessGroup, timeout: timedelta) -> None:
+        self.patience = WAITS * timeout.total_seconds()  # after which a round has failed for sure
+        self._parent, self._timeout = group, timeout
+        self._meeting: Meeting | None = None
+
+    def join(self, setup: str) -> None:
+        """Make a group of their own, whose requests do not mix with the user's. A collective call."""
+        agree(setup, self._parent, what="how local steps are set up")
+        group = private_group(self._parent, self._timeout, new_name(self._parent, CPU))
+        self._meeting = Meeting(group, self._timeout)
+
+    def meet(self) -> Meeting:
+        """All of them."""
+        if self._meeting is None:
+            raise RuntimeError("a round of local steps has failed, or close() was called: there are no more")
+        return self._meeting
+
+    def break_up(self, error: Exception) -> None:
+        """Raise it: a rank of a process group cannot be done without."""
+        self._meeting = None
+        raise RuntimeError(
+            f"a round of local steps failed, as a rank has died, hangs or raised an error; sites that may come and go meet "
+            f"in a gradwire.Rendezvous instead of a process group. {error}"
+        ) from error
+
+    def end(self, number: int) -> None:
+        """Nothing: no rank comes after the others have ended."""
+
+    def close(self) -> None:
+        """Let go of the group."""
+        self._meeting = None

@@ -1,0 +1,54 @@
+"""What a step would take that sends gradients as they are, by replay of the steps that were measured."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from ...ddp_core.measure.metrics import Measured, dense_bytes, exposed
+from ...ddp_core.measure.record import replies
+from ...ddp_core.measure.step import Step
+from ...ddp_core.overlap.link_cost import LinkCost
+from ...ddp_core.overlap.measured_step import link_samples
+from ...ddp_core.overlap.replay import backward_order, replay
+from ...ddp_core.overlap.step_model import Piece, StepModel
+
+
+def dense_step_seconds(measured: Measured) -> float | None:
+    """Seconds, on a link that costs what it costs now; None where what was measured does not tell.
+
+    That is on a GPU, with shards, on one rank, in traffic inside hosts, of a link whose cost does not depend on bytes, and
+    where nothing is compressed. It is no promise: waiting for slower ranks counts as the link's, and arithmetic beside
+    backward as computation, so that it rather says too much.
+    """
+    steps = [step for step in measured.steps if step.interval and exposed(step) is not None]
+    records = [program.record for step in steps for program in step.programs]
+    across = all(scope == "all" for record in records for scope, _, _ in record.requests)
+    if not (steps and across and measured.on_host and not measured.sharded and measured.ranks > 1):
+        return None
+    samples = [each for step in steps for each in link_samples(replies(program.record for program in step.programs))]
+    if not any(sent for sent, _ in samples):
+        return None
+    cost = LinkCost.fitted(samples)
+    if not cost.beta or _sent(steps[-1]) >= dense_bytes(steps[-1].programs, measured):
+        return None
+    computation = statistics.fmean(step.interval - (exposed(step) or 0.0) for step in steps)
+    wires = [cost.seconds(dense_bytes([program], measured)) for program in steps[-1].programs]
+    return computation + _exposed(_ready(steps), wires)
+
+
+def _sent(step: Step) -> float:
+    return sum(sent for program in step.programs for _, _, sent in program.record.requests)
+
+
+def _ready(steps: Sequence[Step]) -> list[float]:
+    """When each bucket of the last step was given, in seconds after the first one: medians over the steps like it."""
+    alike = [step.programs for step in steps if len(step.programs) == len(steps[-1].programs)]
+    given = [[program.given - programs[0].given for program in programs] for programs in alike]
+    return [statistics.median(column) for column in zip(*given, strict=True)]
+
+
+def _exposed(ready: Sequence[float], wires: Sequence[float]) -> float:
+    pieces = tuple(Piece(max(0.0, at), wire, 0.0) for at, wire in zip(ready, wires, strict=True))
+    model = StepModel(0.0, max(piece.ready for piece in pieces), pieces)
+    return replay(model, backward_order(model), until_needed=False).exposed

@@ -1,0 +1,95 @@
+"""`handle.watch(every=100)`: now and then what a training's steps cost."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from ...compress.protocol.whole_number import whole_number
+from ...ddp_core import Observed
+from ...ddp_core.measure.metrics import metrics
+from ...ddp_core.measure.stats import RECENT
+from .dense_step import dense_step_seconds
+from .folder import FolderOfRanks
+from .report import Report
+from .sinks import Sink, sink_of
+
+logger = logging.getLogger(__name__)
+MARGIN = 0.95  # of the measured step: a dense one that is predicted to be shorter is worth a word
+IN_A_ROW = 3  # reports that say so
+
+
+class Watch:
+    """Tells of every `every`th step, when the one after it begins, until it is closed; `with` closes it, too.
+
+    Made by `handle.watch`. Who raises an error is told no more, with one message in the log; no training ends by it.
+    """
+
+    def __init__(self, handle: Observed, every: int, sinks: list[Sink]) -> None:
+        self._handle, self._every, self._sinks = handle, every, sinks
+        self._advised, self._slower = "", 0
+        self._watchers = handle.averager.totals.watchers
+        self._watchers.append(self)
+
+    def step_ended(self, number: int) -> None:
+        """So many steps have."""
+        if number and number % self._every == 0 and self._sinks:
+            report = self._report(number)
+            for sink in tuple(self._sinks):
+                self._tell(sink, report)
+
+    def _tell(self, sink: Sink, report: Report) -> None:
+        try:
+            sink(report)
+        except Exception:
+            logger.exception("training goes on, and what raised this is told no more of its steps")
+            self._sinks.remove(sink)
+
+    def _report(self, step: int) -> Report:
+        measured, what = self._handle.averager.measured(), self._handle._what()
+        found, dense = metrics(measured, RECENT), dense_step_seconds(measured)
+        advice = None
+        if dense is not None:
+            found["dense_step_seconds"] = dense
+            advice = self._advice(what, found["step_seconds"], dense)
+        return Report(step, what, found, advice, measured.warm_up)
+
+    def _advice(self, what: str, now: float, dense: float) -> str | None:
+        """A warning, once a compressor, where several reports in a row agree."""
+        self._slower = self._slower + 1 if dense < MARGIN * now else 0
+        if self._slower < IN_A_ROW or self._advised == what:
+            return None
+        self._advised = what
+        return (
+            f"a dense step would be faster now: about {dense * 1e3:.1f} ms, by a replay of the last steps, against "
+            f"{now * 1e3:.1f} ms with {what}. Try handle.swap('none') on all ranks, or a method with less arithmetic"
+        )
+
+    def close(self) -> None:
+        """Tell no more. It may be called twice, and while a report is told."""
+        if self in self._watchers:
+            self._watchers.remove(self)
+        for sink in self._sinks:
+            if isinstance(sink, FolderOfRanks):
+                sink.close()
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def watch(handle: Observed, every: int, to: Any, folder: str | Path | None) -> Watch:
+    """Report what steps cost until the watch is closed: see `Handle.watch`."""
+    every = whole_number(every, "every is a number of steps, at least 1")
+    group = handle.averager.engines.group
+    first = group.rank() == 0
+    if to is None and folder is None and first:
+        raise ValueError("watch(to=None) tells nobody: give to=..., or folder=... for `gradwire top`")
+    spoken = [] if to is None else [sink_of(to)]
+    sinks = spoken if first else []
+    if folder is not None:
+        sinks = [*sinks, FolderOfRanks(folder, group, every)]
+    return Watch(handle, every, sinks)

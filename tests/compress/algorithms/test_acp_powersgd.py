@@ -1,0 +1,143 @@
+"""P and Q in alternate steps, against the algorithm in numpy."""
+
+import math
+
+import numpy
+import pytest
+import torch
+
+from gradwire.compress import ACPPowerSGD, Simulation, compressor, dry_run
+from gradwire.compress.state.tree import tree as states
+
+from ..given import gradients, layout
+
+EVERY = "min_compression_rate=0"
+SHAPE, ROWS, COLUMNS = (24, 3, 4), 24, 12
+
+
+def orthonormal(factor):
+    return numpy.linalg.qr(factor).Q
+
+
+@pytest.mark.parametrize("first_step", [0, 1])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_every_step_projects_onto_the_other_factor_and_each_rank_keeps_what_its_own_matrix_lacks(
+    world_size, first_step
+):
+    within = layout(SHAPE, dtype=torch.float64, names=["conv"], world_size=world_size)
+    simulation = Simulation(compressor(f"acp-powersgd:rank=3,{EVERY}"), within)
+    for state in simulation.states:
+        states.set_step(state, first_step)
+    begun = ACPPowerSGD(rank=3, min_compression_rate=0).init(within)
+    p, q = (leaf.flat.numpy().reshape(3, -1).T for leaf in (begun.p, begun.q))
+    held = numpy.zeros((world_size, ROWS, COLUMNS))
+    for step in range(first_step, first_step + 5):
+        given = gradients(within, step)
+        matrices = numpy.stack([g.numpy().reshape(ROWS, COLUMNS) for g in given]) + held
+        if step % 2:
+            basis = orthonormal(p)
+            sent = [basis @ (basis.T @ m) for m in matrices]
+            q = numpy.mean([m.T @ basis for m in matrices], axis=0)
+        else:
+            basis = orthonormal(q)
+            sent = [m @ basis @ basis.T for m in matrices]
+            p = numpy.mean([m @ basis for m in matrices], axis=0)
+        held = matrices - sent
+        for output in simulation.step(given):
+            assert numpy.allclose(output.numpy().reshape(ROWS, COLUMNS), numpy.mean(sent, axis=0), atol=1e-11)
+        found = [state.residual.flat.numpy().reshape(ROWS, COLUMNS) for state in simulation.states]
+        assert numpy.allclose(found, held, atol=1e-11)
+
+
+def test_a_constant_gradient_s_best_approximation_is_reached():
+    within = layout((30, 20), dtype=torch.float64)
+    simulation = Simulation(compressor(f"acp-powersgd:rank=3,{EVERY},error_feedback=false"), within)
+    given = gradients(within)
+    u, s, v = numpy.linalg.svd((sum(given) / 2).numpy().reshape(30, 20))
+    for _ in range(600):
+        output = simulation.step(given)[0]
+    assert numpy.allclose(output.numpy().reshape(30, 20), (u[:, :3] * s[:3]) @ v[:3], atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(4, 9), (9, 4), (1, 5), (5, 1), (6, 6)], ids=str)
+def test_with_full_rank_the_side_that_is_whole_is_exact(shape):
+    within = layout(shape)
+    simulation = Simulation(compressor(f"acp-powersgd:rank=100,{EVERY},error_feedback=false"), within)
+    given = gradients(within)
+    errors = [(simulation.step(given)[0] - sum(given) / 2).abs().max().item() for _ in range(4)]
+    assert min(errors[:2]) < 1e-5
+    assert max(errors[2:]) < 1e-5
+
+
+@pytest.mark.parametrize("rank", [1, 4])
+def test_a_step_sends_one_factor_and_what_is_not_compressed_and_with_q_a_bit_for_each_row(rank):
+    within = layout((64, 32), (7,), world_size=8)
+    built = compressor(f"acp-powersgd:rank={rank}")
+    for step, (side, bits) in enumerate([(64, 0), (32, 16), (64, 0)]):
+        found = dry_run(built, within, step)
+        assert (found.rounds, found.payload_bytes) == (1 + bool(bits), 4 * (rank * side + 7) + bits)
+
+
+def test_factors_depend_on_name_and_seed_alone_and_are_standard_normal():
+    def factors(*shapes, names, **options):
+        state = ACPPowerSGD(min_compression_rate=0, **options).init(layout(*shapes, names=names))
+        return [leaf.layout.views(leaf.flat)["a"] for leaf in (state.p, state.q)]
+
+    alone = factors((16, 12), names=["a"])
+    assert all(map(torch.equal, factors((9,), (30, 40), (16, 12), names=["x", "b", "a"]), alone))
+    assert not any(map(torch.equal, factors((16, 12), names=["a"], seed=1), alone))
+    p, q = factors((1000, 1000), names=["a"], rank=8)
+    assert not torch.equal(p, q)
+    assert max(abs(p.mean().item()), abs(q.mean().item()), abs(p.std().item() - 1), abs(q.std().item() - 1)) < 0.05
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+def test_after_zero_gradients_it_still_finds_one_whose_first_rows_and_columns_are_zero(steps):
+    within = layout((64, 48))
+    simulation = Simulation(compressor("acp-powersgd:rank=4"), within)
+    gradient = torch.randn(64, 48, generator=torch.Generator().manual_seed(0))
+    gradient[:8] = gradient[:, :8] = 0
+    for _ in range(steps):
+        assert simulation.step([torch.zeros(within.numel)] * 2)[0].count_nonzero() == 0
+    total = sum(simulation.step([gradient.flatten()] * 2)[0] for _ in range(200)) / 200
+    assert (total - gradient.flatten()).norm() < 0.2 * gradient.norm()
+
+
+@pytest.mark.parametrize("step", [0, 1])
+@pytest.mark.parametrize("bad", [torch.inf, torch.nan])
+@pytest.mark.parametrize("place", [5, 603])
+def test_a_gradient_that_is_not_finite_on_one_rank_is_seen_on_all(bad, place, step):
+    within = layout((30, 20), (7,))
+    simulation = Simulation(compressor(f"acp-powersgd:rank=2,{EVERY}"), within)
+    for _ in range(step):
+        simulation.step(gradients(within))
+    given = gradients(within)
+    given[1][place] = bad
+    for output in simulation.step(given):
+        assert not output.isfinite().all()
+
+
+@pytest.mark.parametrize("scale", [2.0**-60, 2.0**60])
+def test_a_power_of_two_passes_through_to_the_bit(scale):
+    within = layout((30, 20), (7,))
+    plain, scaled = (Simulation(compressor(f"acp-powersgd:rank=3,{EVERY}"), within) for _ in range(2))
+    for step in range(4):
+        given = gradients(within, step)
+        assert torch.equal(plain.step(given)[0] * scale, scaled.step([g * scale for g in given])[0])
+
+
+def test_factors_of_another_rank_are_drawn_anew():
+    within = layout((64, 32), names=["weight"])
+    here = compressor("acp-powersgd:rank=4").init(within)
+    before = states.save(here)
+    states.load(here, states.save(compressor("acp-powersgd:rank=2").init(within)))
+    after = states.save(here)["weight"]
+    assert all(torch.equal(after[field], before["weight"][field]) for field in ("inner.p", "inner.q"))
+
+
+def test_matrices_are_those_of_powersgd():
+    shapes = [(64, 32), (7,), (16, 3, 3, 3), (100, 1), (8, 9), (0, 5)]
+    within = layout(*shapes)
+    ours, theirs = (compressor(f"{name}:rank=2").init(within).inner for name in ("acp-powersgd", "powersgd"))
+    assert (ours.factors.matrices, ours.whole) == (theirs.factors.matrices, theirs.whole)
+    assert [m.rows * m.columns for m in ours.factors.matrices] == [math.prod(shapes[i]) for i in (0, 2, 4)]

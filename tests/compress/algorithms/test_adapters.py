@@ -1,0 +1,78 @@
+"""Codecs as compressors: every payload to everyone, or a server for each part."""
+
+import numpy
+import pytest
+import torch
+
+from gradwire.compress import Gathered, OneBit, Simulation, TopK, TwoShot, compressor
+from gradwire.compress.state.tree import Leaves as leaves_of
+
+from ..given import gradients, layout
+from ..test_laws import UNBIASED
+
+
+def signs(vector, block):
+    """Blocks of mean magnitude times sign, in float64; the last block may be short."""
+    parts = [vector[start : start + block] for start in range(0, len(vector), block)]
+    return numpy.concatenate([numpy.abs(part).mean() * numpy.where(part >= 0, 1.0, -1.0) for part in parts])
+
+
+def largest(vector, k):
+    kept = numpy.zeros_like(vector)
+    chosen = numpy.argsort(-numpy.abs(vector), kind="stable")[:k]
+    kept[chosen] = vector[chosen]
+    return kept
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_gathered_is_the_mean_of_what_each_rank_says(world_size):
+    within = layout((9, 7), world_size=world_size)
+    given = gradients(within)
+    expected = sum(largest(gradient.double().numpy(), 5) for gradient in given) / world_size
+    for out in Simulation(Gathered(TopK(k=5)), within).step(given):
+        assert numpy.allclose(out.numpy(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("feedback", [True, False])
+@pytest.mark.parametrize(("world_size", "part"), [(1, 64), (2, 32), (4, 16)])
+def test_two_shot_rounds_each_rank_s_gradient_then_each_server_s_mean(world_size, part, feedback):
+    within = layout((64,), dtype=torch.float64, world_size=world_size)
+    simulation = Simulation(compressor(f"onebit:block=16,rotate=false,feedback={int(feedback)}"), within)
+    worker, server = numpy.zeros((world_size, 64)), numpy.zeros(64)
+    for step in range(3):
+        given = gradients(within, step)
+        corrected = numpy.stack([gradient.numpy() for gradient in given]) + worker
+        said = numpy.stack([signs(row, 16) for row in corrected])
+        served = said.mean(0) + server
+        average = numpy.concatenate([signs(served[start : start + part], 16) for start in range(0, 64, part)])
+        if feedback:
+            worker, server = corrected - said, served - average
+        assert all(numpy.allclose(out.numpy(), average, atol=1e-5) for out in simulation.step(given))
+
+
+@pytest.mark.parametrize("feedback", [True, False])
+def test_a_server_holds_back_only_where_the_workers_do(feedback):
+    within = layout((100,))
+    simulation = Simulation(compressor(f"onebit:block=8,feedback={int(feedback)}"), within)
+    simulation.step(gradients(within))
+    for state in simulation.states:
+        assert bool(leaves_of(state).held_back()) == feedback
+
+
+@pytest.mark.parametrize("spec", [*UNBIASED, "int8:error_feedback=false", "onebit:feedback=0,start_iter=2"])
+def test_without_error_feedback_nothing_is_remembered(spec):
+    state = Simulation(compressor(spec), layout((100,))).states[0]
+    assert leaves_of(state).flat == ()
+    assert leaves_of(state).save() == {}
+
+
+@pytest.mark.parametrize("numel", [1, 2, 7, 8, 9, 100, 1009])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+def test_the_servers_parts_cover_the_bucket_once(numel, world_size):
+    within = layout((numel,), world_size=world_size)
+    states = Simulation(TwoShot(OneBit(block=8)), within).states
+    served = [
+        list(range(state.server_residual.start, state.server_residual.start + state.server_residual.flat.numel()))
+        for state in states
+    ]
+    assert [index for part in served for index in part] == list(range(numel))

@@ -1,0 +1,127 @@
+"""Methods whose payload has as many elements as the values say, up to a cap: against numpy."""
+
+import numpy
+import pytest
+import torch
+
+from gradwire.compress import Simulation, compressor, dry_run
+from gradwire.compress.algorithms.capped import chosen_places
+from gradwire.compress.state.tree import tree as state
+
+from ..given import gradients, layout, mean
+
+SHAPES = ((40, 25), (9,))
+SPECS = ["dropping:ratio=0.05,cap=0.2", "adacomp:bin=50,cap=0.5"]
+SHORT = ["dropping:ratio=0.1,cap=0.03", "adacomp:bin=20,cap=0.03"]  # there is never room for all
+
+
+def dropped(values, _gradient):
+    """Elements from the threshold on: on so few, the sample is all of them."""
+    threshold = numpy.sort(numpy.abs(values))[-int(numpy.ceil(0.05 * values.size))]
+    return numpy.where(numpy.abs(values) >= threshold, values, 0)
+
+
+def adapted(values, gradient):
+    """Signs times the mean over bins of their largest magnitudes."""
+    bins = [values[start : start + 50] for start in range(0, values.size, 50)]
+    largest = numpy.array([numpy.abs(part).max() for part in bins])
+    chosen = numpy.abs(values + gradient) >= numpy.repeat(largest, 50)[: values.size]
+    return numpy.where(chosen, numpy.sign(values) * numpy.float64(numpy.float32(largest.mean())), 0)
+
+
+@pytest.mark.parametrize("feedback", [True, False])
+@pytest.mark.parametrize(("spec", "sent_of"), list(zip(SPECS, (dropped, adapted), strict=True)))
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_every_step_sends_what_the_paper_says_and_holds_back_the_rest(world_size, spec, sent_of, feedback):
+    within = layout(*SHAPES, dtype=torch.float64, world_size=world_size)
+    simulation = Simulation(compressor(f"{spec},error_feedback={feedback}"), within)
+    held = [numpy.zeros(within.numel) for _ in range(world_size)]
+    for step in range(4):
+        given = gradients(within, step)
+        values = [g.numpy() + h for g, h in zip(given, held, strict=True)]
+        sent = [sent_of(v, g.numpy()) for v, g in zip(values, given, strict=True)]
+        held = [(v - s) * feedback for v, s in zip(values, sent, strict=True)]
+        for output in simulation.step(given):
+            assert numpy.allclose(output.numpy(), numpy.mean(sent, axis=0), atol=1e-6)
+
+
+def test_the_threshold_of_a_sample_lets_through_about_the_part_that_is_aimed_at():
+    within = layout((200_000,), world_size=1)
+    simulation = Simulation(compressor("dropping:ratio=0.05,sample=0.02,cap=0.2,error_feedback=false"), within)
+    shares = [(simulation.step(gradients(within, step))[0] != 0).float().mean().item() for step in range(4)]
+    assert len(set(shares)) == 4
+    assert all(0.04 < share < 0.06 for share in shares)  # of 4000 elements: 0.05 with a standard deviation of 0.0034
+
+
+@pytest.mark.parametrize("spec", SHORT)
+def test_no_more_is_sent_than_the_cap_and_nothing_waits_forever(spec):
+    within = layout((1000,), world_size=1)
+    simulation, given = Simulation(compressor(spec), within), gradients(layout((1000,), world_size=1))
+    total = torch.zeros(1000)
+    for _ in range(300):
+        average = simulation.step(given)[0]
+        assert (average != 0).sum() <= 30
+        total += average
+    assert ((total / 300 - given[0]).norm() / given[0].norm()) < 0.3
+    assert (total != 0).float().mean() > 0.8
+
+
+def test_places_are_taken_from_the_start_on_and_round_the_end():
+    chosen = torch.tensor([True, False, True, True, False, True])
+    for start, slots, expected in ((0, 9, [0, 2, 3, 5]), (3, 9, [3, 5, 0, 2]), (3, 3, [3, 5, 0]), (4, 1, [5])):
+        places, number = chosen_places(chosen, slots, start)
+        assert places[:number].tolist() == expected
+        assert len(places) == slots
+    assert chosen_places(~chosen & chosen, 2, 1)[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "size"), [("dropping", 8 + 21 * 8), ("adacomp", 8 + 21 * 4), ("adacomp:cap=0.5", 8 + 505 * 4)]
+)
+def test_bytes_are_those_of_the_cap_whatever_the_values(spec, size):
+    found = dry_run(compressor(spec), layout(*SHAPES))
+    assert (found.rounds, found.payload_bytes) == (1, -(-size // 16) * 16)
+
+
+@pytest.mark.parametrize("spec", [*SPECS, *SHORT])
+@pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
+@pytest.mark.parametrize("place", [0, 500, 1008])
+def test_a_gradient_that_is_not_finite_is_seen_on_every_rank(spec, bad, place):
+    within = layout(*SHAPES)
+    given = gradients(within)
+    given[1][place] = bad
+    for output in Simulation(compressor(spec), within).step(given):
+        assert not output.isfinite().all()
+
+
+@pytest.mark.parametrize("spec", [*SPECS, *SHORT])
+def test_zeros_take_no_room(spec):
+    within = layout((1000,))
+    sparse = torch.zeros(1000)
+    sparse[[3, 700, 998]] = torch.tensor([1.0, -2.0, 3.0])
+    simulation = Simulation(compressor(spec), within)
+    total = sum(simulation.step([sparse if step == 0 else torch.zeros(1000)] * 2)[0] for step in range(40))
+    assert total.nonzero().flatten().tolist() == [3, 700, 998]
+    assert not Simulation(compressor(spec), within).step([torch.zeros(1000)] * 2)[0].any()
+
+
+@pytest.mark.parametrize("spec", [*SPECS, *SHORT])
+def test_the_same_steps_send_the_same(spec):
+    within = layout(*SHAPES)
+    first, second = (Simulation(compressor(spec), within) for _ in range(2))
+    for step in range(3):
+        given = gradients(within, step)
+        assert torch.equal(first.step(given)[0], second.step(given)[0])
+    for states in second.states:
+        state.set_step(states, 3)
+    assert torch.equal(first.step(given)[0], second.step(given)[0])
+    assert mean(given).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [("dropping:cap=0", "dropping:cap"), ("dropping:sample=2", "dropping:sample"), ("adacomp:bin=0", "adacomp:bin")],
+)
+def test_options_out_of_range_are_refused(spec, words):
+    with pytest.raises(ValueError, match=words):
+        compressor(spec)

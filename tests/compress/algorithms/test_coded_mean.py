@@ -1,0 +1,66 @@
+"""Means in few bits: what ranks have in a mean is that mean, and it is as near to the true one as two roundings allow."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from gradwire.compress import Simulation, compressor
+from gradwire.compress.algorithms.coded_mean import CODECS, coded_mean
+from gradwire.compress.simulate import simulate
+
+from ..given import gradients, layout
+
+
+def place(rank, world_size=2):
+    return dataclasses.replace(layout((7,), world_size=world_size), rank=rank)
+
+
+def means(codec, given, world_size):
+    """What each rank gets and has in it, in float64."""
+    found = simulate([coded_mean(codec, values.clone(), place(rank, world_size)) for rank, values in enumerate(given)])
+    return [mean.double() for mean, _ in found], [sent.double() for _, sent in found]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("numel", [1, 5, 128, 1009])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+def test_the_mean_of_what_ranks_have_in_it_is_the_mean_that_all_get(numel, world_size, codec):
+    given = gradients(layout((numel,), world_size=world_size))
+    got, sent = means(codec, given, world_size)
+    assert all(torch.equal(mean, got[0]) for mean in got)
+    assert torch.allclose(sum(sent) / world_size, got[0], atol=2e-6)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+def test_an_element_is_off_by_half_a_step_of_each_rounding_at_most(world_size):
+    given = gradients(layout((1009,), world_size=world_size))
+    exact = sum(values.double() for values in given) / world_size
+    steps = [values.abs().max().item() / 127 for values in given]
+    bound = sum(steps) / world_size / 2 + (exact.abs().max().item() + max(steps)) / 127 / 2
+    assert (means("int8", given, world_size)[0][0] - exact).abs().max() <= bound * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("spec", ["int8", "int4:rotate=true"])
+def test_the_mean_is_that_of_the_method_without_error_feedback(spec):
+    within = layout((1009,), world_size=3)
+    given = gradients(within)
+    plain = f"{spec}{',' if ':' in spec else ':'}error_feedback=false"
+    expected = Simulation(compressor(plain), within).step(given)[0].double()
+    assert torch.allclose(means(spec.split(":")[0], given, 3)[0][0], expected, atol=1e-6)
+
+
+def test_what_the_ranks_gave_stays_as_it_was_and_nothing_is_sent_of_nothing():
+    given = gradients(layout((300,)))
+    kept = [values.clone() for values in given]
+    simulate([coded_mean("int8", values, place(rank)) for rank, values in enumerate(given)])
+    assert all(map(torch.equal, given, kept))
+    assert simulate([coded_mean("int8", torch.empty(0), place(rank)) for rank in range(2)])[0][0].numel() == 0
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("bad", [torch.inf, torch.nan])
+def test_what_is_not_finite_on_one_rank_is_seen_on_all(bad, codec):
+    given = gradients(layout((300,)))
+    given[1][200] = bad
+    assert not any(mean.isfinite().all() for mean in means(codec, given, 2)[0])

@@ -1,0 +1,185 @@
+"""Few bits an element, against numpy, and what is drawn at random."""
+
+import numpy
+import pytest
+import torch
+
+from gradwire.compress import FP8, Gathered, Int2, Int4, Int8, Residual, Simulation, Ternary, compressor, simulate
+from gradwire.compress.state.tree import tree as state
+from gradwire.kernels.quantization import uniform
+
+from ...kernels.test_rotation import hadamard, parts
+from ..given import gradients, layout, mean
+
+SPECS = {
+    "int8": (127, 127.0, 0.0),
+    "int4": (7, 8.0, 0.0),
+    "int2": (1.5, 2.0, 0.5),
+    "ternary": (1, 2.25, 0.0),
+}  # the largest level; scales up to the largest magnitude; how far levels are from whole numbers
+FLOATS = {"fp8": (448, torch.float8_e4m3fn), "fp8:format=e5m2": (57344, torch.float8_e5m2)}  # largest, torch's dtype
+STOCHASTIC = [f"{name}:rounding=stochastic" for name in (*SPECS, "fp8")]
+
+
+def quantized(vector, block, limit, steps, offset):
+    """Blocks of the nearest levels times a scale, in float64, the scale as it travels; the last block may be short."""
+    parts = [vector[start : start + block] for start in range(0, len(vector), block)]
+    scales = [numpy.float64(numpy.float32(numpy.abs(part).max() / steps)) for part in parts]
+    levels = [numpy.rint(part / scale - offset) + offset for part, scale in zip(parts, scales, strict=True)]
+    return numpy.concatenate([scale * level.clip(-limit, limit) for level, scale in zip(levels, scales, strict=True)])
+
+
+def as_floats(vector, block, largest, dtype):
+    """Blocks of the nearest floats of 8 bits times a scale; in float32, as it is for torch's casts."""
+    scales = [torch.tensor(part).abs().max().float() / largest for part in numpy.split(vector, len(vector) // block)]
+    parts = numpy.split(vector, len(vector) // block)
+    said = [
+        scale.double() * (torch.tensor(part) / scale).float().to(dtype).double()
+        for part, scale in zip(parts, scales, strict=True)
+    ]
+    return torch.cat(said).numpy()
+
+
+def averages(spec, within, steps=4, seed=0):
+    simulation = Simulation(compressor(spec), within)
+    return [simulation.step(gradients(within, seed + step))[0] for step in range(steps)], simulation
+
+
+@pytest.mark.parametrize("feedback", [True, False])
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(("world_size", "part"), [(1, 64), (2, 32), (4, 16)])
+def test_two_shot_quantizes_each_rank_s_gradient_then_each_server_s_mean(world_size, part, spec, feedback):
+    within = layout((64,), dtype=torch.float64, world_size=world_size)
+    simulation = Simulation(compressor(f"{spec}:block=16,rotate=false,error_feedback={feedback}"), within)
+    worker, server = numpy.zeros((world_size, 64)), numpy.zeros(64)
+    for step in range(3):
+        given = gradients(within, step)
+        corrected = numpy.stack([gradient.numpy() for gradient in given]) + worker
+        said = numpy.stack([quantized(row, 16, *SPECS[spec]) for row in corrected])
+        served = said.mean(0) + server
+        starts = range(0, 64, part)
+        average = numpy.concatenate([quantized(served[start : start + part], 16, *SPECS[spec]) for start in starts])
+        if feedback:
+            worker, server = corrected - said, served - average
+        assert all(numpy.allclose(out.numpy(), average, atol=1e-5) for out in simulation.step(given))
+
+
+@pytest.mark.parametrize("spec", FLOATS)
+def test_floats_are_those_of_torch_times_a_scale_a_block(spec):
+    within = layout((64,), dtype=torch.float64, world_size=1)
+    simulation = Simulation(compressor(f"{spec}{',' if ':' in spec else ':'}block=16"), within)
+    worker, server = numpy.zeros(64), numpy.zeros(64)
+    for step in range(3):
+        given = gradients(within, step)
+        corrected = given[0].numpy() + worker
+        said = as_floats(corrected, 16, *FLOATS[spec])
+        average = as_floats(said + server, 16, *FLOATS[spec])
+        worker, server = corrected - said, said + server - average
+        assert numpy.allclose(simulation.step(given)[0].numpy(), average, atol=1e-5)
+
+
+@pytest.mark.parametrize("numel", [16, 21, 64])
+@pytest.mark.parametrize("feedback", [True, False])
+@pytest.mark.parametrize("spec", SPECS)
+def test_rotated_blocks_are_quantized_and_rotated_back(spec, feedback, numel):
+    """Against a Hadamard matrix by its formula, and signs drawn as described."""
+    within = layout((numel,), dtype=torch.float64, world_size=1)
+    simulation = Simulation(Gathered(compressor(f"{spec}:block=16,rotate=true").inner.inner.codec), within)
+    signs = numpy.where(uniform(0, 0, 16, torch.device("cpu")).numpy() < 0.5, -1.0, 1.0)
+    rotation, padded = numpy.zeros((numel, numel)), numpy.zeros(-(-numel // 16) * 16)
+    for start, width in parts(numel, 16):
+        matrix = hadamard(width).numpy() * signs[:width] / width**0.5
+        rotation[start : start + width, start : start + width] = matrix
+    given = gradients(within)[0]
+    padded[:numel] = rotation @ given.numpy()
+    said = rotation.T @ quantized(padded, 16, *SPECS[spec])[:numel]
+    residual = torch.zeros(numel, dtype=torch.float64) if feedback else None
+    program = simulation.compressor.reduce(
+        given.clone(), None, None if residual is None else Residual(residual, residual)
+    )
+    sent = simulate([program])[0]
+    assert numpy.allclose(sent.numpy(), said, atol=1e-5)
+    if feedback:
+        assert numpy.allclose(residual.numpy(), given.numpy() - said, atol=1e-5)
+
+
+def test_rotation_keeps_what_an_outlier_would_hide():
+    within = layout((128,), world_size=1)
+    given = gradients(within)
+    given[0][7] = 100.0
+    errors = {}
+    for rotate in (True, False):
+        averaged = Simulation(compressor(f"int4:rotate={rotate},error_feedback=false"), within).step(given)[0]
+        errors[rotate] = (averaged - given[0]).abs()[8:].mean().item()
+    assert errors[False] == pytest.approx(given[0].abs()[8:].mean().item())  # all of them are lost
+    assert errors[True] < 0.75 * errors[False]
+
+
+@pytest.mark.parametrize("spec", STOCHASTIC)
+def test_the_mean_of_many_random_averages_without_feedback_is_the_mean_gradient(spec):
+    within, steps = layout((40, 25)), 400
+    given = gradients(within)
+    simulation = Simulation(compressor(f"{spec},block=8,error_feedback=false"), within)
+    found = sum(simulation.step(given)[0].double() for _ in range(steps)) / steps
+    coarsest = 2 * max(gradient.abs().max() for gradient in given)  # of an average, twice rounded by less than a scale
+    assert (found - mean(given)).abs().max() <= 5 * coarsest / steps**0.5
+
+
+@pytest.mark.parametrize("spec", STOCHASTIC)
+def test_random_rounding_is_repeated_by_the_same_steps_and_leaves_the_users_numbers_alone(spec):
+    within, before = layout((700,)), torch.get_rng_state()
+    first, simulation = averages(spec, within)
+    again, _ = averages(spec, within)
+    assert all(map(torch.equal, first, again))
+    assert torch.equal(torch.get_rng_state(), before)
+    for states in simulation.states:
+        state.set_step(states, 1)  # what a loaded state, or a step that is taken back, goes on from
+    fresh = Simulation(simulation.compressor, within)
+    for states in fresh.states:
+        state.set_step(states, 1)
+    entries = [state.save(states) for states in simulation.states]
+    for states, saved in zip(fresh.states, entries, strict=True):
+        state.load(states, saved)
+    given = gradients(within, 9)
+    assert torch.equal(simulation.step(given)[0], fresh.step(given)[0])
+
+
+@pytest.mark.parametrize("codec", [Int8, FP8, Int4, Int2, Ternary])
+def test_ranks_steps_buckets_and_rounds_draw_apart(codec):
+    gradient = torch.rand(4096, generator=torch.Generator().manual_seed(0))
+    drawing = Gathered(codec(rounding="stochastic"))
+
+    def said(names, rank, step):
+        within = layout((4096,), names=names, world_size=4)
+        simulation = Simulation(drawing, within)
+        state.set_step(simulation.states[rank], step)
+        zeros = [torch.zeros(4096) if other != rank else gradient for other in range(4)]
+        return simulation.step(zeros)[0]
+
+    drawn = [said(["a"], 0, 0), said(["a"], 1, 0), said(["a"], 0, 1), said(["b"], 0, 0)]
+    assert not any(torch.equal(one, other) for index, one in enumerate(drawn) for other in drawn[:index])
+    assert torch.equal(drawn[0], said(["a"], 0, 0))
+
+
+@pytest.mark.parametrize("spec", [*SPECS, *FLOATS, *STOCHASTIC, "int4:rotate=true"])
+@pytest.mark.parametrize("bad", [torch.inf, torch.nan])
+def test_a_gradient_that_is_not_finite_spoils_its_block_of_the_average_on_every_rank(spec, bad):
+    within = layout((1000,), world_size=3)
+    given = gradients(within)
+    given[1][300] = bad
+    for average in Simulation(compressor(spec), within).step(given):
+        assert not average[300].isfinite()
+        assert average[384:].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "codec", [Int8(), Int4(), Ternary(), FP8(), Int4(block=24), Int2(), Ternary(block=8), Int4(rotate=True)]
+)
+def test_rows_are_whole_words_of_16_bytes_and_hold_codes_and_scales(codec):
+    for numel in (1, 8, 127, 128, 129, 1009):
+        length = codec.row_length(numel)
+        blocks = -(-length // codec.block)
+        size = codec.row_bytes(length)
+        assert length >= numel
+        assert size % 16 == 0
+        assert length * codec.bits / 8 + 4 * blocks <= size < length * codec.bits / 8 + 4 * blocks + 20

@@ -1,0 +1,109 @@
+"""Random blocks: the same on all ranks, from numbers that depend on seed, step and name alone."""
+
+import dataclasses
+import hashlib
+
+import numpy
+import pytest
+import torch
+
+from gradwire.compress import RandomK, Simulation, compressor, dry_run
+from gradwire.compress.state.tree import tree as states
+
+from ..given import assert_goes_on_after_a_load, gradients, layout
+
+BLOCK = 16
+SPEC = f"randomk:ratio=0.1,block={BLOCK}"
+SHAPES = ((24, 31), (5,))  # 749 elements: 46 blocks and 13 elements behind them
+
+
+def drawn(blocks, ratio, seed=0, step=0, name="p0"):
+    """The blocks of a step, from the description of the method."""
+    digest = hashlib.sha256(f"{seed}/{step}/{name}".encode()).digest()
+    generator = torch.Generator(device="cpu").manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    return torch.randperm(blocks, generator=generator).numpy()[: int(numpy.ceil(ratio * blocks))]
+
+
+def places(chosen, numel, block=BLOCK):
+    """Which elements are sent: those of the chosen blocks, and those behind the last whole block."""
+    sent = numpy.arange(numel) >= numel // block * block
+    for index in chosen:
+        sent[index * block : (index + 1) * block] = True
+    return sent
+
+
+@pytest.mark.parametrize("feedback", [True, False])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_every_step_is_rand_k_with_memory(world_size, feedback):
+    within = layout(*SHAPES, dtype=torch.float64, world_size=world_size)
+    simulation = Simulation(compressor(f"{SPEC},feedback={int(feedback)}"), within)
+    held = [numpy.zeros(within.numel) for _ in range(world_size)]
+    for step in range(5):
+        given = gradients(within, step)
+        values = [g.numpy() + h for g, h in zip(given, held, strict=True)]
+        sent = places(drawn(46, 0.1, step=step), within.numel)
+        held = [numpy.where(sent, 0, v) * feedback for v in values]
+        for output in simulation.step(given):
+            assert numpy.allclose(output.numpy(), numpy.where(sent, numpy.mean(values, axis=0), 0), atol=1e-14)
+        if feedback:
+            assert numpy.allclose([state.residual.flat.numpy() for state in simulation.states], held, atol=1e-14)
+
+
+def chosen(within, step=0, **options):
+    """Which elements come out of a gradient of ones."""
+    simulation = Simulation(RandomK(ratio=0.1, block=BLOCK, **options), within)
+    for state in simulation.states:
+        states.set_step(state, step)
+    return simulation.step([torch.ones(within.numel)] * within.world_size)[0]
+
+
+def test_the_choice_depends_on_seed_step_and_the_bucket_s_first_name_alone():
+    within = layout((1000,), names=["a"])
+    first = chosen(within)
+    assert torch.equal(first, chosen(dataclasses.replace(within, world_size=3)))
+    assert torch.equal(first, chosen(layout((900,), (100,), names=["a", "b"])))
+    with torch.random.fork_rng():
+        torch.manual_seed(1234)
+        assert torch.equal(first, chosen(within))
+    assert not torch.equal(first, chosen(within, step=1))
+    assert not torch.equal(first, chosen(within, seed=1))
+    assert not torch.equal(first, chosen(layout((1000,), names=["b"])))
+
+
+def test_all_blocks_come_equally_often():
+    simulation = Simulation(compressor(SPEC + ",error_feedback=false"), layout((100 * BLOCK,), world_size=1))
+    counts = sum(simulation.step([torch.ones(100 * BLOCK)])[0] for _ in range(1000))
+    assert counts.mean() == 100
+    assert abs(counts - 100).max() < 45  # binomial, standard deviation 9.5
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 8, 64])
+def test_the_payload_does_not_grow_with_the_ranks(world_size):
+    found = dry_run(compressor(SPEC), layout(*SHAPES, world_size=world_size))
+    assert (found.rounds, found.payload_bytes) == (1, 4 * (5 * BLOCK + 13))
+
+
+def test_a_dry_run_of_a_huge_bucket_costs_no_memory():
+    found = dry_run(compressor("randomk"), layout((2**20, 2**20)))
+    assert found.payload_bytes == 4 * 256 * -(-(2**32) // 100)
+
+
+def test_a_bucket_smaller_than_a_block_is_sent_whole_and_an_empty_one_not_at_all():
+    within = layout((3, 5))
+    given = gradients(within)
+    assert torch.equal(Simulation(compressor("randomk"), within).step(given)[0], (given[0] / 2).add_(given[1] / 2))
+    assert Simulation(compressor("randomk"), layout((0,))).step([torch.empty(0)] * 2)[0].numel() == 0
+
+
+@pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
+@pytest.mark.parametrize("place", [0, 100, 300, 748])
+def test_a_gradient_that_is_not_finite_is_seen_on_all_ranks_whichever_blocks_are_sent(bad, place):
+    within = layout(*SHAPES)
+    given = gradients(within)
+    given[1][place] = bad
+    for output in Simulation(compressor(SPEC), within).step(given):
+        assert not output.isfinite().all()
+
+
+def test_a_loaded_state_goes_on_with_the_same_blocks():
+    assert_goes_on_after_a_load(compressor(SPEC), layout(*SHAPES))

@@ -1,0 +1,294 @@
+"""From specifications to compressors, and what is said of those that cannot be built."""
+
+import dataclasses
+import re
+
+import pytest
+import torch
+
+from gradwire.compress import (
+    ACPPowerSGD,
+    AdamSpace,
+    BatchedPowerSGD,
+    BFloat16,
+    ChunkTopK,
+    Damped,
+    Dense,
+    ErrorFeedback,
+    Float16,
+    Gathered,
+    Guarded,
+    Int4,
+    OneBit,
+    PowerSGD,
+    RandomK,
+    Switch,
+    TopK,
+    TwoShot,
+    Widen,
+    WorkerMomentum,
+    compressor,
+    specification,
+)
+from gradwire.compress.builder.build import undamped
+from gradwire.compress.builder.optimizers import tuned
+
+
+def fed_back(inner):
+    return ErrorFeedback(Widen(inner))
+
+
+def damped(inner):
+    """As those are by default that do not keep all of a residual."""
+    return Damped(fed_back(inner), 0.7)
+
+
+BUILT = {
+    "none": Dense(),
+    "fp16": Float16(Dense()),
+    "bf16": BFloat16(Dense()),
+    "powersgd": fed_back(PowerSGD()),
+    "batched-powersgd:rank=2": fed_back(BatchedPowerSGD(rank=2)),
+    "topk": fed_back(Gathered(TopK())),
+    "topk:ratio=1e-3,value_dtype=fp16": fed_back(Gathered(TopK(ratio=0.001, value_dtype="fp16"))),
+    "topk:k=3": fed_back(Gathered(TopK(k=3))),
+    "topk:k=none": fed_back(Gathered(TopK())),
+    "topk:k=1e3": fed_back(Gathered(TopK(k=1000))),
+    "onebit:block=64": damped(TwoShot(OneBit(block=64))),
+    "onebit:feedback=1": fed_back(TwoShot(OneBit())),
+    "onebit:error_feedback=true": damped(TwoShot(OneBit())),
+    "onebit:error_feedback=false": Widen(TwoShot(OneBit(), feedback=False)),
+    "int4:block=64,rounding=stochastic": fed_back(TwoShot(Int4(block=64, rounding="stochastic"))),
+    "acp-powersgd:rank=2,seed=1": fed_back(ACPPowerSGD(rank=2, seed=1)),
+    "randomk:ratio=0.1,block=64,seed=3": damped(RandomK(ratio=0.1, block=64, seed=3)),
+    "chunktopk:ratio=0.1,chunk=64": damped(ChunkTopK(ratio=0.1, chunk=64)),
+    "powersgd:warm_start=false,seed=7": fed_back(PowerSGD(warm_start=False, seed=7)),
+    "powersgd:warm_start=False": fed_back(PowerSGD(warm_start=False)),
+    "powersgd:error_feedback=false": Widen(PowerSGD()),
+    "powersgd:feedback=1": fed_back(PowerSGD()),
+    "powersgd:feedback=0": Widen(PowerSGD()),
+    "topk:feedback=0.9": Damped(fed_back(Gathered(TopK())), 0.9),
+    "topk:momentum=0.9": WorkerMomentum(fed_back(Gathered(TopK())), 0.9),
+    "topk:momentum=0.5,error_feedback=false": WorkerMomentum(Widen(Gathered(TopK())), 0.5),
+    "onebit:space=adam": damped(AdamSpace(TwoShot(OneBit()))),
+    "onebit:space=gradient": damped(TwoShot(OneBit())),
+    "powersgd:space=adam,feedback=0.7,momentum=0.9,start_iter=5": WorkerMomentum(
+        Damped(fed_back(AdamSpace(Switch({0: Dense(), 5: PowerSGD()}))), 0.7), 0.9
+    ),
+    "topk:guard=true": Guarded(fed_back(Gathered(TopK()))),
+    "topk:guard=true,feedback=0.9,momentum=0.9": WorkerMomentum(Guarded(Damped(fed_back(Gathered(TopK())), 0.9)), 0.9),
+    "fp16+powersgd:feedback=0.9": Float16(Damped(fed_back(PowerSGD()), 0.9)),
+    " powersgd:rank=1, seed = 2 ": fed_back(PowerSGD(rank=1, seed=2)),
+    "powersgd:start_iter=0": fed_back(PowerSGD()),
+    "powersgd:start_iter=10": fed_back(Switch({0: Dense(), 10: PowerSGD()})),
+    "powersgd:start_iter=10,warmup=bf16": fed_back(Switch({0: BFloat16(Dense()), 10: PowerSGD()})),
+    "fp16:start_iter=5": Switch({0: Dense(), 5: Float16(Dense())}),
+    "fp16+none": Float16(Dense()),
+    "fp16+powersgd:rank=1": Float16(fed_back(PowerSGD(rank=1))),
+    "bf16 + powersgd:start_iter=3": BFloat16(fed_back(Switch({0: Dense(), 3: PowerSGD()}))),
+    "bf16+fp16+powersgd": BFloat16(Float16(fed_back(PowerSGD()))),
+    "fp16:start_iter=5+powersgd": Switch({0: Dense(), 5: Float16(fed_back(PowerSGD()))}),
+}
+MAPPINGS = [
+    ({"name": "powersgd", "rank": 2, "warm_start": False}, "powersgd:rank=2,warm_start=false"),
+    ({"name": "powersgd", "rank": "2"}, "powersgd:rank=2"),
+    ({"name": "topk", "k": None, "ratio": 1}, "topk:ratio=1"),
+    ({"name": "fp16", "inner": {"name": "powersgd", "rank": 1}}, "fp16+powersgd:rank=1"),
+    ({"name": "fp16", "inner": "powersgd:rank=1"}, "fp16+powersgd:rank=1"),
+    ({"name": "fp16", "inner": fed_back(PowerSGD(rank=1))}, "fp16+powersgd:rank=1"),
+    ({"name": "powersgd", "start_iter": 9, "warmup": {"name": "bf16"}}, "powersgd:start_iter=9,warmup=bf16"),
+    ({"name": "topk", "start_iter": 9, "warmup": "onebit"}, "topk:start_iter=9,warmup=onebit:error_feedback=false"),
+    ({"name": "powersgd", "start_iter": 9, "warmup": BFloat16()}, "powersgd:start_iter=9,warmup=bf16"),
+]
+ALL = (
+    "acp-powersgd, adacomp, adaptive, batched-powersgd, bf16, chunktopk, dgc, dropping, fp16, fp8, hosts, int2, int4, int8, "
+    "natural, none, onebit, powersgd, qsgd, randomk, ternary, terngrad, topk"
+)
+TOPK_OPTIONS = "ratio, k, value_dtype, scope, error_feedback, feedback, momentum, space, guard, start_iter, warmup"
+REFUSED = {  # specification: what the message must say
+    "": ["cannot read", "''", "name:key=value"],
+    " ": ["cannot read", "' '", "name:key=value"],
+    "topk:": ["cannot read", "'topk:'", "name:key=value"],
+    "fp16+": ["cannot read", "'fp16+'", "outer+inner"],
+    "+topk": ["cannot read", "'+topk'", "outer+inner"],
+    "topk:ratio": ["cannot read the option 'ratio'", "key=value"],
+    "topk:ratio=": ["cannot read the option 'ratio='", "key=value"],
+    "topk:ratio=0.1,": ["cannot read the option ''", "key=value"],
+    "topkk": ["unknown compressor 'topkk'", "did you mean 'topk'?", ALL],
+    "power-sgd": ["unknown compressor 'power-sgd'", "did you mean 'powersgd'?", ALL],
+    "TopK": ["unknown compressor 'TopK'", "did you mean 'topk'?", ALL],
+    "zzzz": ["unknown compressor 'zzzz'; there are", ALL],
+    "fp16+zzzz": ["unknown compressor 'zzzz'", ALL],
+    "powersgd:start_iter=2,warmup=topp": ["unknown compressor 'topp'", "'topk'", ALL],
+    "topk:rank=4": ["'topk' has no option 'rank'", TOPK_OPTIONS],
+    "none:start_iter=2": ["'none' has no option 'start_iter'", "it has: none"],
+    "fp16:error_feedback=false": ["'fp16' has no option 'error_feedback'", "start_iter, warmup"],
+    "topk:ratio=0.1,ratio=0.2": ["'ratio' stands twice", "'topk:ratio=0.1,ratio=0.2'"],
+    "fp16:inner=powersgd+powersgd:rank=1": ["'inner' stands twice"],
+    "topk:k=x": ["topk:k takes int", "'x'"],
+    "topk:k=1.5": ["topk:k takes int", "'1.5'"],
+    "topk:ratio=much": ["topk:ratio takes float", "'much'"],
+    "topk:value_dtype=fp8": ["topk:value_dtype takes fp32, fp16", "'fp8'"],
+    "powersgd:rank=inf": ["powersgd:rank takes int", "'inf'"],
+    "powersgd:error_feedback=maybe": ["powersgd:error_feedback takes bool", "'maybe'"],
+    "topk:ratio=0": ["topk:ratio", "above 0", "at most 1", "got 0.0"],
+    "topk:ratio=1.5": ["topk:ratio", "at most 1", "got 1.5"],
+    "topk:ratio=nan": ["topk:ratio", "at most 1", "got nan"],
+    "topk:feedback=1.1": ["topk:feedback", "from 0", "to 1", "got 1.1"],
+    "topk:feedback=-0.1": ["topk:feedback", "from 0", "to 1", "got -0.1"],
+    "topk:feedback=nan": ["topk:feedback", "from 0", "to 1", "got nan"],
+    "topk:feedback=0.9,error_feedback=false": ["topk:error_feedback=false", "leave out feedback=0.9"],
+    "topk:momentum=1": ["topk:momentum", "at least 0", "below 1", "got 1.0"],
+    "topk:momentum=-0.5": ["topk:momentum", "at least 0", "got -0.5"],
+    "topk:guard=true,feedback=0": ["topk:guard=true", "there is none: leave it out"],
+    "topk:space=sgd": ["topk:space takes gradient, adam", "'sgd'"],
+    "bf16:feedback=0.9": ["'bf16' has no option 'feedback'"],
+    "topk:k=0": ["topk:k", "at least 1", "got 0"],
+    "powersgd:rank=0": ["powersgd:rank", "at least 1", "got 0"],
+    "powersgd:power_iterations=0": ["powersgd:power_iterations", "at least 1", "got 0"],
+    "powersgd:min_compression_rate=-1": ["powersgd:min_compression_rate", "at least 0", "got -1.0"],
+    "powersgd:min_compression_rate=nan": ["powersgd:min_compression_rate", "at least 0", "got nan"],
+    "powersgd:start_iter=-1": ["powersgd:start_iter", "at least 0", "got -1"],
+    "powersgd:warmup=bf16": ["powersgd:warmup", "start_iter"],
+    "onebit:block=0": ["onebit:block", "multiple of 8", "got 0"],
+    "onebit:block=12": ["onebit:block", "multiple of 8", "got 12"],
+    "int4:block=12": ["int4:block", "multiple of 8", "got 12"],
+    "ternary:rounding=up": ["ternary:rounding takes nearest, stochastic", "'up'"],
+    "int8:block=24,rotate=true": ["int8:block", "power of two", "got 24"],
+    "onebit:block=24": ["onebit:block", "power of two", "got 24"],
+    "fp8:format=e3m4": ["fp8:format", "e4m3, e5m2", "'e3m4'"],
+    "bf16+int8": ["packs its own bytes"],
+    "acp-powersgd:rank=0": ["acp-powersgd:rank", "at least 1", "got 0"],
+    "acp-powersgd:min_compression_rate=-1": ["acp-powersgd:min_compression_rate", "at least 0", "got -1.0"],
+    "randomk:ratio=0": ["randomk:ratio", "above 0", "at most 1", "got 0.0"],
+    "randomk:ratio=nan": ["randomk:ratio", "at most 1", "got nan"],
+    "randomk:block=0": ["randomk:block", "at least 1", "got 0"],
+    "chunktopk:ratio=1.1": ["chunktopk:ratio", "above 0", "at most 1", "got 1.1"],
+    "chunktopk:chunk=-2": ["chunktopk:chunk", "at least 1", "got -2"],
+    "topk+powersgd": ["'topk' wraps nothing", "bf16, fp16"],
+    "none+fp16": ["'none' wraps nothing", "bf16, fp16"],
+    "fp16+topk": ["packs its own bytes", "value_dtype=fp16"],
+    "bf16+onebit": ["packs its own bytes"],
+    "bf16+fp16+topk": ["packs its own bytes", "value_dtype=fp16"],
+    "fp16+powersgd:start_iter=5,warmup=topk": ["packs its own bytes"],
+}
+
+
+@pytest.mark.parametrize("spec", BUILT)
+def test_a_string_builds_what_it_says(spec):
+    assert compressor(spec) == BUILT[spec]
+
+
+@pytest.mark.parametrize(("mapping", "spec"), MAPPINGS, ids=str)
+def test_a_mapping_says_the_same_as_a_string_and_is_left_as_it_is(mapping, spec):
+    before = dict(mapping)
+    assert compressor(mapping) == compressor(spec)
+    assert mapping == before
+
+
+@pytest.mark.parametrize(
+    "built", [Dense(), fed_back(Gathered(TopK(k=3))), Switch({0: Dense(), 3: PowerSGD()})], ids=str
+)
+def test_an_object_is_returned_as_it_is(built):
+    assert compressor(built) is built
+
+
+@pytest.mark.parametrize("spec", REFUSED)
+def test_a_refusal_says_what_is_wrong_and_what_is_allowed(spec):
+    with pytest.raises(ValueError, match=r".*".join(map(re.escape, REFUSED[spec]))):
+        compressor(spec)
+
+
+def nested(depth):
+    spec = {"name": "none"}
+    for _ in range(depth):
+        spec = {"name": "fp16", "inner": spec}
+    return spec
+
+
+ADAM = torch.optim.Adam([torch.zeros(1, requires_grad=True)])
+
+
+@pytest.mark.parametrize("read", [compressor, undamped, lambda spec: tuned(spec, ADAM)])
+def test_compressors_inside_each_other_without_end_are_refused_and_counted(read):
+    with pytest.raises(ValueError, match=r"at most 16 parts with a '\+' between them, got 3001: fp16"):
+        read("fp16+" * 3000 + "none")
+    with pytest.raises(ValueError, match="nested at most 16 deep by inner and warmup, got more"):
+        read(nested(3000))
+
+
+@pytest.mark.parametrize("mapping", [{}, {"rank": 4}, {"name": 3}, {"name": None}], ids=str)
+def test_a_mapping_without_a_name_is_refused(mapping):
+    with pytest.raises(ValueError, match=r"needs the key 'name', got \{"):
+        compressor(mapping)
+
+
+@pytest.mark.parametrize("value", [True, [1], "", {}], ids=str)
+def test_a_mapping_s_values_are_checked_as_a_string_s_are(value):
+    with pytest.raises(ValueError, match=r"powersgd:rank takes int, got "):
+        compressor({"name": "powersgd", "rank": value})
+
+
+@pytest.mark.parametrize("thing", [3, None, ["topk"], TopK, Dense, TopK()], ids=str)
+def test_what_is_no_specification_is_refused_by_type(thing):
+    with pytest.raises(TypeError, match="a string, a mapping or an object with init and reduce, got"):
+        compressor(thing)
+
+
+def test_equal_specifications_build_equal_compressors_that_can_be_keys():
+    assert len({compressor(spec) for spec in BUILT if "powersgd:rank=1" in spec}) == 2
+    assert all(hash(compressor(spec)) == hash(compressor(spec)) for spec in BUILT)
+
+
+def test_a_plus_inside_a_number_does_not_nest():
+    assert compressor("powersgd:start_iter=1e+3") == compressor("powersgd:start_iter=1000")
+    assert compressor("fp16+powersgd:start_iter=1E+3") == compressor("fp16+powersgd:start_iter=1000")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "none",
+        "topk",
+        "topk:ratio=0.05",
+        "topk:k=3,value_dtype=fp16,error_feedback=false",
+        "onebit:block=8",
+        "topk:ratio=0.1,feedback=0.9",
+        "onebit:momentum=0.9,feedback=0.5,space=adam",
+        "int4:error_feedback=false,momentum=0.9",
+        "onebit:guard=true",
+        "onebit:block=8,feedback=1",
+        "chunktopk:feedback=0.9",
+        "natural:error_feedback=true",
+        "natural:error_feedback=true,feedback=0.9",
+        "randomk:error_feedback=false",
+        "bf16+powersgd:rank=2,momentum=0.9,feedback=0.7,start_iter=9",
+        "randomk:ratio=0.1,seed=2",
+        "chunktopk:chunk=64",
+        "acp-powersgd:rank=2,min_compression_rate=1.0",
+        "powersgd:rank=2,min_compression_rate=0.5,warm_start=false,start_iter=9,warmup=bf16",
+        "batched-powersgd:rank=1,start_iter=2",
+        "bf16",
+        "bf16:start_iter=5",
+        "fp16+powersgd:rank=1",
+        "bf16:start_iter=3+powersgd:rank=2,error_feedback=false",
+    ],
+)
+def test_a_compressor_is_written_as_it_is_asked_for(text):
+    assert specification(compressor(text)) == text
+
+
+def test_what_is_said_by_default_is_left_out_and_what_no_string_builds_has_its_repr():
+    assert specification(compressor("topk:ratio=0.01,error_feedback=true")) == "topk"
+    assert specification(compressor("randomk:feedback=0.7")) == "randomk"
+    assert specification(PowerSGD(rank=2)) == repr(PowerSGD(rank=2))
+    assert specification(OneOfMyOwn()) == "OneOfMyOwn()"
+
+
+@dataclasses.dataclass(frozen=True)
+class OneOfMyOwn:
+    def init(self, layout):
+        return None
+
+    def reduce(self, grad, state, residual=None):
+        return (yield from ())

@@ -1,0 +1,194 @@
+"""What compression and an optimizer have to know of each other."""
+
+import logging
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from gradwire.compress import (
+    Dense,
+    PowerSGD,
+    Simulation,
+    compressor,
+    compressors,
+    specification,
+    tuned,
+    without_momentum,
+)
+from gradwire.compress.builder.defaults import FEEDBACK
+from gradwire.compress.builder.optimizers import kind, own_momentum
+
+from ..given import gradients, layout, mean
+
+MAKE = {
+    "SGD": lambda p: torch.optim.SGD(p, 0.1),
+    "SGD with momentum": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True),
+    "Adam": torch.optim.Adam,
+    "AdamW": lambda p: torch.optim.AdamW(p, betas=(0.95, 0.99)),
+    "NAdam": torch.optim.NAdam,
+    "RAdam": torch.optim.RAdam,
+    "Adamax": torch.optim.Adamax,
+    "RMSprop": lambda p: torch.optim.RMSprop(p, momentum=0.5),
+    "Adagrad": torch.optim.Adagrad,
+    "Adadelta": torch.optim.Adadelta,
+    "ASGD": torch.optim.ASGD,
+    "Rprop": torch.optim.Rprop,
+}
+HAVE_MOMENTUM = ["SGD with momentum", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop"]
+
+
+def made(name):
+    return MAKE[name]([nn.Parameter(torch.zeros(4, 3))])
+
+
+def steps(optimizer, count=5):
+    """The weights after steps with the same gradients."""
+    (weight,) = optimizer.param_groups[0]["params"]
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(count):
+        weight.grad = torch.randn(weight.shape, generator=generator)
+        optimizer.step()
+    return weight.detach().clone()
+
+
+class TestWithoutMomentum:
+    @pytest.mark.parametrize("name", HAVE_MOMENTUM)
+    def test_it_is_the_optimizer_itself_and_has_none_any_more_also_in_groups_to_come(self, name):
+        optimizer = made(name)
+        assert own_momentum(optimizer) > 0
+        assert without_momentum(optimizer) is optimizer
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+        assert own_momentum(optimizer) == 0
+        assert steps(optimizer).isfinite().all()
+
+    def test_it_then_steps_as_one_that_was_made_without(self):
+        pairs = [
+            ("SGD with momentum", lambda p: torch.optim.SGD(p, 0.1)),
+            ("AdamW", lambda p: torch.optim.AdamW(p, betas=(0.0, 0.99))),
+            ("RMSprop", torch.optim.RMSprop),
+        ]
+        for name, make in pairs:
+            other = make([nn.Parameter(torch.zeros(4, 3))])
+            assert torch.equal(steps(without_momentum(made(name))), steps(other))
+
+    def test_with_worker_momentum_and_no_compression_weights_are_those_of_the_optimizer_s_own(self):
+        within, weights = layout((4, 3)), [nn.Parameter(torch.zeros(4, 3)) for _ in range(2)]
+        own = torch.optim.SGD([weights[0]], 0.1, momentum=0.9)
+        other = without_momentum(torch.optim.SGD([weights[1]], 0.1, momentum=0.9))
+        simulation = Simulation(compressor({"name": "topk", "ratio": 1, "momentum": 0.9}), within)
+        for step in range(6):
+            given = gradients(within, step)
+            weights[0].grad = mean(given).view(4, 3)
+            weights[1].grad = simulation.step(given)[0].view(4, 3)
+            own.step()
+            other.step()
+        assert torch.allclose(*weights, atol=1e-5)
+
+    def test_what_is_around_another_optimizer_is_looked_into(self):
+        class Around(torch.optim.Optimizer):
+            def __init__(self, optimizer):
+                self.optimizer = optimizer
+
+            param_groups = property(lambda self: self.optimizer.param_groups)
+            defaults = property(lambda self: self.optimizer.defaults)
+
+        optimizer = made("AdamW")
+        without_momentum(Around(optimizer))
+        assert own_momentum(optimizer) == 0
+        assert optimizer.param_groups[0]["betas"] == (0.0, 0.99)
+
+    @pytest.mark.parametrize("name", ["Adagrad", "ASGD", "Rprop"])
+    def test_others_are_refused_by_name(self, name):
+        with pytest.raises(TypeError, match=f"knows SGD, Adam.*not {name}: make it without momentum yourself"):
+            without_momentum(made(name))
+
+
+class TestKind:
+    KINDS = (
+        dict.fromkeys(MAKE, "Adam")
+        | {"SGD with momentum": "SGD with momentum"}
+        | dict.fromkeys(["SGD", "ASGD", "Rprop"], "SGD")
+    )
+
+    @pytest.mark.parametrize("name", MAKE)
+    def test_it_is_told_by_what_an_optimizer_does(self, name):
+        assert kind(made(name)) == self.KINDS[name]
+
+    def test_an_adam_without_momentum_is_one_still(self):
+        assert kind(without_momentum(made("AdamW"))) == "Adam"
+        assert kind(without_momentum(made("SGD with momentum"))) == "SGD"
+
+
+@pytest.fixture
+def table(monkeypatch):
+    """Defaults that no study will change."""
+    rows = {"topk": {"feedback": 0.5, "space": "adam"}, "powersgd": {"feedback": 0.25}}
+    monkeypatch.setattr("gradwire.compress.builder.optimizers.FEEDBACK", {"Adam": rows})
+
+
+TUNED = {
+    "topk": "topk:feedback=0.5,space=adam",
+    "topk:ratio=0.1": "topk:ratio=0.1,feedback=0.5,space=adam",
+    "topk:feedback=0.9": "topk:feedback=0.9,space=adam",
+    "topk:feedback=1": "topk:space=adam",
+    "topk:error_feedback=false": "topk:error_feedback=false",
+    "fp16+powersgd:rank=2": "fp16+powersgd:rank=2,feedback=0.25",
+    "powersgd:start_iter=9,warmup=bf16": "powersgd:feedback=0.25,start_iter=9,warmup=bf16",
+    "int4": "int4",
+    "none": "none",
+}
+
+
+@pytest.mark.usefixtures("table")
+class TestTuned:
+    @pytest.mark.parametrize("spec", TUNED)
+    def test_options_that_are_not_given_are_those_of_the_table(self, spec):
+        assert specification(compressor(tuned(spec, made("AdamW")))) == TUNED[spec]
+
+    @pytest.mark.parametrize("spec", TUNED)
+    def test_without_an_optimizer_or_with_one_that_has_no_row_a_specification_stays(self, spec):
+        assert tuned(spec, None) is spec
+        assert tuned(spec, made("SGD")) is spec
+
+    def test_a_mapping_is_filled_and_left_as_it_is(self):
+        given = {"name": "bf16", "inner": {"name": "powersgd", "rank": 2}}
+        assert specification(compressor(tuned(given, made("Adam")))) == "bf16+powersgd:rank=2,feedback=0.25"
+        assert given == {"name": "bf16", "inner": {"name": "powersgd", "rank": 2}}
+
+    def test_an_object_is_taken_as_it_is(self):
+        built = PowerSGD(rank=2)
+        assert tuned(built, made("Adam")) is built
+
+    def test_what_was_filled_in_is_logged(self, caplog):
+        caplog.set_level(logging.INFO)
+        tuned("topk", made("AdamW"))
+        assert "topk: topk:feedback=0.5,space=adam with AdamW" in caplog.text
+        caplog.clear()
+        tuned("int4", made("AdamW"))
+        assert not caplog.text
+
+    @pytest.mark.parametrize("thing", ["adam", torch.optim.Adam, nn.Linear(1, 1)], ids=["string", "class", "module"])
+    def test_what_is_no_optimizer_is_refused(self, thing):
+        with pytest.raises(TypeError, match=r"optimizer is a torch\.optim\.Optimizer, got "):
+            tuned("topk", thing)
+
+    def test_two_momenta_are_warned_of_with_the_way_out_and_one_is_not(self):
+        optimizer = made("AdamW")
+        with pytest.warns(
+            UserWarning, match=r"momentum of 0\.9, and AdamW has one of 0\.95.*without_momentum\(optimizer\)"
+        ):
+            tuned("topk:momentum=0.9", optimizer)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            tuned("topk", optimizer)
+            tuned("fp16+powersgd:momentum=0.9", without_momentum(optimizer))
+            tuned(Dense(), optimizer)
+
+
+def test_every_row_of_the_table_is_of_a_method_and_of_options_that_build_it():
+    for rows in FEEDBACK.values():
+        for name, options in rows.items():
+            assert set(options) <= set(compressors()[name]["options"])
+            assert compressor({"name": name, **options}) != compressor(name)

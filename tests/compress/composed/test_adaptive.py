@@ -1,0 +1,295 @@
+"""A bucket goes by the least exact method that is good enough, or what time allows; ranks change alike, losing nothing."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from gradwire.compress import Dense, Hosts, Simulation, compressor, dry_run, most_rounds, specification
+from gradwire.compress.simulate import scopes_by_round
+from gradwire.compress.state.agreed import agree_in, choices
+from gradwire.compress.state.tree import tree as states
+
+from ..given import gradients, layout, mean
+from ..test_laws import mean_held_back
+from ..test_undo import Versioned, same
+
+SHAPES = ((64, 32), (7,), (13, 3, 3, 3), (1,), (5, 1))
+RATIOS = (0.5, 0.2, 0.05)
+TOPK = "none/topk:ratio=0.5/topk:ratio=0.2/topk:ratio=0.05"
+CHANGES = [0, 3, 1, 2, 3, 0, 2, 2, 1]
+
+
+def adaptive(ladder=TOPK, **options):
+    return compressor({"name": "adaptive", "ladder": ladder, **options})
+
+
+def chosen(simulation):
+    """What each rank has chosen for the next step."""
+    return [choice.now for state in simulation.states for choice in choices(state)]
+
+
+def forced(simulation, method):
+    """Have all ranks find a method good enough, as if they had agreed on it."""
+    for state in simulation.states:
+        for choice in choices(state):
+            cosines = [1.0 if place <= method else 0.0 for place in range(len(choice.methods))]
+            after = choice.update().after
+            after.copy_(torch.tensor([*cosines, choice.last]))
+            choice.bring(after)
+            choice.keep()
+
+
+def kept_by_topk(flat, ratio):
+    """The cosine of the largest elements with all of them: the root of their part of the squares."""
+    squares = flat.double().square().sort(descending=True).values
+    return (squares[: round(ratio * len(squares))].sum() / squares.sum()).sqrt().item()
+
+
+@pytest.mark.parametrize("target", [0.0, 0.5, 0.8, 0.97, 0.999])
+def test_the_last_method_is_taken_whose_mean_cosine_is_the_target_s_by_a_closed_form(target):
+    within = layout((2000,), world_size=3)
+    given = gradients(within)
+    means = [sum(kept_by_topk(flat, ratio) for flat in given) / 3 for ratio in RATIOS]
+    expected = max((place for place, each in enumerate(means, start=1) if each >= target), default=0)
+    simulation = Simulation(adaptive(target=target), within)
+    simulation.step(given)
+    assert chosen(simulation) == [expected] * 3
+    assert simulation.states[0].inner.choice.numbers()[:-1] == pytest.approx([1, *means], abs=1e-3)
+
+
+def test_the_first_step_goes_by_the_method_already_and_costs_a_round_of_a_few_numbers_more():
+    within = layout((2000,))
+    simulation, alone = Simulation(adaptive(target=0.8), within), Simulation(compressor("topk:ratio=0.2"), within)
+    for step in range(5):
+        given = gradients(within, step)
+        assert torch.equal(simulation.step(given)[0], alone.step(given)[0])
+        more = 1 if agree_in(step) or step == 0 else 0
+        assert simulation.traffic.rounds == alone.traffic.rounds + more
+        assert simulation.traffic.payload_bytes == alone.traffic.payload_bytes + more * 4 * 5
+
+
+def test_gradients_of_another_kind_are_sent_by_another_method_from_the_step_after_the_next_look_on():
+    within, ranks = layout((2000,)), range(2)
+    simulation = Simulation(adaptive(target=0.9, error_feedback=False), within)
+    few = [torch.zeros(2000).index_fill_(0, torch.arange(80) + rank, 1.0) for rank in ranks]
+    for step in range(8):
+        simulation.step(gradients(within, step))
+    assert chosen(simulation) == [1, 1]
+    simulation.step(few)
+    assert chosen(simulation) == [3, 3]
+
+
+@pytest.mark.parametrize("tail", [0, 1, 3])
+def test_with_the_defaults_int2_is_good_enough_for_gradients_with_tails_of_any_weight(tail):
+    within = layout((30, 100), (7,))
+    simulation = Simulation(compressor("adaptive"), within)
+    for step in range(10):
+        given = zip(gradients(within, step), gradients(within, step + 99), strict=True)
+        simulation.step([flat * other.exp().pow(tail) for flat, other in given])
+        assert chosen(simulation) == [3, 3]
+
+
+def test_rank_0_proposes_a_more_exact_method_and_all_follow_after_the_same_step():
+    within = layout((2000,), world_size=3)
+    simulation = Simulation(adaptive(target=0.0), within)
+    simulation.step(gradients(within, 0))
+    for state, proposed in zip(simulation.states, (1, 0, 3), strict=True):
+        state.inner.choice.proposed = proposed
+    simulation.step(gradients(within, 1))
+    assert chosen(simulation) == [3, 3, 3]
+    simulation.step(gradients(within, 2))
+    assert chosen(simulation) == [1, 1, 1]
+    simulation.states[0].inner.choice.proposed = 3
+    while not agree_in(simulation.states[0].inner.step.value):
+        simulation.step(gradients(within, 3))
+    simulation.step(gradients(within, 3))
+    assert chosen(simulation) == [3, 3, 3]
+
+
+@pytest.mark.parametrize("ladder", [TOPK, "none/int8/int4/int2", "none/powersgd:rank=8/powersgd:rank=2/onebit"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_goes_in_comes_out_or_is_held_back_while_methods_change(ladder, dtype):
+    within = layout(*SHAPES, dtype=dtype, world_size=3)
+    simulation = Simulation(adaptive(ladder), within)
+    for step, method in enumerate(CHANGES):
+        forced(simulation, method)
+        given, before = gradients(within, step), mean_held_back(simulation, within)
+        outs = simulation.step(given)
+        assert all(torch.equal(out, outs[0]) for out in outs)
+        entered = sum(gradient.double() for gradient in given) / 3 + before
+        lacking = entered - outs[0].double() - mean_held_back(simulation, within)
+        assert lacking.abs().max() <= 2e-6 * max(1, entered.abs().max())
+
+
+def test_the_mean_of_what_comes_out_converges_while_methods_change():
+    within = layout(*SHAPES)
+    simulation, given = Simulation(adaptive("none/int4/onebit:block=64"), within), gradients(within)
+    target, total, owed = mean(given).double(), torch.zeros(within.numel, dtype=torch.float64), []
+    for step in range(1, 301):
+        forced(simulation, (step * 7919 // 13) % 5 and 1 + step % 2)
+        total += simulation.step(given)[0].double()
+        owed.append(((total - step * target).norm() / target.norm()).item())
+    assert max(owed[200:]) <= 1.2 * max(owed[:200]) + 300 * 2e-6
+
+
+def test_an_exact_step_brings_out_all_that_was_held_back():
+    within = layout(*SHAPES)
+    simulation = Simulation(adaptive("none/int8/ternary"), within)
+    for step, method in enumerate((2, 1, 0)):
+        forced(simulation, method)
+        simulation.step(gradients(within, step))
+    assert mean_held_back(simulation, within).abs().max() == 0
+
+
+def test_without_error_feedback_what_a_method_held_back_comes_out_in_16_bits_rounded_once():
+    within = layout((64, 32), dtype=torch.bfloat16)
+    simulation = Simulation(adaptive("none/fp16+powersgd:rank=2", error_feedback=False), within)
+    lacking, rounded = torch.zeros(2, within.numel, dtype=torch.float64)
+    for step, method in enumerate((1, 0)):
+        forced(simulation, method)
+        given = gradients(within, step)
+        out = simulation.step(given)[0].double()
+        lacking += sum(gradient.double() for gradient in given) / len(given) - out
+        rounded += 0.51 * torch.finfo(torch.bfloat16).eps * out.abs()
+    assert (lacking.abs() <= rounded + 1e-6).all()
+
+
+def test_a_step_in_which_the_choice_changes_can_be_taken_back():
+    within = layout(*SHAPES)
+    undone, untouched = (Versioned(adaptive(target=0.5), within) for _ in range(2))
+    for step in range(4):
+        for state in undone.states:
+            state.inner.choice.proposed = 1 if step == 2 else None
+        for bad in (1e6, torch.inf):
+            before = undone.numbers()
+            undone.begin([gradient * bad for gradient in gradients(within, 100 + step)])
+            undone.undo()
+            assert same(undone.numbers(), before)
+        for state in undone.states + untouched.states:
+            state.inner.choice.proposed = None
+        assert torch.equal(undone.begin(gradients(within, step)), untouched.begin(gradients(within, step)))
+        undone.keep()
+        untouched.keep()
+        assert same(undone.numbers(), untouched.numbers())
+
+
+def test_a_state_goes_on_with_the_choice_and_its_inputs_in_the_same_bits():
+    within = layout(*SHAPES)
+    whole, resumed = Simulation(adaptive(target=0.5), within), Simulation(adaptive(target=0.5), within)
+    whole.states[0].inner.choice.proposed = 1
+    for step in range(5):
+        whole.step(gradients(within, step))
+    whole.states[0].inner.choice.proposed = None
+    assert chosen(whole) == [1, 1]
+    for before, after in zip(whole.states, resumed.states, strict=True):
+        assert states.load(after, states.save(before)) == {}
+        states.set_step(after, 5)
+    assert chosen(resumed) == [1, 1]
+    for step in range(5, 12):
+        assert torch.equal(whole.step(gradients(within, step))[0], resumed.step(gradients(within, step))[0])
+    assert chosen(whole) == chosen(resumed) == [1, 1]
+
+
+def test_buckets_that_become_one_go_on_with_the_choice_that_asks_for_most():
+    parts, whole = [layout((500,), names=[name], world_size=1) for name in "ab"], layout((500,), (500,), names="ab")
+    entries = {}
+    for part, method in zip(parts, (3, 1), strict=True):
+        simulation = Simulation(adaptive(), part)
+        forced(simulation, method)
+        entries |= states.save(simulation.states[0])
+    joined = Simulation(adaptive(), dataclasses.replace(whole, world_size=1))
+    states.load(joined.states[0], entries)
+    assert chosen(joined) == [1]
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_bad_gradients_change_no_choice_and_in_the_first_step_the_next_one_chooses(bad):
+    within = layout((2000,))
+    simulation = Versioned(adaptive(target=0.8), within)
+    simulation.begin([gradients(within)[0], gradients(within)[1] * bad])
+    assert chosen(simulation) == [0, 0]
+    simulation.undo()
+    simulation.begin(gradients(within))
+    simulation.keep()
+    assert chosen(simulation) == [2, 2]
+    simulation.steps = 2
+    simulation.begin([gradients(within)[0] * bad, gradients(within)[1]])
+    assert chosen(simulation) == [2, 2]
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e30])
+def test_the_size_of_gradients_does_not_matter(scale):
+    within = layout((2000,))
+    simulation = Simulation(adaptive(target=0.8), within)
+    out = simulation.step([gradient * scale for gradient in gradients(within)])[0]
+    assert chosen(simulation) == ([2, 2] if scale else [3, 3])
+    assert out.isfinite().all()
+
+
+def test_every_share_of_a_host_chooses_for_itself_in_as_many_rounds():
+    within = dataclasses.replace(layout(*SHAPES, world_size=4), ranks_per_host=2)
+    simulation = Simulation(Hosts(adaptive("none/int8/int4")), within)
+    for step in range(12):
+        for rank, state in enumerate(simulation.states):
+            next(choices(state)).proposed = rank
+        given, before = gradients(within, step), mean_held_back(simulation, within)
+        outs = simulation.step(given)
+        assert all(torch.equal(out, outs[0]) for out in outs)
+        entered = sum(gradient.double() for gradient in given) / 4 + before
+        assert (entered - outs[0] - mean_held_back(simulation, within)).abs().max() < 4e-6 * entered.abs().max()
+    assert chosen(simulation) == [0, 1, 0, 1]
+
+
+def test_plans_know_the_rounds_of_every_method_and_the_bytes_of_the_least_exact():
+    within, built = layout(*SHAPES), adaptive("none/topk/int8")
+    assert dry_run(built, within) == dry_run(compressor("int8"), within)
+    assert dry_run(built, within, method=0) == dry_run(Dense(), within)
+    assert most_rounds(built, [within]) == 3
+    assert scopes_by_round(built, within) == [{"all"}] * 3
+
+
+REFUSED = {
+    "adaptive:target=1.5": "adaptive:target is a cosine, from 0 .* got 1.5",
+    "adaptive:budget=-1": "adaptive:budget is a part of a step's computation, such as 2%, got -1",
+    "adaptive:budget=many": "adaptive:budget takes .*, got 'many'",
+    "adaptive:ladder=none": "adaptive:ladder has 2 to 16 methods, the most exact first, .* got 'none'",
+    "adaptive:ladder=none//int8": "adaptive:ladder has 2 to 16 methods",
+    "adaptive:ladder=none/int7": "unknown compressor 'int7'",
+    "adaptive:ladder=none/adaptive": "has plain methods, got 'adaptive'",
+    "adaptive:ladder=none/topk:momentum=0.9": "give start_iter, feedback, momentum, space and guard to adaptive itself",
+    "adaptive:ladder=none/int8:start_iter=3": "adaptive:ladder has plain methods, got 'int8:start_iter=3'",
+    "adaptive:ladder=none/dgc": "adaptive:ladder has plain methods, got 'dgc'",
+    "adaptive:ladder=none/hosts": r"write hosts\+ in front of it",
+    "bf16+adaptive": "packs its own bytes",
+}
+
+
+@pytest.mark.parametrize("spec", REFUSED)
+def test_what_cannot_be_is_refused_with_a_reason(spec):
+    with pytest.raises(ValueError, match=REFUSED[spec]):
+        compressor(spec)
+
+
+def test_per_cent_are_a_part_of_one():
+    assert compressor("adaptive:budget=2%") == compressor("adaptive:budget=0.02")
+    assert specification(compressor("adaptive:budget=2%,target=0.9")) == "adaptive:target=0.9,budget=0.02"
+
+
+@pytest.mark.parametrize("start", [1, 3, 5, 30])
+@pytest.mark.parametrize("options", ["", ",guard=true"])
+def test_no_step_takes_more_rounds_than_were_counted_beforehand_whenever_it_begins(start, options):
+    built, within = compressor(f"adaptive:start_iter={start}{options}"), layout(*SHAPES, world_size=2)
+    simulation, rounds = Simulation(built, within), set()
+    for step in range(60):
+        simulation.step(gradients(within, seed=step))
+        rounds.add(simulation.traffic.rounds)
+    assert max(rounds) <= most_rounds(built, [within])
+
+
+def test_hosts_make_room_for_what_begins_late():
+    within = dataclasses.replace(layout(*SHAPES, world_size=4), ranks_per_host=2)
+    simulation = Simulation(compressor("hosts:ranks=2+adaptive:start_iter=4"), within)
+    for step in range(30):
+        averages = simulation.step(gradients(within, seed=step))
+        assert all(torch.equal(each, averages[0]) for each in averages)

@@ -1,0 +1,266 @@
+"""Two levels: exact within a host, the inner method between hosts, each rank of a host for its share."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from gradwire.compress import Dense, Float16, Hosts, Layout, Simulation, compressor, dry_run, most_rounds
+from gradwire.compress.state.shares import share_of
+from gradwire.compress.state.tree import tree as states
+
+from ..given import assert_goes_on_after_a_load, gradients, layout, mean
+from ..test_laws import CONSTANT, SHAPES, SPECS, TELESCOPING, forgets, mean_held_back, tolerance
+
+HOSTS = [(2, 1), (4, 2), (6, 3), (3, 3), (8, 4)]  # (ranks, ranks a host)
+LAYERS = SHAPES["layers"]
+INNER = [spec for spec in SPECS if spec != "hosts"]
+CONVERGING = [spec for spec in INNER if spec in TELESCOPING and not spec.startswith("onebit")]  # which takes long
+
+FED_BACK = [
+    "topk:ratio=0.1",
+    "topk:ratio=0.1,feedback=0.9",
+    "onebit:block=64",
+    "int8:guard=true",
+    "powersgd:rank=1,momentum=0.9",
+    "int4:feedback=0.8,momentum=0.9,space=adam,guard=true",
+    "dgc:ratio=0.1",
+    "bf16+powersgd:rank=2,feedback=0.9",
+]
+
+
+def on_hosts(shapes, world_size, ranks_per_host, dtype=torch.float32):
+    return dataclasses.replace(layout(*shapes, world_size=world_size, dtype=dtype), ranks_per_host=ranks_per_host)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("spec", INNER)
+def test_what_goes_in_comes_out_or_is_held_back(spec, dtype):
+    world_size, ranks_per_host = (4, 2) if dtype == torch.float32 else (6, 3)
+    for shapes in (LAYERS, SHAPES["one element"]):
+        within = on_hosts(shapes, world_size, ranks_per_host, dtype)
+        simulation = Simulation(compressor(f"hosts+{spec}"), within)
+        for step in range(2):
+            given, before = gradients(within, step), mean_held_back(simulation, within)
+            outputs = simulation.step(given)
+            assert all(torch.equal(output, outputs[0]) for output in outputs)
+            whole = sum(gradient.double() for gradient in given) / world_size + before
+            if not forgets(spec):
+                lacking = whole - outputs[0].double() - mean_held_back(simulation, within)
+                assert lacking.abs().max() <= 2 * tolerance(spec, dtype) * max(1.0, whole.abs().max())
+
+
+@pytest.mark.parametrize("spec", FED_BACK)
+def test_what_rounding_to_16_bits_takes_is_held_back(spec):
+    """It is the difference to the same numbers in float32."""
+    narrow, wide = (on_hosts(LAYERS, 4, 2, dtype) for dtype in (torch.bfloat16, torch.float32))
+    rounded, exact = (Simulation(compressor(f"hosts+{spec}"), within) for within in (narrow, wide))
+    given = gradients(narrow)
+    found, expected = rounded.step(given)[0], exact.step([each.float() for each in given])[0]
+    taken = expected - found.float()
+    assert taken.abs().max() > 1e-4
+    held = mean_held_back(rounded, narrow) - mean_held_back(exact, wide)
+    torch.testing.assert_close(held.float(), taken, rtol=0, atol=4e-6)
+
+
+def test_what_rounding_to_16_bits_takes_gets_no_momentum():
+    within = on_hosts(LAYERS, 4, 2, torch.bfloat16)
+    simulation = Simulation(compressor("hosts+topk:ratio=0.3,momentum=0.9"), within)
+    velocity, due = (torch.zeros(within.numel, dtype=torch.float64) for _ in range(2))
+    for step in range(12):
+        given = gradients(within, step)
+        velocity = 0.9 * velocity + sum(each.double() for each in given) / 4
+        due += velocity - simulation.step(given)[0].double()
+    torch.testing.assert_close(mean_held_back(simulation, within), due, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", ["none", "topk:error_feedback=false", "int8:error_feedback=false"])
+def test_without_error_feedback_rounding_is_not_held_back_either(spec):
+    within = on_hosts(LAYERS, 4, 2, torch.bfloat16)
+    simulation = Simulation(compressor(f"hosts+{spec}"), within)
+    simulation.step(gradients(within))
+    assert not mean_held_back(simulation, within).any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", CONVERGING)
+def test_the_mean_output_converges_as_one_over_t(spec):
+    within, steps = on_hosts(CONSTANT, 4, 2), 450
+    simulation, given = Simulation(compressor(f"hosts+{spec}"), within), gradients(within)
+    target, total, owed = mean(given).double(), torch.zeros(within.numel, dtype=torch.float64), []
+    for step in range(1, steps + 1):
+        total += simulation.step(given)[0].double()
+        owed.append(((total - step * target).norm() / target.norm()).item())
+    assert max(owed[300:]) <= 1.2 * max(owed[:300]) + steps * tolerance(spec, torch.float32)
+
+
+@pytest.mark.parametrize(("world_size", "ranks_per_host"), HOSTS)
+@pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
+def test_plain_sums_give_the_mean_and_all_ranks_the_same_bits(world_size, ranks_per_host, shapes):
+    within = on_hosts(shapes, world_size, ranks_per_host)
+    outputs = Simulation(compressor("hosts+none"), within).step(given := gradients(within))
+    assert all(torch.equal(output, outputs[0]) for output in outputs)
+    torch.testing.assert_close(outputs[0], mean(given), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("spec", ["topk:ratio=0.1", "powersgd:rank=1", "onebit", "int4"])
+def test_between_hosts_it_is_the_inner_method_on_the_hosts_means(spec):
+    """With hosts of two ranks, whole parameters dealt out: what each share's ranks would do alone, given host means."""
+    within = on_hosts(((40, 24), (40, 24)), 4, 2)
+    given = gradients(within)
+    outputs = Simulation(compressor(f"hosts+{spec}"), within).step(given)
+    halves = []
+    for place in range(2):
+        mine = share_of(within, cut=spec != "powersgd:rank=1").at(place)
+        assert (mine.numel, mine.world_size) == (960, 2)
+        hosts = [(given[host] * 0.5 + given[host + 1] * 0.5)[960 * place : 960 * (place + 1)] for host in (0, 2)]
+        halves.append(Simulation(compressor(spec), mine).step(hosts)[0])
+    torch.testing.assert_close(outputs[0], torch.cat(halves))
+
+
+def test_with_one_rank_a_host_it_is_the_inner_method():
+    within = layout(*LAYERS, world_size=3)
+    for spec in ("topk", "powersgd:rank=2", "none"):
+        two, one = (Simulation(compressor(each), within) for each in (f"hosts+{spec}", spec))
+        for step in range(2):
+            found, expected = (each.step(gradients(within, step)) for each in (two, one))
+            assert all(map(torch.equal, found, expected))
+
+
+def test_on_a_single_host_the_average_is_exact_and_nothing_is_sent():
+    within = on_hosts(LAYERS, 4, 4)
+    given = gradients(within)
+    torch.testing.assert_close(Simulation(compressor("hosts+topk"), within).step(given)[0], mean(given))
+    assert dry_run(compressor("hosts+topk"), within).sent_bytes == 0
+
+
+def test_given_ranks_make_hosts():
+    within = layout(*LAYERS, world_size=4)
+    simulation = Simulation(compressor("hosts:ranks=2+topk"), within)
+    assert {each.ranks_per_host for each in simulation.layouts} == {2}
+    placed = Simulation(compressor("hosts+topk"), dataclasses.replace(within, ranks_per_host=2))
+    assert all(map(torch.equal, simulation.step(gradients(within)), placed.step(gradients(within))))
+
+
+class TestShares:
+    def test_numbers_are_cut_into_equal_shares(self):
+        assert share_of(on_hosts(((100, 100),), 8, 4), cut=True).sizes == (2512, 2512, 2512, 2464)
+
+    def test_parameters_are_dealt_out_whole(self):
+        within = on_hosts(((8, 8), (4,), (8, 4), (32,)), 4, 2)
+        share = share_of(within, cut=False)
+        assert share.sizes == (68, 64)
+        assert [share.at(place).names for place in range(2)] == [("p0", "p1"), ("p2", "p3")]
+        assert share.at(1).shapes == ((8, 4), (32,))
+
+    @pytest.mark.parametrize("cut", [True, False])
+    @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
+    def test_they_are_all_of_the_bucket(self, shapes, cut):
+        within = on_hosts(shapes, 8, 4)
+        share = share_of(within, cut=cut)
+        parts = [share.at(place) for place in range(4)]
+        assert [part.numel for part in parts] == list(share.sizes)
+        flat = torch.arange(float(within.numel))
+        for part, numbers in zip(parts, flat.split(share.sizes), strict=True):
+            for name, view in part.views(numbers).items():
+                start = part.start(name)
+                assert torch.equal(view.reshape(-1), within.views(flat)[name].view(-1)[start : start + view.numel()])
+
+    def test_buckets_of_one_parameter_go_to_different_ranks(self):
+        owners = set()
+        for name in map(str, range(32)):
+            within = Layout((name,), ((8, 8),), torch.float32, torch.device("cpu"), 8, ranks_per_host=4)
+            owners.add(share_of(within, cut=False).sizes.index(64))
+        assert owners == set(range(4))
+
+    def test_residuals_are_divided_among_the_ranks_of_a_host(self):
+        within = on_hosts(((64, 64),), 8, 4)
+        for state in Simulation(compressor("hosts+topk"), within).states:
+            assert sum(leaf.flat.numel() for leaf in states.Leaves(state).flat) == 64 * 64 // 4
+
+
+def test_between_hosts_each_rank_sends_its_share():
+    within = on_hosts(((128, 64), (64, 128)), 8, 4)
+    found = dry_run(compressor("hosts+none"), within)
+    assert (found.sent_bytes, found.host_bytes) == (4 * 4096, 4 * (3 / 4 * 16384 + 3 * 4096))
+    assert found.rounds == 3
+
+
+def test_all_ranks_of_a_host_take_the_same_rounds():
+    """One share has matrices, of two rounds, the other only vectors."""
+    within = on_hosts(((4096,), (64, 64)), 4, 2)
+    built = compressor("hosts+powersgd:rank=1")
+    rounds = [dry_run(built, dataclasses.replace(within, rank=rank)).rounds for rank in range(4)]
+    assert rounds == [4] * 4 == [most_rounds(built, [within])] * 4
+
+
+class TestStates:
+    def test_a_saved_state_goes_on_to_the_bit(self):
+        within = on_hosts(LAYERS, 4, 2)
+        for spec in ("topk", "powersgd:rank=2", "onebit:block=64", "randomk:block=16"):
+            old, new = (Simulation(compressor(f"hosts+{spec}"), within) for _ in range(2))
+            for step in range(2):
+                old.step(gradients(within, step))
+            for before, after in zip(old.states, new.states, strict=True):
+                assert states.load(after, states.save(before)) == {}
+                states.set_step(before, 2)
+                states.set_step(after, 2)
+            found, expected = new.step(gradients(within, 9)), old.step(gradients(within, 9))
+            assert all(map(torch.equal, found, expected))
+
+    @pytest.mark.parametrize("spec", ["topk", "powersgd:rank=2", "onebit:block=64"])
+    def test_what_loses_its_place_when_buckets_change_is_owed(self, spec):
+        """Two buckets become one: shares move to other ranks, what was held back stays with those that hold it."""
+        whole, built = on_hosts(LAYERS, 4, 2), compressor(f"hosts+{spec}")
+        halves = [whole.select([0, 1]), whole.select([2, 3, 4])]
+        old = [Simulation(built, half) for half in halves]
+        for half, simulation in zip(halves, old, strict=True):
+            simulation.step(gradients(half))
+        expected = torch.cat([mean_held_back(each, half) for each, half in zip(old, halves, strict=True)])
+        new = Simulation(built, whole)
+        owed = torch.zeros(whole.numel, dtype=torch.float64)
+        for rank, state in enumerate(new.states):
+            entries = {}
+            for simulation in old:
+                entries |= states.save(simulation.states[rank])
+            for name, numbers in states.load(state, entries).items():
+                whole.views(owed)[name].view(-1).add_(numbers.double() / 4)
+        torch.testing.assert_close(mean_held_back(new, whole) + owed, expected, rtol=1e-6, atol=1e-6)
+
+    def test_one_of_earlier_versions_which_kept_roundings_apart_is_loaded(self):
+        within, built = on_hosts(LAYERS, 4, 2, torch.bfloat16), compressor("hosts+topk")
+        old, new = (Simulation(built, within) for _ in range(2))
+        old.step(gradients(within))
+        for before, after in zip(old.states, new.states, strict=True):
+            saved = states.save(before)
+            for fields in saved.values():
+                fields |= {field.replace("inner.residual", "rounding"): numbers for field, numbers in fields.items()}
+            assert states.load(after, saved) == {}
+        torch.testing.assert_close(mean_held_back(new, within), mean_held_back(old, within))
+
+    def test_what_does_not_fit_the_parameter_is_refused(self):
+        within, built = on_hosts(((8, 8),), 4, 2), compressor("hosts+powersgd")
+        mine = next(state for state in Simulation(built, within).states if states.save(state))
+        saved = states.save(mine)
+        other = Simulation(built, on_hosts(((4, 4),), 4, 2)).states[0]
+        with pytest.raises(ValueError, match=r"parameter 'p0'.*load the state with the model that saved it"):
+            states.load(other, saved)
+
+
+class TestRefused:
+    def test_no_ranks(self):
+        with pytest.raises(ValueError, match="hosts:ranks is at least 1, got 0"):
+            compressor("hosts:ranks=0+topk")
+
+    def test_more_than_two_levels(self):
+        with pytest.raises(ValueError, match=r"there are two levels, hosts and their ranks: write hosts\+ once"):
+            Hosts(Float16(Hosts(Dense())))
+
+    def test_ranks_that_do_not_fill_hosts(self):
+        with pytest.raises(ValueError, match="hosts:ranks=3 does not divide the 4 ranks: give the number of ranks"):
+            Simulation(compressor("hosts:ranks=3+topk"), layout((4,), world_size=4))
+
+
+@pytest.mark.parametrize("inner", ["topk:guard=true", "powersgd:guard=true,momentum=0.9"])
+def test_a_guard_on_hosts_is_saved_and_loaded(inner):
+    assert_goes_on_after_a_load(compressor(f"hosts:ranks=2+{inner}"), on_hosts(LAYERS, 4, 2))

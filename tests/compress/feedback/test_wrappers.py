@@ -1,0 +1,180 @@
+"""Compressors that contain compressors."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from gradwire.compress import (
+    BFloat16,
+    Dense,
+    ErrorFeedback,
+    Gathered,
+    Simulation,
+    Switch,
+    TopK,
+    Widen,
+    compressor,
+)
+from gradwire.compress.state.tree import tree as states
+
+from ..given import RANKS, Scaled, gradients, layout, mean
+
+
+def held_back(simulation):
+    """The mean over ranks of what is held back, flat."""
+    ranks = [states.held_back(state) for state in simulation.states]
+    return sum(torch.cat([rank[name] for name in sorted(rank)]).double() for rank in ranks if rank) / RANKS
+
+
+class TestSwitch:
+    def test_each_step_belongs_to_the_last_stage_that_has_started(self):
+        stages = {0: Scaled(1.0), 2: Scaled(2.0), 3: Scaled(3.0), 7: Scaled(7.0)}
+        simulation = Simulation(Switch(stages), layout((2,)))
+        ran = [simulation.step([torch.ones(2)] * RANKS)[0][0].item() for _ in range(9)]
+        assert ran == [1, 1, 2, 3, 3, 3, 3, 7, 7]
+
+    def test_stages_may_be_given_in_any_order(self):
+        assert Switch({5: Scaled(1.0), 0: Dense()}) == Switch({0: Dense(), 5: Scaled(1.0)})
+
+    @pytest.mark.parametrize("steps", [(), (1,), (-1, 0), (5, 9)], ids=str)
+    def test_stages_that_do_not_start_at_step_zero_are_refused(self, steps):
+        with pytest.raises(ValueError, match=r"start at step 0.*got steps \["):
+            Switch(dict.fromkeys(steps, Dense()))
+
+    @pytest.mark.parametrize("start", [0, 1, 3])
+    @pytest.mark.parametrize("spec", ["powersgd:rank=1,min_compression_rate=0", "topk:k=2", "onebit", "fp16"])
+    def test_the_steps_before_start_iter_are_dense_and_the_next_is_not(self, spec, start):
+        within = layout((8, 6))
+        colon = "," if ":" in spec else ":"
+        simulation = Simulation(compressor(f"{spec}{colon}start_iter={start}"), within)
+        for step in range(start + 2):
+            given = gradients(within, step)
+            exact = torch.equal(simulation.step(given)[0], mean(given))
+            assert exact == (step < start)
+
+    def test_the_warm_up_may_be_another_compressor(self):
+        within = layout((8, 6))
+        simulation = Simulation(compressor("topk:k=2,start_iter=2,warmup=bf16"), within)
+        plain = Simulation(compressor("bf16"), within)
+        for step in range(2):
+            given = gradients(within, step)
+            assert torch.equal(simulation.step(given)[0], plain.step(given)[0])
+        assert simulation.step(gradients(within))[0].count_nonzero() <= 2 * RANKS
+
+    def test_the_first_compressed_step_is_that_of_a_compressor_without_warm_up(self):
+        within = layout((8, 6))
+        warm, cold = (Simulation(compressor(f"powersgd:rank=2{tail}"), within) for tail in (",start_iter=3", ""))
+        for step in range(3):
+            warm.step(gradients(within, step))
+        for step in range(3, 6):
+            assert torch.equal(warm.step(gradients(within, step))[0], cold.step(gradients(within, step))[0])
+
+    def test_back_to_dense_everything_held_back_is_sent(self):
+        within = layout((8, 6))
+        stages = {0: Gathered(TopK(k=2)), 3: Dense()}
+        simulation = Simulation(ErrorFeedback(Widen(Switch(stages))), within)
+        given = [gradients(within, step) for step in range(4)]
+        total = sum(simulation.step(step)[0] for step in given)
+        assert torch.allclose(total, sum(mean(step) for step in given), atol=1e-5)
+        assert held_back(simulation).abs().max() == 0
+
+    @pytest.mark.parametrize(
+        "spec",
+        [
+            "powersgd:rank=6,min_compression_rate=0,start_iter=3,warmup=topk:k=2",
+            "powersgd:rank=6,min_compression_rate=0,start_iter=3,warmup=onebit",
+            {"name": "bf16", "start_iter": 3, "warmup": "fp16+powersgd:rank=1,min_compression_rate=0"},
+            "fp16:start_iter=3,warmup=topk",
+        ],
+        ids=str,
+    )
+    def test_what_a_warm_up_held_back_is_sent_afterwards(self, spec):
+        within = layout((8, 6))
+        simulation = Simulation(compressor(spec), within)
+        for step in range(3):
+            simulation.step(gradients(within, step))
+        owed = held_back(simulation)
+        assert owed.abs().max() > 0.1
+        sent = sum(simulation.step([torch.zeros(within.numel)] * RANKS)[0] for _ in range(3))
+        assert held_back(simulation).abs().max() < 1e-5
+        assert (sent - owed).abs().max() < 4e-3 * owed.abs().max()
+
+
+class TestWiden:
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+    @pytest.mark.parametrize("spec", ["powersgd:rank=1", "topk:ratio=0.1", "onebit"])
+    def test_a_16_bit_gradient_has_a_residual_of_32_bits_and_a_result_of_16(self, spec, dtype):
+        within = layout((16, 16), (3,), dtype=dtype)
+        simulation = Simulation(compressor(spec), within)
+        out = simulation.step(gradients(within))[0]
+        assert out.dtype == dtype
+        assert {leaf.flat.dtype for leaf in states.Leaves(simulation.states[0]).flat} == {torch.float32}
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+    def test_a_wide_gradient_stays_as_wide_as_it_is(self, dtype):
+        within = layout((16, 16), dtype=dtype)
+        simulation = Simulation(compressor("powersgd:rank=1"), within)
+        assert simulation.step(gradients(within))[0].dtype == dtype
+        assert simulation.states[0].residual.flat.dtype == dtype
+
+    def test_the_inner_compressor_sees_float32_and_the_layout_says_so(self):
+        seen = []
+
+        @dataclass(frozen=True)
+        class Spy(Dense):
+            def init(self, layout):
+                seen.append(layout.dtype)
+
+            def reduce(self, grad, state, residual=None):
+                seen.append(grad.dtype)
+                return (yield from super().reduce(grad, state, residual))
+
+        within = layout((4,), dtype=torch.bfloat16)
+        Simulation(Widen(Spy()), within).step(gradients(within))
+        assert set(seen) == {torch.float32}
+
+    def test_what_16_bits_cannot_hold_of_the_average_is_held_back_by_every_rank(self):
+        within = layout((1,), dtype=torch.bfloat16)
+        simulation = Simulation(ErrorFeedback(Widen(Dense())), within)
+        given = [torch.tensor([number], dtype=torch.bfloat16) for number in (1.0, 2.0**-8)]
+        assert simulation.step(given)[0].item() == 0.5
+        assert [state.residual.flat.item() for state in simulation.states] == [2.0**-9] * RANKS
+        assert simulation.step([torch.zeros(1, dtype=torch.bfloat16)] * RANKS)[0].item() == 2.0**-9
+
+
+class TestErrorFeedback:
+    def test_what_is_held_back_is_added_to_the_next_gradient(self):
+        simulation = Simulation(ErrorFeedback(Scaled(0.5)), layout((1,)))
+        outs = [simulation.step([torch.ones(1)] * RANKS)[0].item() for _ in range(4)]
+        assert outs == [0.5, 0.75, 0.875, 0.9375]
+        assert [state.residual.flat.item() for state in simulation.states] == [0.9375] * RANKS
+
+    def test_residuals_are_each_rank_s_own(self):
+        simulation = Simulation(ErrorFeedback(Gathered(TopK(k=1))), layout((2,)))
+        simulation.step([torch.tensor([3.0, 1.0]), torch.tensor([2.0, 5.0])])
+        assert [state.residual.flat.tolist() for state in simulation.states] == [[0.0, 1.0], [2.0, 0.0]]
+
+    def test_an_outer_residual_moves_into_the_inner_one(self):
+        simulation = Simulation(ErrorFeedback(ErrorFeedback(Scaled(0.5))), layout((1,)))
+        for state in simulation.states:
+            state.residual.flat.fill_(3.0)
+        assert simulation.step([torch.ones(1)] * RANKS)[0].item() == 2.0
+        assert [state.residual.flat.item() for state in simulation.states] == [0.0] * RANKS
+        assert [state.inner.residual.flat.item() for state in simulation.states] == [2.0] * RANKS
+
+    def test_dense_leaves_nothing_over(self):
+        within = layout((7,))
+        simulation = Simulation(ErrorFeedback(Dense()), within)
+        given = gradients(within)
+        assert torch.equal(simulation.step(given)[0], mean(given))
+        assert held_back(simulation).abs().max() == 0
+
+
+def test_a_cast_sends_16_bits_and_gives_back_the_gradient_s_dtype():
+    within = layout((7,))
+    program = BFloat16(Dense()).reduce(torch.ones(7), BFloat16(Dense()).init(within))
+    assert next(program).tensor.dtype == torch.bfloat16
+    with pytest.raises(StopIteration) as end:
+        program.send(torch.full((7,), 0.5, dtype=torch.bfloat16))
+    assert end.value.value.dtype == torch.float32

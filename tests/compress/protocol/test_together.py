@@ -1,0 +1,197 @@
+"""Programs that share their rounds."""
+
+import pytest
+import torch
+
+from gradwire.compress import AllGather, AllReduce, AllToAll, all_gather, all_reduce, all_to_all, compressor, simulate
+from gradwire.compress.protocol import together
+
+from ..given import layout
+
+
+def driven(program, world_size=1):
+    """The requests of a program when all ranks give the same, and its result."""
+    requests, reply = [], None
+    try:
+        while True:
+            request = next(program) if reply is None else program.send(reply)
+            requests.append(request)
+            reply = torch.stack([request.tensor] * world_size) if isinstance(request, AllGather) else request.tensor
+    except StopIteration as stop:
+        return requests, stop.value
+
+
+def reducing(tensor, rounds, op="mean"):
+    for _ in range(rounds):
+        tensor = yield from all_reduce(tensor.clone(), op)
+    return tensor
+
+
+def requests_of(spec, within):
+    built = compressor(spec)
+    grad = torch.linspace(-1, 1, within.numel)
+    return driven(built.reduce(grad, built.init(within)))[0]
+
+
+def test_requests_of_one_round_that_are_alike_travel_as_one_in_order():
+    first, second = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([5.0])
+    requests, results = driven(together(reducing(first, 1), reducing(second, 1)))
+    assert [type(request) for request in requests] == [AllReduce]
+    assert requests[0].tensor.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert all(map(torch.equal, results, [first, second]))
+
+
+def test_as_many_collectives_as_the_longest_program_has_rounds():
+    programs = [reducing(torch.full((rounds,), float(rounds)), rounds) for rounds in (1, 3, 0, 2)]
+    requests, results = driven(together(*programs))
+    assert [request.tensor.tolist() for request in requests] == [[1, 3, 3, 3, 2, 2], [3, 3, 3, 2, 2], [3, 3, 3]]
+    assert [result.tolist() for result in results] == [[1], [3, 3, 3], [], [2, 2]]
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [all_reduce(torch.ones(2), "sum")],
+        [all_reduce(torch.ones(2, dtype=torch.float16))],
+        [all_gather(torch.ones(2))],
+        [all_to_all(torch.ones(1, 2))],
+        [all_gather(torch.ones(2)), all_to_all(torch.ones(1, 2)), all_reduce(torch.ones(2), "sum")],
+    ],
+    ids=["operation", "dtype", "gather", "to all", "all kinds"],
+)
+def test_what_differs_in_kind_operation_or_dtype_travels_apart(others):
+    requests, _ = driven(together(all_reduce(torch.ones(3)), *others))
+    assert len(requests) == 1 + len(others)
+    assert [request.tensor.numel() for request in requests] == [3, *[2] * len(others)]
+
+
+def test_nothing_to_do_yields_nothing():
+    assert driven(together()) == ([], [])
+    requests, results = driven(together(reducing(torch.ones(3), 0)))
+    assert requests == []
+    assert results[0].tolist() == [1.0, 1.0, 1.0]
+    requests, results = driven(together(all_reduce(torch.empty(0)), all_reduce(torch.empty(0, 4))))
+    assert requests == []
+    assert [result.shape for result in results] == [(0,), (0, 4)]
+
+
+@pytest.mark.parametrize("shapes", [[(2,), (3,)], [(2, 3), (), (4, 1)], [(), ()]], ids=str)
+def test_all_reduces_that_share_a_round_reply_as_if_alone(shapes):
+    given = [torch.randn(shape, generator=seeded(index)) for index, shape in enumerate(shapes)]
+    _, replies = driven(together(*(all_reduce(tensor.clone()) for tensor in given)))
+    assert all(map(torch.equal, replies, given))
+
+
+def test_together_nests():
+    inner = together(reducing(torch.ones(1), 2), reducing(torch.ones(2), 1))
+    requests, results = driven(together(inner, reducing(torch.ones(3), 1)))
+    assert [request.tensor.numel() for request in requests] == [6, 1]
+    assert [part.numel() for part in results[0]] == [1, 2]
+
+
+@pytest.mark.parametrize("shapes", [[(2,), (3,)], [(2, 3), (), (4, 1)], [(1,)]], ids=str)
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_gathers_that_share_a_round_reply_as_if_alone(shapes, world_size):
+    given = [[torch.randn(shape, generator=seeded(rank)) for shape in shapes] for rank in range(world_size)]
+    results = simulate([together(*map(all_gather, tensors)) for tensors in given])
+    for result in results:
+        assert [reply.shape for reply in result] == [(world_size, *shape) for shape in shapes]
+        for index, reply in enumerate(result):
+            assert all(torch.equal(reply[rank], given[rank][index]) for rank in range(world_size))
+
+
+@pytest.mark.parametrize("shapes", [[(2,), (3,)], [(2, 3), (), (4, 1)], [(), ()], [(1,)]], ids=str)
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_all_to_alls_that_share_a_round_reply_as_if_alone(shapes, world_size):
+    given = [
+        [torch.randn(world_size, *shape, generator=seeded(rank)) for shape in shapes] for rank in range(world_size)
+    ]
+    results = simulate([together(*map(all_to_all, tensors)) for tensors in given])
+    for receiver, result in enumerate(results):
+        for index, reply in enumerate(result):
+            assert reply.shape == (world_size, *shapes[index])
+            assert all(torch.equal(reply[rank], given[rank][index][receiver]) for rank in range(world_size))
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("moment", ["at the start", "after a round"])
+def test_an_error_in_one_program_closes_the_others(moment):
+    closed = []
+
+    def failing():
+        if moment == "after a round":
+            yield from all_reduce(torch.ones(1))
+        raise KeyError("mine")
+
+    def waiting(name):
+        try:
+            yield from reducing(torch.ones(1), 3)
+        finally:
+            closed.append(name)
+
+    with pytest.raises(KeyError, match="mine"):
+        driven(together(waiting("before"), failing(), waiting("after")))
+    assert closed == (["before"] if moment == "at the start" else ["before", "after"])
+
+
+def test_closing_it_closes_all_its_programs():
+    closed = []
+
+    def waiting(name):
+        try:
+            yield from reducing(torch.ones(1), 2)
+        finally:
+            closed.append(name)
+
+    program = together(waiting("a"), waiting("b"))
+    next(program)
+    program.close()
+    assert closed == ["a", "b"]
+
+
+MIXED = [(64, 32), (7,), (16, 3, 3, 3), (1,), (5, 1)]
+
+
+@pytest.mark.parametrize("spec", ["powersgd:rank=2", "fp16+powersgd:rank=2", "powersgd:rank=2,error_feedback=false"])
+@pytest.mark.parametrize("shapes", [MIXED, [(64, 32)], [(64, 32), (7,)], [(64, 32), (0,)]], ids=str)
+def test_a_powersgd_bucket_is_two_collectives_and_never_an_empty_one(spec, shapes):
+    requests = requests_of(spec, layout(*shapes))
+    assert [type(request) for request in requests] == [AllReduce, AllReduce]
+    assert all(request.tensor.numel() for request in requests)
+
+
+def test_what_does_not_compress_rides_with_p():
+    p, q = requests_of("powersgd:rank=2", layout(*MIXED))
+    assert p.tensor.numel() == 2 * (64 + 16) + (7 + 1 + 5)
+    assert q.tensor.numel() == 2 * (32 + 27)
+
+
+@pytest.mark.parametrize("shapes", [[(7,)], [(7,), (1,), (5, 1)], [(2, 2)]], ids=str)
+def test_a_powersgd_bucket_with_no_matrix_is_one_collective(shapes):
+    requests = requests_of("powersgd:rank=2", layout(*shapes))
+    assert [request.tensor.numel() for request in requests] == [layout(*shapes).numel]
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 3])
+def test_each_power_iteration_is_two_collectives(iterations):
+    requests = requests_of(f"powersgd:rank=2,power_iterations={iterations}", layout(*MIXED))
+    assert [request.tensor.numel() for request in requests] == [173, 118, *[160, 118] * (iterations - 1)]
+
+
+@pytest.mark.parametrize("spec", ["none", "fp16", "bf16"])
+def test_dense_methods_are_one_collective_and_none_for_an_empty_bucket(spec):
+    assert len(requests_of(spec, layout(*MIXED))) == 1
+    assert requests_of(spec, layout((0,), (0, 3))) == []
+
+
+@pytest.mark.parametrize(("spec", "kinds"), [("topk", [AllGather]), ("onebit", [AllToAll, AllGather])])
+def test_codecs_have_the_rounds_of_their_adapters(spec, kinds):
+    assert [type(request) for request in requests_of(spec, layout(*MIXED, world_size=1))] == kinds
+
+
+@pytest.mark.parametrize("spec", ["powersgd", "batched-powersgd", "topk", "onebit"])
+def test_an_empty_bucket_is_no_collective(spec):
+    assert requests_of(spec, layout((0,), (0, 3))) == []

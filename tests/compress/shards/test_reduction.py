@@ -1,0 +1,204 @@
+"""Shards in the simulator: nothing of a gradient is lost, means converge, and what is not finite is told to all ranks."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from gradwire.compress import Layout, simulate
+from gradwire.compress.shards.layout import ShardLayout
+from gradwire.compress.shards.reduction import Finite, gather_rows, shard_codec, shard_sum
+from gradwire.compress.state.tree import Leaves, save
+
+SHAPES, DIMS = ((5, 3), (7,), (4, 6)), (0, 0, 1)
+SPECS = ["none", "int8", "int4", "int2", "ternary", "onebit:feedback=1", "int8:rounding=stochastic", "int8:block=8"]
+
+
+def layouts(ranks, dtype=torch.float32):
+    whole = Layout(("a", "b", "c"), SHAPES, dtype, torch.device("cpu"), ranks)
+    return [ShardLayout(dataclasses.replace(whole, rank=rank), DIMS) for rank in range(ranks)]
+
+
+def wholes(seed, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = zip(("a", "b", "c"), SHAPES, strict=True)
+    return {name: torch.randn(shape, generator=generator, dtype=dtype) for name, shape in shapes}
+
+
+def flat_of(layout, named, dtype=torch.float32):
+    flat = torch.zeros(layout.numel, dtype=dtype)
+    for name, whole in named.items():
+        layout.cut(name, whole, flat)
+    return flat
+
+
+class Ranks:
+    """All ranks of a reduction, step after step."""
+
+    def __init__(self, spec, ranks, dtype=torch.float32):
+        self.reduction, self.layouts, self.dtype = shard_sum(spec), layouts(ranks, dtype), dtype
+        self.states = [self.reduction.init(layout) for layout in self.layouts]
+
+    def step(self, named, scale=1.0):
+        """The rows of the mean gradient, one a rank, as one flat buffer."""
+        outs = [torch.zeros(layout.row, dtype=self.dtype) for layout in self.layouts]
+        for state in self.states:
+            state.finite = Finite()
+        grads = [flat_of(*pair, self.dtype) for pair in zip(self.layouts, named, strict=True)]
+        programs = zip(grads, self.states, outs, strict=True)
+        simulate([self.reduction.reduce(grad, state, out, scale) for grad, state, out in programs])
+        return torch.cat(outs)
+
+    def held(self):
+        return [torch.zeros(self.layouts[0].numel) if s.residual is None else s.residual.numbers() for s in self.states]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_what_is_cut_and_joined_is_as_it_was(ranks):
+    layout, named = layouts(ranks)[0], wholes(0)
+    joined = layout.joined(flat_of(layout, named))
+    assert all(torch.equal(joined[name], whole) for name, whole in named.items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("spec", SPECS)
+def test_means_and_what_is_held_back_add_up_to_the_gradients(spec, dtype):
+    simulated, total, given = Ranks(spec, 4, dtype), 0, 0
+    for step in range(3):
+        named = [wholes(10 * rank + step, dtype) for rank in range(4)]
+        total = total + simulated.step(named).double()
+        given = given + sum(flat_of(layouts(4)[0], each, torch.float64) for each in named) / 4
+    held = sum(each.double() for each in simulated.held()) / 4
+    tolerance = 3e-2 if dtype == torch.bfloat16 else 1e-5  # the mean is rounded to bf16 by its owner
+    joined = layouts(4, torch.float64)[0].joined  # what pads shards is no gradient
+    torch.testing.assert_close(joined(total + held), joined(given), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("spec", [*SPECS, "int4:rotate=true", "onebit:residual_bits=8"])
+def test_nothing_is_held_back_of_what_pads_shards(spec):
+    simulated, layout = Ranks(spec, 4), layouts(4)[0]
+    for step in range(2):
+        simulated.step([wholes(10 * rank + step) for rank in range(4)])
+    for held in simulated.held():
+        assert torch.equal(flat_of(layout, layout.joined(held)), held)
+
+
+@pytest.mark.parametrize("spec", ["int4", "int4:residual_bits=8"])
+def test_means_of_a_constant_gradient_converge_to_it(spec):
+    simulated, named = Ranks(spec, 4), [wholes(rank) for rank in range(4)]
+    exact = sum(flat_of(layouts(4)[0], each) for each in named) / 4
+    total, errors = torch.zeros_like(exact), []
+    for step in range(1, 65):
+        total += simulated.step(named)
+        errors.append((total / step - exact).abs().max().item())
+    assert errors[63] < errors[0] / 20
+
+
+def test_a_part_of_what_is_held_back_may_be_kept():
+    whole, half = Ranks("int4", 4), Ranks("int4:feedback=0.5", 4)
+    named = [wholes(rank) for rank in range(4)]
+    assert torch.equal(whole.step(named), half.step(named))
+    for one, other in zip(whole.held(), half.held(), strict=True):
+        torch.testing.assert_close(other, 0.5 * one)
+
+
+@pytest.mark.parametrize("spec", ["int8", "int4", "onebit", "int4:feedback=0.9"])
+def test_of_what_8_bits_hold_back_a_254th_of_the_largest_is_forgotten_at_most(spec):
+    joined = spec + ("," if ":" in spec else ":")
+    narrow, wide = Ranks(f"{joined}residual_bits=8", 4), Ranks(spec, 4)
+    named = [wholes(rank) for rank in range(4)]
+    assert torch.equal(narrow.step(named), wide.step(named))
+    for one, other in zip(narrow.held(), wide.held(), strict=True):
+        assert (one - other).abs().max() <= other.abs().max() / 254 * 1.001
+    assert any(not torch.equal(*pair) for pair in zip(narrow.held(), wide.held(), strict=True))
+
+
+def test_8_bits_take_an_eighth_more_than_a_quarter_of_the_memory_of_32_at_most():
+    whole = Layout(("a",), ((1024, 256),), torch.float32, torch.device("cpu"), 4)
+    layout = ShardLayout(whole, (0,))
+    narrow, wide = (shard_sum(spec).init(layout).residual.flat.nbytes for spec in ("int4:residual_bits=8", "int4"))
+    assert narrow <= wide / 4 * 1.125
+
+
+def test_what_8_bits_hold_is_the_same_after_it_was_saved_and_loaded():
+    simulated = Ranks("int4:residual_bits=8", 4)
+    for step in range(3):
+        simulated.step([wholes(10 * step + rank) for rank in range(4)])
+    for state, layout in zip(simulated.states, simulated.layouts, strict=True):
+        other = simulated.reduction.init(layout)
+        Leaves(other).load(save(state))
+        assert torch.equal(other.residual.flat, state.residual.flat)
+
+
+def test_the_mean_is_scaled():
+    named = [wholes(rank) for rank in range(2)]
+    once, thrice = (Ranks("int8", 2).step(named, scale) for scale in (1.0, 3.0))
+    torch.testing.assert_close(thrice, 3 * once)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("spec", ["int8", "int4", "onebit", "int4:residual_bits=8"])
+def test_what_is_not_finite_reaches_the_owner_and_all_ranks_hear_of_it(spec, bad):
+    simulated = Ranks(spec, 4)
+    fine = [wholes(rank) for rank in range(4)]
+    simulated.step(fine)
+    assert all(bool(state.finite.everywhere) for state in simulated.states)
+    for state in simulated.states:
+        Leaves(state, versioned=True)
+    before = [each.clone() for each in simulated.held()]
+    fine[2]["b"][6] = bad
+    mean = simulated.layouts[0].joined(simulated.step(fine))
+    assert not mean["b"][6].isfinite()
+    for state, old in zip(simulated.states, before, strict=True):
+        assert not state.finite.everywhere
+        Leaves(state).undo()
+        assert torch.equal(state.residual.numbers(), old)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("spec", ["none", "int8", "int4"])
+def test_all_ranks_gather_the_same_rows_their_own_too(spec, dtype):
+    ranks, row = 3, 300
+    mine = [torch.randn(row, generator=torch.Generator().manual_seed(rank)).to(dtype) for rank in range(ranks)]
+    outs = [torch.zeros(ranks * row, dtype=dtype) for _ in range(ranks)]
+    for rank, out in enumerate(outs):
+        out.view(ranks, row)[rank] = mine[rank]
+    codec = shard_codec(spec)
+    simulate([gather_rows(codec, out.view(ranks, row)[rank], out) for rank, out in enumerate(outs)])
+    assert all(torch.equal(out, outs[0]) for out in outs)
+    largest = torch.stack(mine).abs().max().item()
+    error = (outs[0] - torch.cat(mine)).abs().max().item()
+    assert error <= {"none": 0, "int8": largest / 127, "int4": largest / 8}[spec] * 1.01
+    assert (error == 0) == (spec == "none")
+
+
+def test_a_residual_is_saved_in_the_shapes_of_whole_parameters_and_loaded_on_any_number_of_ranks():
+    simulated = Ranks("int4", 4)
+    simulated.step([wholes(rank) for rank in range(4)])
+    saved = save(simulated.states[1])
+    assert {name: tuple(fields["residual"].shape) for name, fields in saved.items()} == dict(
+        zip(("a", "b", "c"), SHAPES, strict=True)
+    )
+    other = simulated.reduction.init(layouts(2)[0])
+    Leaves(other).load(saved)
+    assert all(torch.equal(save(other)[name]["residual"], saved[name]["residual"]) for name in saved)
+
+
+@pytest.mark.parametrize(
+    ("make", "spec", "words"),
+    [
+        (shard_sum, "powersgd", "no rank has whole"),
+        (shard_sum, "topk", "none, int8, int4, int2, ternary or onebit"),
+        (shard_codec, "bf16", "none, int8, int4, int2, ternary or onebit"),
+        (shard_codec, "int8:rounding=stochastic", "to the nearest"),
+        (shard_sum, "int8:momentum=0.9", "with block, rounding and feedback"),
+        (shard_sum, "int9", "unknown compressor"),
+        (shard_sum, "int4:residual_bits=4", "residual_bits is 32 or 8, got 4"),
+        (shard_sum, "int4:residual_bits=abc", "residual_bits is 32 or 8, got abc"),
+        (shard_sum, "none:residual_bits=8", "holds nothing back: leave it out"),
+        (shard_sum, "int4:feedback=0,residual_bits=8", "holds nothing back: leave it out"),
+    ],
+)
+def test_other_methods_are_refused_with_the_way_out(make, spec, words):
+    with pytest.raises(ValueError, match=words):
+        make(spec)

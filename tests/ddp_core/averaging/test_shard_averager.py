@@ -1,0 +1,72 @@
+"""Weights and gradients of shards, on one rank: what is filled in, and which step it counts for."""
+
+from datetime import timedelta
+
+import pytest
+import torch
+
+from gradwire.compress import Layout
+from gradwire.compress.shards.layout import ShardLayout
+from gradwire.compress.shards.reduction import shard_codec, shard_sum
+from gradwire.ddp_core.averaging.shard_averager import ShardAverager
+
+CPU, LIMIT = torch.device("cpu"), timedelta(seconds=20)
+LAYOUT = ShardLayout(Layout(("w",), ((4, 2),), torch.float32, CPU, 1), (0,))
+
+
+def averager_of(group, gradients="none", weights="none"):
+    return ShardAverager(shard_sum(gradients), shard_codec(weights), group, CPU, LIMIT)
+
+
+def gathered(averager, mine, training=True):
+    out = torch.zeros_like(mine)
+    averager.gather(0, ("w",), mine, out, training=training).wait(LIMIT)
+    return out
+
+
+def reduced(averager, grad, scale=1.0):
+    out = torch.zeros_like(grad)
+    averager.reduce(0, LAYOUT, grad.clone(), out, scale).wait(LIMIT)
+    return out
+
+
+def test_a_step_has_what_was_gathered_before_its_gradients(group):
+    averager, numbers = averager_of(group), torch.arange(8.0)
+    for _ in range(2):
+        assert torch.equal(gathered(averager, numbers), numbers)
+        averager.begin_step()
+        assert torch.equal(reduced(averager, numbers, scale=0.5), numbers / 2)
+        averager.end_step()
+        assert len(averager.stats().buckets) == 2
+    assert averager.stats().steps == 2
+    assert averager.measured().begun == 2
+    assert averager.measured().sharded
+    averager.close()
+
+
+def test_what_is_gathered_outside_of_training_counts_in_no_step(group):
+    averager, numbers = averager_of(group), torch.arange(8.0)
+    gathered(averager, numbers, training=False)
+    averager.note_gather(("w",), numbers, numbers, training=False)
+    stats = averager.stats()
+    assert (stats.steps, stats.buckets) == (0, ())
+    assert stats.total.traffic.rounds == 2
+    assert stats.total.traffic.payload_bytes == 2 * numbers.nbytes
+    averager.close()
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_what_a_codec_loses_comes_with_the_next_gradient_unless_the_step_broke_off(group, ends):
+    averager, numbers = averager_of(group, "int4:block=8,feedback=1"), torch.linspace(-1, 1, 8)
+    averager.begin_step()
+    first = reduced(averager, numbers)
+    if ends:
+        averager.end_step()
+    averager.begin_step()
+    second = reduced(averager, torch.zeros(8))
+    averager.end_step()
+    lost = numbers - first
+    assert lost.any()
+    came = second + averager.memory.held_back()["w"]
+    torch.testing.assert_close(came, lost if ends else torch.zeros(8), rtol=0, atol=1e-6)
+    averager.close()

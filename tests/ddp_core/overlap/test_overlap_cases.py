@@ -1,0 +1,639 @@
+"""What users do between steps is the same with overlap, bit for bit, at any moment."""
+
+import copy
+import io
+import pickle
+import re
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import gradwire
+from gradwire.ddp_core.overlap.overlap import Overlap
+
+from .overlapped import STEPS, Layers, Net, Plain, Setting, equal
+
+CASES = {}
+
+
+def case(**options):
+    """Register a training: it is given a Setting, and returns what it has seen beside the end state."""
+
+    def add(function):
+        CASES[function.__name__] = function, options
+        return function
+
+    return add
+
+
+def loop(setting, between, steps=STEPS):
+    seen = []
+    for step in range(steps):
+        setting.optimizer.zero_grad()
+        setting.loss().backward()
+        setting.optimizer.step()
+        setting.names.append(setting.pending)
+        seen.append(between(setting, step))
+    return seen
+
+
+@case()
+def gradients_are_read(setting):
+    seen = []
+    for _ in range(STEPS):
+        setting.optimizer.zero_grad()
+        setting.loss().backward()
+        setting.names.append(setting.pending)
+        seen.append(setting.model.module.large.weight.grad.clone())
+        setting.optimizer.step()
+    return seen
+
+
+@case()
+def gradients_are_clipped(setting):
+    seen = []
+    for _ in range(STEPS):
+        setting.model.zero_grad()
+        setting.loss().backward()
+        setting.names.append(setting.pending)
+        seen.append(nn.utils.clip_grad_norm_(setting.model.parameters(), 0.5))
+        setting.optimizer.step()
+    return seen
+
+
+@case(net=Plain)
+def losses_are_scaled(setting):
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+    for step in range(STEPS):
+        setting.optimizer.zero_grad()
+        loss = setting.loss() * (float("inf") if step == 2 else 1)
+        scaler.scale(loss).backward()
+        setting.names.append(setting.pending)
+        scaler.step(setting.optimizer)
+        scaler.update()
+    return scaler.get_scale()
+
+
+@case()
+def a_scheduler_steps_after_the_optimizer(setting):
+    scheduler = torch.optim.lr_scheduler.StepLR(setting.optimizer, 1, 0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return loop(setting, lambda setting, _: scheduler.step() or setting.optimizer.param_groups[0]["lr"])
+
+
+@case(net=Plain, gradient_as_bucket_view=True)
+def gradients_are_views_of_buckets(setting):
+    return loop(setting, lambda *_: None)
+
+
+@case()
+def gradients_are_zeroed_in_place(setting):
+    for _ in range(STEPS):
+        setting.loss().backward()
+        setting.optimizer.step()
+        setting.names.append(setting.pending)
+        setting.optimizer.zero_grad(set_to_none=False)
+    return [parameter.grad.clone() for parameter in setting.model.parameters()]
+
+
+@case()
+def gradients_are_cleared_twice(setting):
+    seen = []
+    for _ in range(STEPS):
+        setting.loss().backward()
+        setting.optimizer.step()
+        setting.names.append(setting.pending)
+        for to_none in ((False, True), (True, False))[len(seen) % 2]:
+            setting.optimizer.zero_grad(set_to_none=to_none)
+        seen.append([parameter.grad is None for parameter in setting.model.parameters()])
+    return seen
+
+
+@case()
+def gradients_pile_up_over_micro_batches(setting):
+    for _ in range(STEPS):
+        setting.optimizer.zero_grad()
+        for _ in range(2):
+            with setting.model.no_sync():
+                setting.loss().backward()
+        setting.loss().backward()
+        setting.optimizer.step()
+        setting.names.append(setting.pending)
+
+
+@case()
+def gradients_are_never_cleared(setting):
+    for _ in range(STEPS):
+        setting.loss().backward()
+        setting.optimizer.step()
+        setting.names.append(setting.pending)
+
+
+@case()
+def gradients_are_cleared_without_a_step(setting):
+    for step in range(STEPS):
+        setting.loss().backward()
+        setting.names.append(setting.pending)
+        if step % 2:
+            setting.optimizer.step()
+        for parameter in setting.model.parameters():
+            parameter.grad = None
+
+
+@case()
+def two_steps_are_taken_of_one_gradient(setting):
+    def again(setting, _):
+        setting.optimizer.param_groups[0]["lr"] *= 0.5
+        setting.optimizer.step()
+
+    return loop(setting, again)
+
+
+@case(net=Plain)
+def the_model_is_evaluated(setting):
+    inputs = torch.ones(4, 16)
+
+    def evaluate(setting, step):
+        with torch.no_grad():
+            return setting.model(inputs) if step % 2 else setting.model.module(inputs)
+
+    return loop(setting, evaluate)
+
+
+@case()
+def averages_of_parameters_are_kept(setting):
+    mean = torch.optim.swa_utils.AveragedModel(
+        setting.model.module, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.5)
+    )
+    loop(setting, lambda setting, _: mean.update_parameters(setting.model.module))
+    return [each.clone() for each in mean.parameters()]
+
+
+@case()
+def the_model_is_copied(setting):
+    return loop(setting, lambda setting, _: list(copy.deepcopy(setting.model.module).parameters()))
+
+
+@case(net=Plain)
+def the_wrapped_model_and_the_optimizer_are_copied(setting):
+    def copies(setting, _):
+        optimizer = copy.deepcopy(setting.optimizer)
+        assert type(optimizer) is torch.optim.AdamW
+        return [*copy.deepcopy(setting.model).state_dict().values(), optimizer.state_dict()["param_groups"][0]["lr"]]
+
+    return loop(setting, copies)
+
+
+@case(compressor="topk:ratio=0.1", slice_mb=0.002)
+def states_are_saved(setting):
+    def states(setting, step):
+        which = (setting.model, setting.optimizer, setting.model.compression)[step % 3]
+        file = io.BytesIO()
+        torch.save(which.state_dict(), file)
+        state = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+        return state["parameters"] if step % 3 == 2 else list(state.values())[:1] if step % 3 else list(state.values())
+
+    return [each for place, each in enumerate(loop(setting, states, 6)) if place % 3 != 1]
+
+
+@case(compressor="topk:ratio=0.1", slice_mb=0.002)
+def a_checkpoint_is_loaded(setting):
+    saved = []
+
+    def save_and_load(setting, step):
+        parts = (setting.model, setting.optimizer, setting.model.compression)
+        if step == 2:
+            saved.extend(copy.deepcopy([part.state_dict() for part in parts]))
+        if step == 4:
+            for part, state in zip(parts, saved, strict=True):
+                part.load_state_dict(state)
+
+    return loop(setting, save_and_load, 7)
+
+
+@case(compressor="bf16", net=Plain)
+def compression_is_closed(setting):
+    loop(setting, lambda *_: None)
+    setting.model.compression.close()
+    assert not setting.pending
+    return [parameter.detach().clone() for parameter in setting.model.parameters()]
+
+
+@case(net=Plain, optimizer=torch.optim.SGD)
+def another_optimizer_has_the_same_parameters(setting):
+    other = torch.optim.Adam(setting.model.parameters(), lr=0.01)
+    return loop(setting, lambda *_: other.step())
+
+
+@case(compressor="bf16", net=Plain)
+def compressors_are_swapped(setting):
+    specs = ["topk:ratio=0.1", "bf16", "none"]
+    return loop(
+        setting, lambda setting, step: setting.model.compression.swap(specs[step // 2]) if step % 2 else None, 7
+    )
+
+
+@case(compressor="int8", slice_mb=0.001)
+def compressors_are_swapped_between_forward_and_backward(setting):
+    """To one that cannot cut parameters, and back."""
+    specs = {1: "powersgd:rank=1,min_compression_rate=0", 3: "topk:ratio=0.1"}
+    for step in range(STEPS + 1):
+        setting.optimizer.zero_grad()
+        loss = setting.loss()
+        if step in specs:
+            setting.model.compression.swap(specs[step])
+        loss.backward()
+        setting.optimizer.step()
+        setting.names.append(setting.pending)
+
+
+@case(compressor="topk:ratio=0.1", slice_mb=0.002)
+def steps_are_discarded(setting):
+    for step in range(STEPS):
+        setting.optimizer.zero_grad()
+        setting.loss().backward()
+        setting.names.append(setting.pending)
+        if step % 2:
+            setting.model.compression.discard_step()
+        else:
+            setting.optimizer.step()
+
+
+class Checkpointed(Plain):
+    def forward(self, inputs):
+        hidden = checkpoint(self[0], inputs, use_reentrant=False)
+        return checkpoint(nn.Sequential(*list(self)[1:]), hidden, use_reentrant=False)
+
+
+@case(net=Checkpointed)
+def layers_are_computed_again_in_backward(setting):
+    return loop(setting, lambda *_: None)
+
+
+@case()
+def forward_runs_twice_before_backward(setting):
+    for _ in range(STEPS):
+        setting.optimizer.zero_grad()
+        (setting.loss() + setting.loss()).backward()
+        setting.optimizer.step()
+        setting.names.append(setting.pending)
+
+
+@case()
+def an_old_graph_adds_to_gradients(setting):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of gradients that come late, which is meant
+        for _ in range(STEPS):
+            setting.optimizer.zero_grad()
+            first = setting.loss(setting.model.module)
+            setting.loss().backward()
+            first.backward()
+            setting.names.append(setting.pending)
+            setting.optimizer.step()
+
+
+@case()
+def an_optimizer_has_groups_and_hooks(setting):
+    setting.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))], "lr": 0.5, "weight_decay": 0.1})
+    extra, calls = setting.optimizer.param_groups[1]["params"][0], []
+    setting.optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    setting.optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+
+    def between(setting, _):
+        extra.grad = torch.ones(3)
+        return extra.detach().clone()
+
+    return [loop(setting, between), calls]
+
+
+def of_matrices(parameters, lr):
+    """Muon, which takes nothing else; torch 2.8 has none."""
+    parameters = list(parameters)
+    if not hasattr(torch.optim, "Muon"):
+        return torch.optim.Adafactor(parameters, lr=lr)
+    return torch.optim.Muon([parameter for parameter in parameters if parameter.ndim == 2], lr=lr)
+
+
+@case(optimizer=of_matrices)
+def the_optimizer_orthogonalizes_matrices(setting):
+    return loop(setting, lambda setting, step: None)
+
+
+@case(optimizer=torch.optim.Adafactor)
+def the_optimizer_keeps_sums_of_rows_and_columns(setting):
+    return loop(setting, lambda setting, step: None)
+
+
+@case(optimizer=torch.optim.SGD)
+def the_optimizers_state_is_read(setting):
+    setting.optimizer.param_groups[0]["momentum"] = 0.9
+    first = next(iter(setting.model.parameters()))
+    return loop(setting, lambda setting, _: setting.optimizer.state[first]["momentum_buffer"].clone())
+
+
+@case(compressor="bf16", static_graph=True)
+def the_graph_is_static(setting):
+    return loop(setting, lambda *_: None)
+
+
+@case(net=Plain)
+def an_error_comes_up_in_forward(setting):
+    def fails(setting, _):
+        with pytest.raises(RuntimeError, match="shapes"):
+            setting.model(torch.ones(3, 5))
+
+    return loop(setting, fails)
+
+
+def both(rank, world_size, name):
+    """What a case has seen and the end state, without overlap and with it, and whether anything was ever under way."""
+    function, options = CASES[name]
+    results = []
+    for order in ("synchronous", "backward"):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*reads parameters or gradients")
+            warnings.filterwarnings("ignore", message=".*averaged and then cleared")
+            setting = Setting(rank, order, **options)
+            seen = function(setting)
+            results.append((seen, setting.names, setting.end()))
+    (seen, never, end), (other_seen, overlapped, other_end) = results
+    return equal(seen, other_seen), equal(end, other_end), any(never), any(overlapped)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_loop_is_the_same_with_overlap(ranks, name):
+    for same_seen, same_end, waited, overlapped in ranks.run(both, 2, name):
+        assert same_seen
+        assert same_end
+        assert (waited, overlapped) == (False, True)
+
+
+def adversaries(rank, world_size):
+    """Two models that train against each other, each with its optimizer; whether it is the same with overlap."""
+    results = []
+    for order in ("synchronous", "backward"):
+        maker, judge = (Setting(rank, order, net=Plain, optimizer=torch.optim.SGD) for _ in range(2))
+        for _ in range(STEPS):
+            noise = torch.randn(4, 16, generator=maker.generator)
+            judge.optimizer.zero_grad()
+            (judge.model(maker.model(noise).detach()).mean() - judge.loss()).backward()
+            judge.optimizer.step()
+            maker.optimizer.zero_grad()
+            judge.model(maker.model(noise)).mean().backward()
+            maker.optimizer.step()
+        results.append([maker.end(), judge.end()])
+    return equal(*results)
+
+
+def test_two_models_that_train_against_each_other(ranks):
+    assert ranks.run(adversaries, 2) == [True, True]
+
+
+def compiled(rank, world_size):
+    from torch._dynamo import eval_frame
+
+    before, results = dict(eval_frame.cached_backends), []
+    try:
+        for order in ("synchronous", "backward"):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                setting = Setting(rank, order, net=lambda: torch.compile(Net(), backend="eager"))
+                setting.loss = lambda model=None, s=setting: s.model(torch.full((2, 3), s.rank + 1)).square().mean()
+                loop(setting, lambda *_: None)
+                told = [str(each.message) for each in caught if "torch.compile or TorchScript" in str(each.message)]
+            results.append((setting.end(), len(told), any(setting.names)))
+    finally:
+        eval_frame.cached_backends.clear()
+        eval_frame.cached_backends.update(before)
+        torch._dynamo.reset()
+    (one, told, never), (other, told_once, overlapped) = results
+    return equal(one, other), told, told_once, never, overlapped
+
+
+def test_a_compiled_model_waits_where_forward_begins_and_that_is_said(ranks):
+    for same, told, told_once, never, overlapped in ranks.run(compiled, 2):
+        assert same
+        assert (told, told_once) == (0, 1)
+        assert (never, overlapped) == (False, True)
+
+
+def scripted(rank, world_size):
+    found = []
+    for order in ("synchronous", "backward"):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            setting = Setting(rank, order, net=lambda: nn.Sequential(*(torch.jit.script(layer) for layer in Layers())))
+            loop(setting, lambda *_: None)
+            told = [each for each in caught if "torch.compile or TorchScript" in str(each.message)]
+        found.append((setting.end(), len(told), any(setting.names)))
+    (one, told, never), (other, told_once, overlapped) = found
+    return equal(one, other), told, told_once, never, overlapped
+
+
+def test_a_scripted_model_waits_where_forward_begins_and_that_is_said(ranks):
+    assert ranks.run(scripted, 2) == [(True, 0, 1, False, True)] * 2
+
+
+def cleared_without_waiting(rank, world_size):
+    setting = Setting(rank, "backward", net=Plain)
+    setting.step()
+    waits = []
+    for clear in (setting.optimizer.zero_grad, setting.model.zero_grad):
+        setting.step()
+        clear()
+        waits.append(setting.pending)
+    setting.end()
+    return waits
+
+
+def test_clearing_gradients_does_not_wait(ranks):
+    assert ranks.run(cleared_without_waiting, 2) == [[True, True]] * 2
+
+
+def read_at_every_step(rank, world_size):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        setting = Setting(rank, "backward", net=Plain)
+        for _ in range(6):
+            setting.optimizer.zero_grad()
+            setting.loss().backward()
+            nn.utils.clip_grad_norm_(setting.model.parameters(), 1.0)
+            setting.optimizer.step()
+    report = setting.optimizer.report()
+    setting.end()
+    return [str(each.message) for each in caught], report.readers
+
+
+def test_who_makes_every_step_wait_is_named_once(ranks):
+    for told, readers in ranks.run(read_at_every_step, 2):
+        assert len(told) == 1
+        assert "test_overlap_cases.py:" in told[0]
+        assert "in read_at_every_step reads parameters or gradients" in told[0]
+        ((where, count),) = readers.items()
+        assert where in told[0]
+        assert count == 6
+
+
+def told_to_be_synchronous(rank, world_size):
+    told = []
+    for options in (
+        {"find_unused_parameters": True},
+        {"net": lambda: nn.Sequential(nn.Embedding(16, 16, sparse=True))},
+    ):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            setting = Setting(rank, "backward", optimizer=torch.optim.SGD, **options)
+            setting.loss = lambda model=None, s=setting: s.model(torch.full((2, 3), s.rank + 1)).square().mean()
+            loop(setting, lambda *_: None, 2)
+            told.append(([str(each.message) for each in caught], any(setting.names)))
+            setting.end()
+    return told
+
+
+def test_what_cannot_overlap_is_synchronous_and_that_is_said_once(ranks):
+    for (unused, waits), (sparse, others) in ranks.run(told_to_be_synchronous, 2):
+        assert (waits, others) == (False, False)
+        assert unused == [
+            "with find_unused_parameters=True gradwire.overlap() does not overlap: steps wait at the end of backward"
+        ]
+        assert sparse == [
+            "with sparse gradients gradwire.overlap() does not overlap: steps wait at the end of backward"
+        ]
+
+
+def differentiated(rank, world_size):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        setting = Setting(rank, "backward", net=Plain, optimizer=torch.optim.SGD)
+        for _ in range(2):
+            setting.loss().backward(create_graph=True)
+            setting.names.append(setting.pending)
+            setting.optimizer.step()
+            setting.optimizer.zero_grad()
+        setting.end()
+    return [str(each.message) for each in caught if "does not overlap" in str(each.message)], any(setting.names)
+
+
+def test_a_backward_that_makes_a_graph_is_synchronous_and_that_is_said_once(ranks):
+    told = "with create_graph=True gradwire.overlap() does not overlap: steps wait at the end of backward"
+    assert ranks.run(differentiated, 2) == [([told], False)] * 2
+
+
+def uneven(rank, world_size):
+    results = []
+    for order in ("synchronous", "backward"):
+        setting = Setting(rank, order, net=Plain, optimizer=torch.optim.SGD)
+        with setting.model.join(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            loop(setting, lambda *_: None, 3 + rank)
+        results.append(setting.end())
+        assert not any(setting.names)
+    return equal(*results)
+
+
+def test_uneven_inputs_are_synchronous(ranks):
+    assert ranks.run(uneven, 2) == [True, True]
+
+
+def refusals(rank, world_size):
+    found = []
+
+    def refused(function, *args, **kwargs):
+        try:
+            function(*args, **kwargs)
+        except (TypeError, ValueError, RuntimeError) as error:
+            found.append(f"{type(error).__name__}: {error}")
+        else:
+            found.append("taken")
+
+    model = gradwire.DistributedDataParallel(Plain())
+    parameters = list(model.parameters())
+
+    class Own(torch.optim.SGD):
+        """Somebody's."""
+
+    refused(gradwire.overlap, torch.nn.parallel.DistributedDataParallel(Plain()), torch.optim.SGD(parameters))
+    refused(gradwire.overlap, model, torch.optim.LBFGS(parameters))
+    refused(gradwire.overlap, model, Own(parameters))
+    refused(gradwire.overlap, model, torch.optim.SGD(parameters), order="first")
+    refused(gradwire.overlap, model, torch.optim.SGD(parameters), slice_mb=0)
+    refused(gradwire.overlap, model, torch.optim.SGD([nn.Parameter(torch.ones(2))]))
+    refused(gradwire.overlap, model, torch.optim.SGD(parameters, differentiable=True))
+    refused(gradwire.overlap, model, torch.optim.Adam(parameters, capturable=True))
+    optimizer = gradwire.overlap(model, Own(parameters), per_parameter=True)
+    refused(gradwire.overlap, model, torch.optim.SGD(parameters))
+    refused(gradwire.overlap, gradwire.DistributedDataParallel(Plain()), optimizer)
+    refused(optimizer.step, lambda: None)
+    refused(model.register_comm_hook, None, lambda state, bucket: None)
+    replaced = torch.optim.SGD(parameters)
+    replaced.step = lambda: None
+    refused(gradwire.overlap, gradwire.DistributedDataParallel(Plain()), replaced)
+    return found
+
+
+def test_what_cannot_be_right_is_refused_with_the_way_out(ranks):
+    expected = [
+        "takes a model wrapped in gradwire.DistributedDataParallel",
+        "does not take LBFGS.*use it without overlap",
+        "per_parameter=True",
+        "the order is one of auto, priority, backward, synchronous",
+        "above 0, got 0",
+        "none of the model's parameters",
+        "differentiable=True",
+        "capturable=True",
+        "one overlap\\(\\) for each model",
+        "overlapped already",
+        "call loss.backward\\(\\) before step",
+        "compressor=",
+        "before that",
+    ]
+    for found in ranks.run(refusals, 2):
+        assert len(found) == len(expected)
+        for text, pattern in zip(found, expected, strict=True):
+            assert re.search(pattern, text), text
+
+
+def test_a_step_that_a_cuda_graph_captures_is_refused_with_the_way_out(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    overlap = object.__new__(Overlap)
+    overlap._refuses_capture = True
+    with pytest.raises(RuntimeError, match=r"capture without overlap.*order='synchronous'"):
+        overlap.takes(None)
+
+
+def captured(rank, world_size):
+    """What a captured backward raises, and the forward after it."""
+    setting, told = Setting(rank, "backward", net=Plain), []
+    setting.step()
+    setting.model._overlap._refuses_capture = True
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        for _ in range(2):
+            with pytest.raises(RuntimeError) as raised:
+                setting.step()
+            told.append(str(raised.value))
+    setting.model.compression.close()
+    return told
+
+
+def test_the_forward_after_a_refused_capture_names_the_reason_too(ranks):
+    for first, second in ranks.run(captured, 2):
+        assert first in second
+
+
+def pickled(rank, world_size):
+    setting = Setting(rank, "backward", net=Plain, optimizer=torch.optim.SGD)
+    setting.step()
+    again = pickle.loads(pickle.dumps(setting.optimizer))
+    setting.end()
+    return type(again).__name__, again.param_groups[0]["lr"]
+
+
+def test_an_overlapped_optimizer_is_pickled_as_what_it_was(ranks):
+    for kind, lr in ranks.run(pickled, 1):
+        assert kind == "SGD"
+        assert lr == 0.05

@@ -1,0 +1,79 @@
+"""Sites that train on threads of one process, each with a model of its own."""
+
+import threading
+from datetime import timedelta
+
+import torch
+
+from gradwire import Rendezvous
+from gradwire.hooks.local_sgd.rendezvous import keep as keep_rendezvous
+
+LIMIT = 6.0  # seconds of a round; a site that is later by a third of it is left out
+BUSY = 10.0  # seconds that a busy machine takes
+
+
+class Net(torch.nn.Module):
+    """Two matrices and a layer with buffers; its numbers depend on the seed."""
+
+    def __init__(self, seed=0, dtype=torch.float32):
+        super().__init__()
+        self.first, self.norm, self.last = torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 3)
+        self.to(dtype)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.rand(parameter.shape, generator=generator) - 0.5)
+
+    def forward(self, inputs):
+        return self.last(self.norm(self.first(inputs)).relu())
+
+
+def batch(site, step, dtype=torch.float32):
+    """Inputs and targets of a site's step."""
+    generator = torch.Generator().manual_seed(1000 * site + step)
+    inputs = torch.randn(8, 4, generator=generator).to(dtype)
+    return inputs, inputs[:, :3] * 0.5
+
+
+def descend(model, optimizer, site, step):
+    """One step of training."""
+    inputs, targets = batch(site, step, model.first.weight.dtype)
+    optimizer.zero_grad()
+    (model(inputs) - targets).square().mean().backward()
+    optimizer.step()
+
+
+def together(count, function):
+    """function(site) of all sites at once; the results in order, or the exceptions that they raised."""
+    results = [None] * count
+
+    def run(site):
+        try:
+            results[site] = function(site)
+        except Exception as error:
+            results[site] = error
+
+    threads = [threading.Thread(target=run, args=(site,), daemon=True) for site in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return results
+
+
+class Town:
+    """A rendezvous in this process."""
+
+    def __init__(self):
+        self.store = keep_rendezvous(0)
+        self.address = f"127.0.0.1:{self.store.port}"
+
+    def meeting_place(self, sites, name, **options):
+        """Where a site meets the others."""
+        return self.at(self.address, sites, name, **options)
+
+    @staticmethod
+    def at(address, sites, name, **options):
+        """The same, from another process."""
+        options = {"limit": timedelta(seconds=LIMIT), "start": timedelta(seconds=20)} | options
+        return Rendezvous(address, sites, name=name, **options)

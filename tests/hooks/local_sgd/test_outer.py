@@ -1,0 +1,40 @@
+import pytest
+import torch
+
+from gradwire.hooks.local_sgd.outer import Outer, outer
+
+
+@pytest.mark.parametrize(
+    "specification", ["nesterov", "nesterov:lr=0.3,momentum=0.5", "sgd", "sgd:lr=0.5,momentum=0.9"]
+)
+def test_its_steps_are_those_of_torchs_sgd(specification):
+    built, generator = outer(specification), torch.Generator().manual_seed(0)
+    anchor, momentum = torch.randn(50, generator=generator), torch.zeros(50)
+    theirs = torch.nn.Parameter(anchor.clone())
+    optimizer = torch.optim.SGD([theirs], lr=built.lr, momentum=built.momentum, nesterov=built.nesterov)
+    for _ in range(5):
+        difference = torch.randn(50, generator=generator)
+        theirs.grad = difference.clone()
+        optimizer.step()
+        built.step(anchor, difference, momentum)
+        torch.testing.assert_close(anchor, theirs.detach(), rtol=1e-6, atol=1e-6)
+
+
+def test_it_is_read_from_a_specification():
+    assert outer("nesterov") == Outer(0.7, 0.9, nesterov=True)
+    assert outer("sgd:momentum=0.5") == Outer(1.0, 0.5, nesterov=False)
+
+
+@pytest.mark.parametrize(
+    ("specification", "said"),
+    [
+        ("adam", "nesterov or sgd"),
+        ("sgd:rate=1", "with lr and momentum"),
+        ("sgd:lr=x", "is a number"),
+        ("sgd:lr=0", "above 0"),
+        (3, "nesterov or sgd"),
+    ],
+)
+def test_what_is_wrong_is_said(specification, said):
+    with pytest.raises(ValueError, match=said):
+        outer(specification)

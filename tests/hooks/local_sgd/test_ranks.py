@@ -1,0 +1,222 @@
+"""Local steps on the ranks of a process group, and on processes that are killed or stopped."""
+
+import os
+import signal
+import subprocess
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import gradwire
+from gradwire import LocalSteps
+from gradwire.ddp_core.transport.protocol import Decorated
+from gradwire.hooks.local_sgd.fragment import fragments
+from gradwire.hooks.local_sgd.outer import outer
+from gradwire.hooks.local_sgd.rounds import Rounds
+from gradwire.hooks.local_sgd.sites import Meeting
+
+from ...ddp_core.errors import message_of
+from ...ranks import LostRank
+from .sites import BUSY, LIMIT, Net, Town, batch, descend
+
+
+def built(site, **options):
+    model = Net(site)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return model, optimizer, LocalSteps(model, optimizer, **{"every": 4, "fragments": 2, **options})
+
+
+def weights(model):
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def trained(rank, world_size, steps=8, states=None, **options):
+    """Weights at the end, and the states of all parts."""
+    model, optimizer, local = built(rank, **options)
+    if states is not None:
+        local.load_state_dict(states if isinstance(states, dict) else list(states))
+    for step in range(steps):
+        descend(model, optimizer, rank, step)
+    state = local.state_dict()
+    local.finish()
+    return weights(model), state, local.waited
+
+
+def test_the_ranks_of_a_group_end_with_the_same_model(ranks):
+    results = ranks.run(trained, 3)
+    for left, right in zip(results[0][0], results[2][0], strict=True):
+        assert torch.equal(left, right)
+
+
+def held(state):
+    """What a state holds back."""
+    return {
+        name: fields["residual"].clone()
+        for fragment in state["fragments"]
+        for name, fields in (fragment["memory"] if fragment else {}).items()
+    }
+
+
+def owed_by(rank, world_size, states):
+    _, _, local = built(0, compressor="topk:ratio=0.2")
+    local.load_state_dict(states)
+    owed = {name: numbers for memory in local._rounds.memories.values() for name, numbers in memory.held_back().items()}
+    local.close()
+    return owed, local.round
+
+
+def test_another_number_of_ranks_owes_the_mean_of_what_all_held_back(ranks):
+    states = [state for _, state, _ in ranks.run(trained, 2, compressor="topk:ratio=0.2")]
+    for owed, rounds in ranks.run(owed_by, 3, states):
+        assert rounds == states[0]["round"]
+        for name, numbers in owed.items():
+            mean = sum(held(state)[name] for state in states) / 2
+            torch.testing.assert_close(numbers, mean.reshape(-1))
+
+
+def refused(rank, world_size):
+    """What is said where something does not fit."""
+    model, optimizer, local = built(0)
+    state = local.state_dict()
+    damaged = {**state, "parameters": {**state["parameters"], "last.bias": {"anchor": torch.full((3,), torch.nan)}}}
+    wrong = [{}, 3, [], {**state, "setup": "other"}, damaged, [state, {**state, "round": 9}]]
+    said = [message_of(local.load_state_dict, each) for each in wrong]
+    local.close()
+    wrong = [{"every": 2, "fragments": 3}, {"outer": "adam"}, {"compressor": "nothere"}, {"every": 4 + rank}]
+    return [*said, *(message_of(LocalSteps, model, optimizer, **options) for options in wrong)]
+
+
+def test_what_does_not_fit_is_refused_in_words(ranks):
+    for said in ranks.run(refused, 2):
+        expected = ["lacks", "no state", "empty", "saved with other", "momentum", "different rounds", "from 1 to every"]
+        for words, message in zip([*expected, "nesterov or sgd", "nothere", "set up differently"], said, strict=True):
+            assert words in message
+
+
+class SameMeeting:
+    """Sites of a group that meet again after a failure."""
+
+    def __init__(self):
+        self.meeting = Meeting(dist.group.WORLD, timedelta(seconds=20))
+
+    def meet(self):
+        return self.meeting
+
+    def break_up(self, error):
+        assert "on purpose" in str(error)
+
+
+class FailsOnce(Decorated):
+    """The first request of a round raises, at all sites."""
+
+    fails = True
+
+    def start(self, request, channel):
+        if FailsOnce.fails:
+            FailsOnce.fails = False
+            raise RuntimeError("on purpose")
+        return self.inner.start(request, channel)
+
+
+def failing_after_a_take_over(rank, world_size):
+    """A round that fails once, in which the last site has taken over the other's model; its own had missed a round."""
+    network = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
+    parts = fragments({name: torch.full_like(p, float(rank)) for name, p in network.named_parameters()}, 2)
+    FailsOnce.fails = True
+    rounds = Rounds(SameMeeting(), parts, torch.empty(0), outer("sgd:lr=1"), gradwire.compressor("none"), FailsOnce)
+    rounds.round = 1 - rank
+    part = parts[rounds.turn]
+    stats = rounds._until_done(torch.full_like(part.anchor, 5.0), None)
+    return stats.round, stats.replaced, [part.anchor for part in parts]
+
+
+def test_a_site_that_took_over_a_model_gives_no_difference_where_the_round_is_done_again(ranks):
+    for rank, (number, replaced, (first, second)) in enumerate(ranks.run(failing_after_a_take_over, 2)):
+        assert (number, replaced) == (2, rank == 1)
+        assert torch.equal(first, torch.zeros_like(first))
+        assert torch.equal(second, torch.full_like(second, -5.0))
+
+
+def plain_net():
+    torch.manual_seed(3)
+    return torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3)).double()
+
+
+def loss_on(model, rank, step):
+    inputs, targets = batch(rank, step, torch.float64)
+    return (model(inputs) - targets).square().mean()
+
+
+def in_hosts_of_two(rank, world_size, kind):
+    """The parameters after steps whose gradients are averaged in a host of two ranks, and now and then between hosts."""
+    (host,) = (group for ranks in ((0, 1), (2, 3)) if (group := dist.new_group(list(ranks))) and rank in ranks)
+    (place,) = (group for ranks in ((0, 2), (1, 3)) if (group := dist.new_group(list(ranks))) and rank in ranks)
+    wrapper = torch.nn.parallel.DistributedDataParallel if kind == "torch" else gradwire.DistributedDataParallel
+    model = wrapper(plain_net(), process_group=host)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if kind == "overlap":
+        optimizer = gradwire.overlap(model, optimizer, order="backward")
+    options = {"every": 3, "fragments": 1, "overlap": False, "outer": "sgd:lr=1,momentum=0", "compressor": "none"}
+    local = LocalSteps(model, optimizer, process_group=place, **options)
+    for step in range(7):
+        optimizer.zero_grad()
+        loss_on(model, rank, step).backward()
+        optimizer.step()
+    local.finish()
+    return weights(model)
+
+
+@pytest.mark.parametrize("kind", ["torch", "gradwire", "overlap"])
+def test_ranks_of_a_host_average_at_every_step_and_hosts_now_and_then(ranks, kind):
+    hosts = [plain_net(), plain_net()]
+    for step in range(7):
+        for host, model in enumerate(hosts):
+            model.zero_grad()
+            (sum(loss_on(model, 2 * host + place, step) for place in range(2)) / 2).backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 0.1 * parameter.grad
+        if step in (2, 5, 6):
+            with torch.no_grad():
+                for pair in zip(*(model.parameters() for model in hosts), strict=True):
+                    mean = sum(pair) / 2
+                    for parameter in pair:
+                        parameter.copy_(mean)
+    for found in ranks.run(in_hosts_of_two, 4, kind):
+        for mine, expected in zip(found, hosts[0].parameters(), strict=True):
+            torch.testing.assert_close(mine, expected.detach(), rtol=1e-10, atol=1e-10)
+
+
+def fatal(rank, world_size, address, kind, folder):
+    """Sites of which the last one is killed, or stopped for a while, in the middle of its training."""
+    place = Town.at(address, world_size, f"site {rank}", prefix=kind)
+    model, optimizer, local = built(rank, at=place, overlap=False)
+    longest = 0.0
+    while local.round < (12 if kind == "kill" else 36):
+        if rank == world_size - 1 and local.steps == 5:
+            if kind == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            subprocess.Popen(["sh", "-c", f"sleep {1.5 * LIMIT}; kill -CONT {os.getpid()}"])
+            os.kill(os.getpid(), signal.SIGSTOP)
+        began = time.monotonic()
+        time.sleep(0.1)
+        descend(model, optimizer, rank, local.steps)
+        longest = max(longest, time.monotonic() - began)
+    local.finish()
+    torch.save((weights(model), longest), folder / str(rank))
+
+
+@pytest.mark.parametrize("kind", ["kill", pytest.param("stop", marks=pytest.mark.slow)])
+def test_when_a_site_is_killed_or_stopped_the_others_wait_no_longer_than_a_rounds_limit(ranks, kind, tmp_path):
+    town = Town()
+    last = ranks.run(fatal, 3, town.address, kind, tmp_path, expect_errors=True)[-1]
+    assert isinstance(last, LostRank) == (kind == "kill")
+    ended = [torch.load(file) for file in sorted(tmp_path.iterdir())]  # the pool's own group has lost a rank
+    assert len(ended) == 2 + (kind == "stop")
+    for given, _ in ended:
+        for left, right in zip(given, ended[0][0], strict=True):
+            assert torch.equal(left, right)
+    assert max(longest for _, longest in ended[:2]) < LIMIT + BUSY

@@ -1,0 +1,259 @@
+"""Parameters that the user unfreezes in mid-training are averaged over sites from the next round on."""
+
+import copy
+import time
+import warnings
+from datetime import timedelta
+
+import pytest
+import torch
+
+import gradwire
+from gradwire import LocalSteps
+from gradwire.ddp_core.memory.bucket_memory import BucketMemory
+from gradwire.hooks.local_sgd.fragment import fragments
+from gradwire.hooks.local_sgd.outer import outer
+from gradwire.hooks.local_sgd.rounds import Rounds
+
+from .sites import Net, Town, descend, together
+
+MINUTE = timedelta(seconds=60)
+
+
+def built(seed=0, dtype=torch.float32, **options):
+    """A site that trains the last layer alone; the optimizer has all parameters."""
+    model = Net(seed, dtype)
+    model.first.requires_grad_(requires_grad=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    options = {"every": 4, "fragments": 2, "timeout": MINUTE, **options}
+    return model, optimizer, LocalSteps(model, optimizer, **options)
+
+
+def unfreeze(model, seed=None):
+    model.first.requires_grad_(requires_grad=True)
+    if seed is not None:
+        with torch.no_grad():
+            model.first.weight.copy_(torch.rand(6, 4, generator=torch.Generator().manual_seed(seed)))
+
+
+def weights(model):
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def assert_alike(found):
+    first, *others = found
+    for other in others:
+        for name, value in first.items():
+            assert torch.equal(value, other[name]), name
+
+
+def trained(rank, world_size, unfrozen_at, steps=13, reset=False, **options):
+    """The first layer before it was unfrozen, after so many steps, and after the last average. `unfrozen_at`: by rank."""
+    model, optimizer, local = built(**options)
+    before = model.first.weight.detach().clone()
+    for step in range(steps):
+        if step == unfrozen_at[rank]:
+            unfreeze(model, seed=rank if reset else None)
+        descend(model, optimizer, rank, step)
+    local.finish()
+    return before, weights(model)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("spec", ["none", "int4", "powersgd:rank=1", "topk:ratio=0.2"])
+def test_an_unfrozen_parameter_trains_and_ends_alike_at_all_sites(ranks, spec, overlap):
+    results = ranks.run(trained, 2, [5, 5], compressor=spec, overlap=overlap)
+    assert_alike([found for _, found in results])
+    assert not torch.equal(results[0][0], results[0][1]["first.weight"])
+
+
+@pytest.mark.parametrize(
+    "unfrozen_at", [[4, 7], [6, 5], [5, None], [12, 12]]
+)  # 12: the last step; no round but the last
+def test_sites_may_unfreeze_at_different_steps_or_one_alone(ranks, unfrozen_at):
+    results = ranks.run(trained, 2, unfrozen_at)
+    assert_alike([found for _, found in results])
+    assert not torch.equal(results[0][0], results[0][1]["first.weight"])
+
+
+def test_a_parameter_that_each_site_fills_anew_when_it_unfreezes_it_ends_alike(ranks):
+    assert_alike([found for _, found in ranks.run(trained, 3, [5, 5, 6], reset=True)])
+
+
+def test_with_one_fragment_the_last_average_is_of_unfrozen_parameters_too(ranks):
+    results = ranks.run(trained, 2, [12, 12], fragments=1)
+    assert_alike([found for _, found in results])
+    assert not torch.equal(results[0][0], results[0][1]["first.weight"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_an_unfrozen_parameter_of_another_type_ends_alike(ranks, dtype):
+    results = ranks.run(trained, 2, [5, 5], dtype=dtype)
+    assert_alike([found for _, found in results])
+
+
+def simulated(sites, unfrozen_at, steps, lr, momentum):
+    """A round after each step, written down plainly: what is unfrozen before a step is averaged one round later."""
+    models = [Net(0, torch.float64) for _ in range(sites)]
+    for model in models:
+        model.first.requires_grad_(requires_grad=False)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in models]
+    common = weights(models[0])
+    speed = {name: torch.zeros_like(value) for name, value in common.items()}
+    for step in range(steps):
+        for site, model in enumerate(models):
+            if step == unfrozen_at:
+                unfreeze(model)
+            descend(model, optimizers[site], site, step)
+        for name, anchor in common.items():
+            if name.startswith("first") and step <= unfrozen_at:
+                continue
+            mean = sum(anchor - model.get_parameter(name) for model in models).detach() / sites
+            speed[name] = momentum * speed[name] + mean
+            common[name] = anchor - lr * (mean + momentum * speed[name])
+            with torch.no_grad():
+                for model in models:
+                    model.get_parameter(name).copy_(common[name])
+        buffers = [dict(model.named_buffers()) for model in models]
+        for name in ("norm.running_mean", "norm.running_var"):
+            mean = sum(each[name] for each in buffers) / sites
+            for each in buffers:
+                each[name].copy_(mean)
+    return weights(models[0])
+
+
+def each_step(rank, world_size):
+    outer = "nesterov:lr=0.7,momentum=0.9"
+    options = {"every": 1, "fragments": 1, "overlap": False, "compressor": "none", "outer": outer}
+    model, optimizer, local = built(dtype=torch.float64, **options)
+    for step in range(8):
+        if step == 3:
+            unfreeze(model)
+        descend(model, optimizer, rank, step)
+    local.close()
+    return weights(model)
+
+
+def test_the_outer_optimizer_moves_an_unfrozen_parameter_from_its_frozen_value_as_written_down_plainly(ranks):
+    expected = simulated(2, 3, 8, 0.7, 0.9)
+    for found in ranks.run(each_step, 2):
+        for name, value in found.items():
+            torch.testing.assert_close(value, expected[name], rtol=1e-10, atol=1e-10)
+
+
+def resumed(rank, world_size, stop):
+    """Weights at the end, without and with a stop after so many steps. Those that resume are built frozen."""
+    found = []
+    for stopped in (False, True):
+        model, optimizer, local = built(compressor="topk:ratio=0.3")
+        for step in range(14):
+            if stopped and step == stop:
+                states = [copy.deepcopy(each.state_dict()) for each in (model, optimizer, local)]
+                local.close()
+                model, optimizer, local = built(compressor="topk:ratio=0.3")
+                for each, state in zip((model, optimizer, local), states, strict=True):
+                    each.load_state_dict(state)
+            if step >= 5:
+                unfreeze(model)
+            descend(model, optimizer, rank, step)
+        local.finish()
+        found.append(weights(model))
+    return found
+
+
+@pytest.mark.parametrize("stop", [6, 8, 11])  # before, at and after the round in which the parameters join
+def test_a_training_that_resumes_after_an_unfreezing_changes_no_bit(ranks, stop):
+    for straight, stopped in ranks.run(resumed, 2, stop):
+        assert_alike([straight, stopped])
+
+
+def saved_after(rank, world_size, steps):
+    model, optimizer, local = built(compressor="topk:ratio=0.3")
+    for step in range(steps):
+        if step == 5:
+            unfreeze(model)
+        descend(model, optimizer, rank, step)
+    state = local.state_dict()
+    local.close()
+    return state
+
+
+def loaded(rank, world_size, states):
+    model, _, local = built(compressor="topk:ratio=0.3")
+    local.load_state_dict(list(states))
+    found = weights(model)
+    local.close()
+    return found
+
+
+def test_another_number_of_sites_takes_the_joined_parameters_over(ranks):
+    states = ranks.run(saved_after, 2, 11)
+    for found in ranks.run(loaded, 3, states):
+        assert torch.equal(found["first.weight"], states[0]["parameters"]["first.weight"]["anchor"])
+
+
+def test_residuals_of_a_fragment_stay_where_a_parameter_joins():
+    frozen = {"late": torch.ones(3)}
+    parts = fragments({"weight": torch.zeros(4), "bias": torch.zeros(2)}, 1, frozen)
+    rounds = Rounds(None, parts, torch.empty(0), outer("sgd:lr=1"), gradwire.compressor("topk:ratio=0.5"))
+    rounds.memories[0] = BucketMemory(rounds.compressor, parts[0].layout, 0)
+    rounds.memories[0].owe({"weight": torch.arange(4.0), "bias": torch.tensor([5.0, 6.0])})
+    parts[0].momentum.copy_(torch.arange(6.0))
+    rounds.join({"late"}, {"late": torch.full((3,), 2.0)})
+    held = rounds.memories[0].held_back()
+    assert {name: value.tolist() for name, value in held.items()} == {
+        "weight": [0, 1, 2, 3],
+        "bias": [5, 6],
+        "late": [0, 0, 0],
+    }
+    assert parts[0].anchor.tolist() == [0] * 6 + [2] * 3
+    assert parts[0].momentum.tolist() == [0, 1, 2, 3, 4, 5, 0, 0, 0]
+
+
+def test_a_site_that_comes_after_an_unfreezing_averages_the_same_parameters():
+    town, begun = Town(), []
+    made = [town.meeting_place(2, f"site {place}", prefix="unfrozen") for place in range(3)]
+
+    def run(site):
+        while site == 2 and len(begun) < 12:
+            time.sleep(0.02)
+        model, optimizer, local = built(at=made[site])
+        while local.round < 14:
+            if site < 2 and local.steps == 3:
+                unfreeze(model)
+            begun.append(site)
+            time.sleep(0.02)
+            descend(model, optimizer, site, local.steps)
+        local.finish()
+        return weights(model), local.history[0].replaced
+
+    results = together(3, run)
+    assert_alike([found for found, _ in results])
+    assert results[2][1]
+    assert not torch.equal(results[2][0]["first.weight"], Net(0).first.weight)
+
+
+def warned(rank, world_size, change):
+    """The warnings of a training whose model is changed after five steps."""
+    model, optimizer, local = built()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(12):
+            if step == 5 and change == "add":
+                model.register_parameter("extra", torch.nn.Parameter(torch.zeros(2)))
+            if step == 5 and change == "replace":
+                model.load_state_dict(weights(model), strict=False, assign=True)
+            if step == 5 and change == "unfreeze":
+                unfreeze(model)
+            descend(model, optimizer, rank, step)
+    local.close()
+    return [str(each.message) for each in caught if "LocalSteps" in str(each.message)]
+
+
+@pytest.mark.parametrize(
+    ("change", "names"), [("add", "extra"), ("replace", "last.weight, last.bias"), ("unfreeze", "")]
+)
+def test_parameters_added_or_replaced_later_are_named_once(ranks, change, names):
+    for told in ranks.run(warned, 2, change):
+        assert len(told) == bool(names)
+        assert all(names in message and "create LocalSteps anew" in message for message in told)

@@ -1,0 +1,289 @@
+"""Watching a training: what is told, to whom, how often; and that training does not notice."""
+
+import io
+import json
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from gradwire.ddp_core.measure.metrics import Measured
+from gradwire.ddp_core.measure.record import Record
+from gradwire.ddp_core.measure.stats import Stats, Totals
+from gradwire.ddp_core.measure.step import BucketStats, Step
+from gradwire.hooks.watching.dense_step import dense_step_seconds
+from gradwire.hooks.watching.folder import reports_in
+from gradwire.hooks.watching.report import Report
+from gradwire.hooks.watching.watch import Watch
+
+MEGA = 10**6
+
+
+def step_of(encode, compute=0.1, beta=1e-8, ratio=2):
+    """Two buckets of 1 and 2 million floats, sent after `encode` seconds each over a link of `beta` seconds a byte."""
+    free, programs = 0.0, []
+    for number, elements in enumerate((MEGA, 2 * MEGA)):
+        sent = 4 * elements / ratio
+        given, begin = compute * (number + 1) / 2, max(free, compute * (number + 1) / 2) + encode
+        free = begin + beta * sent
+        spans = [("encode", begin - encode, begin), ("wait", begin, free)]
+        record = Record([("all", int(sent), sent)], spans)
+        programs.append(BucketStats((f"p{number}",), elements, record, None, 4, given))
+    return Step(number=1, programs=programs, interval=free + compute)
+
+
+def measured(*steps, **options):
+    return Measured(steps, Stats(len(steps), (), Record()), len(steps), 2, **options)
+
+
+def test_a_dense_step_is_replayed_on_the_link_that_was_measured():
+    told = dense_step_seconds(measured(step_of(encode=0.05), step_of(encode=0.05)))
+    wires = [4 * MEGA * 1e-8, 8 * MEGA * 1e-8]  # two ranks: a ring of two sends each byte once
+    after = max(0.05 + wires[0], 0.1) + wires[1]  # the second bucket is ready at 0.1, the first at 0.05
+    assert told == pytest.approx(0.1 + 0.1 + after - 0.1, rel=1e-6)
+
+
+@pytest.mark.parametrize("options", [{"on_host": False}, {"sharded": True}])
+def test_where_nothing_is_known_of_the_link_no_dense_step_is_told(options):
+    assert dense_step_seconds(measured(step_of(0.05), **options)) is None
+    assert dense_step_seconds(measured(step_of(0.05, beta=0.0))) is None
+    assert dense_step_seconds(measured(step_of(0.05, ratio=1))) is None
+    assert dense_step_seconds(measured()) is None
+
+
+class Watching:
+    """A watch of steps that a test makes up, on rank 0 of 2."""
+
+    def __init__(self, *sinks, every=1):
+        self.totals, self.steps = Totals(), []
+        averager = SimpleNamespace(totals=self.totals, measured=lambda: measured(*self.steps))
+        self.handle = SimpleNamespace(averager=averager, _what=lambda: "bf16")
+        self.watch = Watch(self.handle, every, list(sinks))
+
+    def step(self, made):
+        self.steps.append(made)
+        self.totals.begin(Step(), len(self.steps))
+
+
+def test_advice_comes_once_after_three_reports_that_agree_and_not_where_compression_pays():
+    reports = []
+    slow = Watching(reports.append)
+    for _ in range(5):
+        slow.step(step_of(encode=0.5))
+    assert [bool(report.advice) for report in reports] == [False, False, True, False, False]
+    assert "a dense step would be faster now: about" in reports[2].advice
+    assert reports[2].metrics["dense_step_seconds"] < reports[2].metrics["step_seconds"]
+    paying = Watching(reports.append)
+    for _ in range(5):
+        paying.step(step_of(encode=0.001, ratio=20))
+    assert not any(report.advice for report in reports[5:])
+
+
+def test_every_so_many_steps_whoever_raises_is_told_no_more_and_the_others_are(caplog):
+    told, raised = [], []
+
+    def broken(report):
+        raised.append(report)
+        raise OSError("no room")
+
+    watching = Watching(broken, told.append, every=2)
+    for _ in range(6):
+        watching.step(step_of(0.01))
+    assert [report.metrics["steps"] for report in told] == [2, 4, 6]
+    assert len(raised) == 1
+    assert len(caplog.records) == 1
+    assert "no room" in caplog.text
+
+
+def test_a_watch_closes_in_the_middle_of_a_report_and_twice_and_by_its_with():
+    first, second, both = [], [], []
+    one = Watching(lambda report: (first.append(report), one.watch.close()))
+    other = Watch(one.handle, 1, [second.append])
+    for _ in range(2):
+        one.step(step_of(0.01))
+    one.watch.close()
+    with Watch(one.handle, 1, [both.append]):
+        one.step(step_of(0.01))
+    one.step(step_of(0.01))
+    assert (len(first), len(second), len(both)) == (1, 4, 1)
+    other.close()
+    assert one.totals.watchers == []
+
+
+NUMBERS = {
+    "step_seconds": 0.0412,
+    "compute_seconds": 0.0301,
+    "exposed_seconds": 0.0111,
+    "encode_seconds": 0.0032,
+    "wait_seconds": 0.009,
+    "decode_seconds": 0.0011,
+    "sent_bytes": 1.2e6,
+    "ratio": 20.0,
+    "link_bytes_per_second": 12.5e6,
+    "gradient_norm": 2.0,
+    "residual_norm": 6.0,
+    "residual_ratio": 3.0,
+    "cosine": 0.5,
+}
+
+
+def test_a_line_tells_the_split_bytes_norms_and_the_link():
+    assert str(Report(1200, "topk", NUMBERS)) == (
+        "step 1200 | 41.2 ms: compute 30.1, exposed 11.1 (encode 3.2, wait 9.0, decode 1.1) | sent 1.2 MB, 20x fewer bytes, "
+        "at 100 Mbit/s | gradient 2, residual 6 (3.00x), cosine 0.50"
+    )
+    assert str(Report(1, "topk", {"steps": 1})) == "step 1"
+    assert str(Report(2, "topk", {"step_seconds": 1.0, "sent_bytes": 8})) == "step 2 | 1000.0 ms | sent 8 bytes"
+
+
+class Tracker:
+    """What a run of wandb, or a writer of TensorBoard, is asked."""
+
+    def __init__(self, name):
+        self.calls = []
+        setattr(self, name, lambda *given, **options: self.calls.append((given, options)))
+
+
+def test_each_kind_of_receiver_is_told_in_its_own_way(caplog):
+    caplog.set_level(logging.INFO)
+    text, run, writer, told = io.StringIO(), Tracker("log"), Tracker("add_scalar"), []
+    sinks = [
+        Console(file=text),
+        logging.getLogger("mine"),
+        run,
+        writer,
+        lambda numbers, step: told.append((numbers, step)),
+    ]
+    from gradwire.hooks.watching.sinks import sink_of
+
+    report = Report(7, "topk", {"sent_bytes": 8}, "turn back")
+    for sink in map(sink_of, sinks):
+        sink(report)
+    assert text.getvalue().splitlines() == ["step 7 | sent 8 bytes", "turn back"]
+    assert [record.getMessage() for record in caplog.records if record.name == "mine"] == [
+        "step 7 | sent 8 bytes",
+        "turn back",
+    ]
+    assert run.calls == [(({"gradwire/sent_bytes": 8, "gradwire/steps": 7},), {"commit": False})]
+    assert writer.calls == [(("gradwire/sent_bytes", 8, 7), {})]
+    assert told == [({"sent_bytes": 8}, 7)]
+    with pytest.raises(TypeError, match="takes 'console', a rich Console"):
+        sink_of(3)
+
+
+def train(ddp, rank, steps):
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(100 * step + rank)
+        ddp(torch.randn(4, 32, generator=generator)).square().sum().backward()
+        with torch.no_grad():
+            for parameter in ddp.parameters():
+                parameter -= 0.01 * parameter.grad
+                parameter.grad = None
+    return [parameter.detach().clone() for parameter in ddp.parameters()]
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32))
+
+
+def watched(rank, world_size, folder, own):
+    """The parameters with and without a watch; what it told, across a swap and a checkpoint; and the folder's files."""
+    results = []
+    for looks in (False, True):
+        torch.manual_seed(0)
+        if own:
+            ddp = gradwire.DistributedDataParallel(model(), compressor="topk:ratio=0.1", bucket_cap_mb=0.004)
+            handle = ddp.compression
+        else:
+            ddp = DistributedDataParallel(model(), bucket_cap_mb=0.004)
+            handle = gradwire.attach(ddp, "topk:ratio=0.1")
+        told = []
+        if looks:
+            handle.watch(16, lambda numbers, step, told=told: told.append((step, numbers)))
+            handle.watch(8, None, folder=folder)
+        train(ddp, rank, 33)
+        handle.load_state_dict(handle.state_dict())
+        handle.swap("bf16")
+        parameters = train(ddp, rank, 20)
+        dist.barrier()
+        if rank:
+            handle.close()
+        dist.barrier()
+        if not rank:
+            handle.close()
+        results.append((parameters, told))
+    return results
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["torch", "own"])
+def test_nobody_who_trains_notices_a_watch_that_lives_through_a_swap_and_a_load(own, ranks, tmp_path):
+    folder = tmp_path / "live"
+    folder.mkdir()
+    (folder / "rank-00007.json").write_text("{}")  # of an earlier training with more ranks
+    for rank, ((alone, _), (seen, told)) in enumerate(ranks.run(watched, 2, str(folder), own)):
+        assert all(map(torch.equal, alone, seen))
+        assert [step for step, _ in told] == ([] if rank else [16, 32, 48])
+        if not rank:
+            assert told[1][1].keys() >= {"cosine", "residual_norm", "step_seconds", "exposed_seconds"}
+            assert told[-1][1]["ratio"] == pytest.approx(2.0)
+    assert sorted(path.name for path in folder.iterdir()) == ["rank-00000.json", "rank-00001.json"]
+    reports = [report for report, _ in reports_in(folder)]
+    assert [report["rank"] for report in reports] == [0, 1]
+    assert [report["step"] for report in reports] == [48, 48]
+    assert {report["compressor"] for report in reports} == {"bf16"}
+    assert json.dumps(reports)
+
+
+def watched_where_rank_0_cannot_write(rank, world_size, folder):
+    """What is logged, and the steps that are made."""
+    told = []
+    logging.getLogger("gradwire.hooks.watching.folder").addFilter(lambda record: told.append(record.getMessage()))
+    handle = gradwire.attach(ddp := DistributedDataParallel(model()), "topk:ratio=0.1")
+    handle.watch(2, None, folder=folder)
+    train(ddp, rank, 6)
+    handle.close()
+    return told, handle.stats().steps
+
+
+def test_a_folder_that_rank_0_cannot_write_is_told_once_and_all_ranks_train_on(ranks, tmp_path):
+    (tmp_path / "file").write_text("")
+    (told, steps), (others, there) = ranks.run(watched_where_rank_0_cannot_write, 2, str(tmp_path / "file" / "live"))
+    assert (steps, there, others) == (6, 6, [])
+    assert len(told) == 1
+    assert "rank 0 cannot write to" in told[0]
+
+
+def test_a_watch_that_tells_nobody_is_refused():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        handle = gradwire.Handle("bf16")
+        for every in (0, float("nan"), "100"):
+            with pytest.raises(ValueError, match=f"every is a number of steps, at least 1; got {every!r}"):
+                handle.watch(every)
+        with pytest.raises(ValueError, match="tells nobody"):
+            handle.watch(to=None)
+        handle.close()
+    finally:
+        dist.destroy_process_group()
+
+
+def watched_where_a_tracker_is(rank, world_size):
+    """As people have it: a tracker on rank 0 alone."""
+    ddp = DistributedDataParallel(nn.Linear(2, 2))
+    handle, told = gradwire.attach(ddp, "bf16"), []
+    with handle.watch(1, None if rank else lambda _, step: told.append(step)):
+        for _ in range(3):
+            ddp(torch.ones(1, 2)).sum().backward()
+    handle.close()
+    return told
+
+
+def test_a_tracker_on_the_first_rank_is_enough(ranks):
+    assert ranks.run(watched_where_a_tracker_is, 2) == [[1, 2], []]
