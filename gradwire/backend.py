@@ -1,5 +1,5 @@
 """The backend of torch.distributed: `import gradwire.backend`, then `init_process_group("gradwire")`."""
 
-from .ddp_core.transport.torch_backend import register
+from .ddp_core.transport.direct.torch_backend import register
 
 register()

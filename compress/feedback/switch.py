@@ -70,7 +70,8 @@ def released(leaves: Iterable[Leaves], layout: Layout, grad: Tensor, residual: R
 def warm_up_steps(compressor: Compressor) -> int:
     """Synced steps until the last stage of every switch inside a compressor has begun.
 
-    >>> warm_up_steps(ErrorFeedback(Switch({0: Dense(), 1000: Dense()})))
+    >>> from gradwire.compress import Dense
+    >>> warm_up_steps(Switch({0: Dense(), 1000: Dense()}))
     1000
     """
     own = max(compressor.starts) if isinstance(compressor, Switch) else 0
