@@ -16,11 +16,10 @@ from ...compress.state.shares import ranks_given
 from ...compress.state.tensors import FIRST, PART
 from ...compress.state.tree import Entries
 from ..buckets.layout import axis_order, grad_dtype, layout_of, plain_names
-from .earlier import brought_up_to_date
 from .model_memory import OWED
 
 logger = logging.getLogger(__name__)
-FORMAT = 3  # also of what a specification leaves to its defaults: tests/ddp_core/memory/test_checkpoint.py has them
+FORMAT = 4  # the default options of compressors belong to it: tests/ddp_core/memory/test_checkpoint.py lists them
 FIELDS = ("step", "buckets", "parameters")
 RANKS = "ranks"  # the field of the states of all ranks
 ADVICE = {
@@ -84,7 +83,6 @@ def checked(
     missing = [key for key in (*expected, *FIELDS) if key not in saved]
     if missing:
         raise ValueError(f"this is no state of a gradwire hook: it lacks {', '.join(missing)}")
-    saved = brought_up_to_date(saved, FORMAT)
     alike = {"compressor"} if saved.get("spec") == specification(compressor) else set()  # options may have come since
     for key, here in expected.items():
         if type(saved[key]) is not type(here) or (saved[key] != here and key not in alike):

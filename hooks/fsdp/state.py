@@ -8,12 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from ...ddp_core.memory.checkpoint import LEFT_OUT
-from ...ddp_core.memory.earlier import repr_of_today
+from ...ddp_core.memory.checkpoint import ADVICE, LEFT_OUT
 
 logger = logging.getLogger(__name__)
-FORMAT = 1
-OF_FORMAT_1 = 1  # the format of handles' states when the first were saved: a repr of today is the same
+FORMAT = 2
 FIELDS = ("gradwire", "reduce", "step", "parameters")
 
 
@@ -40,13 +38,12 @@ def checked(
     missing = [key for key in FIELDS if not isinstance(state, Mapping) or key not in state]
     if missing:
         raise ValueError(f"this is no state of a gradwire handle of FSDP: it lacks {', '.join(missing)}")
-    state = {**state, "reduce": repr_of_today(str(state["reduce"]), OF_FORMAT_1)}
-    for key, here in (("gradwire", FORMAT), ("reduce", reduction)):
+    for key, here, advice in (
+        ("gradwire", FORMAT, ADVICE["gradwire"]),
+        ("reduce", reduction, "attach as it was when the state was saved, load, then swap()"),
+    ):
         if state[key] != here:
-            raise ValueError(
-                f"the state was saved with {key} = {state[key]}, here it is {here}: attach as it was when the state was "
-                "saved, load, then swap()"
-            )
+            raise ValueError(f"the state was saved with {key} = {state[key]}, here it is {here}: {advice}")
     if not all(isinstance(name, str) for name in state["parameters"]):
         raise ValueError(
             f"the parameters of a state go by their names, which are text, got {list(state['parameters'])}"

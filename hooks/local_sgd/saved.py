@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,13 +12,10 @@ from torch import Tensor
 
 from ...compress.state.tree import summed
 from ...ddp_core.memory.bucket_memory import BucketMemory
-from ...ddp_core.memory.earlier import in_words_of_today
 from .fragment import Fragment
 from .rounds import Rounds
 
-FORMAT = 2
-OF_FORMAT_1 = 2  # the format of handles' states then
-COMPRESSOR = re.compile(r"""(?<=compressor=)(['"])(.*?)\1""")
+FORMAT = 3
 FIELDS = ("gradwire_local_steps", "setup", "steps", "round", "parameters", "fragments", "buffers")
 
 
@@ -99,9 +95,13 @@ def _check(state: Any, setup: str, rounds: Rounds) -> None:
     if not isinstance(state, Mapping) or (missing := [key for key in FIELDS if key not in state]):
         lacking = f": it lacks {', '.join(missing)}" if isinstance(state, Mapping) else f", but {type(state).__name__}"
         raise ValueError(f"this is no state of local steps{lacking}")
-    saved_with = _setup(state)
-    if state["gradwire_local_steps"] not in (1, FORMAT) or saved_with != setup:
-        raise ValueError(f"the state was saved with {saved_with}, here it is {setup}")
+    if state["gradwire_local_steps"] != FORMAT:
+        raise ValueError(
+            f"the state was saved with gradwire_local_steps = {state['gradwire_local_steps']}, here it is {FORMAT}: load it "
+            f"with the version of gradwire that wrote it"
+        )
+    if state["setup"] != setup:
+        raise ValueError(f"the state was saved with {state['setup']}, here it is {setup}")
     for part in rounds.fragments:
         layout = part.layout_with(state["parameters"])
         for name, shape in zip(layout.names, layout.shapes, strict=True):
@@ -117,14 +117,6 @@ def _check(state: Any, setup: str, rounds: Rounds) -> None:
         for name, value in state.get("unfrozen", {}).items():
             if name in part.frozen and (not isinstance(value, Tensor) or value.shape != part.value(name).shape):
                 raise ValueError(f"the saved value of the unfrozen parameter {name!r} does not fit the parameter")
-
-
-def _setup(state: Mapping[str, Any]) -> str:
-    """How a state was trained; a compressor of a state of format 1 by the defaults of then."""
-    setup = str(state["setup"])
-    if state["gradwire_local_steps"] != 1:
-        return setup
-    return COMPRESSOR.sub(lambda found: repr(in_words_of_today(found[2], OF_FORMAT_1)), setup)
 
 
 def _memory(states: Sequence[Mapping[str, Any]], part: Fragment, index: int, rounds: Rounds) -> BucketMemory | None:
