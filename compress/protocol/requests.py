@@ -34,7 +34,8 @@ class AllReduce:
     exact: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
-        _check("an all-reduce", self.scope, self.op)
+        if self.scope not in SCOPES or self.op not in OPS:
+            _refuse("an all-reduce", self.scope, self.op)
 
     def sent_bytes(self, members: int) -> float:
         """Bytes that one of so many ranks sends in a ring all-reduce: a reduce-scatter, then an all-gather."""
@@ -55,7 +56,8 @@ class ReduceScatter:
     sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        _check("a reduce-scatter", self.scope, self.op)
+        if self.scope not in SCOPES or self.op not in OPS:
+            _refuse("a reduce-scatter", self.scope, self.op)
 
     def sent_bytes(self, members: int) -> float:
         """Bytes that one rank sends in a ring: every row but one's own."""
@@ -74,7 +76,8 @@ class AllGather:
     sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        _check("an all-gather", self.scope)
+        if self.scope not in SCOPES:
+            _refuse("an all-gather", self.scope)
 
     def sent_bytes(self, members: int) -> float:
         """Bytes that one rank sends when each payload visits every other rank once."""
@@ -89,7 +92,8 @@ class AllToAll:
     scope: Scope = "all"
 
     def __post_init__(self) -> None:
-        _check("an all-to-all", self.scope)
+        if self.scope not in SCOPES:
+            _refuse("an all-to-all", self.scope)
 
     def sent_bytes(self, members: int) -> float:
         """Bytes that one rank sends: every row but its own."""
@@ -100,7 +104,7 @@ Request: TypeAlias = AllReduce | ReduceScatter | AllGather | AllToAll
 Program: TypeAlias = Generator[Request, Tensor, T]
 
 
-def _check(kind: str, scope: str, op: str = "mean") -> None:
+def _refuse(kind: str, scope: str, op: str = "mean") -> None:
     for name, value, allowed in (("op", op, OPS), ("scope", scope, SCOPES)):
         if value not in allowed:
             raise ValueError(f"the {name} of {kind} is {' or '.join(map(repr, allowed))}, got {value!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
@@ -74,7 +75,7 @@ class CompressedAverager:
         self._ends = False  # `end_step` tells when it ends, too
         self._first_ones: set[int] = set()  # identities of the parameters that the first step has brought
         self._compares = True  # the values of parameters: at the first step, and after a load
-        self.turns = StepLock()
+        self.step_lock = StepLock()
         self._warned: Compressor | None = None  # the compressor whose warm-up was logged
 
     @property
@@ -120,24 +121,26 @@ class CompressedAverager:
     def begin_step(self, step: Step) -> None:
         """The first bucket of a synchronized step comes next: give the step its number."""
         self.totals.begin(step, self.memory.step)
-        with self.turns:
+        with self.step_lock.lock:
             if self.before_step is not None:
                 self.before_step()
-            self.turns.make_changes()
+            if self.step_lock.waiting:
+                self.step_lock.make_changes()
             self._inspection.end_step(self.memory, self._step)
             self.totals.count(self._step)
             self._step = step
             self.memory.step += 1
             step.number, self.memory.committed = self.memory.step, False
             self.engines.agreement.step += 1
-            self.turns.begin()
+            self.step_lock.thread = threading.get_ident()
         self._last_index, self._expected = -1, False
 
     def end_step(self) -> None:
         """All averages of the step that `begin_step` began have been handed out."""
-        with self.turns:
+        with self.step_lock.lock:
             self._step.finished = True
-            self.turns.make_changes()
+            if self.step_lock.waiting:
+                self.step_lock.make_changes()
 
     @property
     def under_way(self) -> bool:
@@ -147,8 +150,8 @@ class CompressedAverager:
     def between_steps(self, change: Callable[[], None]) -> None:
         """Change the memory now, or when the step is over that runs on another thread."""
         self.drain()
-        with self.turns:
-            self.turns.between_steps(change, under_way=self.under_way)
+        with self.step_lock.lock:
+            self.step_lock.between_steps(change, under_way=self.under_way)
 
     def start(self, bucket: Sendable) -> Pending:
         """Begin to average a bucket of our own DDP, after those before; its average is what waiting for it gives."""
@@ -203,7 +206,9 @@ class CompressedAverager:
             return bound.engine.submit(task)
         flat, pendings = as_real(buffer), list[Pending]()
         for part in bound.parts:
-            program, layout = part.reduce(flat, self.memory.step - 1, buffer, watched), part.memory.layout
+            whole = part.places is None and part.room is None and flat is buffer
+            layout, number = part.memory.layout, self.memory.step - 1
+            program = part.memory.reduce(flat, number, watched) if whole else part.reduce(flat, number, buffer, watched)
             task = Task(program, part.label, needs_future=future, now=step.now)
             size = flat.element_size()
             step.programs.append(BucketStats(layout.names, layout.numel, task.record, part.memory.gauge, size))
@@ -225,11 +230,11 @@ class CompressedAverager:
             self._inspection.watch(parameters)
         flat = as_real(buffer)
         layout = self._met(named, flat, engine)
-        with self.turns:
+        with self.step_lock.lock:
             parts = parts_of(self.memory, bucket, named, layout)
         parts = [prepared(part, self.memory, engine, flat) for part in parts]
         self._bounds[index] = Bound(self._known, parameters, engine, label, names, parts)
-        with self.turns:
+        with self.step_lock.lock:
             self.memory.arrange(names_by_index(self._bounds))
         return self._bounds[index]
 
@@ -264,7 +269,7 @@ class CompressedAverager:
     def taken(self) -> Snapshot:
         """The memory after the last step that came to its end; on any thread, at any time."""
         self.drain()
-        with self.turns:
+        with self.step_lock.lock:
             return self.memory.taken(under_way=self.under_way)
 
     def load(self, saved: Mapping[str, Any], *, follow: bool = True) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -53,9 +54,9 @@ class ShardAverager:
         self.totals, self._step = Totals(), Step()
         self._agreed = False  # since the last change
         self.before_step: Callable[[], None] = lambda: None  # what the handle does before a step begins
-        self.turns = StepLock()
+        self.step_lock = StepLock()
         if replicas is not None:
-            self.turns.lock = replicas.turns.lock
+            self.step_lock.lock = replicas.step_lock.lock
 
     def gather(self, index: int, names: tuple[str, ...], mine: Tensor, out: Tensor, *, training: bool) -> Pending:
         """Begin to fill `out` with the rows of all ranks, of which `mine` is this one's; outside of training, in no step."""
@@ -70,7 +71,7 @@ class ShardAverager:
 
     def reduce(self, index: int, layout: ShardLayout, grad: Tensor, out: Tensor, scale: float) -> Pending:
         """Begin to fill `out` with `scale` times the mean over ranks of this rank's row of `grad`."""
-        with self.turns:
+        with self.step_lock.lock:
             state, names = self.memory.get(index, layout), layout.whole.names
         task = Task(self.memory.reduction.reduce(grad, state, out, scale), labelled(index, names))
         return self._submit(task, BucketStats(names, grad.numel(), task.record, None, grad.element_size()))
@@ -111,26 +112,28 @@ class ShardAverager:
 
     def begin_step(self) -> None:
         """The first gradients of a step come next."""
-        with self.turns:
+        with self.step_lock.lock:
             self.before_step()
-            self.turns.make_changes()
+            if self.step_lock.waiting:
+                self.step_lock.make_changes()
             self.memory.begin_step()
             self.engines.agreement.step += 1
-            self.turns.begin()
+            self.step_lock.thread = threading.get_ident()
 
     def end_step(self) -> None:
         """All shards of the step are there; where they are still averaged over replicas, end it when these are done."""
-        with self.turns:
+        with self.step_lock.lock:
             if self._replicas is not None and self._replicas.under_way:
                 return
             self.memory.end_step()
             self._step.finished = True
-            self.turns.make_changes()
+            if self.step_lock.waiting:
+                self.step_lock.make_changes()
 
     def between_steps(self, change: Callable[[], None]) -> None:
         """Change the memory now, or when the step is over that runs on another thread."""
-        with self.turns:
-            self.turns.between_steps(change, under_way=self.memory.under_way)
+        with self.step_lock.lock:
+            self.step_lock.between_steps(change, under_way=self.memory.under_way)
 
     def stats(self) -> Stats:
         """What modules cost in the last step, and in all."""
@@ -138,7 +141,7 @@ class ShardAverager:
 
     def taken(self) -> ShardSnapshot:
         """The memory after the last step that came to its end; on any thread, at any time."""
-        with self.turns:
+        with self.step_lock.lock:
             return self.memory.taken()
 
     def measured(self) -> Measured:
@@ -156,7 +159,7 @@ class ShardAverager:
 
     def loaded(self, parameters: Mapping[str, Mapping[str, Any]]) -> dict[int, ShardState]:
         """The states of modules as they were saved. Raises ValueError, changing nothing, for a shape that does not fit."""
-        with self.turns:
+        with self.step_lock.lock:
             return self.memory.loaded(parameters)
 
     def load(self, states: Mapping[int, ShardState], step: int) -> None:

@@ -102,18 +102,13 @@ class GradBucket:
         self._sent: list[int] | None = None  # places of the members that are sent, where these are not all
 
     def bring(self, index: int) -> None:
-        """A gradient is ready. A large one is copied at once, while it is in the cache, and its memory is free again.
+        """Take the gradient of a member. A large one is copied at once, while it is in the cache, and its memory is free again.
 
         Not the last one: those that are left are copied together.
         """
         self.waiting -= 1
-        place = self._places[index]
-        if self._large[place] and self.waiting:
+        if self.waiting and self._large[place := self._places[index]]:
             undifferentiated(self._copy, place)
-
-    def skip(self) -> None:
-        """One gradient will not come."""
-        self.waiting -= 1
 
     def _copy(self, place: int) -> None:
         parameter, view = self.all_parameters[place], self._views[place]

@@ -65,7 +65,8 @@ class BucketMemory:
         """Average the bucket over ranks, in place of `flat`. `watched`: it has a say in whether the step counts."""
         if self._counts_on_cuda:
             refuse_capture()
-        self._leaves.set_step(step)
+        if self._leaves.counters:
+            self._leaves.set_step(step)
         used = self._used(flat) if self._asks else None
         rest = None if self._owed is None else self._bring_out(flat, self._owed)
         if used is not None:

@@ -55,6 +55,9 @@ class Reducer(HookedParameters):
         self._bypass: Bypass | None = Bypass()  # until the first forward
         living.add(self)
         self.finished = 0
+        self.traced: Sequence[int] = ()  # the parameters that the last step reached, by index, in the order they got ready
+        self.usage: Usage | None = None  # of the last step
+        self._reached_others = False  # two steps have reached different parameters
         self.share = 1.0  # of the ranks that have inputs, where the average is to be over these
         self.before_sending: Callable[[Sendable], None] | None = None
         self.at_end: list[Callable[[], None]] = []
@@ -198,7 +201,7 @@ class Reducer(HookedParameters):
         if brought:
             bucket.bring(index)
         else:
-            bucket.skip()
+            bucket.waiting -= 1
         if bucket.waiting:
             return False
         backward.step.ready[bucket.number] = backward.step.now()
@@ -316,6 +319,11 @@ class Reducer(HookedParameters):
 
     def _end_step(self, backward: Backward) -> None:
         """This rank has given what it has to give."""
+        if backward.order:  # not where this rank had no inputs
+            before, self.traced = self.traced or backward.order, backward.order
+            if before != self.traced and set(before) != set(self.traced):
+                self._reached_others = True
+        self.usage = backward.usage
         if self.rules.static_graph:
             self._static_usage = backward.used_by_any()
         self._used = bytearray(len(self.parameters))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
@@ -13,7 +12,6 @@ from ..averaging.user_hook import Averager
 from ..measure.step import Step
 from ..reducer.backward_pass import Backward
 from ..reducer.reducer import Reducer
-from ..reducer.unused_parameters import Usage
 from .logger import Logger
 
 
@@ -21,9 +19,6 @@ class TorchReducer(Reducer):
     """A reducer that writes its errors to a logger, and answers to some of the names of torch's."""
 
     logger: Logger | None = None
-    usage: Usage | None = None  # of the last step
-    traced: Sequence[int] = ()  # the parameters that the last step reached, by index, in the order they got ready
-    _changed = False  # whether two steps have reached different parameters
 
     def fills_buckets(self) -> bool:
         """Whether gradients go into buckets, now or at the end of this backward."""
@@ -80,17 +75,9 @@ class TorchReducer(Reducer):
                 self.logger.set_error_and_log(text)
         return super()._failure(text)
 
-    def _end_step(self, backward: Backward) -> None:
-        if backward.order:  # not where this rank had no inputs
-            before, self.traced = self.traced or backward.order, backward.order
-            if before != self.traced and set(before) != set(self.traced):
-                self._changed = True
-        self.usage = backward.usage
-        super()._end_step(backward)
-
     def _ddp_graph_static(self) -> bool:
         """Whether all steps so far have reached the same parameters."""
-        return not self._changed
+        return not self._reached_others
 
     def _get_local_used_map(self) -> Tensor:
         """By index, how many ranks used a parameter in the last step, int32; the number of all ranks if nobody asked."""

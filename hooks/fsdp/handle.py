@@ -98,7 +98,7 @@ class ShardHandle(Observed):
         another thread, which is not held up.
         """
         averager, replicas = self.averager, self.replicas
-        with averager.turns:  # of both after the same step
+        with averager.step_lock.lock:  # of both after the same step
             if self._loss_scale is not None:
                 averager.between_steps(self._loss_scale.catch_up)  # the scaler is saved with its new scale
             taken, of_replicas = averager.taken(), None if replicas is None else replicas.averager.taken()

@@ -59,7 +59,7 @@ class ReplicaSteps:
 
     def end_step(self) -> None:
         """All averages are there."""
-        with self._handle.averager.turns:
+        with self._handle.averager.step_lock.lock:
             self._handle.averager.end_step()
             if self._shards is not None:
                 self._shards.end_step()
