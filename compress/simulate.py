@@ -18,7 +18,7 @@ from .protocol.compressor import Compressor, children, inside
 from .protocol.layout import Layout
 from .protocol.requests import AllGather, AllReduce, AllToAll, Program, ReduceScatter, Request
 from .protocol.scopes import Scope, members
-from .protocol.together import Running
+from .protocol.together import next_request
 from .state.agreed import choices, most_methods
 from .state.shares import placed_on_hosts
 from .state.tree import Leaves
@@ -65,14 +65,13 @@ def simulate(
     `asked` is told of each request of rank 0. Raises RuntimeError where ranks ask each other for different things, which
     on a real group would hang or send garbage.
     """
-    ranks = [Running(program) for program in programs]
-    while any(rank.request is not None for rank in ranks):
-        requests = [rank.request for rank in ranks]
+    ranks = [next_request(program, None) for program in programs]
+    while any(request is not None for request, _ in ranks):
+        requests = [request for request, _ in ranks]
         if asked is not None and requests[0] is not None:
             asked(requests[0])
-        for rank, reply in zip(ranks, _replies(requests, ranks_per_host), strict=True):
-            rank.advance(reply)
-    return [rank.result for rank in ranks]
+        ranks = list(map(next_request, programs, _replies(requests, ranks_per_host)))
+    return [result for _, result in ranks]
 
 
 def _replies(requests: Sequence[Request | None], ranks_per_host: int) -> list[Tensor]:
@@ -151,10 +150,11 @@ def requests_of(compressor: Compressor, layout: Layout, step: int, method: int |
     for choice in choices(state):
         choice.fixed = method
     grad = torch.zeros(layout.numel, dtype=layout.dtype, device=layout.device)
-    running = Running(compressor.reduce(grad, state))
-    while (request := running.request) is not None:
+    program = compressor.reduce(grad, state)
+    request, _ = next_request(program, None)
+    while request is not None:
         yield request
-        running.advance(alike(request, layout.members(request.scope), layout.rank))
+        request, _ = next_request(program, alike(request, layout.members(request.scope), layout.rank))
 
 
 def steady_traffic(compressor: Compressor, layouts: Sequence[Layout]) -> Traffic:

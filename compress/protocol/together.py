@@ -33,49 +33,35 @@ def next_request(program: Program[Any], reply: Tensor | None) -> tuple[Request |
     return asked, None
 
 
-class Running:
-    """A program, what it asks for now, and in the end what it returned."""
-
-    def __init__(self, program: Program[Any]) -> None:
-        self.program = program
-        self.request: Request | None = None
-        self.result: Any = None
-        self.advance(None)
-
-    def advance(self, reply: Tensor | None) -> None:
-        """Run on to the next request; `reply` answers the last one (None at the start)."""
-        self.request, self.result = next_request(self.program, reply)
-
-
 def together(*programs: Program[Any]) -> Program[list[Any]]:
     """Run programs in lock step and return their results in order.
 
     Requests of one round that are alike (kind, operation, scope, dtype) travel as one collective, in the order in which the
     programs were given.
     """
-    running: list[Running] = []
+    asked: list[tuple[Request | None, Any]] = []  # the request of each program now, and what it returned
     try:
         for program in programs:
-            running.append(Running(program))
-        while any(member.request is not None for member in running):
-            for group in _alike(running):
-                requests = [member.request for member in group if member.request is not None]
-                reply = yield _merged(requests)
-                for member, part in zip(group, _parted(requests, reply), strict=True):
-                    member.advance(part)
+            asked.append(next_request(program, None))
+        while any(request is not None for request, _ in asked):
+            for group in _alike([request for request, _ in asked]):
+                reply = yield _merged(list(group.values()))
+                for place, part in zip(group, _parted(list(group.values()), reply), strict=True):
+                    asked[place] = next_request(programs[place], part)
     finally:
         for program in programs:
             program.close()
-    return [member.result for member in running]
+    return [result for _, result in asked]
 
 
-def _alike(running: Sequence[Running]) -> list[list[Running]]:
-    groups: dict[object, list[Running]] = {}
-    for member in running:
-        if (request := member.request) is not None:
-            alone = id(member) if getattr(request, "sizes", ()) else None  # rows that differ travel by themselves
+def _alike(requests: Sequence[Request | None]) -> list[dict[int, Request]]:
+    """The requests that travel as one collective, by place; None stands for a program that has ended."""
+    groups: dict[object, dict[int, Request]] = {}
+    for place, request in enumerate(requests):
+        if request is not None:
+            alone = place if getattr(request, "sizes", ()) else None  # rows that differ travel by themselves
             key = (type(request), getattr(request, "op", None), request.scope, request.tensor.dtype, alone)
-            groups.setdefault(key, []).append(member)
+            groups.setdefault(key, {})[place] = request
     return list(groups.values())
 
 
