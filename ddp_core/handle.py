@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..compress import Compressor, Spec, compressor, specification, tuned
 from .averaging.averager import CompressedAverager
+from .averaging.torch_steps import TorchSteps
 from .buckets.layout import plain_names
 from .engine.engine import DEFAULT_TIMEOUT
 from .measure.metrics import metrics
@@ -104,6 +105,7 @@ class Handle(Observed):
     ) -> None:
         groups = [process_group] if isinstance(process_group, dist.ProcessGroup) else process_group or ()
         self.averager = CompressedAverager(compressor(spec), groups, timeout, partial=partial, decorate=transport)
+        self.torch_steps = TorchSteps(self.averager)
         self._bound = False
         self.frozen: frozenset[str] = frozenset()  # names of the model's parameters that do not train
         self._loss_scale: LossScale | None = None
@@ -142,7 +144,7 @@ class Handle(Observed):
         """Average a bucket over ranks; DDP's hook. The future holds the bucket's buffer, averaged in place."""
         if self.before_bucket is not None:
             self.before_bucket(bucket)
-        return self.averager.average(bucket)
+        return self.torch_steps.average(bucket)
 
     @property
     def compressor(self) -> Compressor:

@@ -181,4 +181,4 @@ def comm_hook(
 
 
 def _forward_begins(handle: Handle, *_: Any) -> None:
-    handle.averager.expect_step()
+    handle.torch_steps.expect()

@@ -8,13 +8,11 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd import Variable
 
 from ...compress import AllReduce, Compressor, Layout, warm_up
 from ...compress.simulate import operations_of
@@ -63,17 +61,12 @@ class CompressedAverager:
         self.sparse = False  # whether any bucket of our own DDP is; then all buckets go beside backward, in one order
         self._bounds: dict[int, Bound] = {}
         self._known = object()  # made anew when what is known of buckets is forgotten
-        self._step = Step()
+        self.step = Step()  # the last one; its number is 0 until one has begun, and after a swap or a load
         self._inspection = Inspection(compressor)
         self.totals, self._process = Totals(), os.getpid()
         self._loaded_order: list[str] = []
-        self._last_index = -1  # of the bucket that a hook was given
-        self._expected = True  # the next one is the first of a step, whatever its index
         self.before_step: Callable[[], None] | None = None  # what the handle does before a step begins
         self.drain: Callable[[], None] = lambda: None  # waits for averages that are handed out after backward's end
-        self._told = False  # when a step begins; else the indices of buckets alone tell
-        self._ends = False  # `end_step` tells when it ends, too
-        self._first_ones: set[int] = set()  # identities of the parameters that the first step has brought
         self._compares = True  # the values of parameters: at the first step, and after a load
         self.step_lock = StepLock()
         self._warned: Compressor | None = None  # the compressor whose warm-up was logged
@@ -90,33 +83,18 @@ class CompressedAverager:
 
     def stats(self) -> Stats:
         """What buckets cost in the last step, and in all."""
-        return self.totals.stats(self._step, self.memory.step)
+        return self.totals.stats(self.step, self.memory.step)
 
     def measured(self) -> Measured:
         """What was noted of the last steps."""
-        steps, engines = self.totals.recent_and(None if self.under_way else self._step), self.engines
-        begun, ranks, on_host = engines.agreement.step, engines.group.size(), engines.on_host
+        steps, engines = self.totals.recent_and(None if self.under_way else self.step), self.engines
+        begun, ranks, on_host = self.steps_begun, engines.group.size(), engines.on_host
         warming = warm_up(self.memory.compressor, self.memory.step)
         return Measured(steps, self.stats(), begun, ranks, on_host=on_host, warm_up=warming)
 
     def rooms(self, device: torch.device) -> Rooms:
         """Where buckets of our own DDP may best lie."""
         return self.engines.rooms(self.memory.compressor, device, sums=self.scale != 1.0)
-
-    def expect_step(self, *, ends: bool = False) -> None:
-        """The next bucket for a hook is the first of a step, whatever its index. `ends`: `end_step` is called at its end."""
-        self._expected = self._told = True
-        self._ends = ends
-
-    def _begin_told(self) -> None:
-        """Begin a step of a hook; where no index tells which bucket is the last one, the end of backward does."""
-        self.begin_step(step := Step())
-        if self._ends or not self._told:
-            return
-        if torch._C._current_graph_task_id() == -1:
-            step.sent = True
-        else:
-            Variable._execution_engine.queue_callback(partial(setattr, step, "sent", True))
 
     def begin_step(self, step: Step) -> None:
         """The first bucket of a synchronized step comes next: give the step its number."""
@@ -126,26 +104,30 @@ class CompressedAverager:
                 self.before_step()
             if self.step_lock.waiting:
                 self.step_lock.make_changes()
-            self._inspection.end_step(self.memory, self._step)
-            self.totals.count(self._step)
-            self._step = step
+            self._inspection.end_step(self.memory, self.step)
+            self.totals.count(self.step)
+            self.step = step
             self.memory.step += 1
             step.number, self.memory.committed = self.memory.step, False
             self.engines.agreement.step += 1
             self.step_lock.thread = threading.get_ident()
-        self._last_index, self._expected = -1, False
 
     def end_step(self) -> None:
         """All averages of the step that `begin_step` began have been handed out."""
         with self.step_lock.lock:
-            self._step.finished = True
+            self.step.finished = True
             if self.step_lock.waiting:
                 self.step_lock.make_changes()
 
     @property
+    def steps_begun(self) -> int:
+        """Steps since construction."""
+        return self.engines.agreement.step
+
+    @property
     def under_way(self) -> bool:
         """Whether a step has begun and not come to its end, as far as its buckets tell."""
-        return self._step.under_way(idle=self.engines.idle)
+        return self.step.under_way(idle=self.engines.idle)
 
     def between_steps(self, change: Callable[[], None]) -> None:
         """Change the memory now, or when the step is over that runs on another thread."""
@@ -164,9 +146,9 @@ class CompressedAverager:
         if bucket.flat is not bound.buffer:  # parts of it are not sent, or lie elsewhere
             total, names = AllReduce(as_real(bucket.flat), "sum"), tuple(map(self._name, bucket.parameters()))
         assert total is not None
-        task = Task(one_round(total), bound.label, now=self._step.now)
+        task = Task(one_round(total), bound.label, now=self.step.now)
         size = total.tensor.element_size()
-        self._step.programs.append(BucketStats(names, total.tensor.numel(), task.record, element_bytes=size))
+        self.step.programs.append(BucketStats(names, total.tensor.numel(), task.record, element_bytes=size))
         return bound.engine.submit(task, on_wait=not self.sparse)
 
     def _bind_own(self, bucket: Sendable) -> Bound:
@@ -179,25 +161,16 @@ class CompressedAverager:
         if os.getpid() != self._process:
             raise RuntimeError(FORKED)
         parameters = bucket.parameters()
-        first = self.engines.agreement.step == 1  # that of a static graph has all its buckets at index 0
-        static = first and self._told and id(parameters[0]) not in self._first_ones
-        if self._expected or (bucket.index() <= self._last_index and not static):
-            self._begin_told()
-        if self.engines.agreement.step == 1:
-            self._first_ones.update(map(id, parameters))
         bound = self._bounds.get(bucket.index())
         if bound is None or list(map(id, bound.parameters)) != list(map(id, parameters)):
             bound = self._bind(bucket, parameters)
         pending = self._averages(bound, bucket, future=True)
-        self._last_index = bucket.index()
-        if not self._told:
-            self._step.sent = bucket.is_last()
         assert isinstance(pending, FuturePending)
         return pending.future
 
     def _averages(self, bound: Bound, bucket: dist.GradBucket | Sendable, *, future: bool = False) -> Pending:
         """The average of a bucket, by a program for each of ours in it, beside backward. `future`: it must be one."""
-        buffer, step, watched = bucket.buffer(), self._step, self.memory.watched
+        buffer, step, watched = bucket.buffer(), self.step, self.memory.watched
         if isinstance(bucket, SparseBucket):
             program = self.memory.reduce_sparse(buffer, self.engines.group.size(), watched)
             task = Task(program, bound.label, needs_future=future, now=step.now)
@@ -299,10 +272,10 @@ class CompressedAverager:
 
     def _forget(self) -> None:
         """What was known of buckets is so no more, and what a step under way did no longer matters."""
-        self.totals.count(self._step)
-        self._step = Step()
+        self.totals.count(self.step)
+        self.step = Step()
         self._bounds, self._known = {}, object()
-        self._expected = self.engines.agreement.due = True
+        self.engines.agreement.due = True
         self._inspection.watch(())
 
     def close(self) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Callable
 class StepLock:
     """Orders what threads do with a memory.
 
-    `lock`: held while a step begins or ends, and while a thread takes a snapshot or makes a change; two averagers whose steps
-    end together share it. `thread`: id of the thread that began the current step. `waiting`: changes that other threads asked
-    for during a step; its end makes them.
+    `lock`: held while a step begins or ends, and while a thread takes a snapshot or makes a change. Two averagers whose
+    steps end together share it. `thread`: id of the thread that began the current step. `waiting`: changes that other
+    threads asked for during a step; its end makes them.
     """
 
     def __init__(self) -> None:

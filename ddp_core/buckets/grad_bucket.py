@@ -102,9 +102,10 @@ class GradBucket:
         self._sent: list[int] | None = None  # places of the members that are sent, where these are not all
 
     def bring(self, index: int) -> None:
-        """Take the gradient of a member. A large one is copied at once, while it is in the cache, and its memory is free again.
+        """Take the gradient of a member.
 
-        Not the last one: those that are left are copied together.
+        A large one is copied at once, while it is in the cache, and its memory is free again. Not the last one: those that
+        are left are copied together.
         """
         self.waiting -= 1
         if self.waiting and self._large[place := self._places[index]]:

@@ -55,7 +55,9 @@ class Reducer(HookedParameters):
         self._bypass: Bypass | None = Bypass()  # until the first forward
         living.add(self)
         self.finished = 0
-        self.traced: Sequence[int] = ()  # the parameters that the last step reached, by index, in the order they got ready
+        self.traced: Sequence[
+            int
+        ] = ()  # the parameters that the last step reached, by index, in the order they got ready
         self.usage: Usage | None = None  # of the last step
         self._reached_others = False  # two steps have reached different parameters
         self.share = 1.0  # of the ranks that have inputs, where the average is to be over these

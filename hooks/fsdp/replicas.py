@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...ddp_core import FuturePending, Handle
 from ...ddp_core.averaging.shard_averager import ShardAverager
+from ...ddp_core.measure.step import Step
 from .arrivals import Arrivals
 from .modules import ShardedModule
 
@@ -33,7 +34,7 @@ class ShardBucket:
         return self._parameters
 
     def is_last(self) -> bool:
-        """Nobody knows: see `CompressedAverager.expect_step`."""
+        """False: the end of a step is known in another way."""
         return False
 
 
@@ -48,8 +49,8 @@ class ReplicaSteps:
         self._modules = 0
 
     def begin_step(self) -> None:
-        """The next bucket is the first of a step."""
-        self._handle.averager.expect_step(ends=True)
+        """Begin a step, before its first bucket."""
+        self._handle.averager.begin_step(Step())
         self._modules = 0
 
     def next_index(self) -> int:

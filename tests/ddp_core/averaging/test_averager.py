@@ -8,6 +8,7 @@ import torch
 
 from gradwire.compress import compressor
 from gradwire.ddp_core.averaging.averager import CompressedAverager
+from gradwire.ddp_core.averaging.torch_steps import TorchSteps
 
 LIMIT = timedelta(seconds=20)
 SIZE = 8
@@ -45,6 +46,11 @@ def averager(group):
     made.close()
 
 
+@pytest.fixture
+def steps(averager):
+    return TorchSteps(averager)
+
+
 BUCKETS = 3
 
 
@@ -52,65 +58,65 @@ def buckets():
     return [Bucket(index, index == BUCKETS - 1) for index in range(BUCKETS)]
 
 
-def sent(averager, buckets, value=1.0):
+def sent(steps, buckets, value=1.0):
     for bucket in buckets:
-        averager.average(bucket.give(value)).wait()
+        steps.average(bucket.give(value)).wait()
 
 
-def test_a_step_begins_with_the_bucket_whose_index_does_not_rise(averager):
+def test_a_step_begins_with_the_bucket_whose_index_does_not_rise(averager, steps):
     mine = buckets()
     for _ in range(3):
-        sent(averager, mine)
+        sent(steps, mine)
     stats = averager.stats()
     assert stats.steps == 3
     assert [each.parameters for each in stats.buckets] == [("0",), ("1",), ("2",)]
-    sent(averager, mine[:1])
+    sent(steps, mine[:1])
     assert averager.stats().steps == 4
     assert averager.measured().begun == 4
 
 
-def test_who_says_when_steps_begin_may_begin_one_with_any_bucket_and_end_it_with_any(averager):
+def test_who_says_when_steps_begin_may_begin_one_with_any_bucket_and_end_it_with_any(averager, steps):
     mine = buckets()
     for bucket in mine:
-        averager.expect_step()
-        sent(averager, [bucket])
+        steps.expect()
+        sent(steps, [bucket])
     assert averager.stats().steps == BUCKETS
     assert [each.parameters for each in averager.stats().buckets] == [("2",)]
 
 
-def test_a_change_of_another_thread_waits_for_the_end_of_the_step_and_one_of_this_thread_does_not(averager):
+def test_a_change_of_another_thread_waits_for_the_end_of_the_step_and_one_of_this_thread_does_not(averager, steps):
     first, *others = buckets()
-    sent(averager, [first])
+    sent(steps, [first])
     before, after = averager.memory.compressor, compressor("onebit")
     thread = threading.Thread(target=averager.replace, args=(after,))
     thread.start()
     thread.join()
     assert averager.memory.compressor is before
-    sent(averager, others)
+    sent(steps, others)
     averager.end_step()
     assert averager.memory.compressor is after
-    sent(averager, [first])  # it breaks off here
+    sent(steps, [first])  # it breaks off here
     averager.replace(before)
     assert averager.memory.compressor is before
 
 
-def test_what_is_taken_in_the_middle_of_a_step_is_from_before_it(averager):
+def test_what_is_taken_in_the_middle_of_a_step_is_from_before_it(averager, steps):
     mine = buckets()
-    sent(averager, mine)
+    sent(steps, mine)
     averager.end_step()
     expected = averager.taken().state_dict()
-    sent(averager, mine[:1], value=5.0)
+    sent(steps, mine[:1], value=5.0)
     taken = averager.taken().state_dict()
     assert taken["step"] == expected["step"] == 1
     for name, fields in expected["parameters"].items():
         assert torch.equal(taken["parameters"][name]["residual"], fields["residual"])
 
 
-def test_another_compressor_goes_on_with_all_that_was_held_back(averager):
+def test_another_compressor_goes_on_with_all_that_was_held_back(averager, steps):
     (bucket,) = [Bucket(0, True)]
-    sent(averager, [bucket])  # one of eight ones leaves
+    sent(steps, [bucket])  # one of eight ones leaves
     averager.end_step()
     averager.replace(compressor("none"))
     assert averager.scale == 1.0  # gradients come undivided: something is owed
-    average = averager.average(bucket.give(0.0)).wait()
+    average = steps.average(bucket.give(0.0)).wait()
     assert sorted(average.tolist()) == [0.0] + [1.0] * (SIZE - 1)
