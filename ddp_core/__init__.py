@@ -10,7 +10,7 @@ from .measure.step import BucketStats
 from .measure.trace import trace
 from .memory.loss_scale import LossScale, Scaler
 from .module import DistributedDataParallel
-from .reducer.graph import gradient_node
+from .reducer.autograd import gradient_node
 from .reducer.messages import taken
 from .reducer.output_nodes import watched
 from .reducer.stray_gradients import Strays

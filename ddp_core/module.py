@@ -24,14 +24,14 @@ from .handle import Handle
 from .measure.timeline import StepTimes
 from .memory.loss_scale import Scaler
 from .overlap.overlap import Overlap
+from .reducer.autograd import outside_transforms, transformed
 from .reducer.bucket_order import BucketOrder
 from .reducer.forks import ForkGuard
 from .reducer.module_buffers import BufferSync
 from .reducer.output_nodes import watched
+from .reducer.parameter_hooks import weak_call
 from .reducer.same_model import described, verify
 from .reducer.stray_gradients import Strays
-from .reducer.transforms import outside_transforms, transformed
-from .reducer.weak_call import weak_call
 from .torch_compat.arguments import Arguments, localize, states, trained, trained_now
 from .torch_compat.attributes import TorchFace
 from .torch_compat.join import ShadowSteps
@@ -131,8 +131,8 @@ class DistributedDataParallel(TorchFace):
         averages: Averager = averager if self._hook is None else HookAverager(*self._hook)
         self.reducer = TorchReducer(parameters, names, assignment, rules, self.process_group, averages, timeout)
         self.reducer.at_end.append(self._buffers_sync.wait)
-        self._strays = Strays(named, self.reducer.nodes, REFRESH)
-        self._forks = ForkGuard(self.reducer.nodes, weak_call(self.reducer.fills_buckets))
+        self._strays = Strays(named, self.reducer.hooks.nodes, REFRESH)
+        self._forks = ForkGuard(self.reducer.hooks.nodes, weak_call(self.reducer.fills_buckets))
         self.timeline = self.reducer.timeline
         self._order = BucketOrder(assignment, names, self.process_group, self.device)
         self._lazy_init_ran = False

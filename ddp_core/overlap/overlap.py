@@ -27,11 +27,11 @@ from torch.autograd.graph import increment_version
 from ..averaging.averager import CompressedAverager
 from ..buckets.assignment import own_rooms
 from ..buckets.sparse import SparseBucket
+from ..reducer.autograd import compiles, scripted
 from ..reducer.backward_pass import Backward
 from ..reducer.bucket_order import BucketOrder
-from ..reducer.compiled import compiles, scripted
+from ..reducer.parameter_hooks import weak_call
 from ..reducer.reducer import Reducer
-from ..reducer.weak_call import weak_call
 from . import messages
 from .awaited import Awaited, clear
 from .early_reads import Readers

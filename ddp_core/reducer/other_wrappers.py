@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable
+from typing import Any
 from weakref import WeakSet
 
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from .hooked_parameters import HookedParameters
-
 TIMES = 2  # updates of a parameter by gradients that nobody averages, until that is no accident
-living: WeakSet[HookedParameters] = WeakSet()  # the reducers of this process
+living: WeakSet[Any] = WeakSet()  # the reducers of this process
 
 
 class Bypass:
@@ -33,7 +32,7 @@ class Bypass:
         return self._updates == TIMES
 
 
-def shared(parameter: Tensor, mine: HookedParameters) -> bool:
+def shared(parameter: Tensor, mine: object) -> bool:
     """Return True if another wrapper averages the parameter, too. It looks at all objects: ask once."""
     if any(_among(parameter, each.parameters) for each in living if each is not mine):
         return True

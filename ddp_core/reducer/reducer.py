@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -19,16 +20,14 @@ from ..buckets.slices import Sendable
 from ..measure.step import Step
 from ..measure.timeline import Timeline
 from . import messages
+from .autograd import arriving, gradient_node, in_compiled_backward
 from .backward_pass import Backward, Later, Rules
-from .compiled import in_compiled_backward
-from .graph import arriving, gradient_node
-from .hooked_parameters import HookedParameters
 from .other_wrappers import Bypass, living, shared
+from .parameter_hooks import ParameterHooks, weak_call
 from .unused_parameters import Usage
-from .weak_call import weak_call
 
 
-class Reducer(HookedParameters):
+class Reducer:
     """Averages the gradients of `parameters` during backward, by `averager`, bucket by bucket.
 
     `names`: of the parameters, for messages. `assignment`: their buckets. `timeout`: of waits on the CPU.
@@ -44,7 +43,9 @@ class Reducer(HookedParameters):
         averager: Averager,
         timeout: timedelta,
     ) -> None:
-        super().__init__(parameters, names, weak_call(self.fired))
+        self.parameters, self.names = list(parameters), list(names)
+        self.hooks = ParameterHooks(self.parameters, weak_call(self.fired))
+        self._warned: set[str] = set()
         self.averager, self.group = averager, group
         self.rules, self._timeout = rules, timeout
         self._firings: list[int] | None = None  # of each parameter's hook in a step; None until a static graph is known
@@ -69,10 +70,34 @@ class Reducer(HookedParameters):
         self.anchor = torch.zeros((), requires_grad=True, device="cpu")
         self._anchor_node = gradient_node(self.anchor)
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the parameters; of several devices, that of the first parameter."""
+        return self.parameters[0].device
+
+    def names_of(self, indices: Iterable[int]) -> list[str]:
+        """Return the names of parameters."""
+        return [self.names[index] for index in indices]
+
+    def detach(self) -> None:
+        """Average no more: take the hooks off the parameters."""
+        self.hooks.detach()
+
+    def _failure(self, text: str) -> RuntimeError:
+        """Return the error to raise. This reducer averages no more; another one may."""
+        self.detach()
+        return RuntimeError(text)
+
+    def _warn(self, reason: str, text: str) -> None:
+        """Warn once for each reason."""
+        if reason not in self._warned:
+            self._warned.add(reason)
+            warnings.warn(text, stacklevel=3)
+
     def begin(self) -> None:
         """The end of a forward whose backward is to be synchronized."""
         self.require_finished()
-        self.keep_from_compiler()
+        self.hooks.keep_from_compiler()
         self._over, self._bypass = False, None
         self._backward = self._opened(Step(forward=self.timeline.forward, now=self.timeline.now))
         for index, firings in enumerate(self._firings or ()):
@@ -98,7 +123,7 @@ class Reducer(HookedParameters):
     def pause(self) -> None:
         """A forward whose backward is not synchronized."""
         self.require_finished()
-        self.keep_from_compiler()
+        self.hooks.keep_from_compiler()
         self._over, self._bypass = False, None
 
     @property
@@ -113,11 +138,11 @@ class Reducer(HookedParameters):
 
     def start(self) -> None:
         """The beginning of a backward, told by a sink or the first gradient: what it will not reach is ready."""
-        with self._lock:
+        with self.hooks.lock:
             backward = self._backward
             if backward is None or backward.started:
                 return
-            comes = arriving(self.nodes, self._anchor_node)
+            comes = arriving(self.hooks.nodes, self._anchor_node)
             if comes is None:
                 return
             backward.started = True

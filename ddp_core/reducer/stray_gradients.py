@@ -10,9 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from . import messages
-from .graph import gradient_node
-from .transforms import outside_transforms
-from .weak_call import weak_call
+from .autograd import gradient_node, outside_transforms
+from .parameter_hooks import weak_call
 
 INTERVAL = 64  # synchronized forwards between two looks
 

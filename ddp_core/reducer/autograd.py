@@ -1,0 +1,74 @@
+"""What autograd, the compiler and torch.func's transforms are doing: which gradients come, and what runs without Python."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.autograd.graph import get_gradient_edge
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def gradient_node(parameter: Tensor) -> Any:
+    """The node that accumulates a parameter's gradient. It lives only as long as somebody holds it.
+
+    It runs on the stream that is current where it is made, as with torch's DDP: training on another one would have these
+    streams wait for each other parameter by parameter, and a step on the default stream cannot be captured in a CUDA graph.
+    """
+    with torch.enable_grad():
+        return get_gradient_edge(parameter).node
+
+
+def arriving(nodes: Sequence[Any], anchor: Any) -> list[bool] | None:
+    """Which of the gradient nodes the running backward will execute; None in one that accumulates no gradients.
+
+    `torch.autograd.grad` is such a one. `anchor`: the gradient node of a tensor that is an input of every sink.
+    """
+    executes = torch._C._will_engine_execute_node
+    if executes(anchor):
+        return [executes(node) for node in nodes]
+    try:
+        found = [executes(node) for node in nodes]  # a backward(inputs=...), or one that passes no sink
+    except RuntimeError:  # torch.autograd.grad with respect to parameters
+        return None
+    return found if any(found) else None
+
+
+def compiles() -> bool:
+    """Whether anything in this process went through torch.compile: its graphs take parameters as they are."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    return any(backend is not None for backend in tuple(getattr(dynamo, "cached_backends", {}).values()))
+
+
+def in_compiled_backward() -> bool:
+    """Return True inside a backward that compiled autograd runs."""
+    return bool(getattr(sys.modules.get("torch._dynamo.compiled_autograd"), "in_compiled_autograd_region", False))
+
+
+def scripted(module: nn.Module) -> bool:
+    """Whether any part of a model is TorchScript."""
+    return any(isinstance(each, torch.jit.ScriptModule) for each in module.modules())
+
+
+def transformed() -> bool:
+    """Return True inside a transform of torch.func."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def outside_transforms(function: Function) -> Function:
+    """Have a function run outside of all transforms that it is called in."""
+
+    @wraps(function)
+    def call(*arguments: Any, **named_arguments: Any) -> Any:
+        if not transformed():
+            return function(*arguments, **named_arguments)
+        with temporarily_clear_interpreter_stack():
+            return function(*arguments, **named_arguments)
+
+    return call  # type: ignore[return-value]

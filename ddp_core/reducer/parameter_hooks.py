@@ -1,0 +1,65 @@
+"""Hooks that run when gradients of parameters are there."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .autograd import compiles, gradient_node
+
+
+class ParameterHooks:
+    """Calls `fired(index, inputs, outputs)` after each of `parameters` has got a gradient, until `detach()` is called.
+
+    `nodes`: they accumulate the gradients. `lock`: held by `fired` where parameters lie on several devices, since autograd
+    has a thread for each GPU.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], fired: Callable[..., Any]) -> None:
+        self.nodes = list(map(gradient_node, parameters))
+        self.lock = threading.RLock()
+        several_devices = len({parameter.device for parameter in parameters}) > 1
+        self._fired = _one_at_a_time(fired, self.lock) if several_devices else fired
+        self._kept_from_compiler = False
+        self._register(self._fired)
+
+    def _register(self, fired: Callable[..., Any]) -> None:
+        handles = [node.register_hook(partial(fired, index)) for index, node in enumerate(self.nodes)]
+        self.detach = weakref.finalize(self, _remove, handles)  # takes the hooks off the parameters
+        self.detach.atexit = False
+
+    def keep_from_compiler(self) -> None:
+        """Mark the hooks as not to be compiled, once torch.compile is in use; that costs about a microsecond per hook."""
+        if not self._kept_from_compiler and compiles() and self.detach.alive:
+            self.detach()
+            self._register(torch._disable_dynamo(self._fired))
+            self._kept_from_compiler = True
+
+
+def weak_call(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls a bound method, keeps its object from nothing, and does nothing once that is gone."""
+    me, function = weakref.ref(method.__self__), method.__func__  # type: ignore[attr-defined]
+
+    def call(*arguments: Any) -> Any:
+        return None if (owner := me()) is None else function(owner, *arguments)
+
+    return call
+
+
+def _one_at_a_time(fired: Callable[..., Any], lock: threading.RLock) -> Callable[..., Any]:
+    def alone(*arguments: Any) -> None:
+        with lock:
+            fired(*arguments)
+
+    return alone
+
+
+def _remove(handles: Iterable[Any]) -> None:
+    for handle in handles:
+        handle.remove()
