@@ -236,7 +236,7 @@ class Chunk(FlatLeaf):
                 if name in mine and (first, numbers.numel()) == (mine[name][0], mine[name][1].numel()):
                     mine[name][1].copy_(numbers)
                 else:
-                    homeless[name] = self._owed(name, first, numbers)
+                    homeless[name] = self._carried(name, first, numbers)
         return homeless
 
     def _first(self, name: str, key: str, fields: Mapping[str, Tensor]) -> int:
@@ -251,9 +251,9 @@ class Chunk(FlatLeaf):
         return int(first)
 
     def held_back(self) -> dict[str, Tensor]:
-        return {name: self._owed(name, first, piece) for name, first, piece in self.pieces()}
+        return {name: self._carried(name, first, piece) for name, first, piece in self.pieces()}
 
-    def _owed(self, name: str, first: int, numbers: Tensor) -> Tensor:
+    def _carried(self, name: str, first: int, numbers: Tensor) -> Tensor:
         owed = numbers.new_zeros(self.layout.sizes[self.layout.names.index(name)])
         owed[first : first + numbers.numel()] = numbers * self.weight
         return owed

@@ -29,11 +29,21 @@ from ..measure.stats import Stats, Totals
 from ..measure.step import BucketStats, Step
 from ..memory.model_memory import ModelMemory, Snapshot
 from ..transport.protocol import Decorator, Pending
-from .bucket_plan import AllPending, Bound, all_done, labelled, names_by_index, one_round, parts_of, prepared, setup
+from .bucket_plan import (
+    AllPending,
+    BucketPlan,
+    all_done,
+    labelled,
+    names_by_index,
+    one_round,
+    prepared,
+    segments_of,
+    setup,
+)
 from .compiling import compile_kernels
 from .engines import Engines
 from .same_kernels import agree_on_kernels
-from .step_checks import Inspection
+from .step_checks import StepChecks
 from .step_lock import StepLock
 
 logger = logging.getLogger(__name__)
@@ -59,10 +69,10 @@ class CompressedAverager:
         self.names: dict[Tensor, str] = {}
         self.engines = Engines(groups, timeout, decorate)
         self.sparse = False  # whether any bucket of our own DDP is; then all buckets go beside backward, in one order
-        self._bounds: dict[int, Bound] = {}
+        self._plans: dict[int, BucketPlan] = {}
         self._known = object()  # made anew when what is known of buckets is forgotten
         self.step = Step()  # the last one; its number is 0 until one has begun, and after a swap or a load
-        self._inspection = Inspection(compressor)
+        self._checks = StepChecks(compressor)
         self.totals, self._process = Totals(), os.getpid()
         self._loaded_order: list[str] = []
         self.before_step: Callable[[], None] | None = None  # what the handle does before a step begins
@@ -77,7 +87,7 @@ class CompressedAverager:
         return 1 / self.engines.group.size() if self.memory.averages else 1.0
 
     @property
-    def fresh(self) -> bool:
+    def zero_unused_gradients(self) -> bool:
         """Whether old ones, of parameters that no rank used, must not be among them, since they would be remembered."""
         return self.memory.remembers
 
@@ -104,7 +114,7 @@ class CompressedAverager:
                 self.before_step()
             if self.step_lock.waiting:
                 self.step_lock.make_changes()
-            self._inspection.end_step(self.memory, self.step)
+            self._checks.end_step(self.memory, self.step)
             self.totals.count(self.step)
             self.step = step
             self.memory.step += 1
@@ -135,62 +145,64 @@ class CompressedAverager:
         with self.step_lock.lock:
             self.step_lock.between_steps(change, under_way=self.under_way)
 
-    def start(self, bucket: Sendable) -> Pending:
+    def average(self, bucket: Sendable) -> Pending:
         """Begin to average a bucket of our own DDP, after those before; its average is what waiting for it gives."""
-        bound = bucket.bound
-        if not isinstance(bound, Bound) or bound.known is not self._known:
-            bound = bucket.bound = self._bind_own(bucket)
+        plan = bucket.plan
+        if not isinstance(plan, BucketPlan) or plan.known is not self._known:
+            plan = bucket.plan = self._bind_own(bucket)
         if bucket.scale == 1.0:
-            return self._averages(bound, bucket)
-        total, names = bound.total, bound.names
-        if bucket.flat is not bound.buffer:  # parts of it are not sent, or lie elsewhere
+            return self._averages(plan, bucket)
+        total, names = plan.total, plan.names
+        if bucket.flat is not plan.buffer:  # segments of it are not sent, or lie elsewhere
             total, names = AllReduce(as_real(bucket.flat), "sum"), tuple(map(self._name, bucket.parameters()))
         assert total is not None
-        task = Task(one_round(total), bound.label, now=self.step.now)
+        task = Task(one_round(total), plan.label, now=self.step.now)
         size = total.tensor.element_size()
         self.step.programs.append(BucketStats(names, total.tensor.numel(), task.record, element_bytes=size))
-        return bound.engine.submit(task, on_wait=not self.sparse)
+        return plan.engine.submit(task, on_wait=not self.sparse)
 
-    def _bind_own(self, bucket: Sendable) -> Bound:
-        bound, buffer = self._bind(bucket, bucket.all_parameters), bucket.buffer()
+    def _bind_own(self, bucket: Sendable) -> BucketPlan:
+        plan, buffer = self._bind(bucket, bucket.all_parameters), bucket.buffer()
         total = AllReduce(buffer if buffer.is_sparse else as_real(buffer), "sum")
-        return dataclasses.replace(bound, buffer=buffer, total=total)
+        return dataclasses.replace(plan, buffer=buffer, total=total)
 
-    def average(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def average_for_hook(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Average a bucket that a hook is given. The future holds its buffer, averaged in place."""
         if os.getpid() != self._process:
             raise RuntimeError(FORKED)
         parameters = bucket.parameters()
-        bound = self._bounds.get(bucket.index())
-        if bound is None or list(map(id, bound.parameters)) != list(map(id, parameters)):
-            bound = self._bind(bucket, parameters)
-        pending = self._averages(bound, bucket, future=True)
+        plan = self._plans.get(bucket.index())
+        if plan is None or list(map(id, plan.parameters)) != list(map(id, parameters)):
+            plan = self._bind(bucket, parameters)
+        pending = self._averages(plan, bucket, future=True)
         assert isinstance(pending, FuturePending)
         return pending.future
 
-    def _averages(self, bound: Bound, bucket: dist.GradBucket | Sendable, *, future: bool = False) -> Pending:
+    def _averages(self, plan: BucketPlan, bucket: dist.GradBucket | Sendable, *, future: bool = False) -> Pending:
         """The average of a bucket, by a program for each of ours in it, beside backward. `future`: it must be one."""
         buffer, step, watched = bucket.buffer(), self.step, self.memory.watched
         if isinstance(bucket, SparseBucket):
             program = self.memory.reduce_sparse(buffer, self.engines.group.size(), watched)
-            task = Task(program, bound.label, needs_future=future, now=step.now)
+            task = Task(program, plan.label, needs_future=future, now=step.now)
             size = buffer.element_size()
-            step.programs.append(BucketStats(bound.names, buffer.numel(), task.record, element_bytes=size))
-            return bound.engine.submit(task)
+            step.programs.append(BucketStats(plan.names, buffer.numel(), task.record, element_bytes=size))
+            return plan.engine.submit(task)
         flat, pendings = as_real(buffer), list[Pending]()
-        for part in bound.parts:
-            whole = part.places is None and part.room is None and flat is buffer
-            layout, number = part.memory.layout, self.memory.step - 1
-            program = part.memory.reduce(flat, number, watched) if whole else part.reduce(flat, number, buffer, watched)
-            task = Task(program, part.label, needs_future=future, now=step.now)
+        for segment in plan.segments:
+            layout, number = segment.memory.layout, self.memory.step - 1
+            if segment.places is None and segment.room is None and flat is buffer:
+                program = segment.memory.reduce(flat, number, watched)
+            else:
+                program = segment.reduce(flat, number, buffer, watched)
+            task = Task(program, segment.label, needs_future=future, now=step.now)
             size = flat.element_size()
-            step.programs.append(BucketStats(layout.names, layout.numel, task.record, part.memory.gauge, size))
-            pendings.append(bound.engine.submit(task))
+            step.programs.append(BucketStats(layout.names, layout.numel, task.record, segment.memory.gauge, size))
+            pendings.append(plan.engine.submit(task))
         if len(pendings) == 1 or (future and flat.is_cuda):
             return pendings[-1]  # on the side stream each has come to its end before the next
         return all_done(pendings, buffer) if future else AllPending(pendings)
 
-    def _bind(self, bucket: dist.GradBucket | Sendable, parameters: Sequence[Tensor]) -> Bound:
+    def _bind(self, bucket: dist.GradBucket | Sendable, parameters: Sequence[Tensor]) -> BucketPlan:
         """Meet a bucket that was not there before. All ranks meet the same one at the same time."""
         index, buffer = bucket.index(), bucket.buffer()
         engine = self.engines.of(buffer.device, index)
@@ -198,18 +210,18 @@ class CompressedAverager:
         names, label = tuple(named), labelled(index, tuple(named))
         if isinstance(bucket, SparseBucket):
             engine.prepare(SPARSE_ROUNDS)
-            return Bound(self._known, parameters, engine, label, names)
+            return BucketPlan(self._known, parameters, engine, label, names)
         if index == 0 and self.memory.remembers:
-            self._inspection.watch(parameters)
+            self._checks.watch(parameters)
         flat = as_real(buffer)
         layout = self._met(named, flat, engine)
         with self.step_lock.lock:
-            parts = parts_of(self.memory, bucket, named, layout)
-        parts = [prepared(part, self.memory, engine, flat) for part in parts]
-        self._bounds[index] = Bound(self._known, parameters, engine, label, names, parts)
+            segments = segments_of(self.memory, bucket, named, layout)
+        segments = [prepared(segment, self.memory, engine, flat) for segment in segments]
+        self._plans[index] = BucketPlan(self._known, parameters, engine, label, names, segments)
         with self.step_lock.lock:
-            self.memory.arrange(names_by_index(self._bounds))
-        return self._bounds[index]
+            self.memory.arrange(names_by_index(self._plans))
+        return self._plans[index]
 
     def _met(self, named: Mapping[str, Tensor], flat: Tensor, engine: Engine) -> Layout:
         """The layout of a bucket that was not there before; the first one tells whether all ranks have the same."""
@@ -218,7 +230,7 @@ class CompressedAverager:
         layout = layout_of(named, flat.dtype, flat.device, group.size(), group.rank(), on_host)
         if not self.memory.averages:
             compile_kernels(self.memory.compressor, layout)
-        if not self._bounds:
+        if not self._plans:
             self.memory.expect(self.names.values(), on_host)
             values = checksum(list(named.values())) if self._compares else None
             self.engines.agreement.meet(group, flat.device)
@@ -267,16 +279,16 @@ class CompressedAverager:
 
     def _replace(self, compressor: Compressor) -> None:
         self.memory.replace(compressor)
-        self._inspection.use(compressor)
+        self._checks.use(compressor)
         self._forget()
 
     def _forget(self) -> None:
         """What was known of buckets is so no more, and what a step under way did no longer matters."""
         self.totals.count(self.step)
         self.step = Step()
-        self._bounds, self._known = {}, object()
+        self._plans, self._known = {}, object()
         self.engines.agreement.due = True
-        self._inspection.watch(())
+        self._checks.watch(())
 
     def close(self) -> None:
         """End the threads and process groups that were made; training with it is over."""

@@ -26,7 +26,7 @@ from ..transport.protocol import Pending
 
 
 @dataclass(frozen=True)
-class Part:
+class BucketSegment:
     """A bucket of ours inside one of DDP's: all of it (`places` is None) or the listed pieces of its flat buffer.
 
     `room`: where it is averaged, if not in place.
@@ -38,7 +38,7 @@ class Part:
     room: Tensor | None = None
 
     def reduce(self, flat: Tensor, step: int, buffer: Tensor, watched: bool) -> Program[Tensor]:
-        """Average this part of `flat`, which is `buffer` as real numbers, in place; returns `buffer`.
+        """Average this segment of `flat`, which is `buffer` as real numbers, in place; returns `buffer`.
 
         All of it is in the program, so that on CUDA it runs on the side stream, and the future's events cover it.
         """
@@ -53,7 +53,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Bound:
+class BucketPlan:
     """How a bucket of DDP's is averaged, step after step: all that is known once the bucket is.
 
     `known`: it holds as long as the averager has this one. `names`: of its parameters. `total`, for a bucket of our own
@@ -65,7 +65,7 @@ class Bound:
     engine: Engine
     label: str
     names: tuple[str, ...]
-    parts: Sequence[Part] = ()
+    segments: Sequence[BucketSegment] = ()
     buffer: Tensor | None = None
     total: AllReduce | None = None
 
@@ -85,17 +85,17 @@ def scopes_of_rounds(compressor: Compressor, layout: Layout, *, partial: bool) -
 
 @dataclass(frozen=True)
 class AllPending:
-    """All parts of a bucket, each of whose programs returns the bucket's buffer."""
+    """All segments of a bucket, each of whose programs returns the bucket's buffer."""
 
-    parts: Sequence[Pending]
+    segments: Sequence[Pending]
 
     def wait(self, timeout: timedelta) -> Tensor:
         """The buffer, when all have been averaged in it; raises what one of them raised."""
-        return [part.wait(timeout) for part in self.parts][-1]
+        return [segment.wait(timeout) for segment in self.segments][-1]
 
 
 def all_done(pendings: Sequence[Pending], buffer: Tensor) -> FuturePending:
-    """A future that holds `buffer` once all parts have been averaged in it, or raises what one of them raised."""
+    """A future that holds `buffer` once all segments have been averaged in it, or raises what one of them raised."""
 
     def finished(done: torch.futures.Future[Any]) -> Tensor:
         for future in done.value():
@@ -112,42 +112,42 @@ def places_in(layout: Layout, names: Sequence[str]) -> tuple[tuple[int, int], ..
     return tuple(spans[name] for name in names)
 
 
-def parts_of(
+def segments_of(
     memory: ModelMemory, bucket: dist.GradBucket | Sendable, named: Mapping[str, Tensor], layout: Layout
-) -> list[Part]:
+) -> list[BucketSegment]:
     """The buckets of ours inside one of `layout`: those of a loaded state, or all of it. `named`: its parameters."""
     if isinstance(bucket, BucketSlice):
         return [slice_of(memory, bucket, layout)]
-    parts = []
+    segments = []
     for names in memory.split(layout.names):
         mine = {name: named[name] for name in names}
         own = layout_of(mine, layout.dtype, layout.device, layout.world_size, layout.rank, layout.ranks_per_host)
         places = None if own == layout else places_in(layout, names)
         (found,) = (memory.get(own) or memory.add(own)).slices
-        parts.append(Part(found, places, labelled(bucket.index(), names)))
-    return parts
+        segments.append(BucketSegment(found, places, labelled(bucket.index(), names)))
+    return segments
 
 
-def slice_of(memory: ModelMemory, bucket: BucketSlice, layout: Layout) -> Part:
+def slice_of(memory: ModelMemory, bucket: BucketSlice, layout: Layout) -> BucketSegment:
     """A slice of a bucket of `layout`: dense, and without a memory, until slices follow a swap to what cannot be cut."""
     own = bucket.layout(layout)
     label = labelled(bucket.index(), own.names)
     if not memory.may_be_cut:
-        return Part(BucketMemory(Dense(), own, memory.step), None, label)
+        return BucketSegment(BucketMemory(Dense(), own, memory.step), None, label)
     memory.split(layout.names)  # buckets of a loaded state, which are not asked for again
     cuts = [each.layout(layout) for each in bucket.bucket.slices]
     whole = memory.get(layout, cuts) or memory.add(layout, cuts)
-    return Part(whole.slices[cuts.index(own)], None, label)
+    return BucketSegment(whole.slices[cuts.index(own)], None, label)
 
 
-def prepared(part: Part, memory: ModelMemory, engine: Engine, flat: Tensor) -> Part:
-    """The part, with the channels that its rounds need, and memory where these are quicker. `flat`: its bucket's."""
-    scopes = scopes_of_rounds(memory.compressor, part.memory.layout, partial=memory.partial)
+def prepared(segment: BucketSegment, memory: ModelMemory, engine: Engine, flat: Tensor) -> BucketSegment:
+    """The segment, with the channels that its rounds need, and memory where these are quicker. `flat`: its bucket's."""
+    scopes = scopes_of_rounds(memory.compressor, segment.memory.layout, partial=memory.partial)
     engine.prepare(len(scopes), scopes)
     if not engine.transport.allocates:
-        return part
-    alone = flat if part.places is None else flat.new_empty(part.memory.layout.numel)
-    return dataclasses.replace(part, room=engine.transport.room_for(alone))
+        return segment
+    alone = flat if segment.places is None else flat.new_empty(segment.memory.layout.numel)
+    return dataclasses.replace(segment, room=engine.transport.room_for(alone))
 
 
 def setup(compressor: Compressor, step: int, layout: Layout, values: str | None) -> str:
@@ -163,8 +163,8 @@ def labelled(index: int, names: Sequence[str]) -> str:
     return f"bucket {index} (parameters {shown})"
 
 
-def names_by_index(bounds: dict[int, Bound]) -> Iterator[tuple[str, ...]]:
+def names_by_index(plans: dict[int, BucketPlan]) -> Iterator[tuple[str, ...]]:
     """The names in our buckets, by the index of DDP's bucket that they are in."""
-    for index in sorted(bounds):
-        yield from (part.memory.layout.names for part in bounds[index].parts)
-        yield bounds[index].names  # of a bucket whose parts are slices
+    for index in sorted(plans):
+        yield from (segment.memory.layout.names for segment in plans[index].segments)
+        yield plans[index].names  # of a bucket whose segments are slices

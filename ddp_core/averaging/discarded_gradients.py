@@ -37,7 +37,7 @@ class Seen:
         return then.gradient is not None and not kept and self.version == then.version
 
 
-class ThrownAway:
+class DiscardedGradientCheck:
     """Warns once, and watches the smallest `parameters` of the first bucket until then.
 
     A parameter that has kept its numbers proves nothing: its gradient or the learning rate may be 0, and fused optimizers
@@ -105,9 +105,9 @@ def _holds(optimizer: Optimizer, parameters: Sequence[Tensor]) -> bool:
 
 
 @functools.cache
-def _watching() -> weakref.WeakSet[ThrownAway]:
+def _watching() -> weakref.WeakSet[DiscardedGradientCheck]:
     """All that are told of optimizers' steps, from the first call on."""
-    watching: weakref.WeakSet[ThrownAway] = weakref.WeakSet()
+    watching: weakref.WeakSet[DiscardedGradientCheck] = weakref.WeakSet()
 
     @torch._disable_dynamo  # a compiled function may step
     def stepped(optimizer: Optimizer, *_: Any) -> None:

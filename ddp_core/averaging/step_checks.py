@@ -11,7 +11,7 @@ from ...compress import Compressor
 from ...compress.state.gauge import EVERY
 from ..measure.step import Step
 from ..memory.model_memory import ModelMemory
-from .discarded_gradients import ThrownAway
+from .discarded_gradients import DiscardedGradientCheck
 from .hiding import hiding_of
 
 ADVICE = (
@@ -20,11 +20,11 @@ ADVICE = (
 )
 
 
-class Inspection:
+class StepChecks:
     """Of one model's steps with a compressor."""
 
     def __init__(self, compressor: Compressor) -> None:
-        self._thrown_away, self._told = ThrownAway(), False  # of feedback that runs away
+        self._thrown_away, self._told = DiscardedGradientCheck(), False  # of feedback that runs away
         self.use(compressor)
 
     def use(self, compressor: Compressor) -> None:

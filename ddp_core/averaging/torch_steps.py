@@ -35,7 +35,7 @@ class TorchSteps:
         self._step, self._last_index, self._expected = self._averager.step, bucket.index(), False
         if self._averager.steps_begun == 1:
             self._in_first_step.update(map(id, bucket.parameters()))
-        average = self._averager.average(bucket)
+        average = self._averager.average_for_hook(bucket)
         if not self._told:
             self._step.sent = bucket.is_last()
         return average

@@ -23,9 +23,9 @@ class HookAverager:
         self._step = Step()
 
     @property
-    def fresh(self) -> bool:
+    def zero_unused_gradients(self) -> bool:
         """A hook of gradwire's may remember what it is given."""
-        return self.own is not None and self.own.fresh
+        return self.own is not None and self.own.zero_unused_gradients
 
     def begin_step(self, step: Step) -> None:
         """Whatever its index, the next bucket is the first of a step."""
@@ -35,7 +35,7 @@ class HookAverager:
         else:
             self.own.begin_step(step)
 
-    def start(self, bucket: Sendable) -> FuturePending:
+    def average(self, bucket: Sendable) -> FuturePending:
         """What the hook returns: a future, or anything else that can be waited for."""
         future = self.hook(self.state, bucket)
         self._step.watch(bucket.number, future)

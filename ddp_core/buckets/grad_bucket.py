@@ -34,7 +34,7 @@ class GradBucket:
     `number`: its place among the buckets, which may be sent in another order. `members`: the parameters' indices in the
     model. `all_parameters`: of all members, whether they are sent in this step or not. `flat`: all gradients, one behind
     the other. `waiting`: of how many one is still missing. `scale`: what they are multiplied by on their way in. `pending`:
-    its average, where it is on its way. `absent`: members that had no gradient when it was filled. `bound`: for whoever
+    its average, where it is on its way. `absent`: members that had no gradient when it was filled. `plan`: for whoever
     averages it to remember how. `room`: memory for the buffer; None is memory of its own. With `alias`, gradients become
     views of the buffer: nothing is copied back.
     """
@@ -62,7 +62,7 @@ class GradBucket:
         self._large = [not p.is_cuda and grad_bytes(p) >= LARGE for p in self.all_parameters]
         self._starts = list(accumulate(self._sizes, initial=0))[:-1]
         self._gathers = [view.is_cuda or view.is_contiguous() for view in self._views]  # together with others
-        self.bound: object = None
+        self.plan: object = None
         self.open(1.0)
 
     def index(self) -> int:

@@ -62,7 +62,7 @@ class BucketSlice:
         self.bucket, self.flat, self.start = bucket, flat, start
         self.members, self.number, self.place = bucket.members, bucket.number, 0
         self.all_parameters = bucket.all_parameters
-        self.bound: object = None
+        self.plan: object = None
         self.pending: Pending | None = None
         self.fill, self.sparse_members = bucket.fill, bucket.sparse_members
 

@@ -22,7 +22,7 @@ class SparseBucket(GradBucket):
         self._last = last
         self.all_parameters = list(parameters)
         self._sent = None
-        self.bound = None
+        self.plan = None
         self.open(1.0)
 
     def open(self, scale: float) -> None:

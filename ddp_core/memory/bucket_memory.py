@@ -25,7 +25,7 @@ NOT_TO_DISCARD = (
     "there is no step to discard: call discard_step() after a synced backward, and before swap(), rescale() or "
     "load_state_dict()"
 )
-OWED = "owed"  # the field under which a state dict keeps gradient that has lost its place
+CARRIED_OVER = "carried_over"  # the field under which a state dict keeps gradient that has lost its place
 
 
 class BucketMemory:
@@ -33,11 +33,11 @@ class BucketMemory:
 
     A step whose average is not finite on any bucket is one that GradScaler skips: its changes to the state are undone.
     With `partial`, some steps may leave parameters out on all ranks: what would be averaged for those is kept for later,
-    since DDP drops it. `owing`: some rank may be given something to owe; the same on all ranks.
+    since DDP drops it. `carrying`: some rank may be given something to owe; the same on all ranks.
     """
 
     def __init__(
-        self, compressor: Compressor, layout: Layout, step: int, *, partial: bool = False, owing: bool = False
+        self, compressor: Compressor, layout: Layout, step: int, *, partial: bool = False, carrying: bool = False
     ) -> None:
         self.layout = layout
         self._compressor = compressor
@@ -47,19 +47,19 @@ class BucketMemory:
         self._leaves = Leaves(self.state, versioned=True)
         self._leaves.set_step(step)
         self._counts_on_cuda = layout.device.type == "cuda" and bool(self._leaves.counters)
-        self._owing, self._remembers = owing, bool(self._leaves.flat)
-        self._owed: PerParameter | None = None  # gradient outside the compressor's state
-        self._asks = partial and (self._remembers or owing)  # which parameters any rank has used
+        self._carrying, self._remembers = carrying, bool(self._leaves.flat)
+        self._carried: PerParameter | None = None  # gradient outside the compressor's state
+        self._asks = partial and (self._remembers or carrying)  # which parameters any rank has used
         if self._asks:
-            self._owed = _versioned(layout)
+            self._carried = _versioned(layout)
             self._sizes = torch.tensor(layout.sizes, device=layout.device)
         self._finite: DeviceFlag | None = None
-        self._left: DeviceFlag | None = None  # whether anything is owed after a step, asked while something may be
+        self._left: DeviceFlag | None = None  # whether anything is carried after a step, asked while something may be
 
     @property
     def stateful(self) -> bool:
         """Whether a step changes anything that may have to be undone."""
-        return self._remembers or self._owed is not None or self._owing
+        return self._remembers or self._carried is not None or self._carrying
 
     def reduce(self, flat: Tensor, step: int, watched: bool) -> Program[Tensor]:
         """Average the bucket over ranks, in place of `flat`. `watched`: it has a say in whether the step counts."""
@@ -68,7 +68,7 @@ class BucketMemory:
         if self._leaves.counters:
             self._leaves.set_step(step)
         used = self._used(flat) if self._asks else None
-        rest = None if self._owed is None else self._bring_out(flat, self._owed)
+        rest = None if self._carried is None else self._bring_out(flat, self._carried)
         if used is not None:
             average = yield from self._reduce_used(flat, used, rest)
         else:
@@ -76,20 +76,20 @@ class BucketMemory:
         if average is not flat:
             flat.copy_(average)
         if watched:
-            self._left = DeviceFlag(self._owed.flat.any()) if self._owing and self._owed is not None else None
+            self._left = DeviceFlag(self._carried.flat.any()) if self._carrying and self._carried is not None else None
             self._finite = DeviceFlag(all_finite(flat))
         return flat
 
-    def _bring_out(self, flat: Tensor, owed: PerParameter) -> Residual | None:
-        """Add what is owed to this rank's gradient; what 16 bits cannot hold of the sum stays held back.
+    def _bring_out(self, flat: Tensor, carried: PerParameter) -> Residual | None:
+        """Add what is carried to this rank's gradient; what 16 bits cannot hold of the sum stays held back.
 
         Where ranks of a host share what is held back, that goes beside the gradient into the host's sum.
         """
-        exact = flat.to(working_dtype(flat.dtype)).add_(owed.flat)
+        exact = flat.to(working_dtype(flat.dtype)).add_(carried.flat)
         if exact is not flat:
             flat.copy_(exact)
         if not self._asks:
-            owed.clear()
+            carried.clear()
         if exact is flat:
             return None
         rest = exact.sub_(flat)
@@ -109,8 +109,8 @@ class BucketMemory:
         results: list[Tensor] = yield from together(averaging, all_reduce(used))
         average, shares = results
         unused = (shares == 0).repeat_interleave(self._sizes, output_size=self.layout.numel)
-        assert self._owed is not None
-        self._owed.update().after.copy_(torch.where(unused, average, 0))
+        assert self._carried is not None
+        self._carried.update().after.copy_(torch.where(unused, average, 0))
         return average.masked_fill_(unused, 0)
 
     def held_back(self) -> dict[str, Tensor]:
@@ -119,11 +119,11 @@ class BucketMemory:
             return {}
         zeros = torch.zeros(self.layout.numel, dtype=self.layout.dtype, device=self.layout.device)
         nothing = dict(zip(self.layout.names, zeros.split(self.layout.sizes), strict=True))
-        return states.summed([nothing, self._leaves.held_back(), self._owed_by_name()])
+        return states.summed([nothing, self._leaves.held_back(), self._carried_by_name()])
 
-    def _owed_by_name(self) -> dict[str, Tensor]:
-        views = {} if self._owed is None else self.layout.views(self._owed.flat)
-        return {name: view.reshape(-1) for name, view in views.items() if self._owing or view.any()}
+    def _carried_by_name(self) -> dict[str, Tensor]:
+        views = {} if self._carried is None else self.layout.views(self._carried.flat)
+        return {name: view.reshape(-1) for name, view in views.items() if self._carrying or view.any()}
 
     def finite(self) -> bool:
         """Whether the last average was finite."""
@@ -131,37 +131,37 @@ class BucketMemory:
 
     @property
     def brought_out(self) -> bool:
-        """Whether the last step, if it counts, has left nothing owed here; the same on all ranks."""
+        """Whether the last step, if it counts, has left nothing carried here; the same on all ranks."""
         return self._finite is not None and not self._left
 
-    def end_step(self, keep: bool, owing: bool) -> None:
-        """End the step: keep what it changed, or undo it. `owing`: whether any rank may still owe something."""
+    def end_step(self, keep: bool, carrying: bool) -> None:
+        """End the step: keep what it changed, or undo it. `carrying`: whether any rank may still owe something."""
         ended = self._finite is not None
         self._finite = None
-        for leaves in (self._leaves, self._owed):
+        for leaves in (self._leaves, self._carried):
             if leaves is not None:
                 leaves.keep() if ended and keep else leaves.undo()
         if not ended:
             return
-        self._owing, self._asks = owing, self._asks and (owing or self._remembers)
+        self._carrying, self._asks = carrying, self._asks and (carrying or self._remembers)
         if keep and not self._asks:
-            self._owed = None
+            self._carried = None
 
-    def taken(self, *, keep: bool, owing: bool) -> BucketMemory:
+    def taken(self, *, keep: bool, carrying: bool) -> BucketMemory:
         """The memory before the last step, or with `keep` after it, to be saved by and by; copies pointers only.
 
-        `owing`: as for `end_step`, which neither this nor a save does.
+        `carrying`: as for `end_step`, which neither this nor a save does.
         """
         taken, newest = copy.copy(self), keep and self._finite is not None
-        taken._leaves, taken._owing = self._leaves.taken(newest=newest), owing
-        taken._owed = None if self._owed is None else self._owed.taken(newest=newest)
+        taken._leaves, taken._carrying = self._leaves.taken(newest=newest), carrying
+        taken._carried = None if self._carried is None else self._carried.taken(newest=newest)
         return taken
 
     def save(self) -> Entries:
         """Copies of all numbers of the state, by parameter name and field."""
         entries = self._leaves.save()
-        for name, numbers in self._owed_by_name().items():
-            entries.setdefault(name, {})[OWED] = numbers.clone()
+        for name, numbers in self._carried_by_name().items():
+            entries.setdefault(name, {})[CARRIED_OVER] = numbers.clone()
         return entries
 
     def averaged(self) -> Entries:
@@ -169,27 +169,27 @@ class BucketMemory:
         return self._leaves.averaged()
 
     def load(self, entries: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Take saved numbers; those that lost their place are owed to the next average."""
-        self.owe(self._leaves.load(entries))
-        self.owe({name: fields[OWED] for name, fields in entries.items() if OWED in fields})
+        """Take saved numbers; those that lost their place are carried to the next average."""
+        self.carry_over(self._leaves.load(entries))
+        self.carry_over({name: fields[CARRIED_OVER] for name, fields in entries.items() if CARRIED_OVER in fields})
 
     def rescale(self, factor: float) -> None:
         """Multiply what is held back."""
         self._leaves.rescale(factor)
-        if self._owed is not None:
-            self._owed.multiply(factor)
+        if self._carried is not None:
+            self._carried.multiply(factor)
 
-    def owe(self, held_back: Mapping[str, Tensor]) -> None:
+    def carry_over(self, held_back: Mapping[str, Tensor]) -> None:
         """Add to the next gradients, flat, by parameter name."""
         if not held_back:
             return
-        owed = _versioned(self.layout.widened())  # a new one: somebody may have taken the old one
-        if self._owed is not None:
-            owed.flat.copy_(self._owed.flat)
-        views = self.layout.views(owed.flat)
+        carried = _versioned(self.layout.widened())  # a new one: somebody may have taken the old one
+        if self._carried is not None:
+            carried.flat.copy_(self._carried.flat)
+        views = self.layout.views(carried.flat)
         for name, numbers in held_back.items():
             views[name].view(-1).add_(numbers.to(self.layout.device))
-        self._owed = owed
+        self._carried = carried
 
 
 def _versioned(layout: Layout) -> PerParameter:

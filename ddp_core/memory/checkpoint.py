@@ -16,7 +16,7 @@ from ...compress.state.shares import ranks_given
 from ...compress.state.tensors import FIRST, PART
 from ...compress.state.tree import Entries
 from ..buckets.layout import axis_order, grad_dtype, layout_of, plain_names
-from .model_memory import OWED
+from .model_memory import CARRIED_OVER
 
 logger = logging.getLogger(__name__)
 FORMAT = 4  # the default options of compressors belong to it: tests/ddp_core/memory/test_checkpoint.py lists them
@@ -178,10 +178,9 @@ def check_parameters(
     for name, fields in saved["parameters"].items():
         _check_order(saved, name, parameters[name])
         needed = parameters[name].numel() * (2 if parameters[name].is_complex() else 1)
-        if OWED in fields and fields[OWED].shape != (needed,):
-            raise ValueError(
-                f"the saved {OWED!r} of parameter {name!r} has shape {tuple(fields[OWED].shape)}, not ({needed},)"
-            )
+        shape = tuple(fields[CARRIED_OVER].shape) if CARRIED_OVER in fields else (needed,)
+        if shape != (needed,):
+            raise ValueError(f"the saved {CARRIED_OVER!r} of parameter {name!r} has shape {shape}, not ({needed},)")
     for layout in layouts(saved, parameters, torch.device("meta"), world_size, rank):
         state = compressor.init(layout)
         for name, needed_fields in states.save(state).items():
@@ -212,11 +211,15 @@ def _check_order(saved: Mapping[str, Any], name: str, parameter: Tensor) -> None
 
 
 def _check_complete(name: str, needed: Mapping[str, Tensor], fields: Mapping[str, Tensor]) -> None:
-    """`owed` may stand for any field: it has what lost its place when buckets changed. A server's part may lie elsewhere."""
+    """Raise ValueError if fields of a parameter are missing.
+
+    `carried_over` may stand for any of them: it has what lost its place when buckets changed. The part of a server may lie
+    elsewhere.
+    """
     needed = {field: each for field, each in needed.items() if f"{field}{FIRST}" not in needed and FIRST not in field}
     starts = {field.partition(PART)[0] for field in fields}
     lacking = [field for field in needed if field.partition(PART)[0] not in starts]
-    if lacking and OWED not in fields:
+    if lacking and CARRIED_OVER not in fields:
         raise ValueError(f"the state lacks {', '.join(lacking)} of parameter {name!r}: {INCOMPLETE}")
 
 

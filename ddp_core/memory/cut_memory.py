@@ -13,7 +13,7 @@ from ...compress.protocol.layout import Layout
 from ...compress.state.shares import ignores_shapes, ranks_given
 from ...compress.state.tensors import FIRST, PART
 from ...compress.state.tree import Chunk, Entries, Leaves, leaves
-from .bucket_memory import OWED, BucketMemory
+from .bucket_memory import CARRIED_OVER, BucketMemory
 
 
 def may_be_cut(compressor: Compressor) -> bool:
@@ -31,7 +31,7 @@ class CutMemory:
     """The memory of a bucket of `layout`, by `slices`: of those that `cuts` are the layouts of, or of all of it as one.
 
     What is saved is of whole parameters, however they are cut, and loads into any slices. Of what servers hold back it has
-    zeros where other ranks serve; in slices that this rank serves other parts of, it is owed to the next average.
+    zeros where other ranks serve; in slices that this rank serves other parts of, it is carried to the next average.
     """
 
     def __init__(
@@ -42,11 +42,11 @@ class CutMemory:
         step: int,
         *,
         partial: bool = False,
-        owing: bool = False,
+        carrying: bool = False,
     ) -> None:
         self.layout, self.cuts = layout, tuple(cuts)
         pieces = self.cuts or (layout,)
-        self.slices = [BucketMemory(compressor, each, step, partial=partial, owing=owing) for each in pieces]
+        self.slices = [BucketMemory(compressor, each, step, partial=partial, carrying=carrying) for each in pieces]
 
     def held_back(self) -> dict[str, Tensor]:
         """All gradient that this rank has not given to an average yet, flat, by parameter."""
@@ -60,17 +60,17 @@ class CutMemory:
     def _size(self, name: str) -> int:
         return self.layout.sizes[self.layout.names.index(name)]
 
-    def taken(self, *, keep: bool, owing: bool) -> CutMemory:
+    def taken(self, *, keep: bool, carrying: bool) -> CutMemory:
         """The memory before the last step, or with `keep` after it, to be saved by and by; copies pointers only."""
         taken = copy.copy(self)
-        taken.slices = [each.taken(keep=keep, owing=owing) for each in self.slices]
+        taken.slices = [each.taken(keep=keep, carrying=carrying) for each in self.slices]
         return taken
 
-    def owe(self, held_back: Mapping[str, Tensor]) -> None:
+    def carry_over(self, held_back: Mapping[str, Tensor]) -> None:
         """Add to the next gradients, flat, by parameter name."""
         for each in self.slices:
             mine = held_back.keys() & each.layout.names
-            each.owe({name: held_back[name][_place(each.layout, name)] for name in mine})
+            each.carry_over({name: held_back[name][_place(each.layout, name)] for name in mine})
 
     def save(self) -> Entries:
         """Copies of all numbers, by parameter name and field."""
@@ -87,7 +87,7 @@ class CutMemory:
         for key in (key for key in fields if not key.endswith(FIRST)):
             field, numbers, first = key.partition(PART)[0], fields[key], fields.get(f"{key}{FIRST}")
             if field not in whole:
-                by_shape = first is None and field != OWED
+                by_shape = first is None and field != CARRIED_OVER
                 shape = self.layout.shapes[self.layout.names.index(name)] if by_shape else (self._size(name),)
                 whole[field] = numbers.new_zeros(shape)
             if first is not None:
@@ -96,7 +96,7 @@ class CutMemory:
             whole[field].view(-1)[begin : begin + numbers.numel()] = numbers.view(-1)
 
     def load(self, entries: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Take saved numbers; those that lost their place are owed to the next average."""
+        """Take saved numbers; those that lost their place are carried to the next average."""
         if not self.cuts:
             return self.slices[0].load(entries)
         for each in self.slices:
@@ -112,19 +112,21 @@ def _place(cut: Layout, name: str) -> slice:
 def _cut_out(memory: BucketMemory, name: str, fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What a slice takes of the saved fields of a parameter."""
     servers = [key for key in fields if f"{key}{FIRST}" in fields]
-    found = {key: fields[key] for key in fields if key not in servers and key != OWED and not key.endswith(FIRST)}
-    owed = [fields[OWED][_place(memory.layout, name)]] if OWED in fields else []
+    found = {
+        key: fields[key] for key in fields if key not in servers and key != CARRIED_OVER and not key.endswith(FIRST)
+    }
+    carried = [fields[CARRIED_OVER][_place(memory.layout, name)]] if CARRIED_OVER in fields else []
     for key in servers:
         here, moved = _served(memory, name, key, fields)
         found |= here
-        owed += [moved] if moved.any() else []
-    return found | ({OWED: sum(owed[1:], owed[0])} if owed else {})
+        carried += [moved] if moved.any() else []
+    return found | ({CARRIED_OVER: sum(carried[1:], carried[0])} if carried else {})
 
 
 def _served(
     memory: BucketMemory, name: str, key: str, fields: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """What this rank held back as the server of numbers that it serves now too, and of other ones of the slice, as owed."""
+    """What this rank held back of numbers that it served and serves now, too; and of others of the slice, to carry over."""
     place, first, saved = _place(memory.layout, name), int(fields[f"{key}{FIRST}"]), fields[key]
     begin = max(first, place.start)
     end = max(begin, min(first + saved.numel(), place.stop))

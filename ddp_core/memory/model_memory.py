@@ -18,7 +18,7 @@ from ...compress.state.tree import Entries
 from ...kernels import all_finite
 from ..buckets.layout import as_real
 from ..buckets.sparse import sparse_mean
-from .bucket_memory import NOT_TO_DISCARD, OWED, BucketMemory
+from .bucket_memory import CARRIED_OVER, NOT_TO_DISCARD, BucketMemory
 from .cut_memory import CutMemory, may_be_cut
 from .device_flag import DeviceFlag
 
@@ -68,18 +68,18 @@ class ModelMemory:
         self.partial, self.step = partial, 0
         self.committed = True  # whether the last step can be taken back no more
         self._discarded = False  # whether it was
-        self._unmet: list[tuple[str, ...]] = []  # buckets of a loaded state that have not been met yet
+        self._unclaimed_buckets: list[tuple[str, ...]] = []  # buckets of a loaded state that have not been met yet
         self._live: dict[tuple[str, ...], CutMemory] = {}
-        self.owing = False  # whether any rank may owe something outside a compressor's state; the same on all ranks
+        self.carrying = False  # whether any rank may owe something outside a compressor's state; the same on all ranks
         self._names_before: list[tuple[str, ...]] = []  # of the buckets when the step that is under way began
         self._stateful: bool | None = None  # whether any bucket is; None until a step has met them all
         self._sparse_finite: list[DeviceFlag] = []  # of the step that is under way
-        self._homeless: Entries = {}
+        self._unclaimed: Entries = {}
         self._layouts: dict[str, Layout] = {}  # of those of them that had a bucket, each parameter's alone
-        self._former: Compressor | None = None  # whose state `_foreign` is: loaded, then swapped before any step
-        self._foreign: Entries = {}
-        self.saved_on: int | None = None  # the ranks of a host where a state was saved that no step has taken up
-        self._former_on: int | None = None  # those where the state of `_former` was
+        self._former_compressor: Compressor | None = None  # of `_former_state`: loaded, then swapped before any step
+        self._former_state: Entries = {}
+        self.saved_ranks_per_host: int | None = None  # of a loaded state that no step has taken up
+        self._former_ranks_per_host: int | None = None  # those where the state of `_former_compressor` was
 
     @property
     def live(self) -> list[tuple[tuple[str, ...], BucketMemory]]:
@@ -89,12 +89,12 @@ class ModelMemory:
     @property
     def averages(self) -> bool:
         """Whether the compressor only averages, and no rank owes anything: gradients may then come divided already."""
-        return self._plain and not self._still_owing()
+        return self._plain and not self._still_carrying()
 
     @property
     def remembers(self) -> bool:
         """Whether what a step is given may be kept, or brings out what was kept; the same on all ranks."""
-        return not self._plain or (self.partial and self._still_owing())
+        return not self._plain or (self.partial and self._still_carrying())
 
     @property
     def may_be_cut(self) -> bool:
@@ -105,10 +105,10 @@ class ModelMemory:
         self.compressor = compressor
         self._plain = bool(getattr(compressor, "averages", False))
 
-    def _still_owing(self) -> bool:
+    def _still_carrying(self) -> bool:
         """Whether any rank may owe something once the last step is committed."""
-        if not self.owing or self._homeless or self._foreign:
-            return self.owing
+        if not self.carrying or self._unclaimed or self._former_state:
+            return self.carrying
         # reversed: within a step the last one has not
         came = all(each.brought_out for bucket in reversed(self._live.values()) for each in reversed(bucket.slices))
         return not (came and self._finite())
@@ -128,13 +128,17 @@ class ModelMemory:
 
     def expect(self, names: Iterable[str], ranks_per_host: int = 1) -> None:
         """Raise ValueError where a state was loaded, and none of its parameters has one of these names, or hosts differ."""
-        if self.saved_on not in (None, ranks_per_host):
+        if self.saved_ranks_per_host not in (None, ranks_per_host):
             raise ValueError(
-                f"the state was saved on hosts of {self.saved_on} ranks, here they have {ranks_per_host}: load the states "
-                f"of all ranks with load_state_dict(states, resize=True)"
+                f"the state was saved on hosts of {self.saved_ranks_per_host} ranks, here they have {ranks_per_host}: load "
+                f"the states of all ranks with load_state_dict(states, resize=True)"
             )
-        self.saved_on = None
-        loaded = {*self._homeless, *self._foreign, *(name for bucket in self._unmet for name in bucket)}
+        self.saved_ranks_per_host = None
+        loaded = {
+            *self._unclaimed,
+            *self._former_state,
+            *(name for bucket in self._unclaimed_buckets for name in bucket),
+        }
         if loaded and loaded.isdisjoint(names):
             raise ValueError(
                 f"the loaded state is of parameters such as {min(loaded)!r}, the model has others, such as {min(names)!r}: "
@@ -146,9 +150,9 @@ class ModelMemory:
         members = set(layout.names)
         for names in [names for names in self._live if members.intersection(names)]:
             self._release(self._live.pop(names))
-        bucket = CutMemory(self.compressor, layout, cuts, self.step, partial=self.partial, owing=self.owing)
-        bucket.load({name: self._homeless.pop(name) for name in layout.names if name in self._homeless})
-        self._layouts = {name: layout for name, layout in self._layouts.items() if name in self._homeless}
+        bucket = CutMemory(self.compressor, layout, cuts, self.step, partial=self.partial, carrying=self.carrying)
+        bucket.load({name: self._unclaimed.pop(name) for name in layout.names if name in self._unclaimed})
+        self._layouts = {name: layout for name, layout in self._layouts.items() if name in self._unclaimed}
         self._adopt(bucket)
         self._live[layout.names] = bucket
         self._stateful = None
@@ -156,15 +160,15 @@ class ModelMemory:
 
     def _release(self, bucket: CutMemory) -> None:
         """Keep the state of a bucket that is no more, until others claim it."""
-        self._homeless.update(bucket.save())
+        self._unclaimed.update(bucket.save())
         self._layouts |= {name: bucket.layout.select((place,)) for place, name in enumerate(bucket.layout.names)}
 
     def _released(self) -> Iterator[tuple[str, BucketMemory]]:
         """A memory of its own for each parameter whose state was released and not claimed."""
         for name, layout in self._layouts.items():
-            if name in self._homeless:
+            if name in self._unclaimed:
                 memory = BucketMemory(self.compressor, layout, self.step)
-                memory.load({name: self._homeless[name]})
+                memory.load({name: self._unclaimed[name]})
                 yield name, memory
 
     def arrange(self, order: Iterable[tuple[str, ...]]) -> None:
@@ -173,19 +177,19 @@ class ModelMemory:
 
     def _adopt(self, bucket: CutMemory) -> None:
         """Let a bucket owe what another compressor's state holds back for its parameters."""
-        names = [name for name in bucket.layout.names if name in self._foreign]
-        if names and self._former is not None:
-            layout = dataclasses.replace(bucket.layout, ranks_per_host=self._former_on or 1)
-            former = BucketMemory(self._former, layout, self.step)
-            former.load({name: self._foreign.pop(name) for name in names})
-            bucket.owe(former.held_back())
-        if not self._foreign:
-            self._former = None
+        names = [name for name in bucket.layout.names if name in self._former_state]
+        if names and self._former_compressor is not None:
+            layout = dataclasses.replace(bucket.layout, ranks_per_host=self._former_ranks_per_host or 1)
+            former = BucketMemory(self._former_compressor, layout, self.step)
+            former.load({name: self._former_state.pop(name) for name in names})
+            bucket.carry_over(former.held_back())
+        if not self._former_state:
+            self._former_compressor = None
 
     @property
     def watched(self) -> bool:
         """Whether any bucket has something to undo; where some may not have been met, whether any may have."""
-        return self.owing or not self._plain if self._stateful is None else self._stateful
+        return self.carrying or not self._plain if self._stateful is None else self._stateful
 
     def reduce_sparse(self, gradient: Tensor, world_size: int, watched: bool) -> Program[Tensor]:
         """The mean over ranks of a sparse gradient, which no compressor sees. `watched` as for a bucket."""
@@ -197,8 +201,8 @@ class ModelMemory:
     def split(self, names: Iterable[str]) -> list[tuple[str, ...]]:
         """The buckets of a loaded state that together hold exactly these parameters; else all of them as one."""
         wanted = tuple(names)
-        inside = [saved for saved in self._unmet if set(saved).issubset(wanted)]
-        self._unmet = [saved for saved in self._unmet if not set(saved).intersection(wanted)]
+        inside = [saved for saved in self._unclaimed_buckets if set(saved).issubset(wanted)]
+        self._unclaimed_buckets = [saved for saved in self._unclaimed_buckets if not set(saved).intersection(wanted)]
         exact = sum(map(len, inside)) == len(wanted)
         return inside if exact else [wanted]
 
@@ -216,47 +220,47 @@ class ModelMemory:
     def end_step(self) -> None:
         """Commit the step before: undo it everywhere if its average was not finite anywhere, or it was discarded."""
         self.committed = True
-        if self._stateful is False and not self.owing:
-            self._names_before, self._discarded = [*self._live, *self._unmet], False
+        if self._stateful is False and not self.carrying:
+            self._names_before, self._discarded = [*self._live, *self._unclaimed_buckets], False
             return
-        self.owing, keep, self._discarded = self._still_owing(), self._finite(), False
+        self.carrying, keep, self._discarded = self._still_carrying(), self._finite(), False
         self._sparse_finite = []
-        self._names_before = [*self._live, *self._unmet]
+        self._names_before = [*self._live, *self._unclaimed_buckets]
         for _, each in self.live:
-            each.end_step(keep, self.owing)
+            each.end_step(keep, self.carrying)
         self._stateful = any(each.stateful for _, each in self.live) if self._live else None
 
     def replace(self, compressor: Compressor) -> None:
-        """Go on with another compressor; what was held back is owed to the next average."""
+        """Go on with another compressor; what was held back is carried to the next average."""
         _check_partial(compressor, self.partial)
         self.end_step()
         released = {name: memory.held_back()[name] for name, memory in self._released()}
-        if self._former is None:
-            self._former = self.compressor
-            self._foreign = {name: fields for name, fields in self._homeless.items() if name not in released}
-            self._homeless = {}
-            self._former_on, self.saved_on = self.saved_on, None
+        if self._former_compressor is None:
+            self._former_compressor = self.compressor
+            self._former_state = {name: fields for name, fields in self._unclaimed.items() if name not in released}
+            self._unclaimed = {}
+            self._former_ranks_per_host, self.saved_ranks_per_host = self.saved_ranks_per_host, None
         for held_back in (released, *(bucket.held_back() for bucket in self._live.values())):
-            self._homeless |= {name: {OWED: numbers} for name, numbers in held_back.items()}
+            self._unclaimed |= {name: {CARRIED_OVER: numbers} for name, numbers in held_back.items()}
         self._choose(compressor)
-        self._unmet = [*self._live, *self._unmet]
+        self._unclaimed_buckets = [*self._live, *self._unclaimed_buckets]
         self._live, self._stateful, self._layouts = {}, None, {}
-        self.owing = bool(self._homeless or self._foreign)
+        self.carrying = bool(self._unclaimed or self._former_state)
 
     def rescale(self, factor: float) -> None:
         """Multiply what all buckets hold back. Raises RuntimeError for a loaded state that no step has taken up yet."""
         self.end_step()
-        others = [fields for name, fields in self._homeless.items() if name not in self._layouts]
-        if self._foreign or any(set(fields) != {OWED} for fields in others):
+        others = [fields for name, fields in self._unclaimed.items() if name not in self._layouts]
+        if self._former_state or any(set(fields) != {CARRIED_OVER} for fields in others):
             raise RuntimeError("a loaded state can be rescaled after the next backward, not before it")
         for name, memory in list(self._released()):
             memory.rescale(factor)
             if name in (saved := memory.save()):
-                self._homeless[name] = saved[name]
+                self._unclaimed[name] = saved[name]
             else:  # it held nothing back
-                del self._homeless[name], self._layouts[name]
+                del self._unclaimed[name], self._layouts[name]
         for fields in others:
-            fields[OWED] = fields[OWED] * factor
+            fields[CARRIED_OVER] = fields[CARRIED_OVER] * factor
         for _, each in self.live:
             each.rescale(factor)
 
@@ -265,28 +269,33 @@ class ModelMemory:
 
         Raises RuntimeError for a state that was loaded, then swapped, and that no step has taken up.
         """
-        if self._foreign:
+        if self._former_state:
             raise RuntimeError(
                 "a state that was loaded, then swapped, can be saved after the next backward, not before it"
             )
-        owing, keep = (self.owing, False) if under_way else (self._still_owing(), self._finite())
-        buckets = self._names_before if under_way else [*self._live, *self._unmet]
-        loaded = {name: dict(fields) for name, fields in self._homeless.items()}
-        live = [bucket.taken(keep=keep, owing=owing) for bucket in self._live.values()]
+        carrying, keep = (self.carrying, False) if under_way else (self._still_carrying(), self._finite())
+        buckets = self._names_before if under_way else [*self._live, *self._unclaimed_buckets]
+        loaded = {name: dict(fields) for name, fields in self._unclaimed.items()}
+        live = [bucket.taken(keep=keep, carrying=carrying) for bucket in self._live.values()]
         on_hosts = {bucket.layout.ranks_per_host for bucket in live} if ranks_given(self.compressor) is not None else ()
         return Snapshot(
-            self.compressor, self.step - under_way, buckets, loaded, live, max(on_hosts, default=self.saved_on)
+            self.compressor,
+            self.step - under_way,
+            buckets,
+            loaded,
+            live,
+            max(on_hosts, default=self.saved_ranks_per_host),
         )
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Take a saved state; buckets claim their parts when they are met."""
         self.step, self.committed, self._discarded = int(saved["step"]), True, False
-        self._unmet = [tuple(names) for names in saved["buckets"] if names]
+        self._unclaimed_buckets = [tuple(names) for names in saved["buckets"] if names]
         self._live, self._stateful, self._layouts = {}, None, {}
-        self._homeless = {
+        self._unclaimed = {
             name: {field: numbers.detach() for field, numbers in fields.items()}
             for name, fields in saved["parameters"].items()
         }
-        self.owing = any(OWED in fields for fields in self._homeless.values())
-        self.saved_on = saved.get("ranks_per_host")
-        self._former, self._foreign = None, {}
+        self.carrying = any(CARRIED_OVER in fields for fields in self._unclaimed.values())
+        self.saved_ranks_per_host = saved.get("ranks_per_host")
+        self._former_compressor, self._former_state = None, {}

@@ -11,7 +11,7 @@ from torch import Tensor
 from ...compress import Compressor
 from ...compress.state.tree import Entries, summed
 from ..buckets.layout import layout_of
-from .bucket_memory import OWED, BucketMemory
+from .bucket_memory import CARRIED_OVER, BucketMemory
 from .checkpoint import check_parameters, check_whole, checked, layouts
 
 
@@ -36,9 +36,9 @@ def merged(
     held = summed(bucket.held_back() for mine in buckets for bucket in mine)
     mean = {name: held[name] / len(ordered) for name in held}
     if (first := dict(ordered[0])).pop("ranks_per_host", 1) > 1:  # all else, momenta too, was of rank 0's share
-        return {**first, "parameters": {name: {OWED: numbers} for name, numbers in mean.items()}}
-    momenta = _mean_momenta(buckets)  # first: `_owing` empties the buckets of rank 0
-    entries = _owing(buckets[0], mean)
+        return {**first, "parameters": {name: {CARRIED_OVER: numbers} for name, numbers in mean.items()}}
+    momenta = _mean_momenta(buckets)  # first: `_carrying` empties the buckets of rank 0
+    entries = _carrying(buckets[0], mean)
     for name, fields in momenta.items():
         entries[name].update(fields)
     return {**first, "parameters": entries}
@@ -82,12 +82,12 @@ def _buckets(
     return buckets
 
 
-def _owing(buckets: Sequence[BucketMemory], held: Mapping[str, Tensor]) -> Entries:
+def _carrying(buckets: Sequence[BucketMemory], held: Mapping[str, Tensor]) -> Entries:
     """What one rank remembers, but that it holds back nothing except for what it is given."""
     entries: Entries = {}
     for bucket in buckets:
         bucket.rescale(0.0)
         entries.update(bucket.save())
     for name, numbers in held.items():
-        entries.setdefault(name, {})[OWED] = numbers
+        entries.setdefault(name, {})[CARRIED_OVER] = numbers
     return entries

@@ -81,7 +81,7 @@ class Overlap:
     def look(self) -> None:
         """Between steps, where all ranks are: see `SliceOrder`. After a swap the slices are made anew."""
         memory = self._averager.memory
-        if self._sliced_for != (memory.compressor, memory.owing):
+        if self._sliced_for != (memory.compressor, memory.carrying):
             self._slice()
         finished = self._reducer.finished
         self.order.look(finished)
@@ -97,7 +97,7 @@ class Overlap:
         cut = rooms is own_rooms and averager.memory.may_be_cut and not in_parts
         whole = sum(parameter.nbytes for parameter in self._reducer.parameters)
         self._buckets.resize(slice_bytes(averager, whole, self._slice_mb, device), rooms, cut=cut)
-        self._sliced_for = averager.memory.compressor, averager.memory.owing
+        self._sliced_for = averager.memory.compressor, averager.memory.carrying
 
     @property
     def pending(self) -> bool:

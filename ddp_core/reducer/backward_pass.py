@@ -37,7 +37,7 @@ class Backward:
     started: bool  # what it will reach is known, or does not matter
     asks: bool  # ranks tell each other which parameters they used
     skips: bool  # what no rank used is not sent
-    fresh: bool  # zeros stand for old gradients of what no rank used
+    zero_unused_gradients: bool  # zeros stand for old gradients of what no rank used
     static_usage: Sequence[int] | None  # as `used_by_any`, in a static graph that is known
     step: Step = field(default_factory=Step)  # the record of it
     order: list[int] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Backward:
 
     def needs(self, bucket: Sendable) -> bool:
         """Whether a bucket is sent; parts of it that no rank used are taken out (section 6.2.2)."""
-        if not (self.skips or self.fresh) or (used := self.used_by_any()) is None:
+        if not (self.skips or self.zero_unused_gradients) or (used := self.used_by_any()) is None:
             return True
         absent = [index for index in bucket.members if not used[index]]
         if self.skips and len(absent) == len(bucket.members):

@@ -115,7 +115,7 @@ class Reducer:
             started=not (counts or self.rules.dynamic),
             asks=self.rules.dynamic or (self.rules.static_graph and self._static_usage is None),
             skips=self.rules.skip_all_reduce_unused_params,
-            fresh=self.averager.fresh,
+            zero_unused_gradients=self.averager.zero_unused_gradients,
             static_usage=self._static_usage,
             step=step,
         )
@@ -152,7 +152,7 @@ class Reducer:
             for index in range(len(comes)):
                 if not comes[index]:
                     self._mark_ready(backward, index, brought=False)
-            if backward.skips or backward.fresh:
+            if backward.skips or backward.zero_unused_gradients:
                 backward.usage = self._ask([a or b for a, b in zip(comes, self._used, strict=True)])
             else:
                 self._launch(backward)
@@ -250,7 +250,7 @@ class Reducer:
 
     def _send(self, backward: Backward, bucket: Sendable) -> None:
         """Give a bucket to the averager."""
-        if (backward.skips or backward.fresh) and not backward.needs(bucket):
+        if (backward.skips or backward.zero_unused_gradients) and not backward.needs(bucket):
             return
         if torch.is_grad_enabled():
             self._warn("create_graph", messages.CREATE_GRAPH)
@@ -276,7 +276,7 @@ class Reducer:
         if not backward.step.number:
             self.averager.begin_step(backward.step)
         backward.step.launched[bucket.number] = time.perf_counter()
-        bucket.pending = self.averager.start(bucket)
+        bucket.pending = self.averager.average(bucket)
 
     def _refuse_taken(self, backward: Backward, absent: Sequence[int]) -> None:
         """Raise RuntimeError where a gradient of a parameter without one came in this backward: zeros would stand for it."""

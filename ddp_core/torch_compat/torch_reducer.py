@@ -28,7 +28,7 @@ class TorchReducer(Reducer):
         """Another one averages from now on, also in the backward of a forward that has run."""
         self.averager = averager
         if (backward := self._backward) is not None and not backward.under_way:
-            backward.fresh = averager.fresh
+            backward.zero_unused_gradients = averager.zero_unused_gradients
             for bucket in self.assignment.buckets:
                 bucket.scale = averager.scale
 
@@ -60,7 +60,7 @@ class TorchReducer(Reducer):
 
     def _send_nothing(self, backward: Backward) -> None:
         nothing = bytearray(len(self.parameters))
-        if self.rules.dynamic and (backward.skips or backward.fresh):
+        if self.rules.dynamic and (backward.skips or backward.zero_unused_gradients):
             backward.usage = self._ask(nothing)
         for bucket in self.assignment.sending:
             if backward.needs(bucket):

@@ -125,7 +125,7 @@ class ShardHandle(Observed):
             of_replicas = None
         else:
             self.replicas.frozen = frozen
-            of_replicas = self._owed(state) if resize else self.replicas.fitting(among_replicas(state))
+            of_replicas = self._carried(state) if resize else self.replicas.fitting(among_replicas(state))
         states = self.averager.loaded(state["parameters"])
         self.averager.between_steps(lambda: self._load(states, state["step"], of_replicas))
 
@@ -136,7 +136,7 @@ class ShardHandle(Observed):
         if self._loss_scale is not None:
             self._loss_scale.forget()
 
-    def _owed(self, state: Mapping[str, Any]) -> dict[str, Any] | None:
+    def _carried(self, state: Mapping[str, Any]) -> dict[str, Any] | None:
         """What replicas go on from, where there were some, given the merged state of all ranks."""
         if self.replicas is None or "replicas" not in state:
             return None

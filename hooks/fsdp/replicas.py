@@ -100,6 +100,6 @@ class ReplicaMean:
             raise RuntimeError(self._module.left_out)
         self._arrivals.begin()
         bucket: Any = ShardBucket(self._steps.next_index(), reduce_output, parameters)
-        pending = FuturePending(self._handle.averager.average(bucket))
+        pending = FuturePending(self._handle.averager.average_for_hook(bucket))
         at_once = self._module.divided_anew or self._module.reads_gradients(reduce_output.dtype)
         self._arrivals.take(pending, at_once=at_once)

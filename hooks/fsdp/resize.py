@@ -11,7 +11,7 @@ import torch
 from ...compress import Compressor
 from ...compress.shards.layout import ShardLayout
 from ...compress.state.tree import Entries
-from ...ddp_core.memory.bucket_memory import OWED
+from ...ddp_core.memory.bucket_memory import CARRIED_OVER
 from ...ddp_core.memory.resize import merged
 
 
@@ -47,11 +47,11 @@ def owed_by_replicas(
 def _cut_anew(held: Sequence[Entries], old: ShardLayout, new: ShardLayout) -> Entries:
     """This rank's shards of what is owed to a module's parameters, given those of each shard there was."""
     before, now = (torch.zeros(layout.numel, dtype=layout.whole.dtype) for layout in (old, new))
-    owing = [name for name in old.whole.names if OWED in held[0].get(name, {})]
+    owing = [name for name in old.whole.names if CARRIED_OVER in held[0].get(name, {})]
     parts = dict(old.parts(before))
     for name in owing:
-        parts[name].copy_(torch.stack([entries[name][OWED] for entries in held]).view_as(parts[name]))
+        parts[name].copy_(torch.stack([entries[name][CARRIED_OVER] for entries in held]).view_as(parts[name]))
     for name, whole in old.joined(before).items():
         new.cut(name, whole, now)
     parts = dict(new.parts(now))
-    return {name: {OWED: parts[name][new.whole.rank].flatten()} for name in owing}
+    return {name: {CARRIED_OVER: parts[name][new.whole.rank].flatten()} for name in owing}

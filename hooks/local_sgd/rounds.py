@@ -95,7 +95,7 @@ class Rounds:
             except RuntimeError as error:
                 failures += 1
                 for memory in self.memories.values():
-                    memory.end_step(keep=False, owing=True)
+                    memory.end_step(keep=False, carrying=True)
                 if failures == ATTEMPTS:
                     raise RuntimeError(f"a round of local steps failed {failures} times: {error}") from error
                 del meeting  # its connections end with it, which tells the others
@@ -191,7 +191,7 @@ class Rounds:
     def _renewed(self, here: BucketMemory | None, layout: Layout) -> BucketMemory:
         fresh = BucketMemory(self.compressor, layout, max(self.round, 0))
         if here is not None:
-            fresh.owe({name: held for name, held in here.held_back().items() if name in layout.names})
+            fresh.carry_over({name: held for name, held in here.held_back().items() if name in layout.names})
         return fresh
 
     def _apply(self, average: Tensor | None, scale: float) -> None:
@@ -200,7 +200,7 @@ class Rounds:
         fragment, memory = self.fragments[self.turn], self.memories[self.turn]
         count = fragment.layout.numel
         finite = bool(average[:count].isfinite().all())
-        memory.end_step(keep=finite, owing=False)
+        memory.end_step(keep=finite, carrying=False)
         self.round += 1
         if not finite:
             logger.warning("round %d is skipped: its average is not finite", self.round)

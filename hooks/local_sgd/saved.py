@@ -132,5 +132,5 @@ def _memory(states: Sequence[Mapping[str, Any]], part: Fragment, index: int, rou
         return memories[0] if memories else None
     fresh = BucketMemory(rounds.compressor, layout, rounds.round)
     held = summed(memory.held_back() for memory in memories)
-    fresh.owe({name: numbers / len(states) for name, numbers in held.items()})
+    fresh.carry_over({name: numbers / len(states) for name, numbers in held.items()})
     return fresh

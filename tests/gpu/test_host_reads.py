@@ -80,7 +80,7 @@ def run(spec, dtype=torch.float32, partial=False):
             program, reply = memory.reduce(flat, step, watched=True), None
             while (request := next_request(program, reply)[0]) is not None:
                 reply = alike(request, layout.members(request.scope), layout.rank)
-            memory.end_step(keep=memory.finite(), owing=False)
+            memory.end_step(keep=memory.finite(), carrying=False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -83,7 +83,7 @@ def refused(rank, world_size):
     messages = []
     handle.swap("onebit")
     wrong = handle.state_dict()
-    wrong["parameters"]["p1"]["owed"] = torch.zeros(7)
+    wrong["parameters"]["p1"]["carried_over"] = torch.zeros(7)
     other, _ = gradwire.comm_hook("topk")
     other.load_state_dict({**saved, "parameters": {"stranger": {"residual": torch.zeros(3)}}, "tensors": 1})
     loaded = gradwire.comm_hook("topk", ddp.module)[0]

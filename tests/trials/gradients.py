@@ -51,7 +51,7 @@ def held_back(saved):
     held = {}
     for name, fields in saved["parameters"].items():
         for key, numbers in fields.items():
-            if key == "owed" or key.endswith("residual"):
+            if key == "carried_over" or key.endswith("residual"):
                 first = fields.get(f"{key}.first")
                 share = saved["world_size"] if first is not None else 1
                 held.setdefault(name, []).append((int(first or 0), numbers.double().reshape(-1) * share))

@@ -1,4 +1,4 @@
-"""What is known of a bucket: its name, which numbers a part of it has, and how its programs end together."""
+"""What is known of a bucket: its name, which numbers a segment of it has, and how its programs end together."""
 
 from datetime import timedelta
 
@@ -9,7 +9,7 @@ from gradwire.compress import Dense, Layout, compressor
 from gradwire.compress.simulate import simulate
 from gradwire.ddp_core.averaging.bucket_plan import (
     AllPending,
-    Part,
+    BucketSegment,
     all_done,
     labelled,
     places_in,
@@ -34,8 +34,10 @@ def test_a_part_is_averaged_where_its_pieces_lie_and_nothing_else_is_touched(roo
     assert places == ((5, 9), (0, 2))
     own = Layout(("c", "a"), ((2, 2), (2,)), torch.float32, CPU, 2)
     flats = [torch.arange(9.0) + 10 * rank for rank in range(2)]
-    parts = [Part(BucketMemory(Dense(), own, 0), places, "", None if room is None else room.clone()) for _ in flats]
-    programs = [part.reduce(flat, 0, flat, False) for part, flat in zip(parts, flats, strict=True)]
+    segments = [
+        BucketSegment(BucketMemory(Dense(), own, 0), places, "", None if room is None else room.clone()) for _ in flats
+    ]
+    programs = [segment.reduce(flat, 0, flat, False) for segment, flat in zip(segments, flats, strict=True)]
     given = simulate(programs)
     for rank, flat in enumerate(flats):
         assert given[rank] is flat

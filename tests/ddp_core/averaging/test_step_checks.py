@@ -7,7 +7,7 @@ import pytest
 
 from gradwire.compress import compressor
 from gradwire.compress.state.gauge import EVERY
-from gradwire.ddp_core.averaging.step_checks import Inspection
+from gradwire.ddp_core.averaging.step_checks import StepChecks
 from gradwire.ddp_core.measure.step import Step
 
 
@@ -25,11 +25,11 @@ class Memory:
 
 def looked_at(memory, steps):
     """The warnings of so many steps."""
-    inspection = Inspection(compressor("topk"))
+    checks = StepChecks(compressor("topk"))
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         for memory.step in range(1, steps + 1):
-            inspection.end_step(memory, Step())
+            checks.end_step(memory, Step())
     assert memory.ended == steps
     return [str(each.message) for each in told]
 

@@ -8,7 +8,7 @@ import torch
 import gradwire
 from gradwire.compress import Layout
 from gradwire.compress.simulate import simulate
-from gradwire.ddp_core.memory.bucket_memory import OWED
+from gradwire.ddp_core.memory.bucket_memory import CARRIED_OVER
 from gradwire.ddp_core.memory.cut_memory import CutMemory, may_be_cut
 
 CPU = torch.device("cpu")
@@ -59,7 +59,7 @@ def stepped(memories, step, given):
         slices = [memory.slices[place] for memory in memories]
         simulate([each.reduce(part, step, watched=True) for each, part in zip(slices, parts, strict=True)])
     for each in (each for memory in memories for each in memory.slices):
-        each.end_step(keep=True, owing=False)
+        each.end_step(keep=True, carrying=False)
     return flats[0]
 
 
@@ -125,12 +125,12 @@ def test_in_other_slices_nothing_that_was_held_back_is_lost(spec, saved_in, load
 def test_what_is_owed_and_factors_reach_each_number_of_a_parameter():
     memory = memory_of("topk:ratio=0.1", 0, 64)
     owed = torch.arange(200.0)
-    memory.owe({"a": owed})
+    memory.carry_over({"a": owed})
     for each in memory.slices:
         each.rescale(2.0)
     assert torch.equal(memory.held_back()["a"], 2 * owed)
     saved = memory.save()
-    assert torch.equal(saved["a"][OWED], 2 * owed)
+    assert torch.equal(saved["a"][CARRIED_OVER], 2 * owed)
     again = memory_of("topk:ratio=0.1", 0, 96)
     again.load(saved)
     assert torch.equal(again.held_back()["a"], 2 * owed)

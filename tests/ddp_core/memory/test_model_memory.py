@@ -52,7 +52,7 @@ def test_what_is_held_back_has_the_same_names_on_all_ranks_though_they_serve_oth
 
 def wishes_of(model):
     """Of the next step: the scale of gradients on their way into buckets, and whether ranks ask for usage before."""
-    return model.reducer.averager.scale, model.reducer.averager.fresh
+    return model.reducer.averager.scale, model.reducer.averager.zero_unused_gradients
 
 
 def wishes_after_swap(rank, world_size, case, skip, saving):
@@ -74,11 +74,11 @@ def wishes_after_swap(rank, world_size, case, skip, saving):
 @pytest.mark.parametrize("skip", [False, True])
 @pytest.mark.parametrize("case", CASES)
 def test_ranks_stop_asking_at_the_same_step_once_all_has_come_out(ranks, case, skip, saving):
-    usage, owing = CASES[case]
+    usage, carrying = CASES[case]
     answers = ranks.run(wishes_after_swap, 2, case, skip, saving)
     for results in answers:
         for spec in SPECS:
-            assert results[spec] == [(1.0, True)] * owing + [(0.5, False)] * (len(usage) - owing), spec
+            assert results[spec] == [(1.0, True)] * carrying + [(0.5, False)] * (len(usage) - carrying), spec
         assert results[FORGETFUL] == answers[0][FORGETFUL]
 
 

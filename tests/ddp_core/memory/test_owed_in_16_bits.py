@@ -27,7 +27,7 @@ EXACT = 1e-6  # of the largest number; a rounding to 16 bits would be 200 to 300
 def memories(spec, dtype, step, partial=False):
     on_host = 2 if "hosts" in spec else 1
     layouts = [Layout(NAMES, SHAPES, dtype, CPU, RANKS, rank, on_host) for rank in range(RANKS)]
-    return [BucketMemory(gradwire.compressor(spec), each, step, partial=partial, owing=True) for each in layouts]
+    return [BucketMemory(gradwire.compressor(spec), each, step, partial=partial, carrying=True) for each in layouts]
 
 
 def held(found):
@@ -49,7 +49,7 @@ def stepped(found, step, dtype, used=NAMES):
     programs = [memory.reduce(flat, step, True) for memory, flat in zip(found, given, strict=True)]
     averages = simulate(programs, found[0].layout.ranks_per_host)
     for memory in found:
-        memory.end_step(keep=True, owing=True)
+        memory.end_step(keep=True, carrying=True)
     assert all(torch.equal(each, averages[0]) for each in averages)
     return mean, averages[0].double()
 
@@ -63,7 +63,7 @@ def test_nothing_is_lost_when_another_compressor_takes_over(spec, dtype, partial
         stepped(found, step, dtype)
     fresh = memories(spec, dtype, 2, partial)
     for old, new in zip(found, fresh, strict=True):
-        new.owe(old.held_back())
+        new.carry_over(old.held_back())
     for step, used in enumerate((NAMES, NAMES[:2], NAMES) if partial else (NAMES, NAMES), 2):
         before = held(fresh)
         mean, average = stepped(fresh, step, dtype, used)

@@ -14,15 +14,15 @@ NAMES = {torch.zeros(2, 3): "w", torch.zeros(4): "b"}
 def state(rank, ranks, step=5):
     """What a rank saves that holds back its own number plus one of `w`, and owes twice that of `b`."""
     residual, owed = torch.full((2, 3), rank + 1.0), torch.full((4,), 2.0 * (rank + 1))
-    parameters = {"w": {"residual": residual}, "b": {"residual": torch.zeros(4), "owed": owed}}
+    parameters = {"w": {"residual": residual}, "b": {"residual": torch.zeros(4), "carried_over": owed}}
     return sealed({"step": step, "buckets": [["b", "w"]], "parameters": parameters}, METHOD, NAMES, ranks, rank)
 
 
 def test_the_mean_of_what_ranks_held_back_is_owed_in_whatever_order_their_states_come():
     whole = merged([state(2, 3), state(0, 3), state(1, 3)], METHOD, NAMES)
     assert whole["step"] == 5
-    assert torch.equal(whole["parameters"]["w"]["owed"], torch.full((6,), 2.0))
-    assert torch.equal(whole["parameters"]["b"]["owed"], torch.full((4,), 4.0))
+    assert torch.equal(whole["parameters"]["w"]["carried_over"], torch.full((6,), 2.0))
+    assert torch.equal(whole["parameters"]["b"]["carried_over"], torch.full((4,), 4.0))
     left = [fields["residual"] for fields in whole["parameters"].values() if "residual" in fields]
     assert not any(numbers.any() for numbers in left)
 

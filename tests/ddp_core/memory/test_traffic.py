@@ -42,7 +42,7 @@ def moved(spec, dtype, monkeypatch):
                 if request is None:
                     break
                 reply = alike(request, layout.members(request.scope), layout.rank)
-        memory.end_step(keep=True, owing=False)
+        memory.end_step(keep=True, carrying=False)
     return (counted.bytes - before) / layout.numel
 
 

@@ -23,7 +23,7 @@ def launched_by_two_threads():
     sent = []
 
     class Averager:
-        scale, fresh = 1.0, False
+        scale, zero_unused_gradients = 1.0, False
 
         def begin_step(self, step):
             step.number += 1

@@ -143,7 +143,7 @@ def closed_after_a_loss(rank, world_size):
     model.compression.averager.begin_step(Step())
     bucket = model.reducer.assignment.buckets[0]
     bucket.open(0.5)
-    model.compression.averager.start(bucket)
+    model.compression.averager.average(bucket)
     began = time.monotonic()
     model.compression.close()
     raise RuntimeError(f"{time.monotonic() - began:.1f}")

@@ -197,7 +197,7 @@ def test_residuals_of_a_fragment_stay_where_a_parameter_joins():
     parts = fragments({"weight": torch.zeros(4), "bias": torch.zeros(2)}, 1, frozen)
     rounds = Rounds(None, parts, torch.empty(0), outer("sgd:lr=1"), gradwire.compressor("topk:ratio=0.5"))
     rounds.memories[0] = BucketMemory(rounds.compressor, parts[0].layout, 0)
-    rounds.memories[0].owe({"weight": torch.arange(4.0), "bias": torch.tensor([5.0, 6.0])})
+    rounds.memories[0].carry_over({"weight": torch.arange(4.0), "bias": torch.tensor([5.0, 6.0])})
     parts[0].momentum.copy_(torch.arange(6.0))
     rounds.join({"late"}, {"late": torch.full((3,), 2.0)})
     held = rounds.memories[0].held_back()
