@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 
 from .private_group import store_of
+from .processes import ended_ranks
 
 logger = logging.getLogger(__name__)
 PATIENCE = 5.0  # seconds until the missing ranks are named
@@ -20,7 +21,8 @@ _calls: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()  # so fa
 def await_all(group: dist.ProcessGroup, call: str, timeout: timedelta) -> None:
     """Return when all ranks of the group have made this call. Log which are missing after some seconds.
 
-    Raises RuntimeError where some have not come within `timeout`. Without a store, as in MPI groups, it does not wait.
+    Raises RuntimeError if some have not come within `timeout`, or if a rank of this host has ended. Without a store, as in
+    MPI groups, it does not wait.
     """
     _calls[group] = number = _calls.get(group, 0) + 1
     if type(own := store_of(group)) is dist.Store:  # MPI's placeholder
@@ -35,8 +37,11 @@ def await_all(group: dist.ProcessGroup, call: str, timeout: timedelta) -> None:
     began, pause, warned = time.monotonic(), SHORTEST, False
     while not store.check([f"all/{number}"]):
         waited = time.monotonic() - began
-        if waited > timeout.total_seconds():
+        ended = ended_ranks(group) if pause == LONGEST else []
+        if ended or waited > timeout.total_seconds():
             told = _missing(store, number, ranks, call, waited)
+            if ended:
+                told = f"ranks {ended} have ended. {told}"
             store.add(f"met/{number}", -1)  # so that this rank may call again
             store.set(f"at/{rank}", str(number - 1))
             _calls[group] = number - 1

@@ -72,16 +72,24 @@ def know(group: dist.ProcessGroup, places: Sequence[str]) -> None:
 
 def explained(error: BaseException, group: dist.ProcessGroup) -> str:
     """What an error says, and which ranks of this machine have ended, as far as it does not say so."""
-    known = _known.get(group, {})
-    if not known or "has ended" in str(error):
+    if "has ended" in str(error):
         return str(error)
-    ended = _gone(known)
-    patience = 0.0 if ended or "imed out" in str(error) else SOON  # whoever let a time limit pass did not end just now
-    with suppress(ImportError, AttributeError, OSError):  # not built, of another version, or gone meanwhile
-        ended += Processes({rank: process for rank, process in known.items() if rank not in ended}).ended(patience)
-    ended = sorted({*ended, *_gone(known)})
+    ended = ended_ranks(group, 0.0 if "imed out" in str(error) else SOON)  # whoever let a limit pass did not end just now
     told = f"rank {ended[0]} has ended" if len(ended) == 1 else f"ranks {ended} have ended"
     return f"{error}; {told}" if ended else str(error)
+
+
+def ended_ranks(group: dist.ProcessGroup, seconds: float = 0.0) -> list[int]:
+    """Return the ranks of a group on this machine whose processes have ended, as far as they are known.
+
+    It waits up to `seconds` for a first one.
+    """
+    known = _known.get(group, {})
+    ended = _gone(known)
+    alive = {rank: process for rank, process in known.items() if rank not in ended}
+    with suppress(ImportError, AttributeError, OSError):  # not built, of another version, or gone meanwhile
+        ended += Processes(alive).ended(0.0 if ended else seconds) if alive else []
+    return sorted({*ended, *_gone(known)})
 
 
 def _gone(known: Mapping[int, int]) -> list[int]:

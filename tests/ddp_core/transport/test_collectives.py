@@ -1,5 +1,7 @@
 """What ranks tell each other outside of programs."""
 
+import os
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -91,3 +93,17 @@ def left_alone(rank, world_size, phase):
 def test_an_error_says_what_ranks_were_telling_each_other(ranks, phase):
     message, _ = ranks.run(left_alone, 2, phase, expect_errors=True)
     assert f"the ranks did not tell each other {PHASES[phase]}" in str(message)
+
+
+def saves_alone(rank, world_size):
+    """What rank 0 raises in a save where rank 1 ends before it."""
+    model = gradwire.DistributedDataParallel(torch.nn.Linear(4, 4), compressor="int8")
+    model(torch.ones(2, 4)).sum().backward()
+    if rank:
+        os._exit(1)
+    model.compression.gather_state_dict()
+
+
+def test_a_save_does_not_wait_for_a_rank_that_has_ended(ranks):
+    message, _ = ranks.run(saves_alone, 2, expect_errors=True)
+    assert "ranks [1] have ended" in str(message)
