@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -17,13 +17,13 @@ from torch.distributed.utils import _to_kwargs
 from ..compress import Spec, tuned
 from ..compress import compressor as compressor_of
 from .averaging.averager import CompressedAverager
-from .averaging.user_hook import Averager, HookAverager
+from .averaging.interface import Averager
+from .averaging.user_hook import HookAverager
 from .buckets.assignment import BucketAssignment, own_rooms
 from .engine.engine import DEFAULT_TIMEOUT
 from .handle import Handle
 from .measure.timeline import StepTimes
 from .memory.loss_scale import Scaler
-from .overlap.overlap import Overlap
 from .reducer.autograd import outside_transforms, transformed
 from .reducer.bucket_order import BucketOrder
 from .reducer.forks import ForkGuard
@@ -40,6 +40,9 @@ from .torch_compat.nested import refuse_around, refuse_inside
 from .torch_compat.torch_reducer import TorchReducer
 from .transport.collectives import largest
 from .transport.protocol import Decorator
+
+if TYPE_CHECKING:
+    from .overlap.overlap import Overlap
 
 REFRESH = "Call refresh() of the DistributedDataParallel on all ranks after such a change"
 OWN_ARGUMENTS = ("module", "compressor", "timeout", "transport", "optimizer", "scaler")

@@ -159,12 +159,12 @@ class CompressedAverager:
         task = Task(one_round(total), plan.label, now=self.step.now)
         size = total.tensor.element_size()
         self.step.programs.append(BucketStats(names, total.tensor.numel(), task.record, element_bytes=size))
-        return plan.engine.submit(task, on_wait=not self.sparse)
+        return plan.engine.submit(task, on_wait=plan.on_wait)
 
     def _bind_own(self, bucket: Sendable) -> BucketPlan:
         plan, buffer = self._bind(bucket, bucket.all_parameters), bucket.buffer()
         total = AllReduce(buffer if buffer.is_sparse else as_real(buffer), "sum")
-        return dataclasses.replace(plan, buffer=buffer, total=total)
+        return dataclasses.replace(plan, buffer=buffer, total=total, on_wait=not self.sparse)
 
     def average_for_hook(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Average a bucket that a hook is given. The future holds its buffer, averaged in place."""

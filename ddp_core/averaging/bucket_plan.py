@@ -54,10 +54,11 @@ class BucketSegment:
 
 @dataclass(frozen=True)
 class BucketPlan:
-    """How a bucket of DDP's is averaged, step after step: all that is known once the bucket is.
+    """How a bucket of DDP's is averaged in every step: all that is known once the bucket is.
 
-    `known`: it holds as long as the averager has this one. `names`: of its parameters. `total`, for a bucket of our own
-    DDP, which outlives this: the request for the sum of its `buffer`.
+    `known`: the plan holds as long as the averager has this object. `names`: of the parameters. `segments`: what compressors
+    remember, in order. For a bucket of our own DDP, which outlives the plan, `total` is the request for the sum of its
+    `buffer`, and `on_wait` is True if the waiting thread runs that: a sum leaves a thread of its own nothing to compute.
     """
 
     known: object
@@ -68,6 +69,7 @@ class BucketPlan:
     segments: Sequence[BucketSegment] = ()
     buffer: Tensor | None = None
     total: AllReduce | None = None
+    on_wait: bool = False
 
 
 def one_round(request: Request) -> Program[Tensor]:

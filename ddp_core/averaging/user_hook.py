@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 from ..buckets.slices import Sendable
 from ..engine.driver import FuturePending
@@ -45,6 +45,3 @@ class HookAverager:
         """Nothing, where the hook is not gradwire's."""
         if self.own is not None:
             self.own.end_step()
-
-
-Averager: TypeAlias = CompressedAverager | HookAverager

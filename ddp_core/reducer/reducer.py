@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Variable
 
-from ..averaging.user_hook import Averager
+from ..averaging.interface import Averager
 from ..buckets.assignment import BucketAssignment
 from ..buckets.grad_bucket import GradBucket, undifferentiated
 from ..buckets.slices import Sendable

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 from torch import Tensor
 
-from ..averaging.user_hook import Averager
+from ..averaging.interface import Averager
 from ..measure.step import Step
 from ..reducer.backward_pass import Backward
 from ..reducer.reducer import Reducer

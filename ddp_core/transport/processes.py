@@ -74,7 +74,9 @@ def explained(error: BaseException, group: dist.ProcessGroup) -> str:
     """What an error says, and which ranks of this machine have ended, as far as it does not say so."""
     if "has ended" in str(error):
         return str(error)
-    ended = ended_ranks(group, 0.0 if "imed out" in str(error) else SOON)  # whoever let a limit pass did not end just now
+    ended = ended_ranks(
+        group, 0.0 if "imed out" in str(error) else SOON
+    )  # whoever let a limit pass did not end just now
     told = f"rank {ended[0]} has ended" if len(ended) == 1 else f"ranks {ended} have ended"
     return f"{error}; {told}" if ended else str(error)
 
