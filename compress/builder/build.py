@@ -315,11 +315,4 @@ def _converted(value: Any, expected: Any) -> Any:
         return int(number)
     if get_origin(expected) is Literal and value not in get_args(expected):
         raise ValueError(value)
-    return _number(value) if expected is float else value
-
-
-def _number(value: Any) -> float:
-    """A number, or so many per cent of one."""
-    if isinstance(value, str) and value.endswith("%"):
-        return float(value[:-1]) / 100
-    return float(value)
+    return float(value) if expected is float else value

@@ -1,4 +1,4 @@
-"""Compression that adapts: each bucket by the least exact method that is good enough, or a more exact one where it hides."""
+"""Compression that adapts: each bucket by the least exact compressor that is good enough."""
 
 from __future__ import annotations
 
@@ -53,27 +53,22 @@ class AdaptiveState:
 @register("adaptive")
 @dataclass(frozen=True)
 class Adaptive:
-    """One of several methods for each bucket, by what each loses and by the time that there is.
+    """One of several compressors for each bucket, by what each loses.
 
-    As Li et al. 2020 propose in section 6.2.3. `ladder`: the methods, the most exact first, with a "/" between them.
-    `target`: the least cosine of what a rank sends with what it meant to send; the last method that has it is taken.
-    `budget`: a more exact one is taken where the communication that no computation hides then lasts no longer than this part
-    of a step's computation, or no longer than it does anyway; none: times do not matter. Now and then each rank tries all
-    methods on its gradient and what it held back, and the ranks average the cosines, to which rank 0 adds what time allows.
-    So all choose alike, and a saved choice holds.
+    Li et al. 2020 propose this in section 6.2.3. `ladder`: the compressors, the most exact first, with a "/" between them.
+    `target`: the least cosine between what a rank sends and what it meant to send; the last compressor with it is taken.
+    In some steps each rank tries all compressors on its gradient and residual, and the ranks average the cosines. So all
+    ranks choose alike, and a saved choice holds.
     """
 
     ladder: str = "none/int8/int4/int2"
     target: float = 0.85
-    budget: float | None = None
     methods: tuple[Compressor, ...] = field(init=False, repr=False, compare=False)
     takes_16_bits: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.target <= 1:
             raise ValueError(f"adaptive:target is a cosine, from 0 (anything will do) to 1 (exact), got {self.target}")
-        if self.budget is not None and not 0 <= self.budget < float("inf"):
-            raise ValueError(f"adaptive:budget is a part of a step's computation, such as 2%, got {self.budget}")
         specs = [spec.strip() for spec in self.ladder.split("/")]
         if not 2 <= len(specs) <= MOST or not all(specs):
             raise ValueError(
@@ -84,14 +79,9 @@ class Adaptive:
     def init(self, layout: Layout) -> AdaptiveState:
         """Nothing agreed on: the first step does so."""
         states = tuple(method.init(layout) for method in self.methods)
-        numbers = torch.tensor([NONE] * len(states) + [len(states) - 1], dtype=torch.float32, device=layout.device)
-        choice = Choice(layout, numbers, None, self.methods, self.target, self.budget)
+        numbers = torch.tensor([NONE] * len(states), dtype=torch.float32, device=layout.device)
+        choice = Choice(layout, numbers, None, self.methods, self.target)
         return AdaptiveState(layout, Counter(), choice, states, tuple(map(Leaves, states)))
-
-    @property
-    def watches_time(self) -> bool:
-        """Whether the time that there is counts."""
-        return self.budget is not None
 
     @staticmethod
     def is_due(step: int) -> bool:
@@ -122,13 +112,9 @@ class Adaptive:
         return average if given is grad else grad.copy_(average)
 
     def _agree(self, grad: Tensor, state: AdaptiveState, residual: Residual | None) -> Program[None]:
-        """The mean over ranks of each method's cosine, and what rank 0 proposes; nothing changes where a gradient is bad."""
+        """Average each compressor's cosine over the ranks; nothing changes where a gradient is not finite."""
         meant = grad.to(working_dtype(grad.dtype)) if residual is None else residual.before + grad
-        cosines = [_cosine(method, meant, state.layout) for method in self.methods]
-        proposed = state.choice.allowed if state.choice.proposed is None else state.choice.proposed
-        told = proposed * state.layout.world_size if state.layout.rank == 0 else 0  # the mean is rank 0's
-        mine = torch.stack([*cosines, meant.new_full((), told)])
-        agreed = yield from all_reduce(mine)
+        agreed = yield from all_reduce(torch.stack([_cosine(method, meant, state.layout) for method in self.methods]))
         before, after = state.choice.update()
         after.copy_(torch.where(agreed.isfinite().all(), agreed, before))
         state.choice.bring(after)

@@ -63,15 +63,12 @@ class Agreed(FlatLeaf):
 class Choice(Agreed):
     """Which of several `methods`, from the most exact one on, a bucket is sent by.
 
-    The numbers: for each method the cosine of what it sends with what was meant, then the method that time allows. `target`:
-    the least cosine wanted. `budget`: as of `Adaptive`. `proposed`: by rank 0, for the next time that ranks agree. `fixed`:
-    a method in place of the chosen one, for plans.
+    The numbers: for each method the cosine between what it sends and what was meant. `target`: the least cosine wanted.
+    `fixed`: a method in place of the chosen one, for plans.
     """
 
     methods: tuple[Compressor, ...] = ()
     target: float = 0.0
-    budget: float | None = None
-    proposed: int | None = None
     fixed: int | None = None
 
     @property
@@ -85,26 +82,17 @@ class Choice(Agreed):
         return self.fixed is not None or self.flat.is_meta or self.numbers()[0] >= 0
 
     @property
-    def good_enough(self) -> int:
-        """The least exact method that is as good as wanted; the most exact one where none is."""
-        cosines = self.numbers()[:-1]
-        return max((place for place, cosine in enumerate(cosines) if cosine >= self.target), default=0)
-
-    @property
     def now(self) -> int:
-        """The method: good enough, or more exact where there is time."""
+        """The least exact method that is good enough; the most exact one if none is."""
         if self.fixed is not None:
             return min(self.fixed, self.last)
-        return self.last if self.flat.is_meta else min(self.good_enough, self.allowed)
-
-    @property
-    def allowed(self) -> int:
-        """The method that time allows, as agreed; the last one before any was proposed."""
-        return self.last if self.flat.is_meta else round(self.numbers()[-1])
+        if self.flat.is_meta:
+            return self.last
+        return max((place for place, cosine in enumerate(self.numbers()) if cosine >= self.target), default=0)
 
     def demand(self, numbers: Tensor) -> float:
         """The least cosines ask for most."""
-        return -float(numbers[:-1].sum())
+        return -float(numbers.sum())
 
 
 def choices(state: Any) -> Iterator[Choice]:

@@ -63,7 +63,7 @@ class CompressedAverager:
         self._bounds: dict[int, Bound] = {}
         self._known = object()  # made anew when what is known of buckets is forgotten
         self._step = Step()
-        self._inspection = Inspection(compressor)
+        self._inspection = Inspection()
         self.totals, self._process = Totals(), os.getpid()
         self._loaded_order: list[str] = []
         self._last_index = -1  # of the bucket that a hook was given
@@ -124,7 +124,7 @@ class CompressedAverager:
             if self.before_step is not None:
                 self.before_step()
             self.turns.make_changes()
-            self._inspection.end_step(self.memory, self._step)
+            self._inspection.end_step(self.memory)
             self.totals.count(self._step)
             self._step = step
             self.memory.step += 1
@@ -289,7 +289,6 @@ class CompressedAverager:
 
     def _replace(self, compressor: Compressor) -> None:
         self.memory.replace(compressor)
-        self._inspection.use(compressor)
         self._forget()
 
     def _forget(self) -> None:

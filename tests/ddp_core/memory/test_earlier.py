@@ -21,7 +21,7 @@ THEN = {  # {(the format of a state, its specification): what it meant}
         "start_iter": 3,
         "warmup": "onebit:rotate=false,error_feedback=false",
     },
-    (1, "adaptive:budget=2%"): "adaptive:ladder=none/int8/int4/ternary,target=0.95,budget=2%",
+    (1, "adaptive"): "adaptive:ladder=none/int8/int4/ternary,target=0.95",
     (1, "adaptive:ladder=none/int8:block=64/onebit,target=0.9"): (
         "adaptive:ladder=none/int8:block=64/onebit:rotate=false,target=0.9"
     ),
@@ -52,10 +52,10 @@ FINGERPRINTS = {  # {the specification of a state of format 1 whose compressor n
     "codec=OneBit(block=64)))), feedback=0.5), Gathered(codec=TopK(ratio=0.01, k=None, value_dtype='fp32', scope='bucket')))"
     ")))": {"name": "topk", "start_iter": 3, "warmup": "onebit:block=64,rotate=false,feedback=0.5"},
     "ErrorFeedback(inner=Widen(inner=Switch(starts=(0, 3), stages=(Widen(inner=Adaptive(ladder='none/int8/int4/ternary', "
-    "target=0.9, budget=0.02)), Gathered(codec=TopK(ratio=0.01, k=None, value_dtype='fp32', scope='bucket'))))))": {
+    "target=0.9)), Gathered(codec=TopK(ratio=0.01, k=None, value_dtype='fp32', scope='bucket'))))))": {
         "name": "topk",
         "start_iter": 3,
-        "warmup": "adaptive:ladder=none/int8/int4/ternary,target=0.9,budget=0.02",
+        "warmup": "adaptive:ladder=none/int8/int4/ternary,target=0.9",
     },
 }
 
