@@ -5,9 +5,9 @@ import torch
 
 from gradwire.compress import Guarded, Layout, Simulation, Widen, compressor, dry_run, most_rounds
 from gradwire.compress.feedback.guard import DAMPING, DENSE, FIRST_REST, LONGEST_REST, WATCHING, Mode
+from gradwire.compress.state import tree as states
 from gradwire.compress.state.gauge import EVERY, Seen
 from gradwire.compress.state.tree import Leaves
-from gradwire.compress.state import tree as states
 
 from ..given import gradients, layout, mean
 from ..test_laws import mean_held_back
