@@ -30,7 +30,7 @@ from .feedback.guard import Guarded
 from .feedback.partition import Partition
 from .feedback.switch import Switch, warm_up_steps
 from .feedback.worker_momentum import WorkerMomentum
-from .protocol.compressor import Codec, Compressor, DrawingCodec
+from .protocol.compressor import Codec, Compressor
 from .protocol.layout import Layout
 from .protocol.registry import register
 from .protocol.requests import (
@@ -45,6 +45,7 @@ from .protocol.requests import (
     reduce_scatter,
 )
 from .protocol.together import together
+from .protocol.traits import Traits, traits_of, with_traits
 from .simulate import Simulation, Traffic, dry_run, most_rounds, simulate
 
 __all__ = [
@@ -66,7 +67,6 @@ __all__ = [
     "Compressor",
     "Damped",
     "Dense",
-    "DrawingCodec",
     "Dropping",
     "ErrorFeedback",
     "Float16",
@@ -93,6 +93,7 @@ __all__ = [
     "Ternary",
     "TopK",
     "Traffic",
+    "Traits",
     "TwoShot",
     "WarmUp",
     "Widen",
@@ -109,8 +110,10 @@ __all__ = [
     "simulate",
     "specification",
     "together",
+    "traits_of",
     "tuned",
     "warm_up",
     "warm_up_steps",
+    "with_traits",
     "without_momentum",
 ]

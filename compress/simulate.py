@@ -14,12 +14,13 @@ from torch import Tensor
 
 from ..kernels.dispatch import recorded_operations
 from .feedback.switch import Switch
-from .protocol.compressor import Compressor, children, inside
+from .protocol.compressor import Compressor, children
 from .protocol.layout import Layout
 from .protocol.requests import AllGather, AllReduce, AllToAll, Program, ReduceScatter, Request
 from .protocol.scopes import Scope, members
 from .protocol.together import Running
-from .state.agreed import choices, most_methods
+from .protocol.traits import own_traits, traits_of
+from .state.agreed import choices
 from .state.shares import placed_on_hosts
 from .state.tree import Leaves
 
@@ -183,14 +184,14 @@ def boundaries(compressor: Compressor, around: frozenset[int] = frozenset({0})) 
     """
     own = around | set(compressor.starts) if isinstance(compressor, Switch) else around
     found = set(own).union(*(boundaries(child, own) for child in children(compressor)))
-    if (is_due := getattr(compressor, "is_due", None)) is not None:
-        found |= {next(filter(is_due, count(step))) for step in found}
+    if (extra := own_traits(compressor).extra_rounds_in) is not None:
+        found |= {next(filter(extra, count(step))) for step in found}
     return found
 
 
 def variants(compressor: Compressor) -> Iterator[tuple[int, int]]:
     """(step, method) of everything that a step may ask for."""
-    return product(boundaries(compressor), range(most_methods(list(inside(compressor)))))
+    return product(boundaries(compressor), range(traits_of(compressor).choices))
 
 
 def most_rounds(compressor: Compressor, layouts: Sequence[Layout]) -> int:

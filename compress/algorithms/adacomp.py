@@ -12,11 +12,12 @@ from torch.nn.functional import pad
 from ...kernels import Residual
 from ..protocol.layout import working_dtype
 from ..protocol.registry import register
+from ..protocol.traits import Traits
 from .capped import COUNT_BYTES, Capped, chosen_places, first_place
 from .per_tensor import gathered
 
 
-@register("adacomp", adapter=gathered)
+@register("adacomp", adapter=gathered, traits=Traits(takes_16_bits=True, draws=True))
 @dataclass(frozen=True)
 class AdaComp(Capped):
     """The elements that one more gradient would lift to the largest of their bin, as signs times one scale; the rest waits.

@@ -28,8 +28,6 @@ class Capped:
     scope: Scope = "bucket"
     method: ClassVar[str]
     slot_bytes: ClassVar[int]
-    draws: ClassVar[bool] = True
-    takes_16_bits: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.cap <= 1:

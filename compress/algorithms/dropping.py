@@ -13,13 +13,14 @@ from ... import kernels
 from ...kernels import Residual
 from ...kernels.quantization import uniform
 from ..protocol.registry import register
+from ..protocol.traits import Traits
 from .capped import COUNT_BYTES, Capped, chosen_places, first_place
 from .per_tensor import gathered
 
 FEWEST_SAMPLED = 1024  # elements
 
 
-@register("dropping", adapter=gathered)
+@register("dropping", adapter=gathered, traits=Traits(takes_16_bits=True, draws=True))
 @dataclass(frozen=True)
 class Dropping(Capped):
     """The elements above a threshold found on a random sample, values and indices in one all-gather; the rest waits.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from ... import kernels
 from ...kernels import Residual
 from ..protocol.registry import register
+from ..protocol.traits import Traits
 from .per_tensor import Scope, check_scope, gathered
 from .rounding import rounded_once
 from .rows import padded
@@ -19,7 +20,7 @@ from .rows import padded
 VALUE_DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 
 
-@register("topk", adapter=gathered)
+@register("topk", adapter=gathered, traits=Traits(takes_16_bits=True))
 @dataclass(frozen=True)
 class TopK:
     """The elements of largest magnitude, values and indices in one all-gather; the rest waits in the residual.
@@ -34,7 +35,6 @@ class TopK:
     k: int | None = None
     value_dtype: Literal["fp32", "fp16"] = "fp32"
     scope: Scope = "bucket"
-    takes_16_bits: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.ratio <= 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from ..protocol.compressor import Compressor, inside
 from ..protocol.layout import Layout, working_dtype
 from ..protocol.registry import register
 from ..protocol.requests import Program, all_reduce
+from ..protocol.traits import Traits, traits_of
 from ..simulate import simulate
 from ..state.agreed import Choice, agree_in
 from ..state.tensors import Counter
@@ -50,7 +51,11 @@ class AdaptiveState:
     told: int = -1
 
 
-@register("adaptive")
+def _traits(compressor: Adaptive) -> Traits:
+    return Traits(takes_16_bits=True, choices=len(compressor.methods), extra_rounds_in=agree_in)
+
+
+@register("adaptive", traits=_traits)
 @dataclass(frozen=True)
 class Adaptive:
     """One of several compressors for each bucket, by what each loses.
@@ -64,7 +69,6 @@ class Adaptive:
     ladder: str = "none/int8/int4/int2"
     target: float = 0.85
     methods: tuple[Compressor, ...] = field(init=False, repr=False, compare=False)
-    takes_16_bits: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.target <= 1:
@@ -83,11 +87,6 @@ class Adaptive:
         choice = Choice(layout, numbers, None, self.methods, self.target)
         return AdaptiveState(layout, Counter(), choice, states, tuple(map(Leaves, states)))
 
-    @staticmethod
-    def is_due(step: int) -> bool:
-        """Whether the ranks agree anew in a step."""
-        return agree_in(step)
-
     def reduce(self, grad: Tensor, state: AdaptiveState, residual: Residual | None = None) -> Program[Tensor]:
         """The average by the method that the ranks chose before this step; in the first step they choose at once."""
         if not grad.numel():
@@ -96,7 +95,7 @@ class Adaptive:
         state.step.value += 1
         known = choice.known
         now = choice.now if known else 0
-        if self.is_due(step) or not known:
+        if agree_in(step) or not known:
             yield from self._agree(grad, state, residual)
             now = now if known else choice.now
         _log(state, now, step)
@@ -125,14 +124,13 @@ def _method(spec: str) -> Compressor:
     built = compressor(undamped(spec))
     built = built.inner if isinstance(built, ErrorFeedback) else built
     built = built.inner if isinstance(built, Widen) else built
-    for each in inside(built):
-        if isinstance(each, (*REFUSED, Adaptive)) or any(
-            getattr(each, mark, False) for mark in ("two_levels", "needs_all_parameters")
-        ):
-            raise ValueError(
-                f"adaptive:ladder has plain methods, got {spec!r}: give start_iter, feedback, momentum, space and guard to "
-                f"adaptive itself, and write hosts+ in front of it"
-            )
+    found = traits_of(built)
+    refused = any(isinstance(each, (*REFUSED, Adaptive)) for each in inside(built))
+    if refused or found.needs_all_parameters or found.ranks_per_host is not None:
+        raise ValueError(
+            f"adaptive:ladder has plain methods, got {spec!r}: give start_iter, feedback, momentum, space and guard to "
+            f"adaptive itself, and write hosts+ in front of it"
+        )
     return built
 
 

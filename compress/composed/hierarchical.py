@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,8 +18,9 @@ from ..protocol.layout import Layout, working_dtype
 from ..protocol.registry import register
 from ..protocol.requests import AllGather, AllReduce, Program, ReduceScatter
 from ..protocol.together import next_request
+from ..protocol.traits import Traits, traits_of
 from ..simulate import most_rounds
-from ..state.shares import Share, ignores_shapes, placed_on_hosts, ranks_given, share_of
+from ..state.shares import Share, placed_on_hosts, ranks_given, share_of
 from ..state.tensors import Chunk, FlatLeaf, PerParameter
 from ..state.tree import Leaves, leaves
 
@@ -42,7 +43,7 @@ class HostsState:
         self.keeps = None if self.share is None else _held_of_all(self.inner, self.share.sizes[self.share.place])
 
 
-@register("hosts", lossy=False)
+@register("hosts", lossy=False, traits=lambda hosts: Traits(ranks_per_host=hosts.ranks or 0))
 @dataclass(frozen=True)
 class Hosts:
     """Exact sums inside each host; between hosts the inner method, each rank of a host for its share of a bucket.
@@ -55,7 +56,6 @@ class Hosts:
 
     inner: Compressor = Dense()
     ranks: int | None = None
-    two_levels: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.ranks is not None and self.ranks < 1:
@@ -68,7 +68,7 @@ class Hosts:
         layout = placed_on_hosts(self, layout)
         if layout.ranks_per_host == 1:
             return HostsState(None, self.inner.init(layout))
-        share = share_of(layout, cut=ignores_shapes(self.inner))
+        share = share_of(layout, cut=traits_of(self.inner).ignores_shapes)
         shares = [share.at(place).widened() for place in range(layout.ranks_per_host)]
         alone = layout.ranks_per_host == layout.world_size
         rounds = 0 if alone or not layout.numel else most_rounds(self.inner, [each for each in shares if each.numel])

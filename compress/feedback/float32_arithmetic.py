@@ -12,6 +12,7 @@ from ...kernels import Residual
 from ..protocol.compressor import Compressor
 from ..protocol.layout import Layout, working_dtype
 from ..protocol.requests import Program
+from ..protocol.traits import own_traits
 from .switch import Switch
 
 
@@ -43,4 +44,4 @@ def _takes_16_bits(compressor: Compressor, state: Any, residual: Residual | None
         now = compressor.stage(state)
         released = residual is None and any(leaves.hold_back for leaves in state.leaves[:now])  # into the gradient
         return not released and _takes_16_bits(compressor.stages[now], state.stages[now], residual)
-    return getattr(compressor, "takes_16_bits", False)
+    return own_traits(compressor).takes_16_bits

@@ -13,6 +13,7 @@ from ...kernels import Residual
 from ..protocol.compressor import Compressor
 from ..protocol.layout import Layout, working_dtype
 from ..protocol.requests import Program, all_reduce
+from ..protocol.traits import Traits, with_traits
 from ..state.agreed import Agreed
 from ..state.gauge import EVERY, Gauge, Sample, Seen, gauges
 from ..state.tensors import Counter
@@ -88,6 +89,12 @@ class GuardedState:
     gauge: Gauge
 
 
+def agrees_in(step: int) -> bool:
+    """Return True if the ranks agree anew in a step."""
+    return step % EVERY == EVERY // 2
+
+
+@with_traits(Traits(extra_rounds_in=agrees_in))
 @dataclass(frozen=True)
 class Guarded:
     """Damps error feedback for a while where it runs away; where it does so again, sends dense; and then tries anew.
@@ -108,14 +115,9 @@ class Guarded:
         gauge.guard = MODES[WATCHING]
         return GuardedState(layout, Counter(), Verdict.initial(layout), inner, Leaves(inner), gauge)
 
-    @staticmethod
-    def is_due(step: int) -> bool:
-        """Whether the ranks agree anew in a step."""
-        return step % EVERY == EVERY // 2
-
     def reduce(self, grad: Tensor, state: GuardedState, residual: Residual | None = None) -> Program[Tensor]:
         """The average, in the mode that the ranks have agreed on."""
-        due = self.is_due(state.step.value)
+        due = agrees_in(state.step.value)
         state.step.value += 1
         sample, seen, mode = state.verdict.read()
         if due:

@@ -28,6 +28,7 @@ from ..feedback.float32_arithmetic import Widen
 from ..protocol.compressor import Codec
 from ..protocol.layout import working_dtype
 from ..protocol.requests import Program, all_gather, all_to_all
+from ..protocol.traits import own_traits
 from .layout import ShardLayout
 from .residual import WIDTHS, NarrowShardResidual, ShardResidual
 
@@ -189,7 +190,7 @@ def _residual_bits(spec: Spec) -> tuple[int, Spec]:
 def shard_codec(spec: Spec) -> Codec | None:
     """How weights travel by a specification, to the nearest and without error feedback. Raises ValueError for others."""
     codec, _ = _codec(compressor(spec), spec)
-    if getattr(codec, "draws", False):
+    if own_traits(codec).draws:
         raise ValueError(f"weights are rounded to the nearest, or each gather would give others; got {spec!r}")
     return codec
 

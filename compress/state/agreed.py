@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,8 +101,3 @@ def choices(state: Any) -> Iterator[Choice]:
         yield state
     for _, part in () if isinstance(state, Choice) else parts(state):
         yield from choices(part)
-
-
-def most_methods(compressors: Sequence[Any]) -> int:
-    """Of how many methods any of these compressors chooses; 1 where none does."""
-    return max([1, *(len(getattr(each, "methods", ())) for each in compressors)])

@@ -23,6 +23,8 @@ FIRST = ".first"  # ends the field that tells where in a parameter, or a part of
 class Leaf:
     """A piece of state that knows which parameter each of its numbers belongs to."""
 
+    of_gradients: bool = False  # made of this rank's gradients: in their units, and other ranks have others
+
     def save(self, field: str) -> Entries:
         """Copies of the numbers, by parameter name."""
         return {}
@@ -57,7 +59,6 @@ class FlatLeaf(Leaf):
 
     flat: Tensor
     versioned = False
-    of_gradients: bool = False  # made of this rank's gradients: in their units, and other ranks have others
     _other: Tensor | None = None  # the old numbers while a step is under way, else room for the next ones
     _changed = False  # by the step that is under way
     _taken: tuple[Tensor, ...] = ()  # those of `flat` and `_other` that somebody has: nobody may write to them again

@@ -46,9 +46,9 @@ def _walked(state: Any, path: str, share: Share | None) -> Iterator[tuple[str, L
     if isinstance(state, Leaf):
         yield path, state, share
         return
-    own = getattr(state, "share", None)
-    share = own if isinstance(own, Share) else share
-    for name, part in parts(state):
+    found = list(parts(state))
+    share = next((part for _, part in found if isinstance(part, Share)), share)
+    for name, part in found:
         yield from _walked(part, f"{path}.{name}" if path else name, share)
 
 
@@ -133,7 +133,7 @@ class Leaves:
 
     def averaged(self) -> Entries:
         """Copies of what is made of this rank's gradients and not held back: a resize goes on with the mean over ranks."""
-        return _saved((path, leaf) for path, leaf in self._by_path.items() if getattr(leaf, "of_gradients", False))
+        return _saved((path, leaf) for path, leaf in self._by_path.items() if leaf.of_gradients)
 
     def damp(self, factor: float) -> None:
         """Multiply what is held back, as a part of the step."""
