@@ -21,11 +21,11 @@ from .algorithms.topk import TopK
 from .builder.build import Spec, WarmUp, compressor, compressors, specification, warm_up
 from .builder.optimizers import tuned, without_momentum
 from .composed.adaptive import Adaptive
-from .composed.hierarchical import Hosts
+from .composed.hierarchical import Hierarchical
 from .feedback.adam_space import AdamSpace
-from .feedback.decayed_feedback import Damped
+from .feedback.decayed_feedback import DecayedFeedback
 from .feedback.error_feedback import ErrorFeedback
-from .feedback.float32_arithmetic import Widen
+from .feedback.float32_arithmetic import Float32Arithmetic
 from .feedback.guard import Guarded
 from .feedback.partition import Partition
 from .feedback.switch import Switch, warm_up_steps
@@ -65,14 +65,15 @@ __all__ = [
     "ChunkTopK",
     "Codec",
     "Compressor",
-    "Damped",
+    "DecayedFeedback",
     "Dense",
     "Dropping",
     "ErrorFeedback",
     "Float16",
+    "Float32Arithmetic",
     "Gathered",
     "Guarded",
-    "Hosts",
+    "Hierarchical",
     "Int2",
     "Int4",
     "Int8",
@@ -96,7 +97,6 @@ __all__ = [
     "Traits",
     "TwoShot",
     "WarmUp",
-    "Widen",
     "WorkerMomentum",
     "all_gather",
     "all_reduce",

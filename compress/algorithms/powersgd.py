@@ -81,7 +81,9 @@ class PowerSGD:
     def init(self, layout: Layout) -> PowerSGDState:
         """Random Q for each matrix worth compressing."""
         if layout.dtype.itemsize < 4:
-            raise TypeError(f"PowerSGD needs 32 bits or more for its arithmetic, not {layout.dtype}: wrap it in Widen")
+            raise TypeError(
+                f"PowerSGD needs 32 bits or more for its arithmetic, not {layout.dtype}: wrap it in Float32Arithmetic"
+            )
         matrices: dict[int, Matrix] = {}
         whole, entries = [], []
         for index, (shape, offset, size) in enumerate(zip(layout.shapes, layout.offsets, layout.sizes, strict=True)):

@@ -14,9 +14,9 @@ from ...kernels import Residual
 from ..algorithms.dense import Dense
 from ..builder.build import compressor, undamped
 from ..feedback.adam_space import AdamSpace
-from ..feedback.decayed_feedback import Damped
+from ..feedback.decayed_feedback import DecayedFeedback
 from ..feedback.error_feedback import ErrorFeedback
-from ..feedback.float32_arithmetic import Widen
+from ..feedback.float32_arithmetic import Float32Arithmetic
 from ..feedback.guard import Guarded
 from ..feedback.switch import Switch, released
 from ..feedback.worker_momentum import WorkerMomentum
@@ -33,7 +33,7 @@ from ..state.tree import Leaves
 logger = logging.getLogger(__name__)
 MOST = 16  # methods
 NONE = -1.0  # in place of each cosine before there is one
-REFUSED = (Switch, Damped, WorkerMomentum, AdamSpace, Guarded)
+REFUSED = (Switch, DecayedFeedback, WorkerMomentum, AdamSpace, Guarded)
 
 
 @dataclass
@@ -107,7 +107,7 @@ class Adaptive:
         if residual is None and any(leaves.hold_back for leaves in others):
             given = grad.to(working_dtype(grad.dtype))  # 16 bits may not hold what comes out
         residual = released(others, state.layout, given, residual)
-        average = yield from Widen(self.methods[now]).reduce(given, state.methods[now], residual)
+        average = yield from Float32Arithmetic(self.methods[now]).reduce(given, state.methods[now], residual)
         return average if given is grad else grad.copy_(average)
 
     def _agree(self, grad: Tensor, state: AdaptiveState, residual: Residual | None) -> Program[None]:
@@ -123,7 +123,7 @@ def _method(spec: str) -> Compressor:
     """A method without what belongs around all of them."""
     built = compressor(undamped(spec))
     built = built.inner if isinstance(built, ErrorFeedback) else built
-    built = built.inner if isinstance(built, Widen) else built
+    built = built.inner if isinstance(built, Float32Arithmetic) else built
     found = traits_of(built)
     refused = any(isinstance(each, (*REFUSED, Adaptive)) for each in inside(built))
     if refused or found.needs_all_parameters or found.ranks_per_host is not None:

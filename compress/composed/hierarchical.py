@@ -26,7 +26,7 @@ from ..state.tree import Leaves, leaves
 
 
 @dataclass
-class HostsState:
+class HierarchicalState:
     """This rank's share, None where hosts have one rank each; the inner state; the rounds that all of a host's ranks take.
 
     `elsewhere`: empty leaves for what the host's other ranks have and this one lacks, by path: a saved state of other
@@ -45,7 +45,7 @@ class HostsState:
 
 @register("hosts", lossy=False, traits=lambda hosts: Traits(ranks_per_host=hosts.ranks or 0))
 @dataclass(frozen=True)
-class Hosts:
+class Hierarchical:
     """Exact sums inside each host; between hosts the inner method, each rank of a host for its share of a bucket.
 
     A reduce-scatter inside the host, the inner method among the ranks of one place on every host, an all-gather inside the
@@ -63,18 +63,18 @@ class Hosts:
         if any(ranks_given(child) is not None for child in children(self)):
             raise ValueError("there are two levels, hosts and their ranks: write hosts+ once")
 
-    def init(self, layout: Layout) -> HostsState:
+    def init(self, layout: Layout) -> HierarchicalState:
         """The inner state for this rank's share."""
         layout = placed_on_hosts(self, layout)
         if layout.ranks_per_host == 1:
-            return HostsState(None, self.inner.init(layout))
+            return HierarchicalState(None, self.inner.init(layout))
         share = share_of(layout, cut=traits_of(self.inner).ignores_shapes)
         shares = [share.at(place).widened() for place in range(layout.ranks_per_host)]
         alone = layout.ranks_per_host == layout.world_size
         rounds = 0 if alone or not layout.numel else most_rounds(self.inner, [each for each in shares if each.numel])
         mine = shares[share.place]
         inner = self.inner.init(mine) if rounds and mine.numel else None
-        return HostsState(share, inner, rounds, self._elsewhere(inner, shares) if rounds else {})
+        return HierarchicalState(share, inner, rounds, self._elsewhere(inner, shares) if rounds else {})
 
     def _elsewhere(self, inner: Any, shares: Sequence[Layout]) -> dict[str, FlatLeaf]:
         """Empty leaves at the paths of the other shares' states that this one lacks."""
@@ -85,7 +85,7 @@ class Hosts:
             found |= {f"inner.{path}": _emptied(leaf, other) for path, leaf in missing if isinstance(leaf, FlatLeaf)}
         return found
 
-    def reduce(self, grad: Tensor, state: HostsState, residual: Residual | None = None) -> Program[Tensor]:
+    def reduce(self, grad: Tensor, state: HierarchicalState, residual: Residual | None = None) -> Program[Tensor]:
         """The average over all ranks; inside a host nothing is lost, but for what 16 bits cannot hold of it."""
         if state.share is None:
             return (yield from self.inner.reduce(grad, state.inner, residual))
@@ -101,7 +101,7 @@ class Hosts:
             share = _rounded(share, grad.dtype, state.keeps)
         return (yield AllGather(share, "host", state.share.sizes))
 
-    def _average(self, share: Tensor, state: HostsState) -> Program[None]:
+    def _average(self, share: Tensor, state: HierarchicalState) -> Program[None]:
         """The inner average of the share over hosts, in place, in as many rounds as the host's other ranks take."""
         done = 0
         if share.numel() and state.rounds:

@@ -17,7 +17,7 @@ from .switch import Switch
 
 
 @dataclass(frozen=True)
-class Widen:
+class Float32Arithmetic:
     """Arithmetic in float32 for 16-bit gradients; what the 16-bit result cannot hold goes to the residual.
 
     An inner compressor with `takes_16_bits` does so by itself; others are given a copy in float32.

@@ -22,9 +22,9 @@ from ..algorithms.rows import ALIGNMENT
 from ..builder.build import Spec, compressor
 from ..builder.grammar import parsed
 from ..builder.optimizers import tuned
-from ..feedback.decayed_feedback import Damped
+from ..feedback.decayed_feedback import DecayedFeedback
 from ..feedback.error_feedback import ErrorFeedback
-from ..feedback.float32_arithmetic import Widen
+from ..feedback.float32_arithmetic import Float32Arithmetic
 from ..protocol.compressor import Codec
 from ..protocol.layout import working_dtype
 from ..protocol.requests import Program, all_gather, all_to_all
@@ -197,9 +197,9 @@ def shard_codec(spec: Spec) -> Codec | None:
 
 def _codec(built: Any, spec: Spec) -> tuple[Codec | None, float]:
     """The codec of a compressor, and what part of what it loses is held back."""
-    kept, built = (built.feedback, built.inner) if isinstance(built, Damped) else (1.0, built)
+    kept, built = (built.feedback, built.inner) if isinstance(built, DecayedFeedback) else (1.0, built)
     kept, core = (kept, built.inner) if isinstance(built, ErrorFeedback) else (0.0, built)
-    core = core.inner if isinstance(core, Widen) else core
+    core = core.inner if isinstance(core, Float32Arithmetic) else core
     if isinstance(core, TwoShot):
         return core.codec, kept
     if core == Dense():

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from gradwire.compress import Dense, Hosts, Simulation, compressor, dry_run, most_rounds
+from gradwire.compress import Dense, Hierarchical, Simulation, compressor, dry_run, most_rounds
 from gradwire.compress.simulate import scopes_by_round
 from gradwire.compress.state import tree as states
 from gradwire.compress.state.agreed import agree_in, choices
@@ -211,7 +211,7 @@ def test_the_size_of_gradients_does_not_matter(scale):
 
 def test_every_share_of_a_host_chooses_for_itself_in_as_many_rounds():
     within = dataclasses.replace(layout(*SHAPES, world_size=4), ranks_per_host=2)
-    simulation = Simulation(Hosts(adaptive("none/topk:ratio=0.5/topk:ratio=0.2", target=0.9)), within)
+    simulation = Simulation(Hierarchical(adaptive("none/topk:ratio=0.5/topk:ratio=0.2", target=0.9)), within)
     for step in range(12):
         given, before = gradients(within, step), mean_held_back(simulation, within)
         for flat, other in zip(given, few(within), strict=True):

@@ -14,7 +14,7 @@ from gradwire.compress import (
     ErrorFeedback,
     Float16,
     Gathered,
-    Hosts,
+    Hierarchical,
     PowerSGD,
     Simulation,
     Switch,
@@ -135,7 +135,7 @@ class TestFromElsewhere:
 
     def test_two_levels_and_ladders_refuse_what_two_levels_or_ladders_cannot_contain(self):
         with pytest.raises(ValueError, match="two levels"):
-            Hosts(Around(Hosts(Dense())))
+            Hierarchical(Around(Hierarchical(Dense())))
         register("every-third", lossy=False)(EveryThird)
         with pytest.raises(ValueError, match="ladder has plain methods"):
             Adaptive("none/every-third")
