@@ -1,4 +1,4 @@
-"""What goes on the wire: compressors as programs, wrappers around them, and the registry of their names."""
+"""Compressors as programs, wrappers around them, and the registry of their names."""
 
 from ..kernels import Residual
 from .algorithms.acp_powersgd import ACPPowerSGD

@@ -29,7 +29,7 @@ STEADY = 1 << 62  # a step after any warm-up
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one rank gives to collectives in one step: rounds, payload bytes, and bytes it sends to other ranks.
+    """The traffic of one rank in one step: rounds, payload bytes, and bytes that it sends to other ranks.
 
     What goes to ranks of the same host, by requests of the scope "host", is no traffic of the network: it is `host_bytes`,
     not part of `sent_bytes`.
@@ -92,7 +92,7 @@ def _replies(requests: Sequence[Request | None], ranks_per_host: int) -> list[Te
 
 
 def _question(request: Request) -> tuple[object, ...]:
-    """What the requests of ranks that take part in one collective have in common."""
+    """Return what the requests of ranks that take part in one collective have in common."""
     sizes = getattr(request, "sizes", ())
     if not request.tensor.numel() and not sizes:
         raise RuntimeError("a program asked for an empty collective")
@@ -146,7 +146,7 @@ def rehearse(compressor: Compressor, layout: Layout, step: int, method: int | No
 
 
 def requests_of(compressor: Compressor, layout: Layout, step: int, method: int | None = None) -> Iterator[Request]:
-    """What a step asks for on a bucket of zeros where all ranks do as this one."""
+    """Yield the requests of a step on a bucket of zeros where all ranks do as this one."""
     state = compressor.init(layout)
     Leaves(state).set_step(step)
     for choice in choices(state):
@@ -200,7 +200,7 @@ def most_rounds(compressor: Compressor, layouts: Sequence[Layout]) -> int:
 
 
 def scopes_by_round(compressor: Compressor, layout: Layout) -> list[set[Scope]]:
-    """Among whom the rounds of a bucket go, in any stage."""
+    """Return the scopes of each round of a bucket, in any stage."""
     layout = dataclasses.replace(placed_on_hosts(compressor, layout), device=torch.device("meta"))
     stages = [[request.scope for request in requests_of(compressor, layout, *each)] for each in variants(compressor)]
     return [{scope for scope in scopes if scope} for scopes in zip_longest(*stages)]

@@ -24,7 +24,7 @@ from .zero_rows import ZeroRows
 
 @dataclass
 class ACPPowerSGDState:
-    """Which parameters are low-rank, as they lie and transposed, and which are sent whole; the last P and Q (transposed);
+    """The low-rank parameters, as they lie and transposed, and those sent whole; the last P and Q (transposed);
     the steps seen; the rows of the bucket.
     """
 

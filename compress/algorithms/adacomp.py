@@ -52,7 +52,7 @@ class AdaComp(Capped):
             self._add(part, row, length, -1)
 
     def _chosen(self, values: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-        """Which elements are sent, what is not finite first of all; the scale in float32."""
+        """Choose the elements to send, those that are not finite first of all; the scale in float32."""
         size = values.numel()
         bins = pad(values, (0, -size % self.bin)).view(-1, self.bin)
         largest = bins.abs().amax(1, keepdim=True)

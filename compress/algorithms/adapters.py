@@ -23,14 +23,14 @@ from .zero_rows import ZeroRows, any_of
 
 @dataclass
 class Draws:
-    """Where a codec's random numbers come from: a key for each bucket and rank, and the steps seen."""
+    """The source of a codec's random numbers: a key for each bucket and rank, and the steps seen."""
 
     key: int
     step: Counter
 
 
 def draws(codec: Codec, layout: Layout) -> Draws | None:
-    """What a codec draws from, if it draws; ranks draw apart, so that their errors average out."""
+    """Return what a codec draws from, if it draws. Ranks draw apart, so that their errors average out."""
     if not own_traits(codec).draws:
         return None
     digest = hashlib.sha256(f"{layout.rank}/{layout.names}/{layout.starts}".encode()).digest()
@@ -76,7 +76,7 @@ class Gathered:
 
 @dataclass
 class TwoShotState:
-    """What this rank held back as the server of its part; the part's places; the ranks; what the codec draws from.
+    """The residual of this rank as the server of its part; the part's places; the ranks; what the codec draws from.
 
     `served`: the first element of the part and the one after its last. `length`: of a part, with its padding. `rows`: those
     that stay zero by a bit of their own; None where the codec keeps zeros.

@@ -41,11 +41,11 @@ class Capped:
         return numel
 
     def slots(self, length: int) -> int:
-        """How many of `length` elements are sent at most."""
+        """Return how many of `length` elements are sent at most."""
         return math.ceil(self.cap * length)
 
     def row_bytes(self, length: int) -> int:
-        """Of the count and of all slots, used or not."""
+        """Return the bytes of the count and of all slots, used or not."""
         return padded(COUNT_BYTES + self.slots(length) * self.slot_bytes)
 
     def decode(self, rows: Tensor, out: Tensor, length: int, residual: Tensor | None = None) -> None:

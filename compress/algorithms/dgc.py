@@ -98,7 +98,7 @@ class DGC:
         return grad * torch.where(norm > limit, limit / norm, 1.0).to(grad.dtype)
 
     def _ratio(self, step: int) -> float:
-        """What part is sent in a step."""
+        """Return the part of the elements that a step sends."""
         if step >= self.warmup_steps:
             return self.ratio
         return max(self.ratio, WARM_UP_RATIOS[step * len(WARM_UP_RATIOS) // self.warmup_steps])

@@ -44,7 +44,7 @@ class Dropping(Capped):
     def encode(
         self, grad: Tensor, residual: Residual | None, rows: Tensor, length: int, key: int = 0, counter: int = 0
     ) -> None:
-        """What is above the threshold of each row; `residual` keeps the rest."""
+        """Write the elements above the threshold of each row; `residual` keeps the rest."""
         values = grad if residual is None else residual.plus(grad)
         alarm = torch.where(kernels.all_finite(values), 0.0, torch.nan)  # what is not finite may not fit
         for row, part in zip(rows, values.split(length), strict=False):

@@ -28,7 +28,7 @@ from .zero_rows import ZeroRows
 
 @dataclass
 class PowerSGDState:
-    """Which parameters are low-rank and which are sent whole; the factors Q (transposed); the steps seen; whose they are.
+    """The low-rank parameters and those sent whole; the factors Q (transposed); the steps seen; the layout.
 
     `rows`: those that stay zero, of P, of Q and of what is sent whole, where payloads are coded. `of_bucket`: of a bucket
     that is one matrix.

@@ -39,7 +39,7 @@ class QSGD(BlockCodes):
 
     @property
     def bits(self) -> int:  # type: ignore[override]
-        """Of a code: the fewest that hold all levels and a sign."""
+        """The fewest bits of a code that hold all levels and a sign."""
         return min(bits for (bits, exponent), each in FORMATS.items() if not exponent and each.limit >= self.levels)
 
     def variance(self, size: int) -> float:

@@ -45,7 +45,7 @@ class BlockCodes:
         return -(-numel // unit) * unit
 
     def row_bytes(self, length: int) -> int:
-        """So many bits an element and 4 bytes a block, padded."""
+        """Return `bits` an element and 4 bytes a block, in bytes, padded."""
         return padded(self._code_bytes(length) + SCALE_BYTES * self._blocks(length))
 
     def decode(self, rows: Tensor, out: Tensor, length: int, residual: Tensor | None = None) -> None:

@@ -48,7 +48,7 @@ class TopK:
         return numel
 
     def selected(self, length: int) -> int:
-        """How many of `length` elements are sent."""
+        """Return how many of `length` elements are sent."""
         return min(length, self.k or math.ceil(self.ratio * length))
 
     def row_bytes(self, length: int) -> int:
@@ -68,7 +68,7 @@ class TopK:
         rounded_once(out, residual, write)
 
     def indices(self, rows: Tensor, length: int) -> Tensor:
-        """Which elements encoded rows of `length` say, all in one, counted from the first row's first."""
+        """Return the indices in encoded rows of `length`, all in one, counted from the first row's first."""
         indices = self._parts(rows, length)[0].long()
         return indices.add_(torch.arange(len(rows), device=rows.device).unsqueeze(1) * length).view(-1)
 

@@ -34,7 +34,7 @@ Spec: TypeAlias = str | Mapping[str, Any] | Compressor
 
 
 def compressors() -> dict[str, dict[str, Any]]:
-    """What can be asked for: {name: {"summary": one line, "wraps": bool, "options": {option: default}}}.
+    """Return all compressors: {name: {"summary": one line, "wraps": bool, "options": {option: default}}}.
 
     >>> compressors()["topk"]["options"]["ratio"]
     0.01
@@ -150,7 +150,7 @@ def _written(built: Any) -> str | None:
 
 
 def _unwrapped(built: Any) -> tuple[Any, dict[str, Any]]:
-    """What `_wrapped` was given, and the options that tell so; `feedback` only where there is."""
+    """Return what `_wrapped` was given, and the options for it; `feedback` only if there is error feedback."""
     options: dict[str, Any] = {}
     while isinstance(built, WRAPPERS):
         match built:
@@ -193,7 +193,7 @@ def _build(mapping: Mapping[str, Any]) -> Compressor:
 def _feedback(
     method: Registration, feedback: float | None = None, error_feedback: bool | None = None, **_: Any
 ) -> float:
-    """What part of a residual is kept, from both options that tell."""
+    """Return the part of a residual that both options together keep."""
     if feedback is None:
         feedback = 0.0 if error_feedback is False else method.feedback or float(error_feedback or 0)
     if not 0 <= feedback <= 1:

@@ -38,7 +38,7 @@ REFUSED = (Switch, DecayedFeedback, WorkerMomentum, AdamSpace, Guarded)
 
 @dataclass
 class AdaptiveState:
-    """Where the parameters lie, the steps seen, the choice of the ranks, each method's state with its leaves.
+    """The layout, the steps seen, the choice of the ranks, each method's state with its leaves.
 
     `told`: the method that was logged last.
     """
@@ -135,7 +135,7 @@ def _method(spec: str) -> Compressor:
 
 
 def _cosine(method: Compressor, meant: Tensor, layout: Layout) -> Tensor:
-    """Of the angle between `meant` and what one rank alone would send of it by a method."""
+    """Return the cosine between `meant` and what one rank alone would send of it by a method."""
     one = meant.new_ones(())
     if isinstance(method, Dense) or meant.is_meta:
         return one

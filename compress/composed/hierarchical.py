@@ -135,7 +135,7 @@ def _across(program: Program[Tensor]) -> Program[tuple[Tensor, int]]:
 
 
 def _held_of_all(inner: Any, numel: int) -> PerParameter | None:
-    """What is held back inside a state, where it is of as many numbers."""
+    """Return the residual inside a state that has as many numbers; None if there is none."""
     held = (leaf for leaf in Leaves(inner).residuals if isinstance(leaf, PerParameter))
     return next((leaf for leaf in held if leaf.flat.numel() == numel), None)
 

@@ -24,7 +24,7 @@ FLOOR = 0.1  # of a scale, in units of the bucket's mean scale
 
 
 class HeldInside:
-    """What is held back inside a state, and which elements of the bucket it stands for."""
+    """The residuals inside a state, and the elements of the bucket that they stand for."""
 
     def __init__(self, state: Any, layout: Layout) -> None:
         starts = dict(zip(layout.names, layout.offsets, strict=True))
@@ -85,7 +85,7 @@ class AdamSpace:
         return average
 
     def _units(self, root: Tensor) -> Tensor:
-        """Of each element; their mean is 1 and a little more."""
+        """Return the unit of each element; their mean is a little above 1."""
         mean = root.mean(dtype=torch.float64).to(root.dtype)  # the same bits whatever the number of threads
         return root.div(mean).nan_to_num_(1.0).add_(FLOOR)
 

@@ -24,7 +24,7 @@ class DecayedFeedbackState:
 
 @dataclass(frozen=True)
 class DecayedFeedback:
-    """Of what the inner compressor holds back, on workers and servers, a part is kept after each step; the rest is lost.
+    """Error feedback that keeps a part of each residual, on workers and servers, after each step; the rest is lost.
 
     So a residual cannot grow without end: with `feedback` f it is at most the sum of 1, f, f², ... of what steps lose. Too
     little for the exact mean in the long run, which matters less to Adam than bursts do.

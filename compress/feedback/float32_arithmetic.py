@@ -39,7 +39,7 @@ class Float32Arithmetic:
 
 
 def _takes_16_bits(compressor: Compressor, state: Any, residual: Residual | None) -> bool:
-    """Whether the next step of a compressor reads 16 bits, computes in float32 and rounds the average once."""
+    """Return True if the next step of a compressor reads 16 bits, computes in float32 and rounds the average once."""
     if isinstance(compressor, Switch):
         now = compressor.stage(state)
         released = residual is None and any(leaves.hold_back for leaves in state.leaves[:now])  # into the gradient

@@ -37,7 +37,7 @@ class Mode(NamedTuple):
     strikes: int = 0
 
     def following(self, *, runs_away: bool) -> Mode:
-        """That of the next `EVERY` steps: the first time damping is the answer, then and where that fails dense steps."""
+        """Return the mode of the next `EVERY` steps: damping the first time, dense steps later and where damping fails."""
         if runs_away and self.now != DENSE:
             rest = FIRST_REST * 2 ** max(0, self.strikes - 1)
             return Mode(DENSE if self.strikes else DAMPING, min(LONGEST_REST, rest), self.strikes + 1)
@@ -57,7 +57,7 @@ class Verdict(Agreed):
         return cls(layout, torch.tensor(numbers, dtype=torch.float32, device=layout.device))
 
     def read(self) -> tuple[Sample | None, Seen, Mode]:
-        """All of it."""
+        """Return the newest sample, what was seen before it, and the mode."""
         if self.flat.is_meta:
             return None, Seen(), Mode()
         numbers = self.numbers()
@@ -79,7 +79,7 @@ class Verdict(Agreed):
 
 @dataclass
 class GuardedState:
-    """Where the parameters lie, the steps seen, what the ranks agree on, and the inner state with what it holds back."""
+    """The layout, the steps seen, the ranks' agreement, and the inner state with its residuals."""
 
     layout: Layout
     step: Counter
@@ -141,7 +141,7 @@ def _agreed(sample: Tensor) -> Program[Tensor]:
 
 
 def _judged(state: GuardedState, sample: Sample | None, seen: Seen, mode: Mode) -> tuple[Seen, Mode]:
-    """What was seen, with the last sample, and the mode from here on: by what all ranks have."""
+    """Judge by the last sample, which all ranks have: return what was seen so far and the mode from here on."""
     seen = seen if sample is None else seen.and_then(sample)
     following = mode.following(runs_away=seen.runs_away)
     if following.now == mode.now:

@@ -18,7 +18,7 @@ class Compressor(Protocol):
     """An algorithm that averages a bucket over ranks. A frozen dataclass of its own options; buckets share it."""
 
     def init(self, layout: Layout) -> Any:
-        """What it will remember of a bucket: a dataclass of `gradwire.compress.state.tree` leaves, or None."""
+        """Return the state of a bucket: a dataclass of `gradwire.compress.state.tree` leaves, or None."""
 
     def reduce(self, grad: Tensor, state: Any, residual: Residual | None = None) -> Program[Tensor]:
         """The average over ranks of `grad` (+ `residual.before`), flat, in place of `grad` where it can.

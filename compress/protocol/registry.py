@@ -46,7 +46,7 @@ class Registration:
 
     @property
     def shared(self) -> dict[str, tuple[Any, Any]]:
-        """Those of them that wrappers answer for; an option of the method's own goes before one of its name."""
+        """The options that wrappers answer for; an option of the method's own goes before one of its name."""
         own = {field.name for field in dataclasses.fields(self.factory)}
         listed = {**(OF_FEEDBACK if self.lossy else {}), **({} if self.name == "none" else OF_ALL)}
         if self.lossy:
@@ -55,7 +55,7 @@ class Registration:
 
     @property
     def wraps(self) -> bool:
-        """Whether it may stand left of a "+"."""
+        """True if the name may stand left of a "+"."""
         return any(field.name == "inner" for field in dataclasses.fields(self.factory))
 
     @property
@@ -111,5 +111,5 @@ def _check_traits(name: str, traits: Traits, is_codec: bool, lossy: bool) -> Non
 
 
 def _full_name(factory: type) -> str:
-    """Where a class is defined: the same when a module or a notebook cell runs again."""
+    """Return where a class is defined: the same when a module or a notebook cell runs again."""
     return f"{factory.__module__}.{factory.__qualname__}"

@@ -1,4 +1,4 @@
-"""What a compressor tells those who run it, beside `init` and `reduce`."""
+"""Traits: what a compressor declares beside `init` and `reduce`."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ EVERY, FIRST, EARLY = 32, 24, (2, 8)  # steps in which a choice is made anew: 2,
 
 
 def agree_in(step: int) -> bool:
-    """Whether the ranks make a choice anew in a step, counted from 0."""
+    """Return True if the ranks choose again in a step, counted from 0."""
     return step in EARLY or step % EVERY == FIRST
 
 
@@ -35,7 +35,7 @@ class Agreed(FlatLeaf):
         return False
 
     def numbers(self) -> list[float]:
-        """All of them, on the host; the step that wrote them has brought them there."""
+        """Return all numbers, on the host; the step that wrote them has brought them there."""
         if self._host is None or self._host[0] is not self.flat:
             self._host = self.flat, Arriving(self.flat)
         return self._host[1].read()
@@ -45,7 +45,7 @@ class Agreed(FlatLeaf):
         self._host = after, Arriving(after)
 
     def demand(self, numbers: Tensor) -> float:
-        """Which numbers go on where several buckets become one: those with the largest demand."""
+        """Rank numbers where several buckets become one: those with the largest demand stay."""
         raise NotImplementedError
 
     def save(self, field: str) -> Entries:
@@ -61,7 +61,7 @@ class Agreed(FlatLeaf):
 
 @dataclass
 class Choice(Agreed):
-    """Which of several `methods`, from the most exact one on, a bucket is sent by.
+    """The choice of one of several `methods`, the most exact one first, for a bucket.
 
     The numbers: for each method the cosine between what it sends and what was meant. `target`: the least cosine wanted.
     `fixed`: a method in place of the chosen one, for plans.
@@ -78,7 +78,7 @@ class Choice(Agreed):
 
     @property
     def known(self) -> bool:
-        """Whether the ranks have agreed on anything."""
+        """True if the ranks have agreed on anything."""
         return self.fixed is not None or self.flat.is_meta or self.numbers()[0] >= 0
 
     @property
@@ -96,7 +96,7 @@ class Choice(Agreed):
 
 
 def choices(state: Any) -> Iterator[Choice]:
-    """Those in a compressor's state."""
+    """Yield the choices in a compressor's state."""
     if isinstance(state, Choice):
         yield state
     for _, part in () if isinstance(state, Choice) else parts(state):

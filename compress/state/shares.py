@@ -1,4 +1,4 @@
-"""Which part of a bucket each rank of a host has to average with the other hosts."""
+"""The part of a bucket that each rank of a host averages with the other hosts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Share:
 
     @property
     def place(self) -> int:
-        """Of this rank in its host."""
+        """The place of this rank in its host."""
         return self.whole.rank % self.whole.ranks_per_host
 
     def at(self, place: int) -> Layout:
@@ -74,7 +74,7 @@ class Share:
         return self.at(self.place)
 
     def of_whole(self, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What is held back of entries of this share, flat by parameter, as it is missing from one rank's gradient."""
+        """Return the residual of entries of this share, flat by parameter, as one rank's gradient lacks it."""
         owed: dict[str, Tensor] = {}
         for name, numbers in held.items():
             start = self._mine.start(name)

@@ -1,4 +1,4 @@
-"""What the state of a compressor is made of: flat tensors cut by parameter name, parts of a bucket, step counts."""
+"""Parts of a compressor's state: flat tensors cut by parameter name, parts of a bucket, step counts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Leaf:
         return {}
 
     def held_back(self) -> dict[str, Tensor]:
-        """What this rank still owes to the average, flat, by parameter: to be added to its next gradient."""
+        """Return what this rank still owes to the average, flat, by parameter: to be added to its next gradient."""
         return {}
 
 
@@ -65,7 +65,7 @@ class FlatLeaf(Leaf):
     _zeros: Tensor | None = None  # the version that `clear` wrote, as long as nobody writes to it again
 
     def update(self) -> Residual:
-        """Where this step reads, and where it writes all the numbers anew; once it has, both are what it wrote."""
+        """Return where this step reads, and where it writes all the numbers anew; afterwards both are what it wrote."""
         self._zeros = None
         if self.versioned and not self._changed:
             before, after = self.flat, self._other
@@ -120,17 +120,17 @@ class FlatLeaf(Leaf):
 
     @property
     def cleared(self) -> bool:
-        """Whether nothing was written since `clear`."""
+        """True if nothing was written since `clear`."""
         return self._zeros is self.flat
 
     @property
     def holds_back(self) -> bool:
-        """Whether these are gradient that was held back, which must never be lost."""
+        """True if these are residuals, which must never be lost."""
         return True
 
     @property
     def weight(self) -> int:
-        """How often a number that is held back here is missing from the gradient of one rank."""
+        """The times that a number held back here is missing from the gradient of one rank."""
         return 1
 
     def pieces(self) -> Iterator[tuple[str, int, Tensor]]:
@@ -266,7 +266,7 @@ def _key(field: str, start: int | None) -> str:
 
 
 def _saved(field: str, fields: Mapping[str, Tensor]) -> Iterator[tuple[int | None, Tensor]]:
-    """What was saved of a field: (first element of the part; None for a whole parameter, numbers)."""
+    """Yield what was saved of a field: (first element of the part; None for a whole parameter, numbers)."""
     for key, tensor in fields.items():
         name, _, start = key.rpartition(PART)
         if key == field:
@@ -276,7 +276,7 @@ def _saved(field: str, fields: Mapping[str, Tensor]) -> Iterator[tuple[int | Non
 
 
 def _fits(size: int, start: int | None, saved_size: int, saved_start: int | None) -> bool:
-    """Whether two tensors that are not alike can be of one parameter: parts can, where they lie inside the whole."""
+    """Return True if two tensors that differ can be of one parameter: parts can, if they lie inside the whole."""
     if start is None:
         return saved_start is not None and saved_start + saved_size <= size
     return saved_start is not None or start + size <= saved_size

@@ -49,8 +49,8 @@ def test_a_state_of_an_earlier_format_is_of_what_its_specification_meant_then(nu
 
 FINGERPRINTS = {  # {the specification of a state of format 1 whose compressor no string builds: what it meant}
     "ErrorFeedback(inner=Float32Arithmetic(inner=Switch(starts=(0, 3), stages=(DecayedFeedback("
-    "inner=ErrorFeedback(inner=Float32Arithmetic(inner=TwoShot(codec=OneBit(block=64)))), feedback=0.5), Gathered(codec=TopK("
-    "ratio=0.01, k=None, value_dtype='fp32', scope='bucket')))"
+    "inner=ErrorFeedback(inner=Float32Arithmetic(inner=TwoShot(codec=OneBit(block=64)))), feedback=0.5), "
+    "Gathered(codec=TopK(ratio=0.01, k=None, value_dtype='fp32', scope='bucket')))"
     ")))": {"name": "topk", "start_iter": 3, "warmup": "onebit:block=64,rotate=false,feedback=0.5"},
     "ErrorFeedback(inner=Float32Arithmetic(inner=Switch(starts=(0, 3), stages=(Float32Arithmetic("
     "inner=Adaptive(ladder='none/int8/int4/ternary', target=0.9)), Gathered(codec=TopK("
