@@ -239,24 +239,15 @@ class Simulation:
 
     def step(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """The averages that each rank gets for the ranks' flat gradients, which are left as they are."""
-        for state in self.states:
-            _count_as_one(state)
-        self.traffic = Traffic()
-        return simulate(list(self._programs(gradients)), self.layouts[0].ranks_per_host, self._note)
+        for leaves in map(Leaves, self.states):  # as the engine does: a stage that waits counts no steps of its own
+            leaves.set_step(max((counter.value for counter in leaves.counters), default=0))
+        self.traffic, pairs = Traffic(), zip(gradients, self.states, strict=True)
+        programs = [self.compressor.reduce(gradient.clone(), state) for gradient, state in pairs]
+        return simulate(programs, self.layouts[0].ranks_per_host, self._note)
 
     def _note(self, request: Request) -> None:
         self.traffic += traffic(request, self.layouts[0].world_size, self.layouts[0].ranks_per_host)
 
-    def _programs(self, gradients: Sequence[Tensor]) -> Iterator[Program[Tensor]]:
-        for gradient, state in zip(gradients, self.states, strict=True):
-            yield self.compressor.reduce(gradient.clone(), state)
-
     def copy(self) -> Simulation:
         """An independent simulation in the same state."""
         return copy.deepcopy(self)
-
-
-def _count_as_one(state: Any) -> None:
-    """Set all counters of a state to the steps of the whole, as the engine does: a stage that waits does not count."""
-    leaves = Leaves(state)
-    leaves.set_step(max((counter.value for counter in leaves.counters), default=0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,10 +16,9 @@ from ..protocol.compressor import Compressor, inside
 from ..protocol.layout import Layout
 from ..protocol.registry import register
 from ..protocol.requests import AllReduce, Program, ReduceScatter, Request
+from ..protocol.together import next_request
 from ..protocol.traits import own_traits, traits_of
 from .dense import Dense
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -53,22 +52,15 @@ class Cast:
 
     def reduce(self, grad: Tensor, state: CastState, residual: Residual | None = None) -> Program[Tensor]:
         """The inner average, its payloads rounded to 16 bits. Means are divided before they are rounded and summed."""
-        program = self.inner.reduce(grad, state.inner, residual)
-        return (yield from self._narrowed(program, state))
-
-    def _narrowed(self, program: Program[T], state: CastState) -> Program[T]:
-        """Drive `program`, with each of its requests cast on the way out and each reply on the way back."""
-        reply: Tensor | None = None
+        program, reply = self.inner.reduce(grad, state.inner, residual), None
+        average: Tensor
         try:
             while True:
-                request = next(program) if reply is None else program.send(reply)
-                if narrow := self._narrow(request, state):
-                    answer = yield narrow
-                    reply = self._widen(answer, request)
-                else:
-                    reply = yield request
-        except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
+                request, average = next_request(program, reply)
+                if request is None:
+                    return average
+                narrow = self._narrow(request, state)
+                reply = (yield request) if narrow is None else self._widen((yield narrow), request)
         finally:
             program.close()
 

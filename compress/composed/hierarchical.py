@@ -40,7 +40,9 @@ class HierarchicalState:
     elsewhere: dict[str, FlatLeaf] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.keeps = None if self.share is None else _held_of_all(self.inner, self.share.sizes[self.share.place])
+        numel = -1 if self.share is None else self.share.sizes[self.share.place]
+        held = (leaf for leaf in Leaves(self.inner).residuals if isinstance(leaf, PerParameter))
+        self.keeps = next((leaf for leaf in held if leaf.flat.numel() == numel), None)
 
 
 @register("hosts", lossy=False, traits=lambda hosts: Traits(ranks_per_host=hosts.ranks or 0))
@@ -98,7 +100,8 @@ class Hierarchical:
         share = yield ReduceScatter(wide, "mean", "host", state.share.sizes)
         yield from self._average(share, state)
         if grad.dtype != share.dtype:
-            share = _rounded(share, grad.dtype, state.keeps)
+            wide, share = share, torch.empty_like(share, dtype=grad.dtype)
+            kernels.cast_scaled(wide, share, 1.0, None if state.keeps is None else state.keeps.update().in_place())
         return (yield AllGather(share, "host", state.share.sizes))
 
     def _average(self, share: Tensor, state: HierarchicalState) -> Program[None]:
@@ -132,16 +135,3 @@ def _across(program: Program[Tensor]) -> Program[tuple[Tensor, int]]:
             rounds += 1
     finally:
         program.close()
-
-
-def _held_of_all(inner: Any, numel: int) -> PerParameter | None:
-    """Return the residual inside a state that has as many numbers; None if there is none."""
-    held = (leaf for leaf in Leaves(inner).residuals if isinstance(leaf, PerParameter))
-    return next((leaf for leaf in held if leaf.flat.numel() == numel), None)
-
-
-def _rounded(share: Tensor, dtype: torch.dtype, keeps: PerParameter | None) -> Tensor:
-    """The share in the gradient's type; what that cannot hold is added to what is held back, where anything is."""
-    narrow = torch.empty_like(share, dtype=dtype)
-    kernels.cast_scaled(share, narrow, 1.0, None if keeps is None else keeps.update().in_place())
-    return narrow

@@ -131,13 +131,10 @@ class Guarded:
             state.held.damp(DAMPED_TO)
         if due:
             mine = None if mode.now == DENSE else state.gauge.taken
-            state.verdict.write(mine if mine is None else (yield from _agreed(mine)), seen, mode)
+            if mine is not None:  # not finite if some rank had no gradient
+                mine = yield from all_reduce(mine.clamp(-LARGEST, LARGEST))
+            state.verdict.write(mine, seen, mode)
         return average
-
-
-def _agreed(sample: Tensor) -> Program[Tensor]:
-    """The mean over ranks, of numbers that 16 bits can hold; not finite where some rank had no gradient."""
-    return (yield from all_reduce(sample.clamp(-LARGEST, LARGEST)))
 
 
 def _judged(state: GuardedState, sample: Sample | None, seen: Seen, mode: Mode) -> tuple[Seen, Mode]:
