@@ -1,4 +1,4 @@
-"""What goes on the wire: compressors as programs, wrappers around them, and the registry of their names."""
+"""Compressors as programs, wrappers around them, and the registry of their names."""
 
 from ..kernels import Residual
 from .algorithms.acp_powersgd import ACPPowerSGD
@@ -21,16 +21,16 @@ from .algorithms.topk import TopK
 from .builder.build import Spec, WarmUp, compressor, compressors, specification, warm_up
 from .builder.optimizers import tuned, without_momentum
 from .composed.adaptive import Adaptive
-from .composed.hierarchical import Hosts
+from .composed.hierarchical import Hierarchical
 from .feedback.adam_space import AdamSpace
-from .feedback.decayed_feedback import Damped
+from .feedback.decayed_feedback import DecayedFeedback
 from .feedback.error_feedback import ErrorFeedback
-from .feedback.float32_arithmetic import Widen
+from .feedback.float32_arithmetic import Float32Arithmetic
 from .feedback.guard import Guarded
 from .feedback.partition import Partition
 from .feedback.switch import Switch, warm_up_steps
 from .feedback.worker_momentum import WorkerMomentum
-from .protocol.compressor import Codec, Compressor, DrawingCodec
+from .protocol.compressor import Codec, Compressor
 from .protocol.layout import Layout
 from .protocol.registry import register
 from .protocol.requests import (
@@ -45,6 +45,7 @@ from .protocol.requests import (
     reduce_scatter,
 )
 from .protocol.together import together
+from .protocol.traits import Traits, traits_of, with_traits
 from .simulate import Simulation, Traffic, dry_run, most_rounds, simulate
 
 __all__ = [
@@ -64,15 +65,15 @@ __all__ = [
     "ChunkTopK",
     "Codec",
     "Compressor",
-    "Damped",
+    "DecayedFeedback",
     "Dense",
-    "DrawingCodec",
     "Dropping",
     "ErrorFeedback",
     "Float16",
+    "Float32Arithmetic",
     "Gathered",
     "Guarded",
-    "Hosts",
+    "Hierarchical",
     "Int2",
     "Int4",
     "Int8",
@@ -93,9 +94,9 @@ __all__ = [
     "Ternary",
     "TopK",
     "Traffic",
+    "Traits",
     "TwoShot",
     "WarmUp",
-    "Widen",
     "WorkerMomentum",
     "all_gather",
     "all_reduce",
@@ -109,8 +110,10 @@ __all__ = [
     "simulate",
     "specification",
     "together",
+    "traits_of",
     "tuned",
     "warm_up",
     "warm_up_steps",
+    "with_traits",
     "without_momentum",
 ]

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from ..kernels.dispatch import recorded_operations
 from .feedback.switch import Switch
-from .protocol.compressor import Compressor, children, inside
+from .protocol.compressor import Compressor, children
 from .protocol.layout import Layout
 from .protocol.requests import AllGather, AllReduce, AllToAll, Program, ReduceScatter, Request
 from .protocol.scopes import Scope, members
 from .protocol.together import next_request
-from .state.agreed import choices, most_methods
+from .protocol.traits import own_traits, traits_of
+from .state.agreed import choices
 from .state.shares import placed_on_hosts
 from .state.tree import Leaves
 
@@ -28,7 +29,7 @@ STEADY = 1 << 62  # a step after any warm-up
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one rank gives to collectives in one step: rounds, payload bytes, and bytes it sends to other ranks.
+    """The traffic of one rank in one step: rounds, payload bytes, and bytes that it sends to other ranks.
 
     What goes to ranks of the same host, by requests of the scope "host", is no traffic of the network: it is `host_bytes`,
     not part of `sent_bytes`.
@@ -90,7 +91,7 @@ def _replies(requests: Sequence[Request | None], ranks_per_host: int) -> list[Te
 
 
 def _question(request: Request) -> tuple[object, ...]:
-    """What the requests of ranks that take part in one collective have in common."""
+    """Return what the requests of ranks that take part in one collective have in common."""
     sizes = getattr(request, "sizes", ())
     if not request.tensor.numel() and not sizes:
         raise RuntimeError("a program asked for an empty collective")
@@ -144,7 +145,7 @@ def rehearse(compressor: Compressor, layout: Layout, step: int, method: int | No
 
 
 def requests_of(compressor: Compressor, layout: Layout, step: int, method: int | None = None) -> Iterator[Request]:
-    """What a step asks for on a bucket of zeros where all ranks do as this one."""
+    """Yield the requests of a step on a bucket of zeros where all ranks do as this one."""
     state = compressor.init(layout)
     Leaves(state).set_step(step)
     for choice in choices(state):
@@ -183,14 +184,14 @@ def boundaries(compressor: Compressor, around: frozenset[int] = frozenset({0})) 
     """
     own = around | set(compressor.starts) if isinstance(compressor, Switch) else around
     found = set(own).union(*(boundaries(child, own) for child in children(compressor)))
-    if (is_due := getattr(compressor, "is_due", None)) is not None:
-        found |= {next(filter(is_due, count(step))) for step in found}
+    if (extra := own_traits(compressor).extra_rounds_in) is not None:
+        found |= {next(filter(extra, count(step))) for step in found}
     return found
 
 
 def variants(compressor: Compressor) -> Iterator[tuple[int, int]]:
     """(step, method) of everything that a step may ask for."""
-    return product(boundaries(compressor), range(most_methods(list(inside(compressor)))))
+    return product(boundaries(compressor), range(traits_of(compressor).choices))
 
 
 def most_rounds(compressor: Compressor, layouts: Sequence[Layout]) -> int:
@@ -199,7 +200,7 @@ def most_rounds(compressor: Compressor, layouts: Sequence[Layout]) -> int:
 
 
 def scopes_by_round(compressor: Compressor, layout: Layout) -> list[set[Scope]]:
-    """Among whom the rounds of a bucket go, in any stage."""
+    """Return the scopes of each round of a bucket, in any stage."""
     layout = dataclasses.replace(placed_on_hosts(compressor, layout), device=torch.device("meta"))
     stages = [[request.scope for request in requests_of(compressor, layout, *each)] for each in variants(compressor)]
     return [{scope for scope in scopes if scope} for scopes in zip_longest(*stages)]
@@ -238,24 +239,15 @@ class Simulation:
 
     def step(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """The averages that each rank gets for the ranks' flat gradients, which are left as they are."""
-        for state in self.states:
-            _count_as_one(state)
-        self.traffic = Traffic()
-        return simulate(list(self._programs(gradients)), self.layouts[0].ranks_per_host, self._note)
+        for leaves in map(Leaves, self.states):  # as the engine does: a stage that waits counts no steps of its own
+            leaves.set_step(max((counter.value for counter in leaves.counters), default=0))
+        self.traffic, pairs = Traffic(), zip(gradients, self.states, strict=True)
+        programs = [self.compressor.reduce(gradient.clone(), state) for gradient, state in pairs]
+        return simulate(programs, self.layouts[0].ranks_per_host, self._note)
 
     def _note(self, request: Request) -> None:
         self.traffic += traffic(request, self.layouts[0].world_size, self.layouts[0].ranks_per_host)
 
-    def _programs(self, gradients: Sequence[Tensor]) -> Iterator[Program[Tensor]]:
-        for gradient, state in zip(gradients, self.states, strict=True):
-            yield self.compressor.reduce(gradient.clone(), state)
-
     def copy(self) -> Simulation:
         """An independent simulation in the same state."""
         return copy.deepcopy(self)
-
-
-def _count_as_one(state: Any) -> None:
-    """Set all counters of a state to the steps of the whole, as the engine does: a stage that waits does not count."""
-    leaves = Leaves(state)
-    leaves.set_step(max((counter.value for counter in leaves.counters), default=0))

@@ -27,7 +27,7 @@ NEW: Any = object()
 
 @dataclass(frozen=True)
 class Contract:
-    """What an operation asks of its arguments, whatever its backend.
+    """The requirements of an operation on its arguments, whatever its backend.
 
     `check` takes the first parameters of the operation, raises for what does not fit, and may look at dtypes, shapes,
     strides, devices and whatever is no tensor, but not at addresses or numbers. `apart`: groups of parameters, of which no
@@ -41,7 +41,7 @@ class Contract:
 
     @property
     def checked(self) -> int:
-        """How many parameters the check takes."""
+        """The number of parameters that the check takes."""
         return 0 if self.check is None else len(inspect.signature(self.check).parameters)
 
 
@@ -111,7 +111,7 @@ class Checked(Generic[P, R]):
         return bound.args[: self.count]
 
     def _judge(self, key: tuple[Any, ...], given: tuple[Any, ...]) -> tuple[Pair, ...] | None:
-        """What all arguments of this structure have in common; raises where they do not fit, which is not remembered."""
+        """Return what all arguments of this structure have in common. Raises if they do not fit; that is not remembered."""
         if len(self.decided) >= MOST_STRUCTURES:
             self.decided.clear()
         if unknown := self._unknown(given):
@@ -124,7 +124,7 @@ class Checked(Generic[P, R]):
         return self.decided[key]
 
     def _unknown(self, given: tuple[Any, ...]) -> str:
-        """What the backend does not know, in words; empty where it knows all."""
+        """Return in words what the backend does not support; empty if it supports everything."""
         tensors = [(name, tensor) for name, _, tensor in self._tensors(given) if name in self.supports]
         if unknown := {str(tensor.dtype) for name, tensor in tensors if tensor.dtype not in self.supports[name]}:
             return ", ".join(sorted(unknown))

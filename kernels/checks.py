@@ -1,4 +1,4 @@
-"""What a kernel cannot see from an address, for all backends: dtypes, layout, size and device of tensors.
+"""Checks of what a kernel cannot see from an address: dtypes, layout, size and device of tensors.
 
 The checks of an operation take its arguments and look at their structure alone: see `Contract`.
 """
@@ -196,7 +196,7 @@ def end_of(factors: Factors) -> int:
 
 
 def _end_apart(factors: Factors) -> int:
-    """As `end_of`; ValueError also for two matrices that share elements."""
+    """Return `end_of`; raise ValueError also for two matrices that share elements."""
     end = 0
     for m in sorted(factors.matrices, key=lambda each: each.offset):
         require(m.offset >= end or not m.rows * m.columns, f"the matrix before it ends at element {end}: {m}")

@@ -1,4 +1,4 @@
-"""Which implementation of an operation runs: backends by device, the reference behind them all."""
+"""The choice of an operation's implementation: backends by device, the reference behind them all."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Backend:
 
     @property
     def available(self) -> bool:
-        """Whether its kernels can run here."""
+        """True if its kernels can run here."""
         return not self.reason
 
 
@@ -143,7 +143,7 @@ def requested_backends() -> tuple[str, ...]:
 
 
 def requested_by() -> str:
-    """What requests backends: `use_backend`, the environment variable, or nothing (empty)."""
+    """Return what requests backends: `use_backend`, the environment variable, or nothing (empty)."""
     if _requested and _requested[-1]:
         return "use_backend"
     return ENVIRONMENT_VARIABLE if requested_backends() else ""
@@ -266,7 +266,7 @@ class Operation(Generic[P, R]):
 
 
 def _nothing(*_: Any, **__: Any) -> Any:
-    """What most operations do on the meta device."""
+    """Do nothing, as most operations do on the meta device."""
 
 
 @overload

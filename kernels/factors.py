@@ -1,4 +1,4 @@
-"""Where the matrices of a bucket lie, and the factors of each."""
+"""The places of a bucket's matrices, and of the factors of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the codes of quantized payloads stand for."""
+"""The numbers that codes of quantized payloads stand for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ HALVES = -1  # in place of an exponent's bits: codes stand for whole numbers and
 
 
 class Format(NamedTuple):
-    """What codes stand for, in scales of their block: numbers up to `limit`. The block's largest magnitude is `steps`.
+    """The numbers that codes stand for, in scales of their block, up to `limit`. The block's largest magnitude is `steps`.
 
     `least`: of floats, the exponent of the smallest power of two that has a mantissa. `offset`: what code 0 stands for.
     """

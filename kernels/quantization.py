@@ -92,7 +92,7 @@ def dequantize_mean(
 
 
 def steps_of(bits: int, exponent: int, seed: int, residual: Residual | None) -> float:
-    """How many scales the largest magnitude of a block is: as many as the largest code where rounding has to be unbiased."""
+    """Return the largest magnitude of a block in scales: the largest code where rounding has to be unbiased."""
     limit, steps, *_ = FORMATS[bits, exponent]
     return float(limit) if seed >= 0 and residual is None else steps
 
@@ -124,7 +124,7 @@ def _as_float(whole: Tensor, powers: Tensor, mantissa: int) -> Tensor:
 
 @functools.cache
 def _floats(bits: int, exponent: int) -> tuple[float, ...]:
-    """What each code from -128 to 127 stands for."""
+    """Return the numbers that the codes from -128 to 127 stand for."""
     mantissa, least = bits - 1 - exponent, FORMATS[bits, exponent].least
     found = []
     for code in range(128):

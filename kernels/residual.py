@@ -1,4 +1,4 @@
-"""What error feedback holds back, before a step and after it."""
+"""The residual of error feedback, before a step and after it."""
 
 from __future__ import annotations
 

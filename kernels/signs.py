@@ -66,5 +66,5 @@ def _bit_positions(device: torch.device) -> Tensor:
 
 
 def _real_elements(numel: int, blocks: int, block: int, device: torch.device) -> Tensor:
-    """How many elements of each block lie inside a vector of `numel`."""
+    """Return how many elements of each block lie inside a vector of `numel`."""
     return (numel - torch.arange(blocks, device=device) * block).clamp(0, block)

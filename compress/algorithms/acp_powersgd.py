@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from ..protocol.layout import Layout
 from ..protocol.registry import register
 from ..protocol.requests import Program, all_reduce
 from ..protocol.together import together
+from ..protocol.traits import Traits
 from ..state.tensors import Counter, PerParameter
 from .pieces import Place
 from .powersgd import PowerSGD, average_whole, draw_normal, finish, zeros_kept
@@ -24,7 +24,7 @@ from .zero_rows import ZeroRows
 
 @dataclass
 class ACPPowerSGDState:
-    """Which parameters are low-rank, as they lie and transposed, and which are sent whole; the last P and Q (transposed);
+    """The low-rank parameters, as they lie and transposed, and those sent whole; the last P and Q (transposed);
     the steps seen; the rows of the bucket.
     """
 
@@ -37,7 +37,12 @@ class ACPPowerSGDState:
     of_bucket: ZeroRows
 
 
-@register("acp-powersgd")
+def sends_q(step: int) -> bool:
+    """Return True if a step sends Q: the ranks then agree on the rows that are zero on all of them, in a further round."""
+    return step % 2 == 1
+
+
+@register("acp-powersgd", traits=Traits(takes_16_bits=True, forgets_what_it_sends=True, extra_rounds_in=sends_q))
 @dataclass(frozen=True)
 class ACPPowerSGD:
     """PowerSGD that sends P in one step and Q in the next: one all-reduce and half the bytes a step.
@@ -50,8 +55,6 @@ class ACPPowerSGD:
     rank: int = 4
     min_compression_rate: float = 2.0
     seed: int = 0
-    forgets_what_it_sends: ClassVar[bool] = True
-    takes_16_bits: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.rank < 1:
@@ -71,17 +74,12 @@ class ACPPowerSGD:
             begun.factors, transposed, begun.whole, p, begun.q, begun.step, ZeroRows.of_layout(layout)
         )
 
-    @staticmethod
-    def is_due(step: int) -> bool:
-        """Return True if a step sends Q: the ranks then agree on the rows that are zero on all of them."""
-        return step % 2 == 1
-
     def reduce(self, grad: Tensor, state: ACPPowerSGDState, residual: Residual | None = None) -> Program[Tensor]:
         """The average of this step's factor, as matrices; what does not compress rides along."""
-        sends_q = self.is_due(state.step.value) and bool(state.factors.matrices)
+        now_q = sends_q(state.step.value) and bool(state.factors.matrices)
         state.step.value += 1
-        program = self._average(_average_q if sends_q else _average_p, grad, state, residual)
-        return (yield from zeros_kept(program, grad, state, residual) if sends_q else program)
+        program = self._average(_average_q if now_q else _average_p, grad, state, residual)
+        return (yield from zeros_kept(program, grad, state, residual) if now_q else program)
 
     def _average(
         self, low_rank: Callable[..., Program[None]], grad: Tensor, state: ACPPowerSGDState, residual: Residual | None

@@ -12,11 +12,12 @@ from torch.nn.functional import pad
 from ...kernels import Residual
 from ..protocol.layout import working_dtype
 from ..protocol.registry import register
+from ..protocol.traits import Traits
 from .capped import COUNT_BYTES, Capped, chosen_places, first_place
 from .per_tensor import gathered
 
 
-@register("adacomp", adapter=gathered)
+@register("adacomp", adapter=gathered, traits=Traits(takes_16_bits=True, draws=True))
 @dataclass(frozen=True)
 class AdaComp(Capped):
     """The elements that one more gradient would lift to the largest of their bin, as signs times one scale; the rest waits.
@@ -51,7 +52,7 @@ class AdaComp(Capped):
             self._add(part, row, length, -1)
 
     def _chosen(self, values: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-        """Which elements are sent, what is not finite first of all; the scale in float32."""
+        """Choose the elements to send, those that are not finite first of all; the scale in float32."""
         size = values.numel()
         bins = pad(values, (0, -size % self.bin)).view(-1, self.bin)
         largest = bins.abs().amax(1, keepdim=True)

@@ -7,30 +7,31 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...kernels import Residual
-from ..protocol.compressor import Codec, DrawingCodec
+from ..protocol.compressor import Codec
 from ..protocol.layout import Layout, working_dtype
 from ..protocol.requests import Program, all_gather, all_to_all
+from ..protocol.traits import Traits, own_traits, with_traits
 from ..state.tensors import Chunk, Counter
 from .zero_rows import ZeroRows, any_of
 
 
 @dataclass
 class Draws:
-    """Where a codec's random numbers come from: a key for each bucket and rank, and the steps seen."""
+    """The source of a codec's random numbers: a key for each bucket and rank, and the steps seen."""
 
     key: int
     step: Counter
 
 
 def draws(codec: Codec, layout: Layout) -> Draws | None:
-    """What a codec draws from, if it draws; ranks draw apart, so that their errors average out."""
-    if not (isinstance(codec, DrawingCodec) and codec.draws):
+    """Return what a codec draws from, if it draws. Ranks draw apart, so that their errors average out."""
+    if not own_traits(codec).draws:
         return None
     digest = hashlib.sha256(f"{layout.rank}/{layout.names}/{layout.starts}".encode()).digest()
     return Draws(int.from_bytes(digest[:8], "big") >> 1, Counter())
@@ -45,18 +46,17 @@ def drawn(state: Draws | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return (state.key, first), (state.key, first + (1 << 32))
 
 
+def _traits(adapter: Gathered | TwoShot) -> Traits:
+    takes_16_bits = own_traits(adapter.codec).takes_16_bits
+    return Traits(takes_16_bits=takes_16_bits, ignores_shapes=True, packs_bytes=True)
+
+
+@with_traits(_traits)
 @dataclass(frozen=True)
 class Gathered:
     """Every rank's encoded bucket goes to every other: one all-gather, bytes that grow with the number of ranks."""
 
     codec: Codec
-    ignores_shapes: ClassVar[bool] = True
-    packs_bytes: ClassVar[bool] = True
-
-    @property
-    def takes_16_bits(self) -> bool:
-        """Whether the codec reads gradients of 16 bits, and rounds averages to them."""
-        return getattr(self.codec, "takes_16_bits", False)
 
     def init(self, layout: Layout) -> Draws | None:
         """Nothing to remember, but for what a codec draws from."""
@@ -76,7 +76,7 @@ class Gathered:
 
 @dataclass
 class TwoShotState:
-    """What this rank held back as the server of its part; the part's places; the ranks; what the codec draws from.
+    """The residual of this rank as the server of its part; the part's places; the ranks; what the codec draws from.
 
     `served`: the first element of the part and the one after its last. `length`: of a part, with its padding. `rows`: those
     that stay zero by a bit of their own; None where the codec keeps zeros.
@@ -90,6 +90,7 @@ class TwoShotState:
     rows: ZeroRows | None = None
 
 
+@with_traits(_traits)
 @dataclass(frozen=True)
 class TwoShot:
     """Each rank averages one part of the bucket for all: an all-to-all of encoded parts, then an all-gather.
@@ -101,13 +102,6 @@ class TwoShot:
 
     codec: Codec
     feedback: bool = field(default=True, repr=False)
-    ignores_shapes: ClassVar[bool] = True
-    packs_bytes: ClassVar[bool] = True
-
-    @property
-    def takes_16_bits(self) -> bool:
-        """Whether the codec reads gradients of 16 bits, and rounds averages to them."""
-        return getattr(self.codec, "takes_16_bits", False)
 
     def init(self, layout: Layout) -> TwoShotState:
         """A zero residual for the part that this rank serves, with `feedback`."""
@@ -116,7 +110,7 @@ class TwoShot:
         end = min(start + length, layout.numel)
         zeros = torch.zeros(end - start, dtype=layout.widened().dtype, device=layout.device)
         chunk = Chunk(layout, start, zeros) if self.feedback else None
-        rows = None if getattr(self.codec, "keeps_zeros", False) else ZeroRows.of_layout(layout)
+        rows = None if own_traits(self.codec).keeps_zeros else ZeroRows.of_layout(layout)
         return TwoShotState(chunk, (start, end), length, layout.world_size, draws(self.codec, layout), rows)
 
     def reduce(self, grad: Tensor, state: TwoShotState, residual: Residual | None = None) -> Program[Tensor]:
@@ -154,7 +148,7 @@ class TwoShot:
 
 def _decode(codec: Any, rows: Tensor, grad: Tensor, length: int, residual: Residual | None) -> None:
     """The average in place of `grad`; a codec for 16 bits adds what they cannot hold to the residual."""
-    if grad.dtype == working_dtype(grad.dtype) or not getattr(codec, "takes_16_bits", False):
+    if grad.dtype == working_dtype(grad.dtype) or not own_traits(codec).takes_16_bits:
         codec.decode(rows, grad, length)
     else:
         codec.decode(rows, grad, length, None if residual is None else residual.after)

@@ -18,7 +18,7 @@ def in_blocks(flat: Tensor, length: int) -> tuple[Tensor, Tensor]:
 
 
 def chosen_of(blocks: int, ratio: float) -> int:
-    """How many of so many blocks are sent: `ratio` of them, rounded up.
+    """Return how many of so many blocks are sent: `ratio` of them, rounded up.
 
     >>> [chosen_of(blocks, 0.01) for blocks in (0, 1, 100, 101)]
     [0, 1, 1, 2]

@@ -28,8 +28,6 @@ class Capped:
     scope: Scope = "bucket"
     method: ClassVar[str]
     slot_bytes: ClassVar[int]
-    draws: ClassVar[bool] = True
-    takes_16_bits: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.cap <= 1:
@@ -43,11 +41,11 @@ class Capped:
         return numel
 
     def slots(self, length: int) -> int:
-        """How many of `length` elements are sent at most."""
+        """Return how many of `length` elements are sent at most."""
         return math.ceil(self.cap * length)
 
     def row_bytes(self, length: int) -> int:
-        """Of the count and of all slots, used or not."""
+        """Return the bytes of the count and of all slots, used or not."""
         return padded(COUNT_BYTES + self.slots(length) * self.slot_bytes)
 
     def decode(self, rows: Tensor, out: Tensor, length: int, residual: Tensor | None = None) -> None:

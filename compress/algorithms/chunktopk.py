@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,10 +13,11 @@ from ...kernels import Residual
 from ..protocol.layout import Layout, working_dtype
 from ..protocol.registry import register
 from ..protocol.requests import Program, all_reduce
+from ..protocol.traits import Traits
 from .blocks import average_blocks, chosen_of, in_blocks
 
 
-@register("chunktopk", feedback=0.7)
+@register("chunktopk", feedback=0.7, traits=Traits(takes_16_bits=True, ignores_shapes=True, forgets_what_it_sends=True))
 @dataclass(frozen=True)
 class ChunkTopK:
     """The chunks of largest norm over all ranks, chosen and averaged by two all-reduces; the rest waits in the residual.
@@ -29,9 +29,6 @@ class ChunkTopK:
 
     ratio: float = 0.01
     chunk: int = 512
-    ignores_shapes: ClassVar[bool] = True
-    forgets_what_it_sends: ClassVar[bool] = True
-    takes_16_bits: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.ratio <= 1:

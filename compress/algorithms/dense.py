@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -11,15 +10,13 @@ from ...kernels import Residual
 from ..protocol.layout import Layout
 from ..protocol.registry import register
 from ..protocol.requests import Program, all_reduce
+from ..protocol.traits import Traits
 
 
-@register("none", lossy=False)
+@register("none", lossy=False, traits=Traits(averages=True, ignores_shapes=True))
 @dataclass(frozen=True)
 class Dense:
     """No compression: one all-reduce of the mean in the gradient's own dtype, as DDP does by itself."""
-
-    ignores_shapes: ClassVar[bool] = True
-    averages: ClassVar[bool] = True  # nothing but the mean: a reducer may scale gradients while it copies them
 
     def init(self, layout: Layout) -> None:
         """Nothing to remember."""

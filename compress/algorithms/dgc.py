@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from ...kernels import Residual
 from ..protocol.layout import Layout
 from ..protocol.registry import register
 from ..protocol.requests import Program, all_gather
+from ..protocol.traits import Traits
 from ..state.tensors import Counter, PerParameter
 from .topk import TopK
 
@@ -34,7 +34,7 @@ class DGCState:
     step: Counter
 
 
-@register("dgc", lossy=False)
+@register("dgc", lossy=False, traits=Traits(takes_16_bits=True, packs_bytes=True, needs_all_parameters=True))
 @dataclass(frozen=True)
 class DGC:
     """Top-k of the sum of each rank's momentum; what was sent starts anew in both. The optimizer runs without momentum.
@@ -49,9 +49,6 @@ class DGC:
     momentum: float = 0.9
     warmup_steps: int = 0
     clip: float | None = None
-    packs_bytes: ClassVar[bool] = True
-    takes_16_bits: ClassVar[bool] = True
-    needs_all_parameters: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.ratio <= 1:
@@ -101,7 +98,7 @@ class DGC:
         return grad * torch.where(norm > limit, limit / norm, 1.0).to(grad.dtype)
 
     def _ratio(self, step: int) -> float:
-        """What part is sent in a step."""
+        """Return the part of the elements that a step sends."""
         if step >= self.warmup_steps:
             return self.ratio
         return max(self.ratio, WARM_UP_RATIOS[step * len(WARM_UP_RATIOS) // self.warmup_steps])

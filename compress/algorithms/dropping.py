@@ -13,13 +13,14 @@ from ... import kernels
 from ...kernels import Residual
 from ...kernels.quantization import uniform
 from ..protocol.registry import register
+from ..protocol.traits import Traits
 from .capped import COUNT_BYTES, Capped, chosen_places, first_place
 from .per_tensor import gathered
 
 FEWEST_SAMPLED = 1024  # elements
 
 
-@register("dropping", adapter=gathered)
+@register("dropping", adapter=gathered, traits=Traits(takes_16_bits=True, draws=True))
 @dataclass(frozen=True)
 class Dropping(Capped):
     """The elements above a threshold found on a random sample, values and indices in one all-gather; the rest waits.
@@ -43,7 +44,7 @@ class Dropping(Capped):
     def encode(
         self, grad: Tensor, residual: Residual | None, rows: Tensor, length: int, key: int = 0, counter: int = 0
     ) -> None:
-        """What is above the threshold of each row; `residual` keeps the rest."""
+        """Write the elements above the threshold of each row; `residual` keeps the rest."""
         values = grad if residual is None else residual.plus(grad)
         alarm = torch.where(kernels.all_finite(values), 0.0, torch.nan)  # what is not finite may not fit
         for row, part in zip(rows, values.split(length), strict=False):

@@ -5,20 +5,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ... import kernels
 from ...kernels import Residual
-from ..protocol.compressor import Compressor, marked
+from ..protocol.compressor import Compressor, inside
 from ..protocol.layout import Layout
 from ..protocol.registry import register
 from ..protocol.requests import AllReduce, Program, ReduceScatter, Request
+from ..protocol.together import next_request
+from ..protocol.traits import own_traits, traits_of
 from .dense import Dense
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Cast:
     dtype: ClassVar[torch.dtype]
 
     def __post_init__(self) -> None:
-        if packed := packing(self.inner):
+        if packed := next((each for each in inside(self.inner) if own_traits(each).packs_bytes), None):
             method = type(getattr(packed, "codec", packed)).__name__
             raise ValueError(
                 f"{method} packs its own bytes, so a 16-bit wrapper would change nothing; "
@@ -48,26 +48,19 @@ class Cast:
 
     def init(self, layout: Layout) -> CastState:
         """The inner state."""
-        return CastState(layout, not marked(self.inner, "forgets_what_it_sends"), self.inner.init(layout))
+        return CastState(layout, not traits_of(self.inner).forgets_what_it_sends, self.inner.init(layout))
 
     def reduce(self, grad: Tensor, state: CastState, residual: Residual | None = None) -> Program[Tensor]:
         """The inner average, its payloads rounded to 16 bits. Means are divided before they are rounded and summed."""
-        program = self.inner.reduce(grad, state.inner, residual)
-        return (yield from self._narrowed(program, state))
-
-    def _narrowed(self, program: Program[T], state: CastState) -> Program[T]:
-        """Drive `program`, with each of its requests cast on the way out and each reply on the way back."""
-        reply: Tensor | None = None
+        program, reply = self.inner.reduce(grad, state.inner, residual), None
+        average: Tensor
         try:
             while True:
-                request = next(program) if reply is None else program.send(reply)
-                if narrow := self._narrow(request, state):
-                    answer = yield narrow
-                    reply = self._widen(answer, request)
-                else:
-                    reply = yield request
-        except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
+                request, average = next_request(program, reply)
+                if request is None:
+                    return average
+                narrow = self._narrow(request, state)
+                reply = (yield request) if narrow is None else self._widen((yield narrow), request)
         finally:
             program.close()
 
@@ -117,11 +110,6 @@ def largest_summand(dtype: torch.dtype, count: int) -> float:
     """
     unit = torch.finfo(dtype).eps / 2
     return torch.finfo(dtype).max / (count * (1 + unit) * (1 + (count - 1) * unit))
-
-
-def packing(compressor: Any) -> Any:
-    """The first compressor in the tree that packs bytes itself (`packs_bytes`); None where all send numbers."""
-    return marked(compressor, "packs_bytes")
 
 
 @register("fp16", lossy=False)

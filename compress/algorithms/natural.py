@@ -11,10 +11,10 @@ from ... import kernels
 from ...kernels import Residual
 from ..protocol.registry import register
 from .adapters import TwoShot
-from .quantized import BlockCodes
+from .quantized import DRAWS, BlockCodes
 
 
-@register("natural", adapter=TwoShot, feedback=0)
+@register("natural", adapter=TwoShot, feedback=0, traits=DRAWS)
 @dataclass(frozen=True)
 class Natural(BlockCodes):
     """Each element as a power of two times the largest of its block, up or down at random so that its mean is exact.
@@ -27,7 +27,6 @@ class Natural(BlockCodes):
     method: ClassVar[str] = "natural"
     bits: ClassVar[int] = 8
     exponent: ClassVar[int] = 7
-    draws: ClassVar[bool] = True
 
     def encode(
         self, grad: Tensor, residual: Residual | None, rows: Tensor, length: int, key: int = 0, counter: int = 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,6 +10,7 @@ from torch import Tensor
 from ... import kernels
 from ...kernels import Residual
 from ..protocol.registry import register
+from ..protocol.traits import Traits
 from .adapters import TwoShot
 from .rotation import check_rotation, rotate_back, rotated
 from .rounding import rounded_once
@@ -19,7 +19,7 @@ from .rows import padded
 SCALE_BYTES = 4
 
 
-@register("onebit", adapter=TwoShot, feedback=0.7)
+@register("onebit", adapter=TwoShot, feedback=0.7, traits=Traits(takes_16_bits=True))
 @dataclass(frozen=True)
 class OneBit:
     """Sign bits of rotated blocks, 8 to a byte, and one scale a block; error feedback on workers and servers.
@@ -34,7 +34,6 @@ class OneBit:
 
     block: int = 1024
     rotate: bool = True
-    takes_16_bits: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.block < 8 or self.block % 8:

@@ -12,6 +12,7 @@ from ..protocol.compressor import Compressor
 from ..protocol.layout import Layout
 from ..protocol.requests import Program
 from ..protocol.together import together
+from ..protocol.traits import Traits, own_traits, with_traits
 from .adapters import Gathered
 
 Scope: TypeAlias = Literal["bucket", "tensor"]
@@ -25,16 +26,12 @@ class PerTensorState:
     states: tuple[Any, ...]
 
 
+@with_traits(lambda each: Traits(takes_16_bits=own_traits(each.inner).takes_16_bits))
 @dataclass(frozen=True)
 class PerTensor:
     """The inner compressor on each tensor of a bucket, all of them in the same rounds."""
 
     inner: Compressor
-
-    @property
-    def takes_16_bits(self) -> bool:
-        """Whether the inner compressor reads gradients of 16 bits."""
-        return getattr(self.inner, "takes_16_bits", False)
 
     def init(self, layout: Layout) -> PerTensorState:
         """A state for each tensor."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from ..protocol.layout import Layout, working_dtype
 from ..protocol.registry import register
 from ..protocol.requests import Program, all_reduce
 from ..protocol.together import together
+from ..protocol.traits import Traits
 from ..state.tensors import Counter, PerParameter
 from .coded_mean import CODECS, coded_mean
 from .pieces import Place, joined, pieces, put_back
@@ -27,7 +28,7 @@ from .zero_rows import ZeroRows
 
 @dataclass
 class PowerSGDState:
-    """Which parameters are low-rank and which are sent whole; the factors Q (transposed); the steps seen; whose they are.
+    """The low-rank parameters and those sent whole; the factors Q (transposed); the steps seen; the layout.
 
     `rows`: those that stay zero, of P, of Q and of what is sent whole, where payloads are coded. `of_bucket`: of a bucket
     that is one matrix.
@@ -42,7 +43,11 @@ class PowerSGDState:
     of_bucket: ZeroRows | None = None
 
 
-@register("powersgd")
+def _traits(compressor: PowerSGD) -> Traits:
+    return Traits(takes_16_bits=True, packs_bytes=compressor.payload in CODECS)
+
+
+@register("powersgd", traits=_traits)
 @dataclass(frozen=True)
 class PowerSGD:
     """The average gradient of each matrix, of low rank, by power iteration; vectors ride along whole.
@@ -63,7 +68,6 @@ class PowerSGD:
     warm_start: bool = True
     seed: int = 0
     payload: Literal["float", "int8", "int4"] = "float"
-    takes_16_bits: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for option in ("rank", "power_iterations"):
@@ -74,15 +78,12 @@ class PowerSGD:
         if self.payload not in ("float", *CODECS):
             raise ValueError(f"powersgd:payload is float, int8 or int4, got {self.payload!r}")
 
-    @property
-    def packs_bytes(self) -> bool:
-        """Whether nothing of it travels as floats."""
-        return self.payload in CODECS
-
     def init(self, layout: Layout) -> PowerSGDState:
         """Random Q for each matrix worth compressing."""
         if layout.dtype.itemsize < 4:
-            raise TypeError(f"PowerSGD needs 32 bits or more for its arithmetic, not {layout.dtype}: wrap it in Widen")
+            raise TypeError(
+                f"PowerSGD needs 32 bits or more for its arithmetic, not {layout.dtype}: wrap it in Float32Arithmetic"
+            )
         matrices: dict[int, Matrix] = {}
         whole, entries = [], []
         for index, (shape, offset, size) in enumerate(zip(layout.shapes, layout.offsets, layout.sizes, strict=True)):
@@ -96,7 +97,7 @@ class PowerSGD:
         draw_normal(q.layout, q.flat, self.seed, step=0)
         factors = Factors(tuple(matrices.values()))
         state = PowerSGDState(factors, joined(whole), q, Counter(), layout)
-        if self.packs_bytes:
+        if self.payload in CODECS:
             sent = (ZeroRows.of_layout(q.layout), ZeroRows.of_layout(layout.select(entries)))
             state.rows = (ZeroRows.of_factors(factors, layout.device), *sent)
         return state
@@ -113,7 +114,7 @@ class PowerSGD:
     def reduce(self, grad: Tensor, state: PowerSGDState, residual: Residual | None = None) -> Program[Tensor]:
         """The low-rank average; what does not compress rides in the same round as P."""
         coded = partial(coded_whole, self.payload, state.layout, state.rows[2])
-        average = coded if self.packs_bytes else average_whole
+        average = coded if self.payload in CODECS else average_whole
         yield from together(self._low_rank(grad, state, residual), average(grad, state.whole, residual))
         return grad
 
@@ -138,7 +139,7 @@ class PowerSGD:
 
     def _mean(self, factor: Tensor, state: PowerSGDState, rows: ZeroRows | None) -> Program[tuple[Tensor, Tensor]]:
         """The mean of a factor, and what this rank holds back nothing of: its own part of that, or the mean itself."""
-        if self.packs_bytes:
+        if self.payload in CODECS:
             return (yield from coded_mean(self.payload, factor, state.layout, rows))
         mean = yield from all_reduce(factor)
         return mean, mean
@@ -217,7 +218,7 @@ def coded_whole(
         put_back(values, pieces(residual.after, places))
 
 
-@register("batched-powersgd")
+@register("batched-powersgd", traits=lambda each: dataclasses.replace(_traits(each), ignores_shapes=True))
 @dataclass(frozen=True)
 class BatchedPowerSGD(PowerSGD):
     """PowerSGD over the whole bucket as one near-square matrix: least bytes and arithmetic, roughest average.
@@ -225,8 +226,6 @@ class BatchedPowerSGD(PowerSGD):
     The rows and columns are chosen so that few elements are left over; these ride along whole, and the bucket is neither
     copied nor resized.
     """
-
-    ignores_shapes: ClassVar[bool] = True
 
     def init(self, layout: Layout) -> PowerSGDState:
         """The state of a bucket with one matrix, kept under its first parameter's name."""

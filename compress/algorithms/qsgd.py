@@ -15,10 +15,10 @@ from ...kernels import Residual
 from ...kernels.quantization import FORMATS, pack, uniform
 from ..protocol.registry import register
 from .adapters import TwoShot
-from .quantized import BlockCodes
+from .quantized import DRAWS, BlockCodes
 
 
-@register("qsgd", adapter=TwoShot, feedback=0)
+@register("qsgd", adapter=TwoShot, feedback=0, traits=DRAWS)
 @dataclass(frozen=True)
 class QSGD(BlockCodes):
     """Each element as a part of its block's norm, rounded up or down to one of `levels` so that its mean is exact.
@@ -31,7 +31,6 @@ class QSGD(BlockCodes):
 
     levels: int = 127
     method: ClassVar[str] = "qsgd"
-    draws: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -40,7 +39,7 @@ class QSGD(BlockCodes):
 
     @property
     def bits(self) -> int:  # type: ignore[override]
-        """Of a code: the fewest that hold all levels and a sign."""
+        """The fewest bits of a code that hold all levels and a sign."""
         return min(bits for (bits, exponent), each in FORMATS.items() if not exponent and each.limit >= self.levels)
 
     def variance(self, size: int) -> float:

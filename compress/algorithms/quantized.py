@@ -12,12 +12,14 @@ from ... import kernels
 from ...kernels import Residual
 from ...kernels.formats import HALVES
 from ..protocol.registry import register
+from ..protocol.traits import Traits
 from .adapters import TwoShot
 from .rotation import check_rotation, rotate_back, rotated
 from .rounding import rounded_once
 from .rows import padded
 
 SCALE_BYTES = 4
+DRAWS = Traits(takes_16_bits=True, keeps_zeros=True, draws=True)  # of codecs that round at random in any case
 EXPONENTS = {"e4m3": 4, "e5m2": 5}  # their bits
 
 
@@ -32,12 +34,6 @@ class BlockCodes:
     method: ClassVar[str]
     bits: ClassVar[int]
     exponent: ClassVar[int] = 0
-    takes_16_bits: ClassVar[bool] = True
-
-    @property
-    def keeps_zeros(self) -> bool:
-        """Whether zeros are decoded as zeros."""
-        return self.exponent != HALVES
 
     def __post_init__(self) -> None:
         if self.block < 8 or self.block % 8:
@@ -49,7 +45,7 @@ class BlockCodes:
         return -(-numel // unit) * unit
 
     def row_bytes(self, length: int) -> int:
-        """So many bits an element and 4 bytes a block, padded."""
+        """Return `bits` an element and 4 bytes a block, in bytes, padded."""
         return padded(self._code_bytes(length) + SCALE_BYTES * self._blocks(length))
 
     def decode(self, rows: Tensor, out: Tensor, length: int, residual: Tensor | None = None) -> None:
@@ -91,16 +87,6 @@ class Quantized(BlockCodes):
         if self.rotate:
             check_rotation(self.method, self.block)
 
-    @property
-    def keeps_zeros(self) -> bool:
-        """Whether zeros are decoded as zeros; in rotated blocks they are not."""
-        return super().keeps_zeros and not self.rotate
-
-    @property
-    def draws(self) -> bool:
-        """Whether codes are rounded at random."""
-        return self.rounding == "stochastic"
-
     def row_length(self, numel: int) -> int:
         """`numel` rounded up to whole blocks; without rotation to a multiple of 8 where one short block holds it all."""
         return -(-numel // self.block) * self.block if self.rotate else super().row_length(numel)
@@ -128,7 +114,13 @@ class Quantized(BlockCodes):
         rounded_once(out, residual, write)
 
 
-@register("int8", adapter=TwoShot)
+def _traits(codec: Quantized) -> Traits:
+    """Return the traits that options decide on: rotated blocks, and codes without zero, decode zeros as other numbers."""
+    keeps_zeros = codec.exponent != HALVES and not codec.rotate
+    return Traits(takes_16_bits=True, keeps_zeros=keeps_zeros, draws=codec.rounding == "stochastic")
+
+
+@register("int8", adapter=TwoShot, traits=_traits)
 @dataclass(frozen=True)
 class Int8(Quantized):
     """Eight bits an element and a scale a block, averaged in float32 by an all-to-all and an all-gather.
@@ -141,7 +133,7 @@ class Int8(Quantized):
     bits: ClassVar[int] = 8
 
 
-@register("fp8", adapter=TwoShot)
+@register("fp8", adapter=TwoShot, traits=_traits)
 @dataclass(frozen=True)
 class FP8(Quantized):
     """Floats of 8 bits and a scale a block, averaged in float32 by an all-to-all and an all-gather.
@@ -165,7 +157,7 @@ class FP8(Quantized):
         return EXPONENTS[self.format]
 
 
-@register("int4", adapter=TwoShot)
+@register("int4", adapter=TwoShot, traits=_traits)
 @dataclass(frozen=True)
 class Int4(Quantized):
     """Four bits an element and a scale a block, averaged in float32 by an all-to-all and an all-gather.
@@ -178,7 +170,7 @@ class Int4(Quantized):
     bits: ClassVar[int] = 4
 
 
-@register("int2", adapter=TwoShot)
+@register("int2", adapter=TwoShot, traits=_traits)
 @dataclass(frozen=True)
 class Int2(Quantized):
     """Two bits an element and a scale a block, of rotated blocks, averaged in float32 by an all-to-all and an all-gather.
@@ -193,7 +185,7 @@ class Int2(Quantized):
     exponent: ClassVar[int] = HALVES
 
 
-@register("ternary", adapter=TwoShot)
+@register("ternary", adapter=TwoShot, traits=_traits)
 @dataclass(frozen=True)
 class Ternary(Quantized):
     """Two bits an element, -1, 0 or 1 times the scale of its block, averaged in float32 by an all-to-all and an all-gather.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from ...kernels import Residual
 from ..protocol.layout import Layout
 from ..protocol.registry import register
 from ..protocol.requests import Program
+from ..protocol.traits import Traits
 from ..state.tensors import Counter
 from .blocks import average_blocks, chosen_of
 from .seeding import seeded_generator
@@ -27,7 +27,7 @@ class RandomKState:
     step: Counter
 
 
-@register("randomk", feedback=0.7)
+@register("randomk", feedback=0.7, traits=Traits(takes_16_bits=True, ignores_shapes=True, forgets_what_it_sends=True))
 @dataclass(frozen=True)
 class RandomK:
     """Blocks chosen at random, the same on all ranks, in one all-reduce of values alone; the rest waits in the residual.
@@ -41,9 +41,6 @@ class RandomK:
     ratio: float = 0.01
     block: int = 256
     seed: int = 0
-    ignores_shapes: ClassVar[bool] = True
-    forgets_what_it_sends: ClassVar[bool] = True
-    takes_16_bits: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.ratio <= 1:

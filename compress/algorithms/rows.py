@@ -1,4 +1,4 @@
-"""How long rows of bytes are on the wire."""
+"""The length of rows of bytes in a payload."""
 
 from __future__ import annotations
 

@@ -13,10 +13,10 @@ from ..protocol.layout import working_dtype
 from ..protocol.registry import register
 from .adapters import TwoShot
 from .blocks import in_blocks
-from .quantized import BlockCodes
+from .quantized import DRAWS, BlockCodes
 
 
-@register("terngrad", adapter=TwoShot, feedback=0)
+@register("terngrad", adapter=TwoShot, feedback=0, traits=DRAWS)
 @dataclass(frozen=True)
 class TernGrad(BlockCodes):
     """Each element as -1, 0 or 1 times the largest of its block, at random so that its mean is exact, after clipping.
@@ -31,7 +31,6 @@ class TernGrad(BlockCodes):
     clip: float | None = 2.5
     method: ClassVar[str] = "terngrad"
     bits: ClassVar[int] = 2
-    draws: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

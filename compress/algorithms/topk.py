@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from ... import kernels
 from ...kernels import Residual
 from ..protocol.registry import register
+from ..protocol.traits import Traits
 from .per_tensor import Scope, check_scope, gathered
 from .rounding import rounded_once
 from .rows import padded
@@ -19,7 +20,7 @@ from .rows import padded
 VALUE_DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 
 
-@register("topk", adapter=gathered)
+@register("topk", adapter=gathered, traits=Traits(takes_16_bits=True))
 @dataclass(frozen=True)
 class TopK:
     """The elements of largest magnitude, values and indices in one all-gather; the rest waits in the residual.
@@ -34,7 +35,6 @@ class TopK:
     k: int | None = None
     value_dtype: Literal["fp32", "fp16"] = "fp32"
     scope: Scope = "bucket"
-    takes_16_bits: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.ratio <= 1:
@@ -48,7 +48,7 @@ class TopK:
         return numel
 
     def selected(self, length: int) -> int:
-        """How many of `length` elements are sent."""
+        """Return how many of `length` elements are sent."""
         return min(length, self.k or math.ceil(self.ratio * length))
 
     def row_bytes(self, length: int) -> int:
@@ -68,7 +68,7 @@ class TopK:
         rounded_once(out, residual, write)
 
     def indices(self, rows: Tensor, length: int) -> Tensor:
-        """Which elements encoded rows of `length` say, all in one, counted from the first row's first."""
+        """Return the indices in encoded rows of `length`, all in one, counted from the first row's first."""
         indices = self._parts(rows, length)[0].long()
         return indices.add_(torch.arange(len(rows), device=rows.device).unsqueeze(1) * length).view(-1)
 

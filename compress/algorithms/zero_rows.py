@@ -70,7 +70,7 @@ class ZeroRows:
         return cls(blocks, device)
 
     def used(self, grad: Tensor, residual: Residual | None) -> Tensor:
-        """Which rows have an element that is not zero: booleans. Rows that begin with one are not read on, on a CPU."""
+        """Return True for each row with an element other than zero. A CPU reads rows up to the first."""
         used = torch.zeros(self.count, dtype=torch.bool, device=grad.device)
         for numbers in () if grad.is_meta else (grad,) if residual is None else (grad, residual.before):
             self._add(numbers, used)
@@ -123,12 +123,12 @@ class ZeroRows:
         return (bits.view(ranks, -1, 8).to(torch.uint8) << shifts).sum(2, dtype=torch.uint8)
 
     def unpacked(self, bits: Tensor) -> Tensor:
-        """What `packed` packed."""
+        """Return the booleans that `packed` packed."""
         shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
         return ((bits.reshape(-1, 1) >> shifts) & 1).view(-1)[: self.count].bool()
 
     def used_anywhere(self, used: Tensor) -> Program[Tensor]:
-        """Which rows any rank uses; one round."""
+        """Return True for the rows that any rank uses; one round."""
         if not self.count:
             return used
         everyones = yield from all_gather(self.packed(used, 1).view(-1))
@@ -142,7 +142,7 @@ def any_of(votes: Tensor) -> Tensor:
 
 
 def _any(rows: Tensor, known: Tensor) -> Tensor:
-    """Which rows have an element that is not zero; on a CPU those that are `known` to have one are not read."""
+    """Return True for rows with an element other than zero; a CPU does not read those `known` to have one."""
     if rows.shape[1] == 1:
         return rows.squeeze(1) != 0
     if rows.device.type != "cpu":

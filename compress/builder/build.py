@@ -16,9 +16,9 @@ from ..algorithms.adapters import TwoShot
 from ..algorithms.dense import Dense
 from ..algorithms.per_tensor import PerTensor
 from ..feedback.adam_space import AdamSpace
-from ..feedback.decayed_feedback import Damped
+from ..feedback.decayed_feedback import DecayedFeedback
 from ..feedback.error_feedback import ErrorFeedback
-from ..feedback.float32_arithmetic import Widen
+from ..feedback.float32_arithmetic import Float32Arithmetic
 from ..feedback.guard import Guarded
 from ..feedback.switch import Switch
 from ..feedback.worker_momentum import WorkerMomentum
@@ -28,12 +28,13 @@ from .grammar import check_depth, filled, parsed
 
 logger = logging.getLogger(__name__)
 ENTRY_POINT_GROUP = "gradwire.compressors"
-WRAPPERS = (WorkerMomentum, Guarded, Damped, ErrorFeedback, Widen, AdamSpace)  # of a lossy method, from the outermost
+# The wrappers of a lossy compressor, the outermost first.
+WRAPPERS = (WorkerMomentum, Guarded, DecayedFeedback, ErrorFeedback, Float32Arithmetic, AdamSpace)
 Spec: TypeAlias = str | Mapping[str, Any] | Compressor
 
 
 def compressors() -> dict[str, dict[str, Any]]:
-    """What can be asked for: {name: {"summary": one line, "wraps": bool, "options": {option: default}}}.
+    """Return all compressors: {name: {"summary": one line, "wraps": bool, "options": {option: default}}}.
 
     >>> compressors()["topk"]["options"]["ratio"]
     0.01
@@ -56,7 +57,7 @@ def compressor(spec: Spec) -> Compressor:
     Raises ValueError for an unknown name or option and for a value out of range, saying what is allowed.
 
     >>> compressor("fp16+acp-powersgd:rank=2,error_feedback=false")
-    Float16(inner=Widen(inner=ACPPowerSGD(rank=2, min_compression_rate=2.0, seed=0)))
+    Float16(inner=Float32Arithmetic(inner=ACPPowerSGD(rank=2, min_compression_rate=2.0, seed=0)))
     """
     if isinstance(spec, str):
         return _build(parsed(spec))
@@ -149,11 +150,11 @@ def _written(built: Any) -> str | None:
 
 
 def _unwrapped(built: Any) -> tuple[Any, dict[str, Any]]:
-    """What `_wrapped` was given, and the options that tell so; `feedback` only where there is."""
+    """Return what `_wrapped` was given, and the options for it; `feedback` only if there is error feedback."""
     options: dict[str, Any] = {}
     while isinstance(built, WRAPPERS):
         match built:
-            case Damped(feedback=value):
+            case DecayedFeedback(feedback=value):
                 options["feedback"] = value
             case WorkerMomentum(momentum=value):
                 options["momentum"] = value
@@ -192,7 +193,7 @@ def _build(mapping: Mapping[str, Any]) -> Compressor:
 def _feedback(
     method: Registration, feedback: float | None = None, error_feedback: bool | None = None, **_: Any
 ) -> float:
-    """What part of a residual is kept, from both options that tell."""
+    """Return the part of a residual that both options together keep."""
     if feedback is None:
         feedback = 0.0 if error_feedback is False else method.feedback or float(error_feedback or 0)
     if not 0 <= feedback <= 1:
@@ -220,9 +221,9 @@ def _wrapped(
         raise ValueError(
             f"{method.name}:guard=true watches what error feedback holds back, and there is none: leave it out"
         )
-    built = Widen(AdamSpace(built) if space == "adam" else built)
+    built = Float32Arithmetic(AdamSpace(built) if space == "adam" else built)
     built = ErrorFeedback(built) if feedback else built
-    built = Damped(built, feedback) if 0 < feedback < 1 else built
+    built = DecayedFeedback(built, feedback) if 0 < feedback < 1 else built
     built = Guarded(built) if guard else built
     return WorkerMomentum(built, momentum) if momentum else built
 
@@ -248,8 +249,8 @@ def _warmed_up(
 
 def _serving(built: Any) -> Any:
     """The compressor with a residual on servers, although it was asked for without error feedback."""
-    if isinstance(built, Widen):
-        return Widen(_serving(built.inner))
+    if isinstance(built, Float32Arithmetic):
+        return Float32Arithmetic(_serving(built.inner))
     return dataclasses.replace(built, feedback=True) if isinstance(built, TwoShot) else built
 
 
@@ -315,11 +316,4 @@ def _converted(value: Any, expected: Any) -> Any:
         return int(number)
     if get_origin(expected) is Literal and value not in get_args(expected):
         raise ValueError(value)
-    return _number(value) if expected is float else value
-
-
-def _number(value: Any) -> float:
-    """A number, or so many per cent of one."""
-    if isinstance(value, str) and value.endswith("%"):
-        return float(value[:-1]) / 100
-    return float(value)
+    return float(value) if expected is float else value

@@ -1,4 +1,4 @@
-"""What error feedback had best be for an optimizer, by method: for options that a specification leaves open."""
+"""The best error feedback for an optimizer, by compressor: for options that a specification leaves open."""
 
 from collections.abc import Mapping
 from typing import Any

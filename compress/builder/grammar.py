@@ -1,4 +1,4 @@
-"""How a compressor is asked for: `name`, `name:key=value,key=value`, `outer+inner:...`.
+"""The grammar of compressors: `name`, `name:key=value,key=value`, `outer+inner:...`.
 
 A mapping says the same and nests freely: `{"name": "powersgd", "rank": 4, "warmup": {"name": "bf16"}}`.
 """

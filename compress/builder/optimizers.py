@@ -1,4 +1,4 @@
-"""What compression and an optimizer have to know of each other: options that suit it, and whose the momentum is."""
+"""Agreement of a compressor and an optimizer: options that suit it, and one momentum only."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Compression that adapts: each bucket by the least exact method that is good enough, or a more exact one where it hides."""
+"""Compression that adapts: each bucket by the least exact compressor that is good enough."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,9 +14,9 @@ from ...kernels import Residual
 from ..algorithms.dense import Dense
 from ..builder.build import compressor, undamped
 from ..feedback.adam_space import AdamSpace
-from ..feedback.decayed_feedback import Damped
+from ..feedback.decayed_feedback import DecayedFeedback
 from ..feedback.error_feedback import ErrorFeedback
-from ..feedback.float32_arithmetic import Widen
+from ..feedback.float32_arithmetic import Float32Arithmetic
 from ..feedback.guard import Guarded
 from ..feedback.switch import Switch, released
 from ..feedback.worker_momentum import WorkerMomentum
@@ -24,6 +24,7 @@ from ..protocol.compressor import Compressor, inside
 from ..protocol.layout import Layout, working_dtype
 from ..protocol.registry import register
 from ..protocol.requests import Program, all_reduce
+from ..protocol.traits import Traits, traits_of
 from ..simulate import simulate
 from ..state.agreed import Choice, agree_in
 from ..state.tensors import Counter
@@ -32,12 +33,12 @@ from ..state.tree import Leaves
 logger = logging.getLogger(__name__)
 MOST = 16  # methods
 NONE = -1.0  # in place of each cosine before there is one
-REFUSED = (Switch, Damped, WorkerMomentum, AdamSpace, Guarded)
+REFUSED = (Switch, DecayedFeedback, WorkerMomentum, AdamSpace, Guarded)
 
 
 @dataclass
 class AdaptiveState:
-    """Where the parameters lie, the steps seen, the choice of the ranks, each method's state with its leaves.
+    """The layout, the steps seen, the choice of the ranks, each method's state with its leaves.
 
     `told`: the method that was logged last.
     """
@@ -50,30 +51,28 @@ class AdaptiveState:
     told: int = -1
 
 
-@register("adaptive")
+def _traits(compressor: Adaptive) -> Traits:
+    return Traits(takes_16_bits=True, choices=len(compressor.methods), extra_rounds_in=agree_in)
+
+
+@register("adaptive", traits=_traits)
 @dataclass(frozen=True)
 class Adaptive:
-    """One of several methods for each bucket, by what each loses and by the time that there is.
+    """One of several compressors for each bucket, by what each loses.
 
-    As Li et al. 2020 propose in section 6.2.3. `ladder`: the methods, the most exact first, with a "/" between them.
-    `target`: the least cosine of what a rank sends with what it meant to send; the last method that has it is taken.
-    `budget`: a more exact one is taken where the communication that no computation hides then lasts no longer than this part
-    of a step's computation, or no longer than it does anyway; none: times do not matter. Now and then each rank tries all
-    methods on its gradient and what it held back, and the ranks average the cosines, to which rank 0 adds what time allows.
-    So all choose alike, and a saved choice holds.
+    Li et al. 2020 propose this in section 6.2.3. `ladder`: the compressors, the most exact first, with a "/" between them.
+    `target`: the least cosine between what a rank sends and what it meant to send; the last compressor with it is taken.
+    In some steps each rank tries all compressors on its gradient and residual, and the ranks average the cosines. So all
+    ranks choose alike, and a saved choice holds.
     """
 
     ladder: str = "none/int8/int4/int2"
     target: float = 0.85
-    budget: float | None = None
     methods: tuple[Compressor, ...] = field(init=False, repr=False, compare=False)
-    takes_16_bits: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.target <= 1:
             raise ValueError(f"adaptive:target is a cosine, from 0 (anything will do) to 1 (exact), got {self.target}")
-        if self.budget is not None and not 0 <= self.budget < float("inf"):
-            raise ValueError(f"adaptive:budget is a part of a step's computation, such as 2%, got {self.budget}")
         specs = [spec.strip() for spec in self.ladder.split("/")]
         if not 2 <= len(specs) <= MOST or not all(specs):
             raise ValueError(
@@ -84,19 +83,9 @@ class Adaptive:
     def init(self, layout: Layout) -> AdaptiveState:
         """Nothing agreed on: the first step does so."""
         states = tuple(method.init(layout) for method in self.methods)
-        numbers = torch.tensor([NONE] * len(states) + [len(states) - 1], dtype=torch.float32, device=layout.device)
-        choice = Choice(layout, numbers, None, self.methods, self.target, self.budget)
+        numbers = torch.tensor([NONE] * len(states), dtype=torch.float32, device=layout.device)
+        choice = Choice(layout, numbers, None, self.methods, self.target)
         return AdaptiveState(layout, Counter(), choice, states, tuple(map(Leaves, states)))
-
-    @property
-    def watches_time(self) -> bool:
-        """Whether the time that there is counts."""
-        return self.budget is not None
-
-    @staticmethod
-    def is_due(step: int) -> bool:
-        """Whether the ranks agree anew in a step."""
-        return agree_in(step)
 
     def reduce(self, grad: Tensor, state: AdaptiveState, residual: Residual | None = None) -> Program[Tensor]:
         """The average by the method that the ranks chose before this step; in the first step they choose at once."""
@@ -106,7 +95,7 @@ class Adaptive:
         state.step.value += 1
         known = choice.known
         now = choice.now if known else 0
-        if self.is_due(step) or not known:
+        if agree_in(step) or not known:
             yield from self._agree(grad, state, residual)
             now = now if known else choice.now
         _log(state, now, step)
@@ -118,17 +107,13 @@ class Adaptive:
         if residual is None and any(leaves.hold_back for leaves in others):
             given = grad.to(working_dtype(grad.dtype))  # 16 bits may not hold what comes out
         residual = released(others, state.layout, given, residual)
-        average = yield from Widen(self.methods[now]).reduce(given, state.methods[now], residual)
+        average = yield from Float32Arithmetic(self.methods[now]).reduce(given, state.methods[now], residual)
         return average if given is grad else grad.copy_(average)
 
     def _agree(self, grad: Tensor, state: AdaptiveState, residual: Residual | None) -> Program[None]:
-        """The mean over ranks of each method's cosine, and what rank 0 proposes; nothing changes where a gradient is bad."""
+        """Average each compressor's cosine over the ranks; nothing changes where a gradient is not finite."""
         meant = grad.to(working_dtype(grad.dtype)) if residual is None else residual.before + grad
-        cosines = [_cosine(method, meant, state.layout) for method in self.methods]
-        proposed = state.choice.allowed if state.choice.proposed is None else state.choice.proposed
-        told = proposed * state.layout.world_size if state.layout.rank == 0 else 0  # the mean is rank 0's
-        mine = torch.stack([*cosines, meant.new_full((), told)])
-        agreed = yield from all_reduce(mine)
+        agreed = yield from all_reduce(torch.stack([_cosine(method, meant, state.layout) for method in self.methods]))
         before, after = state.choice.update()
         after.copy_(torch.where(agreed.isfinite().all(), agreed, before))
         state.choice.bring(after)
@@ -138,20 +123,19 @@ def _method(spec: str) -> Compressor:
     """A method without what belongs around all of them."""
     built = compressor(undamped(spec))
     built = built.inner if isinstance(built, ErrorFeedback) else built
-    built = built.inner if isinstance(built, Widen) else built
-    for each in inside(built):
-        if isinstance(each, (*REFUSED, Adaptive)) or any(
-            getattr(each, mark, False) for mark in ("two_levels", "needs_all_parameters")
-        ):
-            raise ValueError(
-                f"adaptive:ladder has plain methods, got {spec!r}: give start_iter, feedback, momentum, space and guard to "
-                f"adaptive itself, and write hosts+ in front of it"
-            )
+    built = built.inner if isinstance(built, Float32Arithmetic) else built
+    found = traits_of(built)
+    refused = any(isinstance(each, (*REFUSED, Adaptive)) for each in inside(built))
+    if refused or found.needs_all_parameters or found.ranks_per_host is not None:
+        raise ValueError(
+            f"adaptive:ladder has plain methods, got {spec!r}: give start_iter, feedback, momentum, space and guard to "
+            f"adaptive itself, and write hosts+ in front of it"
+        )
     return built
 
 
 def _cosine(method: Compressor, meant: Tensor, layout: Layout) -> Tensor:
-    """Of the angle between `meant` and what one rank alone would send of it by a method."""
+    """Return the cosine between `meant` and what one rank alone would send of it by a method."""
     one = meant.new_ones(())
     if isinstance(method, Dense) or meant.is_meta:
         return one

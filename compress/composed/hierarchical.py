@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,14 +18,15 @@ from ..protocol.layout import Layout, working_dtype
 from ..protocol.registry import register
 from ..protocol.requests import AllGather, AllReduce, Program, ReduceScatter
 from ..protocol.together import next_request
+from ..protocol.traits import Traits, traits_of
 from ..simulate import most_rounds
-from ..state.shares import Share, ignores_shapes, placed_on_hosts, ranks_given, share_of
+from ..state.shares import Share, placed_on_hosts, ranks_given, share_of
 from ..state.tensors import Chunk, FlatLeaf, PerParameter
 from ..state.tree import Leaves, leaves
 
 
 @dataclass
-class HostsState:
+class HierarchicalState:
     """This rank's share, None where hosts have one rank each; the inner state; the rounds that all of a host's ranks take.
 
     `elsewhere`: empty leaves for what the host's other ranks have and this one lacks, by path: a saved state of other
@@ -39,12 +40,14 @@ class HostsState:
     elsewhere: dict[str, FlatLeaf] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.keeps = None if self.share is None else _held_of_all(self.inner, self.share.sizes[self.share.place])
+        numel = -1 if self.share is None else self.share.sizes[self.share.place]
+        held = (leaf for leaf in Leaves(self.inner).residuals if isinstance(leaf, PerParameter))
+        self.keeps = next((leaf for leaf in held if leaf.flat.numel() == numel), None)
 
 
-@register("hosts", lossy=False)
+@register("hosts", lossy=False, traits=lambda hosts: Traits(ranks_per_host=hosts.ranks or 0))
 @dataclass(frozen=True)
-class Hosts:
+class Hierarchical:
     """Exact sums inside each host; between hosts the inner method, each rank of a host for its share of a bucket.
 
     A reduce-scatter inside the host, the inner method among the ranks of one place on every host, an all-gather inside the
@@ -55,7 +58,6 @@ class Hosts:
 
     inner: Compressor = Dense()
     ranks: int | None = None
-    two_levels: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.ranks is not None and self.ranks < 1:
@@ -63,18 +65,18 @@ class Hosts:
         if any(ranks_given(child) is not None for child in children(self)):
             raise ValueError("there are two levels, hosts and their ranks: write hosts+ once")
 
-    def init(self, layout: Layout) -> HostsState:
+    def init(self, layout: Layout) -> HierarchicalState:
         """The inner state for this rank's share."""
         layout = placed_on_hosts(self, layout)
         if layout.ranks_per_host == 1:
-            return HostsState(None, self.inner.init(layout))
-        share = share_of(layout, cut=ignores_shapes(self.inner))
+            return HierarchicalState(None, self.inner.init(layout))
+        share = share_of(layout, cut=traits_of(self.inner).ignores_shapes)
         shares = [share.at(place).widened() for place in range(layout.ranks_per_host)]
         alone = layout.ranks_per_host == layout.world_size
         rounds = 0 if alone or not layout.numel else most_rounds(self.inner, [each for each in shares if each.numel])
         mine = shares[share.place]
         inner = self.inner.init(mine) if rounds and mine.numel else None
-        return HostsState(share, inner, rounds, self._elsewhere(inner, shares) if rounds else {})
+        return HierarchicalState(share, inner, rounds, self._elsewhere(inner, shares) if rounds else {})
 
     def _elsewhere(self, inner: Any, shares: Sequence[Layout]) -> dict[str, FlatLeaf]:
         """Empty leaves at the paths of the other shares' states that this one lacks."""
@@ -85,7 +87,7 @@ class Hosts:
             found |= {f"inner.{path}": _emptied(leaf, other) for path, leaf in missing if isinstance(leaf, FlatLeaf)}
         return found
 
-    def reduce(self, grad: Tensor, state: HostsState, residual: Residual | None = None) -> Program[Tensor]:
+    def reduce(self, grad: Tensor, state: HierarchicalState, residual: Residual | None = None) -> Program[Tensor]:
         """The average over all ranks; inside a host nothing is lost, but for what 16 bits cannot hold of it."""
         if state.share is None:
             return (yield from self.inner.reduce(grad, state.inner, residual))
@@ -98,10 +100,11 @@ class Hosts:
         share = yield ReduceScatter(wide, "mean", "host", state.share.sizes)
         yield from self._average(share, state)
         if grad.dtype != share.dtype:
-            share = _rounded(share, grad.dtype, state.keeps)
+            wide, share = share, torch.empty_like(share, dtype=grad.dtype)
+            kernels.cast_scaled(wide, share, 1.0, None if state.keeps is None else state.keeps.update().in_place())
         return (yield AllGather(share, "host", state.share.sizes))
 
-    def _average(self, share: Tensor, state: HostsState) -> Program[None]:
+    def _average(self, share: Tensor, state: HierarchicalState) -> Program[None]:
         """The inner average of the share over hosts, in place, in as many rounds as the host's other ranks take."""
         done = 0
         if share.numel() and state.rounds:
@@ -132,16 +135,3 @@ def _across(program: Program[Tensor]) -> Program[tuple[Tensor, int]]:
             rounds += 1
     finally:
         program.close()
-
-
-def _held_of_all(inner: Any, numel: int) -> PerParameter | None:
-    """What is held back inside a state, where it is of as many numbers."""
-    held = (leaf for leaf in Leaves(inner).residuals if isinstance(leaf, PerParameter))
-    return next((leaf for leaf in held if leaf.flat.numel() == numel), None)
-
-
-def _rounded(share: Tensor, dtype: torch.dtype, keeps: PerParameter | None) -> Tensor:
-    """The share in the gradient's type; what that cannot hold is added to what is held back, where anything is."""
-    narrow = torch.empty_like(share, dtype=dtype)
-    kernels.cast_scaled(share, narrow, 1.0, None if keeps is None else keeps.update().in_place())
-    return narrow

@@ -18,13 +18,11 @@ from ..state.tensors import PerParameter
 from ..state.tree import Leaves
 
 MEMORY = 0.99  # the share of the mean square before a step in the one after it
-
-
 FLOOR = 0.1  # of a scale, in units of the bucket's mean scale
 
 
 class HeldInside:
-    """What is held back inside a state, and which elements of the bucket it stands for."""
+    """The residuals inside a state, and the elements of the bucket that they stand for."""
 
     def __init__(self, state: Any, layout: Layout) -> None:
         starts = dict(zip(layout.names, layout.offsets, strict=True))
@@ -67,7 +65,9 @@ class AdamSpace:
 
     def reduce(self, grad: Tensor, state: AdamSpaceState, residual: Residual | None = None) -> Program[Tensor]:
         """The inner average, taken in these units."""
-        units = self._units(state.root.flat)
+        root = state.root.flat
+        mean = root.mean(dtype=torch.float64).to(root.dtype)  # the same bits whatever the number of threads
+        units = root.div(mean).nan_to_num_(1.0).add_(FLOOR)  # the mean of all is a little above 1
         state.held.multiply(1 / units)
         held = None
         if residual is None:
@@ -81,16 +81,6 @@ class AdamSpace:
         state.held.multiply(units)
         if held is not None:
             held.after.mul_(units)
-        _remember(state.root, average)
+        before, after = state.root.update()
+        torch.hypot(before * math.sqrt(MEMORY), average * math.sqrt(1 - MEMORY), out=after)  # no square overflows
         return average
-
-    def _units(self, root: Tensor) -> Tensor:
-        """Of each element; their mean is 1 and a little more."""
-        mean = root.mean(dtype=torch.float64).to(root.dtype)  # the same bits whatever the number of threads
-        return root.div(mean).nan_to_num_(1.0).add_(FLOOR)
-
-
-def _remember(root: PerParameter, average: Tensor) -> None:
-    """Take an average into the mean square; by hypot, so that no square overflows."""
-    before, after = root.update()
-    torch.hypot(before * math.sqrt(MEMORY), average * math.sqrt(1 - MEMORY), out=after)

@@ -15,7 +15,7 @@ from ..state.tree import Leaves
 
 
 @dataclass
-class DampedState:
+class DecayedFeedbackState:
     """The inner compressor's state, and what in it is held back."""
 
     inner: Any
@@ -23,8 +23,8 @@ class DampedState:
 
 
 @dataclass(frozen=True)
-class Damped:
-    """Of what the inner compressor holds back, on workers and servers, a part is kept after each step; the rest is lost.
+class DecayedFeedback:
+    """Error feedback that keeps a part of each residual, on workers and servers, after each step; the rest is lost.
 
     So a residual cannot grow without end: with `feedback` f it is at most the sum of 1, f, f², ... of what steps lose. Too
     little for the exact mean in the long run, which matters less to Adam than bursts do.
@@ -37,12 +37,12 @@ class Damped:
         if not 0 < self.feedback < 1:
             raise ValueError(f"a residual is damped by a factor between 0 and 1, got {self.feedback}")
 
-    def init(self, layout: Layout) -> DampedState:
+    def init(self, layout: Layout) -> DecayedFeedbackState:
         """The inner state."""
         inner = self.inner.init(layout)
-        return DampedState(inner, Leaves(inner))
+        return DecayedFeedbackState(inner, Leaves(inner))
 
-    def reduce(self, grad: Tensor, state: DampedState, residual: Residual | None = None) -> Program[Tensor]:
+    def reduce(self, grad: Tensor, state: DecayedFeedbackState, residual: Residual | None = None) -> Program[Tensor]:
         """The inner average."""
         average = yield from self.inner.reduce(grad, state.inner, residual)
         state.held.damp(self.feedback)

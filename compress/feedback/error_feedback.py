@@ -18,7 +18,7 @@ from ..state.tensors import PerParameter
 
 @dataclass
 class ErrorFeedbackState:
-    """What this rank held back, the inner compressor's state, and how it fares."""
+    """The residual of this rank, the inner compressor's state, and samples of both."""
 
     residual: PerParameter
     inner: Any
@@ -27,7 +27,7 @@ class ErrorFeedbackState:
 
 @dataclass(frozen=True)
 class ErrorFeedback:
-    """What compression loses is added to the next gradient (Seide et al. 2014; Karimireddy et al. 2019, algorithm 2)."""
+    """Error feedback adds what compression loses to the next gradient (Seide et al. 2014; Karimireddy et al. 2019)."""
 
     inner: Compressor
 

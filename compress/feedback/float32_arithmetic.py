@@ -12,11 +12,12 @@ from ...kernels import Residual
 from ..protocol.compressor import Compressor
 from ..protocol.layout import Layout, working_dtype
 from ..protocol.requests import Program
+from ..protocol.traits import own_traits
 from .switch import Switch
 
 
 @dataclass(frozen=True)
-class Widen:
+class Float32Arithmetic:
     """Arithmetic in float32 for 16-bit gradients; what the 16-bit result cannot hold goes to the residual.
 
     An inner compressor with `takes_16_bits` does so by itself; others are given a copy in float32.
@@ -38,9 +39,9 @@ class Widen:
 
 
 def _takes_16_bits(compressor: Compressor, state: Any, residual: Residual | None) -> bool:
-    """Whether the next step of a compressor reads 16 bits, computes in float32 and rounds the average once."""
+    """Return True if the next step of a compressor reads 16 bits, computes in float32 and rounds the average once."""
     if isinstance(compressor, Switch):
         now = compressor.stage(state)
         released = residual is None and any(leaves.hold_back for leaves in state.leaves[:now])  # into the gradient
         return not released and _takes_16_bits(compressor.stages[now], state.stages[now], residual)
-    return getattr(compressor, "takes_16_bits", False)
+    return own_traits(compressor).takes_16_bits

@@ -13,6 +13,7 @@ from ...kernels import Residual
 from ..protocol.compressor import Compressor
 from ..protocol.layout import Layout, working_dtype
 from ..protocol.requests import Program, all_reduce
+from ..protocol.traits import Traits, with_traits
 from ..state.agreed import Agreed
 from ..state.gauge import EVERY, Gauge, Sample, Seen, gauges
 from ..state.tensors import Counter
@@ -36,7 +37,7 @@ class Mode(NamedTuple):
     strikes: int = 0
 
     def following(self, *, runs_away: bool) -> Mode:
-        """That of the next `EVERY` steps: the first time damping is the answer, then and where that fails dense steps."""
+        """Return the mode of the next `EVERY` steps: damping the first time, dense steps later and where damping fails."""
         if runs_away and self.now != DENSE:
             rest = FIRST_REST * 2 ** max(0, self.strikes - 1)
             return Mode(DENSE if self.strikes else DAMPING, min(LONGEST_REST, rest), self.strikes + 1)
@@ -56,7 +57,7 @@ class Verdict(Agreed):
         return cls(layout, torch.tensor(numbers, dtype=torch.float32, device=layout.device))
 
     def read(self) -> tuple[Sample | None, Seen, Mode]:
-        """All of it."""
+        """Return the newest sample, what was seen before it, and the mode."""
         if self.flat.is_meta:
             return None, Seen(), Mode()
         numbers = self.numbers()
@@ -78,7 +79,7 @@ class Verdict(Agreed):
 
 @dataclass
 class GuardedState:
-    """Where the parameters lie, the steps seen, what the ranks agree on, and the inner state with what it holds back."""
+    """The layout, the steps seen, the ranks' agreement, and the inner state with its residuals."""
 
     layout: Layout
     step: Counter
@@ -88,6 +89,12 @@ class GuardedState:
     gauge: Gauge
 
 
+def agrees_in(step: int) -> bool:
+    """Return True if the ranks agree anew in a step."""
+    return step % EVERY == EVERY // 2
+
+
+@with_traits(Traits(extra_rounds_in=agrees_in))
 @dataclass(frozen=True)
 class Guarded:
     """Damps error feedback for a while where it runs away; where it does so again, sends dense; and then tries anew.
@@ -108,14 +115,9 @@ class Guarded:
         gauge.guard = MODES[WATCHING]
         return GuardedState(layout, Counter(), Verdict.initial(layout), inner, Leaves(inner), gauge)
 
-    @staticmethod
-    def is_due(step: int) -> bool:
-        """Whether the ranks agree anew in a step."""
-        return step % EVERY == EVERY // 2
-
     def reduce(self, grad: Tensor, state: GuardedState, residual: Residual | None = None) -> Program[Tensor]:
         """The average, in the mode that the ranks have agreed on."""
-        due = self.is_due(state.step.value)
+        due = agrees_in(state.step.value)
         state.step.value += 1
         sample, seen, mode = state.verdict.read()
         if due:
@@ -129,17 +131,14 @@ class Guarded:
             state.held.damp(DAMPED_TO)
         if due:
             mine = None if mode.now == DENSE else state.gauge.taken
-            state.verdict.write(mine if mine is None else (yield from _agreed(mine)), seen, mode)
+            if mine is not None:  # not finite if some rank had no gradient
+                mine = yield from all_reduce(mine.clamp(-LARGEST, LARGEST))
+            state.verdict.write(mine, seen, mode)
         return average
 
 
-def _agreed(sample: Tensor) -> Program[Tensor]:
-    """The mean over ranks, of numbers that 16 bits can hold; not finite where some rank had no gradient."""
-    return (yield from all_reduce(sample.clamp(-LARGEST, LARGEST)))
-
-
 def _judged(state: GuardedState, sample: Sample | None, seen: Seen, mode: Mode) -> tuple[Seen, Mode]:
-    """What was seen, with the last sample, and the mode from here on: by what all ranks have."""
+    """Judge by the last sample, which all ranks have: return what was seen so far and the mode from here on."""
     seen = seen if sample is None else seen.and_then(sample)
     following = mode.following(runs_away=seen.runs_away)
     if following.now == mode.now:

@@ -18,7 +18,7 @@ from ..state.tree import Leaves
 
 @dataclass
 class SwitchState:
-    """Where the parameters lie, synced steps so far, and every stage's state with its leaves."""
+    """The layout, the synchronized steps so far, and every stage's state with its leaves."""
 
     layout: Layout
     step: Counter

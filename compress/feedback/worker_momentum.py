@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from ...kernels import Residual
 from ..protocol.compressor import Compressor
 from ..protocol.layout import Layout
 from ..protocol.requests import Program
+from ..protocol.traits import Traits, with_traits
 from ..state.tensors import PerParameter
 
 
@@ -23,6 +24,7 @@ class WorkerMomentumState:
     inner: Any
 
 
+@with_traits(Traits(needs_all_parameters=True))
 @dataclass(frozen=True)
 class WorkerMomentum:
     """Each rank compresses u = `momentum` u + gradient; the optimizer then runs without momentum of its own.
@@ -34,7 +36,6 @@ class WorkerMomentum:
 
     inner: Compressor
     momentum: float = 0.9
-    needs_all_parameters: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.momentum < 1:

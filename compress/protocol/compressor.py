@@ -18,7 +18,7 @@ class Compressor(Protocol):
     """An algorithm that averages a bucket over ranks. A frozen dataclass of its own options; buckets share it."""
 
     def init(self, layout: Layout) -> Any:
-        """What it will remember of a bucket: a dataclass of `gradwire.compress.state.tree` leaves, or None."""
+        """Return the state of a bucket: a dataclass of `gradwire.compress.state.tree` leaves, or None."""
 
     def reduce(self, grad: Tensor, state: Any, residual: Residual | None = None) -> Program[Tensor]:
         """The average over ranks of `grad` (+ `residual.before`), flat, in place of `grad` where it can.
@@ -53,20 +53,6 @@ class Codec(Protocol):
         """The mean over voters of `rows`, (voters, rows, bytes), into the flat `out`."""
 
 
-@runtime_checkable
-class DrawingCodec(Codec, Protocol):
-    """A codec that may draw random numbers: by a key and a counter, so that a step that is done again draws the same."""
-
-    @property
-    def draws(self) -> bool:
-        """Whether it does."""
-
-    def encode(
-        self, grad: Tensor, residual: Residual | None, rows: Tensor, length: int, key: int = -1, counter: int = 0
-    ) -> None:
-        """As that of a `Codec`, with the random numbers of `key` from `counter` on; those of 2^32 counters are its own."""
-
-
 def children(compressor: Any) -> Iterator[Compressor]:
     """The compressors directly inside a wrapper: its dataclass fields, and tuples in them, that are compressors."""
     if dataclasses.is_dataclass(compressor):
@@ -79,11 +65,6 @@ def inside(compressor: Any) -> Iterator[Any]:
     yield compressor
     for child in children(compressor):
         yield from inside(child)
-
-
-def marked(compressor: Any, mark: str) -> Any:
-    """The first compressor in the tree whose attribute `mark` is true; None where there is none."""
-    return next((each for each in inside(compressor) if getattr(each, mark, False)), None)
 
 
 def _compressors_in(value: Any) -> Iterator[Compressor]:

@@ -17,7 +17,7 @@ from .scopes import Scope, members
 
 @dataclass(frozen=True)
 class Layout:
-    """How the gradients of some parameters lie, one behind the other, in a flat buffer; and whose buffer it is.
+    """The places of some parameters' gradients, one behind the other, in a flat buffer; and whose buffer it is.
 
     `shapes` are in memory order: a channels-last convolution of (out, in, k, k) lies as (out, k, k, in). `starts`, where
     given, says that each entry is only a part of the parameter of that name: from this element of it on; `row_sizes`, where

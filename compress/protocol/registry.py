@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_type_hints
 
 from .compressor import Compressor
+from .traits import Declared, Traits, with_traits
 
 C = TypeVar("C", bound=type)
 OF_FEEDBACK: dict[str, tuple[Any, Any]] = {  # options of every lossy method: (type, default)
@@ -18,6 +19,7 @@ OF_FEEDBACK: dict[str, tuple[Any, Any]] = {  # options of every lossy method: (t
     "space": (Literal["gradient", "adam"], "gradient"),
     "guard": (bool, False),
 }
+OF_CODECS = {"takes_16_bits", "keeps_zeros", "draws"}  # the traits that a codec may have
 OF_ALL: dict[str, tuple[Any, Any]] = {"start_iter": (int, 0), "warmup": (Compressor, "none")}
 
 
@@ -44,7 +46,7 @@ class Registration:
 
     @property
     def shared(self) -> dict[str, tuple[Any, Any]]:
-        """Those of them that wrappers answer for; an option of the method's own goes before one of its name."""
+        """The options that wrappers answer for; an option of the method's own goes before one of its name."""
         own = {field.name for field in dataclasses.fields(self.factory)}
         listed = {**(OF_FEEDBACK if self.lossy else {}), **({} if self.name == "none" else OF_ALL)}
         if self.lossy:
@@ -53,7 +55,7 @@ class Registration:
 
     @property
     def wraps(self) -> bool:
-        """Whether it may stand left of a "+"."""
+        """True if the name may stand left of a "+"."""
         return any(field.name == "inner" for field in dataclasses.fields(self.factory))
 
     @property
@@ -71,15 +73,19 @@ def register(
     adapter: Callable[[Any], Compressor] | None = None,
     lossy: bool = True,
     feedback: float = 1.0,
+    traits: Declared | None = None,
 ) -> Callable[[C], C]:
     """Class decorator: make a frozen dataclass available under `name`.
 
     `adapter` turns a codec into a compressor (`Gathered`, `TwoShot`). A `lossy` method gets the options of error feedback.
     `feedback` is the default of the one of that name: 1 or true keeps all of a residual, 0 or false has none. Every method
-    gets `start_iter` and `warmup`. Raises ValueError for a name that is taken, and for `feedback` outside 0 to 1.
+    gets `start_iter` and `warmup`. `traits`: what gradwire may rely on, or a function that finds it by the options. Raises
+    ValueError for a name that is taken, for `feedback` outside 0 to 1, and for `traits` that contradict the rest.
     """
     if not 0 <= feedback <= 1:
         raise ValueError(f"{name}:feedback is by default from 0 to 1, got {feedback}")
+    if isinstance(traits, Traits):
+        _check_traits(name, traits, adapter is not None, lossy)
 
     def add(factory: C) -> C:
         if not dataclasses.is_dataclass(factory):
@@ -88,11 +94,22 @@ def register(
         if known is not None and _full_name(known.factory) != _full_name(factory):
             raise ValueError(f"the name {name!r} is taken by {_full_name(known.factory)}; register under another")
         registered[name] = Registration(name, factory, adapter, lossy, feedback)
-        return factory
+        return factory if traits is None else with_traits(traits)(factory)
 
     return add
 
 
+def _check_traits(name: str, traits: Traits, is_codec: bool, lossy: bool) -> None:
+    """Raise ValueError for traits that a codec, a compressor or a lossy method cannot have."""
+    given = {name for name, value in vars(traits).items() if value != vars(Traits())[name]}
+    refused = given - OF_CODECS if is_codec else given & {"keeps_zeros", "draws"}
+    if refused:
+        kind, other = ("a codec", "its adapter declares") if is_codec else ("a compressor", "only codecs have")
+        raise ValueError(f"{name!r} is {kind}, and {other} {', '.join(sorted(refused))}: leave it out of traits")
+    if traits.averages and lossy:
+        raise ValueError(f"{name!r} averages, so it loses nothing: register it with lossy=False")
+
+
 def _full_name(factory: type) -> str:
-    """Where a class is defined: the same when a module or a notebook cell runs again."""
+    """Return where a class is defined: the same when a module or a notebook cell runs again."""
     return f"{factory.__module__}.{factory.__qualname__}"

@@ -1,4 +1,4 @@
-"""Among which ranks a request goes."""
+"""The ranks that take part in a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How parameters that are cut into shards lie in a flat buffer."""
+"""The places of sharded parameters in a flat buffer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..protocol.layout import Layout
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """How parameters that are cut into shards lie in a flat buffer: a row a rank, and in it that rank's shard of each.
+    """The places of sharded parameters in a flat buffer: a row per rank, and in it that rank's shard of each.
 
     `whole`: the parameters as they are before they are cut. `dims`: the axis along which each is; shards that come out
     shorter are padded with zeros.

@@ -22,19 +22,20 @@ from ..algorithms.rows import ALIGNMENT
 from ..builder.build import Spec, compressor
 from ..builder.grammar import parsed
 from ..builder.optimizers import tuned
-from ..feedback.decayed_feedback import Damped
+from ..feedback.decayed_feedback import DecayedFeedback
 from ..feedback.error_feedback import ErrorFeedback
-from ..feedback.float32_arithmetic import Widen
+from ..feedback.float32_arithmetic import Float32Arithmetic
 from ..protocol.compressor import Codec
 from ..protocol.layout import working_dtype
 from ..protocol.requests import Program, all_gather, all_to_all
+from ..protocol.traits import own_traits
 from .layout import ShardLayout
 from .residual import WIDTHS, NarrowShardResidual, ShardResidual
 
 
 @dataclass
 class Finite:
-    """Whether all gradients of a step were finite: `here` so far, and on all ranks as far as they have told (`everywhere`).
+    """Flags that all gradients of a step were finite: `here` so far, and `everywhere`, on all ranks as far as known.
 
     Every payload carries what its sender knows, so after the last one all ranks know the same. None: nothing is known yet.
     """
@@ -56,7 +57,7 @@ class Finite:
 
 @dataclass
 class ShardState:
-    """What is remembered of the gradients of a layout's parameters. `residual`: None where nothing is held back."""
+    """The state of the gradients of a layout's parameters. `residual`: None without error feedback."""
 
     layout: ShardLayout
     residual: ShardResidual | None
@@ -139,7 +140,7 @@ class ShardSum:
 
 
 def gather_rows(codec: Codec | None, mine: Tensor, out: Tensor) -> Program[Tensor]:
-    """All ranks' rows in `out`, (ranks * row,), as a codec tells them, one's own too; `mine` is this rank's row.
+    """Gather all ranks' rows in `out`, (ranks * row,), as a codec decodes them, one's own too; `mine` is this rank's.
 
     So all ranks compute with the same numbers, and none with the exact ones. `mine` may be a part of `out`.
     """
@@ -161,7 +162,7 @@ def gather_rows(codec: Codec | None, mine: Tensor, out: Tensor) -> Program[Tenso
 
 
 def shard_sum(spec: Spec, optimizer: Optimizer | None = None) -> ShardSum:
-    """How gradients of shards travel by a specification: `none`, or a method whose first round is an all-to-all.
+    """Build the sum of shards by a specification: `none`, or a method whose first round is an all-to-all.
 
     Beside the method's options it may say `residual_bits=8`. `optimizer`: see `tuned`. Raises ValueError for others.
     """
@@ -173,7 +174,7 @@ def shard_sum(spec: Spec, optimizer: Optimizer | None = None) -> ShardSum:
 
 
 def _residual_bits(spec: Spec) -> tuple[int, Spec]:
-    """What a specification says of it, and the rest."""
+    """Return the residual bits that a specification asks for, and the rest of it."""
     if not isinstance(spec, str | Mapping):
         return WIDTHS[0], spec
     options = dict(parsed(spec) if isinstance(spec, str) else spec)
@@ -187,18 +188,18 @@ def _residual_bits(spec: Spec) -> tuple[int, Spec]:
 
 
 def shard_codec(spec: Spec) -> Codec | None:
-    """How weights travel by a specification, to the nearest and without error feedback. Raises ValueError for others."""
+    """Return the codec of weights by a specification, which rounds to the nearest. Raises ValueError for others."""
     codec, _ = _codec(compressor(spec), spec)
-    if getattr(codec, "draws", False):
+    if own_traits(codec).draws:
         raise ValueError(f"weights are rounded to the nearest, or each gather would give others; got {spec!r}")
     return codec
 
 
 def _codec(built: Any, spec: Spec) -> tuple[Codec | None, float]:
     """The codec of a compressor, and what part of what it loses is held back."""
-    kept, built = (built.feedback, built.inner) if isinstance(built, Damped) else (1.0, built)
+    kept, built = (built.feedback, built.inner) if isinstance(built, DecayedFeedback) else (1.0, built)
     kept, core = (kept, built.inner) if isinstance(built, ErrorFeedback) else (0.0, built)
-    core = core.inner if isinstance(core, Widen) else core
+    core = core.inner if isinstance(core, Float32Arithmetic) else core
     if isinstance(core, TwoShot):
         return core.codec, kept
     if core == Dense():

@@ -1,4 +1,4 @@
-"""What a rank held back of the gradients of all shards: in full, or in 8 bits an element."""
+"""The residual of a rank for the gradients of all shards: in full, or in 8 bits an element."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ShardResidual(FlatLeaf):
         return cls(layout, torch.zeros(layout.numel, dtype=whole.dtype, device=whole.device))
 
     def numbers(self) -> Tensor:
-        """What is held back of all rows, flat; it may be the leaf's own memory."""
+        """Return the residual of all rows, flat; it may be the leaf's own memory."""
         return self.flat
 
     def set(self, numbers: Tensor) -> None:
@@ -39,7 +39,7 @@ class ShardResidual(FlatLeaf):
         self.flat.copy_(numbers)
 
     def row(self, step: Residual, rank: int) -> Residual:
-        """What is held back of a rank's row; `step`: of `update`."""
+        """Return the residual of a rank's row; `step`: of `update`."""
         part = slice(rank * self.layout.row, (rank + 1) * self.layout.row)
         return Residual(step.before[part], step.after[part])
 

@@ -1,1 +1,1 @@
-"""What compressors remember of a bucket: state tensors, counters, shares, agreed values."""
+"""The state of a bucket: tensors, counters, shares, agreed values."""

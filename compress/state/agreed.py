@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ EVERY, FIRST, EARLY = 32, 24, (2, 8)  # steps in which a choice is made anew: 2,
 
 
 def agree_in(step: int) -> bool:
-    """Whether the ranks make a choice anew in a step, counted from 0."""
+    """Return True if the ranks choose again in a step, counted from 0."""
     return step in EARLY or step % EVERY == FIRST
 
 
@@ -35,7 +35,7 @@ class Agreed(FlatLeaf):
         return False
 
     def numbers(self) -> list[float]:
-        """All of them, on the host; the step that wrote them has brought them there."""
+        """Return all numbers, on the host; the step that wrote them has brought them there."""
         if self._host is None or self._host[0] is not self.flat:
             self._host = self.flat, Arriving(self.flat)
         return self._host[1].read()
@@ -45,7 +45,7 @@ class Agreed(FlatLeaf):
         self._host = after, Arriving(after)
 
     def demand(self, numbers: Tensor) -> float:
-        """Which numbers go on where several buckets become one: those with the largest demand."""
+        """Rank numbers where several buckets become one: those with the largest demand stay."""
         raise NotImplementedError
 
     def save(self, field: str) -> Entries:
@@ -61,17 +61,14 @@ class Agreed(FlatLeaf):
 
 @dataclass
 class Choice(Agreed):
-    """Which of several `methods`, from the most exact one on, a bucket is sent by.
+    """The choice of one of several `methods`, the most exact one first, for a bucket.
 
-    The numbers: for each method the cosine of what it sends with what was meant, then the method that time allows. `target`:
-    the least cosine wanted. `budget`: as of `Adaptive`. `proposed`: by rank 0, for the next time that ranks agree. `fixed`:
-    a method in place of the chosen one, for plans.
+    The numbers: for each method the cosine between what it sends and what was meant. `target`: the least cosine wanted.
+    `fixed`: a method in place of the chosen one, for plans.
     """
 
     methods: tuple[Compressor, ...] = ()
     target: float = 0.0
-    budget: float | None = None
-    proposed: int | None = None
     fixed: int | None = None
 
     @property
@@ -81,40 +78,26 @@ class Choice(Agreed):
 
     @property
     def known(self) -> bool:
-        """Whether the ranks have agreed on anything."""
+        """True if the ranks have agreed on anything."""
         return self.fixed is not None or self.flat.is_meta or self.numbers()[0] >= 0
 
     @property
-    def good_enough(self) -> int:
-        """The least exact method that is as good as wanted; the most exact one where none is."""
-        cosines = self.numbers()[:-1]
-        return max((place for place, cosine in enumerate(cosines) if cosine >= self.target), default=0)
-
-    @property
     def now(self) -> int:
-        """The method: good enough, or more exact where there is time."""
+        """The least exact method that is good enough; the most exact one if none is."""
         if self.fixed is not None:
             return min(self.fixed, self.last)
-        return self.last if self.flat.is_meta else min(self.good_enough, self.allowed)
-
-    @property
-    def allowed(self) -> int:
-        """The method that time allows, as agreed; the last one before any was proposed."""
-        return self.last if self.flat.is_meta else round(self.numbers()[-1])
+        if self.flat.is_meta:
+            return self.last
+        return max((place for place, cosine in enumerate(self.numbers()) if cosine >= self.target), default=0)
 
     def demand(self, numbers: Tensor) -> float:
         """The least cosines ask for most."""
-        return -float(numbers[:-1].sum())
+        return -float(numbers.sum())
 
 
 def choices(state: Any) -> Iterator[Choice]:
-    """Those in a compressor's state."""
+    """Yield the choices in a compressor's state."""
     if isinstance(state, Choice):
         yield state
     for _, part in () if isinstance(state, Choice) else parts(state):
         yield from choices(part)
-
-
-def most_methods(compressors: Sequence[Any]) -> int:
-    """Of how many methods any of these compressors chooses; 1 where none does."""
-    return max([1, *(len(getattr(each, "methods", ())) for each in compressors)])

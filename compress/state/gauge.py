@@ -1,4 +1,4 @@
-"""How error feedback fares on this rank: samples of what is held back and of what is sent, read later."""
+"""Samples of this rank's residuals and of what it sends, read later."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OLD = 0.9  # the share of that mean before a sample in the one after it
 
 
 class Sample(NamedTuple):
-    """Of a sample of a bucket: the logarithm of |gradient|, and in units of |gradient|² what these say.
+    """A sample of a bucket: the logarithm of |gradient|, and in units of |gradient|² the rest.
 
     `held`: |held back|²; `along`: meant x sent; `meant`: |meant|²; `sent`: |sent|². What was meant is gradient + residual
     before the step, what was sent that - residual after it.
@@ -43,13 +43,13 @@ class Sample(NamedTuple):
 
     @property
     def cosine(self) -> float:
-        """Of the angle between what was meant and what was sent; 1 where there was nothing to send."""
+        """The cosine between what was meant and what was sent; 1 where there was nothing to send."""
         lengths = math.sqrt(self.meant * self.sent)
         return min(1.0, self.along / lengths) if lengths else float(not self.meant)
 
     @property
     def too_large(self) -> bool:
-        """Whether a residual is much larger than gradients of their present size make it: what waits adds up and stays.
+        """True if a residual is much larger than gradients of their present size make it: what waits adds up and stays.
 
         Then either gradients were much larger before, so that steps come late, or steps overshoot and gradients answer to
         them; or what is sent points away from what is meant.
@@ -85,7 +85,7 @@ class Seen(NamedTuple):
 
     @property
     def runs_away(self) -> bool:
-        """Whether error feedback does."""
+        """True if error feedback diverges."""
         return self.in_a_row >= IN_A_ROW
 
 
@@ -155,12 +155,12 @@ class Gauge:
 
     @property
     def cosine(self) -> float | None:
-        """Of the angle between what this rank meant to send (gradient and residual) and what it sent; None as above."""
+        """The cosine between what this rank meant to send (gradient and residual) and what it sent; None as above."""
         return self.newest.cosine if self.newest else None
 
     @property
     def runs_away(self) -> bool:
-        """Whether error feedback of this rank does, by the samples that have arrived."""
+        """True if error feedback of this rank diverges, by the samples that have arrived."""
         return self.here is not None and self._seen.runs_away
 
 
@@ -178,7 +178,7 @@ class Arriving:
 
     @property
     def arrived(self) -> bool:
-        """Whether reading would not wait."""
+        """True if reading would not wait."""
         return self._event is None or bool(self._event.query())
 
     def read(self) -> list[float]:
@@ -199,7 +199,7 @@ def stride(elements: int) -> int:
 
 
 def gauges(state: Any) -> Iterator[Gauge]:
-    """Those in a compressor's state."""
+    """Yield the gauges in a compressor's state."""
     if isinstance(state, Gauge):
         yield state
     for _, part in parts(state):

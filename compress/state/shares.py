@@ -1,4 +1,4 @@
-"""Which part of a bucket each rank of a host has to average with the other hosts."""
+"""The part of a bucket that each rank of a host averages with the other hosts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..protocol.compressor import children
 from ..protocol.layout import Layout
+from ..protocol.traits import traits_of
 from .tensors import PART, FlatLeaf
 
 LINE = 16  # elements: shares that are cut begin where a line of a processor's cache does
@@ -33,7 +33,7 @@ class Share:
 
     @property
     def place(self) -> int:
-        """Of this rank in its host."""
+        """The place of this rank in its host."""
         return self.whole.rank % self.whole.ranks_per_host
 
     def at(self, place: int) -> Layout:
@@ -74,7 +74,7 @@ class Share:
         return self.at(self.place)
 
     def of_whole(self, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What is held back of entries of this share, flat by parameter, as it is missing from one rank's gradient."""
+        """Return the residual of entries of this share, flat by parameter, as one rank's gradient lacks it."""
         owed: dict[str, Tensor] = {}
         for name, numbers in held.items():
             start = self._mine.start(name)
@@ -165,12 +165,6 @@ def _runs(sizes: Sequence[int], room: int) -> list[int]:
     return runs
 
 
-def ignores_shapes(compressor: Any) -> bool:
-    """Whether a compressor takes a bucket for a row of numbers, whatever parameters these are of; so may be its parts."""
-    inside = list(children(compressor))
-    return getattr(compressor, "ignores_shapes", False) or bool(inside and all(map(ignores_shapes, inside)))
-
-
 def placed_on_hosts(compressor: Any, layout: Layout) -> Layout:
     """The layout with the ranks a host that a two-level compressor was given, if it was."""
     given = check_ranks_given(compressor, layout.world_size)
@@ -190,8 +184,4 @@ def check_ranks_given(compressor: Any, world_size: int) -> int | None:
 
 def ranks_given(compressor: Any) -> int | None:
     """The ranks of a host that a two-level compressor, here or inside, was given; 0: to be found; None: it has one level."""
-    found = [ranks_given(child) for child in children(compressor)]
-    own = getattr(compressor, "ranks", 0) or 0
-    if getattr(compressor, "two_levels", False):
-        return own
-    return max((each for each in found if each is not None), default=None)
+    return traits_of(compressor).ranks_per_host

@@ -1,4 +1,4 @@
-"""What the state of a compressor is made of: flat tensors cut by parameter name, parts of a bucket, step counts."""
+"""Parts of a compressor's state: flat tensors cut by parameter name, parts of a bucket, step counts."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ FIRST = ".first"  # ends the field that tells where in a parameter, or a part of
 class Leaf:
     """A piece of state that knows which parameter each of its numbers belongs to."""
 
+    of_gradients: bool = False  # made of this rank's gradients: in their units, and other ranks have others
+
     def save(self, field: str) -> Entries:
         """Copies of the numbers, by parameter name."""
         return {}
@@ -36,7 +38,7 @@ class Leaf:
         return {}
 
     def held_back(self) -> dict[str, Tensor]:
-        """What this rank still owes to the average, flat, by parameter: to be added to its next gradient."""
+        """Return what this rank still owes to the average, flat, by parameter: to be added to its next gradient."""
         return {}
 
 
@@ -57,14 +59,13 @@ class FlatLeaf(Leaf):
 
     flat: Tensor
     versioned = False
-    of_gradients: bool = False  # made of this rank's gradients: in their units, and other ranks have others
     _other: Tensor | None = None  # the old numbers while a step is under way, else room for the next ones
     _changed = False  # by the step that is under way
     _taken: tuple[Tensor, ...] = ()  # those of `flat` and `_other` that somebody has: nobody may write to them again
     _zeros: Tensor | None = None  # the version that `clear` wrote, as long as nobody writes to it again
 
     def update(self) -> Residual:
-        """Where this step reads, and where it writes all the numbers anew; once it has, both are what it wrote."""
+        """Return where this step reads, and where it writes all the numbers anew; afterwards both are what it wrote."""
         self._zeros = None
         if self.versioned and not self._changed:
             before, after = self.flat, self._other
@@ -119,17 +120,17 @@ class FlatLeaf(Leaf):
 
     @property
     def cleared(self) -> bool:
-        """Whether nothing was written since `clear`."""
+        """True if nothing was written since `clear`."""
         return self._zeros is self.flat
 
     @property
     def holds_back(self) -> bool:
-        """Whether these are gradient that was held back, which must never be lost."""
+        """True if these are residuals, which must never be lost."""
         return True
 
     @property
     def weight(self) -> int:
-        """How often a number that is held back here is missing from the gradient of one rank."""
+        """The times that a number held back here is missing from the gradient of one rank."""
         return 1
 
     def pieces(self) -> Iterator[tuple[str, int, Tensor]]:
@@ -265,7 +266,7 @@ def _key(field: str, start: int | None) -> str:
 
 
 def _saved(field: str, fields: Mapping[str, Tensor]) -> Iterator[tuple[int | None, Tensor]]:
-    """What was saved of a field: (first element of the part; None for a whole parameter, numbers)."""
+    """Yield what was saved of a field: (first element of the part; None for a whole parameter, numbers)."""
     for key, tensor in fields.items():
         name, _, start = key.rpartition(PART)
         if key == field:
@@ -275,7 +276,7 @@ def _saved(field: str, fields: Mapping[str, Tensor]) -> Iterator[tuple[int | Non
 
 
 def _fits(size: int, start: int | None, saved_size: int, saved_start: int | None) -> bool:
-    """Whether two tensors that are not alike can be of one parameter: parts can, where they lie inside the whole."""
+    """Return True if two tensors that differ can be of one parameter: parts can, if they lie inside the whole."""
     if start is None:
         return saved_start is not None and saved_start + saved_size <= size
     return saved_start is not None or start + size <= saved_size

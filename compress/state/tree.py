@@ -1,4 +1,4 @@
-"""What compressors remember, kept by parameter name so that it survives new buckets, checkpoints and swaps.
+"""The state of compressors, kept by parameter name so that it survives new buckets, checkpoints and swaps.
 
 A compressor's state is a dataclass whose fields are leaves (`PerParameter`, `Chunk`, `Counter`), states of inner
 compressors, or tuples of those. `Leaves` finds them once; no compressor writes code of its own for saving and loading, nor
@@ -46,9 +46,9 @@ def _walked(state: Any, path: str, share: Share | None) -> Iterator[tuple[str, L
     if isinstance(state, Leaf):
         yield path, state, share
         return
-    own = getattr(state, "share", None)
-    share = own if isinstance(own, Share) else share
-    for name, part in parts(state):
+    found = list(parts(state))
+    share = next((part for _, part in found if isinstance(part, Share)), share)
+    for name, part in found:
         yield from _walked(part, f"{path}.{name}" if path else name, share)
 
 
@@ -118,7 +118,7 @@ class Leaves:
         return leaf.load(path, entries)  # by the share's own names
 
     def held_back(self) -> dict[str, Tensor]:
-        """What would be lost if the state were dropped, flat, by parameter name."""
+        """Return what would be lost if the state were dropped, flat, by parameter name."""
         return summed(self._held_back(path, leaf) for path, leaf in self._by_path.items())
 
     def _held_back(self, path: str, leaf: Leaf) -> Mapping[str, Tensor]:
@@ -133,7 +133,7 @@ class Leaves:
 
     def averaged(self) -> Entries:
         """Copies of what is made of this rank's gradients and not held back: a resize goes on with the mean over ranks."""
-        return _saved((path, leaf) for path, leaf in self._by_path.items() if getattr(leaf, "of_gradients", False))
+        return _saved((path, leaf) for path, leaf in self._by_path.items() if leaf.of_gradients)
 
     def damp(self, factor: float) -> None:
         """Multiply what is held back, as a part of the step."""
@@ -143,7 +143,7 @@ class Leaves:
 
     @property
     def hold_back(self) -> bool:
-        """Whether anything may be held back that was not released."""
+        """True if anything may be held back that was not released."""
         return any(not leaf.cleared for leaf in self.residuals)
 
     def hold(self, layout: Layout, numbers: Tensor) -> None:
@@ -187,7 +187,7 @@ def load(state: Any, entries: Mapping[str, Mapping[str, Tensor]]) -> dict[str, T
 
 
 def held_back(state: Any) -> dict[str, Tensor]:
-    """What would be lost if this state were dropped, flat, by parameter name."""
+    """Return what would be lost if this state were dropped, flat, by parameter name."""
     return Leaves(state).held_back()
 
 

@@ -72,7 +72,7 @@ class CompressedAverager:
         self._plans: dict[int, BucketPlan] = {}
         self._known = object()  # made anew when what is known of buckets is forgotten
         self.step = Step()  # the last one; its number is 0 until one has begun, and after a swap or a load
-        self._checks = StepChecks(compressor)
+        self._checks = StepChecks()
         self.totals, self._process = Totals(), os.getpid()
         self._loaded_order: list[str] = []
         self.before_step: Callable[[], None] | None = None  # what the handle does before a step begins
@@ -114,7 +114,7 @@ class CompressedAverager:
                 self.before_step()
             if self.step_lock.waiting:
                 self.step_lock.make_changes()
-            self._checks.end_step(self.memory, self.step)
+            self._checks.end_step(self.memory)
             self.totals.count(self.step)
             self.step = step
             self.memory.step += 1
@@ -279,7 +279,6 @@ class CompressedAverager:
 
     def _replace(self, compressor: Compressor) -> None:
         self.memory.replace(compressor)
-        self._checks.use(compressor)
         self._forget()
 
     def _forget(self) -> None:

@@ -1,4 +1,4 @@
-"""What is looked at between two steps: gradients that were thrown away, feedback that runs away, time that is left."""
+"""What is looked at between two steps: gradients that were thrown away, feedback that runs away."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ...compress import Compressor
 from ...compress.state.gauge import EVERY
-from ..measure.step import Step
 from ..memory.model_memory import ModelMemory
 from .discarded_gradients import DiscardedGradientCheck
-from .hiding import hiding_of
 
 ADVICE = (
     "steps come late, and training may diverge. Damp what is held back (feedback=0.9, or less), begin with dense steps "
@@ -23,27 +20,20 @@ ADVICE = (
 class StepChecks:
     """Of one model's steps with a compressor."""
 
-    def __init__(self, compressor: Compressor) -> None:
+    def __init__(self) -> None:
         self._thrown_away, self._told = DiscardedGradientCheck(), False  # of feedback that runs away
-        self.use(compressor)
-
-    def use(self, compressor: Compressor) -> None:
-        """Steps are compressed so from now on."""
-        self._hiding = hiding_of(compressor)
 
     def watch(self, parameters: Sequence[Tensor]) -> None:
         """The gradients of these tell whether a step's were thrown away; of none: do not look."""
         self._thrown_away.watch(parameters)
 
-    def end_step(self, memory: ModelMemory, last: Step) -> None:
-        """Another step begins, so the `last` one, empty where there was none like it, stands or is undone."""
+    def end_step(self, memory: ModelMemory) -> None:
+        """Another step begins, so the last one stands or is undone."""
         if self._thrown_away.parameters:
             self._thrown_away.look(counts=memory.counts)
         memory.end_step()
         if memory.step % EVERY == 0:
             self._look_at_feedback(memory)
-        if self._hiding is not None:
-            self._hiding.look(last, memory.step, memory.live)
 
     def _look_at_feedback(self, memory: ModelMemory) -> None:
         """Warn once, of the first bucket of which ever more is held back."""

@@ -14,7 +14,6 @@ from ...compress.protocol.layout import Layout, working_dtype
 from ...compress.protocol.requests import Program, all_reduce
 from ...compress.protocol.together import together
 from ...compress.state import tree as states
-from ...compress.state.agreed import choices
 from ...compress.state.gauge import gauges
 from ...compress.state.shares import ranks_given
 from ...compress.state.tree import Entries, Leaves, PerParameter
@@ -43,7 +42,6 @@ class BucketMemory:
         self._compressor = compressor
         self.state = compressor.init(layout)
         self.gauge = next(gauges(self.state), None)
-        self.choice = next(choices(self.state), None)
         self._leaves = Leaves(self.state, versioned=True)
         self._leaves.set_step(step)
         self._counts_on_cuda = layout.device.type == "cuda" and bool(self._leaves.counters)

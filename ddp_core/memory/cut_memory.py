@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ...compress.protocol.compressor import Compressor
 from ...compress.protocol.layout import Layout
-from ...compress.state.shares import ignores_shapes, ranks_given
+from ...compress.protocol.traits import traits_of
+from ...compress.state.shares import ranks_given
 from ...compress.state.tensors import FIRST, PART
 from ...compress.state.tree import Chunk, Entries, Leaves, leaves
 from .bucket_memory import CARRIED_OVER, BucketMemory
@@ -23,7 +24,7 @@ def may_be_cut(compressor: Compressor) -> bool:
     several_hosts = 2 * (ranks_given(compressor) or 1)
     sample = Layout(("sample",), ((64, 64),), torch.float32, torch.device("cpu"), several_hosts)
     remembered = Leaves(compressor.init(sample)).flat
-    of_numbers = ignores_shapes(compressor) and ranks_given(compressor) is None
+    of_numbers = traits_of(compressor).ignores_shapes and ranks_given(compressor) is None
     return not remembered or (of_numbers and all(leaf.holds_back for leaf in remembered))
 
 

@@ -10,9 +10,10 @@ from typing import Any
 from torch import Tensor
 
 from ...compress import specification
-from ...compress.protocol.compressor import Compressor, marked
+from ...compress.protocol.compressor import Compressor
 from ...compress.protocol.layout import Layout
 from ...compress.protocol.requests import Program
+from ...compress.protocol.traits import traits_of
 from ...compress.state.shares import ranks_given
 from ...compress.state.tree import Entries
 from ...kernels import all_finite
@@ -24,7 +25,7 @@ from .device_flag import DeviceFlag
 
 
 def _check_partial(compressor: Compressor, partial: bool) -> None:
-    if partial and marked(compressor, "needs_all_parameters"):
+    if partial and traits_of(compressor).needs_all_parameters:
         raise ValueError(
             f"{specification(compressor)} needs the gradients of all parameters in every step, and with "
             f"find_unused_parameters=True some may be missing: leave out momentum=, or set it to False"
@@ -103,7 +104,7 @@ class ModelMemory:
 
     def _choose(self, compressor: Compressor) -> None:
         self.compressor = compressor
-        self._plain = bool(getattr(compressor, "averages", False))
+        self._plain = traits_of(compressor).averages
 
     def _still_carrying(self) -> bool:
         """Whether any rank may owe something once the last step is committed."""

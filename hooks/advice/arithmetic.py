@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...compress import Compressor, Layout
+from ...compress import Compressor, Layout, traits_of
 from ...compress.protocol.together import next_request
 from ...compress.simulate import alike
 from ...compress.state.agreed import choices
@@ -52,7 +52,7 @@ def measured_arithmetic(compressor: Compressor, layouts: Sequence[Layout], pool:
 
     Replies are those of ranks that all do as this one, and take no time here.
     """
-    if getattr(compressor, "averages", False):
+    if traits_of(compressor).averages:
         return NONE
     totals: list[float] = []
     elements, processor = 0, 0.0

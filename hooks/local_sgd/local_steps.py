@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...compress import Spec, compressor, specification
-from ...compress.protocol.compressor import marked
+from ...compress.protocol.traits import traits_of
 from ...compress.protocol.whole_number import whole_number
 from ...ddp_core.buckets.checksum import checksum
 from ...ddp_core.buckets.layout import plain_names
@@ -322,7 +322,7 @@ def _rounds(
 ) -> Rounds:
     """The rounds of a model, with its buffers of real numbers."""
     built = compressor(spec)
-    if marked(built, "methods"):
+    if traits_of(built).choices > 1:
         raise ValueError(
             f"a site that joins would not know which method the others have chosen; got {spec!r}: give "
             f"local steps one of its methods, such as int4"

@@ -49,7 +49,7 @@ def probe() -> str:
 
 
 def _extra() -> str:
-    """What brings the CuPy for the CUDA that torch is built for."""
+    """Name the extra that installs the CuPy for torch's CUDA."""
     return "gradwire[gpu-cuda12]" if str(torch.version.cuda).startswith("12.") else "gradwire[gpu]"
 
 

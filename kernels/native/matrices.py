@@ -14,7 +14,7 @@ LARGEST_RANK = 32
 
 
 def beyond(*arguments: Any) -> str:
-    """Which matrices C++ does not know, where there are any."""
+    """Return the matrices that C++ does not support; None if it supports all."""
     for factors in (each for each in arguments if isinstance(each, Factors)):
         if any(m.rank > LARGEST_RANK or not m.rows * m.columns for m in factors.matrices):
             return f"empty matrices and ranks above {LARGEST_RANK}"

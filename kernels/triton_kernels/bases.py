@@ -91,7 +91,7 @@ def _chunks(factors: Factors, device: torch.device) -> tuple[Chunks, ...]:
 
 
 def _fields(start: int, rows: int, rank: int, first_chunk: int, cut: bool) -> list[tuple[int, ...]]:
-    """Of each chunk: the factor's first element, rows and rank; its first chunk and how many; this one's rows."""
+    """Load for each chunk the factor's first element, rows and rank; its first chunk and how many; this one's rows."""
     length = max(CHUNK, divided(rows, MOST_CHUNKS)) if cut else rows
     count = divided(rows, length)
     return [
@@ -196,7 +196,7 @@ def _sum_products(products: tl.tensor, task: tl.tensor, RANKS: tl.constexpr) -> 
 
 @triton.jit
 def _lengths(gram: tl.tensor, RANKS: tl.constexpr) -> tl.tensor:
-    """Those of the vectors (RANKS)."""
+    """Return the lengths of the vectors (RANKS)."""
     same = tl.arange(0, RANKS)[:, None] == tl.arange(0, RANKS)[None, :]
     return tl.sqrt(tl.sum(tl.where(same, gram, 0.0), 1))
 

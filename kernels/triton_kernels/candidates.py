@@ -30,13 +30,13 @@ FIELDS = tl.constexpr(4)  # columns of `tiles`
 
 @triton.jit
 def row_size(row: tl.tensor, length: tl.tensor, size: tl.tensor) -> tl.tensor:
-    """How many elements a row has; the last may be shorter, those behind it are empty."""
+    """Return the elements of a row; the last row may be shorter, those behind it are empty."""
     return tl.minimum(tl.maximum(size - row * length, 0), length)
 
 
 @triton.jit
 def has_spilled(state: tl.tensor, count: tl.tensor, k: tl.tensor, capacity: tl.tensor) -> tl.tensor:
-    """Whether the sample was wrong: the candidates do not fit or do not suffice."""
+    """Return True if the sample was wrong: the candidates do not fit or do not suffice."""
     gathered = tl.load(state + GATHERED)
     return (gathered > capacity) | (gathered < tl.minimum(count, k))
 
@@ -122,5 +122,5 @@ def number_of(candidate: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def place_of(candidate: tl.tensor) -> tl.tensor:
-    """Where in its tile a candidate lies."""
+    """Return the place of a candidate in its tile."""
     return (candidate >> 32).to(tl.int32)

@@ -1,4 +1,4 @@
-"""Whether numbers are finite."""
+"""Checks for numbers that are not finite."""
 
 from __future__ import annotations
 

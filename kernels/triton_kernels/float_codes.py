@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def spacing(levels: tl.tensor, EXPONENT: tl.constexpr, LEAST: tl.constexpr) -> tl.tensor:
-    """What lies between neighbouring codes at each level, as the bits of a float32: a power of two."""
+    """Return the distance of neighbouring codes at each level, a power of two, as the bits of a float32."""
     power = levels.to(tl.int32, bitcast=True) & 0x7F800000
     return tl.maximum(power, (LEAST + 127) << 23) - ((7 - EXPONENT) << 23)
 
@@ -24,7 +24,7 @@ def codes_of(levels: tl.tensor, unit_bits: tl.tensor, EXPONENT: tl.constexpr, LE
 
 @triton.jit
 def values_of(codes: tl.tensor, EXPONENT: tl.constexpr, LEAST: tl.constexpr) -> tl.tensor:
-    """What int8 codes stand for, in float32."""
+    """Return the float32 numbers that int8 codes stand for."""
     size = codes.to(tl.int32) & 0x7F
     power = tl.maximum(size >> (7 - EXPONENT), 1) - 1
     count = (size - (power << (7 - EXPONENT))).to(tl.float32)

@@ -1,4 +1,4 @@
-"""Where kernels run and how many programs fill a device."""
+"""The device of a launch, and the number of programs that fill it."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def on_device(tensor: Tensor) -> AbstractContextManager[object]:
 
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
-    """How many programs a device runs side by side, at least; 1 where the interpreter runs one after the other."""
+    """Return the programs that a device runs side by side at least; 1 for the interpreter."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def options(warps: int, fused: bool = False) -> dict[str, int]:
-    """Of a launch: the warps of a program, and whether products may be fused with sums, which rounds once, not twice."""
+    """Return the options of a launch: warps of a program, and fused products and sums, which round once, not twice."""
     return {"num_warps": warps, "enable_fp_fusion": fused}
 
 
 def divided(total: int, part: int) -> int:
-    """How many parts of a size cover `total`."""
+    """Return how many parts of a size cover `total`."""
     return -(-total // part)
 
 

@@ -71,7 +71,7 @@ def _rank(factors: Factors) -> int:
 
 
 def _known(rank: int, tasks: Tasks) -> dict[str, bool]:
-    """What kernels on tensor cores are compiled for. Those of low ranks look at each task.
+    """Return the constants of kernels on tensor cores. Kernels of low ranks look at each task.
 
     Compiled for aligned matrices alone they take fewer registers, by waiting for one load after the other: on an H100 the
     product from the left then ran at 0.66 of a copy's speed, not 0.91.
@@ -86,7 +86,7 @@ def _by_rows(rank: int) -> Launch:
 
 
 def _by_columns(rank: int) -> Launch:
-    """As many rows at once as registers hold; spans so long that partial sums are few against what is read."""
+    """Cut into as many rows as registers hold, and spans so long that partial sums are few against what is read."""
     ranks = power_of_two(rank)
     rows = min(8, 64 // ranks)
     return Cut(False, COLUMNS, rows, least=max(64, 16 * ranks) * COLUMNS, resident=32), _settings(rank, rows)

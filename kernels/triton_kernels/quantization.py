@@ -85,7 +85,7 @@ def _packed(levels: tl.tensor, BITS: tl.constexpr, UNITS: tl.constexpr, UNIT: tl
 
 @triton.jit
 def _unpacked(codes: tl.tensor, BITS: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr) -> tl.tensor:
-    """What bytes stand for, (UNITS, UNIT / 4, 4)."""
+    """Return the codes that bytes stand for, (UNITS, UNIT / 4, 4)."""
     if BITS == 8:
         return codes.to(tl.float32)
     elif BITS == 4:

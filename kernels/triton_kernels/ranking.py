@@ -1,4 +1,4 @@
-"""How elements are ranked by magnitude, and rounded for the wire."""
+"""The rank of elements by magnitude, and their rounding for a payload."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def magnitude(numbers: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def chosen_of(keys: tl.tensor, threshold: tl.tensor, ties: tl.tensor) -> tl.tensor:
-    """Which keys (rows, columns) are above the threshold, or among the first `ties` that equal it."""
+    """Return True for keys (rows, columns) above the threshold or among the first `ties` that equal it."""
     equal = keys == threshold
     return (keys > threshold) | (equal & (tl.cumsum(equal.to(tl.int32), 1) <= ties))
 

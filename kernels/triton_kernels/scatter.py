@@ -57,7 +57,7 @@ def _by_voters(indices: Tensor, values: Tensor, out: Tensor, length: int) -> Non
 
 @triton.jit
 def _bisect(indices: tl.tensor, keys: tl.tensor, inside: tl.tensor, count: tl.tensor, widest: tl.tensor) -> tl.tensor:
-    """Of each ascending list of `count` indices: how many are less than its key, for all lists at once."""
+    """Count the indices below its key in each ascending list of `count` indices, for all lists at once."""
     below = keys * 0
     step = widest
     while step > 0:

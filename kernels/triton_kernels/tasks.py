@@ -1,4 +1,4 @@
-"""How the products of many matrices are cut into tasks, one a program, as tables on the device.
+"""Tables on the device of the tasks, one per program, that the products of many matrices are cut into.
 
 A product has a dimension that stays (of rows for P, of columns for Q) and one that is summed over. A task computes a piece
 of the first over a span of the second; where a matrix has several spans, they write partial sums into a workspace, which
@@ -24,7 +24,7 @@ SUMS = tile(256, interpreted=4096)  # elements that a program adds up
 
 @dataclass(frozen=True)
 class Cut:
-    """How a product is cut: what stays, elements of it in a task, the step of a span, and bounds on tasks.
+    """The cut of a product: what stays, elements of it in a task, the step of a span, and bounds on tasks.
 
     `least`: elements of a matrix in a task, so that partial sums stay few against what is read. `resident`: tasks that
     fill a multiprocessor.

@@ -1,4 +1,4 @@
-"""What kernels share: tiles of flat vectors."""
+"""Tiles of flat vectors, which kernels share."""
 
 from __future__ import annotations
 

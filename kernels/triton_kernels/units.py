@@ -21,7 +21,7 @@ ELEMENTS_PER_WARP = 1024  # a program of one warp needs no barrier
 
 @dataclass(frozen=True)
 class Units:
-    """How blocks of `block` elements are cut: `count` units of up to `unit` elements, `each` to a block."""
+    """The cut of blocks of `block` elements: `count` units of up to `unit` elements, `each` to a block."""
 
     block: int
     unit: int
@@ -35,7 +35,7 @@ class Units:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Of a program: what the kernels take as constants, and the warps."""
+        """The constants of the kernels for a program, and the warps."""
         units = max(1, TILE // self.unit)
         exact = self.block % self.unit == 0
         warps = max(1, units * self.unit // ELEMENTS_PER_WARP)
@@ -53,7 +53,7 @@ def cut(blocks: int, block: int) -> Units:
 def unit_places(
     blocks: tl.tensor, block: tl.tensor, EACH: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr
 ) -> tl.tensor:
-    """Of a program's units: their numbers, rows, blocks within the row, first elements, and those left of the block."""
+    """Return the numbers of a program's units, their rows, blocks within the row, first elements, and those left."""
     unit = tl.program_id(0).to(tl.int64) * UNITS + tl.arange(0, UNITS)
     group = unit // EACH
     skipped = (unit - group * EACH) * UNIT
@@ -64,7 +64,7 @@ def unit_places(
 
 @triton.jit
 def place_in_row(row: tl.tensor, first: tl.tensor, blocks: tl.tensor, block: tl.tensor) -> tl.tensor:
-    """Where in their rows elements lie; as a multiple of 8 to the compiler where `first` is one."""
+    """Return the places of elements in their rows; a multiple of 8 to the compiler where `first` is one."""
     return first - row * blocks * (block // 8) * 8
 
 
@@ -72,6 +72,6 @@ def place_in_row(row: tl.tensor, first: tl.tensor, blocks: tl.tensor, block: tl.
 def is_whole(
     units: tl.tensor, size: tl.tensor, UNITS: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr
 ) -> tl.tensor:
-    """Whether all lanes of the program's units are elements of the vector."""
+    """Return True if all lanes of the program's units are elements of the vector."""
     end = (tl.program_id(0).to(tl.int64) + 1) * UNITS
     return EXACT & (end <= units) & (end * UNIT <= size)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gradwire.compress import Simulation, Widen, compressor
+from gradwire.compress import Float32Arithmetic, Simulation, compressor
 
 from .given import RANKS, Scaled, gradients, layout
 
@@ -123,5 +123,5 @@ def test_the_gradient_is_not_copied_to_32_bits(spec, tail):
 def test_a_compressor_that_does_not_take_16_bits_is_given_32():
     within = layout((40, 24), dtype=torch.bfloat16)
     with Copies() as copies:
-        Simulation(Widen(Scaled(0.5)), within).step(gradients(within))
+        Simulation(Float32Arithmetic(Scaled(0.5)), within).step(gradients(within))
     assert copies.sizes == [within.numel] * RANKS

@@ -3,7 +3,16 @@
 import pytest
 import torch
 
-from gradwire.compress import ErrorFeedback, Layout, Partition, Simulation, Switch, Widen, compressor, compressors
+from gradwire.compress import (
+    ErrorFeedback,
+    Float32Arithmetic,
+    Layout,
+    Partition,
+    Simulation,
+    Switch,
+    compressor,
+    compressors,
+)
 from gradwire.compress.state import tree as states
 
 SHAPES = {
@@ -75,9 +84,13 @@ STEPS = 600
 LONG = {"onebit:feedback=1": 4 * STEPS}  # the smallest elements of a large block have steps as large as the others
 CONSTANT = ((32, 24), (101,), (13, 3, 3, 3), (7,), (1,), (5, 1))  # small, so that top-k comes by every element often
 OBJECTS = {
-    "switch back to dense": ErrorFeedback(Widen(Switch({0: compressor("topk").inner.inner, 2: compressor("none")}))),
+    "switch back to dense": ErrorFeedback(
+        Float32Arithmetic(Switch({0: compressor("topk").inner.inner, 2: compressor("none")}))
+    ),
     "partition": ErrorFeedback(
-        Widen(Partition((("p1*", compressor("none")), ("p0", compressor("topk").inner.inner)), compressor("powersgd")))
+        Float32Arithmetic(
+            Partition((("p1*", compressor("none")), ("p0", compressor("topk").inner.inner)), compressor("powersgd"))
+        )
     ),
     "nested error feedback": ErrorFeedback(compressor("topk:ratio=0.1")),
 }

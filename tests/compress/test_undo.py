@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from gradwire.compress import ErrorFeedback, Layout, PowerSGD, Simulation, Switch, Widen, compressor
+from gradwire.compress import ErrorFeedback, Float32Arithmetic, Layout, PowerSGD, Simulation, Switch, compressor
 from gradwire.compress.state.tree import Leaves, PerParameter
 
 from .given import Scaled, gradients, layout
@@ -138,7 +138,7 @@ def test_what_was_taken_is_never_written_to_again_and_costs_one_tensor(ends, wit
 
 
 def test_a_stage_that_a_step_does_not_use_is_not_touched():
-    built = ErrorFeedback(Widen(Switch({0: Scaled(0.5), 3: PowerSGD(2)})))
+    built = ErrorFeedback(Float32Arithmetic(Switch({0: Scaled(0.5), 3: PowerSGD(2)})))
     within = layout(*SHAPES)
     simulation = Versioned(built, within)
     (q,) = [leaf for leaf in simulation.ranks[0].flat if leaf.optional]

@@ -43,5 +43,5 @@ def test_an_infinite_gradient_shows_through_float16(spec):
 
 def test_a_bare_powersgd_refuses_16_bits():
     narrow = Layout(("weight",), ((64, 48),), torch.bfloat16, torch.device("cpu"), 2)
-    with pytest.raises(TypeError, match="Widen"):
+    with pytest.raises(TypeError, match="Float32Arithmetic"):
         PowerSGD(1).init(narrow)

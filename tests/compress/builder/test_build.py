@@ -12,10 +12,11 @@ from gradwire.compress import (
     BatchedPowerSGD,
     BFloat16,
     ChunkTopK,
-    Damped,
+    DecayedFeedback,
     Dense,
     ErrorFeedback,
     Float16,
+    Float32Arithmetic,
     Gathered,
     Guarded,
     Int4,
@@ -25,7 +26,6 @@ from gradwire.compress import (
     Switch,
     TopK,
     TwoShot,
-    Widen,
     WorkerMomentum,
     compressor,
     specification,
@@ -35,12 +35,12 @@ from gradwire.compress.builder.optimizers import tuned
 
 
 def fed_back(inner):
-    return ErrorFeedback(Widen(inner))
+    return ErrorFeedback(Float32Arithmetic(inner))
 
 
 def damped(inner):
     """As those are by default that do not keep all of a residual."""
-    return Damped(fed_back(inner), 0.7)
+    return DecayedFeedback(fed_back(inner), 0.7)
 
 
 BUILT = {
@@ -57,27 +57,29 @@ BUILT = {
     "onebit:block=64": damped(TwoShot(OneBit(block=64))),
     "onebit:feedback=1": fed_back(TwoShot(OneBit())),
     "onebit:error_feedback=true": damped(TwoShot(OneBit())),
-    "onebit:error_feedback=false": Widen(TwoShot(OneBit(), feedback=False)),
+    "onebit:error_feedback=false": Float32Arithmetic(TwoShot(OneBit(), feedback=False)),
     "int4:block=64,rounding=stochastic": fed_back(TwoShot(Int4(block=64, rounding="stochastic"))),
     "acp-powersgd:rank=2,seed=1": fed_back(ACPPowerSGD(rank=2, seed=1)),
     "randomk:ratio=0.1,block=64,seed=3": damped(RandomK(ratio=0.1, block=64, seed=3)),
     "chunktopk:ratio=0.1,chunk=64": damped(ChunkTopK(ratio=0.1, chunk=64)),
     "powersgd:warm_start=false,seed=7": fed_back(PowerSGD(warm_start=False, seed=7)),
     "powersgd:warm_start=False": fed_back(PowerSGD(warm_start=False)),
-    "powersgd:error_feedback=false": Widen(PowerSGD()),
+    "powersgd:error_feedback=false": Float32Arithmetic(PowerSGD()),
     "powersgd:feedback=1": fed_back(PowerSGD()),
-    "powersgd:feedback=0": Widen(PowerSGD()),
-    "topk:feedback=0.9": Damped(fed_back(Gathered(TopK())), 0.9),
+    "powersgd:feedback=0": Float32Arithmetic(PowerSGD()),
+    "topk:feedback=0.9": DecayedFeedback(fed_back(Gathered(TopK())), 0.9),
     "topk:momentum=0.9": WorkerMomentum(fed_back(Gathered(TopK())), 0.9),
-    "topk:momentum=0.5,error_feedback=false": WorkerMomentum(Widen(Gathered(TopK())), 0.5),
+    "topk:momentum=0.5,error_feedback=false": WorkerMomentum(Float32Arithmetic(Gathered(TopK())), 0.5),
     "onebit:space=adam": damped(AdamSpace(TwoShot(OneBit()))),
     "onebit:space=gradient": damped(TwoShot(OneBit())),
     "powersgd:space=adam,feedback=0.7,momentum=0.9,start_iter=5": WorkerMomentum(
-        Damped(fed_back(AdamSpace(Switch({0: Dense(), 5: PowerSGD()}))), 0.7), 0.9
+        DecayedFeedback(fed_back(AdamSpace(Switch({0: Dense(), 5: PowerSGD()}))), 0.7), 0.9
     ),
     "topk:guard=true": Guarded(fed_back(Gathered(TopK()))),
-    "topk:guard=true,feedback=0.9,momentum=0.9": WorkerMomentum(Guarded(Damped(fed_back(Gathered(TopK())), 0.9)), 0.9),
-    "fp16+powersgd:feedback=0.9": Float16(Damped(fed_back(PowerSGD()), 0.9)),
+    "topk:guard=true,feedback=0.9,momentum=0.9": WorkerMomentum(
+        Guarded(DecayedFeedback(fed_back(Gathered(TopK())), 0.9)), 0.9
+    ),
+    "fp16+powersgd:feedback=0.9": Float16(DecayedFeedback(fed_back(PowerSGD()), 0.9)),
     " powersgd:rank=1, seed = 2 ": fed_back(PowerSGD(rank=1, seed=2)),
     "powersgd:start_iter=0": fed_back(PowerSGD()),
     "powersgd:start_iter=10": fed_back(Switch({0: Dense(), 10: PowerSGD()})),

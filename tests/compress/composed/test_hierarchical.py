@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from gradwire.compress import Dense, Float16, Hosts, Layout, Simulation, compressor, dry_run, most_rounds
+from gradwire.compress import Dense, Float16, Hierarchical, Layout, Simulation, compressor, dry_run, most_rounds
 from gradwire.compress.state import tree as states
 from gradwire.compress.state.shares import share_of
 
@@ -254,7 +254,7 @@ class TestRefused:
 
     def test_more_than_two_levels(self):
         with pytest.raises(ValueError, match=r"there are two levels, hosts and their ranks: write hosts\+ once"):
-            Hosts(Float16(Hosts(Dense())))
+            Hierarchical(Float16(Hierarchical(Dense())))
 
     def test_ranks_that_do_not_fill_hosts(self):
         with pytest.raises(ValueError, match="hosts:ranks=3 does not divide the 4 ranks: give the number of ranks"):

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from gradwire.compress import ErrorFeedback, Hosts, Partition, Simulation, TwoShot, Widen, compressor
+from gradwire.compress import ErrorFeedback, Float32Arithmetic, Hierarchical, Partition, Simulation, TwoShot, compressor
 from gradwire.compress.state import tree as states
 
 from ..given import gradients, layout
@@ -53,7 +53,9 @@ def moved(built, old, order, ranks_per_host):
 @pytest.mark.parametrize(("ranks_per_host", "before", "after"), [(2, 0, 1), (3, 1, 2), (4, 2, 0)])
 @pytest.mark.parametrize("spec", [*INNER, *SERVED])
 def test_a_state_in_rebuilt_buckets_conserves_what_is_held_back(spec, ranks_per_host, before, after):
-    built = Hosts(ErrorFeedback(Widen(SERVED[spec]))) if spec in SERVED else compressor(f"hosts+{spec}")
+    built = (
+        Hierarchical(ErrorFeedback(Float32Arithmetic(SERVED[spec]))) if spec in SERVED else compressor(f"hosts+{spec}")
+    )
     old = [(within, Simulation(built, within)) for within in buckets_of(ORDERS[before], ranks_per_host)]
     for within, simulation in old:
         simulation.step(gradients(within))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradwire.compress import Guarded, Layout, Simulation, Widen, compressor, dry_run, most_rounds
+from gradwire.compress import Float32Arithmetic, Guarded, Layout, Simulation, compressor, dry_run, most_rounds
 from gradwire.compress.feedback.guard import DAMPING, DENSE, FIRST_REST, LONGEST_REST, WATCHING, Mode
 from gradwire.compress.state import tree as states
 from gradwire.compress.state.gauge import EVERY, Seen
@@ -166,8 +166,8 @@ def test_a_guard_asks_for_a_round_more_at_one_step_of_16_and_plans_know():
 
 
 def test_without_error_feedback_there_is_nothing_to_guard():
-    with pytest.raises(ValueError, match="a guard is for error feedback, and there is none in Widen"):
-        Guarded(Widen(compressor("topk:error_feedback=false"))).init(layout((4,)))
+    with pytest.raises(ValueError, match="a guard is for error feedback, and there is none in Float32Arithmetic"):
+        Guarded(Float32Arithmetic(compressor("topk:error_feedback=false"))).init(layout((4,)))
 
 
 def test_samples_of_which_a_rank_has_no_gradient_are_no_reason_to_act():

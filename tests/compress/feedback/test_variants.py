@@ -7,7 +7,7 @@ import torch
 
 from gradwire.compress import (
     AdamSpace,
-    Damped,
+    DecayedFeedback,
     Dense,
     ErrorFeedback,
     Gathered,
@@ -78,7 +78,7 @@ def test_conservation_what_goes_in_comes_out_is_held_back_or_is_forgotten_by_the
 
 class TestDamped:
     def test_of_what_is_held_back_a_part_is_added_to_the_next_gradient(self):
-        simulation = Simulation(Damped(ErrorFeedback(Scaled(0.5)), 0.5), layout((1,)))
+        simulation = Simulation(DecayedFeedback(ErrorFeedback(Scaled(0.5)), 0.5), layout((1,)))
         outs = [simulation.step([torch.ones(1)] * RANKS)[0].item() for _ in range(4)]
         assert outs == [0.5, 0.625, 0.65625, 0.6640625]
 
@@ -110,7 +110,7 @@ class TestDamped:
     @pytest.mark.parametrize("factor", [0.0, 1.0, -0.5, 2.0, float("nan")])
     def test_factors_that_do_not_damp_are_refused(self, factor):
         with pytest.raises(ValueError, match="between 0 and 1, got"):
-            Damped(Dense(), factor)
+            DecayedFeedback(Dense(), factor)
 
 
 class TestWorkerMomentum:

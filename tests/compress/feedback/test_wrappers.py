@@ -9,11 +9,11 @@ from gradwire.compress import (
     BFloat16,
     Dense,
     ErrorFeedback,
+    Float32Arithmetic,
     Gathered,
     Simulation,
     Switch,
     TopK,
-    Widen,
     compressor,
 )
 from gradwire.compress.state import tree as states
@@ -73,7 +73,7 @@ class TestSwitch:
     def test_back_to_dense_everything_held_back_is_sent(self):
         within = layout((8, 6))
         stages = {0: Gathered(TopK(k=2)), 3: Dense()}
-        simulation = Simulation(ErrorFeedback(Widen(Switch(stages))), within)
+        simulation = Simulation(ErrorFeedback(Float32Arithmetic(Switch(stages))), within)
         given = [gradients(within, step) for step in range(4)]
         total = sum(simulation.step(step)[0] for step in given)
         assert torch.allclose(total, sum(mean(step) for step in given), atol=1e-5)
@@ -131,12 +131,12 @@ class TestWiden:
                 return (yield from super().reduce(grad, state, residual))
 
         within = layout((4,), dtype=torch.bfloat16)
-        Simulation(Widen(Spy()), within).step(gradients(within))
+        Simulation(Float32Arithmetic(Spy()), within).step(gradients(within))
         assert set(seen) == {torch.float32}
 
     def test_what_16_bits_cannot_hold_of_the_average_is_held_back_by_every_rank(self):
         within = layout((1,), dtype=torch.bfloat16)
-        simulation = Simulation(ErrorFeedback(Widen(Dense())), within)
+        simulation = Simulation(ErrorFeedback(Float32Arithmetic(Dense())), within)
         given = [torch.tensor([number], dtype=torch.bfloat16) for number in (1.0, 2.0**-8)]
         assert simulation.step(given)[0].item() == 0.5
         assert [state.residual.flat.item() for state in simulation.states] == [2.0**-9] * RANKS

@@ -6,7 +6,7 @@ import pytest
 
 from gradwire.compress import Dense, Gathered, TopK, compressor, compressors, register
 from gradwire.compress.feedback.error_feedback import ErrorFeedback
-from gradwire.compress.feedback.float32_arithmetic import Widen
+from gradwire.compress.feedback.float32_arithmetic import Float32Arithmetic
 from gradwire.compress.protocol import registry
 
 NAMES = [name for name, method in compressors().items() if name != "hosts"]  # which needs another one
@@ -66,8 +66,8 @@ def test_a_registered_class_is_built_by_name_and_left_as_it_is():
 
 def test_a_lossy_method_gets_error_feedback_and_wide_arithmetic():
     factory = register("made")(made())
-    assert compressor("made") == ErrorFeedback(Widen(factory()))
-    assert compressor("made:error_feedback=false") == Widen(factory())
+    assert compressor("made") == ErrorFeedback(Float32Arithmetic(factory()))
+    assert compressor("made:error_feedback=false") == Float32Arithmetic(factory())
 
 
 def test_an_adapter_makes_a_codec_a_compressor():
@@ -84,7 +84,7 @@ def test_a_taken_name_is_refused_and_says_by_whom():
 
 
 def test_a_class_of_the_same_name_from_elsewhere_does_not_replace_the_first():
-    with pytest.raises(ValueError, match=r"'topk' is taken by gradwire\.compress\.topk\.TopK"):
+    with pytest.raises(ValueError, match=r"'topk' is taken by gradwire\.compress\.algorithms\.topk\.TopK"):
         register("topk")(made("TopK", "somewhere.else"))
     assert registry.registered["topk"].factory is TopK
 

@@ -21,8 +21,8 @@ from gradwire.compress import (
     dry_run,
     reduce_scatter,
     simulate,
+    together,
 )
-from gradwire.compress.protocol import together
 from gradwire.compress.simulate import traffic
 
 from ..given import gradients, layout, mean

@@ -3,8 +3,17 @@
 import pytest
 import torch
 
-from gradwire.compress import AllGather, AllReduce, AllToAll, all_gather, all_reduce, all_to_all, compressor, simulate
-from gradwire.compress.protocol import together
+from gradwire.compress import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    all_gather,
+    all_reduce,
+    all_to_all,
+    compressor,
+    simulate,
+    together,
+)
 
 from ..given import layout
 

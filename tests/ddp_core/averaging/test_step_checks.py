@@ -5,10 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gradwire.compress import compressor
 from gradwire.compress.state.gauge import EVERY
 from gradwire.ddp_core.averaging.step_checks import StepChecks
-from gradwire.ddp_core.measure.step import Step
 
 
 class Memory:
@@ -25,11 +23,11 @@ class Memory:
 
 def looked_at(memory, steps):
     """The warnings of so many steps."""
-    checks = StepChecks(compressor("topk"))
+    checks = StepChecks()
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         for memory.step in range(1, steps + 1):
-            checks.end_step(memory, Step())
+            checks.end_step(memory)
     assert memory.ended == steps
     return [str(each.message) for each in told]
 

@@ -22,7 +22,7 @@ LOW_RANK = {
 DEFAULTS = {  # of FORMAT 4
     "acp-powersgd": {"rank": 4, "min_compression_rate": 2.0, "seed": 0},
     "adacomp": {"cap": 0.02, "scope": "bucket", "bin": 500},
-    "adaptive": {"ladder": "none/int8/int4/int2", "target": 0.85, "budget": None},
+    "adaptive": {"ladder": "none/int8/int4/int2", "target": 0.85},
     "batched-powersgd": LOW_RANK,
     "bf16": {},
     "chunktopk": {"ratio": 0.01, "chunk": 512},

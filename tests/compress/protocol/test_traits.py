@@ -1,0 +1,168 @@
+"""What compressors declare holds for those that contain them; a compressor from elsewhere declares it in the same way."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from gradwire.compress import (
+    Adaptive,
+    Compressor,
+    Dense,
+    ErrorFeedback,
+    Float16,
+    Gathered,
+    Hierarchical,
+    PowerSGD,
+    Simulation,
+    Switch,
+    TopK,
+    Traits,
+    WorkerMomentum,
+    all_reduce,
+    compressor,
+    most_rounds,
+    register,
+    traits_of,
+    with_traits,
+)
+from gradwire.compress.protocol import registry
+from gradwire.ddp_core.memory.model_memory import ModelMemory
+
+from ..given import gradients, layout
+
+
+@pytest.fixture(autouse=True)
+def private_registry():
+    before = dict(registry.registered)
+    yield
+    registry.registered.clear()
+    registry.registered.update(before)
+
+
+def exactly(**given):
+    """The traits that differ from the defaults."""
+    return dataclasses.replace(Traits(), **given)
+
+
+OWN = {
+    "none": exactly(averages=True, ignores_shapes=True),
+    "topk:error_feedback=false": exactly(
+        ignores_shapes=True, packs_bytes=True
+    ),  # of what surrounds it: Float32Arithmetic
+    "powersgd": exactly(),
+    "powersgd:payload=int8": exactly(packs_bytes=True),
+    "batched-powersgd": exactly(ignores_shapes=True),
+    "randomk": exactly(ignores_shapes=True, forgets_what_it_sends=True),
+    "fp16+acp-powersgd": exactly(forgets_what_it_sends=True),
+    "dgc": exactly(takes_16_bits=True, packs_bytes=True, needs_all_parameters=True),
+    "int8:momentum=0.9": exactly(ignores_shapes=True, packs_bytes=True, needs_all_parameters=True),
+    "int8:start_iter=9": exactly(ignores_shapes=True, packs_bytes=True),
+    "powersgd:start_iter=9": exactly(),
+    "hosts+int8": exactly(ignores_shapes=True, packs_bytes=True, ranks_per_host=0),
+    "hosts:ranks=2+none": exactly(ignores_shapes=True, ranks_per_host=2),
+    "adaptive": exactly(ignores_shapes=True, packs_bytes=True, choices=4),
+    "adaptive:ladder=none/powersgd": exactly(choices=2),
+}
+
+
+@pytest.mark.parametrize("spec", OWN)
+def test_a_compressor_has_the_traits_of_what_it_contains(spec):
+    found = traits_of(compressor(spec))
+    assert dataclasses.replace(found, extra_rounds_in=None) == OWN[spec]
+
+
+def test_bytes_of_one_stage_or_group_count_and_shapes_of_any():
+    assert traits_of(Switch({0: Dense(), 3: Gathered(TopK())})).packs_bytes
+    assert not traits_of(Switch({0: Dense(), 3: PowerSGD()})).ignores_shapes
+    assert traits_of(ErrorFeedback(WorkerMomentum(Dense()))).needs_all_parameters
+    assert not traits_of(ErrorFeedback(Dense())).averages
+
+
+@register(
+    "every-third", lossy=False, traits=Traits(needs_all_parameters=True, extra_rounds_in=lambda step: step % 3 == 2)
+)
+@dataclass(frozen=True)
+class EveryThird:
+    """The mean, and in every third step a round of one number more."""
+
+    def init(self, layout) -> list[int]:
+        return [0]
+
+    def reduce(self, grad, state, residual=None):
+        state[0] += 1
+        if state[0] % 3 == 0:
+            yield from all_reduce(torch.zeros(1))
+        return (yield from all_reduce(grad))
+
+
+@with_traits(lambda each: Traits(packs_bytes=each.packs))
+@dataclass(frozen=True)
+class Around:
+    """A wrapper of others, not registered: its traits depend on its options."""
+
+    inner: Compressor
+    packs: bool = False
+
+    def init(self, layout) -> Any:
+        return self.inner.init(layout)
+
+    def reduce(self, grad, state, residual=None):
+        return (yield from self.inner.reduce(grad, state, residual))
+
+
+class TestFromElsewhere:
+    def test_its_traits_count_inside_a_wrapper_that_declares_others(self):
+        found = traits_of(Around(EveryThird(), packs=True))
+        assert found.needs_all_parameters
+        assert found.packs_bytes
+        with pytest.raises(ValueError, match="Around packs its own bytes"):
+            Float16(Around(Dense(), packs=True))
+        assert Float16(Around(Dense())).inner == Around(Dense())
+
+    def test_a_model_with_unused_parameters_is_refused(self):
+        with pytest.raises(ValueError, match="needs the gradients of all parameters"):
+            ModelMemory(Around(EveryThird()), partial=True)
+
+    def test_it_trains_by_its_name(self):
+        within = layout((3, 4))
+        given = gradients(within)
+        register("every-third", lossy=False)(EveryThird)
+        average = Simulation(compressor("every-third"), within).step(given)[0]
+        torch.testing.assert_close(average, (given[0] + given[1]) / 2)
+
+    def test_two_levels_and_ladders_refuse_what_two_levels_or_ladders_cannot_contain(self):
+        with pytest.raises(ValueError, match="two levels"):
+            Hierarchical(Around(Hierarchical(Dense())))
+        register("every-third", lossy=False)(EveryThird)
+        with pytest.raises(ValueError, match="ladder has plain methods"):
+            Adaptive("none/every-third")
+
+
+def test_rounds_of_steps_with_more_of_them_are_counted():
+    assert most_rounds(compressor("acp-powersgd"), [layout((64, 64))]) == 2
+    assert most_rounds(compressor("int8:guard=true"), [layout((64, 64))]) == 3
+
+
+REFUSED = {
+    "codec's shapes": (
+        {"adapter": Gathered, "traits": Traits(ignores_shapes=True)},
+        "its adapter declares ignores_shapes",
+    ),
+    "compressor's zeros": ({"traits": Traits(keeps_zeros=True, draws=True)}, "only codecs have draws, keeps_zeros"),
+    "a lossy mean": ({"traits": Traits(averages=True)}, "register it with lossy=False"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_traits_that_contradict_the_registration_are_refused(case):
+    options, message = REFUSED[case]
+    with pytest.raises(ValueError, match=message):
+        register("made", **options)(EveryThird)
+
+
+def test_traits_are_traits_or_a_function():
+    with pytest.raises(TypeError, match=r"traits are gradwire.compress.Traits\(...\) or a function"):
+        with_traits({"averages": True})(EveryThird)
