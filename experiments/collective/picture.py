@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from ..results.picture import DPI
@@ -20,7 +19,6 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> Path:
     """Draw what `gradwire collective` has measured, a panel for each operation; where that is."""
     operations = list(dict.fromkeys(row["operation"] for row in rows))
     figure = Figure(figsize=(max(6.0, 4.5 * len(operations)), 4), layout="constrained")
-    FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(operations), sharey=True, squeeze=False)[0]
     for axes, operation in zip(panels, operations, strict=True):
         _panel(axes, operation, [row for row in rows if row["operation"] == operation])

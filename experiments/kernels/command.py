@@ -14,7 +14,7 @@ import torch
 
 from ...kernels import Backend, backends
 from ..ranks.stopping import INTERRUPTED, sigterm_interrupts
-from ..results.files import check_file, check_folder, prepared_folder
+from ..results.files import check_file, check_folder, prepared_folder, write_json
 from ..results.optional import optional_files
 from .bench import Bench, Group
 from .cases import Case, chosen_cases
@@ -22,7 +22,7 @@ from .limit import Limit
 from .low_rank import SMALLEST
 from .race import FEWEST
 from .report import notes, progress, show
-from .rows import Row, write
+from .rows import Row, document
 
 SIZES = ("1M", "6.5536M", "64M")  # the second: 25 MiB of float32, a bucket of DDP
 LARGER_SIZES = ("256M",)  # on GPUs, whose caches are larger
@@ -191,7 +191,7 @@ def keep(config: KernelsConfig, rows: Sequence[Row], bench: Bench) -> None:
     """Write the file and the picture that are asked for, and say where they are."""
     say = partial(print, sep="")
     if config.json:
-        write(rows, bench.machine, config.json)
+        write_json(document(config, rows, bench.machine), config.json)
         say("figures    ", Path(config.json).expanduser())
     if config.out:
         _, where = optional_files(partial(_drawn, rows, config.out))
