@@ -123,7 +123,7 @@ def paired(base: Sequence[Mapping[str, Any]], test: Sequence[Mapping[str, Any]])
 
 def _grown(base: Mapping[str, Any], test: Mapping[str, Any], name: str) -> float:
     """By how many percent sec/iter did."""
-    before, after = (row["measurements"]["sec_per_iter"][name] for row in (base, test))
+    before, after = (float(row["measurements"]["sec_per_iter"][name]) for row in (base, test))
     return 100 * (after - before) / before
 
 

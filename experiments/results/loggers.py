@@ -44,7 +44,7 @@ def log_to_wandb(name: str, run: RunResult, config: Mapping[str, Any], out: Path
     """
     import wandb
 
-    known = {key: value for key, value in PATIENCE.items() if f"WANDB_{key.upper()}" not in os.environ}
+    known: dict[str, Any] = {key: PATIENCE[key] for key in PATIENCE if f"WANDB_{key.upper()}" not in os.environ}
     settings = wandb.Settings(**{key: value for key, value in known.items() if key in wandb.Settings.model_fields})
     about: dict[str, Any] = {"project": "gradwire", "group": out.name, "name": name, "config": config, "dir": out}
     start = partial(wandb.init, **about, reinit="finish_previous", settings=settings)

@@ -47,7 +47,9 @@ def seconds_over_link(row: Row, other: Row, *, rate: str) -> list[float] | None:
     warm-up are sent first.
     """
     bandwidth = parse_rate(rate)
-    known = [row.get(name) for name in ("steps", "step_seconds.p50", "sent_bytes_per_step", "total_sent_bytes")]
+    known: list[Any] = [
+        row.get(name) for name in ("steps", "step_seconds.p50", "sent_bytes_per_step", "total_sent_bytes")
+    ]
     if None in known:
         return None
     steps, seconds, sent, total = known

@@ -106,10 +106,10 @@ def _points(axes: Axes, figure: Figure, rows: Sequence[Row]) -> None:
     """A point for every row, with its spread; a line and names for those that no other is left of and below."""
     [column] = figure.y
     errors = [row.get(column + SPREAD) or 0.0 for row in rows]
-    places = [(row[figure.x], row[column]) for row in rows]
-    axes.errorbar(*zip(*places, strict=True), yerr=errors, fmt="o", color=look(0).color, markersize=4, linewidth=0.8)
+    across, up = ([row[name] for row in rows] for name in (figure.x, column))
+    axes.errorbar(across, up, yerr=errors, fmt="o", color=look(0).color, markersize=4, linewidth=0.8)
     best: list[tuple[float, float]] = []
-    for place, row in sorted(zip(places, rows, strict=True), key=lambda each: each[0]):
+    for place, row in sorted(zip(zip(across, up, strict=True), rows, strict=True), key=lambda each: each[0]):
         if not best or place[1] < best[-1][1]:
             best.append(place)
             axes.annotate(_name(figure, row), place, (4, 4), textcoords="offset points", fontsize=7)
