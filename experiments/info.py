@@ -8,7 +8,6 @@ import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +16,7 @@ import torch.distributed as dist
 from ..ddp_core import obstacle
 from ..kernels import backends
 from .network.interfaces import interfaces
+from .results.environment import environment
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -89,17 +89,12 @@ def _version(library: str) -> str | None:
 def cpu() -> dict[str, Any]:
     """The processor's model, its logical cores, those this process may use, and torch's threads."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"model": _cpu_model(), "cores": os.cpu_count(), "usable": usable, "torch_threads": torch.get_num_threads()}
-
-
-def _cpu_model() -> str:
-    listing = Path("/proc/cpuinfo")
-    if listing.exists():
-        for line in listing.read_text().splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name":
-                return value.strip()
-    return platform.processor() or platform.machine()
+    return {
+        "model": environment()["processor"],
+        "cores": os.cpu_count(),
+        "usable": usable,
+        "torch_threads": torch.get_num_threads(),
+    }
 
 
 def gpus() -> list[dict[str, Any]]:

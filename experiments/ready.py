@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from .results.files import check_file, write_figures
+from .results.files import check_file, figures_document, write_json
 from .workloads.data import data_shape
 from .workloads.models import ModelConfig, build_model
 from .workloads.training import loss_of
@@ -54,7 +54,7 @@ def ready(config: ReadyConfig) -> int:
     rows = _rows(config, model, steps)
     Console().print(_table(config, rows))
     if config.json:
-        write_figures("ready", config, rows, config.json)
+        write_json(figures_document("ready", config, rows), config.json)
     return 0
 
 

@@ -80,7 +80,7 @@ def beside(folder: Path, name: str) -> tuple[Pairs, list[Key]]:
         predicted[row["compressor"], row["order"]].append(row["step"] / dilate)
     for file in sorted(folder.glob(f"{name}.*bench.json")):
         document = json.loads(file.read_text())
-        for row in document["benchmark_results"]:
+        for row in document["rows"]:
             measured[row["compressor"], row["order"]].append(warm(row, document) / dilate)
     pairs = {key: (median(predicted[key]), median(found)) for key, found in measured.items()}
     return pairs, [(each["recommended"]["compressor"], each["recommended"]["order"]) for each in advice]

@@ -7,7 +7,6 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from ...hooks.advice import Advice
@@ -21,7 +20,6 @@ ALIKE = 0.02  # of a line's seconds
 def draw(advice: Advice, title: str, path: Path) -> Path:
     """A line for each method in its better order, and rings around what is recommended; where that is."""
     figure = Figure(figsize=(9, 6), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots()
     forecasts = sorted((advice.here, *advice.elsewhere), key=_hosts)
     counts = [_hosts(each) for each in forecasts]

@@ -29,7 +29,7 @@ def bounds(config: BenchConfig, case: Case, world_size: int) -> dict[str, Any]:
 
 def bound_here(config: BenchConfig, case: Case, world_size: int, row: Mapping[str, Any]) -> dict[str, Any]:
     """T* of this machine, on which forward and backward, and the optimizer, took what a `row` tells."""
-    step = _step(config, case, world_size, row.get("stretch", 1.0))
+    step = _step(config, case, world_size, row["stretch"] or 1.0)
     return {BOUND_HERE: None if step is None else optimal(step) + row["phases"]["optimizer"]}
 
 

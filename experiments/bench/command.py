@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import socket
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from ... import __version__
 from ...compress import compressor, warm_up_steps
 from ...ddp_core import adopt_launcher
 from ..network.interfaces import interfaces
@@ -23,18 +20,18 @@ from ..network.link import over_link
 from ..ranks.device import chosen_backend, device_here, shared_gpus, unused_gpus
 from ..ranks.launchers import lab_here, threads_here, under_launcher
 from ..ranks.processes import supervised
-from ..results.environment import command_line, environment
+from ..results.files import figures_document, write_json
 from ..results.progress_bar import progress_bar
 from .bounds import bound_here, bounds
 from .config import BenchConfig
 from .models import Task
-from .rows import KIND, Placement, row, stretched, write
+from .rows import KIND, Placement, row
 from .run import measure, world_sizes
-from .show import PLAIN, Lines, common, header, late, phases, topology
+from .show import PLAIN, common, header, late, table
 from .trial import Setup
 from .world import World, join_world
 
-PHASES_WIDTH = 160  # columns, at least, for a table that is not to be cut
+TABLE_WIDTH = 160  # columns, at least, for a table that is not to be cut
 
 
 def bench_command(config: BenchConfig) -> int:
@@ -71,8 +68,8 @@ def run_rank(config: BenchConfig, backend: str, launcher: str, rendezvous: dict[
     document = _document(config, world, launcher)
     sizes = world_sizes(config, world)
     console = Console(quiet=world.rank > 0)
-    console.print(header(document["environment"], document["labels"]), *_warnings(config, backend), sep="\n", **PLAIN)
-    path = Path(config.json).expanduser() if config.json and world.rank == 0 else None
+    console.print(*header(document), *_warnings(config, backend), sep="\n", **PLAIN)
+    path = config.json if world.rank == 0 else None
     _keep(document, path, [])  # so that an earlier run's file is not taken for this one's
     for task in config.tasks():
         for rows in _models_rows(task, sizes, config, world, console):
@@ -82,18 +79,17 @@ def run_rank(config: BenchConfig, backend: str, launcher: str, rendezvous: dict[
     world.leave()
 
 
-def _keep(document: dict[str, Any], path: Path | None, rows: Sequence[dict[str, Any]]) -> None:
-    document["benchmark_results"] += rows
+def _keep(document: dict[str, Any], path: str | None, rows: Sequence[dict[str, Any]]) -> None:
+    document["rows"] += rows
     if path is not None:
-        write(document, path)
+        write_json(document, path)
 
 
 def _document(config: BenchConfig, world: World, launcher: str) -> dict[str, Any]:
-    """All of the file but the rows. Keys that PyTorch's benchmark has, too, have its names."""
-    about = {
-        **environment(),
-        "gradwire": __version__,
-        "torch": torch.__version__,
+    """All of the file but the rows."""
+    document = figures_document(KIND, config, [])
+    document["labels"] = config.labels()
+    document["environment"] |= {
         "cuda": torch.version.cuda,
         "backend": world.backend,
         "device": world.device.type,
@@ -102,20 +98,8 @@ def _document(config: BenchConfig, world: World, launcher: str) -> dict[str, Any
         "hosts": sorted(set(world.hosts)),
         "threads": torch.get_num_threads(),
         "interfaces": interfaces(),
-        "topology": topology() if world.rank == 0 else None,
     }
-    return {
-        "kind": KIND,
-        "pytorch_version": torch.__version__,
-        "cuda_version": torch.version.cuda,
-        "distributed_backend": world.backend,
-        "gradwire_version": __version__,
-        "command": command_line(),
-        "environment": about,
-        "config": dataclasses.asdict(config),
-        "labels": config.labels(),
-        "benchmark_results": [],
-    }
+    return document
 
 
 def _warnings(config: BenchConfig, backend: str) -> Iterator[str]:
@@ -133,22 +117,17 @@ def _warnings(config: BenchConfig, backend: str) -> Iterator[str]:
 def _models_rows(
     task: Task, sizes: Sequence[int], config: BenchConfig, world: World, console: Console
 ) -> Iterator[list[dict[str, Any]]]:
-    """The rows of a model, world size by world size, shown as they are there."""
+    """The rows of a model, world size by world size, then shown."""
     cases = config.cases()
-    lines = Lines(cases)
     title = f"\nBenchmark: {task.name} with batch size {_batch_size(task, config)}, {common(cases)}"
-    console.print(title, *config.labels(), "", lines.headings(), sep="\n", **PLAIN)
+    console.print(title, *config.labels(), sep="\n", **PLAIN)
     shown: list[dict[str, Any]] = []
     with progress_bar(console) as bar:
         for count in sizes:
-            rows = []
-            for found in _rows(task, world.placement(count), config, world, bar):
-                bar.console.print(lines.line(found), **PLAIN)
-                rows.append(found)
+            rows = list(_rows(task, world.placement(count), config, world, bar))
             shown += rows
             yield rows
-    console.print("")
-    Console(quiet=console.quiet, width=max(console.width, PHASES_WIDTH)).print(phases(shown, cases))
+    Console(quiet=console.quiet, width=max(console.width, TABLE_WIDTH)).print(table(shown, cases))
     console.print(*late(shown, cases), sep="\n", **PLAIN)
 
 
@@ -176,7 +155,6 @@ def _rows(
     setup = Setup(task, _batch_size(task, config), config.seed, world.device, world.timeout, transport)
     with world.joined(count, name):
         for case, measured in measure(chosen, setup, config, world, advance):
-            found = row(task.name, setup.batch_size, case, placement, measured, config.labels())
-            found |= stretched(found, config.emulated_seconds)
+            found = row(task.name, setup.batch_size, case, placement, measured, config)
             yield {**found, **bounds(config, case, count), **bound_here(config, case, count, found)}
     bar.remove_task(shown)

@@ -110,11 +110,6 @@ class BenchConfig(EmulationConfig):
         """The settings to compare on so many ranks; on one of them, no DistributedDataParallel as well."""
         return [NO_DDP, *self.cases()] if ranks == 1 and self.no_ddp else self.cases()
 
-    @property
-    def emulated_seconds(self) -> float | None:
-        """What forward and backward take on the emulated accelerator, dilated; None on a real one."""
-        return None if self.trace is None else self.trace.seconds * self.dilate
-
 
 def _exists(case: Case) -> bool:
     """Whether there is such a setting: what torch's DistributedDataParallel does, or any order with all that it needs."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from ..results.names import did_you_mean
 from ..workloads.emulation import Trace, emulated
 from ..workloads.models import TORCHVISION, VISION, ModelConfig, build_model, gpt, mlp
 
@@ -48,8 +48,7 @@ def task(name: str, image_size: int) -> Task:
         return _pictures(name.removeprefix(TORCHVISION), image_size)
     if name in OTHERS:
         return OTHERS[name]
-    near = difflib.get_close_matches(name, task_names(), 1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
+    hint = did_you_mean(name, task_names())
     raise ValueError(f"unknown model {name!r}{hint}; there are: {', '.join(task_names())}, torchvision:NAME")
 
 

@@ -1,16 +1,15 @@
-"""What was measured: settings, rows, and the file that keeps them."""
+"""What was measured: settings and rows."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from ..results.statistics import percentiles
+from ..workloads.emulation import EmulationConfig
 from ..workloads.order import BACKWARD, Order
 
 KIND = "bench"
@@ -76,10 +75,15 @@ class Measured:
 
 
 def row(
-    model: str, batch_size: int, case: Case, placement: Placement, measured: Measured, labels: list[str]
+    model: str, batch_size: int, case: Case, placement: Placement, measured: Measured, config: EmulationConfig
 ) -> dict[str, Any]:
-    """A row of the file. ex_per_sec is a rank's own samples over the seconds of that percentile, as in PyTorch's."""
+    """A row of the file. ex_per_sec is a rank's own samples over the seconds of that percentile, as in PyTorch's.
+
+    stretch: how many times the emulated accelerator's seconds forward and backward took; None on a real one.
+    """
     seconds = percentiles(measured.seconds)
+    phases = {name: statistics.median(measured.phases[name]) for name in PHASES}
+    emulated = config.trace and config.trace.seconds * config.dilate
     return {
         "model": model,
         "batch_size": batch_size,
@@ -92,24 +96,11 @@ def row(
             "sec_per_iter": seconds,
             "ex_per_sec": {name: batch_size / value for name, value in seconds.items()},
         },
-        "phases": {name: statistics.median(measured.phases[name]) for name in PHASES},
+        "phases": phases,
+        "stretch": (phases["forward"] + phases["backward"]) / emulated if emulated else None,
         "payload_bytes_per_step": measured.traffic.payload_bytes,
         "sent_bytes_per_step": measured.traffic.sent_bytes,
         "compression_ratio": measured.traffic.ratio,
         "seconds": list(measured.seconds),
-        "labels": labels,
+        "labels": config.labels(),
     }
-
-
-def stretched(row: Mapping[str, Any], emulated_seconds: float | None) -> dict[str, float]:
-    """How many times the emulated accelerator's seconds forward and backward took, where there is one."""
-    if emulated_seconds is None:
-        return {}
-    return {"stretch": (row["phases"]["forward"] + row["phases"]["backward"]) / emulated_seconds}
-
-
-def write(document: Mapping[str, Any], path: Path) -> None:
-    """Write JSON, whole or not at all."""
-    unfinished = path.with_name(path.name + ".part")
-    unfinished.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    unfinished.replace(path)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
 
+from ..results.names import did_you_mean
 from .commands import CONFIGS
 
 Fields: TypeAlias = dict[str, Any]  # dotted key of each field, nested dataclasses included: its type
@@ -168,8 +169,7 @@ def config_file(text: str) -> Path:
     shipped = {file.stem: file for file in CONFIGS.rglob("*.yaml")}
     if path.is_file() or text in shipped:
         return path if path.is_file() else shipped[text]
-    near = difflib.get_close_matches(path.stem, shipped, 1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
+    hint = did_you_mean(path.stem, shipped)
     raise ValueError(f"cannot read {CONFIG_FLAG} {text}: No such file{hint}; shipped are: {', '.join(sorted(shipped))}")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 
@@ -15,15 +15,14 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 class Command:
     """A sub-command, imported when it is run.
 
-    `config` and `function` are "module:attribute": a dataclass, whose fields are the flags and the YAML keys, and a
-    function from that dataclass to the exit code. A module that starts with a dot lies in `gradwire.experiments`.
+    `function` is "module:attribute": a function from a dataclass, whose fields are the flags and the YAML keys, to the exit
+    code. Its annotation says from which. A module that starts with a dot lies in `gradwire.experiments`.
     `defaults` is the YAML file that is used where no `--config` is given. `positional` names the fields that take the
     arguments without a flag, in order; where the last is a list it takes the rest, and all that follows a `--`.
     Help opens with the sentence `help` and the `examples`, and lists the options named `common` first.
     """
 
     help: str
-    config: str
     function: str
     examples: tuple[str, ...] = ()
     common: tuple[str, ...] = ()
@@ -32,26 +31,24 @@ class Command:
 
     def config_class(self) -> type[Any]:
         """The dataclass of the command's options."""
-        found = _imported(self.config)
-        if not isinstance(found, type):
-            raise TypeError(f"{self.config} is not a dataclass: {found!r}")
+        found: type[Any] = next(iter(get_type_hints(self._imported()).values()))
         return found
 
     def run(self, config: object) -> int:
         """Run the command; its exit code."""
-        function: Callable[[object], int] = _imported(self.function)
-        return function(config)
+        return self._imported()(config)
 
-
-def _imported(reference: str) -> Any:
-    module, _, attribute = reference.partition(":")
-    return getattr(import_module(module, package=__package__.rpartition(".")[0]), attribute)
+    def _imported(self) -> Callable[[object], int]:
+        module, _, attribute = self.function.partition(":")
+        found: Callable[[object], int] = getattr(
+            import_module(module, package=__package__.rpartition(".")[0]), attribute
+        )
+        return found
 
 
 COMMANDS: dict[str, Command] = {
     "compare": Command(
         "Train one model with each compressor and compare loss, step time and bytes sent.",
-        config=".compare:CompareConfig",
         function=".compare:compare",
         examples=(
             "gradwire compare --steps 20",
@@ -62,47 +59,40 @@ COMMANDS: dict[str, Command] = {
     ),
     "plan": Command(
         "Show how many bytes each compressor sends for a model, without training it.",
-        config=".plan:PlanConfig",
         function=".plan:plan_command",
         examples=("gradwire plan", "gradwire plan --model gpt --compressors none,int4,powersgd:rank=4 --workers 16"),
         common=("compressors", "model", "workers", "json"),
     ),
     "advise": Command(
         "Measure a training and its network, and recommend whether and how to compress.",
-        config=".advise:AdviseConfig",
         function=".advise:advise_command",
         examples=("gradwire advise", "gradwire advise --model gpt --optimizer adamw --link 1gbit --hosts 16,64"),
         common=("model", "optimizer", "batch_size", "compressors", "hosts", "nproc", "json"),
     ),
     "info": Command(
         "Show versions, devices, kernel backends, process groups and network interfaces of this machine.",
-        config=".info:InfoConfig",
         function=".info:info",
         examples=("gradwire info", "gradwire info --json"),
     ),
     "top": Command(
         "Show the ranks of a running training that calls handle.watch(folder=...): step time, bytes, stragglers.",
-        config=".top:TopConfig",
         function=".top:top",
         examples=("gradwire top runs/watch", "gradwire top runs/watch --once"),
         positional=("folder",),
     ),
     "rendezvous": Command(
         "Keep the address where sites that train by local SGD (gradwire.LocalSteps) meet, until Ctrl-C.",
-        config=".rendezvous:RendezvousConfig",
         function=".rendezvous:rendezvous",
         examples=("gradwire rendezvous", "gradwire rendezvous --port 29500"),
     ),
     "report": Command(
         "Put results of other commands into one HTML page that needs no other files.",
-        config=".report:ReportConfig",
         function=".report:report_command",
         examples=("gradwire report runs", "gradwire report runs bench.json --title 'Two hosts' --out two-hosts.html"),
         positional=("folders",),
     ),
     "bench": Command(
         "Time training steps with DistributedDataParallel over models, numbers of ranks and settings.",
-        config=".bench:BenchConfig",
         function=".bench:bench_command",
         examples=(
             "gradwire bench --models tiny --steps 5",
@@ -112,31 +102,27 @@ COMMANDS: dict[str, Command] = {
     ),
     "diff": Command(
         "Compare two files of gradwire bench --json, and optionally fail if the second is slower.",
-        config=".bench:DiffConfig",
         function=".bench:diff_command",
         examples=("gradwire diff before.json after.json", "gradwire diff before.json after.json --fail-over 5"),
         positional=("base", "test"),
     ),
     "sweep": Command(
         "Run a study: one command at every point of a grid, with a table and pictures; finished points are kept.",
-        config=".sweep:SweepConfig",
         function=".cli.study:sweep_command",
         examples=(
             "gradwire sweep --config ddp-fig2-allreduce --short",
             "gradwire sweep --config ddp-fig2-allreduce --out runs/all-reduce",
         ),
-        common=("config", "short", "out", "redraw", "limit", "logger", "only"),
+        common=("config", "short", "out", "redraw", "limit", "only"),
     ),
     "kernels": Command(
         "Check the compressors' arithmetic on each backend, and time it against memory and torch's operators.",
-        config=".kernels:KernelsConfig",
         function=".kernels:kernels_command",
         examples=("gradwire kernels", "gradwire kernels --operations powersgd:rank=4,sign_pack --sizes 1M --threads 1"),
         common=("operations", "sizes", "backends", "limit", "all", "json", "out"),
     ),
     "collective": Command(
         "Time all-reduces and other collectives by the size of their messages.",
-        config=".collective:CollectiveConfig",
         function=".collective:collective",
         examples=(
             "gradwire collective --total 10M",
@@ -146,29 +132,25 @@ COMMANDS: dict[str, Command] = {
     ),
     "ready": Command(
         "Time when each gradient of a backward pass is ready.",
-        config=".ready:ReadyConfig",
         function=".ready:ready",
         examples=("gradwire ready --model gpt", "gradwire ready --model mlp --steps 20 --json ready.json"),
         common=("model", "steps", "batch_size", "json"),
     ),
     "trace": Command(
-        "Show how long each layer of a model takes, or measure it, for use as an emulated accelerator.",
-        config=".workloads.emulation:TraceConfig",
+        "Show how long each layer of a model takes on an emulated accelerator, or make a trace of a model.",
         function=".workloads.emulation:trace_command",
-        examples=("gradwire trace resnet50", "gradwire trace --model mlp --json mlp-trace.json"),
+        examples=("gradwire trace resnet50", "gradwire trace --model gpt --seconds 0.1 --json gpt.json"),
         common=("model", "seconds", "rows", "json"),
         positional=("trace",),
     ),
     "replay": Command(
         "Predict the steps that gradwire bench measured on an emulated accelerator, and those of more hosts.",
-        config=".replay:ReplayConfig",
         function=".replay:replay_command",
         examples=("gradwire replay bench.json", "gradwire replay bench.json --hosts 16,64 --picture step.png"),
         positional=("files",),
     ),
     "netlab": Command(
         "Run a command on emulated hosts of this machine, joined by links of a set bandwidth (Linux, root).",
-        config=".network.lab.command:NetlabCommandConfig",
         function=".network.lab.command:netlab_command",
         examples=(
             "gradwire netlab --hosts 4 --rate 100mbit -- python train.py",

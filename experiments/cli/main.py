@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import sys
 from collections.abc import Mapping, Sequence
 
 from ... import __version__
+from ..results.names import did_you_mean
 from ..results.optional import way_to_install
 from .commands import COMMANDS, Command
 
@@ -28,11 +28,14 @@ def main(arguments: Sequence[str] | None = None, commands: Mapping[str, Command]
     given = list(sys.argv[1:] if arguments is None else arguments)
     parser = _top_parser(commands)
     if given and not given[0].startswith("-") and given[0] not in commands:
-        return _refuse(PROGRAM, _unknown(given[0], commands))
+        hint = did_you_mean(given[0], commands)
+        return _refuse(PROGRAM, f"unknown command {given[0]!r}{hint}; there are: {', '.join(commands)}")
     name = parser.parse_args(given[:1] or ["--help"]).command
     prog = f"{PROGRAM} {name}"
     try:
-        return _run(commands[name], prog, given[1:])
+        from .parsing import configuration  # here, so that a missing jsonargparse is reported like any other library
+
+        return commands[name].run(configuration(commands[name], prog, given[1:]))
     except (ValueError, OSError) as error:
         if os.environ.get(TRACEBACK_VARIABLE):
             raise
@@ -45,21 +48,9 @@ def main(arguments: Sequence[str] | None = None, commands: Mapping[str, Command]
         return INTERRUPTED
 
 
-def _run(command: Command, prog: str, arguments: Sequence[str]) -> int:
-    from .parsing import configuration  # here, so that a missing jsonargparse is reported like any other library
-
-    return command.run(configuration(command, prog, arguments))
-
-
 def _refuse(prog: str, message: str) -> int:
     print(f"{prog}: error: {message}", file=sys.stderr)
     return REFUSED
-
-
-def _unknown(name: str, commands: Mapping[str, Command]) -> str:
-    near = difflib.get_close_matches(name, commands, 1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
-    return f"unknown command {name!r}{hint}; there are: {', '.join(commands)}"
 
 
 def _top_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:

@@ -1,6 +1,6 @@
 """`gradwire collective`: how fast collectives are, by size and backend."""
 
 from .command import collective
-from .config import CollectiveConfig, elements_of
+from .config import CollectiveConfig
 
-__all__ = ["CollectiveConfig", "collective", "elements_of"]
+__all__ = ["CollectiveConfig", "collective"]

@@ -21,8 +21,7 @@ from ..ranks.device import chosen_backend, device_here
 from ..ranks.group import further_group, joined
 from ..ranks.processes import supervised
 from ..ranks.stopping import sigterm_interrupts
-from ..results.files import write_figures
-from ..results.optional import optional_files
+from ..results.files import figures_document, write_json
 from ..results.progress_bar import progress_bar
 from .config import CollectiveConfig
 from .measure import Row, rows_of
@@ -87,16 +86,7 @@ def _show_and_write(config: CollectiveConfig, rows: Sequence[Row]) -> None:
         return
     Console().print(_table(rows))
     if config.json:
-        write_figures("collective", config, rows, config.json)
-        picture = Path(config.json).expanduser().with_suffix(".png")
-        _, where = optional_files(partial(_drawn, rows, picture))
-        print(f"picture      {where}")
-
-
-def _drawn(rows: Sequence[Row], path: Path) -> Sequence[Path]:
-    from .picture import draw  # here, since matplotlib is optional
-
-    return [draw(rows, path)]
+        write_json(figures_document("collective", config, rows), config.json)
 
 
 def _table(rows: Sequence[Row]) -> Table:

@@ -10,9 +10,9 @@ import torch
 from ...ddp_core import LEAST_TORCH
 from ..network.lab import NetlabConfig, backend_here, check_lab
 from ..results.files import check_file
+from ..results.sizes import elements_of
 
 Operation: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
-UNITS = {"k": 10**3, "M": 10**6, "G": 10**9}
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class CollectiveConfig:
     timeout: float = 300.0
     """longest wait for another rank, in seconds"""
     json: str | None = None
-    """write all figures to this file, and a picture next to it"""
+    """write all figures to this file"""
 
     def __post_init__(self) -> None:
         for name in ("nproc", "repeats", "threads"):
@@ -77,19 +77,3 @@ class CollectiveConfig:
         for size in self.elements:
             if elements_of(size) > total and not self.pieces:
                 raise ValueError(f"a piece of {size} is larger than the total of {self.total}")
-
-
-def elements_of(text: str) -> int:
-    """A number of elements from its text, in powers of ten.
-
-    >>> elements_of("60M"), elements_of("100")
-    (60000000, 100)
-    """
-    unit = UNITS.get(text[-1:], 1)
-    try:
-        count = round(float(text[:-1] if unit > 1 else text) * unit)
-    except (ValueError, OverflowError):
-        raise ValueError(f"sizes are numbers of elements such as 100, 10k or 1M, got {text!r}") from None
-    if count < 1:
-        raise ValueError(f"sizes are at least 1 element, got {text}")
-    return count

@@ -15,8 +15,9 @@ from rich.progress import Progress
 from ...ddp_core import largest_and_sum, start_all_gather, start_all_to_all, start_scatter, start_sum
 from ..network.lab import labels
 from ..network.link import parse_rate
+from ..results.sizes import elements_of
 from ..results.statistics import percentiles
-from .config import CollectiveConfig, Operation, elements_of
+from .config import CollectiveConfig, Operation
 
 BYTES = 4  # of a float32
 WARM_UP = 10  # one in so many pieces goes before the clock starts

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -26,7 +26,7 @@ from ..ranks.processes import supervised
 from ..results.comparison import NO_LINK, ONE_PROCESS, SIMULATED, Results, RunResult, ranks_on
 from ..results.environment import command_line, environment
 from ..results.files import prepared_folder
-from ..results.loggers import check_loggers, open_loggers
+from ..results.loggers import check_loggers, log
 from ..workloads.data import Dataset, load_dataset
 from ..workloads.history import Steps
 from ..workloads.models import build_model
@@ -172,7 +172,8 @@ def _run_all(config: CompareConfig, results: Results, trainer: Trainer, out: Pat
                 results = dataclasses.replace(results, runs=(*results.runs, *runs))
                 if out is not None:
                     results.write(out / RESULTS)
-                    _log(runs, link, config, out)
+                    for run in runs:
+                        log(config.logger, _name(run.compressor, link, config), run, dataclasses.asdict(config), out)
 
 
 def _reporter(bar: Progress, name: str, config: CompareConfig) -> Report:
@@ -190,15 +191,6 @@ def _reporter(bar: Progress, name: str, config: CompareConfig) -> Report:
 def _placed(run: RunResult, link: str | None, config: CompareConfig) -> RunResult:
     """Return the run with its network, where there are several."""
     return dataclasses.replace(run, network=_label(link) or NO_LINK) if len(config.links) > 1 else run
-
-
-def _log(runs: Sequence[RunResult], link: str | None, config: CompareConfig, out: Path) -> None:
-    """Give finished runs to the trackers: one at a time, as they take one."""
-    for run in runs:
-        for each in open_loggers(config.logger, _name(run.compressor, link, config), dataclasses.asdict(config), out):
-            for step, (loss, seconds) in enumerate(zip(run.loss, run.train_seconds, strict=True), 1):
-                each.step(step, loss, seconds)
-            each.finish(run)
 
 
 def _name(spec: str, link: str | None, config: CompareConfig) -> str:

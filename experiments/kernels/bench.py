@@ -12,7 +12,7 @@ from torch import Tensor
 from ...kernels.dispatch import REFERENCE
 from .cases import DTYPES, Case
 from .check import Checked, check, first, kept, outcome
-from .clocks import Clock, clock_for, torch_threads
+from .clocks import ColdClock, torch_threads
 from .heavy_tail import HeavyTail
 from .job import Job, Output
 from .race import Racer, Timing, race
@@ -44,7 +44,7 @@ class Bench:
     skipped: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.clock: Clock = clock_for(self.device)
+        self.clock = ColdClock(self.device)
         self.machine = machine(self.clock.cache_bytes)
         self._numbers = HeavyTail(self.largest, self.device)
         size = max(4 * self.largest, COPIED * self.clock.cache_bytes)

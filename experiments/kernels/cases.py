@@ -12,14 +12,12 @@ import torch
 from ...kernels import operations
 from ...kernels.dispatch import Operation
 from ...kernels.formats import HALVES
-from .bases import Normalize, Orthogonalize
-from .casting import Gather, Narrow, Widen
-from .finite import AllFinite
+from .casting import all_finite, gather, narrow, widen
 from .job import Job
-from .low_rank import Finish, Left, PowerSGDRound, Right
-from .quantization import DequantizeMean, QuantizeBlocks, RotateBlocks
-from .selection import ScatterMean, SelectLargest
-from .signs import SignPack, SignUnpackMean
+from .low_rank import finish, left, normalize, orthogonalize, powersgd_round, right
+from .quantization import dequantize_mean, quantize_blocks, rotate_blocks
+from .selection import scatter_mean, select_largest
+from .signs import sign_pack, sign_unpack_mean
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 EVERY, WIDE = tuple(DTYPES), ("fp32",)
@@ -45,44 +43,44 @@ class Case:
 
 FACTORS = ("low_rank_left", "orthogonalize", "low_rank_right", "low_rank_finish", "normalize")
 CASES = (
-    Case("cast_scaled:to=fp16", ("cast_scaled",), WIDE, partial(Narrow, to=torch.float16)),
-    Case("cast_scaled:to=bf16", ("cast_scaled",), WIDE, partial(Narrow, to=torch.bfloat16)),
-    Case("cast_scaled:from=fp16", ("cast_scaled",), WIDE, partial(Widen, source=torch.float16)),
-    Case("cast_scaled:from=bf16", ("cast_scaled",), WIDE, partial(Widen, source=torch.bfloat16)),
-    Case("gather_scaled", ("gather_scaled",), EVERY, Gather),
-    Case("sign_pack", ("sign_pack",), EVERY, SignPack),
-    Case("sign_unpack_mean:voters=2", ("sign_unpack_mean",), EVERY, partial(SignUnpackMean, voters=2)),
-    Case("sign_unpack_mean:voters=4", ("sign_unpack_mean",), EVERY, partial(SignUnpackMean, voters=4)),
-    Case("sign_unpack_mean:voters=8", ("sign_unpack_mean",), EVERY, partial(SignUnpackMean, voters=8)),
-    Case("quantize_blocks", ("quantize_blocks",), EVERY, QuantizeBlocks),
-    Case("quantize_blocks:bits=4", ("quantize_blocks",), EVERY, partial(QuantizeBlocks, bits=4)),
-    Case("quantize_blocks:bits=2", ("quantize_blocks",), EVERY, partial(QuantizeBlocks, bits=2)),
-    Case("quantize_blocks:halves", ("quantize_blocks",), EVERY, partial(QuantizeBlocks, bits=2, exponent=HALVES)),
-    Case("quantize_blocks:exponent=4", ("quantize_blocks",), EVERY, partial(QuantizeBlocks, exponent=4)),
-    Case("dequantize_mean:voters=4", ("dequantize_mean",), EVERY, partial(DequantizeMean, voters=4)),
-    Case("dequantize_mean:bits=4", ("dequantize_mean",), EVERY, partial(DequantizeMean, voters=4, bits=4)),
-    Case("dequantize_mean:bits=2", ("dequantize_mean",), EVERY, partial(DequantizeMean, voters=4, bits=2)),
+    Case("cast_scaled:to=fp16", ("cast_scaled",), WIDE, partial(narrow, to=torch.float16)),
+    Case("cast_scaled:to=bf16", ("cast_scaled",), WIDE, partial(narrow, to=torch.bfloat16)),
+    Case("cast_scaled:from=fp16", ("cast_scaled",), WIDE, partial(widen, source=torch.float16)),
+    Case("cast_scaled:from=bf16", ("cast_scaled",), WIDE, partial(widen, source=torch.bfloat16)),
+    Case("gather_scaled", ("gather_scaled",), EVERY, gather),
+    Case("sign_pack", ("sign_pack",), EVERY, sign_pack),
+    Case("sign_unpack_mean:voters=2", ("sign_unpack_mean",), EVERY, partial(sign_unpack_mean, voters=2)),
+    Case("sign_unpack_mean:voters=4", ("sign_unpack_mean",), EVERY, partial(sign_unpack_mean, voters=4)),
+    Case("sign_unpack_mean:voters=8", ("sign_unpack_mean",), EVERY, partial(sign_unpack_mean, voters=8)),
+    Case("quantize_blocks", ("quantize_blocks",), EVERY, quantize_blocks),
+    Case("quantize_blocks:bits=4", ("quantize_blocks",), EVERY, partial(quantize_blocks, bits=4)),
+    Case("quantize_blocks:bits=2", ("quantize_blocks",), EVERY, partial(quantize_blocks, bits=2)),
+    Case("quantize_blocks:halves", ("quantize_blocks",), EVERY, partial(quantize_blocks, bits=2, exponent=HALVES)),
+    Case("quantize_blocks:exponent=4", ("quantize_blocks",), EVERY, partial(quantize_blocks, exponent=4)),
+    Case("dequantize_mean:voters=4", ("dequantize_mean",), EVERY, partial(dequantize_mean, voters=4)),
+    Case("dequantize_mean:bits=4", ("dequantize_mean",), EVERY, partial(dequantize_mean, voters=4, bits=4)),
+    Case("dequantize_mean:bits=2", ("dequantize_mean",), EVERY, partial(dequantize_mean, voters=4, bits=2)),
     Case(
         "dequantize_mean:halves",
         ("dequantize_mean",),
         EVERY,
-        partial(DequantizeMean, voters=4, bits=2, exponent=HALVES),
+        partial(dequantize_mean, voters=4, bits=2, exponent=HALVES),
     ),
-    Case("dequantize_mean:exponent=4", ("dequantize_mean",), EVERY, partial(DequantizeMean, voters=4, exponent=4)),
-    Case("rotate_blocks", ("rotate_blocks",), WIDE, RotateBlocks),
-    Case("rotate_blocks:block=1024", ("rotate_blocks",), WIDE, partial(RotateBlocks, block=1024)),
-    Case("select_largest", ("select_largest",), EVERY, SelectLargest),
-    Case("scatter_mean:voters=4", ("scatter_mean",), WIDE, partial(ScatterMean, voters=4)),
-    Case("powersgd:rank=1", FACTORS, WIDE, partial(PowerSGDRound, rank=1)),
-    Case("powersgd:rank=4", FACTORS, WIDE, partial(PowerSGDRound, rank=4)),
-    Case("powersgd:rank=32", FACTORS, WIDE, partial(PowerSGDRound, rank=32)),
-    Case("low_rank_left:rank=4", ("low_rank_left",), WIDE, partial(Left, rank=4)),
-    Case("low_rank_right:rank=4", ("low_rank_right",), WIDE, partial(Right, rank=4)),
-    Case("low_rank_finish:rank=4", ("low_rank_finish",), WIDE, partial(Finish, rank=4)),
-    Case("orthogonalize:rank=4", ("orthogonalize",), WIDE, partial(Orthogonalize, rank=4)),
-    Case("orthogonalize:rank=32", ("orthogonalize",), WIDE, partial(Orthogonalize, rank=32)),
-    Case("normalize:rank=4", ("normalize",), WIDE, partial(Normalize, rank=4)),
-    Case("all_finite", ("all_finite",), EVERY, AllFinite),
+    Case("dequantize_mean:exponent=4", ("dequantize_mean",), EVERY, partial(dequantize_mean, voters=4, exponent=4)),
+    Case("rotate_blocks", ("rotate_blocks",), WIDE, rotate_blocks),
+    Case("rotate_blocks:block=1024", ("rotate_blocks",), WIDE, partial(rotate_blocks, block=1024)),
+    Case("select_largest", ("select_largest",), EVERY, select_largest),
+    Case("scatter_mean:voters=4", ("scatter_mean",), WIDE, partial(scatter_mean, voters=4)),
+    Case("powersgd:rank=1", FACTORS, WIDE, partial(powersgd_round, rank=1)),
+    Case("powersgd:rank=4", FACTORS, WIDE, partial(powersgd_round, rank=4)),
+    Case("powersgd:rank=32", FACTORS, WIDE, partial(powersgd_round, rank=32)),
+    Case("low_rank_left:rank=4", ("low_rank_left",), WIDE, partial(left, rank=4)),
+    Case("low_rank_right:rank=4", ("low_rank_right",), WIDE, partial(right, rank=4)),
+    Case("low_rank_finish:rank=4", ("low_rank_finish",), WIDE, partial(finish, rank=4)),
+    Case("orthogonalize:rank=4", ("orthogonalize",), WIDE, partial(orthogonalize, rank=4)),
+    Case("orthogonalize:rank=32", ("orthogonalize",), WIDE, partial(orthogonalize, rank=32)),
+    Case("normalize:rank=4", ("normalize",), WIDE, partial(normalize, rank=4)),
+    Case("all_finite", ("all_finite",), EVERY, all_finite),
 )
 
 

@@ -1,8 +1,9 @@
-"""Jobs that change the number format of a bucket, or fill it."""
+"""Jobs that change the number format of a bucket, fill it, or look for numbers that are not finite."""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from ... import kernels
 from .job import Job, Output
@@ -11,77 +12,76 @@ GRADIENT = 2**18  # elements of one of many gradients
 SHARE = 0.25  # the scale of a cast before the sum of four ranks
 
 
-class Narrow(Job):
-    """A bucket to 16 bits, scaled."""
-
-    baseline = "copy_, mul_"
-
-    def __init__(self, elements: int, dtype: torch.dtype, device: torch.device, to: torch.dtype) -> None:
-        self.source = torch.zeros(elements, dtype=dtype, device=device)
-        self.out = torch.zeros(elements, dtype=to, device=device)
-        super().__init__([self.source], [self.out])
-
-    @property
-    def floor_bytes(self) -> float:
-        """One read, one write."""
-        return self.source.nbytes + self.out.nbytes
-
-    def run(self) -> None:
-        """As the wrappers fp16 and bf16 send."""
-        kernels.cast_scaled(self.source, self.out, SHARE)
-
-    def run_baseline(self) -> None:
-        """As torch's fp16 and bf16 hooks, without their allocation."""
-        self.out.copy_(self.source).mul_(SHARE)
-
-    def results(self) -> list[Output]:
-        """The numbers, to the last bit."""
-        return [Output("out", self.out, exact=True)]
+def narrow(elements: int, dtype: torch.dtype, device: torch.device, to: torch.dtype) -> Job:
+    """A bucket to 16 bits, scaled, as the wrappers fp16 and bf16 send; torch's hooks, without their allocation."""
+    source = torch.zeros(elements, dtype=dtype, device=device)
+    out = torch.zeros(elements, dtype=to, device=device)
+    return Job(
+        "copy_, mul_",
+        [source],
+        [out],
+        source.nbytes + out.nbytes,
+        run=lambda: kernels.cast_scaled(source, out, SHARE),
+        run_baseline=lambda: out.copy_(source).mul_(SHARE),
+        results=lambda: [Output("out", out, exact=True)],
+    )
 
 
-class Widen(Narrow):
-    """What arrived in 16 bits, to the dtype of the bucket."""
-
-    baseline = "copy_"
-
-    def __init__(self, elements: int, dtype: torch.dtype, device: torch.device, source: torch.dtype) -> None:
-        super().__init__(elements, source, device, to=dtype)
-
-    def run(self) -> None:
-        """As the wrappers fp16 and bf16 receive."""
-        kernels.cast_scaled(self.source, self.out, 1.0)
-
-    def run_baseline(self) -> None:
-        """As torch's hooks receive."""
-        self.out.copy_(self.source)
+def widen(elements: int, dtype: torch.dtype, device: torch.device, source: torch.dtype) -> Job:
+    """What arrived in 16 bits, to the dtype of the bucket, as the wrappers fp16 and bf16 receive, and torch's hooks."""
+    received = torch.zeros(elements, dtype=source, device=device)
+    out = torch.zeros(elements, dtype=dtype, device=device)
+    return Job(
+        "copy_",
+        [received],
+        [out],
+        received.nbytes + out.nbytes,
+        run=lambda: kernels.cast_scaled(received, out, 1.0),
+        run_baseline=lambda: out.copy_(received),
+        results=lambda: [Output("out", out, exact=True)],
+    )
 
 
-class Gather(Job):
-    """Gradients, one after another in a bucket, scaled."""
+def gather(elements: int, dtype: torch.dtype, device: torch.device) -> Job:
+    """Gradients, one after another in a bucket, scaled, as either DistributedDataParallel fills one."""
+    pieces = torch.zeros(elements, dtype=dtype, device=device).split(GRADIENT)
+    grads = [torch.zeros_like(piece) for piece in pieces]
+    out = torch.zeros(elements, dtype=dtype, device=device)
 
-    baseline = "mul(out=) for each"
-
-    def __init__(self, elements: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.grads = [
-            torch.zeros_like(piece) for piece in torch.zeros(elements, dtype=dtype, device=device).split(GRADIENT)
-        ]
-        self.out = torch.zeros(elements, dtype=dtype, device=device)
-        super().__init__(self.grads, [self.out])
-
-    @property
-    def floor_bytes(self) -> float:
-        """One read, one write."""
-        return 2 * self.out.nbytes
-
-    def run(self) -> None:
-        """As gradwire's DistributedDataParallel fills a bucket."""
-        kernels.gather_scaled(self.out, self.grads, range(0, self.out.numel(), GRADIENT), SHARE)
-
-    def run_baseline(self) -> None:
-        """As torch's."""
-        for grad, place in zip(self.grads, self.out.split(GRADIENT), strict=True):
+    def run_baseline() -> None:
+        for grad, place in zip(grads, out.split(GRADIENT), strict=True):
             torch.mul(grad, SHARE, out=place)
 
-    def results(self) -> list[Output]:
-        """The numbers, to the last bit."""
-        return [Output("out", self.out, exact=True)]
+    return Job(
+        "mul(out=) for each",
+        grads,
+        [out],
+        2 * out.nbytes,
+        run=lambda: kernels.gather_scaled(out, grads, range(0, out.numel(), GRADIENT), SHARE),
+        run_baseline=run_baseline,
+        results=lambda: [Output("out", out, exact=True)],
+    )
+
+
+def all_finite(elements: int, dtype: torch.dtype, device: torch.device) -> Job:
+    """Whether all numbers of a bucket are finite, as every step with error feedback asks.
+
+    The baseline is fast, although a sum of finite numbers may overflow; `isfinite().all()` takes ten times as long.
+    """
+    grad, answers = torch.zeros(elements, dtype=dtype, device=device), list[Tensor]()
+
+    def results() -> list[Output]:
+        """The last answer, and that to the same bucket with one infinite number."""
+        grad[grad.numel() // 3] = torch.inf
+        return [Output("answers", torch.stack([answers[-1], kernels.all_finite(grad)]), exact=True)]
+
+    return Job(
+        "sum().isfinite()",
+        [grad],
+        [],
+        grad.nbytes,
+        run=lambda: answers.append(kernels.all_finite(grad)),
+        run_baseline=lambda: answers.append(grad.sum(dtype=torch.float32).isfinite()),
+        results=results,
+        prepare=lambda numbers: answers.clear(),
+    )

@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 import torch
+
+from ...hooks.clock import clock_for
 
 CACHES = Path("/sys/devices/system/cpu")
 ASSUMED_CACHE = 2**26  # bytes of the last level where the system does not tell
@@ -17,54 +18,29 @@ ASLEEP = 10**7  # cycles that a device sleeps while the host queues the work: 5 
 PAUSE = 0.01  # seconds; torch's threads wait actively for some milliseconds after their work, and would take a core
 
 
-class Clock(Protocol):
-    """`cache_bytes`: of the last-level cache."""
+class ColdClock:
+    """A device's clock for work from cold caches. `cache_bytes`: of the last-level cache.
 
-    cache_bytes: int
+    On a GPU the clock starts when the host has queued the work: what launches cost does not count.
+    """
 
-    def seconds(self, work: Callable[[], object]) -> float:
-        """How long the work takes from cold caches."""
-
-
-class HostClock:
-    """Wall-clock time on the CPU."""
-
-    def __init__(self) -> None:
-        self.cache_bytes = last_level_cache()
-        self._written = torch.zeros(EVICTION * self.cache_bytes, dtype=torch.uint8)
+    def __init__(self, device: torch.device) -> None:
+        self._clock, self._on_gpu = clock_for(device), device.type == "cuda"
+        self.cache_bytes = torch.cuda.get_device_properties().L2_cache_size if self._on_gpu else last_level_cache()
+        self._written = torch.zeros(EVICTION * self.cache_bytes, dtype=torch.uint8, device=device)
 
     def seconds(self, work: Callable[[], object]) -> float:
-        """By the processor's clock, on threads that are at rest."""
+        """How long the work takes, on threads that are at rest."""
         self._written.add_(1)
-        if torch.get_num_threads() > 1:
+        if self._on_gpu:
+            torch.cuda._sleep(ASLEEP)
+        elif torch.get_num_threads() > 1:
             time.sleep(PAUSE)
-        start = time.perf_counter()
+        begin = self._clock.mark()
         work()
-        return time.perf_counter() - start
-
-
-class DeviceClock:
-    """Time on the current CUDA device, between two events on its stream."""
-
-    def __init__(self) -> None:
-        self.cache_bytes = torch.cuda.get_device_properties().L2_cache_size
-        self._written = torch.zeros(EVICTION * self.cache_bytes, dtype=torch.uint8, device="cuda")
-
-    def seconds(self, work: Callable[[], object]) -> float:
-        """By the device's clock, which starts when the host has queued the work: what launches cost does not count."""
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        self._written.add_(1)
-        torch.cuda._sleep(ASLEEP)
-        start.record()
-        work()
-        end.record()
-        end.synchronize()
-        return float(start.elapsed_time(end)) / 1000
-
-
-def clock_for(device: torch.device) -> Clock:
-    """The clock of a device."""
-    return DeviceClock() if device.type == "cuda" else HostClock()
+        end = self._clock.mark()
+        self._clock.synchronize()
+        return self._clock.seconds(begin, end)
 
 
 def last_level_cache(root: Path = CACHES) -> int:

@@ -14,19 +14,19 @@ import torch
 
 from ...kernels import Backend, backends
 from ..ranks.stopping import INTERRUPTED, sigterm_interrupts
-from ..results.files import check_file, check_folder, prepared_folder
+from ..results.files import check_file, check_folder, prepared_folder, write_json
 from ..results.optional import optional_files
+from ..results.sizes import elements_of
 from .bench import Bench, Group
 from .cases import Case, chosen_cases
 from .limit import Limit
 from .low_rank import SMALLEST
 from .race import FEWEST
 from .report import notes, progress, show
-from .rows import Row, write
+from .rows import Row, document
 
 SIZES = ("1M", "6.5536M", "64M")  # the second: 25 MiB of float32, a bucket of DDP
 LARGER_SIZES = ("256M",)  # on GPUs, whose caches are larger
-UNITS = {"k": 10**3, "M": 10**6, "G": 10**9}
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class KernelsConfig:
     def __post_init__(self) -> None:
         chosen_cases(self.operations)
         for size in self.sizes:
-            elements(size)
+            elements_of(size, SMALLEST)
         if too_few := [count for count in self.threads if count < 1]:
             raise ValueError(f"threads are at least 1, got {too_few[0]}")
         if self.repeats < FEWEST:
@@ -74,22 +74,6 @@ class KernelsConfig:
             raise ValueError("dtypes is empty: name at least one of fp32, bf16, fp16")
         check_file("json", self.json)
         check_folder("out", self.out)
-
-
-def elements(text: str) -> int:
-    """A number of elements from its text, in powers of ten.
-
-    >>> elements("6.5536M"), elements("100k")
-    (6553600, 100000)
-    """
-    unit = UNITS.get(text[-1:], 1)
-    try:
-        count = round(float(text[:-1] if unit > 1 else text) * unit)
-    except (ValueError, OverflowError):
-        raise ValueError(f"sizes are numbers of elements such as 100k, 6.5536M or 1G, got {text!r}") from None
-    if count < SMALLEST:
-        raise ValueError(f"sizes are at least {SMALLEST} elements, got {text}")
-    return count
 
 
 def kernels_command(config: KernelsConfig) -> int:
@@ -153,7 +137,7 @@ def planned(config: KernelsConfig, device: torch.device, used: tuple[str, ...]) 
     cases = chosen_cases(config.operations)
     groups = [
         Group(case, size, dtype, threads, _having(case, used))
-        for size in dict.fromkeys(map(elements, config.sizes or default))
+        for size in dict.fromkeys(map(elements_of, config.sizes or default))
         for dtype in dict.fromkeys(config.dtypes)
         for case in cases
         if dtype in case.dtypes and _having(case, used)
@@ -191,7 +175,7 @@ def keep(config: KernelsConfig, rows: Sequence[Row], bench: Bench) -> None:
     """Write the file and the picture that are asked for, and say where they are."""
     say = partial(print, sep="")
     if config.json:
-        write(rows, bench.machine, config.json)
+        write_json(document(config, rows, bench.machine), config.json)
         say("figures    ", Path(config.json).expanduser())
     if config.out:
         _, where = optional_files(partial(_drawn, rows, config.out))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,18 +20,23 @@ class Output:
     exact: bool = False
 
 
-class Job(ABC):
-    """Work on one bucket. `baseline` says how torch's operators do it."""
+@dataclass
+class Job:
+    """Work on one bucket.
 
-    baseline: ClassVar[str]
+    `baseline` says how torch's operators do it. `floor_bytes`: the fewest bytes that must move between memory and processor.
+    `run`: the job by the operations of `gradwire.kernels`; `run_baseline`: by torch's operators; `results`: what
+    implementations must agree on, after a run; `prepare`: what comes before a run besides fresh inputs.
+    """
 
-    def __init__(self, inputs: list[Tensor], outputs: list[Tensor]) -> None:
-        self.inputs, self.outputs = inputs, outputs
-
-    @property
-    @abstractmethod
-    def floor_bytes(self) -> float:
-        """The fewest bytes that must move between memory and processor."""
+    baseline: str
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+    floor_bytes: float
+    run: Callable[[], object]
+    run_baseline: Callable[[], object]
+    results: Callable[[], list[Output]]
+    prepare: Callable[[HeavyTail], object] = bool
 
     def refill(self, numbers: HeavyTail) -> None:
         """Fresh inputs, poisoned outputs: before each run."""
@@ -40,20 +44,14 @@ class Job(ABC):
             numbers.fill(tensor)
         for tensor in self.outputs:
             poison(tensor)
-
-    @abstractmethod
-    def run(self) -> None:
-        """The job by the operations of `gradwire.kernels`."""
-
-    @abstractmethod
-    def run_baseline(self) -> None:
-        """The job by torch's operators."""
-
-    @abstractmethod
-    def results(self) -> list[Output]:
-        """What implementations must agree on, after a run."""
+        self.prepare(numbers)
 
 
 def inputs(elements: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """A gradient and its residual, which has 32 bits."""
     return torch.zeros(elements, dtype=dtype, device=device), torch.zeros(elements, device=device)
+
+
+def whole_blocks(elements: int, block: int) -> int:
+    """`elements` rounded up to whole blocks."""
+    return -(-elements // block) * block

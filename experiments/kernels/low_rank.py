@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from itertools import cycle
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -38,14 +38,11 @@ def transformer_matrices(elements: int, rank: int) -> Factors:
     return Factors(tuple(matrices))
 
 
-class LowRank(Job):
-    """Buffers of a bucket of matrices; `reads` and `writes` name those of a job.
+class LowRank:
+    """Buffers of a bucket of matrices, and what is done to them by either way.
 
     Torch's PowerSGD keeps P and Q row by row, so that its baseline has factors of its own.
     """
-
-    reads: ClassVar[tuple[str, ...]]
-    writes: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, elements: int, dtype: torch.dtype, device: torch.device, rank: int) -> None:
         self.factors = transformer_matrices(elements, rank)
@@ -56,18 +53,57 @@ class LowRank(Job):
         self.first_p, self.first_q = self.p.clone(), self.q.clone()
         self.torch_p = [torch.zeros(m.rows, rank, device=device) for m in self.factors.matrices]
         self.torch_q = [torch.zeros(m.columns, rank, device=device) for m in self.factors.matrices]
-        super().__init__(*([getattr(self, name) for name in names] for names in (self.reads, self.writes)))
 
-    def refill(self, numbers: HeavyTail) -> None:
-        """The baseline's factors too; what they were is kept."""
-        super().refill(numbers)
+    def job(
+        self,
+        baseline: str,
+        reads: Sequence[Tensor],
+        writes: Sequence[Tensor],
+        floor_bytes: float,
+        ways: tuple[Callable[[], object], Callable[[], object]],
+        results: Callable[[], list[Output]],
+    ) -> Job:
+        """A job on these buffers. `ways`: by the operations of `gradwire.kernels`, and by torch's."""
+        return Job(baseline, [*reads], [*writes], floor_bytes, *ways, results, self.keep_first)
+
+    def keep_first(self, numbers: HeavyTail) -> None:
+        """What P and Q are before a run, for the baseline too."""
         self.first_p.copy_(self.p)
         self.first_q.copy_(self.q)
         for ours, theirs in ((self.factors.left(self.p), self.torch_p), (self.factors.right(self.q), self.torch_q)):
             torch._foreach_copy_(theirs, [each.T for each in ours])
 
-    def torch_left(self, matrices: Tensor) -> None:
-        """`P = M Q` by torch."""
+    def left(self) -> None:
+        """`M = grad + residual` and `P = M Q`, as powersgd before its first all-reduce."""
+        kernels.low_rank_left(self.grad, Residual(self.residual, self.residual), self.factors, self.q, self.p)
+
+    def orthogonalize(self) -> None:
+        """Orthonormal columns in place of P."""
+        kernels.orthogonalize(self.p, self.factors)
+
+    def right(self) -> None:
+        """`Q = M^T P`, as powersgd before its second all-reduce."""
+        kernels.low_rank_right(self.residual, self.factors, self.p, self.q)
+
+    def finish(self) -> None:
+        """`P Q^T` into the gradient, and what it misses of M into the residual."""
+        kernels.low_rank_finish(self.grad, self.residual, self.factors, self.p, self.q)
+
+    def normalize(self) -> None:
+        """Columns of Q to length 1, as powersgd at the end of a step."""
+        kernels.normalize(self.q, self.factors, self.first_q)
+
+    def whole(self) -> None:
+        """As powersgd, without its all-reduces."""
+        for part in (self.left, self.orthogonalize, self.right, self.finish, self.normalize):
+            part()
+
+    def torch_left(self) -> None:
+        """Two passes."""
+        self.residual.add_(self.grad)
+        self._torch_products(self.residual)
+
+    def _torch_products(self, matrices: Tensor) -> None:
         for m, q, p in zip(self.factors.full(matrices), self.torch_q, self.torch_p, strict=True):
             torch.mm(m, q, out=p)
 
@@ -76,124 +112,97 @@ class LowRank(Job):
         for p in self.torch_p:
             p.copy_(torch.linalg.qr(p).Q if p.shape[1] > 1 else p / p.norm())
 
-    def torch_right(self, matrices: Tensor) -> None:
-        """`Q = M^T P` by torch."""
+    def torch_right(self) -> None:
+        """One pass."""
+        self._torch_transposed(self.residual)
+
+    def _torch_transposed(self, matrices: Tensor) -> None:
         for m, p, q in zip(self.factors.full(matrices), self.torch_p, self.torch_q, strict=True):
             torch.mm(m.T, p, out=q)
 
-    def torch_product(self) -> None:
-        """`P Q^T` into the gradient by torch."""
+    def _torch_outer(self) -> None:
         for g, p, q in zip(self.factors.full(self.grad), self.torch_p, self.torch_q, strict=True):
             torch.mm(p, q.T, out=g)
 
-
-class Left(LowRank):
-    """`M = grad + residual` and `P = M Q`."""
-
-    baseline = "add_, mm"
-    reads = ("grad", "residual", "q")
-    writes = ("p",)
-
-    @property
-    def floor_bytes(self) -> float:
-        """Gradient and residual in, M out."""
-        return self.grad.nbytes + 2 * self.residual.nbytes
-
-    def run(self) -> None:
-        """As powersgd before its first all-reduce."""
-        kernels.low_rank_left(self.grad, Residual(self.residual, self.residual), self.factors, self.q, self.p)
-
-    def run_baseline(self) -> None:
+    def torch_finish(self) -> None:
         """Two passes."""
-        self.residual.add_(self.grad)
-        self.torch_left(self.residual)
-
-    def results(self) -> list[Output]:
-        """M exactly, P up to the rounding of sums."""
-        return [Output("residual", self.residual, exact=True), Output("p", self.p)]
-
-
-class Right(LowRank):
-    """`Q = M^T P`."""
-
-    baseline = "mm of the transposed matrix"
-    reads = ("residual", "p")
-    writes = ("q",)
-
-    @property
-    def floor_bytes(self) -> float:
-        """M in."""
-        return self.residual.nbytes
-
-    def run(self) -> None:
-        """As powersgd before its second all-reduce."""
-        kernels.low_rank_right(self.residual, self.factors, self.p, self.q)
-
-    def run_baseline(self) -> None:
-        """One pass."""
-        self.torch_right(self.residual)
-
-    def results(self) -> list[Output]:
-        """Q up to the rounding of sums."""
-        return [Output("q", self.q)]
-
-
-class Finish(LowRank):
-    """`P Q^T` into the gradient, and what it misses of M into the residual."""
-
-    baseline = "mm, sub_"
-    reads = ("residual", "p", "q")
-    writes = ("grad",)
-
-    @property
-    def floor_bytes(self) -> float:
-        """M in, gradient and residual out."""
-        return self.grad.nbytes + 2 * self.residual.nbytes
-
-    def run(self) -> None:
-        """As powersgd after its second all-reduce."""
-        kernels.low_rank_finish(self.grad, self.residual, self.factors, self.p, self.q)
-
-    def run_baseline(self) -> None:
-        """Two passes."""
-        self.torch_product()
+        self._torch_outer()
         self.residual.sub_(self.grad)
 
-    def results(self) -> list[Output]:
-        """Both up to the rounding of sums."""
-        return [Output("grad", self.grad), Output("residual", self.residual)]
+    def torch_normalize(self) -> None:
+        """Without a thought for zeros."""
+        for q in self.torch_q:
+            q.div_(q.norm(dim=0))
 
-
-class PowerSGDRound(LowRank):
-    """All arithmetic of a step with error feedback, as on one rank."""
-
-    baseline = "torch's hook: add_, clone, mm, linalg.qr, mm, mm, sub"
-    reads = ("grad", "residual", "q")
-    writes = ("p",)
-
-    @property
-    def floor_bytes(self) -> float:
-        """Gradient and residual in, M out; M in; M in, gradient and residual out."""
-        return 2 * self.grad.nbytes + 5 * self.residual.nbytes
-
-    def run(self) -> None:
-        """As powersgd, without its all-reduces."""
-        kernels.low_rank_left(self.grad, Residual(self.residual, self.residual), self.factors, self.q, self.p)
-        kernels.orthogonalize(self.p, self.factors)
-        kernels.low_rank_right(self.residual, self.factors, self.p, self.q)
-        kernels.low_rank_finish(self.grad, self.residual, self.factors, self.p, self.q)
-        kernels.normalize(self.q, self.factors, self.first_q)
-
-    def run_baseline(self) -> None:
+    def torch_whole(self) -> None:
         """As torch's hook, which moves 44 bytes an element."""
         before = self.grad.add_(self.residual).clone()
-        self.torch_left(self.grad)
+        self._torch_products(self.grad)
         self.torch_orthogonalize()
-        self.torch_right(self.grad)
-        self.torch_product()
+        self._torch_transposed(self.grad)
+        self._torch_outer()
         torch.sub(before, self.grad, out=self.residual)
 
-    def results(self) -> list[Output]:
-        """Average and residual; of Q, whose columns may differ in signs, the lengths."""
-        lengths = torch.cat([q.norm(dim=1) for q in self.factors.right(self.q)])
-        return [Output("grad", self.grad), Output("residual", self.residual), Output("lengths of q", lengths)]
+
+def left(elements: int, dtype: torch.dtype, device: torch.device, rank: int) -> Job:
+    """Gradient and residual in, M out; M exactly, P up to the rounding of sums."""
+    b = LowRank(elements, dtype, device, rank)
+    floor = b.grad.nbytes + 2 * b.residual.nbytes
+    ways = (b.left, b.torch_left)
+    results = [Output("residual", b.residual, exact=True), Output("p", b.p)]
+    return b.job("add_, mm", [b.grad, b.residual, b.q], [b.p], floor, ways, lambda: results)
+
+
+def right(elements: int, dtype: torch.dtype, device: torch.device, rank: int) -> Job:
+    """M in; Q up to the rounding of sums."""
+    b = LowRank(elements, dtype, device, rank)
+    baseline = "mm of the transposed matrix"
+    return b.job(
+        baseline, [b.residual, b.p], [b.q], b.residual.nbytes, (b.right, b.torch_right), lambda: [Output("q", b.q)]
+    )
+
+
+def finish(elements: int, dtype: torch.dtype, device: torch.device, rank: int) -> Job:
+    """M in, gradient and residual out; both up to the rounding of sums."""
+    b = LowRank(elements, dtype, device, rank)
+    floor, ways = b.grad.nbytes + 2 * b.residual.nbytes, (b.finish, b.torch_finish)
+    results = [Output("grad", b.grad), Output("residual", b.residual)]
+    return b.job("mm, sub_", [b.residual, b.p, b.q], [b.grad], floor, ways, lambda: results)
+
+
+def orthogonalize(elements: int, dtype: torch.dtype, device: torch.device, rank: int) -> Job:
+    """P in and out; not the basis, which may differ in signs, but its lengths, its angles, and what it keeps of P."""
+    b = LowRank(elements, dtype, device, rank)
+
+    def results() -> list[Output]:
+        bases, given = list(b.factors.left(b.p)), list(b.factors.left(b.first_p))
+        products = torch.stack([basis @ basis.T for basis in bases])
+        kept = torch.cat([(g @ basis.T @ basis).view(-1) for basis, g in zip(bases, given, strict=True)])
+        return [Output("basis times its transpose", products), Output("projection", kept)]
+
+    ways = (b.orthogonalize, b.torch_orthogonalize)
+    return b.job("linalg.qr of each matrix", [b.p], [], 2 * b.p.nbytes, ways, results)
+
+
+def normalize(elements: int, dtype: torch.dtype, device: torch.device, rank: int) -> Job:
+    """Q in and out, up to rounding."""
+    b = LowRank(elements, dtype, device, rank)
+    ways = (b.normalize, b.torch_normalize)
+    return b.job("norm, div_ of each matrix", [b.q], [], 2 * b.q.nbytes, ways, lambda: [Output("q", b.q)])
+
+
+def powersgd_round(elements: int, dtype: torch.dtype, device: torch.device, rank: int) -> Job:
+    """All arithmetic of a step with error feedback, as on one rank.
+
+    Gradient and residual in, M out; M in; M in, gradient and residual out. Of Q, whose columns may differ in signs, the
+    lengths.
+    """
+    b = LowRank(elements, dtype, device, rank)
+
+    def results() -> list[Output]:
+        lengths = torch.cat([q.norm(dim=1) for q in b.factors.right(b.q)])
+        return [Output("grad", b.grad), Output("residual", b.residual), Output("lengths of q", lengths)]
+
+    baseline = "torch's hook: add_, clone, mm, linalg.qr, mm, mm, sub"
+    floor = 2 * b.grad.nbytes + 5 * b.residual.nbytes
+    return b.job(baseline, [b.grad, b.residual, b.q], [b.p], floor, (b.whole, b.torch_whole), results)

@@ -7,7 +7,6 @@ from pathlib import Path
 from statistics import median
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -36,7 +35,6 @@ def draw(rows: Sequence[Row], out: Path) -> Path:
             _panel(panels[down, across], shown, lines, backends)
             panels[down, across].set_title(f"{elements:,} elements, {threaded(count)}", fontsize=10)
     _legend(figure, backends)
-    FigureCanvasAgg(figure)
     figure.savefig(out / NAME, dpi=DPI)
     return out / NAME
 

@@ -9,155 +9,131 @@ from ... import kernels
 from ...kernels import Residual
 from ...kernels.quantization import FORMATS
 from .heavy_tail import HeavyTail
-from .job import Job, Output, inputs
+from .job import Job, Output, inputs, whole_blocks
 
 BLOCK = 128  # elements that share a scale: the default of the compressors int8, fp8, int4, int2 and ternary
 FLOATS = {4: torch.float8_e4m3fn, 5: torch.float8_e5m2}  # by bits of the exponent
 
 
-class QuantizeBlocks(Job):
-    """A bucket and its residual to whole numbers, or floats, and block scales; what rounding loses stays in the residual."""
+def quantize_blocks(elements: int, dtype: torch.dtype, device: torch.device, bits: int = 8, exponent: int = 0) -> Job:
+    """A bucket and its residual to whole numbers, or floats, and block scales; what rounding loses stays in the residual.
 
-    baseline = "abs().amax, div, round, clamp, shifts where several share a byte, or a cast to float8, mul, sub_"
+    Scales and what both outputs say together count: a code at the middle between two may go either way.
+    """
+    length = whole_blocks(elements, BLOCK)
+    grad, padded = inputs(elements, dtype, device)[0], torch.zeros(length, device=device)
+    residual, scales = padded[:elements], torch.zeros(1, length // BLOCK, device=device)
+    codes = torch.zeros(1, length * bits // 8, dtype=torch.int8, device=device)
 
-    def __init__(
-        self, elements: int, dtype: torch.dtype, device: torch.device, bits: int = 8, exponent: int = 0
-    ) -> None:
-        self.length, self.bits, self.exponent = _whole_blocks(elements), bits, exponent
-        self.grad, self._padded = inputs(elements, dtype, device)[0], torch.zeros(self.length, device=device)
-        self.residual = self._padded[:elements]
-        self.scales = torch.zeros(1, self.length // BLOCK, device=device)
-        self.codes = torch.zeros(1, self.length * bits // 8, dtype=torch.int8, device=device)
-        self._shifts = torch.arange(0, 8, bits, dtype=torch.int8, device=device)
-        super().__init__([self.grad, self.residual], [self.scales])
+    def run_baseline() -> None:
+        residual.add_(grad)
+        codes.copy_(torch_codes(padded.view(-1, BLOCK), scales, bits, exponent).view(1, -1))
 
-    @property
-    def floor_bytes(self) -> float:
-        """Gradient and residual in, residual, codes and scales out."""
-        codes = self.residual.numel() * self.bits / 8
-        return self.grad.nbytes + 2 * self.residual.nbytes + self.scales.nbytes + codes
+    def results() -> list[Output]:
+        sent = torch.zeros(elements, device=device)
+        kernels.dequantize_mean.reference(scales[None], codes[None], sent, bits, exponent)
+        return [Output("scales", scales), Output("sent and residual", sent + residual)]
 
-    def refill(self, numbers: HeavyTail) -> None:
-        """Zeros behind the end too, which the baseline writes over; no code is -128."""
-        self._padded.zero_()
-        self.codes.fill_(-128)
-        super().refill(numbers)
+    def prepare(numbers: HeavyTail) -> None:
+        padded[elements:].zero_()  # which the baseline writes over
+        codes.fill_(-128)  # which no code is
 
-    def run(self) -> None:
-        """Rounded to nearest."""
-        residual = Residual(self.residual, self.residual)
-        kernels.quantize_blocks(self.grad, residual, self.scales, self.codes, self.length, self.bits, self.exponent)
-
-    def run_baseline(self) -> None:
-        """Every operator a pass."""
-        self.residual.add_(self.grad)
-        blocks, (limit, steps, _, offset) = self._padded.view(-1, BLOCK), FORMATS[self.bits, self.exponent]
-        torch.div(blocks.abs().amax(1), steps, out=self.scales[0])
-        scales = self.scales.view(-1, 1)
-        if self.exponent > 0:
-            floats = blocks.div(scales).to(FLOATS[self.exponent])
-            blocks.sub_(floats.float().mul_(scales))
-            self.codes.copy_(floats.view(torch.int8).view(1, -1))
-            return
-        levels = blocks.div(scales)
-        levels = levels.sub_(offset) if offset else levels
-        levels = levels.round_().clamp_(-limit - offset, limit - offset).to(torch.int8)
-        blocks.sub_((levels + offset if offset else levels) * scales)
-        if self.bits < 8:
-            levels = levels.view(-1, 8 // self.bits).bitwise_and_((1 << self.bits) - 1)
-            levels = levels.bitwise_left_shift_(self._shifts).sum(1, dtype=torch.int8)
-        self.codes.copy_(levels.view(1, -1))
-
-    def results(self) -> list[Output]:
-        """Scales and what both outputs say together; a code at the middle between two may go either way."""
-        sent = torch.zeros(self.residual.numel(), device=self.residual.device)
-        kernels.dequantize_mean.reference(self.scales[None], self.codes[None], sent, self.bits, self.exponent)
-        return [Output("scales", self.scales), Output("sent and residual", sent + self.residual)]
+    return Job(
+        "abs().amax, div, round, clamp, shifts where several share a byte, or a cast to float8, mul, sub_",
+        [grad, residual],
+        [scales],
+        grad.nbytes + 2 * residual.nbytes + scales.nbytes + elements * bits / 8,
+        run=lambda: kernels.quantize_blocks(grad, Residual(residual, residual), scales, codes, length, bits, exponent),
+        run_baseline=run_baseline,
+        results=results,
+        prepare=prepare,
+    )
 
 
-class DequantizeMean(Job):
-    """The mean of several ranks' blocks."""
-
-    baseline = "shifts where several share a byte, addcmul_ of int8, or of float8 in float32"
-
-    def __init__(
-        self, elements: int, dtype: torch.dtype, device: torch.device, voters: int, bits: int = 8, exponent: int = 0
-    ) -> None:
-        length, self.bits, self.exponent = _whole_blocks(elements), bits, exponent
-        self.scales = torch.zeros(voters, 1, length // BLOCK, device=device)
-        numbers = torch.arange(voters * length * bits // 8, device=device) * 37 % 255 - 127
-        if exponent > 0:
-            numbers = torch.where(numbers % 128 > 123, 0, numbers)  # infinities and NaN
-        self.codes = numbers.to(torch.int8).view(voters, 1, -1)
-        self._shifts = torch.arange(0, 8, bits, dtype=torch.int8, device=device)
-        self._padded = torch.zeros(length, dtype=dtype, device=device)
-        self.out = self._padded[:elements]
-        super().__init__([self.scales], [self.out])
-
-    @property
-    def floor_bytes(self) -> float:
-        """Every rank's codes in, the mean out."""
-        return self.scales.nbytes + len(self.codes) * self.out.numel() * self.bits / 8 + self.out.nbytes
-
-    def run(self) -> None:
-        """All ranks in one pass."""
-        kernels.dequantize_mean(self.scales, self.codes, self.out, self.bits, self.exponent)
-
-    def run_baseline(self) -> None:
-        """A pass for each rank."""
-        total = torch.zeros(self._padded.numel() // BLOCK, BLOCK, device=self.out.device)
-        for scales, codes in zip(self.scales, self.codes, strict=True):
-            total.addcmul_(self._levels(codes).view_as(total), scales.view(-1, 1))
-        self._padded.copy_(total.view(-1).div_(len(self.scales)))
-
-    def _levels(self, codes: Tensor) -> Tensor:
-        if self.exponent > 0:
-            return codes.view(FLOATS[self.exponent]).float()
-        if self.bits == 8:
-            return codes
-        raised = codes.view(-1, 1).bitwise_left_shift(8 - self.bits - self._shifts)
-        levels, offset = raised.bitwise_right_shift_(8 - self.bits), FORMATS[self.bits, self.exponent].offset
-        return levels + offset if offset else levels
-
-    def results(self) -> list[Output]:
-        """The mean, up to rounding."""
-        return [Output("out", self.out)]
+def torch_codes(blocks: Tensor, scales: Tensor, bits: int, exponent: int) -> Tensor:
+    """The codes of blocks by torch, every operator a pass: scales are written, and blocks keep what rounding loses."""
+    limit, steps, _, offset = FORMATS[bits, exponent]
+    torch.div(blocks.abs().amax(1), steps, out=scales[0])
+    column = scales.view(-1, 1)
+    if exponent > 0:
+        floats = blocks.div(column).to(FLOATS[exponent])
+        blocks.sub_(floats.float().mul_(column))
+        return floats.view(torch.int8)
+    levels = blocks.div(column)
+    levels = levels.sub_(offset) if offset else levels
+    levels = levels.round_().clamp_(-limit - offset, limit - offset).to(torch.int8)
+    blocks.sub_((levels + offset if offset else levels) * column)
+    if bits == 8:
+        return levels
+    levels = levels.view(-1, 8 // bits).bitwise_and_((1 << bits) - 1)
+    return levels.bitwise_left_shift_(_shifts(bits, blocks.device)).sum(1, dtype=torch.int8)
 
 
-class RotateBlocks(Job):
-    """A bucket times a Hadamard matrix a block."""
-
-    baseline = "mul_ by the signs, a product with the matrix"
-
-    def __init__(self, elements: int, dtype: torch.dtype, device: torch.device, block: int = BLOCK) -> None:
-        self._padded = torch.zeros(-(-elements // block) * block, dtype=dtype, device=device)
-        self.values = self._padded[:elements]
-        self.signs = torch.ones(block, dtype=dtype, device=device)
-        self.signs[::3] = -1
-        matrix = torch.eye(block, dtype=dtype, device=device).view(-1)
-        kernels.rotate_blocks.reference(matrix, torch.ones_like(self.signs))
-        self._matrix = matrix.view(block, block)
-        super().__init__([self._padded], [])
-
-    @property
-    def floor_bytes(self) -> float:
-        """Once in and once out."""
-        return 2 * self.values.nbytes
-
-    def run(self) -> None:
-        """In place."""
-        kernels.rotate_blocks(self.values, self.signs)
-
-    def run_baseline(self) -> None:
-        """Whole blocks only."""
-        blocks = self._padded.view(-1, len(self.signs)).mul_(self.signs)
-        blocks.copy_(blocks @ self._matrix)
-
-    def results(self) -> list[Output]:
-        """The rotated blocks that are whole, up to rounding."""
-        whole = len(self.values) // len(self.signs) * len(self.signs)
-        return [Output("values", self.values[:whole])]
+def _shifts(bits: int, device: torch.device) -> Tensor:
+    """Where codes that share a byte begin."""
+    return torch.arange(0, 8, bits, dtype=torch.int8, device=device)
 
 
-def _whole_blocks(elements: int) -> int:
-    return -(-elements // BLOCK) * BLOCK
+def dequantize_mean(
+    elements: int, dtype: torch.dtype, device: torch.device, voters: int, bits: int = 8, exponent: int = 0
+) -> Job:
+    """The mean of several ranks' blocks: every rank's codes in, the mean out. The baseline takes a pass for each rank."""
+    length = whole_blocks(elements, BLOCK)
+    scales = torch.zeros(voters, 1, length // BLOCK, device=device)
+    numbers = torch.arange(voters * length * bits // 8, device=device) * 37 % 255 - 127
+    if exponent > 0:
+        numbers = torch.where(numbers % 128 > 123, 0, numbers)  # infinities and NaN
+    codes = numbers.to(torch.int8).view(voters, 1, -1)
+    padded = torch.zeros(length, dtype=dtype, device=device)
+    out = padded[:elements]
+
+    def run_baseline() -> None:
+        total = torch.zeros(length // BLOCK, BLOCK, device=device)
+        for scale, code in zip(scales, codes, strict=True):
+            total.addcmul_(torch_levels(code, bits, exponent).view_as(total), scale.view(-1, 1))
+        padded.copy_(total.view(-1).div_(voters))
+
+    return Job(
+        "shifts where several share a byte, addcmul_ of int8, or of float8 in float32",
+        [scales],
+        [out],
+        scales.nbytes + voters * elements * bits / 8 + out.nbytes,
+        run=lambda: kernels.dequantize_mean(scales, codes, out, bits, exponent),
+        run_baseline=run_baseline,
+        results=lambda: [Output("out", out)],
+    )
+
+
+def torch_levels(codes: Tensor, bits: int, exponent: int) -> Tensor:
+    """The numbers that codes stand for, in steps of their scales, by torch."""
+    if exponent > 0:
+        return codes.view(FLOATS[exponent]).float()
+    if bits == 8:
+        return codes
+    raised = codes.view(-1, 1).bitwise_left_shift(8 - bits - _shifts(bits, codes.device))
+    levels, offset = raised.bitwise_right_shift_(8 - bits), FORMATS[bits, exponent].offset
+    return levels + offset if offset else levels
+
+
+def rotate_blocks(elements: int, dtype: torch.dtype, device: torch.device, block: int = BLOCK) -> Job:
+    """A bucket times a Hadamard matrix a block, in place; whole blocks count, up to rounding."""
+    padded = torch.zeros(whole_blocks(elements, block), dtype=dtype, device=device)
+    values, whole = padded[:elements], elements // block * block
+    signs = torch.ones(block, dtype=dtype, device=device)
+    signs[::3] = -1
+    matrix = torch.eye(block, dtype=dtype, device=device).view(-1)
+    kernels.rotate_blocks.reference(matrix, torch.ones_like(signs))
+
+    def run_baseline() -> None:
+        blocks = padded.view(-1, block).mul_(signs)
+        blocks.copy_(blocks @ matrix.view(block, block))
+
+    return Job(
+        "mul_ by the signs, a product with the matrix",
+        [padded],
+        [],
+        2 * values.nbytes,
+        run=lambda: kernels.rotate_blocks(values, signs),
+        run_baseline=run_baseline,
+        results=lambda: [Output("values", values[:whole])],
+    )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 
 from ...kernels import use_backend
-from .clocks import Clock
+from .clocks import ColdClock
 
 FEWEST = 3  # repeats, whatever they take
 
@@ -39,7 +39,7 @@ class Timing:
         return cls(median(seconds), (first, third), len(seconds))
 
 
-def race(racers: Mapping[str, Racer], clock: Clock, repeats: int, seconds: float) -> dict[str, Timing]:
+def race(racers: Mapping[str, Racer], clock: ColdClock, repeats: int, seconds: float) -> dict[str, Timing]:
     """Time all racers, one repeat of each a round.
 
     At most `repeats` rounds. Who has taken more than `seconds`, preparation included, is left out of those after the
@@ -61,7 +61,7 @@ def race(racers: Mapping[str, Racer], clock: Clock, repeats: int, seconds: float
     return {name: Timing.of(each) for name, each in found.items()}
 
 
-def _repeat(racer: Racer, clock: Clock) -> float:
+def _repeat(racer: Racer, clock: ColdClock) -> float:
     racer.prepare()
     with use_backend(*racer.backends):
         return clock.seconds(racer.work)

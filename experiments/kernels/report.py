@@ -8,6 +8,8 @@ from importlib.util import find_spec
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from .rows import Row
 
 if TYPE_CHECKING:
@@ -131,7 +133,7 @@ def notes(rows: Sequence[Row], skipped: Sequence[str], machine: Mapping[str, Any
         yield f"torch for {operation}: {baseline}"
     yield from (f"not measured: {each}" for each in skipped)
     load = "" if machine["load"] is None else f", load {machine['load']:.1f} before the start"
-    yield f"{', '.join([machine['processor'], *machine['gpus']])}, {machine['cores']} cores{load}, torch {machine['torch']}"
+    yield f"{', '.join([machine['processor'], *machine['gpus']])}, {machine['cores']} cores{load}, torch {torch.__version__}"
 
 
 def _shared_out(row: Row) -> str:

@@ -9,11 +9,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-import torch
-
-from ... import __version__
 from ..results.environment import environment
-from ..results.files import write_json
+from ..results.files import figures_document
 
 
 @dataclass(frozen=True)
@@ -50,22 +47,13 @@ def copy_bytes_per_second(rows: Sequence[Row]) -> float | None:
     return median(speeds) if speeds else None
 
 
+def document(config: Any, rows: Sequence[Row], machine: Mapping[str, Any]) -> dict[str, Any]:
+    """All rows as the file has them."""
+    found = figures_document("kernels", config, [dataclasses.asdict(row) for row in rows])
+    return {**found, "environment": dict(machine), "copy_bytes_per_second": copy_bytes_per_second(rows)}
+
+
 def machine(cache_bytes: int) -> dict[str, Any]:
     """Where the figures come from, and how many processes were running (the load of the last minute)."""
-    return {
-        **environment(),
-        "last_level_cache_bytes": cache_bytes,
-        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-        "torch": torch.__version__,
-        "gradwire": __version__,
-    }
-
-
-def write(rows: Sequence[Row], machine: Mapping[str, Any], path: str) -> None:
-    """Write all rows as JSON."""
-    document = {
-        "machine": machine,
-        "copy_bytes_per_second": copy_bytes_per_second(rows),
-        "rows": [dataclasses.asdict(row) for row in rows],
-    }
-    write_json(document, path)
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    return {**environment(), "last_level_cache_bytes": cache_bytes, "load": load}

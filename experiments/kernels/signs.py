@@ -7,94 +7,71 @@ from torch.nn.functional import embedding
 
 from ... import kernels
 from ...kernels import Residual
-from .heavy_tail import HeavyTail
-from .job import Job, Output, inputs
+from .job import Job, Output, inputs, whole_blocks
 
 BLOCK = 1024  # elements that share a scale: the default of the compressor onebit
 BYTE_OF_FLAGS = 0x0102040810204080  # times 8 bytes of 0 or 1: the highest byte of the product has them as bits
 
 
-class SignPack(Job):
-    """A bucket and its residual to signs and block scales; what they miss stays in the residual."""
+def sign_pack(elements: int, dtype: torch.dtype, device: torch.device) -> Job:
+    """A bucket and its residual to signs and block scales, as onebit encodes; what they miss stays in the residual.
 
-    baseline = "abs().sum, >= 0 packed by int64 multiplication, copysign, sub_"
+    Bits exactly, but for those behind the end; scales and residual up to the rounding of sums. The baseline is the fastest
+    of several ways with torch's operators.
+    """
+    length = whole_blocks(elements, BLOCK)
+    grad, padded = inputs(elements, dtype, device)[0], torch.zeros(length, device=device)
+    residual, scales = padded[:elements], torch.zeros(1, length // BLOCK, device=device)
+    bits = torch.zeros(1, length // 8, dtype=torch.uint8, device=device)
+    counts = torch.full_like(scales[0], BLOCK)
+    counts[-1] = BLOCK - (length - elements)
 
-    def __init__(self, elements: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.length = whole_blocks(elements)
-        self.grad, self._padded = inputs(elements, dtype, device)[0], torch.zeros(self.length, device=device)
-        self.residual = self._padded[:elements]
-        self.scales = torch.zeros(1, self.length // BLOCK, device=device)
-        self.bits = torch.zeros(1, self.length // 8, dtype=torch.uint8, device=device)
-        self._counts = torch.full_like(self.scales[0], BLOCK)
-        self._counts[-1] = BLOCK - (self.length - elements)
-        super().__init__([self.grad, self.residual], [self.scales, self.bits])
+    def run_baseline() -> None:
+        residual.add_(grad)
+        blocks = padded.view(-1, BLOCK)
+        torch.div(blocks.abs().sum(1), counts, out=scales[0])
+        flags = (padded >= 0).view(torch.int64)
+        bits[0].copy_(flags.mul(BYTE_OF_FLAGS).bitwise_right_shift_(56))
+        blocks.sub_(torch.copysign(scales.view(-1, 1), blocks))
 
-    @property
-    def floor_bytes(self) -> float:
-        """Gradient and residual in, residual, bits and scales out."""
-        return self.grad.nbytes + 2 * self.residual.nbytes + self.scales.nbytes + self.residual.numel() / 8
-
-    def refill(self, numbers: HeavyTail) -> None:
-        """Zeros behind the end too, which the baseline writes over."""
-        self._padded.zero_()
-        super().refill(numbers)
-
-    def run(self) -> None:
-        """As onebit encodes."""
-        kernels.sign_pack(self.grad, Residual(self.residual, self.residual), self.scales, self.bits, self.length)
-
-    def run_baseline(self) -> None:
-        """The fastest of several ways with torch's operators."""
-        self.residual.add_(self.grad)
-        blocks = self._padded.view(-1, BLOCK)
-        torch.div(blocks.abs().sum(1), self._counts, out=self.scales[0])
-        flags = (self._padded >= 0).view(torch.int64)
-        self.bits[0].copy_(flags.mul(BYTE_OF_FLAGS).bitwise_right_shift_(56))
-        blocks.sub_(torch.copysign(self.scales.view(-1, 1), blocks))
-
-    def results(self) -> list[Output]:
-        """Bits exactly; scales and residual up to the rounding of sums. Bits behind the end do not count."""
-        bits = self.bits[0, : self.grad.numel() // 8]
-        return [Output("bits", bits, exact=True), Output("scales", self.scales), Output("residual", self.residual)]
+    whole = Output("bits", bits[0, : elements // 8], exact=True)
+    return Job(
+        "abs().sum, >= 0 packed by int64 multiplication, copysign, sub_",
+        [grad, residual],
+        [scales, bits],
+        grad.nbytes + 2 * residual.nbytes + scales.nbytes + elements / 8,
+        run=lambda: kernels.sign_pack(grad, Residual(residual, residual), scales, bits, length),
+        run_baseline=run_baseline,
+        results=lambda: [whole, Output("scales", scales), Output("residual", residual)],
+        prepare=lambda numbers: padded[elements:].zero_(),  # which the baseline writes over
+    )
 
 
-class SignUnpackMean(Job):
-    """The mean of several ranks' signs and scales."""
+def sign_unpack_mean(elements: int, dtype: torch.dtype, device: torch.device, voters: int) -> Job:
+    """The mean of several ranks' signs and scales, as onebit decodes: every vote in, the mean out.
 
-    baseline = "embedding of bytes, addcmul_"
+    The baseline has a table of the signs in each byte: the fastest of several ways with torch's operators.
+    """
+    length = whole_blocks(elements, BLOCK)
+    scales = torch.zeros(voters, 1, length // BLOCK, device=device)
+    bits = torch.zeros(voters, 1, length // 8, dtype=torch.uint8, device=device)
+    padded = torch.zeros(length, dtype=dtype, device=device)
+    out = padded[:elements]
+    bit = torch.arange(256).unsqueeze(1).bitwise_right_shift(torch.arange(8)).bitwise_and(1)
+    signs = bit.mul(2).sub(1).to(device, torch.float32)
 
-    def __init__(self, elements: int, dtype: torch.dtype, device: torch.device, voters: int) -> None:
-        length = whole_blocks(elements)
-        self.scales = torch.zeros(voters, 1, length // BLOCK, device=device)
-        self.bits = torch.zeros(voters, 1, length // 8, dtype=torch.uint8, device=device)
-        self._padded = torch.zeros(length, dtype=dtype, device=device)
-        self.out = self._padded[:elements]
-        bit = torch.arange(256).unsqueeze(1).bitwise_right_shift(torch.arange(8)).bitwise_and(1)
-        self._signs = bit.mul(2).sub(1).to(device, torch.float32)
-        super().__init__([self.scales, self.bits], [self.out])
+    def run_baseline() -> None:
+        total = torch.zeros(length // BLOCK, BLOCK, device=device)
+        for scale, vote in zip(scales, bits, strict=True):
+            total.addcmul_(embedding(vote[0].int(), signs).view_as(total), scale.view(-1, 1))
+        padded.copy_(total.view(-1).div_(voters))
 
-    @property
-    def floor_bytes(self) -> float:
-        """Every vote in, the mean out."""
-        return self.scales.nbytes + len(self.bits) * self.out.numel() / 8 + self.out.nbytes
-
-    def run(self) -> None:
-        """As onebit decodes."""
-        kernels.sign_unpack_mean(self.scales, self.bits, self.out)
-
-    def run_baseline(self) -> None:
-        """A table of the signs in each byte: the fastest of several ways with torch's operators."""
-        total = torch.zeros(self._padded.numel() // BLOCK, BLOCK, device=self.out.device)
-        for scales, bits in zip(self.scales, self.bits, strict=True):
-            signs = embedding(bits[0].int(), self._signs).view_as(total)
-            total.addcmul_(signs, scales.view(-1, 1))
-        self._padded.copy_(total.view(-1).div_(len(self.scales)))
-
-    def results(self) -> list[Output]:
-        """The mean, up to rounding."""
-        return [Output("out", self.out)]
-
-
-def whole_blocks(elements: int) -> int:
-    """`elements` rounded up to whole blocks."""
-    return -(-elements // BLOCK) * BLOCK
+    return Job(
+        "embedding of bytes, addcmul_",
+        [scales, bits],
+        [out],
+        scales.nbytes + voters * elements / 8 + out.nbytes,
+        run=lambda: kernels.sign_unpack_mean(scales, bits, out),
+        run_baseline=run_baseline,
+        results=lambda: [Output("out", out)],
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ from ..workloads.emulation import (
 from ..workloads.order import BACKWARD, Order
 
 MILLI = 1000
-SLICE_MB_BEFORE = 2.0  # on the wire, in files that do not tell
 PAPER_ORDERS: tuple[Order, ...] = (BACKWARD, "slices", "priority")
 
 
@@ -105,19 +104,11 @@ def replay_command(config: ReplayConfig) -> int:
     return 0
 
 
-def _bucket_mb(row: Mapping[str, Any]) -> float | None:
-    """Of buckets, or of slices on the wire; None where the default of slices looked at the model and was not told."""
-    size: float | None = row["bucket_mb"]
-    if row["order"] != BACKWARD:
-        size = row.get("slice_mb", size or (None if "bound_here_seconds" in row else SLICE_MB_BEFORE))
-    return size
-
-
 def measured_rows(path: Path) -> list[MeasuredRow]:
     """The rows of a file that replay can tell of. Raises ValueError for a file without one."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        config, rows = document["config"], document["benchmark_results"]
+        config, rows = document["config"], document["rows"]
         trace = chosen_trace(config["compute"])
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is no file of gradwire bench --json: {type(error).__name__} {error}") from error
@@ -134,9 +125,9 @@ def measured_rows(path: Path) -> list[MeasuredRow]:
             row["world_size"],
             row["compressor"],
             row["order"],
-            _bucket_mb(row),
+            row["bucket_mb"] if row["order"] == BACKWARD else row["slice_mb"],
             row["measurements"]["sec_per_iter"]["p50"],
-            row.get("stretch", 1.0),
+            row["stretch"],
             row["phases"]["optimizer"],
         )
         for row in rows

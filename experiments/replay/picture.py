@@ -7,7 +7,6 @@ from pathlib import Path
 
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -24,7 +23,6 @@ FORWARD, BACKWARD = COLORS[0], COLORS[1]
 def draw(buckets: StepModel, slices: StepModel, title: str, path: Path) -> Path:
     """Two pictures above each other: `buckets` as a synchronous step sends them, and `slices` by priority; where that is."""
     figure = Figure(figsize=(11, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
     above, below = figure.subplots(2, 1, sharex=True)
     waiting = replay(buckets, backward_order(buckets), until_needed=False)
     _steps(above, buckets, waiting, until_needed=False)

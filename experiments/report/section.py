@@ -11,19 +11,8 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from ..results.rows import shown
-from .chart import Chart
-
 PNG = b"\x89PNG\r\n\x1a\n"
 TEMPLATE = "report.html.j2"
-
-
-@dataclass(frozen=True)
-class Cell:
-    """Text of a table, and the number that its column is sorted by (None: the text itself)."""
-
-    text: str
-    value: float | None = None
 
 
 @dataclass(frozen=True)
@@ -41,41 +30,26 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """One set of results. `emphasis`: sentences to read first; `remarks`: below the table; `details`: title and text.
-
-    Where there are charts, pictures are for browsers without scripts.
-    """
+    """One set of results. `emphasis`: sentences to read first; `remarks`: below the table; `details`: title and text."""
 
     title: str
     about: str
     headings: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
+    rows: Sequence[Sequence[str]]
     emphasis: Sequence[str] = ()
     remarks: str = ""
-    charts: Sequence[Chart] = ()
     pictures: Sequence[Picture] = ()
     details: Mapping[str, str] = field(default_factory=dict)
 
 
-def is_picture(path: Path) -> bool:
-    """Return True for a PNG file, by its first bytes: a page holds no other file, whatever results name as a picture."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(len(PNG)) == PNG
+def pictures_in(captions: Mapping[Path, str]) -> list[Picture]:
+    """Those of the files that are PNG, by their first bytes: a page holds no other, whatever results name as a picture."""
+    files = [path for path in captions if path.is_file()]
+    return [Picture(path, captions[path] or path.stem) for path in files if path.read_bytes().startswith(PNG)]
 
 
 def write_page(title: str, sections: Sequence[Section], path: Path) -> None:
-    """Write the page, pictures and script inside."""
-    path.write_text(_page(title, sections), encoding="utf-8")
-
-
-def check_page(sections: Sequence[Section]) -> None:
-    """Raise what writing a page with these sections would raise, as malformed results do."""
-    _page("", sections)
-
-
-def _page(title: str, sections: Sequence[Section]) -> str:
+    """Write the page, pictures inside."""
     environment = Environment(
         loader=PackageLoader("gradwire.experiments"),
         autoescape=True,
@@ -83,15 +57,9 @@ def _page(title: str, sections: Sequence[Section]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template(TEMPLATE).render(title=title, sections=sections)
+    path.write_text(environment.get_template(TEMPLATE).render(title=title, sections=sections), encoding="utf-8")
 
 
 def text_of(value: Any) -> str:
     """A configuration or an environment, indented."""
     return json.dumps(value, indent=2, default=str)
-
-
-def cell(value: Any) -> Cell:
-    """A value of a result's row, as `gradwire sweep` shows it."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return Cell(shown(value), float(value) if number else None)

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 from ... import __version__
+from .files import write_json
 
+KIND = "compare"
 ONE_PROCESS, SIMULATED = "one process", "simulated ranks"  # backend and network where ranks are simulated
 NO_LINK = "no emulated link"  # network of runs beside others over one
 
@@ -43,7 +45,7 @@ class RunResult:
     steps left out. Bytes are a rank's in a step that communicates; `compression_ratio` is what a dense float32 ring
     all-reduce sends over `sent_bytes_per_step`. `train_seconds`: when each step ended. `parameters_digest`: SHA-256, the
     same on all ranks. `warmed_up`: whether the compressor's warm-up, if it has one, ended before the last synced step.
-    `total_sent_bytes`: a rank's in all steps; None in files of earlier versions. `network`: what this run had, where a
+    `total_sent_bytes`: a rank's in all steps. `network`: what this run had, where a
     comparison has several; None where all share that of the results. `turn_steps`: steps per turn; None if the training
     took no turns with others. `peak_memory_bytes`: None with turns, in which all trainings are in memory.
     """
@@ -60,8 +62,8 @@ class RunResult:
     peak_memory_bytes: int | None
     train_seconds: tuple[float, ...]
     parameters_digest: str
+    total_sent_bytes: float
     warmed_up: bool = True
-    total_sent_bytes: float | None = None
     network: str | None = None
     turn_steps: int | None = None
 
@@ -99,14 +101,14 @@ class Results:
         """Write JSON, whole or not at all; numbers that are not finite become null."""
         document = dataclasses.asdict(self)
         ordered = {key: document.pop(key) for key in ("gradwire", "torch", "command")} | document
-        unfinished = path.with_name(path.name + ".part")
-        unfinished.write_text(json.dumps(_finite(ordered), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        unfinished.replace(path)
+        write_json(_finite({"kind": KIND, **ordered}), str(path))
 
     @classmethod
     def read(cls, path: Path) -> Results:
         """What `write` wrote; null becomes NaN in losses and evaluations."""
         document = json.loads(path.read_text(encoding="utf-8"))
+        if document.pop("kind") != KIND:
+            raise ValueError(f"{path} is not what gradwire compare writes")
         runs = tuple(_run(each) for each in document.pop("runs"))
         return cls(**document, runs=runs)
 
@@ -123,16 +125,12 @@ def ranks_on(count: int, backend: str, device: str | None, network: str | None) 
 
 def _run(entry: dict[str, Any]) -> RunResult:
     known = {
-        "loss": tuple(map(_number, entry["loss"])),
-        "eval": Evaluation(**{key: _number(value) for key, value in entry["eval"].items()}),
+        "loss": tuple(math.nan if loss is None else loss for loss in entry["loss"]),
+        "eval": Evaluation(**{key: math.nan if value is None else value for key, value in entry["eval"].items()}),
         "seconds": Seconds(**entry["seconds"]),
         "train_seconds": tuple(entry["train_seconds"]),
     }
     return RunResult(**{**entry, **known})
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
 
 
 def _finite(value: Any) -> Any:

@@ -24,7 +24,8 @@ def check_file(option: str, path: str | None) -> None:
         raise ValueError(f"{option}: there is no folder {file.parent}")
     if file.is_dir():
         raise ValueError(f"{option}: {file} is a folder; name a file, such as {file / 'figures.json'}")
-    if not os.access(file if file.exists() else file.parent, os.W_OK):
+    needed = [file] if _special(file) else [each for each in (file, file.parent) if each.exists()]
+    if not all(os.access(each, os.W_OK) for each in needed):
         raise ValueError(f"{option}: {file} cannot be written by this user; name a file in another folder")
 
 
@@ -51,19 +52,27 @@ def prepared_folder(path: str) -> Path:
     return folder
 
 
+def figures_document(kind: str, config: Any, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What a command's file has: versions, its command line, the machine, its options (a dataclass), and the rows."""
+    versions = {"kind": kind, "gradwire": __version__, "torch": torch.__version__}
+    about = {"command": command_line(), "environment": environment(), "config": asdict(config)}
+    return {**versions, **about, "rows": list(rows)}
+
+
 def write_json(document: Mapping[str, Any], path: str) -> None:
-    """Write what `--json` asks for, once it has been shown. Raises ValueError where the system does not write it."""
+    """Write what `--json` asks for, a file whole or not at all. Raises ValueError where the system does not write it."""
     file = Path(path).expanduser()
+    written = file if _special(file) else file.with_name(file.name + ".part")
     try:
-        file.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        written.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        if written != file:
+            written.replace(file)
     except OSError as error:
         raise ValueError(
             f"cannot write --json {file}: {error.strerror}; the table above has what was measured"
         ) from error
 
 
-def write_figures(kind: str, config: Any, rows: Sequence[Mapping[str, Any]], path: str) -> None:
-    """Write the rows of a command with its versions, its command line, the machine and its options, a dataclass."""
-    versions = {"kind": kind, "gradwire": __version__, "torch": torch.__version__}
-    about = {"command": command_line(), "environment": environment(), "config": asdict(config)}
-    write_json({**versions, **about, "rows": rows}, path)
+def _special(file: Path) -> bool:
+    """Whether there is a pipe or a device, which no file may replace."""
+    return file.exists() and not file.is_file()

@@ -5,132 +5,85 @@ from __future__ import annotations
 import logging
 import os
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from netrc import NetrcParseError, netrc
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from ..ranks.launchers import lab_here
 from .comparison import RunResult
 
-logger = logging.getLogger(__name__)
 WANDB_HOST = "api.wandb.ai"
+logger = logging.getLogger(__name__)
 PATIENCE = {"init_timeout": 15.0, "finish_timeout": 60.0}  # seconds for wandb's network, in its own settings
 
 
-class RunLogger(ABC):
-    """Where the figures of one run go."""
-
-    @abstractmethod
-    def step(self, step: int, loss: float, seconds: float) -> None:
-        """The loss at a step, `seconds` of training after the first."""
-
-    @abstractmethod
-    def summary(self, numbers: Mapping[str, float], steps: int) -> None:
-        """The figures of the whole run of `steps` steps, by name; nothing comes after them."""
-
-    def finish(self, run: RunResult) -> None:
-        """The figures of a training."""
-        self.summary(figures(run), run.steps)
+def check_loggers(names: Sequence[str]) -> None:
+    """Raise ValueError for an unknown tracker and ModuleNotFoundError for one that is not installed."""
+    for name in names:
+        if name not in LOGGERS:
+            raise ValueError(f"unknown logger {name!r}; there are: {', '.join(LOGGERS)}")
+        import_module(name)
 
 
-class WandbLogger(RunLogger):
+def log(trackers: Sequence[str], name: str, run: RunResult, config: Mapping[str, Any], out: Path) -> None:
+    """Give a finished run to the trackers, as a run of theirs. Their errors are logged: none ever ends a command."""
+    for tracker in trackers:
+        try:
+            LOGGERS[tracker](name, run, {**config, "compressor": run.compressor}, out)
+        except Exception as error:
+            logger.warning("%s has not all of %s: %s", tracker, name, _in_one_line(error))
+
+
+def log_to_wandb(name: str, run: RunResult, config: Mapping[str, Any], out: Path) -> None:
     """Weights & Biases; offline without a key and in a lab, which has no way out, unless WANDB_MODE says otherwise.
 
-    Where it cannot start online, one warning says why, and this run and all later ones of the process are offline.
+    Where it cannot start online, a warning says why, and this run and all later ones of the process are offline.
     """
+    import wandb
 
-    reachable: ClassVar[bool] = True
-
-    def __init__(self, spec: str, config: Mapping[str, Any], out: Path) -> None:
-        import wandb
-
-        start = partial(
-            wandb.init,
-            project="gradwire",
-            group=out.name,
-            name=spec,
-            config={**config, "compressor": spec},
-            dir=out,
-            reinit="finish_previous",  # one that was dropped may still be open
-            settings=wandb.Settings(**_patience(wandb.Settings.model_fields)),
+    known: dict[str, Any] = {key: PATIENCE[key] for key in PATIENCE if f"WANDB_{key.upper()}" not in os.environ}
+    settings = wandb.Settings(**{key: value for key, value in known.items() if key in wandb.Settings.model_fields})
+    about: dict[str, Any] = {"project": "gradwire", "group": out.name, "name": name, "config": config, "dir": out}
+    start = partial(wandb.init, **about, reinit="finish_previous", settings=settings)
+    mode: Any = os.environ.get("WANDB_MODE") or ("online" if _has_key() and lab_here() is None else "offline")
+    try:
+        found = start(mode=mode)
+    except Exception as error:
+        if mode != "online":
+            raise
+        where = out / "wandb"
+        logger.warning(
+            "wandb does not start online (%s): runs are kept offline in %s, and `wandb sync` sends them later",
+            _in_one_line(error),
+            where,
         )
-        mode: Any = _wandb_mode()
-        try:
-            self._run = start(mode=mode)
-        except Exception as error:
-            if mode != "online":
-                raise
-            WandbLogger.reachable = False
-            logger.warning(
-                "wandb does not start online (%s): runs are kept offline in %s, and `wandb sync` sends them later",
-                _in_one_line(error),
-                out / "wandb",
-            )
-            self._run = start(mode="offline")
-
-    def step(self, step: int, loss: float, seconds: float) -> None:
-        self._run.log({"loss": loss, "seconds": seconds}, step=step)
-
-    def summary(self, numbers: Mapping[str, float], steps: int) -> None:
-        self._run.summary.update(dict(numbers))
-        self._run.finish()
+        os.environ["WANDB_MODE"] = "offline"
+        found = start(mode="offline")
+    for step, (loss, seconds) in enumerate(zip(run.loss, run.train_seconds, strict=True), 1):
+        found.log({"loss": loss, "seconds": seconds}, step=step)
+    found.summary.update(figures(run))
+    found.finish()
 
 
-class TensorBoardLogger(RunLogger):
+def log_to_tensorboard(name: str, run: RunResult, config: Mapping[str, Any], out: Path) -> None:
     """TensorBoard's event files, in `tensorboard/` of the output folder."""
+    from torch.utils.tensorboard import SummaryWriter
 
-    def __init__(self, spec: str, config: Mapping[str, Any], out: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer = SummaryWriter(out / "tensorboard" / re.sub(r"[^\w.=-]+", "_", spec))
-        self._writer.add_text("config", str({**config, "compressor": spec}))
-
-    def step(self, step: int, loss: float, seconds: float) -> None:
-        self._writer.add_scalar("loss", loss, step)
-        self._writer.add_scalar("seconds", seconds, step)
-
-    def summary(self, numbers: Mapping[str, float], steps: int) -> None:
-        for name, value in numbers.items():
-            self._writer.add_scalar(name, value, steps)
-        self._writer.close()
+    with SummaryWriter(out / "tensorboard" / re.sub(r"[^\w.=-]+", "_", name)) as writer:
+        writer.add_text("config", str(config))
+        for step, (loss, seconds) in enumerate(zip(run.loss, run.train_seconds, strict=True), 1):
+            writer.add_scalar("loss", loss, step)
+            writer.add_scalar("seconds", seconds, step)
+        for figure, value in figures(run).items():
+            writer.add_scalar(figure, value, run.steps)
 
 
-class Guarded(RunLogger):
-    """A tracker that is dropped at its first error, with one warning: none ever ends a training."""
-
-    def __init__(self, name: str, opened: Callable[[], RunLogger]) -> None:
-        self._name = name
-        self._tracker: RunLogger | None = None
-        with self._dropped_on_error():
-            self._tracker = opened()
-
-    def step(self, step: int, loss: float, seconds: float) -> None:
-        if self._tracker is not None:
-            with self._dropped_on_error():
-                self._tracker.step(step, loss, seconds)
-
-    def summary(self, numbers: Mapping[str, float], steps: int) -> None:
-        if self._tracker is not None:
-            with self._dropped_on_error():
-                self._tracker.summary(numbers, steps)
-
-    @contextmanager
-    def _dropped_on_error(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            self._tracker = None
-            logger.warning("%s gets no more of this run: %s", self._name, _in_one_line(error))
-
-
-LOGGERS: dict[str, tuple[str, Callable[[str, Mapping[str, Any], Path], RunLogger]]] = {
-    "wandb": ("wandb", WandbLogger),
-    "tensorboard": ("tensorboard", TensorBoardLogger),
+LOGGERS: dict[str, Callable[[str, RunResult, Mapping[str, Any], Path], None]] = {
+    "wandb": log_to_wandb,
+    "tensorboard": log_to_tensorboard,
 }
 
 
@@ -149,42 +102,12 @@ def figures(run: RunResult) -> dict[str, float]:
     }
 
 
-def check_loggers(names: Sequence[str]) -> None:
-    """Raise ValueError for an unknown tracker and ModuleNotFoundError for one that is not installed."""
-    for name in names:
-        if name not in LOGGERS:
-            raise ValueError(f"unknown logger {name!r}; there are: {', '.join(LOGGERS)}")
-        import_module(LOGGERS[name][0])
-
-
-def open_loggers(names: Sequence[str], spec: str, config: Mapping[str, Any], out: Path) -> list[RunLogger]:
-    """The trackers of one run. Their errors, now and later, are logged and not raised."""
-    return [Guarded(name, partial(LOGGERS[name][1], spec, config, out)) for name in names]
-
-
-def _wandb_mode() -> str:
-    if not WandbLogger.reachable:
-        return "offline"
-    return os.environ.get("WANDB_MODE") or ("online" if _has_key() and lab_here() is None else "offline")
-
-
 def _in_one_line(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
-def _patience(known: Container[str]) -> dict[str, Any]:
-    """Those of `PATIENCE` that this version of wandb knows and that no variable of the user's sets."""
-    return {
-        name: seconds
-        for name, seconds in PATIENCE.items()
-        if name in known and f"WANDB_{name.upper()}" not in os.environ
-    }
-
-
 def _has_key() -> bool:
-    if os.environ.get("WANDB_API_KEY"):
-        return True
     try:
-        return netrc().authenticators(WANDB_HOST) is not None
+        return bool(os.environ.get("WANDB_API_KEY") or netrc().authenticators(WANDB_HOST))
     except (OSError, NetrcParseError):
         return False

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from .comparison import Results, RunResult
-from .naming import make_room, name_points
 from .palette import look
 from .statistics import smoothed
 
@@ -35,7 +32,6 @@ def draw(results: Results, out: Path) -> list[Path]:
 def _figure(results: Results, panels: int) -> tuple[Figure, list[Axes]]:
     """A figure of panels beside each other that share what is up."""
     figure = Figure(figsize=(PANEL[0] * max(panels, 1.5), PANEL[1]), layout="constrained")
-    FigureCanvasAgg(figure)
     figure.suptitle(f"{results.model['name']} on {results.data['name']}, {results.ranks}", fontsize=11)
     return figure, list(figure.subplots(1, panels, squeeze=False, sharey=True)[0])
 
@@ -49,8 +45,7 @@ def _losses(results: Results) -> Figure:
     for axes, each in zip(by_time, networks, strict=True):
         _curves(axes, each.runs, [run.train_seconds for run in each.runs])
         _label(axes, f"seconds of training{_on(each, networks)}", "")
-    handles, labels = by_step.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=LEGEND_COLUMNS, fontsize=9)
+    _legend(figure, by_step)
     return figure
 
 
@@ -73,36 +68,24 @@ def _tradeoff(results: Results) -> Figure:
         _label(axes, f"steps a second (median){_on(each, networks)}", "")
     panels[0].set_ylabel("held-out accuracy, %")
     panels[0].set_title("area: bytes that a rank sends a step", fontsize=9, loc="left")
-    named = [(axes, shown) for axes, each in zip(panels, networks, strict=True) if (shown := _shown(each.runs))]
-    for axes, _ in named:
-        make_room(axes)
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # names lie where they were measured
-    for axes, shown in named:
-        name_points(figure, axes, list(map(_place, shown)), list(map(_note, shown)))
+    _legend(figure, panels[0])
     return figure
-
-
-def _shown(runs: Sequence[RunResult]) -> list[RunResult]:
-    """Those that have a place."""
-    return [run for run in runs if all(map(math.isfinite, _place(run)))]
 
 
 def _bubbles(axes: Axes, runs: Sequence[RunResult]) -> None:
     largest = max(run.sent_bytes_per_step for run in runs) or 1.0
     for index, run in enumerate(runs):
-        if run in _shown(runs):
-            area = max(SMALLEST_BUBBLE, LARGEST_BUBBLE * run.sent_bytes_per_step / largest)
-            axes.scatter(*_place(run), s=area, color=look(index).color, alpha=0.35, linewidth=0)
-            axes.scatter(*_place(run), s=SMALLEST_BUBBLE, color=look(index).color, marker=look(index).marker)
+        place, look_of = (1 / run.step_seconds["p50"], 100 * run.eval.accuracy), look(index)
+        area = max(SMALLEST_BUBBLE, LARGEST_BUBBLE * run.sent_bytes_per_step / largest)
+        label = f"{run.compressor} ({run.compression_ratio:.0f}x)"
+        axes.scatter(*place, s=area, color=look_of.color, alpha=0.35, linewidth=0)
+        axes.scatter(*place, s=SMALLEST_BUBBLE, color=look_of.color, marker=look_of.marker, label=label)
+    axes.margins(0.2)
 
 
-def _place(run: RunResult) -> tuple[float, float]:
-    return 1 / run.step_seconds["p50"], 100 * run.eval.accuracy
-
-
-def _note(run: RunResult) -> str:
-    return f"{run.compressor} ({run.compression_ratio:.0f}x)"
+def _legend(figure: Figure, axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=LEGEND_COLUMNS, fontsize=9)
 
 
 def _on(results: Results, networks: Sequence[Results]) -> str:

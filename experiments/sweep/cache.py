@@ -16,10 +16,7 @@ POINTS = "points.jsonl"
 
 @dataclass(frozen=True)
 class Finished:
-    """A point that ran. `rows`: what it measured; `seconds`: that the whole command took; `date`: when it ended.
-
-    `gradwire`, `torch`: versions, empty where they are in the environment or were not kept.
-    """
+    """A point that ran. `rows`: what it measured; `seconds`: that the whole command took; `date`: when it ended."""
 
     key: str
     arguments: list[str]
@@ -51,11 +48,7 @@ def append_point(folder: Path, point: Finished) -> None:
     """Add a line in a single write, on the disk before this returns."""
     line = json.dumps(asdict(point), default=str) + "\n"
     with (folder / POINTS).open("a+b", buffering=0) as file:
-        if file.tell() and not _ends_with_newline(file.fileno(), file.tell()):
+        if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
             line = "\n" + line  # after a line that a crash cut short
         file.write(line.encode())
         os.fsync(file.fileno())
-
-
-def _ends_with_newline(descriptor: int, size: int) -> bool:
-    return os.pread(descriptor, 1, size - 1) == b"\n"

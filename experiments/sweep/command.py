@@ -6,21 +6,21 @@ import dataclasses
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..ranks.stopping import INTERRUPTED, sigterm_interrupts
+from ..results.environment import command_line
 from ..results.files import prepared_folder
-from ..results.loggers import check_loggers, open_loggers
 from ..results.rows import Row
 from .cache import POINTS, append_point, read_points
-from .columns import check_columns
 from .config import SweepConfig
-from .figure import check_drawing
 from .outcome import PAGE, STUDY, Outcome
 from .points import OptionsOf, Point, points_of
+from .rows import check_columns
 from .run import PointFailure, run_point
 
 WHOLE_SWEEP = 7 * 24 * 3600.0  # seconds that the speed for the time left is averaged over
@@ -32,23 +32,24 @@ def run_study(config: SweepConfig, options_of: OptionsOf) -> int:
     All points are checked before one runs, by `options_of` of the command line, and the columns that the study names once
     there are rows of one.
     """
-    check_loggers(config.logger)
-    check_drawing(config.drawn)
+    if config.drawn:
+        import_module("matplotlib")  # which is optional: without it, before anything runs
     points = points_of(config, options_of)
     keys = [point.key() for point in points]
     out = prepared_folder(config.out or f"runs/{_file_name(config)}")
     cached = read_points(out)
     rows = [row for key in keys if key in cached for row in cached[key].rows]
-    check_columns(config, rows)
+    if rows:
+        check_columns(config.named, config.command, rows)
     missing = {} if config.redraw else {k: p for k, p in zip(keys, points, strict=True) if k not in cached}
     Console().print(_start(config, points, missing, out), markup=False, highlight=False)
     failures, interrupted = _run(missing, config, out, rows)
     cached = read_points(out)
-    outcome = Outcome(config, points, [cached[key] for key in keys if key in cached], failures)
+    command = command_line().replace(" --redraw", "")
+    outcome = Outcome(config, command, points, [cached[key] for key in keys if key in cached], failures)
     if config.redraw and not outcome.finished:
         raise ValueError(f"there is nothing to draw in {out}: run the study without --redraw first")
     _keep(outcome, out)
-    _log(outcome, out)
     return INTERRUPTED if interrupted else int(bool(failures))
 
 
@@ -86,7 +87,7 @@ def _run(
                 else:
                     append_point(out, finished)
                     rows = [*rows, *finished.rows]
-                    check_columns(config, rows)
+                    check_columns(config.named, config.command, rows)
                 bar.advance(task)
     except KeyboardInterrupt:
         print("\nstopped; the points that had finished are kept, the same command goes on", file=sys.stderr)
@@ -135,17 +136,3 @@ def _drawn(outcome: Outcome, out: Path) -> Outcome:
     shown = [(figure, figure.shown(outcome.rows)) for figure in outcome.config.drawn]
     pictures = {draw(figure, rows, outcome.heading(rows), out).name: figure.caption for figure, rows in shown if rows}
     return dataclasses.replace(outcome, pictures=pictures)
-
-
-def _log(outcome: Outcome, out: Path) -> None:
-    """Give every row to the trackers, as a run of its own."""
-    if not outcome.config.logger:
-        return
-    for label, row in outcome.named_rows:
-        numbers = {key: float(value) for key, value in row.items() if isinstance(value, int | float)}
-        for logger in open_loggers(outcome.config.logger, label, row, out):
-            curve = zip(row.get("loss") or (), row.get("train_seconds") or (), strict=False)
-            for step, (loss, seconds) in enumerate(curve, start=1):
-                if loss is not None:
-                    logger.step(step, loss, seconds)
-            logger.summary(numbers, int(row.get("steps") or 0))

@@ -9,6 +9,7 @@ from typing import Any
 from ..results.rows import Row
 
 RUNS = "runs"  # the column that tells how many rows a mean is of
+SPREAD = ".spread"  # behind the name of a column: how far the numbers of a mean spread
 
 
 def means(rows: Sequence[Row], over: Sequence[str], dimensions: Sequence[str], lists: Sequence[str]) -> list[Row]:
@@ -27,11 +28,6 @@ def means(rows: Sequence[Row], over: Sequence[str], dimensions: Sequence[str], l
     return [_mean(members, [*over], kept, lists) for members in groups.values()]
 
 
-def spread_of(column: str) -> str:
-    """The column that tells how far the numbers of a mean spread."""
-    return f"{column}.spread"
-
-
 def _mean(rows: Sequence[Row], over: Sequence[str], kept: Sequence[str], lists: Sequence[str]) -> Row:
     found: Row = {}
     for name in rows[0]:
@@ -40,7 +36,7 @@ def _mean(rows: Sequence[Row], over: Sequence[str], kept: Sequence[str], lists: 
             continue
         numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
         if len(numbers) == len(values) and name not in kept and len(set(numbers)) > 1:
-            found |= {name: statistics.fmean(numbers), spread_of(name): statistics.stdev(numbers)}
+            found |= {name: statistics.fmean(numbers), name + SPREAD: statistics.stdev(numbers)}
         else:
             found[name] = _agreed(values)
     return {**found, RUNS: len(rows)}

@@ -4,48 +4,40 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.table import Table
 
+from ... import __version__
 from ..bench.rows import FACTORS
 from ..results.rows import Row, shown
 from .cache import Finished
-from .config import CASE, SweepConfig
+from .config import SweepConfig
 from .derive import derived
 from .mean import means
 from .points import Point
-from .provenance import command_of, provenance
 from .recommendation import recommendations
-from .rows import column_of, named
+from .rows import column_of
 
 STUDY = "study.json"
 PAGE = "README.md"
-DESCRIBED = (
-    "command",
-    "base",
-    "cases",
-    "grid",
-    "skip",
-    "only",
-    "mean_over",
-    "shortened",
-    "derive",
-    "figures",
-    "verdict",
-)
 IDENTITY = ("model", "world_size", *FACTORS)  # besides the grid: what a row is compared at
+DAY = len("2026-01-31")  # of a point's date
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The rows of all points that ran, and why others did not. `pictures`: file names and what they show."""
+    """The rows of all points that ran, and why others did not. `command`: the line that runs it again.
+
+    `pictures`: file names and what they show.
+    """
 
     config: SweepConfig
+    command: str
     points: Sequence[Point]
     finished: Sequence[Finished]
     failures: Mapping[str, str] = field(default_factory=dict)
@@ -55,25 +47,10 @@ class Outcome:
     def rows(self) -> list[Row]:
         """With the derived columns."""
         rows = [row for point in self.finished for row in point.rows]
-        dimensions = [*IDENTITY, *self._grid(rows)]
+        dimensions = [*IDENTITY, *(column_of(key, rows[0]) for key in self.config.varied)] if rows else []
         found = derived(rows, self.config.derive, dimensions)
         drawn = [column for figure in self.config.drawn for column in figure.columns]
         return means(found, self.config.mean_over, dimensions, drawn) if self.config.mean_over else found
-
-    def _grid(self, rows: Sequence[Row]) -> list[str]:
-        names = [CASE] * bool(self.config.chosen_cases) + list(self.config.chosen_grid)
-        return [column_of(key, rows[0]) for key in names] if rows else []
-
-    @property
-    def named_rows(self) -> list[tuple[str, Row]]:
-        """The rows by what tells them apart: the place on the grid, and a number where several share it."""
-        rows, taken = self.rows, Counter[str]()
-        columns, found = dict.fromkeys([*self._grid(rows), *IDENTITY]), []
-        for row in rows:
-            name = " ".join(named(key, row[key]) for key in columns if _plain(row.get(key))) or "row"
-            taken[name] += 1
-            found.append((f"{name} #{taken[name]}" if taken[name] > 1 else name, row))
-        return found
 
     @property
     def columns(self) -> list[str]:
@@ -93,30 +70,42 @@ class Outcome:
         """What was emulated, of any row."""
         return labels_of(self.rows)
 
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Versions and dates of the points that ran, and the environment of the last."""
+        dates = sorted(point.date for point in self.finished) or [""]
+        ordered = sorted(self.finished, key=lambda point: point.date)
+        return {
+            "gradwire": ", ".join(dict.fromkeys(point.gradwire or __version__ for point in self.finished)),
+            "torch": ", ".join(dict.fromkeys(point.torch or torch.__version__ for point in self.finished)),
+            "date": dates[-1] if dates[0][:DAY] == dates[-1][:DAY] else f"{dates[0]} to {dates[-1]}",
+            "environment": dict(ordered[-1].environment) if ordered else {},
+        }
+
     def heading(self, rows: Sequence[Row]) -> str:
         """Above a picture of these rows: the title, and what was emulated or set."""
         return "\n".join(filter(None, [self.config.title, "; ".join(labels_of(rows)), _warning(self.config.short)]))
 
     def write(self, folder: Path) -> None:
         """Write `study.json` and `README.md`."""
-        document = json.dumps(self.document(folder), indent=1, default=str)
+        document = json.dumps(self.document(), indent=1, default=str)
         (folder / STUDY).write_text(document + "\n", encoding="utf-8")
-        (folder / PAGE).write_text("\n".join(self.page(folder)) + "\n", encoding="utf-8")
+        (folder / PAGE).write_text("\n".join(self.page()) + "\n", encoding="utf-8")
 
-    def document(self, folder: Path) -> dict[str, Any]:
-        """All of it for other programs, to be written in a folder."""
+    def document(self) -> dict[str, Any]:
+        """All of it for other programs."""
         config = self.config
         return {
             "kind": "sweep",
-            **provenance(self.finished),
+            **self.provenance,
             "title": config.title,
             "source": config.source,
             "notes": config.notes,
             "short": config.short,
             "labels": self.labels,
-            "command": command_of(config, folder),
+            "command": self.command,
             "commands": self.commands(),
-            "config": {name: getattr(config, name) for name in DESCRIBED},
+            "config": asdict(config),
             "columns": self.columns,
             "rows": self.rows,
             "verdicts": self.recommendations,
@@ -128,8 +117,8 @@ class Outcome:
         """The command line of every point."""
         return [shlex.join(["gradwire", *point.arguments]) for point in self.points]
 
-    def page(self, folder: Path) -> list[str]:
-        """The study in Markdown, to be written in a folder."""
+    def page(self) -> list[str]:
+        """The study in Markdown."""
         columns, config = self.columns, self.config
         lines = [f"# {config.title}", "", *filter(None, [config.source, _warning(config.short)]), ""]
         lines += [config.notes, ""] * bool(config.notes)
@@ -141,20 +130,16 @@ class Outcome:
         for name, caption in self.pictures.items():
             lines += ["", f"![{caption or name}]({name})", "", caption]
         lines += ["", *[f"- failed: {label}: {why.splitlines()[0]}" for label, why in self.failures.items()]]
-        lines += ["", "The study:", "", "```console", f"$ {command_of(config, folder)}", "```"]
+        lines += ["", "The study:", "", "```console", f"$ {self.command}", "```"]
         lines += ["", "The points:", "", "```console", *[f"$ {each}" for each in self.commands()], "```", ""]
-        return [*lines, *self._machine()]
-
-    def _machine(self) -> list[str]:
-        told = provenance(self.finished)
+        told = self.provenance
         known = {key: value for key, value in told["environment"].items() if _plain(value) and key not in told}
         machine = ", ".join(f"{key} {value}" for key, value in known.items())
-        return [f"{told['date']}, gradwire {told['gradwire']}, torch {told['torch']}; {machine}."]
+        return [*lines, f"{told['date']}, gradwire {told['gradwire']}, torch {told['torch']}; {machine}."]
 
     def table(self) -> Table:
         """The rows for a terminal."""
-        table = Table(title=self.config.title, title_justify="left")
-        rows = self.rows
+        table, rows = Table(title=self.config.title, title_justify="left"), self.rows
         for name in self.columns:
             words = any(isinstance(row.get(name), str) for row in rows)
             heading = name.replace(".", "\n").replace("_", " ")

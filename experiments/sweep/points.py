@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ... import __version__
-from .config import CASE, SweepConfig
+from .config import SweepConfig
 
 # All options of a command with these arguments, defaults included; ValueError where the command refuses them.
 OptionsOf: TypeAlias = Callable[[str, Sequence[str]], Mapping[str, Any]]
@@ -44,15 +45,36 @@ class Point:
 
 
 def points_of(config: SweepConfig, options_of: OptionsOf) -> list[Point]:
-    """A point for every place of the grid. Raises ValueError where there is none, and for one that its command refuses."""
-    if not config.places:
+    """A point for every place of the grids, the last option varying fastest.
+
+    Raises ValueError where there is none, and for one that its command refuses.
+    """
+    points = []
+    for grid in config.grids:
+        lists = {key: values for key, values in grid.items() if isinstance(values, list)}
+        for values in itertools.product(*lists.values()):
+            chosen = dict(zip(lists, values, strict=True))
+            if lies_in({**grid, **chosen}, config.only):
+                points.append(_point(config, chosen, {**config.chosen_base, **grid, **chosen}, options_of))
+    if not points:
         raise ValueError(f"no place of the grid has the values of only, {config.only}")
-    return [_point(config, chosen, options_of) for chosen in config.places]
+    return points
 
 
-def _point(config: SweepConfig, chosen: Mapping[str, Any], options_of: OptionsOf) -> Point:
-    of_case = config.chosen_cases.get(chosen.get(CASE, ""), {})
-    given = {**config.chosen_base, **of_case, **{key: value for key, value in chosen.items() if key != CASE}}
+def lies_in(place: Mapping[str, Any], part: Mapping[str, Any]) -> bool:
+    """Whether a place of the grid has one of a part's values of each of the part's options.
+
+    >>> lies_in({"seed": 1, "compressors": ["none", "int8"]}, {"seed": [0, 1], "compressors": "int8"})
+    True
+    """
+    return all(not set(_texts(place.get(name))).isdisjoint(_texts(values)) for name, values in part.items())
+
+
+def _texts(value: Any) -> list[str]:
+    return list(map(str, value if isinstance(value, list) else [value]))
+
+
+def _point(config: SweepConfig, chosen: Mapping[str, Any], given: Mapping[str, Any], options_of: OptionsOf) -> Point:
     try:
         options = options_of(config.command, _flags(given))
     except ValueError as error:
@@ -64,20 +86,12 @@ def _label(command: str, chosen: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {_text(value)}" for key, value in chosen.items()) or command
 
 
-def _flags(given: Mapping[str, Any]) -> list[str]:
-    return [f"--{_flag(key)}={_text(value)}" for key, value in _flat(given)]
-
-
-def _flat(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in options.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
-
-
-def _flag(key: str) -> str:
-    return key.replace("_", "-")
+def _flags(given: Mapping[str, Any], prefix: str = "") -> list[str]:
+    flags: list[str] = []
+    for key, value in given.items():
+        name = prefix + key.replace("_", "-")
+        flags += _flags(value, f"{name}.") if isinstance(value, Mapping) else [f"--{name}={_text(value)}"]
+    return flags
 
 
 def _text(value: Any) -> str:

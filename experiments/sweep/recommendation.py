@@ -19,7 +19,6 @@ class Criterion:
 
     of: str
     each: list[str] = field(default_factory=list)
-    unit: str = "s"
     what: str = "a step"
     """what the column times, in words"""
     named: list[str] = field(default_factory=lambda: [COMPRESSOR])
@@ -44,7 +43,8 @@ def recommendations(criterion: Criterion, rows: Sequence[Row]) -> Iterator[str]:
     settings = list(dict.fromkeys(tuple(row.get(name) for name in criterion.each) for row in rows))
     for setting in settings:
         alike = [row for row in rows if tuple(row.get(name) for name in criterion.each) == setting]
-        where = ", ".join(f"{name} {_shown(value)}" for name, value in zip(criterion.each, setting, strict=True))
+        shown = ("unlimited" if value in (None, "0") else str(value) for value in setting)
+        where = ", ".join(map(" ".join, zip(criterion.each, shown, strict=True)))
         yield f"{where or 'Here'}: {_sentence(criterion, alike)}"
 
 
@@ -58,21 +58,13 @@ def _sentence(criterion: Criterion, rows: Sequence[Row]) -> str:
     if not others:
         return f"do not compress here beyond {best[COMPRESSOR]}: no other method gets there at all."
     other = ", ".join(named(column, others[0][column]) for column in criterion.named if others[0].get(column))
-    gain = best[criterion.of] / others[0][criterion.of]
-    if gain < WORTHWHILE:
+    usual, seconds = best[criterion.of], others[0][criterion.of]
+    if usual / seconds < WORTHWHILE:
         return (
-            f"do not compress here beyond {best[COMPRESSOR]}: {criterion.what} takes it {_amount(criterion, best)}, and "
-            f"the best other method, {other}, {_amount(criterion, others[0])}."
+            f"do not compress here beyond {best[COMPRESSOR]}: {criterion.what} takes it {usual:.3g} s, and the best other "
+            f"method, {other}, {seconds:.3g} s."
         )
     return (
-        f"{other} is {gain:.1f}x as fast as {best[COMPRESSOR]}: {criterion.what} takes "
-        f"{_amount(criterion, others[0])}, not {_amount(criterion, best)}."
+        f"{other} is {usual / seconds:.1f}x as fast as {best[COMPRESSOR]}: {criterion.what} takes {seconds:.3g} s, not "
+        f"{usual:.3g} s."
     )
-
-
-def _amount(criterion: Criterion, row: Row) -> str:
-    return f"{row[criterion.of]:.3g} {criterion.unit}"
-
-
-def _shown(value: Any) -> str:
-    return "unlimited" if value in (None, "0") else str(value)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..network.lab.utilization import Utilization
 from ..results.rows import Row, flat
+from .mean import RUNS, SPREAD
 
 USE = "netlab.utilization"  # a file of the point's, read into its rows
 USED_BY = "bench"  # the command whose points may have it
 STEPS_WATCHED = 2  # the last ones of a point whose links are watched
 LINK_SECONDS, LINK_SENT = "link.seconds", "link.sent_mbit"
-SOMETIMES = {"bench": ("stretch", LINK_SECONDS, LINK_SENT)}  # columns of some points only, as their options are
-
-
-def _bench(document: Mapping[str, Any]) -> list[Row]:
-    return [flat(each) for each in document["benchmark_results"]]
+SOMETIMES = {"bench": (LINK_SECONDS, LINK_SENT)}  # columns of some points only, as their options are
 
 
 def _compare(document: Mapping[str, Any]) -> list[Row]:
@@ -27,12 +24,9 @@ def _compare(document: Mapping[str, Any]) -> list[Row]:
         "world_size": document["world_size"],
     }
     runs = [{name: _short(value) for name, value in flat(run).items()} for run in document["runs"]]
-    return [{**shared, **_labels(run, network), **run, "step": list(range(1, run["steps"] + 1))} for run in runs]
-
-
-def _labels(run: Row, network: str | None) -> Row:
-    """What a run of compare says of its network: its own where several were compared, or that of all."""
-    return {"labels": list(filter(None, [run.get("network") or network]))}
+    for run in runs:  # each has a network of its own where several were compared
+        run |= {"labels": list(filter(None, [run.get("network") or network])), "step": list(range(1, run["steps"] + 1))}
+    return [{**shared, **run} for run in runs]
 
 
 def _short(value: Any) -> Any:
@@ -47,7 +41,7 @@ def _listed(document: Mapping[str, Any]) -> list[Row]:
 
 
 READERS: dict[str, Callable[[Mapping[str, Any]], list[Row]]] = {
-    "bench": _bench,
+    "bench": _listed,
     "collective": _listed,
     "compare": _compare,
     "ready": _listed,
@@ -62,11 +56,21 @@ def rows_of(command: str, document: Mapping[str, Any], chosen: Mapping[str, Any]
     rows = READERS[command](document)
     if not rows:
         raise ValueError(f"{command} measured nothing")
-    return [{**_missing(chosen, row), **row} for row in rows]
+    return [{**{key: value for key, value in chosen.items() if column_of(key, row) not in row}, **row} for row in rows]
 
 
-def _missing(chosen: Mapping[str, Any], row: Row) -> Row:
-    return {key: value for key, value in chosen.items() if column_of(key, row) not in row}
+def check_columns(named: Sequence[str], command: str, rows: Sequence[Row]) -> None:
+    """Raise ValueError for columns that a study names and no row has, with those there are.
+
+    Columns that only some points have, or only means, are never refused.
+    """
+    there = dict.fromkeys(column for row in rows for column in row)
+    known = {*there, *SOMETIMES.get(command, ()), RUNS}
+    if unknown := [name for name in named if column_of(name, rows[0]).removesuffix(SPREAD) not in known]:
+        raise ValueError(
+            f"the points have finished without columns that the study names: {', '.join(unknown)}; there are: "
+            f"{', '.join(there)}. Mend the study and run it again: what has finished is kept"
+        )
 
 
 def column_of(key: str, row: Mapping[str, Any]) -> str:

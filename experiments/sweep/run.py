@@ -9,7 +9,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ GRACE_SECONDS = 10.0  # to end its ranks and to take down what it has set up
 LAST_LINES = 12  # of what a failed point wrote
 REPORTS = {"compare": ("out", "results.json")}  # the option that says where, and the file
 REPORT = ("json", "result.json")
-VERSIONS = {"gradwire": "gradwire_version", "torch": "pytorch_version"}  # in the files of bench
 
 
 class PointFailure(RuntimeError):
@@ -53,8 +52,9 @@ def run_point(point: Point, limit: float) -> Finished:
             rows=_rows(point, document, use if watched else None),
             seconds=round(time.monotonic() - began, 1),
             date=time.strftime("%Y-%m-%d %H:%M:%S %z"),
-            environment=document.get("environment", {}),
-            **{name: _version(name, document) for name in VERSIONS},
+            gradwire=document["gradwire"],
+            torch=document["torch"],
+            environment=document["environment"],
         )
 
 
@@ -98,12 +98,6 @@ def _document(path: Path) -> dict[str, Any]:
         raise PointFailure(f"it left no result: {error}") from error
     assert isinstance(document, dict)
     return document
-
-
-def _version(name: str, document: Mapping[str, Any]) -> str:
-    """Of a library, where the commands tell it; empty where they do not."""
-    told = (document.get(name), document.get("environment", {}).get(name), document.get(VERSIONS[name]))
-    return str(next(filter(None, told), ""))
 
 
 def _rows(point: Point, document: dict[str, Any], use: Path | None) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import torch
 from gradwire.ddp_core.transport import paced
 from gradwire.experiments.ranks import processes
 from gradwire.experiments.ranks.launchers import LAB_VARIABLE
-from gradwire.experiments.workloads.emulation import model, recording
+from gradwire.experiments.workloads.emulation import model
 
 multiprocessing.set_forkserver_preload(
     ["torch._dynamo", "torchvision", "gradwire.experiments.bench.run", "gradwire.experiments.compare.command"]
@@ -56,9 +56,9 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The clock of what emulates and records, so that tests do not depend on what else the machine does."""
+    """The clock of what emulates, so that tests do not depend on what else the machine does."""
     clock = Clock()
-    for module in (paced, model, recording):
+    for module in (paced, model):
         monkeypatch.setattr(module, "time", clock)
     return clock
 

@@ -29,6 +29,7 @@ def run_of(compressor="none", *, loss=(3.0, 2.0), held_out=2.0, accuracy=0.5, p5
         peak_memory_bytes=10**9,
         train_seconds=tuple(p50 * (step + 1) for step in range(len(loss))),
         parameters_digest="0" * 64,
+        total_sent_bytes=sent * len(loss),
         warmed_up=warmed_up,
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from ...results.picture import DPI
@@ -21,7 +20,6 @@ def draw(utilization: Utilization, path: Path, host: int = 0, window: tuple[floa
     """
     begin, end = window or utilization.busy(host)
     figure = Figure(figsize=(11, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
     limit = parse_rate(utilization.rate) * BITS_PER_BYTE / BITS_PER_MBIT
     for axes, (name, label) in zip(figure.subplots(2, 1, sharex=True), DIRECTIONS.items(), strict=True):
         axes.fill_between(utilization.seconds[1:], utilization.rates(host, name), step="pre", linewidth=0)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...results.names import did_you_mean
 from ..models import ModelConfig
 from ..sample import SampleShape
 from .dataset import Dataset
@@ -33,8 +33,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         if self.name not in DATA:
-            near = difflib.get_close_matches(self.name, DATA, 1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
+            hint = did_you_mean(self.name, DATA)
             raise ValueError(f"unknown data {self.name!r}{hint}; there are: {', '.join(DATA)}")
         if self.path is not None and not Path(self.path).exists():
             raise ValueError(f"--data.path {self.path} does not exist: name a file or folder that does")

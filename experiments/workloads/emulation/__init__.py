@@ -5,7 +5,7 @@ from .config import EmulationConfig
 from .model import EmulatedModel, emulated
 from .options import chosen_trace
 from .prediction import cost_on, predicted
-from .recording import from_flops, measured
+from .recording import from_flops
 from .shipped import load_trace, trace_names
 from .step_model import step_by_buckets, step_by_layers, step_by_slices
 from .trace import Layer, Trace
@@ -21,7 +21,6 @@ __all__ = [
     "emulated",
     "from_flops",
     "load_trace",
-    "measured",
     "predicted",
     "step_by_buckets",
     "step_by_layers",

@@ -9,14 +9,11 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
-from torch.nn.functional import cross_entropy
 
-from ...results.environment import environment
 from ...results.files import check_file
 from ..data import data_shape
 from ..models import ModelConfig, build_model
-from .recording import from_flops, measured
+from .recording import from_flops
 from .shipped import load_trace
 from .trace import BY_OPERATIONS, Trace
 
@@ -25,42 +22,39 @@ MILLI = 1000
 
 @dataclass(frozen=True)
 class TraceConfig:
-    """Layers of a model and the time of each: of a trace that there is, or of a model measured here."""
+    """Layers of a model and the time of each: of a trace that there is, or of a model at a given speed."""
 
     trace: str | None = None
-    """trace to show: a name such as resnet50, or a file, with @SECONDS to scale it; if not given, the model is
-    measured"""
+    """trace to show: a name such as resnet50, or a file, with @SECONDS to scale it; if not given, the model's"""
     model: ModelConfig = field(default_factory=ModelConfig)
-    """model to measure, and its sizes"""
+    """model to make a trace of, and its sizes"""
     batch_size: int = 8
     """samples per step"""
-    repeats: int = 5
-    """number of measured steps; their median counts"""
-    threads: int = 0
-    """torch threads; 0 keeps torch's own number"""
     seconds: float | None = None
-    """do not measure: share this many seconds per step out among the layers by their floating-point operations"""
+    """computation of the model per step in seconds, shared out among the layers by their floating-point operations"""
     rows: int = 20
     """number of layers in the table, the slowest ones; the file has all"""
     json: str | None = None
     """write the trace to this file, for --compute emulate:FILE"""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "repeats", "rows"):
+        for name in ("batch_size", "rows"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is at least 1, got {getattr(self, name)}")
-        if self.threads < 0:
-            raise ValueError(f"threads is at least 0, got {self.threads}")
         if self.seconds is not None and not self.seconds > 0:
             raise ValueError(f"seconds is above 0, got {self.seconds}")
         if self.trace is not None and self.seconds is not None:
             raise ValueError(f"seconds is for a model; for a trace write {self.trace}@{self.seconds:g}")
+        if self.trace is None and self.seconds is None:
+            raise ValueError(
+                "name a trace, such as resnet50, or give the seconds of a model's step: --model gpt --seconds 0.1"
+            )
         check_file("json", self.json)
 
 
 def trace_command(config: TraceConfig) -> int:
     """Show the trace, and write it where that is asked for; the exit code."""
-    trace = load_trace(config.trace) if config.trace else traced(config)
+    trace = load_trace(config.trace) if config.trace else traced(config.model, config.batch_size, config.seconds or 0.0)
     console = Console()
     console.print(_table(trace, config.rows))
     total = f"{trace.forward_seconds:.4g} s forward and {trace.backward_seconds:.4g} s backward"
@@ -75,24 +69,14 @@ def trace_command(config: TraceConfig) -> int:
     return 0
 
 
-def traced(config: TraceConfig) -> Trace:
-    """The trace of the configured model, measured here or by its operations."""
-    name = config.model.name.replace(":", "-")
-    shape = data_shape("text" if config.model.kind == "tokens" else "cifar10", config.model)
-    with torch.random.fork_rng(), torch.device("cpu" if config.seconds is None else "meta"):
-        model = build_model(config.model)
-        inputs, targets = shape.example(config.batch_size)
-
-    def loss(logits: Tensor) -> Tensor:
-        return cross_entropy(logits.flatten(0, -2), targets.flatten())
-
-    if config.seconds is not None:
-        source = BY_OPERATIONS.format(seconds=config.seconds) + "given by the user"
-        rate = config.batch_size / config.seconds
-        return from_flops(model, inputs, name=name, source=source, samples_per_second=rate)
-    torch.set_num_threads(config.threads or torch.get_num_threads())
-    source = f"measured on {environment()['processor']}, {torch.get_num_threads()} threads, torch {torch.__version__}"
-    return measured(model, inputs, name=name, source=source, loss=loss, repeats=config.repeats)
+def traced(model: ModelConfig, batch_size: int, seconds: float) -> Trace:
+    """The trace of a model whose step takes so many seconds, by its operations."""
+    name, source = model.name.replace(":", "-"), BY_OPERATIONS.format(seconds=seconds) + "given by the user"
+    shape = data_shape("text" if model.kind == "tokens" else "cifar10", model)
+    with torch.random.fork_rng(), torch.device("meta"):
+        built = build_model(model)
+        inputs, _ = shape.example(batch_size)
+    return from_flops(built, inputs, name=name, source=source, samples_per_second=batch_size / seconds)
 
 
 def _table(trace: Trace, rows: int) -> Table:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...results.names import did_you_mean
 from .image_models import inception_v3, resnet, resnet18_cifar, vgg19
 from .layer_definitions import LayerDefinition
 from .sequence_models import bert, sockeye, transformer
@@ -88,6 +88,5 @@ def _unscaled(name: str) -> Trace:
         return defined(name, SHIPPED[name])
     if Path(name).expanduser().is_file():
         return Trace.read(Path(name).expanduser())
-    near = difflib.get_close_matches(name, SHIPPED, 1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
+    hint = did_you_mean(name, SHIPPED)
     raise ValueError(f"no trace {name!r}{hint}; there are: {', '.join(SHIPPED)}, or the name of a JSON file")

@@ -126,34 +126,14 @@ class Trace:
         except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise ValueError(f"cannot read the trace {path}: {error}") from error
         try:
-            fields = _checked(document, cls, "the trace")
-            if not isinstance(fields["layers"], list):
-                raise ValueError(f"layers is a list, got {type(fields['layers']).__name__}")
-            layers = tuple(_layer(each, index) for index, each in enumerate(fields["layers"]))
-            return cls(**{**fields, "layers": layers})
-        except ValueError as error:
-            raise ValueError(f"{path} is no trace: {error}") from error
+            layers = [Layer(**{**each, "parameters": _shapes(each["parameters"])}) for each in document["layers"]]
+            return cls(**{**document, "layers": tuple(layers)})
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise ValueError(f"{path} is no trace: {error!r}") from error
 
 
-def _layer(document: Any, index: int) -> Layer:
-    fields = _checked(document, Layer, f"layer {index}")
-    if not isinstance(fields["parameters"], dict) or not all(
-        isinstance(shape, list) for shape in fields["parameters"].values()
-    ):
-        raise ValueError(f"parameters of layer {index} map names to lists of sizes, got {fields['parameters']!r}")
-    return Layer(**{**fields, "parameters": {name: tuple(shape) for name, shape in fields["parameters"].items()}})
-
-
-def _checked(document: Any, kind: type[Any], what: str) -> dict[str, Any]:
-    """The document, if it is a mapping with just the fields of a dataclass, its texts being texts."""
-    wanted = {field.name for field in dataclasses.fields(kind)}
-    if not isinstance(document, dict) or set(document) != wanted:
-        found = f"the keys {', '.join(document)}" if isinstance(document, dict) else type(document).__name__
-        raise ValueError(f"{what} has the keys {', '.join(sorted(wanted))}; got {found}")
-    for name in {"name", "source"} & wanted:
-        if not isinstance(document[name], str):
-            raise ValueError(f"{name} of {what} is text, got {document[name]!r}")
-    return document
+def _shapes(lists: dict[str, list[int]]) -> dict[str, Shape]:
+    return {name: tuple(shape) for name, shape in lists.items()}
 
 
 def _is_number(value: Any) -> bool:

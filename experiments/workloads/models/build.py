@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import nn
 
+from ...results.names import did_you_mean
 from ..sample import SampleShape
 from .gpt import GPT
 from .lstm import LSTM
@@ -54,8 +54,7 @@ class ModelConfig:
         if self.name in VISION:
             object.__setattr__(self, "name", f"{TORCHVISION}{self.name}")
         if self.name not in MODELS and not self.name.startswith(TORCHVISION):
-            near = difflib.get_close_matches(self.name, (*MODELS, *VISION), 1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
+            hint = did_you_mean(self.name, (*MODELS, *VISION))
             raise ValueError(f"unknown model {self.name!r}{hint}; there are: {', '.join(model_names())}")
 
     @property

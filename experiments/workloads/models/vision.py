@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
-
 import torchvision
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
+
+from ...results.names import did_you_mean
 
 
 class Classifier(nn.Module):
@@ -29,8 +29,7 @@ def classifier(name: str, classes: int) -> nn.Module:
     """A network with random weights. Raises ValueError for a name torchvision does not know, or with auxiliary outputs."""
     names = torchvision.models.list_models(module=torchvision.models)
     if name not in names:
-        near = ", ".join(difflib.get_close_matches(name, names, 3) or names)
-        raise ValueError(f"torchvision has no classifier {name!r}; near it: {near}")
+        raise ValueError(f"torchvision has no classifier {name!r}{did_you_mean(name, names)}")
     network: nn.Module = torchvision.models.get_model(name, weights=None, num_classes=classes)
     if getattr(network, "aux_logits", False):
         raise ValueError(f"{name} has auxiliary outputs, which no loss here uses; take another")

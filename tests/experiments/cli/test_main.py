@@ -50,29 +50,29 @@ class Options:
 seen = []
 
 
-def record(options):
+def record(options: Options):
     seen.append(options)
     return 7 if options.lr == 7 else 0
 
 
-def refuse(options):
+def refuse(options: Options):
     raise ValueError(f"no such folder: {options.out}")
 
 
-def fill_the_disk(options):
+def fill_the_disk(options: Options):
     raise OSError(28, "No space left on device", "a.json")
 
 
-def lacks_a_library(options):
+def lacks_a_library(options: Options):
     raise ModuleNotFoundError("No module named 'matplotlib.pyplot'", name="matplotlib.pyplot")
 
 
-def lacks_its_own_module(options):
+def lacks_its_own_module(options: Options):
     raise ModuleNotFoundError("No module named 'gradwire.nowhere'", name="gradwire.nowhere")
 
 
 def command(function, defaults=None):
-    return Command("A stand-in.", f"{__name__}:Options", f"{__name__}:{function.__name__}", defaults=defaults)
+    return Command("A stand-in.", f"{__name__}:{function.__name__}", defaults=defaults)
 
 
 def options(*arguments, defaults=None):

@@ -30,13 +30,17 @@ class Run:
 seen = []
 
 
-def record(options):
+def record(options: Files):
     seen.append(options)
     return 0
 
 
-FILES = {"files": Command("two", f"{__name__}:Files", f"{__name__}:record", positional=("base", "test"))}
-RUN = {"run": Command("run", f"{__name__}:Run", f"{__name__}:record", positional=("command",))}
+def run(options: Run):
+    return record(options)
+
+
+FILES = {"files": Command("two", f"{__name__}:record", positional=("base", "test"))}
+RUN = {"run": Command("run", f"{__name__}:run", positional=("command",))}
 
 
 def options(commands, *arguments):

@@ -1,5 +1,4 @@
 import dataclasses
-import itertools
 import json
 import math
 import re
@@ -30,7 +29,7 @@ RUN_KEYS = {
     "peak_memory_bytes",
 }
 KEYS = {"gradwire", "torch", "command", "world_size", "backend", "model", "data", "config", "runs"}
-PNG = b"\x89PNG\r\n"
+PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def written(results, folder):
@@ -63,8 +62,8 @@ def test_a_comparison_without_a_run_can_be_written_and_read(tmp_path):
 
 def test_the_file_has_the_documented_keys(tmp_path):
     document = written(results_of(run_of()), tmp_path)
-    assert document.keys() == KEYS | {"environment"}
-    assert list(document)[:3] == ["gradwire", "torch", "command"]
+    assert document.keys() == KEYS | {"environment", "kind"}
+    assert list(document)[:4] == ["kind", "gradwire", "torch", "command"]
     assert document["gradwire"] == __version__
     assert {"name", "parameters"} <= document["model"].keys()
     (run,) = document["runs"]
@@ -79,17 +78,6 @@ def test_the_file_has_the_documented_keys(tmp_path):
     assert run["eval"].keys() == {"loss", "accuracy"}
     assert run["step_seconds"].keys() == {"p50", "p75", "p90", "p95"}
     assert run["seconds"].keys() == {"encode", "wait", "decode"}
-
-
-def test_a_file_without_its_command_its_device_and_its_warm_ups_is_read_too(tmp_path, page):
-    document = written(results_of(run_of(), command="gradwire compare --steps 2"), tmp_path)
-    assert document.pop("command") == "gradwire compare --steps 2"
-    assert document["runs"][0].pop("warmed_up")
-    (tmp_path / "old.json").write_text(json.dumps(document))
-    old = Results.read(tmp_path / "old.json")
-    assert old == results_of(run_of())
-    assert old.ranks == "2 ranks, gloo"
-    assert "<summary>Command</summary>" not in page(old)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -161,33 +149,14 @@ def test_every_picture_tells_what_was_trained_on_which_network(tmp_path, monkeyp
     assert all("mlp on digits, 2 ranks, gloo, emulated link 100mbit" in each for each in told.values())
 
 
-def test_no_name_in_the_picture_of_accuracy_and_speed_lies_on_another(tmp_path, monkeypatch):
+def test_the_picture_of_accuracy_and_speed_names_every_run_and_a_loss_that_is_not_finite_is_no_hindrance(
+    tmp_path, monkeypatch
+):
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: figures.append(figure))
-    alike = [run_of(f"powersgd:rank={rank}", p50=0.1 + rank / 1e4) for rank in range(1, 9)]
-    over = [dataclasses.replace(run, network=name) for name in ("slow", "fast") for run in alike]
-    draw(results_of(*over), tmp_path)
+    draw(results_of(run_of(loss=(3.0, math.nan), accuracy=math.nan), run_of("topk", sent=400.0)), tmp_path)
     _, tradeoff = figures
-    tradeoff.canvas.draw()
-    for axes in tradeoff.axes:
-        boxes = [Text.get_window_extent(each) for each in axes.texts]
-        assert len(boxes) == len(alike)
-        assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
-
-
-def test_names_keep_off_the_frame_of_the_picture(tmp_path, monkeypatch):
-    figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: figures.append((figure, options["dpi"])))
-    places = [(0.31, 0.365), (0.17, 0.365), (0.0713, 0.3656), (0.0657, 0.3667), (0.0576, 0.3651), (0.0646, 0.3567)]
-    runs = [run_of(f"method:ratio=0.{index}", p50=p50, accuracy=part) for index, (p50, part) in enumerate(places)]
-    draw(results_of(*(dataclasses.replace(run, network=name) for name in ("slow", "fast") for run in runs)), tmp_path)
-    _, (tradeoff, dpi) = figures
-    tradeoff.set_dpi(dpi)  # as it is saved, where letters are not just as wide as they were measured
-    tradeoff.canvas.draw()
-    for axes in tradeoff.axes:
-        frame = axes.get_window_extent()
-        boxes = [Text.get_window_extent(each).padded(1) for each in axes.texts]
-        assert all(frame.contains(x, y) for box in boxes for x, y in box.corners())
+    assert [text.get_text() for text in tradeoff.legends[0].get_texts()] == ["none (1x)", "topk (10x)"]
 
 
 def test_each_network_has_its_section_in_the_report(page):
@@ -195,15 +164,6 @@ def test_each_network_has_its_section_in_the_report(page):
     text = page(results_of(*over))
     assert re.findall("<h2>(.+)</h2>", text) == ["mlp on digits, slow", "mlp on digits, fast"]
     assert text.count("No verdict") == 2
-
-
-def test_the_report_s_charts_have_every_run_and_no_loss_that_is_not_finite(page):
-    text = page(results_of(run_of(loss=(3.0, math.nan)), run_of("</script>", loss=(3.0, 2.0))))
-    charts = [json.loads(each) for each in re.findall(r'<script type="application/json">(.+)</script>', text)]
-    assert [chart["title"] for chart in charts] == ["Loss by step", "Loss by time", "Accuracy against speed"]
-    assert all([series["name"] for series in chart["series"]] == ["none", "</script>"] for chart in charts)
-    assert [len(series["points"]) for series in charts[0]["series"]] == [1, 2]
-    assert len({(series["color"], series["marker"]) for series in charts[0]["series"]}) == 2
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ command: collective
 base: {nproc: 1, total: 1000, repeats: 1}
 grid: {elements: [10, 100, 1000]}
 shortened: {grid: {elements: [1000]}}
-derive: {slowdown: {kind: relative, of: seconds.p50, against: {elements: 1000}}}
+derive: {slowdown: {kind: ratio, of: seconds.p50, against: {elements: 1000}}}
 figures:
   - {name: pieces, kind: line, x: elements, y: seconds.p50, series: backend, log: [x, y], caption: Smaller is slower.}
 """

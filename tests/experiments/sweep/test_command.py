@@ -10,8 +10,11 @@ from gradwire.experiments.sweep.cache import POINTS, read_points
 from .given import STUDY, document, sweep, with_key
 
 
-def test_a_study_runs_every_point_of_the_grid_and_leaves_rows_page_and_pictures(study, ran, tmp_path, capsys):
+def test_a_study_runs_every_point_of_the_grid_and_leaves_rows_page_and_pictures(
+    study, ran, tmp_path, capsys, monkeypatch
+):
     out = tmp_path / "out"
+    monkeypatch.setattr(sys, "argv", ["gradwire", "sweep", "--config", "FILE", "--out", str(out), "--redraw"])
     assert sweep(study, out) == 0
     assert ran == [10, 100, 1000]
     assert {file.name for file in out.iterdir()} == {POINTS, "study.json", "README.md", "pieces.png"}
@@ -121,31 +124,33 @@ def test_a_run_that_diverged_is_drawn_and_written_as_far_as_its_losses_go(study,
         f"  - {{name: loss-{smooth}, kind: line, x: step, y: loss, series: elements, smooth: {smooth}, log: [y]}}\n"
         for smooth in ("true", "false")
     ]
-    boxes = "  - {name: losses, kind: box, x: elements, y: loss, series: backend}\n"
-    study.write_text(STUDY + "".join([*figures, boxes]))
+    study.write_text(STUDY + "".join(figures))
     out = tmp_path / "out"
     assert sweep(study, out) == 0
-    assert {"loss-true.png", "loss-false.png", "losses.png"} <= {file.name for file in out.iterdir()}
+    assert {"loss-true.png", "loss-false.png"} <= {file.name for file in out.iterdir()}
     assert [row["loss"] for row in document(out)["rows"]] == list(curves.values())
-    assert "(losses.png)" in (out / "README.md").read_text()
+    assert "(loss-true.png)" in (out / "README.md").read_text()
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ("grid: {elements: 10}", "grid.elements is a list of values, got 10"),
+        ("grid: {elements: []}", "grid.elements has no value: name at least one"),
         ("grid: {element: [10]}", "the point element 10: unknown option --element (did you mean --elements?)"),
         ("grid: {elements: [2000]}", "a piece of 2000 is larger than the total of 1000"),
         ("command: colective", "command is one of bench, collective, compare, ready, got 'colective'"),
-        ("derive: {speed: {of: seconds.p50}}", "derive.speed has the unknown kind 'speed'; there are: speedup"),
+        ("derive: {speed: {of: seconds.p50}}", "derive.speed has the unknown kind 'speed'; there are: speedup, ratio"),
         ("derive: {speedup: {off: seconds.p50}}", "speedup takes of, against"),
-        ("figures: [{name: a, kind: pie, x: b, y: c}]", "kind is one of line, bar, box, points, got 'pie'"),
+        ("figures: [{name: a, kind: pie, x: b, y: c}]", "kind is one of line, bar, points, got 'pie'"),
         ("figures: [{name: a, kind: bar, x: b}]", "missing 1 required"),
         ("figures: [{name: a, kind: bar, x: b, y: c, log: [z]}]", "log has x and y, got z"),
-        ("shortened: {steps: 3}", "shortened has base, grid, cases, skip, got steps"),
+        ("shortened: {steps: 3}", "shortened has base, grid, got steps"),
         ("base: {netlab.utilization: use.json}", "netlab.utilization is for points of bench"),
         ("grid: {netlab.utilization: [null, use.json]}", "leave it out of collective"),
-        ("verdict: {by: seconds}", "it has of, each, unit, what"),
+        ("figures: [{name: a, kind: line, x: b, y: [c, d]}]", "several y lie on top of each other in bars"),
+        ("derive: {late: {kind: time_to_loss, against: {elements: 10}, at: 75}}", "at is a share of the steps"),
+        ("derive: {late: {kind: seconds_over_link, rate: fast}}", "a rate is a number and a unit"),
+        ("verdict: {by: seconds}", "it has of, each, what"),
         ("titel: Pieces", "unknown option titel"),
     ],
     ids=lambda value: value.partition(":")[0],
@@ -179,32 +184,3 @@ def test_without_matplotlib_a_study_with_figures_is_refused_before_anything_runs
     study.write_text(with_key("figures: []"))
     assert sweep(study, tmp_path / "out") == 0
     assert len(document(tmp_path / "out")["rows"]) == 3
-
-
-def test_a_lab_may_be_given_for_all_points(study, ran, tmp_path, capsys):
-    assert sweep(study, tmp_path / "out", "--netlab.hosts=3", "--netlab.rate=50mbit") == 0
-    assert "--netlab.hosts=3 --netlab.rate=50mbit --elements=10" in (tmp_path / "out" / "README.md").read_text()
-    study.write_text(STUDY.replace("grid: {elements", "grid: {netlab.rate: [1gbit, 2gbit], elements"))
-    assert sweep(study, tmp_path / "other", "--netlab.rate=50mbit") == 2
-    assert "the study varies netlab.rate itself" in capsys.readouterr().err
-
-
-def test_trackers_get_the_rows(study, ran, tmp_path):
-    pytest.importorskip("tensorboard")
-    out = tmp_path / "out"
-    assert sweep(study, out, "--logger=tensorboard") == 0
-    folders = sorted(file.parent.name for file in (out / "tensorboard").rglob("events.*"))
-    assert folders == ["elements_10", "elements_100", "elements_1000"]
-
-
-def test_trackers_get_no_step_without_a_loss(study, ran, tmp_path, monkeypatch):
-    steps = []
-
-    class Tracker:
-        step, summary = (lambda self, *step: steps.append(step)), (lambda self, numbers, steps: None)
-
-    monkeypatch.setattr(command, "check_loggers", lambda names: None)
-    monkeypatch.setattr(command, "open_loggers", lambda names, label, config, out: [Tracker()])
-    ran.columns = {1000: {"loss": [3.0, None, 2.0], "train_seconds": [0.1, 0.2, 0.3]}}
-    assert sweep(study, tmp_path / "out", "--short", "--logger=wandb") == 0
-    assert steps == [(1, 3.0, 0.1), (3, 2.0, 0.3)]

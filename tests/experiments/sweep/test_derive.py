@@ -31,13 +31,11 @@ def test_time_to_loss_can_be_to_what_the_reference_has_earlier():
     ]
     described = {"kind": "time_to_loss", "against": {"compressor": "bf16"}, "at": 0.5}
     assert [row["time"] for row in derived(rows, {"time": described}, ["compressor"])] == [2.0, 0.3]
-    with pytest.raises(ValueError, match="share of the steps"):
-        derived(rows, {"time": described | {"at": 75}}, ["compressor"])
 
 
 def test_an_excess_in_per_cent_is_against_the_row_at_the_same_place():
     rows = [{"compressor": "none", "loss": 2.0}, {"compressor": "int4", "loss": 2.01}]
-    excess = {"kind": "relative", "of": "loss", "against": {"compressor": "none"}, "percent": True}
+    excess = {"kind": "ratio", "of": "loss", "against": {"compressor": "none"}, "percent": True}
     assert [row["excess"] for row in derived(rows, {"excess": excess}, ["compressor"])] == pytest.approx([0, 0.5])
 
 
@@ -54,6 +52,12 @@ def test_without_bytes_there_are_no_seconds_over_a_link():
     assert found["seconds"] is None
 
 
-def test_the_last_number_of_a_list_is_missing_where_the_list_is():
-    rows = [{"seconds": [1.0, 2.5]}, {}]
-    assert [row["all"] for row in derived(rows, {"all": {"kind": "last", "of": "seconds"}}, [])] == [2.5, None]
+def test_a_ratio_is_over_another_column_or_the_same_one_of_another_row():
+    rows = [{"ranks": ranks, "samples": 8.0, "seconds": seconds} for ranks, seconds in ((1, 2.0), (2, 4.0), (4, None))]
+    described = {
+        "rate": {"kind": "ratio", "of": "samples", "over": "seconds"},
+        "slowdown": {"kind": "ratio", "of": "seconds", "against": {"ranks": 1}},
+        "lost": {"kind": "ratio", "of": "seconds", "against": {"ranks": 8}},
+    }
+    found = derived(rows, described, ["ranks"])
+    assert [(row["rate"], row["slowdown"], row["lost"]) for row in found] == [(4, 1, None), (2, 2, None), (None,) * 3]

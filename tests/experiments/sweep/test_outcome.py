@@ -6,20 +6,29 @@ from gradwire.experiments.sweep.outcome import Outcome
 
 def test_above_a_picture_is_what_was_emulated_in_the_rows_that_it_shows():
     rows = [{"link": rate, "steps": 3, "labels": [f"{rate} links"]} for rate in ("slow", "fast")]
-    outcome = Outcome(SweepConfig(title="Links", command="bench"), [], [])
+    outcome = Outcome(SweepConfig(title="Links", command="bench"), "", [], [])
     figure = Figure("slow", "bar", "link", ["steps"], where={"link": "slow"})
     assert figure.shown([*rows, {"link": "slow", "steps": None}]) == rows[:1]
     assert outcome.heading(rows) == "Links\nslow links; fast links"
     assert outcome.heading(figure.shown(rows)) == "Links\nslow links"
 
 
-def test_rows_that_differ_have_labels_that_differ():
-    cases = [{"bucket_mb": size, "overlap": overlap} for size in (None, 0.5, 25) for overlap in (False, True)]
-    rows = [{"link": "1gbit", "compressor": "none", **case, "parameter": name} for case in cases for name in "ab"]
-    point = Finished("", [], {}, rows, 0.1, "2026", "0.1.0", {})
-    found = Outcome(SweepConfig(command="bench", grid={"link": ["1gbit"]}), [], [point]).named_rows
-    labels = [label for label, _ in found]
-    assert [row for _, row in found] == rows
-    assert len(set(labels)) == len(rows)
-    assert labels[:3] == ["1gbit none overlap False", "1gbit none overlap False #2", "1gbit none overlap True"]
-    assert labels[-1] == "1gbit none bucket_mb 25 overlap True #2"
+def test_the_page_tells_when_and_with_what_the_points_ran_whoever_draws_it():
+    machines = [{"cores": 2, "gpus": []}, {"cores": 4}, {"cores": 8}]
+    dates = [f"2026-01-0{day} 10:00:00 +0000" for day in (3, 1, 2)]
+    versions = [("0.1.0", "2.9.0"), ("0.0.9", "2.8.0"), ("0.1.0", "2.9.0")]
+    finished = [
+        Finished("", [], {}, [], 0.1, date, gradwire, machine, torch)
+        for date, machine, (gradwire, torch) in zip(dates, machines, versions, strict=True)
+    ]
+    outcome = Outcome(SweepConfig(command="bench"), "gradwire sweep", [], finished)
+    assert outcome.provenance == {
+        "gradwire": "0.1.0, 0.0.9",
+        "torch": "2.9.0, 2.8.0",
+        "date": f"{dates[1]} to {dates[0]}",
+        "environment": machines[0],
+    }
+    last = f"{dates[1]} to {dates[0]}, gradwire 0.1.0, 0.0.9, torch 2.9.0, 2.8.0; cores 2."
+    assert outcome.page()[-1] == last
+    alone = Outcome(SweepConfig(command="bench"), "gradwire sweep", [], finished[:1])
+    assert alone.provenance["date"] == dates[0]

@@ -7,7 +7,7 @@ from gradwire.experiments.sweep.points import points_of
 
 def test_the_points_are_the_product_of_the_grid_in_order():
     config = SweepConfig(
-        command="compare", base={"model": {"name": "mlp", "width": 16}}, grid={"lr": [1, 2], "seed": [3, 4]}
+        command="compare", base={"model": {"name": "mlp", "width": 16}}, grid=[{"lr": [1, 2], "seed": [3, 4]}]
     )
     points = points_of(config, options_of)
     assert [tuple(point.chosen.values()) for point in points] == [(1, 3), (1, 4), (2, 3), (2, 4)]
@@ -24,41 +24,42 @@ def chosen(**options):
 GRID = {"seed": [0, 1], "nproc": [2, 4]}
 
 
-def test_the_grid_is_run_for_each_case_with_its_options():
-    cases = {"small": {"model": "mlp", "data": "digits", "lr": 1}, "large": {"model": "gpt", "lr": 2}}
-    config = SweepConfig(command="compare", base={"lr": 3, "steps": 5}, cases=cases, grid={"seed": [0, 1]})
+def test_several_grids_come_one_after_the_other_each_with_options_of_its_own():
+    grids = [{"model": ["mlp"], "data": "digits", "lr": 1, "seed": [0, 1]}, {"model": ["gpt"], "lr": 2, "seed": [0]}]
+    config = SweepConfig(command="compare", base={"lr": 3, "steps": 5}, grid=grids)
     points = points_of(config, options_of)
-    assert [tuple(point.chosen.values()) for point in points] == [(c, s) for c in cases for s in (0, 1)]
-    assert [(p.options["model"]["name"], p.options["lr"], p.options["steps"]) for p in points[1:3]] == [
+    assert [point.label for point in points] == ["model mlp, seed 0", "model mlp, seed 1", "model gpt, seed 0"]
+    assert [(p.options["model"]["name"], p.options["lr"], p.options["steps"]) for p in points[1:]] == [
         ("mlp", 1, 5),
         ("gpt", 2, 5),
     ]
-    assert "--case" not in " ".join(points[0].arguments)
 
 
-def test_what_is_skipped_is_left_out_and_what_is_asked_for_alone_is_run():
-    assert chosen(grid=GRID, skip=[{"seed": [1], "nproc": [4]}]) == [(0, 2), (0, 4), (1, 2)]
-    assert chosen(grid=GRID, only={"seed": 1}) == [(1, 2), (1, 4)]
-    assert chosen(grid=GRID, only={"seed": 1, "nproc": [4]}) == [(1, 4)]
+def test_without_a_grid_there_is_one_point():
+    assert chosen() == [()]
+
+
+def test_what_is_asked_for_alone_is_run():
+    assert chosen(grid=[GRID], only={"seed": 1}) == [(1, 2), (1, 4)]
+    assert chosen(grid=[GRID], only={"seed": 1, "nproc": [4]}) == [(1, 4)]
 
 
 def test_a_list_on_the_grid_is_asked_for_by_any_of_its_values():
     lists = {"compressors": [["none", "bf16"], ["int8"]]}
-    assert chosen(grid=lists, only={"compressors": ["bf16"]}) == [(["none", "bf16"],)]
+    assert chosen(grid=[lists], only={"compressors": ["bf16"]}) == [(["none", "bf16"],)]
 
 
 def test_a_part_that_is_run_first_has_the_points_of_the_whole():
-    whole = points_of(SweepConfig(command="compare", grid=GRID), options_of)
-    part = points_of(SweepConfig(command="compare", grid=GRID, only={"nproc": [4]}), options_of)
+    whole = points_of(SweepConfig(command="compare", grid=[GRID]), options_of)
+    part = points_of(SweepConfig(command="compare", grid=[GRID], only={"nproc": [4]}), options_of)
     assert {point.key() for point in part} < {point.key() for point in whole}
 
 
-@pytest.mark.parametrize(("key", "value"), [("only", {"sed": 1}), ("skip", [{"sed": 1}])])
-def test_a_column_that_is_not_on_the_grid_is_refused(key, value):
-    with pytest.raises(ValueError, match="only and skip name columns of the grid, case, seed, nproc; got sed"):
-        SweepConfig(command="compare", grid=GRID, **{key: value})
+def test_an_option_that_is_not_on_the_grid_is_refused():
+    with pytest.raises(ValueError, match="only names options of the grid, seed, nproc; got sed"):
+        SweepConfig(command="compare", grid=[GRID], only={"sed": 1})
 
 
 def test_a_part_without_points_is_refused():
     with pytest.raises(ValueError, match="no place of the grid"):
-        chosen(grid=GRID, only={"seed": [7]})
+        chosen(grid=[GRID], only={"seed": [7]})

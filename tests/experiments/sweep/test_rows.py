@@ -6,13 +6,13 @@ from gradwire.experiments.sweep.rows import link_use, rows_of
 
 def test_rows_of_bench_and_compare_are_flat_and_know_their_place_on_the_grid():
     measured = {"sec_per_iter": {"p50": 0.5}}
-    bench = {"benchmark_results": [{"model": "mlp", "compressor": "none", "measurements": measured}]}
+    bench = {"rows": [{"model": "mlp", "compressor": "none", "measurements": measured}]}
     chosen = {"compressors": "none", "link": "1gbit"}
     assert rows_of("bench", bench, chosen) == [
         {"link": "1gbit", "model": "mlp", "compressor": "none", "sec_per_iter.p50": 0.5}
     ]
     with pytest.raises(ValueError, match="bench measured nothing"):
-        rows_of("bench", {"benchmark_results": []}, {})
+        rows_of("bench", {"rows": []}, {})
 
 
 def test_the_use_of_a_link_is_that_of_the_last_two_steps():

@@ -19,7 +19,7 @@ from .given import STUDY, descendants, ranks_below, state
 
 
 def test_a_point_is_a_process_and_its_failure_tells_what_it_wrote():
-    config = SweepConfig(command="collective", base={"nproc": 1, "total": 10, "repeats": 1}, grid={"elements": [10]})
+    config = SweepConfig(command="collective", base={"nproc": 1, "total": 10, "repeats": 1}, grid=[{"elements": [10]}])
     (point,) = points_of(config, options_of)
     finished = run_point(point, limit=100)
     assert finished.rows[0]["elements"] == finished.rows[0]["total_elements"] == 10

@@ -129,7 +129,7 @@ def test_bench_dilates_the_links_of_its_lab(possible, tmp_path):
     command = [sys.executable, "-m", "gradwire", "bench", *lab, *slowed, *short]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
-    (row,) = json.loads(file.read_text())["benchmark_results"]
+    (row,) = json.loads(file.read_text())["rows"]
     assert (row["model"], row["world_size"], row["machines"]) == ("resnet18-cifar", 2, 2)
     assert row["labels"] == [
         "emulated compute resnet18-cifar, 0.02 s a step",
