@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from gradwire.compress import Layout, Simulation, all_reduce
-from gradwire.compress.state.tree import tree as states
+from gradwire.compress.state import tree as states
 
 RANKS = 2
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradwire.compress import ErrorFeedback, Layout, Partition, Simulation, Switch, Widen, compressor, compressors
-from gradwire.compress.state.tree import tree as states
+from gradwire.compress.state import tree as states
 
 SHAPES = {
     "one element": ((1,),),

@@ -5,7 +5,7 @@ import torch
 
 import gradwire
 from gradwire.compress import Layout, Simulation, compressors
-from gradwire.compress.state.tree import tree as states
+from gradwire.compress.state import tree as states
 
 from .given import average, gradients, wrapped
 

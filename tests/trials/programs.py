@@ -7,7 +7,7 @@ from random import Random
 import torch
 
 from gradwire.compress import Layout, Simulation, compressor
-from gradwire.compress.state.tree import tree as states
+from gradwire.compress.state import tree as states
 
 ROUGH = 1e-5  # what sums in float32 may take away in a step, relative to the largest number
 SPECS = (

@@ -3,7 +3,7 @@
 import torch
 
 from gradwire.compress import Simulation, compressor
-from gradwire.compress.state.tree import tree as states
+from gradwire.compress.state import tree as states
 from gradwire.ddp_core import layout_of
 
 from .gradients import in_memory_order

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gradwire.compress import ACPPowerSGD, Simulation, compressor, dry_run
-from gradwire.compress.state.tree import tree as states
+from gradwire.compress.state import tree as states
 
 from ..given import gradients, layout
 

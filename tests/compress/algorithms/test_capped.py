@@ -6,7 +6,7 @@ import torch
 
 from gradwire.compress import Simulation, compressor, dry_run
 from gradwire.compress.algorithms.capped import chosen_places
-from gradwire.compress.state.tree import tree as state
+from gradwire.compress.state import tree as state
 
 from ..given import gradients, layout, mean
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from gradwire.compress import FP8, Gathered, Int2, Int4, Int8, Residual, Simulation, Ternary, compressor, simulate
-from gradwire.compress.state.tree import tree as state
+from gradwire.compress.state import tree as state
 from gradwire.kernels.quantization import uniform
 
 from ...kernels.test_rotation import hadamard, parts

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gradwire.compress import RandomK, Simulation, compressor, dry_run
-from gradwire.compress.state.tree import tree as states
+from gradwire.compress.state import tree as states
 
 from ..given import assert_goes_on_after_a_load, gradients, layout
 

@@ -7,7 +7,7 @@ import torch
 
 from gradwire.compress import Layout, Simulation, compressor
 from gradwire.compress.algorithms.zero_rows import ZeroRows
-from gradwire.compress.state.tree import tree as states
+from gradwire.compress.state import tree as states
 
 from ..test_laws import OBJECTS, OWN_LAW, SPECS, build, layout
 

@@ -8,7 +8,7 @@ import torch
 from gradwire.compress import Dense, Hosts, Simulation, compressor, dry_run, most_rounds, specification
 from gradwire.compress.simulate import scopes_by_round
 from gradwire.compress.state.agreed import agree_in, choices
-from gradwire.compress.state.tree import tree as states
+from gradwire.compress.state import tree as states
 
 from ..given import gradients, layout, mean
 from ..test_laws import mean_held_back

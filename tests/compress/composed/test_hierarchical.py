@@ -7,7 +7,7 @@ import torch
 
 from gradwire.compress import Dense, Float16, Hosts, Layout, Simulation, compressor, dry_run, most_rounds
 from gradwire.compress.state.shares import share_of
-from gradwire.compress.state.tree import tree as states
+from gradwire.compress.state import tree as states
 
 from ..given import assert_goes_on_after_a_load, gradients, layout, mean
 from ..test_laws import CONSTANT, SHAPES, SPECS, TELESCOPING, forgets, mean_held_back, tolerance

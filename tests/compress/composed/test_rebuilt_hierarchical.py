@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradwire.compress import ErrorFeedback, Hosts, Partition, Simulation, TwoShot, Widen, compressor
-from gradwire.compress.state.tree import tree as states
+from gradwire.compress.state import tree as states
 
 from ..given import gradients, layout
 from ..test_laws import OWN_LAW, SPECS, forgets, mean_held_back

@@ -7,7 +7,7 @@ from gradwire.compress import Guarded, Layout, Simulation, Widen, compressor, dr
 from gradwire.compress.feedback.guard import DAMPING, DENSE, FIRST_REST, LONGEST_REST, WATCHING, Mode
 from gradwire.compress.state.gauge import EVERY, Seen
 from gradwire.compress.state.tree import Leaves
-from gradwire.compress.state.tree import tree as states
+from gradwire.compress.state import tree as states
 
 from ..given import gradients, layout, mean
 from ..test_laws import mean_held_back

@@ -21,7 +21,7 @@ from gradwire.compress import (
 from gradwire.compress.algorithms.quantized import Int4
 from gradwire.compress.protocol.registry import registered
 from gradwire.compress.state.tree import Leaves
-from gradwire.compress.state.tree import tree as states
+from gradwire.compress.state import tree as states
 
 from ..given import RANKS, Scaled, gradients, layout, mean
 from ..test_laws import LOSSY_PAYLOAD, UNBIASED, mean_held_back

@@ -16,7 +16,7 @@ from gradwire.compress import (
     Widen,
     compressor,
 )
-from gradwire.compress.state.tree import tree as states
+from gradwire.compress.state import tree as states
 
 from ..given import RANKS, Scaled, gradients, layout, mean
 

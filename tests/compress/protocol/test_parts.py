@@ -7,7 +7,7 @@ import torch
 
 from gradwire.compress import Layout, Partition, PowerSGD, Simulation, compressor
 from gradwire.compress.state.tree import Chunk, PerParameter
-from gradwire.compress.state.tree import tree as states
+from gradwire.compress.state import tree as states
 
 from ..given import gradients, layout
 

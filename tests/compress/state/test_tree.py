@@ -7,7 +7,7 @@ import torch
 
 from gradwire.compress import ErrorFeedback, Gathered, Partition, Simulation, Switch, TopK, compressor, simulate
 from gradwire.compress.state.tree import Chunk, Counter, Leaves, PerParameter
-from gradwire.compress.state.tree import tree as states
+from gradwire.compress.state import tree as states
 
 from ..given import gradients, layout
 
