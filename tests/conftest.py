@@ -2,7 +2,10 @@ import gc
 import importlib.util
 import multiprocessing
 import os
+import random
 import signal
+import socket
+from contextlib import suppress
 
 import pytest
 import torch
@@ -88,3 +91,13 @@ def ranks():
     pool = RankPool()
     yield pool
     assert all(code == 0 for code in pool.close())
+
+
+@pytest.fixture
+def unused_port():
+    """Below those that the system gives to whoever asks for any, as other tests do meanwhile."""
+    for port in random.sample(range(20000, 30000), 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("a hundred ports are taken")

@@ -7,6 +7,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from .ranks import START
 
 LIMIT = 110  # seconds that a script may take
@@ -44,6 +46,7 @@ def _run(code, arguments, folder, variables, files):
     os.environ.clear()
     os.environ.update(variables)
     os.chdir(folder)
+    torch.set_num_threads(1)
     for descriptor, file in enumerate(files, start=1):
         os.dup2(os.open(file, os.O_CREAT | os.O_WRONLY), descriptor)
     sys.argv = ["script.py", *arguments]

@@ -202,7 +202,10 @@ def test_an_arrow_that_runs_back_is_seen(file, source):
 @pytest.mark.parametrize(
     ("file", "source"),
     [
-        ("compress/algorithms/a.py", "from ...kernels import ops\nfrom ..protocol.requests import all_reduce\nall_reduce(x)"),
+        (
+            "compress/algorithms/a.py",
+            "from ...kernels import ops\nfrom ..protocol.requests import all_reduce\nall_reduce(x)",
+        ),
         ("hooks/a.py", "import torch.distributed as dist\ndist.get_rank()\ndist.init_process_group()"),
         ("hooks/a.py", "from ..ddp_core import averaged\naveraged(x)"),
         ("ddp_core/transport/a.py", "import torch.distributed as dist\ndist.all_reduce(x)\ngroup.allreduce([x])"),

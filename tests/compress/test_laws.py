@@ -71,8 +71,19 @@ def forgets(spec):
 
 
 TELESCOPING = [spec for spec in SPECS if not forgets(spec)]
-STEPS = 600
-LONG = {"onebit:feedback=1": 4 * STEPS}  # the smallest elements of a large block have steps as large as the others
+STEPS = 150
+SLOW = (
+    "dropping",
+    "topk",
+    "topk:k=9",
+    "topk:ratio=0.1",
+    "randomk:feedback",
+    "bf16+chunktopk",
+    "adacomp:bin",
+    "onebit:rotate=false",
+)
+LONG = {spec: 4 * STEPS for spec in TELESCOPING if spec.startswith(SLOW)}  # until each element has come several times
+LONG["onebit:feedback=1"] = 8 * STEPS  # the smallest elements of a large block have steps as large as the others
 CONSTANT = ((32, 24), (101,), (13, 3, 3, 3), (7,), (1,), (5, 1))  # small, so that top-k comes by every element often
 OBJECTS = {
     "switch back to dense": ErrorFeedback(Widen(Switch({0: compressor("topk").inner.inner, 2: compressor("none")}))),

@@ -1,8 +1,5 @@
 import multiprocessing
 import os
-import random
-import socket
-from contextlib import suppress
 from multiprocessing import forkserver
 
 import pytest
@@ -61,16 +58,6 @@ def clock(monkeypatch):
     for module in (paced, model, recording):
         monkeypatch.setattr(module, "time", clock)
     return clock
-
-
-@pytest.fixture
-def unused_port():
-    """Below those that the system gives to whoever asks for any, as other tests do meanwhile."""
-    for port in random.sample(range(20000, 30000), 100):
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("a hundred ports are taken")
 
 
 @pytest.fixture

@@ -1,5 +1,4 @@
 import os
-import socket
 
 import pytest
 
@@ -69,13 +68,6 @@ def test_ranks_of_one_host_need_no_address(variables):
     assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == ("127.0.0.1", "29500")
 
 
-def free_port():
-    """Return a port that is free now."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return str(taken.getsockname()[1])
-
-
 SCRIPT = """
 import sys, torch, gradwire, torch.distributed as dist
 device = gradwire.init_process_group()
@@ -107,8 +99,7 @@ def launched(script, variables, *arguments):
 
 
 @pytest.mark.parametrize("kind", ["Open MPI", "Slurm", "torchrun"])
-def test_a_script_joins_the_ranks_that_a_launcher_started(kind, tmp_path):
-    port = free_port()
+def test_a_script_joins_the_ranks_that_a_launcher_started(kind, tmp_path, unused_port):
     given = {
         "Open MPI": lambda rank: (
             {**OPEN_MPI, "OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_LOCAL_RANK": rank}
@@ -123,7 +114,9 @@ def test_a_script_joins_the_ranks_that_a_launcher_started(kind, tmp_path):
             | {"MASTER_ADDR": "127.0.0.1"}
         ),
     }[kind]
-    started = [launched(SCRIPT, {**given(str(rank)), "MASTER_PORT": port}, f"{tmp_path}/") for rank in range(2)]
+    started = [
+        launched(SCRIPT, {**given(str(rank)), "MASTER_PORT": str(unused_port)}, f"{tmp_path}/") for rank in range(2)
+    ]
     ended = [script.end() for script in started]
     assert [each.code for each in ended] == [0, 0], ended
     assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["2 0.5", "2 0.5"]
