@@ -8,7 +8,8 @@ SEED ?=
 WORKERS ?= 2
 BIN := $(abspath $(VENV))/bin
 STAMP := $(VENV)/.installed
-PYTEST := "$(BIN)/python" -m pytest --progress --override-ini console_output_style=classic
+# Tests start many processes, which would compile all modules anew where Python may not keep what it compiled.
+PYTEST := PYTHONDONTWRITEBYTECODE= "$(BIN)/python" -m pytest --progress --override-ini console_output_style=classic
 BESIDE := --numprocesses $(WORKERS) --dist loadfile
 INSTALLED := $(abspath $(VENV))/installed
 SANITIZED := $(abspath $(VENV))/sanitized

@@ -16,12 +16,12 @@ if importlib.util.find_spec("triton") and not torch.cuda.is_available():
 from gradwire import kernels
 
 from .progress import Progress
-from .ranks import RankPool
+from .ranks import PRELOADED, RankPool
 from .variants import left_to_the_rest, too_many_interpreted
 
 BACKENDS = {each.name: each for each in kernels.backends() if each.device in ("cpu", "any")}
 COMPILED = [name for name in BACKENDS if name != "triton"]
-multiprocessing.set_forkserver_preload(["torch.distributed.fsdp", "torch._dynamo"])  # what takes seconds
+multiprocessing.set_forkserver_preload(PRELOADED)
 
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN

@@ -10,8 +10,10 @@ from gradwire.experiments.ranks import processes
 from gradwire.experiments.ranks.launchers import LAB_VARIABLE
 from gradwire.experiments.workloads.emulation import model, recording
 
+from ..ranks import PRELOADED
+
 multiprocessing.set_forkserver_preload(
-    ["torch._dynamo", "torchvision", "gradwire.experiments.bench.run", "gradwire.experiments.compare.command"]
+    [*PRELOADED, "torchvision", "gradwire.experiments.bench.run", "gradwire.experiments.compare.command"]
 )
 
 
@@ -19,7 +21,7 @@ multiprocessing.set_forkserver_preload(
 def quick_start():
     """The ranks of commands that run in this process are forked from one that has imported what takes seconds.
 
-    Those of commands that tests start as processes are spawned, as users' are.
+    Those of commands that tests start as processes are spawned, as users' are. Gives what spawns them.
     """
     start = processes.multiprocessing.start_processes
 
@@ -31,7 +33,7 @@ def quick_start():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(processes.multiprocessing, "start_processes", forked)
-        yield
+        yield start
 
 
 class Clock:

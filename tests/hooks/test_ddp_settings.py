@@ -14,7 +14,7 @@ import gradwire
 from ..torch_versions import complex_numbers
 from .training import TINY_BUCKETS, Case, backward, batch, same, train
 
-SPECS = ["none", "bf16", "powersgd:rank=2", "topk:ratio=0.1", "onebit:feedback=1", "batched-powersgd"]
+SPECS = ["none", "bf16", "powersgd:rank=2", "topk:ratio=0.1", "onebit:feedback=1"]
 
 
 def network():

@@ -95,6 +95,7 @@ def test_the_short_form_runs_and_leaves_a_page(name, tmp_path, points_in_this_pr
     assert_short_form_runs(name, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_short_form_runs_with_points_in_processes_of_their_own(tmp_path):
     assert_short_form_runs("ddp-fig2-allreduce", tmp_path)
