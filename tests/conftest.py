@@ -1,3 +1,4 @@
+import functools
 import gc
 import importlib.util
 import multiprocessing
@@ -5,6 +6,7 @@ import os
 import random
 import signal
 import socket
+import sys
 from contextlib import suppress
 
 import pytest
@@ -65,6 +67,18 @@ def pytest_collection_finish():
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def parsers_made_once():
+    """A command's parser takes a tenth of a second to make, and hundreds of tests parse; help changes the one it shows."""
+    if parsing := sys.modules.get("gradwire.experiments.cli.parsing"):
+        make, show = parsing._parser, parsing._help
+
+        def shown(parser, command, fields):
+            show(make(command, command.config_class(), parser.prog), command, fields)
+
+        parsing._parser, parsing._help = functools.cache(make), shown
 
 
 @pytest.fixture(params=BACKENDS)
