@@ -19,9 +19,17 @@ from gradwire import kernels
 
 from .progress import Progress
 from .ranks import PRELOADED, RankPool
-from .variants import left_to_the_rest, too_many_interpreted
+from .variants import left_to_the_rest, too_many_interpreted, too_many_of_the_rest
 
 BACKENDS = {each.name: each for each in kernels.backends() if each.device in ("cpu", "any")}
+LONG = (
+    "test_upstream.py",
+    "test_processes.py",
+    "test_studies.py",
+    "test_run.py",
+    "test_first_minutes.py",
+    "test_package.py",
+)
 COMPILED = [name for name in BACKENDS if name != "triton"]
 multiprocessing.set_forkserver_preload(PRELOADED)
 
@@ -52,7 +60,9 @@ def pytest_collection_modifyitems(config, items):
     if part := config.getoption("--part", default=None):
         keep(config, items, {item for item in items if not item.get_closest_marker("thorough")})
         rest = left_to_the_rest(items)
-        keep(config, items, rest if part == "rest" else set(items) - rest)
+        keep(config, items, rest - too_many_of_the_rest(rest) if part == "rest" else set(items) - rest)
+
+    items.sort(key=lambda item: item.path.name not in LONG)  # a long file at the end would leave other workers idle
 
 
 def keep(config, items, kept):

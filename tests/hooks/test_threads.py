@@ -201,7 +201,8 @@ def saved_at_requests(rank, world_size, spec, kind):
 
 
 @pytest.mark.parametrize(
-    ("spec", "kind"), zip(("topk:ratio=0.05", "onebit", "powersgd:rank=2", "topk:ratio=0.05", "onebit"), HANDLES, strict=True)
+    ("spec", "kind"),
+    zip(("topk:ratio=0.05", "onebit", "powersgd:rank=2", "topk:ratio=0.05", "onebit"), HANDLES, strict=True),
 )
 def test_a_thread_that_saves_beside_each_request_gets_whole_steps(ranks, spec, kind):
     for trained_alike, saved_alike, different in ranks.run(saved_at_requests, 2, spec, kind):

@@ -27,7 +27,9 @@ OTHERS = dict.fromkeys(("fp16", "int4", "int2", "fp8", "ternary", "qsgd", "terng
 OTHERS |= dict.fromkeys(("randomk", "dropping", "adacomp", "batched-powersgd:rank=2"), 0.0001)
 OTHERS |= {"dgc": 0.00002, "acp-powersgd:rank=2": 0.00002}
 CASES = list(product([*COMPRESSORS, *OTHERS], ["backward", "priority"], [2, 4]))
-QUICK = [(spec, ("backward", "priority")[place % 2], 2) for place, spec in enumerate(COMPRESSORS)] + [("int8", "priority", 4)]
+QUICK = [(spec, ("backward", "priority")[place % 2], 2) for place, spec in enumerate(COMPRESSORS)] + [
+    ("int8", "priority", 4)
+]
 SLOW = [(spec, ("backward", "priority")[place % 2], 2) for place, spec in enumerate(OTHERS)]
 MARKS = {case: pytest.mark.slow if case in SLOW else pytest.mark.thorough for case in CASES if case not in QUICK}
 
