@@ -170,7 +170,7 @@ def resumed(rank, world_size, options):
     return runs
 
 
-@pytest.mark.parametrize("options", [STATIC, {}, SKIPPING])
+@pytest.mark.parametrize("options", [STATIC, SKIPPING])
 def test_a_state_saved_while_something_is_owed_goes_on_in_the_same_bits(ranks, options):
     for *stopped, whole in ranks.run(resumed, 3, options):
         assert len({wishes for wishes, _ in whole}) == 2
