@@ -82,7 +82,7 @@ def saved_meanwhile(rank, world_size, spec, ours):
     return same(expected, found), all(alike), len({state["step"] for state in saved})
 
 
-@pytest.mark.parametrize(("spec", "ours"), zip(SPECS, (True, False, True, False), strict=True))
+@pytest.mark.parametrize(("spec", "ours"), list(zip(SPECS, (True, False, True, False), strict=True)))
 def test_a_thread_that_saves_changes_no_bit_of_training_and_gets_whole_steps(ranks, spec, ours):
     for trained_alike, saved_alike, different in ranks.run(saved_meanwhile, 2, spec, ours):
         assert trained_alike
@@ -202,7 +202,7 @@ def saved_at_requests(rank, world_size, spec, kind):
 
 @pytest.mark.parametrize(
     ("spec", "kind"),
-    zip(("topk:ratio=0.05", "onebit", "powersgd:rank=2", "topk:ratio=0.05", "onebit"), HANDLES, strict=True),
+    list(zip(("topk:ratio=0.05", "onebit", "powersgd:rank=2", "topk:ratio=0.05", "onebit"), HANDLES, strict=True)),
 )
 def test_a_thread_that_saves_beside_each_request_gets_whole_steps(ranks, spec, kind):
     for trained_alike, saved_alike, different in ranks.run(saved_at_requests, 2, spec, kind):
