@@ -89,7 +89,9 @@ def points_in_this_process(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.thorough] * (n not in DIFFERENT)) for n in STUDIES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.thorough] * (n not in DIFFERENT)) for n in STUDIES]
+)
 def test_the_short_form_runs_and_leaves_a_page(name, tmp_path, points_in_this_process):
     pytest.importorskip("torchvision")
     assert_short_form_runs(name, tmp_path)
