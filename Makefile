@@ -8,8 +8,9 @@ SEED ?=
 WORKERS ?= 2
 BIN := $(abspath $(VENV))/bin
 STAMP := $(VENV)/.installed
-PYTEST := "$(BIN)/python" -m pytest --progress --override-ini console_output_style=classic
-BESIDE := --numprocesses $(WORKERS) --dist loadfile
+# Tests start many processes, which would compile all modules anew where Python may not keep what it compiled.
+PYTEST := PYTHONDONTWRITEBYTECODE= "$(BIN)/python" -m pytest --progress --override-ini console_output_style=classic
+BESIDE := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 INSTALLED := $(abspath $(VENV))/installed
 SANITIZED := $(abspath $(VENV))/sanitized
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all
@@ -23,7 +24,7 @@ help:
 	@echo 'make docs     the documentation as a site, in $(SITE)/'
 	@echo 'make wheel    source distribution and wheel in dist/, tried in a bare environment'
 	@echo 'make test     every test, of its variants some: minutes     (ARGS="-k powersgd")'
-	@echo 'make test-all all variants of every test, too; make test-rest those that make test leaves out'
+	@echo 'make test-all all variants of every test, too: an hour; make test-rest some that make test leaves out'
 	@echo 'make fuzz     random trainings and failures on real ranks     (SECONDS=600, or SEED=7 for one)'
 	@echo 'make mutants  changes of one line that tests must notice: minutes     (ARGS="--only powersgd")'
 	@echo 'make gpu      all that needs a GPU, with what is installed      (PART=kernels, OUT=folder)'

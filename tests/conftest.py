@@ -1,8 +1,13 @@
+import functools
 import gc
 import importlib.util
 import multiprocessing
 import os
+import random
 import signal
+import socket
+import sys
+from contextlib import suppress
 
 import pytest
 import torch
@@ -13,12 +18,20 @@ if importlib.util.find_spec("triton") and not torch.cuda.is_available():
 from gradwire import kernels
 
 from .progress import Progress
-from .ranks import RankPool
-from .variants import left_to_the_rest, too_many_interpreted
+from .ranks import PRELOADED, RankPool
+from .variants import left_to_the_rest, too_many_interpreted, too_many_of_the_rest
 
 BACKENDS = {each.name: each for each in kernels.backends() if each.device in ("cpu", "any")}
+LONG = (
+    "test_upstream.py",
+    "test_processes.py",
+    "test_studies.py",
+    "test_run.py",
+    "test_first_minutes.py",
+    "test_package.py",
+)
 COMPILED = [name for name in BACKENDS if name != "triton"]
-multiprocessing.set_forkserver_preload(["torch.distributed.fsdp", "torch._dynamo"])  # what takes seconds
+multiprocessing.set_forkserver_preload(PRELOADED)
 
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
@@ -47,7 +60,9 @@ def pytest_collection_modifyitems(config, items):
     if part := config.getoption("--part", default=None):
         keep(config, items, {item for item in items if not item.get_closest_marker("thorough")})
         rest = left_to_the_rest(items)
-        keep(config, items, rest if part == "rest" else set(items) - rest)
+        keep(config, items, rest - too_many_of_the_rest(rest) if part == "rest" else set(items) - rest)
+
+    items.sort(key=lambda item: item.path.name not in LONG)  # a long file at the end would leave other workers idle
 
 
 def keep(config, items, kept):
@@ -62,6 +77,18 @@ def pytest_collection_finish():
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def parsers_made_once():
+    """A command's parser takes a tenth of a second to make, and hundreds of tests parse; help changes the one it shows."""
+    if parsing := sys.modules.get("gradwire.experiments.cli.parsing"):
+        make, show = parsing._parser, parsing._help
+
+        def shown(parser, command, fields):
+            show(make(command, command.config_class(), parser.prog), command, fields)
+
+        parsing._parser, parsing._help = functools.cache(make), shown
 
 
 @pytest.fixture(params=BACKENDS)
@@ -88,3 +115,13 @@ def ranks():
     pool = RankPool()
     yield pool
     assert all(code == 0 for code in pool.close())
+
+
+@pytest.fixture
+def unused_port():
+    """Below those that the system gives to whoever asks for any, as other tests do meanwhile."""
+    for port in random.sample(range(20000, 30000), 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("a hundred ports are taken")

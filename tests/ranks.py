@@ -16,6 +16,7 @@ import torch.distributed as dist
 import gradwire  # noqa: F401  before the workers' memory is frozen
 
 GROUP_TIMEOUT = timedelta(seconds=30)
+PRELOADED = ["torch.distributed.fsdp", "torch._dynamo", "pytest", "tests.ranks"]  # what would take each rank seconds
 START = "spawn" if torch.cuda.is_available() else "forkserver"  # CUDA may not be forked
 
 

@@ -14,6 +14,7 @@ from gradwire.compress import compressor
 from gradwire.experiments.compare.config import CompareConfig
 from gradwire.hooks.advice.candidates import METHODS
 
+from .forked import Script
 from .test_docs import FENCE, PAGES, script
 
 WITH_TORCHRUN = ("ddp", "overlap", "concepts", "thrown-away-gradients")
@@ -22,26 +23,45 @@ LONGEST, MEDIAN, WORDS = 30, 15, 900  # of README's sentences, and of all its pr
 ROW = re.compile(r"^\| (?P<network>[^|]+) \| `(?P<compressor>[^`]+)`(?P<rest>.*)$", re.MULTILINE)
 
 
-def launched(folder, command, **variables):
-    """Run a command of a page, with this Python's torchrun, and return what it printed."""
+def environment_of(command, **variables):
+    """The words of a page's command behind its variables, and the environment that it runs in."""
     words = shlex.split(command)
     while "=" in words[0]:
         name, _, value = words.pop(0).partition("=")
         variables[name] = value
-    words[0] = {"torchrun": f"{sys.executable} -m torch.distributed.run", "python": sys.executable}[words[0]]
     alone = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
-    environment = {**alone, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **variables}
-    done = subprocess.run(
-        [*words[0].split(), *words[1:]], cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout, done.stderr
+    return words, {**alone, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **variables}
+
+
+@pytest.fixture
+def forked(tmp_path, unused_port):
+    """Runs a page's command on this folder's train.py as torchrun or Python would, by processes that have torch already."""
+
+    def run(command, **variables):
+        (program, *words), environment = environment_of(command, **variables)
+        count = int(words[words.index("--nproc-per-node") + 1]) if program == "torchrun" else 1
+        ranks = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+        ranks |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unused_port)}
+        text = (tmp_path / "train.py").read_text("utf-8")
+        places = [{**ranks, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
+        places = places if program == "torchrun" else [{}]
+        scripts = [Script(text, folder=tmp_path, variables={**environment, **place}) for place in places]
+        ended = [script.end() for script in scripts]
+        assert [each.code for each in ended] == [0] * count, ended
+        return "".join(each.out for each in ended), "".join(each.errors for each in ended)
+
+    return run
 
 
 def saved(page, folder):
     """Write a page's Python as the train.py that its commands start."""
-    (folder / "train.py").write_text(script(page), "utf-8")
+    (folder / "train.py").write_text(small(script(page)), "utf-8")
     return folder
+
+
+def small(text):
+    """A script with a narrower model than README's, which takes a minute where ranks share two cores."""
+    return text.replace("1024", "128").replace("4096", "256")
 
 
 def printed_commands(page, beginning):
@@ -53,7 +73,13 @@ def printed_commands(page, beginning):
 @pytest.mark.timeout(300)
 def test_the_readmes_script_compresses_from_the_first_step(tmp_path):
     (command,) = printed_commands("README.md", "torchrun --nproc")
-    _, watched = launched(saved("README.md", tmp_path), command)
+    (program, *words), environment = environment_of(command)
+    assert program == "torchrun"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", *words]
+    folder = saved("README.md", tmp_path)
+    done = subprocess.run(torchrun, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT)
+    watched = done.stderr
+    assert done.returncode == 0, watched
     lines = [line for line in watched.splitlines() if line.startswith("step ")]
     assert len(lines) == 3
     ratios = [float(re.search(r"([\d.]+)x fewer bytes", line)[1]) for line in lines]
@@ -67,12 +93,11 @@ def test_the_readmes_script_is_short():
     assert len([line for line in lines if "gradwire." in line]) == 1
 
 
-@pytest.mark.timeout(300)
-def test_the_readmes_other_form_is_torchs_hook(tmp_path):
+def test_the_readmes_other_form_is_torchs_hook(tmp_path, forked):
     (form,) = re.findall(r"^```\n(handle, hook = .*?)```$", PAGES["README.md"], re.MULTILINE | re.DOTALL)
-    text = script("README.md").replace('handle = gradwire.attach(ddp_model, "int4", optimizer=optimizer)', form)
+    text = small(script("README.md")).replace('handle = gradwire.attach(ddp_model, "int4", optimizer=optimizer)', form)
     (tmp_path / "train.py").write_text(text, "utf-8")
-    _, watched = launched(tmp_path, "torchrun --standalone --nproc-per-node 2 train.py")
+    _, watched = forked("torchrun --nproc-per-node 2 train.py")
     assert len(re.findall(r"7\.\d+x fewer bytes", watched)) == 3
 
 
@@ -126,38 +151,38 @@ def test_every_page_has_the_same_answer_for_a_network():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_training_script_starts_resumes_and_says_when_it_is_finished(tmp_path):
-    folder = saved("docs/training-script.md", tmp_path)
+@pytest.mark.timeout(300)
+def test_the_training_script_starts_resumes_and_says_when_it_is_finished(tmp_path, forked):
+    saved("docs/training-script.md", tmp_path)
     (command,) = printed_commands("docs/training-script.md", "torchrun --nproc")
-    assert re.search(r"8 steps, 7\.\dx fewer bytes, loss", launched(folder, command, EPOCHS="2")[0])
-    assert re.search(r"already finished: delete checkpoint.pt", launched(folder, command, EPOCHS="2")[0])
-    assert re.search(r"12 steps, ", launched(folder, command, EPOCHS="3")[0])
-    assert re.search(r"20 steps, ", launched(folder, "python train.py", EPOCHS="4")[0]), "another number of ranks"
+    assert re.search(r"8 steps, 7\.\dx fewer bytes, loss", forked(command, EPOCHS="2")[0])
+    assert re.search(r"already finished: delete checkpoint.pt", forked(command, EPOCHS="2")[0])
+    assert re.search(r"12 steps, ", forked(command, EPOCHS="3")[0])
+    assert re.search(r"20 steps, ", forked("python train.py", EPOCHS="4")[0]), "another number of ranks"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_commands_that_find_out_whether_it_pays_run_in_one_folder_as_printed(tmp_path):
-    folder = saved("docs/training-script.md", tmp_path)
+@pytest.mark.timeout(300)
+def test_the_commands_that_find_out_whether_it_pays_run_in_one_folder_as_printed(tmp_path, forked):
+    saved("docs/training-script.md", tmp_path)
     commands = printed_commands("docs/training-script.md", "EPOCHS=")
     ratios = []
     for command in commands:
-        printed, _ = launched(folder, command)
+        printed, _ = forked(command)
         ratios.append(float(re.search(r"80 steps, ([\d.]+)x fewer bytes", printed)[1]))
     assert [round(ratio) for ratio in ratios] == [1, 2, 7]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", WITH_TORCHRUN)
-def test_a_page_whose_script_takes_several_ranks_runs_on_two(page, tmp_path):
+def test_a_page_whose_script_takes_several_ranks_runs_on_two(page, tmp_path, forked):
     text = script(f"docs/{page}.md")
     check = "import torch.distributed as ranks_of_page\nassert ranks_of_page.get_world_size() == 2\n"
     (tmp_path / "train.py").write_text(
         text.replace('init_process_group("gloo")\n', f'init_process_group("gloo")\n{check}', 1)
     )
-    launched(tmp_path, "torchrun --standalone --nproc-per-node 2 train.py")
+    forked("torchrun --nproc-per-node 2 train.py")
 
 
 def test_no_page_makes_a_group_of_one_by_hand():

@@ -86,7 +86,8 @@ def complaints(source, file):
         found += not_below(names.values(), file)
     if layer in ("kernels", "compress"):
         found += [name for name in names.values() if f"{name}.".startswith(f"{DISTRIBUTED}.")]
-        found += [text for text in map(ast.unparse, ast.walk(tree)) if text.startswith(DISTRIBUTED)]
+        attributes = (ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+        found += [text for text in attributes if text.startswith(DISTRIBUTED)]
     if TRANSPORT not in file.parents:
         found += [name for name in called(tree, names) if is_collective(name)]
     return found
@@ -142,9 +143,9 @@ def circle(graph):
     return []
 
 
-@pytest.mark.parametrize("file", FILES, ids=str)
-def test_a_layer_imports_those_below_and_only_transports_communicate(file):
-    assert complaints((ROOT / file).read_text(), file) == []
+def test_a_layer_imports_those_below_and_only_transports_communicate():
+    found = {file: complaints((ROOT / file).read_text(), file) for file in FILES}
+    assert {file: names for file, names in found.items() if names} == {}
 
 
 def test_no_files_import_each_other_in_a_circle():
@@ -204,7 +205,7 @@ def test_an_arrow_that_runs_back_is_seen(file, source):
     [
         (
             "compress/algorithms/a.py",
-            "from ...kernels import ops\nfrom ..protocol.requests import all_reduce",
+            "from ...kernels import ops\nfrom ..protocol.requests import all_reduce\nall_reduce()",
         ),
         ("hooks/a.py", "import torch.distributed as dist\ndist.get_rank()\ndist.init_process_group()"),
         ("hooks/a.py", "from ..ddp_core import averaged\naveraged(x)"),

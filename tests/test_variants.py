@@ -4,8 +4,9 @@ import itertools
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-from .variants import INTERPRETED, left_to_the_rest, too_many_interpreted
+from .variants import INTERPRETED, REST, left_to_the_rest, too_many_interpreted, too_many_of_the_rest
 
+MARKED = (("many", ()), ("slow", ("slow",)))
 BACKENDS, SPECS, SIZES = ("native", "reference"), ("topk", "onebit", "none"), (1, 70, 30_000)
 
 
@@ -59,6 +60,14 @@ def test_a_test_of_one_variant_stays():
 def test_markers_leave_a_test_out_or_keep_all_of_it():
     assert kept(variants("slow")) == kept(variants("conformance")) == []
     assert len(kept(variants("every_variant"))) == len(variants())
+
+
+def test_of_each_test_the_rest_has_some_variants_and_all_slow_ones():
+    many, slow = ([Item(f"test_{name}[{size}]", {"size": size}, marks) for size in range(40)] for name, marks in MARKED)
+    left = too_many_of_the_rest({*many, *slow})
+    assert len(left) == 40 - REST
+    assert left < {*many}
+    assert left == too_many_of_the_rest({*slow, *reversed(many)})
 
 
 def test_of_each_test_a_few_variants_run_in_the_interpreter():

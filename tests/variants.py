@@ -1,8 +1,9 @@
-"""Which variants of a test run: `make test` leaves out those that show nothing new, and `make test-rest` runs them."""
+"""Which variants of a test run: `make test` leaves out those that show nothing new; `make test-rest` runs some of these."""
 
 from random import Random
 
 INTERPRETED = 5  # variants of a test in Triton's interpreter, which is slow; all with --every-variant
+REST = 24  # variants of a test that `make test-rest` runs; `make test-all` runs all
 
 
 def params_of(item):
@@ -14,7 +15,8 @@ def by_test(items):
     tests = {}
     for item in items:
         tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    return {name: Random(name).sample(variants, len(variants)) for name, variants in tests.items()}
+    ordered = {name: sorted(variants, key=lambda item: item.nodeid) for name, variants in tests.items()}
+    return {name: Random(name).sample(variants, len(variants)) for name, variants in ordered.items()}
 
 
 def too_many_interpreted(items):
@@ -33,6 +35,12 @@ def left_to_the_rest(items):
                 left.add(item)
             seen |= shown(item)
     return left
+
+
+def too_many_of_the_rest(items):
+    """All but a few variants of each test that is left to the rest, but for tests that are there because they are slow."""
+    many = [item for item in items if not (item.get_closest_marker("slow") or item.get_closest_marker("conformance"))]
+    return {item for variants in by_test(many).values() for item in variants[REST:]}
 
 
 def shown(item):

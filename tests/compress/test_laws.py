@@ -80,8 +80,10 @@ def forgets(spec):
 
 
 TELESCOPING = [spec for spec in SPECS if not forgets(spec)]
-STEPS = 600
-LONG = {"onebit:feedback=1": 4 * STEPS}  # the smallest elements of a large block have steps as large as the others
+STEPS = 150
+SLOW = ("dropping", "topk", "randomk:feedback", "bf16+chunktopk", "adacomp:bin", "onebit:rotate=false")
+LONG = {spec: 4 * STEPS for spec in TELESCOPING if spec.startswith(SLOW)}  # until each element has come several times
+LONG["onebit:feedback=1"] = 8 * STEPS  # the smallest elements of a large block have steps as large as the others
 CONSTANT = ((32, 24), (101,), (13, 3, 3, 3), (7,), (1,), (5, 1))  # small, so that top-k comes by every element often
 OBJECTS = {
     "switch back to dense": ErrorFeedback(
@@ -130,11 +132,10 @@ def build(spec):
 def test_conservation_what_goes_in_comes_out_or_is_held_back(compiled_backend, spec, dtype):
     if dtype == torch.float64 and compiled_backend != "reference":
         pytest.skip("float64 runs on the reference")
+    turn = {torch.float32: 0, torch.bfloat16: 1, torch.float64: 2}[dtype]
     for place, shapes in enumerate(SHAPES.values()):
         for world_size in (1, 2, 3, 4):
-            if dtype == torch.float64 or (place + world_size) % 2 == (
-                dtype == torch.bfloat16
-            ):  # each pair in one of them
+            if (place + world_size) % 3 == turn:  # each pair in one of them
                 assert_conserves(spec, layout(shapes, dtype, world_size), steps=3)
 
 
@@ -153,9 +154,9 @@ def assert_conserves(spec, within, steps):
         assert (given - kept).abs().max() <= tolerance(spec, within.dtype) * max(1.0, given.abs().max())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("spec", [*TELESCOPING, "topk:ratio=0.1"])
-def test_telescoping_the_mean_output_converges_as_one_over_t(spec, dtype):
+@pytest.mark.parametrize("spec", TELESCOPING)
+def test_telescoping_the_mean_output_converges_as_one_over_t(spec):
+    dtype = (torch.float32, torch.bfloat16)[TELESCOPING.index(spec) % 2]
     assert_telescopes(spec, layout(CONSTANT, dtype, 2), LONG.get(spec, STEPS))
 
 
@@ -174,14 +175,13 @@ def assert_telescopes(spec, within, steps):
     assert owed[-1] <= steps / 4
 
 
-@pytest.mark.parametrize("size", [1e-30, 1.0, 1e30], ids=str)
 @pytest.mark.parametrize("spec", [*SPECS, *OWN_LAW, *OBJECTS])
-def test_what_is_not_finite_in_one_element_of_one_rank_shows_in_the_output_of_all(spec, size):
+def test_what_is_not_finite_in_one_element_of_one_rank_shows_in_the_output_of_all(spec):
     """Also beside numbers whose squares are not finite, or vanish."""
     within, generator = layout(SHAPES["layers"], torch.float32, 2), torch.Generator().manual_seed(3)
-    for bad in (torch.inf, -torch.inf, torch.nan):
+    for bad, size in ((torch.inf, 1e30), (-torch.inf, 1.0), (torch.nan, 1e-30)):
         simulation = Simulation(build(spec), within)
-        for step in range(3):
+        for step in range(2):
             given = [size * torch.randn(within.numel, generator=generator) for _ in range(2)]
             place = torch.randint(within.numel, (), generator=generator)
             given[step % 2][place] = bad

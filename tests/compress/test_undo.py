@@ -21,7 +21,7 @@ MORE = [
     "bf16+powersgd:rank=1,momentum=0.5,space=adam,start_iter=2",
 ]
 CASES = pytest.mark.parametrize("spec", [*SPECS, *OBJECTS, *MORE])
-STEPS = 5
+STEPS = 4
 
 
 class Versioned(Simulation):

@@ -1,8 +1,5 @@
 import multiprocessing
 import os
-import random
-import socket
-from contextlib import suppress
 from multiprocessing import forkserver
 
 import pytest
@@ -13,8 +10,10 @@ from gradwire.experiments.ranks import processes
 from gradwire.experiments.ranks.launchers import LAB_VARIABLE
 from gradwire.experiments.workloads.emulation import model
 
+from ..ranks import PRELOADED
+
 multiprocessing.set_forkserver_preload(
-    ["torch._dynamo", "torchvision", "gradwire.experiments.bench.run", "gradwire.experiments.compare.command"]
+    [*PRELOADED, "torchvision", "gradwire.experiments.bench.run", "gradwire.experiments.compare.command"]
 )
 
 
@@ -22,7 +21,7 @@ multiprocessing.set_forkserver_preload(
 def quick_start():
     """The ranks of commands that run in this process are forked from one that has imported what takes seconds.
 
-    Those of commands that tests start as processes are spawned, as users' are.
+    Those of commands that tests start as processes are spawned, as users' are. Gives what spawns them.
     """
     start = processes.multiprocessing.start_processes
 
@@ -34,7 +33,7 @@ def quick_start():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(processes.multiprocessing, "start_processes", forked)
-        yield
+        yield start
 
 
 class Clock:
@@ -61,16 +60,6 @@ def clock(monkeypatch):
     for module in (paced, model):
         monkeypatch.setattr(module, "time", clock)
     return clock
-
-
-@pytest.fixture
-def unused_port():
-    """Below those that the system gives to whoever asks for any, as other tests do meanwhile."""
-    for port in random.sample(range(20000, 30000), 100):
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("a hundred ports are taken")
 
 
 @pytest.fixture

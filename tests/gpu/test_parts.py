@@ -75,7 +75,7 @@ def ran_without(missing, code):
     return done.stdout
 
 
-@pytest.mark.parametrize("name", CODE)
+@pytest.mark.parametrize("name", [pytest.param(each, marks=[pytest.mark.slow] * (each != "step")) for each in CODE])
 def test_a_part_does_with_the_modules_that_it_names(name):
     if why := dataclasses.replace(PARTS[name], device=False).missing:
         pytest.skip(", ".join(why))
@@ -166,7 +166,7 @@ def runs(stat):
 def test_what_a_part_has_started_ends_with_it(tmp_path, monkeypatch):
     """As workers of pytest's, which would hold the GPU during the next part."""
     start = "import subprocess, sys, time; child = subprocess.Popen(['sleep', '60']); print(child.pid, flush=True)"
-    monkeypatch.setattr(command, "LIMIT", 5)
+    monkeypatch.setattr(command, "LIMIT", 2)
     for code in (start, f"{start}; time.sleep(60)"):
         monkeypatch.setitem(PARTS, "made", part(code))
         command.run("made", tmp_path)

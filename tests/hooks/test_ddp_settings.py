@@ -14,7 +14,7 @@ import gradwire
 from ..torch_versions import complex_numbers
 from .training import TINY_BUCKETS, Case, backward, batch, same, train
 
-SPECS = ["none", "bf16", "powersgd:rank=2", "topk:ratio=0.1", "onebit:feedback=1", "batched-powersgd"]
+SPECS = ["none", "bf16", "powersgd:rank=2", "topk:ratio=0.1", "onebit:feedback=1"]
 
 
 def network():
@@ -126,14 +126,14 @@ MARKS = {"complex parameters": complex_numbers}
 COARSE = ("mixed dtypes", "bfloat16 model")  # their averages are rounded to bfloat16
 
 
-def train_with_all(rank, world_size, case):
-    return {spec: train(rank, spec, CASES[case]) for spec in (None, *SPECS)}
+def train_with(rank, world_size, case, specs):
+    return {spec: train(rank, spec, CASES[case]) for spec in (None, *specs)}
 
 
-def check(answers, coarse=False):
+def check(answers, specs=SPECS, coarse=False):
     for outcomes in answers:
         assert same(outcomes["none"].parameters, outcomes[None].parameters)
-        for spec in SPECS:
+        for spec in specs:
             assert same(outcomes[spec].parameters, answers[0][spec].parameters), spec
             assert outcomes[spec].lost < (0.02 if coarse or spec == "bf16" else 1e-5), spec
             assert outcomes[spec].steps == 4
@@ -141,7 +141,9 @@ def check(answers, coarse=False):
 
 @pytest.mark.parametrize("case", [pytest.param(name, marks=MARKS.get(name, ())) for name in CASES])
 def test_ranks_agree_in_every_bit_none_equals_torch_and_no_gradient_is_lost(ranks, case):
-    check(ranks.run(train_with_all, 2, case), case in COARSE)
+    place = list(CASES).index(case)
+    specs = ["none", SPECS[1 + place % 4], SPECS[1 + (place + 1) % 4]]  # each case with two that compress
+    check(ranks.run(train_with, 2, case, specs), specs, case in COARSE)
 
 
 def train_with_and_without_views(rank, world_size):

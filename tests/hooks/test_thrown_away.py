@@ -57,9 +57,9 @@ def discarding(rank, world_size, ours, saving, options):
     return results
 
 
-@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}])
-@pytest.mark.parametrize("saving", [(), (0,)])
-@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize(
+    ("ours", "saving", "options"), [(True, (), {"find_unused_parameters": True}), (True, (0,), {}), (False, (0,), {})]
+)
 def test_a_discarded_step_changes_no_bit_of_later_ones_whoever_saves(ranks, ours, saving, options):
     for results in ranks.run(discarding, 2, ours, saving, options):
         assert results == dict.fromkeys(LOSSY, (True, False))

@@ -7,7 +7,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 
-SPECS = ["none", "bf16", "fp16+powersgd:rank=1", "powersgd:start_iter=3", "batched-powersgd", "topk", "onebit"]
+SPECS = ["none", "fp16+powersgd:rank=1", "powersgd:start_iter=3", "topk", "onebit"]
 
 
 def network():

@@ -15,13 +15,13 @@ from ..residuals import in_place
 from . import cuda_compiler
 from .cuda_emulator import argument_of, code_of
 
-LATE = {"sm_100", "sm_120"}
+MARKS = {"sm_90": pytest.mark.thorough, "sm_100": pytest.mark.thorough, "sm_120": pytest.mark.slow}  # sm_80: none
 
 
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param((source, architecture), marks=[pytest.mark.slow] * (architecture in LATE))
+        pytest.param((source, architecture), marks=MARKS.get(architecture, ()))
         for source in module.THREADS
         for architecture in cuda_compiler.PROCESSORS
     ],

@@ -16,7 +16,8 @@ from ..traffic import Counted
 PAGE = Path(__file__).parents[2] / "docs" / "kernels.md"
 ROW = re.compile(r"^\| `([^`]+)` \| ([\d.]+) \| ([\d.]+) \| [^|]+ \|$", re.MULTILINE)
 TABLE = {name: (float(floor), float(counted)) for name, floor, counted in ROW.findall(PAGE.read_text("utf-8"))}
-SIZE = 1 << 17
+SIZE, LARGE = 1 << 15, 1 << 17
+LARGER = ("rotate_blocks", "select_largest", "low_rank", "orthogonalize", "powersgd")  # or what is loaded once counts
 CPU = torch.device("cpu")
 BY_PARTS = ("powersgd:rank=1", "powersgd:rank=4")
 OF_TORCH = ("gather_scaled",)
@@ -28,14 +29,15 @@ pytestmark = pytest.mark.skipif(not triton_kernels.INTERPRETED, reason="loads an
 
 def moved(case, dtype, monkeypatch):
     """Bytes an element that a job moves by Triton's kernels, and its floor; of bases and unit vectors, of a factor's."""
-    job = case.make(SIZE, DTYPES[dtype], CPU)
-    job.refill(HeavyTail(SIZE, CPU))
+    size = LARGE if case.name.startswith(LARGER) else SIZE
+    job = case.make(size, DTYPES[dtype], CPU)
+    job.refill(HeavyTail(size, CPU))
     counted = Counted(monkeypatch)
     with kernels.use_backend("triton"), counted:
         job.run()
     assert counted.by_kernel
-    size = {"orthogonalize": "p", "normalize": "q"}.get(case.name.partition(":")[0])
-    elements = getattr(job, size).numel() if size else SIZE
+    factor = {"orthogonalize": "p", "normalize": "q"}.get(case.name.partition(":")[0])
+    elements = getattr(job, factor).numel() if factor else size
     return counted.bytes / elements, job.floor_bytes / elements
 
 

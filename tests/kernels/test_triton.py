@@ -120,7 +120,7 @@ def test_rows_of_a_payload_that_holds_other_things_too_are_left_as_they_are():
     assert (rows[:, 12:] == 7).all()
 
 
-@pytest.mark.parametrize("rank", [1, 3, 9, 17, 32, 70])
+@pytest.mark.parametrize("rank", [1, 9, 32, pytest.param(70, marks=pytest.mark.slow)])
 def test_products_of_all_ranks_are_those_of_float64_also_where_a_matrix_is_split(rank):
     """The second matrix is split for P, the third for Q; aligned to 4 elements or not."""
     shapes, start = [(3, 5), (4 + rank, 1100 + 4 * rank), (700, 7 + rank)], 4 * (rank % 2)

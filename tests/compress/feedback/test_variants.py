@@ -61,7 +61,7 @@ class Oracle:
 def test_conservation_what_goes_in_comes_out_is_held_back_or_is_forgotten_by_the_stated_part(name, options, dtype):
     rounds = "+" in name or ("momentum" in options and dtype == torch.bfloat16)  # u near the middle of two numbers
     bound = LOSSY_PAYLOAD["bf16"] if "warmup" in options else LOSSY_PAYLOAD["fp16"] if rounds else 1e-5
-    for world_size in (1, 2, 3):
+    for world_size in (1, 3):
         within = layout(*SHAPES, dtype=dtype, world_size=world_size)
         spec = f"{name}:{options}" + (",error_feedback=true" if name in UNBIASED else "")
         kept = registered[name.rpartition("+")[2]].feedback or 1

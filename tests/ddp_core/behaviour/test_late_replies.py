@@ -20,7 +20,6 @@ STEPS = 3
 LIMIT = timedelta(seconds=30)
 SPECS = [*compressors(), "fp16+powersgd:rank=1", "powersgd:rank=2,power_iterations=2", "chunktopk:chunk=16"]
 FEW = ["none", "int8", "topk:ratio=0.1", "powersgd:rank=2"]
-DTYPES = [torch.float32, torch.bfloat16]
 
 
 class Hasty(Decorated):
@@ -93,16 +92,17 @@ class LateReplies:
     device, backend, world_size, limit = "cpu", "gloo", 2, 100
 
     @pytest.mark.parametrize(
-        ("own", "dtype"),
+        ("own", "dtype", "specs"),
         [
-            pytest.param(own, dtype, marks=() if own == (dtype == torch.float32) else pytest.mark.thorough)
-            for own in (False, True)
-            for dtype in DTYPES
+            (True, torch.float32, FEW),
+            (False, torch.bfloat16, FEW),
+            pytest.param(True, torch.float32, SPECS, marks=pytest.mark.slow),
+            *(pytest.param(own, torch.bfloat16, SPECS, marks=pytest.mark.thorough) for own in (False, True)),
         ],
-        ids=str,
+        ids=lambda each: f"{len(each)} compressors" if isinstance(each, list) else str(each),
     )
-    def test_late_replies_change_no_bit(self, ranks, own, dtype):
-        settings = (self.device, self.backend, SPECS, dtype, own)
+    def test_late_replies_change_no_bit(self, ranks, own, dtype, specs):
+        settings = (self.device, self.backend, specs, dtype, own)
         for found in ranks.run(in_time_and_late, self.world_size, *settings, timeout=self.limit):
             assert_the_same(found)
 
@@ -110,8 +110,7 @@ class LateReplies:
         ("order", "specs"),
         [
             ("priority", FEW),
-            pytest.param("priority", SPECS, marks=pytest.mark.slow),
-            pytest.param("backward", SPECS, marks=pytest.mark.thorough),
+            *(pytest.param(order, SPECS, marks=pytest.mark.thorough) for order in ("priority", "backward")),
         ],
         ids=["priority-few", "priority-all", "backward-all"],
     )

@@ -20,6 +20,7 @@ ROW = re.compile(r"^\| `([^`]+)` \| ([\d.]+) \| ([\d.]+) \|$", re.MULTILINE)
 TABLE = ROW.findall(PAGE.read_text("utf-8").partition("What a step of a method moves")[2])
 SHAPES = ((512, 128), (128, 512))
 RANKS = 8
+QUICK = ("powersgd:rank=4", "topk:ratio=0.01", "onebit")  # the interpreter is slow
 
 pytestmark = pytest.mark.skipif(not triton_kernels.INTERPRETED, reason="loads and stores are those of the interpreter")
 
@@ -46,8 +47,13 @@ def moved(spec, dtype, monkeypatch):
     return (counted.bytes - before) / layout.numel
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("spec", "wide", "narrow"), TABLE, ids=[row[0] for row in TABLE])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.thorough)], ids=["fp32", "bf16"]
+)
+@pytest.mark.parametrize(
+    ("spec", "wide", "narrow"),
+    [pytest.param(*row, marks=() if row[0] in QUICK else pytest.mark.slow, id=row[0]) for row in TABLE],
+)
 def test_a_step_moves_what_the_page_says(spec, wide, narrow, dtype, monkeypatch):
     told = float(wide if dtype == torch.float32 else narrow)
     assert moved(spec, dtype, monkeypatch) == pytest.approx(told, abs=0.3)

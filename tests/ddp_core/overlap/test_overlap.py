@@ -26,7 +26,12 @@ COMPRESSORS = {
 OTHERS = dict.fromkeys(("fp16", "int4", "int2", "fp8", "ternary", "qsgd", "terngrad", "natural", "chunktopk"), 0.0001)
 OTHERS |= dict.fromkeys(("randomk", "dropping", "adacomp", "batched-powersgd:rank=2"), 0.0001)
 OTHERS |= {"dgc": 0.00002, "acp-powersgd:rank=2": 0.00002}
-MARKS = {2: pytest.mark.slow, 4: pytest.mark.thorough}  # of the others, by the number of ranks
+CASES = list(product([*COMPRESSORS, *OTHERS], ["backward", "priority"], [2, 4]))
+QUICK = [(spec, ("backward", "priority")[place % 2], 2) for place, spec in enumerate(COMPRESSORS)] + [
+    ("int8", "priority", 4)
+]
+SLOW = [(spec, ("backward", "priority")[place % 2], 2) for place, spec in enumerate(OTHERS)]
+MARKS = {case: pytest.mark.slow if case in SLOW else pytest.mark.thorough for case in CASES if case not in QUICK}
 
 
 class Sleepy:
@@ -64,11 +69,7 @@ def compared(rank, world_size, compressor, order):
 
 
 @pytest.mark.parametrize(
-    ("compressor", "order", "world_size"),
-    [
-        pytest.param(spec, order, size, marks=() if spec in COMPRESSORS else MARKS[size])
-        for spec, order, size in product([*COMPRESSORS, *OTHERS], ["backward", "priority"], [2, 4])
-    ],
+    ("compressor", "order", "world_size"), [pytest.param(*case, marks=MARKS.get(case, ())) for case in CASES]
 )
 def test_with_overlap_the_same_bits_come_out_in_whatever_order_slices_leave(ranks, compressor, order, world_size):
     for same, waits, overlaps, slices in ranks.run(compared, world_size, compressor, order):

@@ -1,11 +1,10 @@
 import os
-import socket
-import subprocess
-import sys
 
 import pytest
 
 from gradwire.ddp_core.transport.launchers import adopt_launcher, slurm_tasks_here
+
+from ...forked import Script
 
 ADDRESS = {"MASTER_ADDR": "host0", "MASTER_PORT": "1"}
 OPEN_MPI = {
@@ -69,13 +68,6 @@ def test_ranks_of_one_host_need_no_address(variables):
     assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == ("127.0.0.1", "29500")
 
 
-def free_port():
-    """Return a port that is free now."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return str(taken.getsockname()[1])
-
-
 SCRIPT = """
 import sys, torch, gradwire, torch.distributed as dist
 device = gradwire.init_process_group()
@@ -103,15 +95,11 @@ def launched(script, variables, *arguments):
     """Start a script in a process of its own with a launcher's variables and no other's."""
     names = {*TORCHRUN, *ADDRESS, *OPEN_MPI, *SLURM, *MPICH}
     environment = {name: value for name, value in os.environ.items() if name not in names}
-    command = [sys.executable, "-c", script, *arguments]
-    return subprocess.Popen(
-        command, env={**environment, **variables, "GLOO_SOCKET_IFNAME": "lo"}, stderr=subprocess.PIPE
-    )
+    return Script(script, *arguments, variables={**environment, **variables, "GLOO_SOCKET_IFNAME": "lo"})
 
 
 @pytest.mark.parametrize("kind", ["Open MPI", "Slurm", "torchrun"])
-def test_a_script_joins_the_ranks_that_a_launcher_started(kind, tmp_path):
-    port = free_port()
+def test_a_script_joins_the_ranks_that_a_launcher_started(kind, tmp_path, unused_port):
     given = {
         "Open MPI": lambda rank: (
             {**OPEN_MPI, "OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_LOCAL_RANK": rank}
@@ -126,27 +114,29 @@ def test_a_script_joins_the_ranks_that_a_launcher_started(kind, tmp_path):
             | {"MASTER_ADDR": "127.0.0.1"}
         ),
     }[kind]
-    started = [launched(SCRIPT, {**given(str(rank)), "MASTER_PORT": port}, f"{tmp_path}/") for rank in range(2)]
-    errors = [process.communicate(timeout=110)[1] for process in started]
-    assert [process.returncode for process in started] == [0, 0], errors
+    started = [
+        launched(SCRIPT, {**given(str(rank)), "MASTER_PORT": str(unused_port)}, f"{tmp_path}/") for rank in range(2)
+    ]
+    ended = [script.end() for script in started]
+    assert [each.code for each in ended] == [0, 0], ended
     assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["2 0.5", "2 0.5"]
 
 
 def test_a_script_that_no_launcher_started_is_a_group_of_one(tmp_path):
-    process = launched(SCRIPT, {}, f"{tmp_path}/")
-    assert (process.communicate(timeout=110)[1].decode(), process.returncode) == ("", 0)
+    ended = launched(SCRIPT, {}, f"{tmp_path}/").end()
+    assert (ended.errors, ended.code) == ("", 0)
     assert (tmp_path / "0").read_text() == "1 0.0"
 
 
 @pytest.mark.parametrize(("variables", "name"), [(OPEN_MPI, "Open MPI"), (SLURM, "Slurm"), (TORCHRUN, "torchrun")])
 def test_ranks_that_train_apart_are_warned_of_once(variables, name):
-    process = launched(APART, variables)
-    errors = process.communicate(timeout=110)[1].decode()
-    assert process.returncode == 0, errors
-    assert errors.count(f"{name} started 8 ranks, but the process group has 1") == 1
-    assert "gradwire.init_process_group()" in errors
+    ended = launched(APART, variables).end()
+    assert ended.code == 0, ended.errors
+    assert ended.errors.count(f"{name} started 8 ranks, but the process group has 1") == 1
+    assert "gradwire.init_process_group()" in ended.errors
 
 
 def test_one_rank_that_a_launcher_started_alone_is_not_warned_of():
-    process = launched(APART, {**TORCHRUN, "WORLD_SIZE": "1", "RANK": "0", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"})
-    assert (process.communicate(timeout=110)[1].decode(), process.returncode) == ("", 0)
+    alone = {**TORCHRUN, "WORLD_SIZE": "1", "RANK": "0", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    ended = launched(APART, alone).end()
+    assert (ended.errors, ended.code) == ("", 0)

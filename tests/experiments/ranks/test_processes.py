@@ -12,6 +12,7 @@ import time
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import count
+from multiprocessing import forkserver
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from threading import Thread
@@ -20,6 +21,7 @@ import pytest
 
 from gradwire.experiments.cli import main
 from gradwire.experiments.compare import command as driver
+from gradwire.experiments.ranks import processes as ranks_module
 from gradwire.experiments.ranks.group import joined
 from gradwire.experiments.ranks.processes import run_ranks
 from gradwire.experiments.workloads import training
@@ -30,11 +32,6 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="fi
 COMPRESSORS = ("none", *(f"powersgd:rank={rank}" for rank in range(1, 9)))
 PARENT, SESSION = 1, 3
 PATIENCE = 60  # seconds until a run must have got somewhere
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_start():
-    """Not here: ranks are known by being spawned."""
 
 
 def processes(column, number):
@@ -54,8 +51,14 @@ def members(session):
     return processes(SESSION, session)
 
 
+def own_ranks():
+    """The ranks of this process, which are forked from its server."""
+    forkserver.ensure_running()
+    return processes(PARENT, forkserver._forkserver._forkserver_pid)
+
+
 def ranks_of(parent):
-    """The processes that multiprocessing started there to run ranks."""
+    """The processes that multiprocessing spawned there to run ranks."""
     found = set()
     for process in processes(PARENT, parent):
         with suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
@@ -116,17 +119,17 @@ def ended(process, within):
 @contextmanager
 def acting_on_ranks(out, act):
     """Call `act` with the ranks of this process once `out` has a first result, while the body runs the comparison."""
-    others = ranks_of(os.getpid())
+    others = own_ranks()
 
     def wait_and_act():
         wait_for(lambda: finished(out), "first result")
-        act(ranks_of(os.getpid()) - others)
+        act(own_ranks() - others)
 
     thread = Thread(target=wait_and_act)
     thread.start()
     yield
     thread.join()
-    assert not ranks_of(os.getpid()) - others
+    wait_for(lambda: not own_ranks() - others, "end of all ranks")
 
 
 def check_kept(out):
@@ -166,7 +169,8 @@ def test_a_request_to_terminate_keeps_what_had_finished_and_leaves_no_process(ar
     check_kept(tmp_path / "out")
 
 
-def test_an_interrupt_while_ranks_start_leaves_no_process(monkeypatch):
+def test_an_interrupt_while_ranks_start_leaves_no_process(monkeypatch, quick_start):
+    monkeypatch.setattr(ranks_module.multiprocessing, "start_processes", quick_start)
     started = []
 
     def interrupted(process):
@@ -212,7 +216,8 @@ def wait_for_the_end(rank, rendezvous, folder):
     time.sleep(10 * PATIENCE)
 
 
-def test_ranks_die_with_the_process_that_started_them_however_it_ends(tmp_path, monkeypatch):
+def test_ranks_die_with_the_process_that_started_them_however_it_ends(tmp_path, monkeypatch, quick_start):
+    monkeypatch.setattr(ranks_module.multiprocessing, "start_processes", quick_start)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the killed one leaves its folder
     parent = multiprocessing.get_context("fork").Process(target=run_ranks, args=(wait_for_the_end, 1, tmp_path))
     parent.start()

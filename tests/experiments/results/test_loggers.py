@@ -1,5 +1,4 @@
 import json
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -9,6 +8,7 @@ from gradwire.experiments.cli import main
 from gradwire.experiments.ranks.launchers import LAB_VARIABLE
 from gradwire.experiments.results.loggers import LOGGERS, check_loggers, figures, log
 
+from ...forked import Script
 from ..given import run_of
 
 SPECS = ("onebit", "topk:ratio=0.1")
@@ -19,7 +19,7 @@ import wandb
 from gradwire.experiments.results.loggers import PATIENCE, log
 from tests.experiments.given import run_of
 
-for spec in sys.stdin.read().split():
+for spec in SPECS:
     log(["wandb"], spec, run_of(spec), {"steps": 2}, Path(sys.argv[1]))
 assert PATIENCE.keys() <= wandb.Settings.model_fields.keys()
 """
@@ -46,9 +46,8 @@ def test_without_a_key_wandb_keeps_a_run_of_each_compressor_in_the_folder(tmp_pa
     monkeypatch.setenv("HOME", str(tmp_path))
     out = tmp_path / "out"
     out.mkdir()
-    command = [sys.executable, "-c", LOG, str(out)]
-    done = subprocess.run(command, input=" ".join(SPECS), capture_output=True, text=True, timeout=110)
-    assert done.returncode == 0, done.stderr
+    done = Script(LOG.replace("SPECS", repr(SPECS)), out).end()
+    assert done.code == 0, done.errors
     folders = sorted((out / "wandb").glob("offline-run-*"))
     assert len(folders) == len(SPECS)
     content = [b"".join(file.read_bytes() for file in folder.glob("*.wandb")) for folder in folders]

@@ -30,7 +30,8 @@ def test_a_point_is_a_process_and_its_failure_tells_what_it_wrote():
         run_point(point, limit=0.2)
 
 
-def test_what_a_point_refuses_is_in_its_failure(monkeypatch):
+@pytest.mark.slow
+def test_what_a_point_refuses_is_in_its_failure():
     config = SweepConfig(command="compare", base={"model": "mlp", "data": "digits", "batch_size": 5000})
     (point,) = points_of(config, options_of)
     with pytest.raises(PointFailure, match="ended with exit code 2") as failure:

@@ -23,7 +23,7 @@ from .given import descendants, state
 
 DOCUMENTATION = Path(__file__).parents[3] / "docs" / "sweep.md"
 STUDIES = sorted(file.stem for file in (CONFIGS / "studies").glob("*.yaml"))
-ALIKE = [name for name in STUDIES if name.startswith("p3-priority-") and name != "p3-priority-resnet50"]
+DIFFERENT = {"adaptive", "ddp-fig2-ready", "ddp-fig6-breakdown", "local-steps", "p3-priority-resnet50", "quality"}
 TRACES = {"/var/run/netns": "gradwire-*", "/sys/class/net": "gwl*", tempfile.gettempdir(): "gradwire-sweep-*"}
 PATIENCE = 10.0  # seconds, for what was killed to go
 
@@ -87,12 +87,15 @@ def points_in_this_process(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.thorough) if n in ALIKE else n for n in STUDIES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.thorough] * (n not in DIFFERENT)) for n in STUDIES]
+)
 def test_the_short_form_runs_and_leaves_a_page(name, tmp_path, points_in_this_process):
     pytest.importorskip("torchvision")
     assert_short_form_runs(name, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_short_form_runs_with_points_in_processes_of_their_own(tmp_path):
     assert_short_form_runs("ddp-fig2-allreduce", tmp_path)

@@ -3,12 +3,16 @@ import json
 import pytest
 
 from gradwire.experiments.cli import main
+from gradwire.experiments.compare import command
 
 SHARED = ("--model=mlp", "--model.width=16", "--data=digits", "--compressors=none", "--nproc=1", "--eval-batches=100")
 
 
 @pytest.fixture
-def trained(tmp_path):
+def trained(tmp_path, monkeypatch):
+    """Runs `compare` without its pictures and its report."""
+    monkeypatch.setattr(command, "write_output", lambda results, out: None)
+
     def train(name, *flags):
         out = tmp_path / name
         assert main(["compare", *SHARED, f"--out={out}", *flags]) == 0

@@ -19,7 +19,6 @@ CASES = [
     ((2,), SHARDED),
     ((2,), {"reduce": "onebit:feedback=1"}),
     ((2,), {"reduce": "int4:residual_bits=8"}),
-    ((2, 1), {"replicas": "topk:ratio=0.1"}),
     ((2, 1), {"replicas": "powersgd:rank=1", **SHARDED}),
     ((2, 2), {"replicas": "onebit:feedback=1", "reduce": "int8"}),
 ]
@@ -142,7 +141,7 @@ def saved_asynchronously(rank, world_size, shape, arguments, folder):
     return same(found, expected), went_on
 
 
-@pytest.mark.parametrize(("shape", "arguments"), [CASES[0], CASES[4]], ids=str)
+@pytest.mark.parametrize(("shape", "arguments"), [CASES[0], CASES[3]], ids=str)
 def test_async_save_of_torch_holds_whole_steps_that_training_goes_on_from(ranks, shape, arguments, tmp_path):
     for alike, went_on in ranks.run(saved_asynchronously, 2, shape, arguments, str(tmp_path)):
         assert alike

@@ -1,8 +1,6 @@
 """What is told to the real TensorBoard and the real wandb is in the files that they leave behind."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -11,6 +9,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+
+from ...forked import Script
 
 EVERY, STEPS = 2, 5  # the reports are of the second and of the fourth step
 WANDB = """
@@ -63,9 +63,9 @@ def test_wandb_has_the_numbers_in_the_rows_of_the_training(tmp_path, monkeypatch
     for name in ("WANDB_MODE", "WANDB_API_KEY", "NETRC"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    done = subprocess.run([sys.executable, "-c", WANDB, str(tmp_path)], capture_output=True, text=True, timeout=110)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    done = Script(WANDB, tmp_path).end()
+    assert done.code == 0, done.errors
+    found = json.loads(done.out.splitlines()[-1])
     numbers, step = found["told"][-1]
     assert step == 4
     assert found["rows"] == STEPS
