@@ -198,7 +198,7 @@ class DistributedDataParallel(TorchFace):
         if torch.is_grad_enabled() and self.require_backward_grad_sync:
             self._forks.check()
             self._refuse_distributed_autograd()
-            self.logger.set_runtime_stats_and_log()
+            self.logger.sample()
             self._look_for_strays()
             self.reducer.require_finished()
         if work := Join.notify_join_context(self):
@@ -312,7 +312,7 @@ class DistributedDataParallel(TorchFace):
                 "register_comm_hook or register_builtin_comm_hook can only be called once. On a model made with "
                 f"compressor='none', that is; this one has {self._hook[1] if self._hook else self._setup[0]}",
             )
-        self.logger._set_comm_hook_name(getattr(hook, "__qualname__", type(hook).__qualname__))
+        self.logger.data["comm_hook"] = getattr(hook, "__qualname__", type(hook).__qualname__)
         self._hook = state, hook
         self.reducer.hand_over(HookAverager(state, hook))
 

@@ -72,7 +72,7 @@ class TorchReducer(Reducer):
     def _failure(self, text: str) -> RuntimeError:
         if self.logger is not None:
             with suppress(ReferenceError):  # the model whose logger it is may be gone
-                self.logger.set_error_and_log(text)
+                self.logger.set_error(text)
         return super()._failure(text)
 
     def _ddp_graph_static(self) -> bool:
