@@ -38,7 +38,7 @@ FLOORS = {  # the rooms of a layer, folders and files, from the ground up; those
         "module",
     ],
     "hooks": [
-        "clock guard keywords never_called overlap plan slices",
+        "guard keywords never_called overlap plan slices",
         "torch_ddp",
         "fsdp local_sgd watching",
         "advice frameworks",

@@ -27,6 +27,10 @@ class Clock(Protocol):
     def seconds(self, since: float, until: float) -> float:
         """From one of its marks to another, waiting until both are reached; below 0 where they were in the other order."""
 
+    def synchronize(self) -> None:
+        """Wait until the device has done all that it was given; the host always has."""
+        return None
+
 
 class HostClock(Clock):
     """The host's, whose marks tell all at once."""
@@ -82,6 +86,10 @@ class CudaClock(Clock):
         since.event.synchronize()
         until.event.synchronize()
         return float(since.event.elapsed_time(until.event)) * MILLISECOND
+
+    def synchronize(self) -> None:
+        """Wait for all streams of the device."""
+        torch.cuda.synchronize(self._index)
 
 
 def clock_of(device: torch.device) -> Clock:

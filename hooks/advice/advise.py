@@ -21,8 +21,8 @@ from ...compress.protocol.whole_number import whole_number
 from ...compress.state.shares import ranks_given
 from ...ddp_core import DEFAULT_TIMEOUT, Decorator
 from ...ddp_core.averaging.engines import Engines
+from ...ddp_core.measure.clock import clock_of
 from ...ddp_core.transport.time_limit import time_limit
-from ..clock import clock_for
 from ..plan import bucket_layouts
 from .advice import Advice, Choice, Forecast, Rule
 from .arithmetic import Arithmetic, copy_seconds, gradient_pool, measured_arithmetic, sampled
@@ -86,7 +86,7 @@ def advise(
     _agree(here, {"numbers": _trained(model), "optimizer": kind, **asked_for, **vars(rule)})
     _check_links(here, sizes)
     with here.selected:
-        copied = partial(Training, _bare(model), loss_fn, batch, optimizer, clock_for(here.device))
+        copied = partial(Training, _bare(model), loss_fn, batch, optimizer, clock_of(here.device))
         training = here.tried(copied)
         whole = all(here.told(here.tried(training.first_step)))
         computation = _computation(training, here)
@@ -224,7 +224,7 @@ def _arithmetic(
     training: Training, computation: Computation, offered: Sequence[Method], here: Here, bucket_mb: float | None
 ) -> tuple[dict[str, Arithmetic], float]:
     """By specification, the mean over ranks, all of which are at it; and the seconds an element of copies into buckets."""
-    clock, world = clock_for(here.device), here.world
+    clock, world = clock_of(here.device), here.world
     ready = {name: training.parameters[name] for name in computation.ready}
     layouts = sampled(bucket_layouts(ready, bucket_mb, world.ranks, here.device))
     elements = sum(parameter.numel() for parameter in ready.values())

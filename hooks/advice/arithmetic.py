@@ -15,8 +15,8 @@ from ...compress.protocol.together import next_request
 from ...compress.simulate import alike
 from ...compress.state.agreed import choices
 from ...compress.state.shares import placed_on_hosts
+from ...ddp_core.measure.clock import Clock
 from ...ddp_core.memory.bucket_memory import BucketMemory
-from ..clock import Clock, Moment
 
 SAMPLE = 2**24  # elements that a method is timed on, about
 STEADY = 2**24  # a step after warm-ups; real kernels count from it
@@ -98,14 +98,14 @@ def _bucket(compressor: Compressor, layout: Layout, pool: Tensor, clock: Clock) 
 
 def _phases(
     memory: BucketMemory, layout: Layout, flat: Tensor, step: int, clock: Clock
-) -> Iterator[tuple[Moment, Moment, float]]:
+) -> Iterator[tuple[float, float, float]]:
     """(begin, end, processor's seconds) of what a program computes between its requests."""
     program = memory.reduce(flat, step, memory.stateful)
     reply: Tensor | None = None
     while True:
-        begin, worked = clock.mark(), time.process_time()
+        begin, worked = clock.now(), time.process_time()
         request, _ = next_request(program, reply)
-        yield begin, clock.mark(), time.process_time() - worked
+        yield begin, clock.now(), time.process_time() - worked
         if request is None:
             return
         reply = alike(request, layout.members(request.scope), layout.rank)
@@ -125,9 +125,9 @@ def copy_seconds(layout: Layout, pool: Tensor, clock: Clock) -> float:
     for turn in range(1 + REPEATS):
         _fill(source, pool, turn)
         clock.synchronize()
-        begin = clock.mark()
+        begin = clock.now()
         flat.copy_(source)
-        end = clock.mark()
+        end = clock.now()
         clock.synchronize()
         found.append(clock.seconds(begin, end))
     return statistics.median(found[1:]) / layout.numel

@@ -14,9 +14,9 @@ from itertools import pairwise
 from typing import TypeVar
 
 from ...ddp_core import Decorator, DistributedDataParallel, exchange
+from ...ddp_core.measure.clock import clock_of
 from ...ddp_core.overlap.overlapped_optimizer import OverlappedOptimizer
 from ...ddp_core.transport.private_group import known_group
-from ..clock import clock_for
 from ..overlap import overlap
 from .advice import Choice, Forecast, Rule
 from .candidates import BACKWARD, PRIORITY
@@ -170,15 +170,15 @@ class Trials:
                 model.compression.close()
 
     def _measured(self, model: DistributedDataParallel, training: Training, choice: Choice, steps: int) -> float:
-        optimizer, clock = training.optimizer, clock_for(self._here.device)
+        optimizer, clock = training.optimizer, clock_of(self._here.device)
         if choice.order == PRIORITY:
             optimizer = overlap(model, optimizer, order=PRIORITY)
-        marks = [clock.mark()]
+        marks = [clock.now()]
 
         def train(count: int) -> float:
             for _ in range(count):
                 training.step_through(model)
-                marks.append(clock.mark())
+                marks.append(clock.now())
             if isinstance(optimizer, OverlappedOptimizer):
                 optimizer.drain()
             clock.synchronize()

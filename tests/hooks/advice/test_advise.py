@@ -14,6 +14,7 @@ from torch import nn
 
 import gradwire
 from gradwire.ddp_core import Link, Paced
+from gradwire.ddp_core.measure.clock import clock_of
 from gradwire.ddp_core.transport import host_places
 from gradwire.hooks.advice import Choice
 from gradwire.hooks.advice import trials as trials_module
@@ -22,7 +23,6 @@ from gradwire.hooks.advice.here import Here, cores_each
 from gradwire.hooks.advice.predict import Prediction
 from gradwire.hooks.advice.training import Training
 from gradwire.hooks.advice.trials import Trials
-from gradwire.hooks.clock import clock_for
 
 from ...ranks import GROUP_TIMEOUT
 
@@ -218,7 +218,7 @@ def fails_in_a_trial(rank, world_size, order):
 
     group, cpu = torch.distributed.group.WORLD, torch.device("cpu")
     here = Here.found(group, cpu, one_level=True)
-    copied = partial(Training, model, failing, batch, optimizer, clock_for(cpu))
+    copied = partial(Training, model, failing, batch, optimizer, clock_of(cpu))
     trials = Trials(here, copied, None, None, GROUP_TIMEOUT, unused=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trials_module, "PATIENCE", timedelta(seconds=3))
@@ -256,7 +256,7 @@ def steps_of_trials(rank, world_size, predicted):
 
     group, cpu = torch.distributed.group.WORLD, torch.device("cpu")
     here = Here.found(group, cpu, one_level=True)
-    copied = partial(Training, model, counted, batch, optimizer, clock_for(cpu))
+    copied = partial(Training, model, counted, batch, optimizer, clock_of(cpu))
     trials = Trials(here, copied, None, None, GROUP_TIMEOUT, unused=True)
     found = []
     for order in ("backward", "priority"):
