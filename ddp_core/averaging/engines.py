@@ -19,8 +19,7 @@ from ..transport.host_memory import HostMemory
 from ..transport.host_places import ranks_per_host
 from ..transport.launchers import warn_if_apart
 from ..transport.process_group import ProcessGroup
-from ..transport.protocol import Decorator, Transport
-from ..transport.time_limit import time_limit
+from ..transport.protocol import Decorator, Transport, time_limit
 
 AT_EXIT = timedelta(seconds=5)
 

@@ -37,13 +37,9 @@ def caps_in_bytes(bucket_cap_mb: float | None, bucket_cap_mb_list: Sequence[floa
     sizes = bucket_cap_mb_list if bucket_cap_mb_list is not None else [bucket_cap_mb]
     if bucket_cap_mb is None and bucket_cap_mb_list is None:
         return [DEFAULT_FIRST_CAP, int(DEFAULT_CAP_MB * MEBIBYTE)]
-    if not sizes or not all(map(_makes_sense, sizes)):
+    if not sizes or not all(isinstance(size, Real) and 0 < float(size) < float("inf") for size in sizes):
         raise ValueError(f"the size of a bucket is a number of MiB above 0, got {list(sizes)}")
     return [int(size * MEBIBYTE) for size in sizes if size is not None]
-
-
-def _makes_sense(size: object) -> bool:
-    return isinstance(size, Real) and 0 < float(size) < float("inf")
 
 
 def assigned(parameters: Sequence[Tensor], caps: Sequence[int], alone: Sequence[bool]) -> list[list[int]]:

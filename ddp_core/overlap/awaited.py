@@ -8,12 +8,12 @@ value from before the update: compiled graphs, TorchScript, C++ extensions and t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-UPDATE = "_gradwire_update"  # the attribute of an awaited parameter that has its update
+UPDATE = "_gradwire_update"  # the attribute of an awaited parameter that has its update, a `PendingUpdate`
 _set_gradient = vars(torch._C.TensorBase)["grad"].__set__
 _ATTRIBUTES = (
     "shape dtype device requires_grad layout ndim is_leaf is_cuda is_sparse is_meta "
@@ -32,16 +32,6 @@ NEUTRAL: frozenset[Any] = frozenset(
         torch.numel,
     ]
 )  # what needs neither the value nor the gradient
-
-
-class Update(Protocol):
-    """The update of some parameters."""
-
-    def settle(self) -> None:
-        """Wait for it, and make it; the parameters are as they were then. On any thread, and once only."""
-
-    def clear(self, parameter: Tensor, *, to_none: bool) -> None:
-        """Have a parameter's gradient cleared after the update."""
 
 
 class Awaited(nn.Parameter):
@@ -79,11 +69,10 @@ def settle(parameter: Any) -> None:
 
 def clear(parameter: Any, *, to_none: bool) -> None:
     """Have the gradient of an awaited parameter cleared after its update."""
-    update: Update = getattr(parameter, UPDATE)
-    update.clear(parameter, to_none=to_none)
+    getattr(parameter, UPDATE).clear(parameter, to_none=to_none)
 
 
-def awaits(parameter: Tensor, update: Update) -> None:
+def awaits(parameter: Tensor, update: Any) -> None:
     """Have whoever uses a parameter wait for its update from now on."""
     setattr(parameter, UPDATE, update)
     parameter.__class__ = Awaited

@@ -224,22 +224,14 @@ class Overlap:
             pending = list(self._pending)
             waiting = list(chain.from_iterable(update.parameters for update in pending))
             stepper.run(settings, stepper.others(waiting))
-            self._find_members()
+            now = self._reducer.assignment.builds, stepper.identity()
+            if now != self._found_for:  # the optimizer may have the parameters in other groups
+                self._found_for, self._members = now, {}
             for update in pending:
-                update.step = partial(stepper.run, settings, self._members_of(update))
+                if (number := update.bucket.number) not in self._members:
+                    self._members[number] = stepper.members(update.parameters)
+                update.step = partial(stepper.run, settings, self._members[number])
             increment_version(waiting)  # a graph that has saved them is not to be gone through any more
-
-    def _find_members(self) -> None:
-        """Forget which parameters the optimizer has in which group, if that may have changed."""
-        now = self._reducer.assignment.builds, self._stepper.identity()
-        if now != self._found_for:
-            self._found_for, self._members = now, {}
-
-    def _members_of(self, update: PendingUpdate) -> list[list[Tensor]]:
-        key = update.bucket.number
-        if key not in self._members:
-            self._members[key] = self._stepper.members(update.parameters)
-        return self._members[key]
 
     def clear(self, parameters: Iterable[Tensor], *, to_none: bool) -> None:
         """Clear gradients: of what is under way once it was used. Nothing is waited for."""
@@ -259,16 +251,13 @@ class Overlap:
     def forward_begins(self, *, joins: bool) -> None:
         """Of our DistributedDataParallel. `joins`: ranks may run out of inputs."""
         self._joins, self._in_forward, self._began = joins, True, self._now()
-        if self._pending and (not torch.is_grad_enabled() or self._unnoticed()):
+        if not self._pending:
+            return
+        if unnoticed := torch.is_grad_enabled() and (compiles() or scripted(self._module)):
+            self._tell(messages.COMPILED)
+        if unnoticed or not torch.is_grad_enabled():
             self._measured = True
             self.drain()
-
-    def _unnoticed(self) -> bool:
-        """Whether forward may use parameters without anybody noticing."""
-        if not (compiles() or scripted(self._module)):
-            return False
-        self._tell(messages.COMPILED)
-        return True
 
     def forward_ends(self) -> float:
         """All that is still under way is waited for: no part of this forward has used it. Seconds that forward waited."""

@@ -74,7 +74,9 @@ class HostMemory(Decorated):
         if isinstance(request, ReduceScatter) and request.scope == "host" and (buffer := hosts.get(tensor)):
             return self._sum_share(buffer, request)
         if isinstance(request, AllGather) and (share := self._shares.pop(id(tensor), None)):
-            return self._give_out(share)
+            share.write()
+            finish = partial(share.buffer.filled, share.flat)
+            return SharedReply(share.buffer, 2 * share.buffer.place + 1, finish, self._look)
         return self.inner.start(request, channel)
 
     def _sum_share(self, buffer: SharedBuffer, request: ReduceScatter) -> Reply:
@@ -84,11 +86,6 @@ class HostMemory(Decorated):
         self._shares[id(share.numbers)] = share
         buffer.fill(share.flat)
         return SharedReply(buffer, 2 * buffer.place, partial(share.sum, scale), self._look)
-
-    def _give_out(self, share: Share) -> Reply:
-        share.write()
-        buffer = share.buffer
-        return SharedReply(buffer, 2 * buffer.place + 1, partial(buffer.filled, share.flat), self._look)
 
     def abort(self) -> None:
         """Have no rank wait for this one any more."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -17,32 +17,18 @@ from .protocol import Reply
 LOOK_SECONDS = 0.2  # between two looks whether the other ranks still live
 
 
-class Sums(Protocol):
-    """Counters of all buckets that were made together, by place: see native/shared_sums.hpp, native/shared_shares.hpp.
-
-    Those of shares have two places for each bucket, and add up and give out elements from `first` on.
-    """
-
-    def arrive(self, place: int) -> None: ...
-    def wait(self, place: int, seconds: float) -> bool: ...
-    def since(self, place: int) -> float: ...
-    def missing(self, place: int) -> list[int]: ...
-    def sum(self, bucket: int, first: int, count: int, scale: float) -> None: ...
-    def share(self, bucket: int, first: int, count: int) -> None: ...
-    def give_up(self) -> None: ...
-    def given_up(self) -> int: ...
-
-
 @dataclass(frozen=True, eq=False)
 class SharedBuffer:
     """A bucket's memory, `room`, that all ranks can reach.
 
     Nobody else has this tensor: who has one that was given, or a view of it, may make torch move that elsewhere
-    (`share_memory_`). `place`: the bucket's number among those that were made together. `first`: of the ranks that have it.
+    (`share_memory_`). `sums`: the counters of all buckets that were made together (native/shared_sums.hpp and, with two
+    places for each bucket, native/shared_shares.hpp). `place`: the bucket's number among these. `first`: of the ranks that
+    have it.
     """
 
     room: Tensor
-    sums: Sums
+    sums: Any
     processes: Processes
     place: int
     first: int
@@ -116,7 +102,7 @@ class SharedReply(Reply):
 
     def arrived_at(self) -> float:
         """When the last rank's was there, by time.perf_counter, which is the monotonic clock where memory can be shared."""
-        return self._buffer.sums.since(self._place)
+        return float(self._buffer.sums.since(self._place))
 
     def abandon(self) -> None:
         """Have all ranks of the host give it up."""

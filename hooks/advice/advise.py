@@ -22,7 +22,7 @@ from ...compress.state.shares import ranks_given
 from ...ddp_core import DEFAULT_TIMEOUT, Decorator
 from ...ddp_core.averaging.engines import Engines
 from ...ddp_core.measure.clock import clock_of
-from ...ddp_core.transport.time_limit import time_limit
+from ...ddp_core.transport.protocol import time_limit
 from ..plan import bucket_layouts
 from .advice import Advice, Choice, Forecast, Rule
 from .arithmetic import Arithmetic, copy_seconds, gradient_pool, measured_arithmetic, sampled

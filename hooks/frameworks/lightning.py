@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ...compress import Spec
 from ...ddp_core import DistributedDataParallel, Handle, watched
-from .metrics import scalars
+from .gathered_state import scalars
 
 PACKAGES = ("lightning", "pytorch_lightning")  # two names of the same, whose classes do not know each other
 STATE = "gradwire"  # the key in a checkpoint

@@ -23,8 +23,7 @@ from ...compress.protocol.whole_number import whole_number
 from ...ddp_core.buckets.checksum import checksum
 from ...ddp_core.buckets.layout import plain_names
 from ...ddp_core.engine.engine import DEFAULT_TIMEOUT
-from ...ddp_core.transport.protocol import Decorator
-from ...ddp_core.transport.time_limit import time_limit
+from ...ddp_core.transport.protocol import Decorator, time_limit
 from . import saved
 from .fragment import Fragment, fragments
 from .joining import stray_message, strays
