@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -77,20 +77,26 @@ def advise(
     def checked() -> tuple[Rule, list[int], list[Method], str]:
         checked_seconds(trial_seconds)
         time_limit(timeout)
-        return Rule(tolerance, worthwhile), _checked_hosts(hosts), _checked_methods(compressors), family(optimizer)
+        sizes = [
+            whole_number(count, "hosts are whole numbers, at least 2, such as [16, 64]", least=2) for count in hosts
+        ]
+        return Rule(tolerance, worthwhile), sizes, _checked_methods(compressors), family(optimizer)
 
     rule, sizes, asked, kind = checked() if group is None else tried(checked, group, device)
     here = _here(group, device, transport)
     asked_for = {"compressors": [method.spec for method in asked], "hosts": sizes, "bucket_mb": bucket_mb}
     asked_for["trial_seconds"] = trial_seconds
-    _agree(here, {"numbers": _trained(model), "optimizer": kind, **asked_for, **vars(rule)})
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    _agree(here, {"numbers": trained, "optimizer": kind, **asked_for, **vars(rule)})
     _check_links(here, sizes)
     with here.selected:
-        copied = partial(Training, _bare(model), loss_fn, batch, optimizer, clock_of(here.device))
+        bare = model.module if isinstance(model, TorchDDP) else model
+        copied = partial(Training, bare, loss_fn, batch, optimizer, clock_of(here.device))
         training = here.tried(copied)
         whole = all(here.told(here.tried(training.first_step)))
         computation = _computation(training, here)
-        offered = [*asked, *_two_levels(asked, here.world)]
+        between_hosts = asked if here.world.per_host > 1 else []  # the same methods, on two levels
+        offered = [*asked, *(replace(method, spec=TWO_LEVELS + method.spec) for method in between_hosts)]
         measured = _measured(training, computation, offered, here, bucket_mb, transport, timeout)
         beta = max(cost.link.beta for cost in measured.costs.values())
         links = tuple(host_links(here, beta)) if transport is None else ()
@@ -116,15 +122,6 @@ def _checked_methods(specs: Sequence[str] | None) -> list[Method]:
     return methods(specs)
 
 
-def _checked_hosts(hosts: Iterable[int]) -> list[int]:
-    expected = "hosts are whole numbers, at least 2, such as [16, 64]"
-    return [whole_number(count, expected, least=2) for count in hosts]
-
-
-def _bare(model: nn.Module) -> nn.Module:
-    return model.module if isinstance(model, TorchDDP) else model
-
-
 def _device(model: nn.Module) -> torch.device:
     return next((p.device for p in model.parameters() if p.requires_grad), torch.device("cpu"))
 
@@ -140,10 +137,6 @@ def _here(group: dist.ProcessGroup | None, device: torch.device, transport: Deco
             "advise() measures what goes between ranks, and this process group has one: start more of them"
         )
     return Here.found(group, device, one_level=transport is not None)
-
-
-def _trained(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
 def _agree(here: Here, asked: Mapping[str, Any]) -> None:
@@ -175,24 +168,11 @@ def _computation(training: Training, here: Here) -> Computation:
     for _ in range(max(FEWEST, min(MOST, int(STEP_BUDGET / max(slowest, 1e-3))))):
         steps.append(here.tried(training.step))
     mine = training.computation(steps)
-    return max((_unpacked(each) for each in here.told(_packed(mine))), key=lambda each: each.seconds)
-
-
-def _packed(computation: Computation) -> list[Any]:
-    phases = (computation.forward, computation.backward, computation.optimizer)
-    return [[[phase.seconds, phase.cores] for phase in phases], dict(computation.ready), dict(computation.needed)]
-
-
-def _unpacked(told: list[Any]) -> Computation:
-    forward, backward, optimizer = (Work(*phase) for phase in told[0])
-    return Computation(forward, backward, optimizer, *told[1:])
-
-
-def _two_levels(asked: Sequence[Method], world: World) -> list[Method]:
-    """The same methods between hosts, where hosts have several ranks."""
-    if world.per_host == 1:
-        return []
-    return [replace(method, spec=TWO_LEVELS + method.spec) for method in asked]
+    ranks = [
+        Computation(*(Work(**phase) for phase in phases), ready, needed)
+        for *phases, ready, needed in here.told(list(asdict(mine).values()))
+    ]
+    return max(ranks, key=lambda each: each.seconds)
 
 
 def _measured(

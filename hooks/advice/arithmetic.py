@@ -58,16 +58,11 @@ def measured_arithmetic(compressor: Compressor, layouts: Sequence[Layout], pool:
     elements, processor = 0, 0.0
     for layout in layouts:
         found, worked = _bucket(compressor, placed_on_hosts(compressor, layout), pool, clock)
-        totals = _together(totals, found)
+        totals = list(map(sum, _alike([totals, found])))  # a bucket may have fewer rounds than another one
         elements, processor = elements + layout.numel, processor + worked
     on_cuda, seconds = layouts[0].device.type == "cuda", sum(totals)
     cores = 1.0 if on_cuda else processor / seconds if seconds else 0.0
     return Arithmetic(tuple(total / elements for total in totals), cores)
-
-
-def _together(totals: Sequence[float], found: Sequence[float]) -> list[float]:
-    """The sums by phase. A bucket may have fewer rounds than another one; its last phase is the last all the same."""
-    return [sum(pair) for pair in _alike([totals, found])]
 
 
 def _alike(runs: Sequence[Sequence[float]]) -> Iterator[tuple[float, ...]]:

@@ -52,16 +52,14 @@ def told(links: Sequence[HostLink]) -> Iterator[str]:
     sends, receives = [link.sends for link in links], [link.receives for link in links]
     slowest, fastest = min(*sends, *receives), max(*sends, *receives)
     if len(links) == 2:  # what one sends is what the other receives
-        slow = _of_two(*links) if slowest < SLOW * fastest else []
+        slow = []
+        if slowest < SLOW * fastest:
+            one, other = sorted(links, key=lambda link: link.sends)
+            rates = f"{_gbit(one.sends)}, back {_gbit(other.sends)}"
+            slow = [f"link from {_named(one)} to {_named(other)}: {rates}: every step waits for the slower"]
     else:
         slow = [*_slow(links, "sends", sends, receives), *_slow(links, "receives", receives, sends)]
     yield from slow or [f"links: each host sends and receives {_gbit(slowest)} to {_gbit(fastest)}"]
-
-
-def _of_two(one: HostLink, other: HostLink) -> list[str]:
-    slow, fast = sorted((one, other), key=lambda link: link.sends)
-    there, back = _gbit(slow.sends), _gbit(fast.sends)
-    return [f"link from {_named(slow)} to {_named(fast)}: {there}, back {back}: every step waits for the slower"]
 
 
 def _slow(links: Sequence[HostLink], does: str, rates: Sequence[float], opposite: Sequence[float]) -> list[str]:

@@ -194,7 +194,11 @@ class Rendezvous:
             if self._closed.is_set():
                 raise RuntimeError(f"{self._name} gave up waiting for other sites at {self._address}: it was closed")
             if 0 < self._met <= ended.get("meeting", 0):
-                raise TrainingEnded(self._ended_without(), ended["round"])
+                raise TrainingEnded(
+                    f"the training at {self._address} has ended, and {self._name} has missed its end: take the model of "
+                    "another site, or start all sites from their checkpoints to go on",
+                    ended["round"],
+                )
             self._close_if_due(number, before, here, passed)
             time.sleep(LOOK)
 
@@ -209,12 +213,6 @@ class Rendezvous:
         if everyone or late or (gone and len(here) >= self._sites):
             known = before.get("setup") if came & expected else None
             self._close(number, here, known or here[0]["setup"])
-
-    def _ended_without(self) -> str:
-        return (
-            f"the training at {self._address} has ended, and {self._name} has missed its end: take the model of another "
-            f"site, or start all sites from their checkpoints to go on"
-        )
 
     def _nobody_came(self, here: list[dict[str, str]], *, after_others: bool) -> str:
         names = ", ".join(arrival["name"] for arrival in here)
