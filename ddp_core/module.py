@@ -33,7 +33,7 @@ from .reducer.stray_gradients import Strays
 from .reducer.transforms import outside_transforms, transformed
 from .reducer.weak_call import weak_call
 from .torch_compat.arguments import Arguments, localize, states, trained, trained_now
-from .torch_compat.attributes import TorchFace
+from .torch_compat.attributes import TorchAttributes
 from .torch_compat.join import ShadowSteps
 from .torch_compat.logger import Logger
 from .torch_compat.nested import refuse_around, refuse_inside
@@ -58,7 +58,7 @@ LEFT_OUT = (  # of pickles
 )
 
 
-class DistributedDataParallel(TorchFace):
+class DistributedDataParallel(TorchAttributes):
     """Data-parallel training of `module`: gradients are averaged over ranks while backward still runs.
 
     Takes torch's arguments, in torch's order and with its defaults: see `Arguments`. `compressor`: what goes on the wire,

@@ -44,7 +44,7 @@ def _unsupported(what: str, way_out: str) -> Any:
     return refuse
 
 
-class TorchFace(TorchDDP):
+class TorchAttributes(TorchDDP):
     """The attributes and private methods of torch's class, for a model that a reducer of ours averages."""
 
     arguments: Arguments
