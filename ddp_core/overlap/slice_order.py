@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from ..buckets.assignment import BucketAssignment
 from ..measure.clock import clock_of
-from ..transport.collectives import spread
+from ..transport.collectives import broadcast
 from .bounds import optimal, synchronous
 from .measured_step import Measurements
 from .replay import backward_order, priority_order, replay
@@ -64,7 +64,7 @@ class SliceOrder:
         if age < self._next or not self._searches:
             return
         told = torch.tensor(self._proposal(), device=self._device)
-        spread([told], 0, self._group, what="the order of slices")
+        broadcast([told], 0, self._group, what="the order of slices")
         overlaps, by_need, *order = told.tolist()
         self._overlaps, self._by_need = bool(overlaps), bool(by_need)
         self._pause = INTERVAL if overlaps else min(2 * self._pause, LONGEST)  # measured steps cost what overlap does

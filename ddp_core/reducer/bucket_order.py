@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from ..averaging.averager import CompressedAverager
 from ..buckets.assignment import BucketAssignment, Rooms, own_rooms
-from ..transport.collectives import spread
+from ..transport.collectives import broadcast
 
 INTERVAL = 64  # synced steps between two looks
 BROKEN_OFF = (
@@ -67,7 +67,7 @@ class BucketOrder:
         if averager is None and (self.agreed or dynamic):
             return
         order = torch.tensor(self._assignment.proposal(), device=self._device)
-        spread([order], 0, self._group, what="the order of buckets")
+        broadcast([order], 0, self._group, what="the order of buckets")
         self.agreed = True
         self._rebuild(order.tolist(), rooms())
 

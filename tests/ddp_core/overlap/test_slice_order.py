@@ -20,7 +20,7 @@ def training(request, monkeypatch):
     order = SliceOrder("auto", assignment, None, [torch.device(request.param)])
     on_host = SimpleNamespace(tensor=lambda values, device: torch.tensor(values))
     monkeypatch.setattr(slice_order, "torch", on_host)
-    monkeypatch.setattr(slice_order, "spread", lambda *_, **__: looks.append(step))
+    monkeypatch.setattr(slice_order, "broadcast", lambda *_, **__: looks.append(step))
     step = 0
 
     def run(gains=lambda _: False, before_step=lambda *_: None):
@@ -67,7 +67,7 @@ def test_new_buckets_are_looked_at_as_the_first_ones_were(training):
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("wanted", ["backward", "synchronous"])
 def test_where_no_other_order_is_wanted_nothing_is_looked_for_nor_measured(monkeypatch, wanted, device):
-    monkeypatch.setattr(slice_order, "spread", None)
+    monkeypatch.setattr(slice_order, "broadcast", None)
     order = SliceOrder(wanted, SimpleNamespace(builds=1, sending=[]), None, [torch.device(device)])
     for step in range(2 * LONGEST):
         order.look(step)
@@ -78,7 +78,7 @@ def test_where_no_other_order_is_wanted_nothing_is_looked_for_nor_measured(monke
 
 @pytest.mark.parametrize("wanted", ["auto", "priority"])
 def test_a_few_steps_before_a_look_are_measured_whatever_overlaps(monkeypatch, wanted):
-    monkeypatch.setattr(slice_order, "spread", lambda *_, **__: None)
+    monkeypatch.setattr(slice_order, "broadcast", lambda *_, **__: None)
     order = SliceOrder(wanted, SimpleNamespace(builds=1, sending=[]), None, [torch.device("cpu")])
     measured = []
     for step in range(FIRST_LOOK + INTERVAL + 1):
