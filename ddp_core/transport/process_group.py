@@ -92,7 +92,7 @@ class GroupPending(Reply):
 
 
 @dataclass(frozen=True)
-class Here(Reply):
+class LocalReply(Reply):
     """What a rank asks nobody but itself for: it keeps its place in the order of rounds."""
 
     tensor: Tensor
@@ -189,7 +189,7 @@ class ProcessGroup(Transport):
     def start(self, request: Request, channel: int) -> Reply:
         """Give a request to the group of a channel. Raises RuntimeError where there are not so many."""
         if request.scope == "self":
-            return Here(request.tensor)
+            return LocalReply(request.tensor)
         group = self._groups.get((channel, request.scope))
         if group is None:
             if channel >= len(self._names):

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED, Method
-from .directions import HostLink, told
+from .directions import HostLink, described
 from .predict import Measured, Prediction
 
 TIE = 0.03  # of a step: what is nearer than that is as fast
@@ -214,7 +214,7 @@ class Advice:
             rate = f"{8 / cost.link.beta / 1e9:.3g} Gbit/s a rank" if cost.link.beta else "no limit seen"
             kind = f"{form.__name__} of {str(dtype).removeprefix('torch.')}"
             yield f"network: {kind} among {among}: {rate}, {_ms(cost.link.alpha)} a round"
-        yield from told(self.links)
+        yield from described(self.links)
         yield ""
         yield from table(self.here)
         yield "step: predicted; tried: measured, in a training of a copy, which counts where it is there"

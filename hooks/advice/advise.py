@@ -28,9 +28,9 @@ from .advice import Advice, Choice, Forecast, Rule
 from .arithmetic import Arithmetic, copy_seconds, gradient_pool, measured_arithmetic, sampled
 from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, Method, family, methods
 from .directions import host_links
-from .here import Here, tried
 from .network import Kind, Network
 from .predict import Measured, World, buckets, predicted, requests_on
+from .rank_group import RankGroup, tried
 from .shared_cores import Work
 from .training import Computation, Loss, Training
 from .trials import TRIAL_SECONDS, Trials, checked_seconds, confirmed
@@ -93,7 +93,7 @@ def advise(
         bare = model.module if isinstance(model, TorchDDP) else model
         copied = partial(Training, bare, loss_fn, batch, optimizer, clock_of(here.device))
         training = here.tried(copied)
-        whole = all(here.told(here.tried(training.first_step)))
+        whole = all(here.gather(here.tried(training.first_step)))
         computation = _computation(training, here)
         between_hosts = asked if here.world.per_host > 1 else []  # the same methods, on two levels
         offered = [*asked, *(replace(method, spec=TWO_LEVELS + method.spec) for method in between_hosts)]
@@ -103,11 +103,11 @@ def advise(
         worlds = [here.world, *(World(count * here.world.per_host, here.world.per_host) for count in sizes)]
         now, *elsewhere = (_forecast(measured, offered, world, kind, rule, bucket_mb) for world in worlds)
         trials = Trials(here, copied, bucket_mb, transport, timeout, unused=not whole)
-        whole_steps = all(here.told(training.seen))  # a compiled model would be compiled anew for each trial
+        whole_steps = all(here.gather(training.seen))  # a compiled model would be compiled anew for each trial
         del training
         now, failures = confirmed(now, rule, trials.step, trial_seconds if whole_steps else 0.0)
         elsewhere = [each.only(now.rows, rule) for each in elsewhere]
-        seconds = max(here.told(time.perf_counter() - began))
+        seconds = max(here.gather(time.perf_counter() - began))
     return Advice(measured, now, tuple(elsewhere), kind, seconds, links, tuple(failures))
 
 
@@ -126,7 +126,7 @@ def _device(model: nn.Module) -> torch.device:
     return next((p.device for p in model.parameters() if p.requires_grad), torch.device("cpu"))
 
 
-def _here(group: dist.ProcessGroup | None, device: torch.device, transport: Decorator | None) -> Here:
+def _here(group: dist.ProcessGroup | None, device: torch.device, transport: Decorator | None) -> RankGroup:
     if group is None:
         raise RuntimeError(
             "advise() measures the network of a process group, and there is none yet: call "
@@ -136,12 +136,12 @@ def _here(group: dist.ProcessGroup | None, device: torch.device, transport: Deco
         raise ValueError(
             "advise() measures what goes between ranks, and this process group has one: start more of them"
         )
-    return Here.found(group, device, one_level=transport is not None)
+    return RankGroup.found(group, device, one_level=transport is not None)
 
 
-def _agree(here: Here, asked: Mapping[str, Any]) -> None:
+def _agree(here: RankGroup, asked: Mapping[str, Any]) -> None:
     """Raises ValueError on every rank where ranks ask for different things."""
-    told = here.told(asked)
+    told = here.gather(asked)
     for rank, other in enumerate(told):
         for name, first in told[0].items():
             if other[name] != first:
@@ -151,7 +151,7 @@ def _agree(here: Here, asked: Mapping[str, Any]) -> None:
                 )
 
 
-def _check_links(here: Here, sizes: Sequence[int]) -> None:
+def _check_links(here: RankGroup, sizes: Sequence[int]) -> None:
     """Raises ValueError where other numbers of hosts would be predicted from links inside a host."""
     if sizes and here.one_host:
         raise ValueError(
@@ -160,17 +160,17 @@ def _check_links(here: Here, sizes: Sequence[int]) -> None:
         )
 
 
-def _computation(training: Training, here: Here) -> Computation:
+def _computation(training: Training, here: RankGroup) -> Computation:
     """Of the slowest rank, while all of them compute."""
     began = time.perf_counter()
     steps = [here.tried(partial(training.step, notes_use=True))]
-    slowest = max(here.told(time.perf_counter() - began))
+    slowest = max(here.gather(time.perf_counter() - began))
     for _ in range(max(FEWEST, min(MOST, int(STEP_BUDGET / max(slowest, 1e-3))))):
         steps.append(here.tried(training.step))
     mine = training.computation(steps)
     ranks = [
         Computation(*(Work(**phase) for phase in phases), ready, needed)
-        for *phases, ready, needed in here.told(list(asdict(mine).values()))
+        for *phases, ready, needed in here.gather(list(asdict(mine).values()))
     ]
     return max(ranks, key=lambda each: each.seconds)
 
@@ -179,7 +179,7 @@ def _measured(
     training: Training,
     computation: Computation,
     offered: Sequence[Method],
-    here: Here,
+    here: RankGroup,
     bucket_mb: float | None,
     transport: Decorator | None,
     timeout: timedelta,
@@ -201,7 +201,7 @@ def _measured(
 
 
 def _arithmetic(
-    training: Training, computation: Computation, offered: Sequence[Method], here: Here, bucket_mb: float | None
+    training: Training, computation: Computation, offered: Sequence[Method], here: RankGroup, bucket_mb: float | None
 ) -> tuple[dict[str, Arithmetic], float]:
     """By specification, the mean over ranks, all of which are at it; and the seconds an element of copies into buckets."""
     clock, world = clock_of(here.device), here.world
@@ -217,10 +217,10 @@ def _arithmetic(
         ]
         dist.barrier(here.group)
         mine = here.tried(partial(measured_arithmetic, compressor(method.spec), placed, pool, clock))
-        told = here.told([mine.phases, mine.cores])
+        told = here.gather([mine.phases, mine.cores])
         phases = tuple(statistics.mean(each) for each in zip(*(phases for phases, _ in told), strict=True))
         found[method.spec] = Arithmetic(phases, statistics.mean(cores for _, cores in told))
-    copy = statistics.mean(here.told(copy_seconds(layouts[-1], pool, clock)))
+    copy = statistics.mean(here.gather(copy_seconds(layouts[-1], pool, clock)))
     return found, copy
 
 

@@ -20,7 +20,7 @@ from ...ddp_core.transport.private_group import known_group
 from ..overlap import overlap
 from .advice import Choice, Forecast, Rule
 from .candidates import BACKWARD, PRIORITY
-from .here import Here
+from .rank_group import RankGroup
 from .training import Training
 
 TRIAL_SECONDS = 40.0
@@ -112,7 +112,7 @@ class Trials:
 
     def __init__(
         self,
-        here: Here,
+        here: RankGroup,
         copied: Callable[[], Training],
         bucket_mb: float | None,
         transport: Decorator | None,
@@ -136,10 +136,10 @@ class Trials:
         try:
             training = self._on_all(self._copied)
             mine = self._on_all(partial(self._trained, training, choice, steps))
-            step = float(statistics.mean(self._here.told(mine)))
+            step = float(statistics.mean(self._here.gather(mine)))
         except TrialFailed as error:
             failure = str(error)
-        return Tried(step, max(self._here.told(time.perf_counter() - began)), failure)
+        return Tried(step, max(self._here.gather(time.perf_counter() - began)), failure)
 
     def _on_all(self, function: Callable[[], T]) -> T:
         """What it returns here. Raises TrialFailed on all ranks if it raises on any, once the others' waits have ended."""
@@ -150,7 +150,7 @@ class Trials:
             failure = f"{type(error).__name__}: {error}"
             _let_go(error)
         gc.collect()  # a copy that is over would stay beside the next one
-        if failures := [f"rank {rank}: {told}" for rank, told in enumerate(self._here.told(failure)) if told]:
+        if failures := [f"rank {rank}: {told}" for rank, told in enumerate(self._here.gather(failure)) if told]:
             raise TrialFailed("; ".join(failures))
         return results[0]
 

@@ -19,8 +19,8 @@ from gradwire.ddp_core.transport import host_places
 from gradwire.hooks.advice import Choice
 from gradwire.hooks.advice import trials as trials_module
 from gradwire.hooks.advice.candidates import Method
-from gradwire.hooks.advice.here import Here, cores_each
 from gradwire.hooks.advice.predict import Prediction
+from gradwire.hooks.advice.rank_group import RankGroup, cores_each
 from gradwire.hooks.advice.training import Training
 from gradwire.hooks.advice.trials import Trials
 
@@ -84,10 +84,10 @@ def asked(rank, world_size, rate=SLOW, trial_seconds=0, **options):
     return {
         "text": str(advice),
         "line": advice.line,
-        "specs": [(choice.spec, choice.order) for choice in advice.here.choices],
-        "tried": {(choice.spec, choice.order): choice.tried for choice in advice.here.choices if choice.tried},
-        "steps": [choice.step for choice in advice.here.choices],
-        "sent": {choice.spec: choice.prediction.sent_bytes for choice in advice.here.choices},
+        "specs": [(choice.spec, choice.order) for choice in advice.rank_group.choices],
+        "tried": {(choice.spec, choice.order): choice.tried for choice in advice.rank_group.choices if choice.tried},
+        "steps": [choice.step for choice in advice.rank_group.choices],
+        "sent": {choice.spec: choice.prediction.sent_bytes for choice in advice.rank_group.choices},
         "ranks": [forecast.ranks for forecast in advice.elsewhere],
         "ready": list(computation.ready),
         "needed": sorted(computation.needed, key=computation.needed.get),
@@ -217,7 +217,7 @@ def fails_in_a_trial(rank, world_size, order):
         return loss_of(model, batch)
 
     group, cpu = torch.distributed.group.WORLD, torch.device("cpu")
-    here = Here.found(group, cpu, one_level=True)
+    here = RankGroup.found(group, cpu, one_level=True)
     copied = partial(Training, model, failing, batch, optimizer, clock_of(cpu))
     trials = Trials(here, copied, None, None, GROUP_TIMEOUT, unused=False)
     with pytest.MonkeyPatch.context() as patch:
@@ -230,7 +230,7 @@ def fails_in_a_trial(rank, world_size, order):
         while sockets() > left[0] and time.monotonic() < deadline:
             time.sleep(0.01)  # they may take a moment to close
         left.append(sockets())
-    return tried, here.told(rank), left
+    return tried, here.gather(rank), left
 
 
 @pytest.mark.parametrize("order", ["backward", "priority"])
@@ -255,7 +255,7 @@ def steps_of_trials(rank, world_size, predicted):
         return loss_of(model, batch)
 
     group, cpu = torch.distributed.group.WORLD, torch.device("cpu")
-    here = Here.found(group, cpu, one_level=True)
+    here = RankGroup.found(group, cpu, one_level=True)
     copied = partial(Training, model, counted, batch, optimizer, clock_of(cpu))
     trials = Trials(here, copied, None, None, GROUP_TIMEOUT, unused=True)
     found = []
@@ -435,7 +435,7 @@ def on_two_hosts(rank, world_size):
         model, optimizer, batch = trained()
         advice = gradwire.advise(model, loss_of, batch, optimizer, compressors=["int4"], hosts=[8], trial_seconds=0)
     scopes = {scope for _, _, scope in advice.measured.costs}
-    sent = {choice.spec: choice.prediction.sent_bytes for choice in advice.here.choices}
+    sent = {choice.spec: choice.prediction.sent_bytes for choice in advice.rank_group.choices}
     return {
         "scopes": scopes,
         "sent": sent,
@@ -464,7 +464,7 @@ def pinned(rank, world_size):
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {sorted(before)[rank % len(before)]})
     try:
-        here = Here.found(torch.distributed.group.WORLD, torch.device("cpu"), one_level=True)
+        here = RankGroup.found(torch.distributed.group.WORLD, torch.device("cpu"), one_level=True)
     finally:
         os.sched_setaffinity(0, before)
     return here.cores, len({sorted(before)[each % len(before)] for each in range(world_size)}) / world_size
