@@ -18,7 +18,7 @@ OURS = tuple(
 STEPS = 3  # in a row, until it is told
 
 
-class Readers:
+class EarlyReadWarning:
     """Notes who reads between a backward and the next forward, and tells once where every step is made to wait.
 
     `counts`: steps, by "file:line in function".

@@ -34,7 +34,7 @@ from ..reducer.reducer import Reducer
 from ..reducer.weak_call import weak_call
 from . import messages
 from .awaited import Awaited, clear
-from .early_reads import Readers
+from .early_reads import EarlyReadWarning
 from .measured_step import noted
 from .partial_step import PartialStep
 from .pending_update import PendingUpdate, clear_now
@@ -61,7 +61,7 @@ class Overlap:
         self._unseen: set[int] = set()  # members of the buckets that the last forward was not seen to use
         self._step_number, self._exposed = 0, 0.0
         self._told: set[str] = set()
-        self._readers = Readers()
+        self._early_reads = EarlyReadWarning()
 
     def bind(self, reducer: Reducer, averager: CompressedAverager, buckets: BucketOrder) -> None:
         """Take over a model's reducer: slices for buckets, and averages that come later. A collective call."""
@@ -140,7 +140,7 @@ class Overlap:
         """All of a step was sent: let its parameters wait for its averages."""
         with self._lock:
             self._averager.engines.send_all()
-            self._readers.next_step()
+            self._early_reads.next_step()
             buckets = self._reducer.assignment.buckets
             self._updates = [PendingUpdate(self.settle, bucket, backward) for bucket in buckets]
             self._pending, self._now = dict.fromkeys(self._updates), backward.step.now
@@ -150,7 +150,7 @@ class Overlap:
         """Wait for an update, and make it, unless it was made: somebody uses its parameters."""
         with self._lock:
             if update in self._pending and not self._in_forward:
-                self._readers.note()
+                self._early_reads.note()
             self._settle(update)
 
     def _settle(self, update: PendingUpdate) -> None:
@@ -245,7 +245,7 @@ class Overlap:
     def report(self) -> OverlapReport:
         """What is known so far."""
         exposed = self._exposed if self.order.clock.at_once else self.order.measurements.exposed
-        counts = dict(self._readers.counts)
+        counts = dict(self._early_reads.counts)
         return OverlapReport(self._step_number, exposed, self.order.name, *self.order.bounds, counts)
 
     def forward_begins(self, *, joins: bool) -> None:
