@@ -76,7 +76,7 @@ class Overlap:
         self.order = SliceOrder(self._wanted, reducer.assignment, reducer.group, devices)
         self._marks_late = not self.order.clock.at_once
         self._refuses_capture = device.type == "cuda" and self._wanted != "synchronous"
-        reducer.later = self
+        reducer.deferred = self
 
     def look(self) -> None:
         """Between steps, where all ranks are: see `SliceOrder`. After a swap the slices are made anew."""

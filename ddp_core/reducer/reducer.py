@@ -19,7 +19,7 @@ from ..buckets.slices import Sendable
 from ..measure.step import Step
 from ..measure.timeline import Timeline
 from . import messages
-from .backward_pass import Backward, Later, Rules
+from .backward_pass import Backward, DeferredDelivery, Rules
 from .compiled import in_compiled_backward
 from .graph import arriving, gradient_node
 from .hooked_parameters import HookedParameters
@@ -63,7 +63,7 @@ class Reducer(HookedParameters):
         self.share = 1.0  # of the ranks that have inputs, where the average is to be over these
         self.before_sending: Callable[[Sendable], None] | None = None
         self.at_end: list[Callable[[], None]] = []
-        self.later: Later | None = None  # who hands averages out after the end of backward
+        self.deferred: DeferredDelivery | None = None  # who hands averages out after the end of backward
         self.timeline = Timeline(names)
         self.assignment = assignment
         self.anchor = torch.zeros((), requires_grad=True, device="cpu")
@@ -288,7 +288,7 @@ class Reducer(HookedParameters):
         backward.step.computed = time.perf_counter()
         self.assignment.trace(backward.order)
         with backward:
-            later = self.later if self.later is not None and self.later.takes(backward) else None
+            later = self.deferred if self.deferred is not None and self.deferred.takes(backward) else None
             if later is None:
                 undifferentiated(self._hand_out, backward)
         self._backward = None
