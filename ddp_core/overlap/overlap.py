@@ -1,7 +1,7 @@
 """Communication that goes on while the next forward runs (Jayarajan et al. 2019), for our DistributedDataParallel.
 
 Backward returns when gradients have left. Each bucket then is a `PendingUpdate`, and its parameters wait for it where they
-are used: see `awaited.py`. What leaves when is `slice_order.py`'s.
+are used: see `pending_parameter.py`. What leaves when is `slice_order.py`'s.
 
 Nothing hangs, whatever waits when. All requests of a step are started in backward, in an order that the ranks have agreed
 on, by backward's thread or, for later rounds, by lanes in the same order (on CUDA the rest of all programs is queued at
@@ -33,10 +33,10 @@ from ..reducer.compiled import compiles, scripted
 from ..reducer.reducer import Reducer
 from ..reducer.weak_call import weak_call
 from . import messages
-from .awaited import Awaited, clear
 from .early_reads import EarlyReadWarning
 from .measured_step import noted
 from .partial_step import PartialStep
+from .pending_parameter import PendingParameter, clear
 from .pending_update import PendingUpdate, clear_now
 from .report import OverlapReport
 from .slice_order import SliceOrder
@@ -237,7 +237,7 @@ class Overlap:
         """Clear gradients: of what is under way once it was used. Nothing is waited for."""
         with self._lock:
             for parameter in parameters:
-                if type(parameter) is Awaited:
+                if type(parameter) is PendingParameter:
                     clear(parameter, to_none=to_none)
                 else:
                     clear_now(parameter, to_none=to_none)

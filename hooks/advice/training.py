@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from ...ddp_core.buckets.assignment import DEFAULT_CAP_MB, MEBIBYTE
 from ...ddp_core.measure.clock import Clock
-from ...ddp_core.overlap.awaited import NEUTRAL
+from ...ddp_core.overlap.pending_parameter import NEUTRAL
 from ...ddp_core.reducer.compiled import compiles, scripted
 from .shared_cores import Work
 
