@@ -221,7 +221,7 @@ class CompressedAverager:
         if not self._bounds:
             self.memory.expect(self.names.values(), on_host)
             values = checksum(list(named.values())) if self._compares else None
-            self.engines.agreement.meet(group, flat.device)
+            self.engines.agreement.barrier(group, flat.device)
             engine.agree(setup(self.memory.compressor, self.memory.step - 1, layout, values))
             self._compares = False
             agree_on_kernels(operations_of(self.memory.compressor, layout), group, flat.device)

@@ -39,7 +39,7 @@ class Agreement:
         self.due = False  # this rank will meet the others at its next bucket
         self._differing = ""
 
-    def meet(self, group: dist.ProcessGroup, device: torch.device) -> None:
+    def barrier(self, group: dist.ProcessGroup, device: torch.device) -> None:
         """Return when all ranks of the group, always the same, have come here, or do not soon: what follows waits for them.
 
         Raises ValueError where some go on without.
