@@ -18,7 +18,7 @@ from ..compress import Spec, tuned
 from ..compress import compressor as compressor_of
 from .averaging.averager import CompressedAverager
 from .averaging.user_hook import Averager, HookAverager
-from .buckets.assignment import BucketAssignment, own_rooms
+from .buckets.assignment import BucketAssignment, allocate_own
 from .engine.engine import DEFAULT_TIMEOUT
 from .handle import Handle
 from .measure.timeline import StepTimes
@@ -125,9 +125,11 @@ class DistributedDataParallel(TorchAttributes):
         named, sparse = trained(self.module)
         averager = self.compression.averager
         averager.sparse = any(sparse)
-        rooms = averager.rooms(self.device) if together else own_rooms
+        allocate = averager.allocator(self.device) if together else allocate_own
         parameters, names = list(named.values()), list(named)
-        assignment = BucketAssignment(parameters, sparse, rules.caps, alias=rules.gradient_as_bucket_view, rooms=rooms)
+        assignment = BucketAssignment(
+            parameters, sparse, rules.caps, alias=rules.gradient_as_bucket_view, allocate=allocate
+        )
         averages: Averager = averager if self._hook is None else HookAverager(*self._hook)
         self.reducer = TorchReducer(parameters, names, assignment, rules, self.process_group, averages, timeout)
         self.reducer.at_end.append(self._buffers_sync.wait)
@@ -238,7 +240,7 @@ class DistributedDataParallel(TorchAttributes):
         """Now and then: whether parameters train that are in no bucket. Raises RuntimeError where backward missed some."""
         if self.process_group.size() == 1:
             return
-        self._strays.look(lambda: trained_now(self.module)[0])
+        self._strays.check(lambda: trained_now(self.module)[0])
         if self.reducer.unfinished:
             self._strays.search(trained_now(self.module)[0])
             self._strays.refuse_replaced()
@@ -247,9 +249,9 @@ class DistributedDataParallel(TorchAttributes):
     def agree_on_order(self) -> None:
         """Between steps: buckets for the order in which gradients get ready, where it is time to look."""
         hooked, dynamic = self._hook is not None, self.reducer.rules.dynamic
-        self._order.look(self.reducer.finished, self._averager, hooked=hooked, dynamic=dynamic)
+        self._order.update(self.reducer.finished, self._averager, hooked=hooked, dynamic=dynamic)
         if self._overlap is not None:
-            self._overlap.look()
+            self._overlap.update()
 
     @outside_transforms
     def sync_buffers(self, *, candidate: bool, after_forward: bool = False) -> None:

@@ -147,7 +147,7 @@ def prepared(part: Part, memory: ModelMemory, engine: Engine, flat: Tensor) -> P
     if not engine.transport.allocates:
         return part
     alone = flat if part.places is None else flat.new_empty(part.memory.layout.numel)
-    return dataclasses.replace(part, room=engine.transport.room_for(alone))
+    return dataclasses.replace(part, room=engine.transport.allocate_for(alone))
 
 
 def setup(compressor: Compressor, step: int, layout: Layout, values: str | None) -> str:

@@ -64,7 +64,7 @@ class ThrownAway:
         if self.parameters:
             _watching().add(self)
 
-    def look(self, *, counts: bool) -> None:
+    def check(self, *, counts: bool) -> None:
         """Compare at the beginning of a step, when the first bucket has its gradients. `counts`: the step before does."""
         if self._suspected:
             return

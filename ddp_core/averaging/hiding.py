@@ -37,7 +37,7 @@ class Hiding:
         self._end: float | None = None  # of the last step
         self._agreed = False  # in the last step, which took longer for it
 
-    def look(self, last: Step, number: int, buckets: Iterable[tuple[Names, BucketMemory]]) -> None:
+    def check(self, last: Step, number: int, buckets: Iterable[tuple[Names, BucketMemory]]) -> None:
         """Before step `number`, from 0; `last`: the one before it, empty where there was none like it."""
         since, self._end = self._end, None
         programs = [each for each in last.programs if each.record.spans]

@@ -38,12 +38,12 @@ class Inspection:
     def end_step(self, memory: ModelMemory, last: Step) -> None:
         """Another step begins, so the `last` one, empty where there was none like it, stands or is undone."""
         if self._thrown_away.parameters:
-            self._thrown_away.look(counts=memory.counts)
+            self._thrown_away.check(counts=memory.counts)
         memory.end_step()
         if memory.step % EVERY == 0:
             self._look_at_feedback(memory)
         if self._hiding is not None:
-            self._hiding.look(last, memory.step, memory.live)
+            self._hiding.check(last, memory.step, memory.live)
 
     def _look_at_feedback(self, memory: ModelMemory) -> None:
         """Warn once, of the first bucket of which ever more is held back."""

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from ..averaging.averager import CompressedAverager
-from ..buckets.assignment import own_rooms
+from ..buckets.assignment import allocate_own
 from ..buckets.sparse import SparseBucket
 from ..reducer.backward_pass import Backward
 from ..reducer.bucket_order import BucketOrder
@@ -78,13 +78,13 @@ class Overlap:
         self._refuses_capture = device.type == "cuda" and self._wanted != "synchronous"
         reducer.deferred = self
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Between steps, where all ranks are: see `SliceOrder`. After a swap the slices are made anew."""
         memory = self._averager.memory
         if self._sliced_for != (memory.compressor, memory.owing):
             self._slice()
         finished = self._reducer.finished
-        self.order.look(finished)
+        self.order.update(finished)
         if self._marks_late:  # which costs something, where an order is looked for
             measures = self.order.measures(finished)
             self._reducer.timeline.now = self.order.clock.now if measures else time.perf_counter
@@ -92,11 +92,11 @@ class Overlap:
     def _slice(self) -> None:
         """Make buckets of the size of slices, and cut what is larger, where that is of use and what is remembered allows."""
         averager, device, rules = self._averager, self._reducer.device, self._reducer.rules
-        rooms = averager.rooms(device)
+        allocate = averager.allocator(device)
         in_parts = rules.dynamic or rules.skip_all_reduce_unused_params or rules.static_graph
-        cut = rooms is own_rooms and averager.memory.may_be_cut and not in_parts
+        cut = allocate is allocate_own and averager.memory.may_be_cut and not in_parts
         whole = sum(parameter.nbytes for parameter in self._reducer.parameters)
-        self._buckets.resize(slice_bytes(averager, whole, self._slice_mb, device), rooms, cut=cut)
+        self._buckets.resize(slice_bytes(averager, whole, self._slice_mb, device), allocate, cut=cut)
         self._sliced_for = averager.memory.compressor, averager.memory.owing
 
     @property

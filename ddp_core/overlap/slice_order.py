@@ -56,7 +56,7 @@ class SliceOrder:
         """Whether the step after so many has to be measured, where that is not done by the way."""
         return self._searches and steps - self._since >= self._next - MEASURED
 
-    def look(self, steps: int) -> None:
+    def update(self, steps: int) -> None:
         """Now and then: take rank 0's order. `steps`: so far. A collective call, of all ranks at the same step."""
         if self._assignment.builds != self._builds:
             self._restart(steps)

@@ -34,7 +34,7 @@ class Strays:
         self.found: dict[str, Tensor] = {}  # at the last look, but for those that were told of
         self._told: set[str] = set()
 
-    def look(self, trained: Callable[[], Mapping[str, Tensor]]) -> None:
+    def check(self, trained: Callable[[], Mapping[str, Tensor]]) -> None:
         """Look for strays at the first two synchronized forwards, then now and then. `trained`: what trains now, by name."""
         self._forwards += 1
         if self.due or self._forwards <= 2 or self._forwards % INTERVAL == 0:

@@ -15,10 +15,10 @@ from .collectives import exchange
 from .private_group import store_of
 from .processes import know, place
 
-LOOK = timedelta(seconds=1)  # between two looks of a rank that waits
+CHECK_EVERY = timedelta(seconds=1)  # between two checks of a rank that waits
 SOON = 10.0  # seconds that a store is asked for the others; a collective would notice that one has died
 SHORTEST, LONGEST = 0.001, 0.05  # seconds between two looks of a rank that agrees
-Look: TypeAlias = Callable[[], None]
+Check: TypeAlias = Callable[[], None]
 
 
 def nothing() -> None:
@@ -73,7 +73,7 @@ class Agreement:
             time.sleep(pause)
             pause = min(2 * pause, LONGEST)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Raise ValueError where others agree anew before a step that this rank has begun without."""
         store, other = self._store, self._round + 1
         if store is None or self.due:

@@ -94,12 +94,14 @@ class Segment:
             others = Processes({other: int(each[0]) for other, each in enumerate(addresses, first) if other != rank})
             memories = [mapped(each, self._bytes) for each in addresses]
             sums = self._class()(memories, rank - first, self._spans)
-            flats, rooms = (self._tensors(memories[rank - first]) for _ in range(2))
+            flats, memory = (self._tensors(memories[rank - first]) for _ in range(2))
         except (OSError, RuntimeError, MemoryError) as error:
             logger.info("rank %d cannot map the memory of all ranks: %s", rank, error)
             return []
-        pairs = zip(flats, rooms, strict=True)
-        return [(flat, SharedBuffer(room, sums, others, n, first)) for n, (flat, room) in enumerate(pairs)]
+        pairs = zip(flats, memory, strict=True)
+        return [
+            (flat, SharedBuffer(flat_memory, sums, others, n, first)) for n, (flat, flat_memory) in enumerate(pairs)
+        ]
 
     def _tensors(self, memory: Any) -> list[Tensor]:
         seen, spans = numpy.asarray(memory), zip(self._types, self._spans, strict=True)

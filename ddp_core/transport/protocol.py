@@ -68,7 +68,7 @@ class Transport(Protocol):
         """Memory that it carries best for buckets of these parameters; None: any will do. A collective call."""
         return [None] * len(buckets)
 
-    def room_for(self, flat: Tensor) -> Tensor | None:
+    def allocate_for(self, flat: Tensor) -> Tensor | None:
         """Memory that carries a bucket better than that where it lies; None: there is no better. A collective call."""
         return None
 

@@ -10,16 +10,16 @@ from typing import Any
 
 from torch import Tensor
 
-from .agreement import Look
+from .agreement import Check
 from .processes import Processes
 from .protocol import Reply
 
-LOOK_SECONDS = 0.2  # between two looks whether the other ranks still live
+CHECK_SECONDS = 0.2  # between two checks that the other ranks still live
 
 
 @dataclass(frozen=True, eq=False)
 class SharedBuffer:
-    """A bucket's memory, `room`, that all ranks can reach.
+    """The `memory` of a bucket that all ranks can reach.
 
     Nobody else has this tensor: who has one that was given, or a view of it, may make torch move that elsewhere
     (`share_memory_`). `sums`: the counters of all buckets that were made together (native/shared_sums.hpp and, with two
@@ -27,7 +27,7 @@ class SharedBuffer:
     have it.
     """
 
-    room: Tensor
+    memory: Tensor
     sums: Any
     processes: Processes
     place: int
@@ -35,13 +35,13 @@ class SharedBuffer:
 
     def fill(self, flat: Tensor) -> None:
         """Have the numbers of the bucket where the others find them."""
-        if flat.data_ptr() != self.room.data_ptr():
-            self.room.copy_(flat)
+        if flat.data_ptr() != self.memory.data_ptr():
+            self.memory.copy_(flat)
 
     def filled(self, flat: Tensor) -> Tensor:
         """The bucket, with the numbers that the others have left."""
-        if flat.data_ptr() != self.room.data_ptr():
-            flat.copy_(self.room)
+        if flat.data_ptr() != self.memory.data_ptr():
+            flat.copy_(self.memory)
         return flat
 
 
@@ -67,25 +67,25 @@ class Share:
 class SharedReply(Reply):
     """What all ranks bring to a `place` of a bucket's counters. It needs no rank's time but that of those who wait.
 
-    `finish`: what these then do, for the reply. `look`: what a wait that takes long does now and then; it may raise.
+    `finish`: what these then do, for the reply. `check`: what a wait that takes long does now and then; it may raise.
     """
 
-    def __init__(self, buffer: SharedBuffer, place: int, finish: Callable[[], Tensor], look: Look) -> None:
-        self._buffer, self._place, self._finish, self._look = buffer, place, finish, look
+    def __init__(self, buffer: SharedBuffer, place: int, finish: Callable[[], Tensor], check: Check) -> None:
+        self._buffer, self._place, self._finish, self._check = buffer, place, finish, check
         buffer.sums.arrive(place)
 
     def wait(self, timeout: timedelta) -> Tensor:
         """The reply when all is there; RuntimeError where a rank has ended or gives up, or after the time limit."""
-        if not self._buffer.sums.wait(self._place, LOOK_SECONDS):
-            self._wait_and_look(timeout)
+        if not self._buffer.sums.wait(self._place, CHECK_SECONDS):
+            self._wait_and_check(timeout)
         return self._finish()
 
-    def _wait_and_look(self, timeout: timedelta) -> None:
+    def _wait_and_check(self, timeout: timedelta) -> None:
         sums, first = self._buffer.sums, self._buffer.first
         deadline = time.monotonic() + timeout.total_seconds()
         ended: list[int] = []
-        while not sums.wait(self._place, LOOK_SECONDS):
-            self._look()  # first: those that differ give up
+        while not sums.wait(self._place, CHECK_SECONDS):
+            self._check()  # first: those that differ give up
             if (rank := sums.given_up()) >= 0:
                 raise RuntimeError(f"rank {first + rank} has given up or was closed; see what it raised")
             if ended:

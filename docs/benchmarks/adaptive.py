@@ -115,7 +115,7 @@ def trained(case: str, spec: str, world_size: int, seed: int, computation: float
             loss_of(model, *next(batches[rank])).backward()
             ranks.add(rank)
         if hiding is not None:
-            hiding.look(last, number, named)
+            hiding.check(last, number, named)
         ranks.average()
         run.sent.append([bucket.traffic.sent_bytes for bucket in ranks.buckets])
         last = measured(ranks, run, rate, sum(run.times(rate)[-2:-1]))

@@ -24,7 +24,7 @@ from .sites import Meeting
 logger = logging.getLogger(__name__)
 ATTEMPTS = 5  # to connect
 PHASES = 3  # of a round's limit: waiting for others, the round itself, meeting again without those that it lost
-LOOK = 0.02  # seconds between two looks into the store
+POLL = 0.02  # seconds between two reads of the store
 CONNECT = timedelta(seconds=60)  # limit of a look into the store
 SEARCH = 20.0  # seconds in which a store may still come up
 PAUSE = 0.5  # seconds between two attempts to reach it
@@ -200,7 +200,7 @@ class Rendezvous:
                     ended["round"],
                 )
             self._close_if_due(number, before, here, passed)
-            time.sleep(LOOK)
+            time.sleep(POLL)
 
     def _close_if_due(self, number: int, before: dict[str, Any], here: list[dict[str, str]], passed: float) -> None:
         """Close a meeting where all have come, or after `passed` seconds of patience. RuntimeError where nobody comes."""

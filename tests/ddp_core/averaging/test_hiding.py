@@ -42,11 +42,11 @@ def step(began, ready, rate, sent=DENSE, encode=0.0):
 
 def proposals(rate, ready=(1.0, 2.0, 3.0), rank=0, steps=4, **options):
     watched, hiding, end = buckets(rank), Hiding(), 100.0
-    hiding.look(Step(), 3, watched.items())
+    hiding.check(Step(), 3, watched.items())
     for number in range(4, 4 + steps):
         last, end = step(end, ready, rate, **options)
-        hiding.look(last, number, watched.items())
-    hiding.look(step(end, ready, rate, **options)[0], 24, watched.items())
+        hiding.check(last, number, watched.items())
+    hiding.check(step(end, ready, rate, **options)[0], 24, watched.items())
     return [memory.choice.proposed for memory in watched.values()]
 
 
@@ -69,7 +69,7 @@ def test_one_step_that_took_long_changes_nothing():
     watched, hiding, end = buckets(), Hiding(), 0.0
     for number in range(3, 3 + STEPS):
         last, end = step(end, (1.0, 2.0, 3.0), DENSE / (100.0 if number == 7 else 0.01))
-        hiding.look(last, 24 if number == 2 + STEPS else 9, watched.items())
+        hiding.check(last, 24 if number == 2 + STEPS else 9, watched.items())
     assert [memory.choice.proposed for memory in watched.values()] == [0] * COUNT
 
 

@@ -44,7 +44,7 @@ class Observed:
 
     def watch(self, order):
         """Have looks say that they are, and keep what they find."""
-        look, model = order.look, order.measurements.model
+        look, model = order.update, order.measurements.model
 
         def looking(steps):
             self.clock.looks = True
@@ -57,7 +57,7 @@ class Observed:
             self.models.append((model(sending), by_host.model(sending)))
             return self.models[-1][0]
 
-        order.look, order.measurements.model = looking, modelled
+        order.update, order.measurements.model = looking, modelled
 
 
 def setting_of(rank, order, spec, slice_mb):

@@ -28,8 +28,8 @@ def training(request, monkeypatch):
         monkeypatch.setattr(order, "_proposal", lambda: [gains(step), False])
         for step in range(STEPS):
             before_step(step, assignment)
-            order.look(step)
-            order.look(step)  # a forward that no step follows
+            order.update(step)
+            order.update(step)  # a forward that no step follows
             if order.overlaps(step):
                 overlapping.append(step)
         return looks, overlapping
@@ -70,7 +70,7 @@ def test_where_no_other_order_is_wanted_nothing_is_looked_for_nor_measured(monke
     monkeypatch.setattr(slice_order, "broadcast", None)
     order = SliceOrder(wanted, SimpleNamespace(builds=1, sending=[]), None, [torch.device(device)])
     for step in range(2 * LONGEST):
-        order.look(step)
+        order.update(step)
         assert order.overlaps(step) == (wanted == "backward")
         assert not order.measures(step)
     assert order.name == wanted
@@ -82,7 +82,7 @@ def test_a_few_steps_before_a_look_are_measured_whatever_overlaps(monkeypatch, w
     order = SliceOrder(wanted, SimpleNamespace(builds=1, sending=[]), None, [torch.device("cpu")])
     measured = []
     for step in range(FIRST_LOOK + INTERVAL + 1):
-        order.look(step)
+        order.update(step)
         if order.measures(step):
             measured.append(step)
             assert order.overlaps(step)
@@ -96,4 +96,4 @@ def test_parameters_on_several_devices_are_not_measured_and_their_order_stays():
         order = SliceOrder(wanted, SimpleNamespace(builds=1, sending=[]), None, devices)
         assert {order.overlaps(step) for step in range(STEPS)} == {overlaps}
         assert not any(order.measures(step) for step in range(STEPS))
-        order.look(STEPS)  # it asks nobody
+        order.update(STEPS)  # it asks nobody
