@@ -24,7 +24,7 @@ class Inspection:
     """Of one model's steps with a compressor."""
 
     def __init__(self, compressor: Compressor) -> None:
-        self._thrown_away, self._told = ThrownAway(), False  # of feedback that runs away
+        self._thrown_away, self._warned = ThrownAway(), False  # of feedback that runs away
         self.use(compressor)
 
     def use(self, compressor: Compressor) -> None:
@@ -47,10 +47,10 @@ class Inspection:
 
     def _look_at_feedback(self, memory: ModelMemory) -> None:
         """Warn once, of the first bucket of which ever more is held back."""
-        for names, bucket in () if self._told else memory.live:
+        for names, bucket in () if self._warned else memory.live:
             gauge = bucket.gauge
             if gauge is not None and gauge.guard is None and gauge.runs_away:
-                self._told = True
+                self._warned = True
                 warnings.warn(
                     f"compression of {names[0]} and others in its bucket holds back {gauge.residual_ratio:.0f} times a "
                     f"gradient, and what is sent has a cosine of {gauge.cosine:.2f} with what was meant: {ADVICE}",

@@ -60,7 +60,7 @@ class Overlap:
         self._measured = True  # whether the last step was, in the forward after it, or need not be
         self._unseen: set[int] = set()  # members of the buckets that the last forward was not seen to use
         self._step_number, self._exposed = 0, 0.0
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._early_reads = EarlyReadWarning()
 
     def bind(self, reducer: Reducer, averager: CompressedAverager, buckets: BucketOrder) -> None:
@@ -109,19 +109,19 @@ class Overlap:
         if self._refuses_capture and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(messages.CAPTURED)
         if self._unseen and (used := self._reducer.brought_of(self._unseen)):
-            self._tell(messages.unseen(self._reducer.names_of(used)))
+            self._warn(messages.unseen(self._reducer.names_of(used)))
         if not self.order.overlaps(self._reducer.finished):
             self._updates = list(self._pending)
             return False
         if reason := self._obstacle(backward):
-            self._tell(messages.synchronous(reason))
+            self._warn(messages.synchronous(reason))
             return False
         return True
 
-    def _tell(self, text: str) -> None:
+    def _warn(self, text: str) -> None:
         """Once."""
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._warned:
+            self._warned.add(text)
             warnings.warn(text, stacklevel=2)
 
     def _obstacle(self, backward: Backward) -> str:
@@ -254,7 +254,7 @@ class Overlap:
         if not self._pending:
             return
         if unnoticed := torch.is_grad_enabled() and (compiles() or scripted(self._module)):
-            self._tell(messages.COMPILED)
+            self._warn(messages.COMPILED)
         if unnoticed or not torch.is_grad_enabled():
             self._measured = True
             self.drain()

@@ -63,9 +63,9 @@ class SliceOrder:
         age = steps - self._since
         if age < self._next or not self._searches:
             return
-        told = torch.tensor(self._proposal(), device=self._device)
-        broadcast([told], 0, self._group, what="the order of slices")
-        overlaps, by_need, *order = told.tolist()
+        chosen = torch.tensor(self._proposal(), device=self._device)
+        broadcast([chosen], 0, self._group, what="the order of slices")
+        overlaps, by_need, *order = chosen.tolist()
         self._overlaps, self._by_need = bool(overlaps), bool(by_need)
         self._pause = INTERVAL if overlaps else min(2 * self._pause, LONGEST)  # measured steps cost what overlap does
         self._next = age + self._pause

@@ -55,7 +55,7 @@ class Segment:
                 os.close(self._file)
 
     def _shared(self) -> list[tuple[Tensor, SharedBuffer]]:
-        told = exchange(self._told(), self._group, what=MEMORY)
+        told = exchange(self._address(), self._group, what=MEMORY)
         hosts = range(0, len(told), self._count)
         why = next(filter(None, (_separated(told[first : first + self._count], first) for first in hosts)), "")
         mine = told[self._first : self._first + self._count]
@@ -66,7 +66,7 @@ class Segment:
             logger.info("sums of gradients go over the process group, not through shared memory: %s", why)
         return [] if why else buffers
 
-    def _told(self) -> str:
+    def _address(self) -> str:
         """What the others have to know to map this rank's memory, or why they cannot."""
         why = obstacle()
         try:

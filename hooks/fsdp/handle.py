@@ -101,7 +101,7 @@ class ShardHandle(Observed):
         frozen = frozenset().union(
             *(set(module.names).difference(module.layout().whole.names) for module in self._modules)
         )
-        state = checked(inside, repr(memory.reduction), memory.names(), frozen, told=self._modules[0].place[0] == 0)
+        state = checked(inside, repr(memory.reduction), memory.names(), frozen, warn=self._modules[0].place[0] == 0)
         if self.replicas is None:
             of_replicas = None
         else:

@@ -29,11 +29,11 @@ def own(saved: Any, key: str) -> Mapping[str, Any]:
 
 
 def checked(
-    state: Mapping[str, Any], reduction: str, names: set[str], frozen: Collection[str] = (), *, told: bool = False
+    state: Mapping[str, Any], reduction: str, names: set[str], frozen: Collection[str] = (), *, warn: bool = False
 ) -> Mapping[str, Any]:
     """The state, if it is one of this model and of gradients that travel so; without parameters that are `frozen` now.
 
-    `told`: have a warning name these. Raises ValueError.
+    `warn`: have a warning name these. Raises ValueError.
     """
     missing = [key for key in FIELDS if not isinstance(state, Mapping) or key not in state]
     if missing:
@@ -51,7 +51,7 @@ def checked(
     saved = {name for name, fields in state["parameters"].items() if fields}
     if gone := sorted(saved.intersection(frozen)):
         saved = saved.difference(gone)
-        if told:
+        if warn:
             logger.warning(LEFT_OUT, len(gone), ", ".join(gone))
     if differing := sorted(saved ^ names):
         raise ValueError(

@@ -87,7 +87,7 @@ class LocalSteps:
         self._setup = self._described(model, outer, compressor)
         self._flight: Future[RoundStats] | None = None  # the round on its way, until training has taken it up
         self._replaced = False  # a round brought another model, which the next turn takes over
-        self._told: set[str] = set()  # names of parameters that a warning has named
+        self._warned: set[str] = set()  # names of parameters that a warning has named
         self._lock = threading.RLock()  # held at a turn, and while a thread saves or loads
         self._rounds.sites.join(self._setup)
         self._start()
@@ -155,8 +155,8 @@ class LocalSteps:
         self._flight = self._rounds.begin(difference, _flat(self._buffers))
 
     def _warn_of_strays(self) -> None:
-        if names := [name for name in strays(self._module, self._parts) if name not in self._told]:
-            self._told.update(names)
+        if names := [name for name in strays(self._module, self._parts) if name not in self._warned]:
+            self._warned.update(names)
             warnings.warn(stray_message(names), stacklevel=2)
 
     @torch.no_grad()

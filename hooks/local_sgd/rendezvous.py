@@ -279,16 +279,16 @@ def _connected(host: str, port: int, address: str) -> dist.TCPStore:
 
 def _await_listener(host: str, port: int, address: str) -> None:
     """Wait for a store that still starts: torch itself would wait for minutes. Raises OSError where none does."""
-    deadline, told = time.monotonic() + SEARCH, False
+    deadline, warned = time.monotonic() + SEARCH, False
     while True:
         try:
             return socket.create_connection((host, port), timeout=max(deadline - time.monotonic(), PAUSE)).close()
         except OSError as error:
             if time.monotonic() > deadline:
                 raise
-            if not told:
+            if not warned:
                 logger.warning("no rendezvous answers at %s yet, tried for %.0f s: %s", address, SEARCH, error)
-            told = True
+            warned = True
             time.sleep(PAUSE)
 
 
