@@ -100,7 +100,7 @@ def checked(
 
 
 def without(state: dict[str, Any], frozen: Collection[str], *, warn: bool) -> dict[str, Any]:
-    """The state without what it has of parameters that are frozen now; a warning names them, if they are to be `warn`."""
+    """Return the state without its parameters that are frozen now. `warn`: have a warning name them."""
     names = {*state["parameters"], *(name for bucket in state["buckets"] for name in bucket)}
     if not (gone := sorted(names & set(frozen))):
         return state
