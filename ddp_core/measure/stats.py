@@ -57,9 +57,7 @@ class Totals:
         """A step that has sent anything counts; what it has cost is what it has until another one is counted."""
         if step.programs:
             self.recent.append(step)
-            if len(self._earlier) > MANY:
-                self._add_up()
-            self._earlier += step.programs
+            self.add(step.programs)
 
     def add(self, programs: Iterable[BucketStats]) -> None:
         """These count, in no step; what they cost may still be noted."""

@@ -16,9 +16,9 @@ from .replay import backward_order, priority_order, replay
 from .step_model import StepModel
 
 ORDERS = ("auto", "priority", "backward", "synchronous")
-FIRST_LOOK = 8  # steps with the same buckets, some of which have been measured
-INTERVAL, LONGEST = 64, 1024  # steps between two looks; the second is reached where nothing is gained, look after look
-MEASURED = 4  # steps before a look that wait where parameters are needed, so that it is known where
+FIRST_UPDATE = 8  # steps with the same buckets, some of which have been measured
+INTERVAL, LONGEST = 64, 1024  # steps between two updates, at first and at most
+MEASURED = 4  # steps before an update that wait where parameters are needed, so that it is known where
 WORTH = 0.97  # of a step's seconds: what another order must promise
 
 
@@ -27,7 +27,7 @@ class SliceOrder:
 
     `wanted`: one of `ORDERS`. "backward" and "synchronous" are never replaced. "priority" always takes the order of need;
     "auto" only one that promises 3 %, against waiting at the end of backward. `clock`: takes marks in measured steps, which
-    a look turns into seconds; with parameters on several `devices` nothing is measured, and the order stays. `bounds`:
+    an update turns into seconds; with parameters on several `devices` nothing is measured, and the order stays. `bounds`:
     seconds of a step, of the best one that any order allows (T*) and of one that waits at the end of backward; None before
     anything was measured.
     """
@@ -40,7 +40,7 @@ class SliceOrder:
         self.clock = clock_of(self._device)
         self.measurements = Measurements(self.clock)
         self.bounds: tuple[float | None, float | None] = (None, None)
-        self._next = self._pause = 0  # steps to the next look, and between those before and after the last one
+        self._next = self._pause = 0  # steps to the next update, and between those before and after the last one
         self._restart(0)
 
     @property
@@ -76,7 +76,7 @@ class SliceOrder:
     def _restart(self, steps: int) -> None:
         """With the buckets that there are, after so many steps."""
         self._builds, self._since = self._assignment.builds, steps
-        self._next, self._pause = FIRST_LOOK, INTERVAL // 2
+        self._next, self._pause = FIRST_UPDATE, INTERVAL // 2
         self._overlaps, self._by_need = self._wanted not in ("synchronous", "auto"), False
         self.measurements.clear()
 

@@ -58,8 +58,8 @@ class Agreement:
         self._await_all(self._store)
 
     def _begin(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        told = exchange(f"{uuid.uuid4().hex} {place()}", group, device, what="how their first bucket is set up")
-        keys, _, places = zip(*(text.partition(" ") for text in told), strict=True)
+        texts = exchange(f"{uuid.uuid4().hex} {place()}", group, device, what="how their first bucket is set up")
+        keys, _, places = zip(*(text.partition(" ") for text in texts), strict=True)
         know(group, places)
         self._world_size = group.size()
         if type(store := store_of(group)) is not dist.Store:  # which is MPI's placeholder

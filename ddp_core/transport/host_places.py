@@ -1,4 +1,4 @@
-"""Which ranks share a host: told apart by machine, or as the user says."""
+"""Which ranks share a host: by machine, or as the user says."""
 
 from __future__ import annotations
 

@@ -55,10 +55,10 @@ class Segment:
                 os.close(self._file)
 
     def _shared(self) -> list[tuple[Tensor, SharedBuffer]]:
-        told = exchange(self._address(), self._group, what=MEMORY)
-        hosts = range(0, len(told), self._count)
-        why = next(filter(None, (_separated(told[first : first + self._count], first) for first in hosts)), "")
-        mine = told[self._first : self._first + self._count]
+        texts = exchange(self._address(), self._group, what=MEMORY)
+        hosts = range(0, len(texts), self._count)
+        why = next(filter(None, (_separated(texts[first : first + self._count], first) for first in hosts)), "")
+        mine = texts[self._first : self._first + self._count]
         buffers = [] if why else self._mapped([text.split()[2:] for text in mine])
         if not why and not all(exchange("mapped" if buffers else "", self._group, what=MEMORY)):
             why = "a rank cannot map the memory of another"
@@ -156,14 +156,14 @@ def obstacle() -> str:
     return ""
 
 
-def _separated(told: Sequence[str], first: int = 0) -> str:
-    """Why ranks from `first` on that told this have no memory in common; empty where they may have."""
-    words = [text.split() for text in told]
-    for place, text in enumerate(told):
+def _separated(texts: Sequence[str], first: int = 0) -> str:
+    """Why ranks from `first` on, given the text of each, have no memory in common; empty where they may have."""
+    words = [text.split() for text in texts]
+    for place, text in enumerate(texts):
         if text.startswith(UNABLE):
             return f"rank {first + place}: {text.removeprefix(UNABLE)}"
         if words[place][0] != words[0][0]:
             return f"ranks {first} and {first + place} are on different machines, or in containers of their own"
         if words[place][1] != words[0][1]:
             return f"ranks {first} and {first + place} have different buckets"
-    return "ranks are threads of one process" if len({each[2] for each in words}) < len(told) else ""
+    return "ranks are threads of one process" if len({each[2] for each in words}) < len(texts) else ""

@@ -36,11 +36,11 @@ def await_all(group: dist.ProcessGroup, call: str, timeout: timedelta) -> None:
     while not store.check([f"all/{number}"]):
         waited = time.monotonic() - began
         if waited > timeout.total_seconds():
-            told = _missing(store, number, ranks, call, waited)
+            message = _missing(store, number, ranks, call, waited)
             store.add(f"met/{number}", -1)  # so that this rank may call again
             store.set(f"at/{rank}", str(number - 1))
             _calls[group] = number - 1
-            raise RuntimeError(f"gave up: {told}")
+            raise RuntimeError(f"gave up: {message}")
         if waited > PATIENCE and not warned:
             warned = True
             if rank == min(_present(store, number, ranks)):

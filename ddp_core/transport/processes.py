@@ -48,7 +48,7 @@ class Processes:
 
 
 def machine() -> str:
-    """The machine, its network and its processes as this one sees them, without spaces; OSError where that is not told."""
+    """The machine, its network and its processes as this one sees them, without spaces; OSError where these are unknown."""
     return ",".join([BOOT.read_text().strip(), *(os.readlink(SPACES / kind) for kind in ("net", "pid"))])
 
 
@@ -56,7 +56,7 @@ _known: WeakKeyDictionary[dist.ProcessGroup, Mapping[int, int]] = WeakKeyDiction
 
 
 def place() -> str:
-    """This process and its machine, to be told to other ranks; empty where the system does not tell."""
+    """This process and its machine, for other ranks; empty where the system does not say."""
     try:
         return f"{machine()} {os.getpid()}"
     except OSError:
@@ -65,9 +65,9 @@ def place() -> str:
 
 def know(group: dist.ProcessGroup, places: Sequence[str]) -> None:
     """Remember the ranks of a group that share this one's machine. `places`: of each rank."""
-    told = {rank: each.split() for rank, each in enumerate(places) if each}
-    here, process = told.get(group.rank(), ("", ""))
-    _known[group] = {rank: int(its) for rank, (there, its) in told.items() if there == here and its != process}
+    known = {rank: each.split() for rank, each in enumerate(places) if each}
+    here, process = known.get(group.rank(), ("", ""))
+    _known[group] = {rank: int(its) for rank, (there, its) in known.items() if there == here and its != process}
 
 
 def explained(error: BaseException, group: dist.ProcessGroup) -> str:
@@ -80,8 +80,8 @@ def explained(error: BaseException, group: dist.ProcessGroup) -> str:
     with suppress(ImportError, AttributeError, OSError):  # not built, of another version, or gone meanwhile
         ended += Processes({rank: process for rank, process in known.items() if rank not in ended}).ended(patience)
     ended = sorted({*ended, *_gone(known)})
-    told = f"rank {ended[0]} has ended" if len(ended) == 1 else f"ranks {ended} have ended"
-    return f"{error}; {told}" if ended else str(error)
+    gone = f"rank {ended[0]} has ended" if len(ended) == 1 else f"ranks {ended} have ended"
+    return f"{error}; {gone}" if ended else str(error)
 
 
 def _gone(known: Mapping[int, int]) -> list[int]:

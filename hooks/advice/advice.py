@@ -159,8 +159,8 @@ class Forecast:
         """The recommendation."""
         best, none = self.best, self.of("none")
         if best.free:
-            told = f"Do not compress further here: {best.name} takes {_ms(best.step)} a step"
-            return told + ("." if best == none else f", and none {self._seconds(none)}.")
+            advice = f"Do not compress further here: {best.name} takes {_ms(best.step)} a step"
+            return advice + ("." if best == none else f", and none {self._seconds(none)}.")
         return (
             f"{best.name} makes a step {none.step / best.step:.2f}x as fast as none and {self.gain:.2f}x as fast as what "
             f"gives nothing up ({_ms(best.step)} of {self._seconds(none)}), at an expected loss of {_percent(best.loss)}."

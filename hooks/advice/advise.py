@@ -73,21 +73,12 @@ def advise(
     """
     began = time.perf_counter()
     device, group = _device(model), process_group or (dist.group.WORLD if dist.is_initialized() else None)
-
-    def checked() -> tuple[Rule, list[int], list[Method], str]:
-        checked_seconds(trial_seconds)
-        time_limit(timeout)
-        sizes = [
-            whole_number(count, "hosts are whole numbers, at least 2, such as [16, 64]", least=2) for count in hosts
-        ]
-        return Rule(tolerance, worthwhile), sizes, _checked_methods(compressors), family(optimizer)
-
+    checked = partial(_checked, tolerance, worthwhile, hosts, compressors, optimizer, trial_seconds, timeout)
     rule, sizes, asked, kind = checked() if group is None else tried(checked, group, device)
     here = _here(group, device, transport)
-    asked_for = {"compressors": [method.spec for method in asked], "hosts": sizes, "bucket_mb": bucket_mb}
-    asked_for["trial_seconds"] = trial_seconds
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    _agree(here, {"numbers": trained, "optimizer": kind, **asked_for, **vars(rule)})
+    specs, numbers = [method.spec for method in asked], sum(p.numel() for p in model.parameters() if p.requires_grad)
+    asked_for = {"compressors": specs, "hosts": sizes, "bucket_mb": bucket_mb, "trial_seconds": trial_seconds}
+    _agree(here, {"numbers": numbers, "optimizer": kind, **asked_for, **vars(rule)})
     _check_links(here, sizes)
     with here.selected:
         bare = model.module if isinstance(model, TorchDDP) else model
@@ -98,8 +89,8 @@ def advise(
         between_hosts = asked if here.world.per_host > 1 else []  # the same methods, on two levels
         offered = [*asked, *(replace(method, spec=TWO_LEVELS + method.spec) for method in between_hosts)]
         measured = _measured(training, computation, offered, here, bucket_mb, transport, timeout)
-        beta = max(cost.link.beta for cost in measured.costs.values())
-        links = tuple(host_links(here, beta)) if transport is None else ()
+        slowest = max(cost.link.beta for cost in measured.costs.values())
+        links = tuple(host_links(here, slowest)) if transport is None else ()
         worlds = [here.world, *(World(count * here.world.per_host, here.world.per_host) for count in sizes)]
         now, *elsewhere = (_forecast(measured, offered, world, kind, rule, bucket_mb) for world in worlds)
         trials = Trials(here, copied, bucket_mb, transport, timeout, unused=not whole)
@@ -111,15 +102,27 @@ def advise(
     return Advice(measured, now, tuple(elsewhere), kind, seconds, links, tuple(failures))
 
 
-def _checked_methods(specs: Sequence[str] | None) -> list[Method]:
-    """Raises ValueError for what there is not, and for two levels, which are tried where there are two."""
+def _checked(
+    tolerance: float,
+    worthwhile: float,
+    hosts: Iterable[int],
+    specs: Sequence[str] | None,
+    optimizer: Optimizer,
+    trial_seconds: float,
+    timeout: timedelta,
+) -> tuple[Rule, list[int], list[Method], str]:
+    """Return what is asked for. Raises ValueError where it cannot be; two levels are tried by themselves."""
+    checked_seconds(trial_seconds)
+    time_limit(timeout)
+    rule, expected = Rule(tolerance, worthwhile), "hosts are whole numbers, at least 2, such as [16, 64]"
+    sizes = [whole_number(count, expected, least=2) for count in hosts]
     for spec in specs or ():
         if ranks_given(compressor(spec)) is not None:
             raise ValueError(
                 f"{spec} is tried without being asked for where hosts have several ranks: name what goes between hosts, "
                 f"as in {spec.rpartition('+')[2] if '+' in spec else 'none'}"
             )
-    return methods(specs)
+    return rule, sizes, methods(specs), family(optimizer)
 
 
 def _device(model: nn.Module) -> torch.device:
@@ -141,9 +144,9 @@ def _here(group: dist.ProcessGroup | None, device: torch.device, transport: Deco
 
 def _agree(here: RankGroup, asked: Mapping[str, Any]) -> None:
     """Raises ValueError on every rank where ranks ask for different things."""
-    told = here.gather(asked)
-    for rank, other in enumerate(told):
-        for name, first in told[0].items():
+    ranks = here.gather(asked)
+    for rank, other in enumerate(ranks):
+        for name, first in ranks[0].items():
             if other[name] != first:
                 raise ValueError(
                     f"the ranks ask for different advice, of {name}: rank 0 has {first}, rank {rank} has {other[name]}; "
@@ -217,9 +220,9 @@ def _arithmetic(
         ]
         dist.barrier(here.group)
         mine = here.tried(partial(measured_arithmetic, compressor(method.spec), placed, pool, clock))
-        told = here.gather([mine.phases, mine.cores])
-        phases = tuple(statistics.mean(each) for each in zip(*(phases for phases, _ in told), strict=True))
-        found[method.spec] = Arithmetic(phases, statistics.mean(cores for _, cores in told))
+        ranks = here.gather([mine.phases, mine.cores])
+        phases = tuple(statistics.mean(each) for each in zip(*(phases for phases, _ in ranks), strict=True))
+        found[method.spec] = Arithmetic(phases, statistics.mean(cores for _, cores in ranks))
     copy = statistics.mean(here.gather(copy_seconds(layouts[-1], pool, clock)))
     return found, copy
 

@@ -39,8 +39,8 @@ class RankGroup:
     def found(cls, group: dist.ProcessGroup, device: torch.device, *, one_level: bool) -> RankGroup:
         """A collective call. `one_level`: every rank counts as a host, whatever machine it is on."""
         size = group.size()
-        told = exchange(json.dumps(_place()), group, device, what="which machine and cores they are on")
-        cores = 1.0 if device.type == "cuda" else cores_each([json.loads(text) for text in told])
+        texts = exchange(json.dumps(_place()), group, device, what="which machine and cores they are on")
+        cores = 1.0 if device.type == "cuda" else cores_each([json.loads(text) for text in texts])
         try:
             per_host = 1 if one_level else ranks_per_host(group, device)
         except ValueError:  # hosts of different sizes, which two levels do not take either

@@ -25,7 +25,7 @@ from .training import Training
 
 TRIAL_SECONDS = 40.0
 SETTLED = {BACKWARD: 3, PRIORITY: 12}  # steps, after which buckets and what is sent first stay as they are
-RIVAL = 1.1  # times the best step: what is told to be nearer may be better
+RIVAL = 1.1  # times the best step: what is predicted to be nearer may be better
 FEWEST, MOST = 4, 20  # measured steps
 FIRST, FAR = 2, 4.0  # so many steps tell whether they take so many times what was predicted: then few more do
 WANTED = 1.0  # seconds of them
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Tried:
-    """What a trial told, the same on all ranks: seconds of a step, or else what failed; and the seconds that it took."""
+    """The result of a trial, the same on all ranks: seconds of a step, or else what failed; and the seconds that it took."""
 
     step: float | None
     spent: float
@@ -150,7 +150,7 @@ class Trials:
             failure = f"{type(error).__name__}: {error}"
             _let_go(error)
         gc.collect()  # a copy that is over would stay beside the next one
-        if failures := [f"rank {rank}: {told}" for rank, told in enumerate(self._here.gather(failure)) if told]:
+        if failures := [f"rank {rank}: {text}" for rank, text in enumerate(self._here.gather(failure)) if text]:
             raise TrialFailed("; ".join(failures))
         return results[0]
 

@@ -11,8 +11,7 @@ from ...compress.state.tree import Entries
 from ...ddp_core import Handle, Observed, Scaler
 from ...ddp_core.averaging.shard_averager import ShardAverager
 from .modules import ShardedModule
-from .resize import owed_by_replicas
-from .state import FORMAT, among_replicas, checked, merged, own
+from .state import FORMAT, among_replicas, checked, merged, owed_by_replicas, own
 
 
 class ShardHandle(Observed):

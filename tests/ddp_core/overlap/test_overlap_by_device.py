@@ -9,7 +9,7 @@ from gradwire.ddp_core.measure.clock import HostClock
 from gradwire.ddp_core.overlap import slice_order
 from gradwire.ddp_core.overlap.bounds import optimal, synchronous
 from gradwire.ddp_core.overlap.measured_step import Measurements
-from gradwire.ddp_core.overlap.slice_order import FIRST_LOOK, MEASURED
+from gradwire.ddp_core.overlap.slice_order import FIRST_UPDATE, MEASURED
 from gradwire.ddp_core.transport.paced import PacedPending
 
 from .late_clock import LateClock
@@ -101,7 +101,7 @@ def test_steps_are_planned_by_the_device_s_clock_and_no_bit_changes(ranks, order
     for same, (asked_too_early, marks, models, exposed), (name, sending, bounds), since in answers:
         assert same
         assert not asked_too_early
-        look = since + FIRST_LOOK
+        look = since + FIRST_UPDATE
         grown = [step for step in range(1, STEPS) if marks[step] > marks[step - 1]]
         assert grown == list(range(look - MEASURED, look + 1))  # the forward after the last one, too
         ((model, by_host),) = [pair for pair in models if pair[0] is not None]
