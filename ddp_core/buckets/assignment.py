@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from numbers import Real
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
@@ -34,12 +34,12 @@ def caps_in_bytes(bucket_cap_mb: float | None, bucket_cap_mb_list: Sequence[floa
     """
     if bucket_cap_mb is not None and bucket_cap_mb_list is not None:
         raise ValueError("bucket_cap_mb and bucket_cap_mb_list exclude each other: one size, or one a bucket")
-    sizes = bucket_cap_mb_list if bucket_cap_mb_list is not None else [bucket_cap_mb]
+    sizes: Sequence[Any] = bucket_cap_mb_list if bucket_cap_mb_list is not None else [bucket_cap_mb]
     if bucket_cap_mb is None and bucket_cap_mb_list is None:
         return [DEFAULT_FIRST_CAP, int(DEFAULT_CAP_MB * MEBIBYTE)]
     if not sizes or not all(isinstance(size, Real) and 0 < float(size) < float("inf") for size in sizes):
         raise ValueError(f"the size of a bucket is a number of MiB above 0, got {list(sizes)}")
-    return [int(size * MEBIBYTE) for size in sizes if size is not None]
+    return [int(size * MEBIBYTE) for size in sizes]
 
 
 def assigned(parameters: Sequence[Tensor], caps: Sequence[int], alone: Sequence[bool]) -> list[list[int]]:

@@ -172,8 +172,8 @@ def _computation(training: Training, here: RankGroup) -> Computation:
         steps.append(here.tried(training.step))
     mine = training.computation(steps)
     ranks = [
-        Computation(*(Work(**phase) for phase in phases), ready, needed)
-        for *phases, ready, needed in here.gather(list(asdict(mine).values()))
+        Computation(Work(**forward), Work(**backward), Work(**optimizer), ready, needed)
+        for forward, backward, optimizer, ready, needed in here.gather(list(asdict(mine).values()))
     ]
     return max(ranks, key=lambda each: each.seconds)
 
