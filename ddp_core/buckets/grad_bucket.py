@@ -88,7 +88,7 @@ class GradBucket:
         return self.all_parameters if self._sent is None else [self.all_parameters[place] for place in self._sent]
 
     def is_last(self) -> bool:
-        """Whether it is sent last."""
+        """Return True if it is sent last."""
         return self._last
 
     def open(self, scale: float) -> None:

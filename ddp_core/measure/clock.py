@@ -22,7 +22,7 @@ class Clock(Protocol):
         """A mark. Nothing waits, on any thread."""
 
     def took(self, mark: float) -> bool:
-        """Whether it took a mark, or could have."""
+        """Return True if it took a mark, or could have."""
 
     def seconds(self, since: float, until: float) -> float:
         """From one of its marks to another, waiting until both are reached; below 0 where they were in the other order."""
@@ -76,7 +76,7 @@ class CudaClock(Clock):
         return mark
 
     def took(self, mark: float) -> bool:
-        """Whether it has an event, which it has been recorded with."""
+        """Return True if it has an event, which it has been recorded with."""
         return isinstance(mark, CudaMark)
 
     def seconds(self, since: float, until: float) -> float:

@@ -139,7 +139,7 @@ class Overlap:
         return bool(self._pending)
 
     def takes(self, backward: Backward) -> bool:
-        """Whether this backward's averages may come later; raises RuntimeError in a CUDA graph."""
+        """Return True if this backward's averages may come later; raises RuntimeError in a CUDA graph."""
         if self._refuses_capture and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(messages.CAPTURED)
         if self._unseen and (used := self._reducer.brought_of(self._unseen)):

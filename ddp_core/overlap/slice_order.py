@@ -49,11 +49,11 @@ class SliceOrder:
         return "synchronous" if not self._overlaps else "priority" if self._by_need else "backward"
 
     def overlaps(self, steps: int) -> bool:
-        """Whether the step after so many waits where parameters are needed."""
+        """Return True if the step after `steps` others waits where parameters are needed."""
         return self._overlaps or self.measures(steps)
 
     def measures(self, steps: int) -> bool:
-        """Whether the step after so many has to be measured, where that is not done by the way."""
+        """Return True if the step after `steps` others has to be measured, where that is not done by the way."""
         return self._searches and steps - self._since >= self._next - MEASURED
 
     def update(self, steps: int) -> None:
@@ -95,7 +95,7 @@ class SliceOrder:
         return [overlaps, order != backward_order(model), *(today[place] for place in order)]
 
     def _chosen(self, model: StepModel) -> tuple[bool, list[int]]:
-        """Whether to overlap, and the places of what is sent today in the order to send them."""
+        """Return whether to overlap, and the places of what is sent today in the order to send them."""
         now, order = list(range(len(model.pieces))), priority_order(model)
         needed, today = replay(model, order).step, replay(model, now).step
         if self._wanted == "priority":

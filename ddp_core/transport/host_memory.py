@@ -99,5 +99,5 @@ class HostMemory(Decorated):
 
 
 def fits(bucket: Sequence[Tensor]) -> bool:
-    """Whether a bucket of these parameters can be added up in shared memory."""
+    """Return True if a bucket of these parameters can be added up in shared memory."""
     return bool(bucket) and bucket[0].device.type == "cpu" and bucket[0].dtype in ADDED

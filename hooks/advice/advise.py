@@ -143,7 +143,7 @@ def _here(group: dist.ProcessGroup | None, device: torch.device, transport: Deco
 
 
 def _agree(here: RankGroup, asked: Mapping[str, Any]) -> None:
-    """Raises ValueError on every rank where ranks ask for different things."""
+    """Raise ValueError on every rank where ranks ask for different things."""
     ranks = here.gather(asked)
     for rank, other in enumerate(ranks):
         for name, first in ranks[0].items():
@@ -155,7 +155,7 @@ def _agree(here: RankGroup, asked: Mapping[str, Any]) -> None:
 
 
 def _check_links(here: RankGroup, sizes: Sequence[int]) -> None:
-    """Raises ValueError where other numbers of hosts would be predicted from links inside a host."""
+    """Raise ValueError where other numbers of hosts would be predicted from links inside a host."""
     if sizes and here.one_host:
         raise ValueError(
             f"hosts={sizes} would be predicted from the links inside one host, as all ranks are on it: start ranks on two "
@@ -164,7 +164,7 @@ def _check_links(here: RankGroup, sizes: Sequence[int]) -> None:
 
 
 def _computation(training: Training, here: RankGroup) -> Computation:
-    """Of the slowest rank, while all of them compute."""
+    """Return the computation of the slowest rank, while all of them compute."""
     began = time.perf_counter()
     steps = [here.tried(partial(training.step, notes_use=True))]
     slowest = max(here.gather(time.perf_counter() - began))
@@ -187,7 +187,7 @@ def _measured(
     transport: Decorator | None,
     timeout: timedelta,
 ) -> Measured:
-    """All parts of a step."""
+    """Measure all parts of a step."""
     arithmetic, copy = _arithmetic(training, computation, offered, here, bucket_mb)
     rings = dist.get_backend(here.group) != "nccl"
     by_need = here.device.type == "cpu" or not rings  # with Gloo a GPU's host waits in backward

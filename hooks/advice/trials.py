@@ -47,7 +47,7 @@ Run = Callable[[Choice, int], Tried]  # a choice and how many steps to measure
 
 
 def checked_seconds(seconds: float) -> None:
-    """Raises ValueError where trials cannot take so long."""
+    """Raise ValueError where trials cannot take so long."""
     if not 0 <= seconds < math.inf:
         raise ValueError(f"trial_seconds is how long steps may be tried, at least 0 (not at all), got {seconds}")
 

@@ -106,7 +106,7 @@ class GradwireStrategy(DDPStrategy):
 
 
 def logs_now(trainer: Any) -> bool:
-    """Whether Lightning writes to its loggers at the end of this batch.
+    """Return True if Lightning writes to its loggers at the end of this batch.
 
     No public attribute tells. Where this one is gone, every batch is logged: the same is written, but it costs more.
     """

@@ -293,7 +293,7 @@ def _ranks(group: dist.ProcessGroup | None, timeout: timedelta) -> Ranks:
 
 
 def _check(model: object, optimizer: object, at: object) -> None:
-    """Raises TypeError for what these cannot be."""
+    """Raise TypeError for what these cannot be."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a torch.nn.Module, got {model!r}")
     if not hasattr(optimizer, "register_step_post_hook"):

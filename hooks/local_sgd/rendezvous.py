@@ -223,7 +223,7 @@ class Rendezvous:
         )
 
     def _is_over(self, number: int) -> bool:
-        """Whether a meeting was closed; of one long ago no record is left."""
+        """Return True if a meeting was closed; of one long ago no record is left."""
         return bool(self._store.check([f"{number}/closed"])) or self._latest() >= number
 
     def _record(self, number: int) -> dict[str, Any]:

@@ -72,11 +72,11 @@ class Direct(dist.Work):
             future.set_result(self._written)
 
     def is_completed(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Return True if it has ended, well or not."""
         return self._begun.done()
 
     def is_success(self) -> bool:
-        """Whether it has ended well."""
+        """Return True if it has ended well."""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:

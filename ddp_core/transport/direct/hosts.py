@@ -26,7 +26,7 @@ def hosts_of(wire: Wire) -> list[list[int]]:
 
 
 def has_neighbours(wire: Wire) -> bool:
-    """Whether any host has several ranks, whatever these can share. A collective call."""
+    """Return True if any host has several ranks, whatever these can share. A collective call."""
     return len(_alike(wire, host_name())) < wire.size
 
 
