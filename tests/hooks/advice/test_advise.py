@@ -84,10 +84,10 @@ def asked(rank, world_size, rate=SLOW, trial_seconds=0, **options):
     return {
         "text": str(advice),
         "line": advice.line,
-        "specs": [(choice.spec, choice.order) for choice in advice.rank_group.choices],
-        "tried": {(choice.spec, choice.order): choice.tried for choice in advice.rank_group.choices if choice.tried},
-        "steps": [choice.step for choice in advice.rank_group.choices],
-        "sent": {choice.spec: choice.prediction.sent_bytes for choice in advice.rank_group.choices},
+        "specs": [(choice.spec, choice.order) for choice in advice.here.choices],
+        "tried": {(choice.spec, choice.order): choice.tried for choice in advice.here.choices if choice.tried},
+        "steps": [choice.step for choice in advice.here.choices],
+        "sent": {choice.spec: choice.prediction.sent_bytes for choice in advice.here.choices},
         "ranks": [forecast.ranks for forecast in advice.elsewhere],
         "ready": list(computation.ready),
         "needed": sorted(computation.needed, key=computation.needed.get),
@@ -435,7 +435,7 @@ def on_two_hosts(rank, world_size):
         model, optimizer, batch = trained()
         advice = gradwire.advise(model, loss_of, batch, optimizer, compressors=["int4"], hosts=[8], trial_seconds=0)
     scopes = {scope for _, _, scope in advice.measured.costs}
-    sent = {choice.spec: choice.prediction.sent_bytes for choice in advice.rank_group.choices}
+    sent = {choice.spec: choice.prediction.sent_bytes for choice in advice.here.choices}
     return {
         "scopes": scopes,
         "sent": sent,
