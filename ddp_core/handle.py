@@ -39,6 +39,7 @@ class Observed:
     """A handle, as far as it tells what its steps cost. `averager`: what it is the handle of."""
 
     averager: CompressedAverager | ShardAverager
+    _loss_scale: LossScale | None = None
 
     def _what(self) -> str:
         """What travels, in a specification's words."""
@@ -66,6 +67,38 @@ class Observed:
         from ..hooks.watching.watch import watch  # what reports needs trackers, folders and a model of a step
 
         return watch(self, every, to, folder)
+
+    def rescale(self, factor: float) -> None:
+        """Multiply what is held back, when the loss scale has changed: it was scaled with the old one.
+
+        After `scaler.update()`: `if (new := scaler.get_scale()) != old: handle.rescale(new / old)`. Raises ValueError for a
+        factor that is not finite or not above 0, and RuntimeError between loading a state and the next backward, or where
+        the handle follows a scaler.
+        """
+        if self._loss_scale is not None:
+            raise RuntimeError("the handle follows a scaler by itself: leave rescale() out, or the scaler of attach()")
+        if not 0 < factor < math.inf:
+            raise ValueError(f"the factor is the new loss scale over the old one, above 0 and finite; got {factor}")
+        self.averager.between_steps(lambda: self._rescale(factor))
+
+    def _rescale(self, factor: float) -> None:
+        self.averager.memory.rescale(factor)
+
+    def _follow(self, scaler: Scaler, averager: CompressedAverager | ShardAverager) -> None:
+        """Follow the scale of a scaler before each step of an averager."""
+        self._loss_scale = LossScale(scaler, self._rescale)
+        averager.before_step = self._loss_scale.follow
+
+    def discard_step(self) -> None:
+        """Forget the gradients of the last synced backward, which you throw away: they come back in no later average.
+
+        On all ranks, before the next backward, a swap, a rescaling or a load. The step still counts, as one that has
+        overflowed does. Raises RuntimeError where there is no such step.
+        """
+        self.averager.between_steps(self._discard)
+
+    def _discard(self) -> None:
+        self.averager.memory.discard_step()
 
     def __repr__(self) -> str:
         name, what = type(self).__name__, self._what()
@@ -108,7 +141,6 @@ class Handle(Observed):
         self.torch_steps = TorchSteps(self.averager)
         self._bound = False
         self.frozen: frozenset[str] = frozenset()  # names of the model's parameters that do not train
-        self._loss_scale: LossScale | None = None
         if scaler is not None:
             self.follow(scaler)
 
@@ -163,39 +195,17 @@ class Handle(Observed):
         """
         self.averager.replace(compressor(tuned(spec, optimizer)))
 
-    def rescale(self, factor: float) -> None:
-        """Multiply what is held back, when the loss scale has changed: it was scaled with the old one.
-
-        After `scaler.update()`: `if (new := scaler.get_scale()) != old: handle.rescale(new / old)`. Raises ValueError for a
-        factor that is not finite or not above 0, and RuntimeError between loading a state and the next backward, or where
-        the handle follows a scaler.
-        """
-        if self._loss_scale is not None:
-            raise RuntimeError("the handle follows a scaler by itself: leave rescale() out, or the scaler of attach()")
-        if not 0 < factor < math.inf:
-            raise ValueError(f"the factor is the new loss scale over the old one, above 0 and finite; got {factor}")
-        self.averager.between_steps(lambda: self.averager.memory.rescale(factor))
-
     def follow(self, scaler: Scaler) -> None:
         """Multiply what is held back whenever the scale of a torch.amp.GradScaler has changed, and leave `rescale` out.
 
         It looks at the scale once a step; on CUDA the host waits for it, as it does in `scaler.step()`.
         """
-        self._loss_scale = LossScale(scaler, self.averager.memory.rescale)
-        self.averager.before_step = self._loss_scale.follow
+        self._follow(scaler, self.averager)
 
     @property
     def scaler(self) -> Scaler | None:
         """The one that it follows."""
         return self._loss_scale.scaler if self._loss_scale is not None else None
-
-    def discard_step(self) -> None:
-        """Forget the gradients of the last synced backward, which you throw away: they come back in no later average.
-
-        On all ranks, before the next backward, a swap, a rescaling or a load. The step still counts, as one that has
-        overflowed does. Raises RuntimeError where there is no such step.
-        """
-        self.averager.between_steps(self.averager.memory.discard_step)
 
     def _what(self) -> str:
         return specification(self.compressor)

@@ -19,7 +19,7 @@ from ..compress import compressor as compressor_of
 from .averaging.averager import CompressedAverager
 from .averaging.interface import Averager
 from .averaging.user_hook import HookAverager
-from .buckets.assignment import BucketAssignment, own_rooms
+from .buckets.assignment import BucketAssignment, allocate_own
 from .engine.engine import DEFAULT_TIMEOUT
 from .handle import Handle
 from .measure.timeline import StepTimes
@@ -33,7 +33,7 @@ from .reducer.parameter_hooks import weak_call
 from .reducer.same_model import described, verify
 from .reducer.stray_gradients import Strays
 from .torch_compat.arguments import Arguments, localize, states, trained, trained_now
-from .torch_compat.attributes import TorchFace
+from .torch_compat.attributes import TorchAttributes
 from .torch_compat.join import ShadowSteps
 from .torch_compat.logger import Logger
 from .torch_compat.nested import refuse_around, refuse_inside
@@ -61,7 +61,7 @@ LEFT_OUT = (  # of pickles
 )
 
 
-class DistributedDataParallel(TorchFace):
+class DistributedDataParallel(TorchAttributes):
     """Data-parallel training of `module`: gradients are averaged over ranks while backward still runs.
 
     Takes torch's arguments, in torch's order and with its defaults: see `Arguments`. `compressor`: what goes on the wire,
@@ -128,9 +128,11 @@ class DistributedDataParallel(TorchFace):
         named, sparse = trained(self.module)
         averager = self.compression.averager
         averager.sparse = any(sparse)
-        rooms = averager.rooms(self.device) if together else own_rooms
+        allocate = averager.allocator(self.device) if together else allocate_own
         parameters, names = list(named.values()), list(named)
-        assignment = BucketAssignment(parameters, sparse, rules.caps, alias=rules.gradient_as_bucket_view, rooms=rooms)
+        assignment = BucketAssignment(
+            parameters, sparse, rules.caps, alias=rules.gradient_as_bucket_view, allocate=allocate
+        )
         averages: Averager = averager if self._hook is None else HookAverager(*self._hook)
         self.reducer = TorchReducer(parameters, names, assignment, rules, self.process_group, averages, timeout)
         self.reducer.at_end.append(self._buffers_sync.wait)
@@ -201,7 +203,7 @@ class DistributedDataParallel(TorchFace):
         if torch.is_grad_enabled() and self.require_backward_grad_sync:
             self._forks.check()
             self._refuse_distributed_autograd()
-            self.logger.set_runtime_stats_and_log()
+            self.logger.sample()
             self._look_for_strays()
             self.reducer.require_finished()
         if work := Join.notify_join_context(self):
@@ -241,7 +243,7 @@ class DistributedDataParallel(TorchFace):
         """Now and then: whether parameters train that are in no bucket. Raises RuntimeError where backward missed some."""
         if self.process_group.size() == 1:
             return
-        self._strays.look(lambda: trained_now(self.module)[0])
+        self._strays.check(lambda: trained_now(self.module)[0])
         if self.reducer.unfinished:
             self._strays.search(trained_now(self.module)[0])
             self._strays.refuse_replaced()
@@ -250,9 +252,9 @@ class DistributedDataParallel(TorchFace):
     def agree_on_order(self) -> None:
         """Between steps: buckets for the order in which gradients get ready, where it is time to look."""
         hooked, dynamic = self._hook is not None, self.reducer.rules.dynamic
-        self._order.look(self.reducer.finished, self._averager, hooked=hooked, dynamic=dynamic)
+        self._order.update(self.reducer.finished, self._averager, hooked=hooked, dynamic=dynamic)
         if self._overlap is not None:
-            self._overlap.look()
+            self._overlap.update()
 
     @outside_transforms
     def sync_buffers(self, *, candidate: bool, after_forward: bool = False) -> None:
@@ -315,7 +317,7 @@ class DistributedDataParallel(TorchFace):
                 "register_comm_hook or register_builtin_comm_hook can only be called once. On a model made with "
                 f"compressor='none', that is; this one has {self._hook[1] if self._hook else self._setup[0]}",
             )
-        self.logger._set_comm_hook_name(getattr(hook, "__qualname__", type(hook).__qualname__))
+        self.logger.data["comm_hook"] = getattr(hook, "__qualname__", type(hook).__qualname__)
         self._hook = state, hook
         self.reducer.hand_over(HookAverager(state, hook))
 

@@ -57,7 +57,7 @@ class Guard:
             raise ValueError(JOIN)
         synced = torch.is_grad_enabled() and ddp.require_backward_grad_sync and ddp.process_group.size() > 1
         if self.strays is not None and synced:
-            self.strays.look(lambda: trained_now(ddp.module)[0])
+            self.strays.check(lambda: trained_now(ddp.module)[0])
 
     def _refuse_taken(self, bucket: dist.GradBucket) -> None:
         backward = torch._C._current_graph_task_id()

@@ -40,8 +40,8 @@ class Throughout(Decorated):
     def allocate(self, buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
         return self.inner.allocate(buckets)
 
-    def room_for(self, flat: Tensor) -> Tensor | None:
-        return self.inner.room_for(flat)
+    def allocate_for(self, flat: Tensor) -> Tensor | None:
+        return self.inner.allocate_for(flat)
 
 
 class Faulty(Throughout):

@@ -38,7 +38,7 @@ FLOORS = {  # the rooms of a layer, folders and files, from the ground up; those
         "module",
     ],
     "hooks": [
-        "clock guard keywords never_called overlap plan slices",
+        "guard keywords never_called overlap plan slices",
         "torch_ddp",
         "fsdp local_sgd watching",
         "advice frameworks",
@@ -123,6 +123,8 @@ def called(tree, names):
 
 def is_collective(name):
     """Whether a call is one of torch.distributed's collectives, or a method of process groups."""
+    if name.startswith("gradwire."):  # of ddp_core/transport, which calls them
+        return False
     known = COLLECTIVES if name.startswith(f"{DISTRIBUTED}.") else METHODS
     return "." in name and name.rpartition(".")[2].lstrip("_").startswith(known)
 

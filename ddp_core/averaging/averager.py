@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...compress import AllReduce, Compressor, Layout, warm_up
 from ...compress.simulate import operations_of
-from ..buckets.assignment import Rooms
+from ..buckets.assignment import Allocate
 from ..buckets.checksum import checksum
 from ..buckets.layout import as_real, layout_of
 from ..buckets.slices import Sendable
@@ -102,9 +102,9 @@ class CompressedAverager:
         warming = warm_up(self.memory.compressor, self.memory.step)
         return Measured(steps, self.stats(), begun, ranks, on_host=on_host, warm_up=warming)
 
-    def rooms(self, device: torch.device) -> Rooms:
+    def allocator(self, device: torch.device) -> Allocate:
         """Where buckets of our own DDP may best lie."""
-        return self.engines.rooms(self.memory.compressor, device, sums=self.scale != 1.0)
+        return self.engines.allocator(self.memory.compressor, device, sums=self.scale != 1.0)
 
     def begin_step(self, step: Step) -> None:
         """The first bucket of a synchronized step comes next: give the step its number."""
@@ -233,7 +233,7 @@ class CompressedAverager:
         if not self._plans:
             self.memory.expect(self.names.values(), on_host)
             values = checksum(list(named.values())) if self._compares else None
-            self.engines.agreement.meet(group, flat.device)
+            self.engines.agreement.barrier(group, flat.device)
             engine.agree(setup(self.memory.compressor, self.memory.step - 1, layout, values))
             self._compares = False
             agree_on_kernels(operations_of(self.memory.compressor, layout), group, flat.device)

@@ -149,7 +149,7 @@ def prepared(segment: BucketSegment, memory: ModelMemory, engine: Engine, flat: 
     if not engine.transport.allocates:
         return segment
     alone = flat if segment.places is None else flat.new_empty(segment.memory.layout.numel)
-    return dataclasses.replace(segment, room=engine.transport.room_for(alone))
+    return dataclasses.replace(segment, room=engine.transport.allocate_for(alone))
 
 
 def setup(compressor: Compressor, step: int, layout: Layout, values: str | None) -> str:

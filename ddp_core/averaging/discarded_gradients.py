@@ -47,7 +47,7 @@ class DiscardedGradientCheck:
     def __init__(self) -> None:
         self.parameters: Sequence[Tensor] = ()
         self._seen: list[Seen] = []
-        self._told = False
+        self._warned = False
         self._suspected = False  # gradients were cleared, as far as is known without a step
         self._stepped = False  # an optimizer has, since the last look
         self._optimizer: weakref.ref[Optimizer] | None = None  # the last one that has
@@ -57,14 +57,14 @@ class DiscardedGradientCheck:
 
     def watch(self, parameters: Sequence[Tensor]) -> None:
         """Look at some of these from the next step on, unless it has warned already."""
-        self.parameters, self._seen = () if self._told else sorted(parameters, key=Tensor.numel)[:FEW], []
+        self.parameters, self._seen = () if self._warned else sorted(parameters, key=Tensor.numel)[:FEW], []
         self._suspected = False
         if (known := self._known()) is None or not _holds(known, self.parameters):
             self._optimizer = None
         if self.parameters:
             _watching().add(self)
 
-    def look(self, *, counts: bool) -> None:
+    def check(self, *, counts: bool) -> None:
         """Compare at the beginning of a step, when the first bucket has its gradients. `counts`: the step before does."""
         if self._suspected:
             return
@@ -93,7 +93,7 @@ class DiscardedGradientCheck:
     def _warn(self) -> None:
         """Warn if gradients were cleared without a step, and there is an optimizer whose steps are noted."""
         if self._suspected and self._known() is not None:
-            self._told = True
+            self._warned = True
             warnings.warn(MESSAGE, stacklevel=3)
             self.watch(())
 

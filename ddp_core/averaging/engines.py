@@ -12,15 +12,14 @@ from torch import Tensor
 
 from ...compress import Compressor
 from ...compress.state.shares import check_ranks_given, ranks_given
-from ..buckets.assignment import Rooms, own_rooms
+from ..buckets.assignment import Allocate, allocate_own
 from ..engine.engine import Engine
 from ..transport.agreement import Agreement
 from ..transport.host_memory import HostMemory
 from ..transport.host_places import ranks_per_host
 from ..transport.launchers import warn_if_apart
 from ..transport.process_group import ProcessGroup
-from ..transport.protocol import Decorator, Transport
-from ..transport.time_limit import time_limit
+from ..transport.protocol import Decorator, Transport, time_limit
 
 AT_EXIT = timedelta(seconds=5)
 
@@ -84,11 +83,11 @@ class Engines:
             self._found = ranks_per_host(self.group, device)
         return self._found
 
-    def rooms(self, compressor: Compressor, device: torch.device, *, sums: bool) -> Rooms:
+    def allocator(self, compressor: Compressor, device: torch.device, *, sums: bool) -> Allocate:
         """Where buckets of our own DDP may best lie. `sums`: gradients are only summed."""
         transport = self.of(device, 0).transport
         if not transport.allocates or (ranks_given(compressor) is None and not sums):
-            return own_rooms
+            return allocate_own
 
         def allocated(buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
             transport.arrange(self.ranks_per_host(compressor, device))
@@ -97,10 +96,10 @@ class Engines:
         return allocated
 
     def _transport(self, group: dist.ProcessGroup, device: torch.device) -> Transport:
-        look = self.agreement.look
-        transport: Transport = ProcessGroup(group, device, self.timeout, look=look)
+        check = self.agreement.check
+        transport: Transport = ProcessGroup(group, device, self.timeout, check=check)
         if device.type == "cpu" and len(self._groups) == 1:
-            transport = HostMemory(transport, look)
+            transport = HostMemory(transport, check)
         return transport if self._decorate is None else self._decorate(transport)
 
     def send_all(self) -> None:

@@ -89,7 +89,7 @@ class ShardAverager:
     def _agree(self) -> None:
         """Compare with the other ranks how this one is set up."""
         engine, group = self.engines.of(self.device, 0), self.engines.group
-        self.engines.agreement.meet(group, self.device)
+        self.engines.agreement.barrier(group, self.device)
         memory = self.memory
         engine.agree(f"weights as {self.codec} and gradients as {memory.reduction} at step {memory.step}")
         agree_on_kernels(self._operations(), group, self.device)

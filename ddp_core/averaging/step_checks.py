@@ -21,7 +21,7 @@ class StepChecks:
     """Of one model's steps with a compressor."""
 
     def __init__(self) -> None:
-        self._thrown_away, self._told = DiscardedGradientCheck(), False  # of feedback that runs away
+        self._thrown_away, self._warned = DiscardedGradientCheck(), False  # of feedback that runs away
 
     def watch(self, parameters: Sequence[Tensor]) -> None:
         """The gradients of these tell whether a step's were thrown away; of none: do not look."""
@@ -30,17 +30,17 @@ class StepChecks:
     def end_step(self, memory: ModelMemory) -> None:
         """Another step begins, so the last one stands or is undone."""
         if self._thrown_away.parameters:
-            self._thrown_away.look(counts=memory.counts)
+            self._thrown_away.check(counts=memory.counts)
         memory.end_step()
         if memory.step % EVERY == 0:
             self._look_at_feedback(memory)
 
     def _look_at_feedback(self, memory: ModelMemory) -> None:
         """Warn once, of the first bucket of which ever more is held back."""
-        for names, bucket in () if self._told else memory.live:
+        for names, bucket in () if self._warned else memory.live:
             gauge = bucket.gauge
             if gauge is not None and gauge.guard is None and gauge.runs_away:
-                self._told = True
+                self._warned = True
                 warnings.warn(
                     f"compression of {names[0]} and others in its bucket holds back {gauge.residual_ratio:.0f} times a "
                     f"gradient, and what is sent has a cosine of {gauge.cosine:.2f} with what was meant: {ADVICE}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from numbers import Real
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
@@ -16,10 +16,10 @@ from .sparse import SparseBucket
 MEBIBYTE = 1024 * 1024
 DEFAULT_CAP_MB = 25.0
 DEFAULT_FIRST_CAP = MEBIBYTE  # bytes; as torch's default: the first bucket leaves early
-Rooms: TypeAlias = Callable[[Sequence[Sequence[Tensor]]], Sequence[Tensor | None]]  # for buckets, by their parameters
+Allocate: TypeAlias = Callable[[Sequence[Sequence[Tensor]]], Sequence[Tensor | None]]  # of buckets of these parameters
 
 
-def own_rooms(buckets: Sequence[Sequence[Tensor]]) -> Sequence[None]:
+def allocate_own(buckets: Sequence[Sequence[Tensor]]) -> Sequence[None]:
     """Each bucket makes its own memory."""
     return [None] * len(buckets)
 
@@ -34,16 +34,12 @@ def caps_in_bytes(bucket_cap_mb: float | None, bucket_cap_mb_list: Sequence[floa
     """
     if bucket_cap_mb is not None and bucket_cap_mb_list is not None:
         raise ValueError("bucket_cap_mb and bucket_cap_mb_list exclude each other: one size, or one a bucket")
-    sizes = bucket_cap_mb_list if bucket_cap_mb_list is not None else [bucket_cap_mb]
+    sizes: Sequence[Any] = bucket_cap_mb_list if bucket_cap_mb_list is not None else [bucket_cap_mb]
     if bucket_cap_mb is None and bucket_cap_mb_list is None:
         return [DEFAULT_FIRST_CAP, int(DEFAULT_CAP_MB * MEBIBYTE)]
-    if not sizes or not all(map(_makes_sense, sizes)):
+    if not sizes or not all(isinstance(size, Real) and 0 < float(size) < float("inf") for size in sizes):
         raise ValueError(f"the size of a bucket is a number of MiB above 0, got {list(sizes)}")
-    return [int(size * MEBIBYTE) for size in sizes if size is not None]
-
-
-def _makes_sense(size: object) -> bool:
-    return isinstance(size, Real) and 0 < float(size) < float("inf")
+    return [int(size * MEBIBYTE) for size in sizes]
 
 
 def assigned(parameters: Sequence[Tensor], caps: Sequence[int], alone: Sequence[bool]) -> list[list[int]]:
@@ -74,8 +70,8 @@ def assigned(parameters: Sequence[Tensor], caps: Sequence[int], alone: Sequence[
 class BucketAssignment:
     """The buckets of `parameters`, in the order in which gradients are expected to get ready: first the last one's.
 
-    `sparse`: which parameters get sparse gradients. `alias`: gradients become views of the buckets. `rooms`: memory for the
-    first buckets.
+    `sparse`: which parameters get sparse gradients. `alias`: gradients become views of the buckets. `allocate`: makes
+    the memory of the first buckets.
     """
 
     def __init__(
@@ -85,7 +81,7 @@ class BucketAssignment:
         caps: Sequence[int],
         *,
         alias: bool,
-        rooms: Rooms = own_rooms,
+        allocate: Allocate = allocate_own,
     ) -> None:
         self._parameters, self._sparse, self.caps, self.alias = parameters, sparse, caps, alias
         self._traced: list[int] = []
@@ -93,9 +89,9 @@ class BucketAssignment:
         self.builds = 0  # how often buckets were made
         self.cut: int | None = None  # bytes of a slice of larger buckets; None where they are sent as they are
         self.shared = False  # whether any lies in memory that was given
-        self.build(range(len(parameters))[::-1], rooms)
+        self.build(range(len(parameters))[::-1], allocate)
 
-    def build(self, order: Sequence[int], rooms: Rooms = own_rooms) -> None:
+    def build(self, order: Sequence[int], allocate: Allocate = allocate_own) -> None:
         """Make the buckets for parameters that get ready in this order. All ranks do so between the same steps."""
         self.buckets: list[GradBucket] = []  # the old ones go first, so that both never use memory
         self.bucket_of: list[GradBucket] = []
@@ -105,8 +101,8 @@ class BucketAssignment:
         ready = [self._parameters[index] for index in order]
         positions = assigned(ready, self.caps, [self._sparse[index] for index in order])
         members = [[self.order[position] for position in bucket] for bucket in positions]
-        given = rooms([self._shareable(each) for each in members])
-        self.shared = any(room is not None for room in given)
+        given = allocate([self._shareable(each) for each in members])
+        self.shared = any(memory is not None for memory in given)
         last = len(members) - 1
         self.buckets = [self._bucket(n, each, given[n], last=n == last) for n, each in enumerate(members)]
         self.sending = [each for bucket in self.buckets for each in getattr(bucket, "slices", (bucket,))]
@@ -122,13 +118,13 @@ class BucketAssignment:
             return []
         return [self._parameters[index] for index in members]
 
-    def _bucket(self, place: int, members: Sequence[int], room: Tensor | None, *, last: bool) -> GradBucket:
+    def _bucket(self, place: int, members: Sequence[int], memory: Tensor | None, *, last: bool) -> GradBucket:
         parameters = [self._parameters[index] for index in members]
         if self._sparse[members[0]]:
             return SparseBucket(place, members, parameters, last=last)
         size = sum(map(grad_bytes, parameters))
-        if self.cut is None or room is not None or size <= MUCH * self.cut:
-            return GradBucket(place, members, parameters, last=last, alias=self.alias, room=room)
+        if self.cut is None or memory is not None or size <= MUCH * self.cut:
+            return GradBucket(place, members, parameters, last=last, alias=self.alias, memory=memory)
         bucket = CutBucket(place, members, parameters, last=last, alias=self.alias)
         bucket.cut(-(-size // self.cut))
         return bucket

@@ -1,4 +1,4 @@
-"""Whether ranks have the same numbers, told by a few bytes."""
+"""Digests by which ranks compare their numbers."""
 
 from __future__ import annotations
 

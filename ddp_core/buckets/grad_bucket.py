@@ -35,7 +35,7 @@ class GradBucket:
     model. `all_parameters`: of all members, whether they are sent in this step or not. `flat`: all gradients, one behind
     the other. `waiting`: of how many one is still missing. `scale`: what they are multiplied by on their way in. `pending`:
     its average, where it is on its way. `absent`: members that had no gradient when it was filled. `plan`: for whoever
-    averages it to remember how. `room`: memory for the buffer; None is memory of its own. With `alias`, gradients become
+    averages it to remember how. `memory`: of the buffer; None is memory of its own. With `alias`, gradients become
     views of the buffer: nothing is copied back.
     """
 
@@ -47,7 +47,7 @@ class GradBucket:
         *,
         last: bool,
         alias: bool,
-        room: Tensor | None = None,
+        memory: Tensor | None = None,
     ) -> None:
         self.members = tuple(members)
         self.number = self.place = index
@@ -55,7 +55,7 @@ class GradBucket:
         self.all_parameters = list(parameters)
         self._sizes = [parameter.numel() for parameter in parameters]
         dtype, device = grad_dtype(parameters[0]), parameters[0].device
-        self._memory = torch.zeros(sum(self._sizes), dtype=dtype, device=device) if room is None else room
+        self._memory = torch.zeros(sum(self._sizes), dtype=dtype, device=device) if memory is None else memory
         self.flat = self._memory
         self._views = [view.data for view in _views(self._memory, self.all_parameters)]  # each counts its own changes
         self._places = {member: place for place, member in enumerate(self.members)}
@@ -88,7 +88,7 @@ class GradBucket:
         return self.all_parameters if self._sent is None else [self.all_parameters[place] for place in self._sent]
 
     def is_last(self) -> bool:
-        """Whether it is sent last."""
+        """Return True if it is sent last."""
         return self._last
 
     def open(self, scale: float) -> None:

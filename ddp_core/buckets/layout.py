@@ -43,7 +43,7 @@ def grad_bytes(parameter: Tensor) -> int:
 
 
 def is_packed(parameter: Tensor) -> bool:
-    """Whether its elements lie one behind the other in some order of its axes, without gaps or overlaps."""
+    """Return True if its elements lie one behind the other in some order of its axes, without gaps or overlaps."""
     return parameter.permute(memory_order(parameter)).is_contiguous()
 
 

@@ -22,10 +22,14 @@ class Clock(Protocol):
         """A mark. Nothing waits, on any thread."""
 
     def took(self, mark: float) -> bool:
-        """Whether it took a mark, or could have."""
+        """Return True if it took a mark, or could have."""
 
     def seconds(self, since: float, until: float) -> float:
         """From one of its marks to another, waiting until both are reached; below 0 where they were in the other order."""
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all that it was given; the host always has."""
+        return None
 
 
 class HostClock(Clock):
@@ -72,7 +76,7 @@ class CudaClock(Clock):
         return mark
 
     def took(self, mark: float) -> bool:
-        """Whether it has an event, which it has been recorded with."""
+        """Return True if it has an event, which it has been recorded with."""
         return isinstance(mark, CudaMark)
 
     def seconds(self, since: float, until: float) -> float:
@@ -82,6 +86,10 @@ class CudaClock(Clock):
         since.event.synchronize()
         until.event.synchronize()
         return float(since.event.elapsed_time(until.event)) * MILLISECOND
+
+    def synchronize(self) -> None:
+        """Wait for all streams of the device."""
+        torch.cuda.synchronize(self._index)
 
 
 def clock_of(device: torch.device) -> Clock:

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 from .record import Record, summed
 from .step import BucketStats, Step
@@ -32,20 +32,11 @@ class Stats:
         return total(self.buckets)
 
 
-class Watcher(Protocol):
-    """Who wants to know when steps end."""
-
-    def step_ended(self, number: int) -> None:
-        """So many have, those before a checkpoint counted."""
-
-    def close(self) -> None:
-        """There will be no more."""
-
-
 class Totals:
     """What the steps so far have cost.
 
-    `recent`: the last of them. `watchers`: told when the next one begins.
+    `recent`: the last of them. `watchers`: each `hooks.watching.Watch` of the model. When a step begins, its `step_ended`
+    is called with the number of steps so far, those before a checkpoint counted.
     """
 
     def __init__(self) -> None:
@@ -53,7 +44,7 @@ class Totals:
         self._total = Record()
         self._began = 0.0
         self.recent: deque[Step] = deque(maxlen=RECENT)
-        self.watchers: list[Watcher] = []
+        self.watchers: list[Any] = []
 
     def begin(self, step: Step, ended: int) -> None:
         """A step begins, after `ended` others."""
@@ -66,9 +57,7 @@ class Totals:
         """A step that has sent anything counts; what it has cost is what it has until another one is counted."""
         if step.programs:
             self.recent.append(step)
-            if len(self._earlier) > MANY:
-                self._add_up()
-            self._earlier += step.programs
+            self.add(step.programs)
 
     def add(self, programs: Iterable[BucketStats]) -> None:
         """These count, in no step; what they cost may still be noted."""

@@ -55,7 +55,7 @@ class Step:
     now: Callable[[], float] = time.perf_counter
 
     def under_way(self, *, idle: bool) -> bool:
-        """Whether some of its buckets have not come to their end. `idle`: all that were sent did."""
+        """Return True if some of its buckets have not come to their end. `idle`: all that were sent did."""
         return self.number > 0 and not self.finished and not (idle and self.sent)
 
     def watch(self, index: int, average: object) -> None:

@@ -96,15 +96,15 @@ def checked(
         name: {field: numbers.detach() for field, numbers in fields.items()}
         for name, fields in state["parameters"].items()
     }
-    return without(state, frozen, told=rank == 0)
+    return without(state, frozen, warn=rank == 0)
 
 
-def without(state: dict[str, Any], frozen: Collection[str], *, told: bool) -> dict[str, Any]:
-    """The state without what it has of parameters that are frozen now; a warning names them, if they are to be `told`."""
+def without(state: dict[str, Any], frozen: Collection[str], *, warn: bool) -> dict[str, Any]:
+    """Return the state without its parameters that are frozen now. `warn`: have a warning name them."""
     names = {*state["parameters"], *(name for bucket in state["buckets"] for name in bucket)}
     if not (gone := sorted(names & set(frozen))):
         return state
-    if told:
+    if warn:
         logger.warning(LEFT_OUT, len(gone), ", ".join(gone))
     if type(state.get("tensors")) is int:
         state["tensors"] -= sum(len(state["parameters"].get(name, ())) for name in gone)

@@ -15,10 +15,10 @@ ROOMS = ("compress", "ddp_core", "hooks", "kernels")  # in a clone scripts of us
 OURS = tuple(
     f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, *map(Path(__file__).parents[2].joinpath, ROOMS))
 )
-STEPS = 3  # in a row, until it is told
+STEPS = 3  # in a row, until it is warned of
 
 
-class Readers:
+class EarlyReadWarning:
     """Notes who reads between a backward and the next forward, and tells once where every step is made to wait.
 
     `counts`: steps, by "file:line in function".
@@ -26,7 +26,7 @@ class Readers:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self._in_a_row, self._told, self._this_step = 0, False, False
+        self._in_a_row, self._warned, self._this_step = 0, False, False
 
     def note(self) -> None:
         """Somebody reads now. Once a step counts."""
@@ -36,8 +36,8 @@ class Readers:
         where = reader()
         self.counts[where] += 1
         self._in_a_row += 1
-        if self._in_a_row == STEPS and not self._told:
-            self._told = True
+        if self._in_a_row == STEPS and not self._warned:
+            self._warned = True
             warnings.warn(
                 f"{where} reads parameters or gradients between backward and the next forward, which waits for their "
                 "averages at every step: nothing overlaps there. Results are right. Clipping by norm and GradScaler have to "

@@ -1,7 +1,7 @@
 """Communication that goes on while the next forward runs (Jayarajan et al. 2019), for our DistributedDataParallel.
 
 Backward returns when gradients have left. Each bucket then is a `PendingUpdate`, and its parameters wait for it where they
-are used: see `awaited.py`. What leaves when is `slice_order.py`'s.
+are used: see `pending_parameter.py`. What leaves when is `slice_order.py`'s.
 
 Nothing hangs, whatever waits when. All requests of a step are started in backward, in an order that the ranks have agreed
 on, by backward's thread or, for later rounds, by lanes in the same order (on CUDA the rest of all programs is queued at
@@ -16,7 +16,8 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from ..averaging.averager import CompressedAverager
-from ..buckets.assignment import own_rooms
+from ..buckets.assignment import allocate_own
 from ..buckets.sparse import SparseBucket
 from ..reducer.autograd import compiles, scripted
 from ..reducer.backward_pass import Backward
@@ -33,14 +34,47 @@ from ..reducer.bucket_order import BucketOrder
 from ..reducer.parameter_hooks import weak_call
 from ..reducer.reducer import Reducer
 from . import messages
-from .awaited import Awaited, clear
-from .early_reads import Readers
+from .early_reads import EarlyReadWarning
 from .measured_step import noted
 from .partial_step import PartialStep
+from .pending_parameter import PendingParameter, clear
 from .pending_update import PendingUpdate, clear_now
-from .report import OverlapReport
 from .slice_order import SliceOrder
 from .slice_size import slice_bytes
+
+
+@dataclass(frozen=True)
+class OverlapReport:
+    """Of an overlapped model, on this rank.
+
+    `step`: the last one whose updates were all made; 0 before the first. `exposed`: seconds that its communication held up
+    training; on CUDA, where the host does not know, those of the last step that was measured, whose forward waited where it
+    used parameters: None before there is one, and always where no order is looked for ("backward", "synchronous", parameters
+    on several GPUs). `order`: "backward", "priority" or "synchronous", what is in use. `bound`: seconds of the shortest step
+    that any order allows on this link (T*), and `synchronous_bound` of one that waits at backward's end, both computed from
+    measured times; None before these are there. `readers`: how many steps were made to wait between backward and the next
+    forward, by the line of code that did so.
+    """
+
+    step: int
+    exposed: float | None
+    order: str
+    bound: float | None
+    synchronous_bound: float | None
+    readers: Mapping[str, int]
+
+    def __str__(self) -> str:
+        """A few lines for people."""
+        bounds = (
+            f"at best {self.bound:.4f} s a step, {self.synchronous_bound:.4f} s without overlap"
+            if self.bound is not None and self.synchronous_bound is not None
+            else "no bounds yet"
+        )
+        exposed = "nothing measured yet" if self.exposed is None else f"{self.exposed:.4f} s exposed"
+        lines = [f"step {self.step}: order {self.order}, {exposed}; {bounds}"]
+        return "\n".join(
+            [*lines, *(f"waited for early by {where}: {count} steps" for where, count in self.readers.items())]
+        )
 
 
 class Overlap:
@@ -60,8 +94,8 @@ class Overlap:
         self._measured = True  # whether the last step was, in the forward after it, or need not be
         self._unseen: set[int] = set()  # members of the buckets that the last forward was not seen to use
         self._step_number, self._exposed = 0, 0.0
-        self._told: set[str] = set()
-        self._readers = Readers()
+        self._warned: set[str] = set()
+        self._early_reads = EarlyReadWarning()
 
     def bind(self, reducer: Reducer, averager: CompressedAverager, buckets: BucketOrder) -> None:
         """Take over a model's reducer: slices for buckets, and averages that come later. A collective call."""
@@ -76,15 +110,15 @@ class Overlap:
         self.order = SliceOrder(self._wanted, reducer.assignment, reducer.group, devices)
         self._marks_late = not self.order.clock.at_once
         self._refuses_capture = device.type == "cuda" and self._wanted != "synchronous"
-        reducer.later = self
+        reducer.deferred = self
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Between steps, where all ranks are: see `SliceOrder`. After a swap the slices are made anew."""
         memory = self._averager.memory
         if self._sliced_for != (memory.compressor, memory.carrying):
             self._slice()
         finished = self._reducer.finished
-        self.order.look(finished)
+        self.order.update(finished)
         if self._marks_late:  # which costs something, where an order is looked for
             measures = self.order.measures(finished)
             self._reducer.timeline.now = self.order.clock.now if measures else time.perf_counter
@@ -92,11 +126,11 @@ class Overlap:
     def _slice(self) -> None:
         """Make buckets of the size of slices, and cut what is larger, where that is of use and what is remembered allows."""
         averager, device, rules = self._averager, self._reducer.device, self._reducer.rules
-        rooms = averager.rooms(device)
+        allocate = averager.allocator(device)
         in_parts = rules.dynamic or rules.skip_all_reduce_unused_params or rules.static_graph
-        cut = rooms is own_rooms and averager.memory.may_be_cut and not in_parts
+        cut = allocate is allocate_own and averager.memory.may_be_cut and not in_parts
         whole = sum(parameter.nbytes for parameter in self._reducer.parameters)
-        self._buckets.resize(slice_bytes(averager, whole, self._slice_mb, device), rooms, cut=cut)
+        self._buckets.resize(slice_bytes(averager, whole, self._slice_mb, device), allocate, cut=cut)
         self._sliced_for = averager.memory.compressor, averager.memory.carrying
 
     @property
@@ -105,23 +139,23 @@ class Overlap:
         return bool(self._pending)
 
     def takes(self, backward: Backward) -> bool:
-        """Whether this backward's averages may come later; raises RuntimeError in a CUDA graph."""
+        """Return True if this backward's averages may come later; raises RuntimeError in a CUDA graph."""
         if self._refuses_capture and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(messages.CAPTURED)
         if self._unseen and (used := self._reducer.brought_of(self._unseen)):
-            self._tell(messages.unseen(self._reducer.names_of(used)))
+            self._warn(messages.unseen(self._reducer.names_of(used)))
         if not self.order.overlaps(self._reducer.finished):
             self._updates = list(self._pending)
             return False
         if reason := self._obstacle(backward):
-            self._tell(messages.synchronous(reason))
+            self._warn(messages.synchronous(reason))
             return False
         return True
 
-    def _tell(self, text: str) -> None:
+    def _warn(self, text: str) -> None:
         """Once."""
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._warned:
+            self._warned.add(text)
             warnings.warn(text, stacklevel=2)
 
     def _obstacle(self, backward: Backward) -> str:
@@ -140,7 +174,7 @@ class Overlap:
         """All of a step was sent: let its parameters wait for its averages."""
         with self._lock:
             self._averager.engines.send_all()
-            self._readers.next_step()
+            self._early_reads.next_step()
             buckets = self._reducer.assignment.buckets
             self._updates = [PendingUpdate(self.settle, bucket, backward) for bucket in buckets]
             self._pending, self._now = dict.fromkeys(self._updates), backward.step.now
@@ -150,7 +184,7 @@ class Overlap:
         """Wait for an update, and make it, unless it was made: somebody uses its parameters."""
         with self._lock:
             if update in self._pending and not self._in_forward:
-                self._readers.note()
+                self._early_reads.note()
             self._settle(update)
 
     def _settle(self, update: PendingUpdate) -> None:
@@ -224,28 +258,20 @@ class Overlap:
             pending = list(self._pending)
             waiting = list(chain.from_iterable(update.parameters for update in pending))
             stepper.run(settings, stepper.others(waiting))
-            self._find_members()
+            now = self._reducer.assignment.builds, stepper.identity()
+            if now != self._found_for:  # the optimizer may have the parameters in other groups
+                self._found_for, self._members = now, {}
             for update in pending:
-                update.step = partial(stepper.run, settings, self._members_of(update))
+                if (number := update.bucket.number) not in self._members:
+                    self._members[number] = stepper.members(update.parameters)
+                update.step = partial(stepper.run, settings, self._members[number])
             increment_version(waiting)  # a graph that has saved them is not to be gone through any more
-
-    def _find_members(self) -> None:
-        """Forget which parameters the optimizer has in which group, if that may have changed."""
-        now = self._reducer.assignment.builds, self._stepper.identity()
-        if now != self._found_for:
-            self._found_for, self._members = now, {}
-
-    def _members_of(self, update: PendingUpdate) -> list[list[Tensor]]:
-        key = update.bucket.number
-        if key not in self._members:
-            self._members[key] = self._stepper.members(update.parameters)
-        return self._members[key]
 
     def clear(self, parameters: Iterable[Tensor], *, to_none: bool) -> None:
         """Clear gradients: of what is under way once it was used. Nothing is waited for."""
         with self._lock:
             for parameter in parameters:
-                if type(parameter) is Awaited:
+                if type(parameter) is PendingParameter:
                     clear(parameter, to_none=to_none)
                 else:
                     clear_now(parameter, to_none=to_none)
@@ -253,22 +279,19 @@ class Overlap:
     def report(self) -> OverlapReport:
         """What is known so far."""
         exposed = self._exposed if self.order.clock.at_once else self.order.measurements.exposed
-        counts = dict(self._readers.counts)
+        counts = dict(self._early_reads.counts)
         return OverlapReport(self._step_number, exposed, self.order.name, *self.order.bounds, counts)
 
     def forward_begins(self, *, joins: bool) -> None:
         """Of our DistributedDataParallel. `joins`: ranks may run out of inputs."""
         self._joins, self._in_forward, self._began = joins, True, self._now()
-        if self._pending and (not torch.is_grad_enabled() or self._unnoticed()):
+        if not self._pending:
+            return
+        if unnoticed := torch.is_grad_enabled() and (compiles() or scripted(self._module)):
+            self._warn(messages.COMPILED)
+        if unnoticed or not torch.is_grad_enabled():
             self._measured = True
             self.drain()
-
-    def _unnoticed(self) -> bool:
-        """Whether forward may use parameters without anybody noticing."""
-        if not (compiles() or scripted(self._module)):
-            return False
-        self._tell(messages.COMPILED)
-        return True
 
     def forward_ends(self) -> float:
         """All that is still under way is waited for: no part of this forward has used it. Seconds that forward waited."""

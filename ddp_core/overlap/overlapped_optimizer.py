@@ -8,8 +8,7 @@ import torch
 from torch.optim import Optimizer
 
 if TYPE_CHECKING:
-    from .overlap import Overlap
-    from .report import OverlapReport
+    from .overlap import Overlap, OverlapReport
 
 CLOSURE = (
     "an overlapped optimizer takes no closure: call loss.backward() before step(), or use the optimizer without "

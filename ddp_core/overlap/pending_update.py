@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..buckets.grad_bucket import GRADIENT, GradBucket
 from ..reducer.backward_pass import Backward
-from .awaited import awaits, restore
+from .pending_parameter import mark_pending, restore
 
 
 @dataclass(eq=False)
@@ -40,7 +40,7 @@ class PendingUpdate:
         self._gradients = list(map(GRADIENT, self.parameters))
         for parameter in self.parameters:
             parameter.grad = None
-            awaits(parameter, self)
+            mark_pending(parameter, self)
 
     def settle(self) -> None:
         """Wait for it, and make it; on the thread that first needs it."""

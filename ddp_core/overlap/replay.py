@@ -40,14 +40,11 @@ def replay(model: StepModel, order: Sequence[int], *, until_needed: bool = True)
     for index in order:
         started[index] = max(free, model.pieces[index].ready)
         free = arrived[index] = started[index] + model.pieces[index].wire
-    step = _delayed(model, arrived) if until_needed else model.forward + max(model.backward, free)
+    step = model.forward + max(model.backward, free)
+    if until_needed:  # after a piece has arrived, what forward has left from there on still has to run
+        late = (moment + model.forward - piece.needed for moment, piece in zip(arrived, model.pieces, strict=True))
+        step = max([model.computation, *late])
     return Replay(step, step - model.computation, tuple(started), tuple(arrived))
-
-
-def _delayed(model: StepModel, arrived: Sequence[float]) -> float:
-    """The step's seconds: after a piece has arrived, what forward has left from there on still has to run."""
-    late = (moment + model.forward - piece.needed for moment, piece in zip(arrived, model.pieces, strict=True))
-    return max([model.computation, *late])
 
 
 def backward_order(model: StepModel) -> list[int]:

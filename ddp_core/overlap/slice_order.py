@@ -9,16 +9,16 @@ import torch.distributed as dist
 
 from ..buckets.assignment import BucketAssignment
 from ..measure.clock import clock_of
-from ..transport.collectives import spread
+from ..transport.collectives import broadcast
 from .bounds import optimal, synchronous
 from .measured_step import Measurements
 from .replay import backward_order, priority_order, replay
 from .step_model import StepModel
 
 ORDERS = ("auto", "priority", "backward", "synchronous")
-FIRST_LOOK = 8  # steps with the same buckets, some of which have been measured
-INTERVAL, LONGEST = 64, 1024  # steps between two looks; the second is reached where nothing is gained, look after look
-MEASURED = 4  # steps before a look that wait where parameters are needed, so that it is known where
+FIRST_UPDATE = 8  # steps with the same buckets, some of which have been measured
+INTERVAL, LONGEST = 64, 1024  # steps between two updates, at first and at most
+MEASURED = 4  # steps before an update that wait where parameters are needed, so that it is known where
 WORTH = 0.97  # of a step's seconds: what another order must promise
 
 
@@ -27,7 +27,7 @@ class SliceOrder:
 
     `wanted`: one of `ORDERS`. "backward" and "synchronous" are never replaced. "priority" always takes the order of need;
     "auto" only one that promises 3 %, against waiting at the end of backward. `clock`: takes marks in measured steps, which
-    a look turns into seconds; with parameters on several `devices` nothing is measured, and the order stays. `bounds`:
+    an update turns into seconds; with parameters on several `devices` nothing is measured, and the order stays. `bounds`:
     seconds of a step, of the best one that any order allows (T*) and of one that waits at the end of backward; None before
     anything was measured.
     """
@@ -40,7 +40,7 @@ class SliceOrder:
         self.clock = clock_of(self._device)
         self.measurements = Measurements(self.clock)
         self.bounds: tuple[float | None, float | None] = (None, None)
-        self._next = self._pause = 0  # steps to the next look, and between those before and after the last one
+        self._next = self._pause = 0  # steps to the next update, and between those before and after the last one
         self._restart(0)
 
     @property
@@ -49,23 +49,23 @@ class SliceOrder:
         return "synchronous" if not self._overlaps else "priority" if self._by_need else "backward"
 
     def overlaps(self, steps: int) -> bool:
-        """Whether the step after so many waits where parameters are needed."""
+        """Return True if the step after `steps` others waits where parameters are needed."""
         return self._overlaps or self.measures(steps)
 
     def measures(self, steps: int) -> bool:
-        """Whether the step after so many has to be measured, where that is not done by the way."""
+        """Return True if the step after `steps` others has to be measured, where that is not done by the way."""
         return self._searches and steps - self._since >= self._next - MEASURED
 
-    def look(self, steps: int) -> None:
+    def update(self, steps: int) -> None:
         """Now and then: take rank 0's order. `steps`: so far. A collective call, of all ranks at the same step."""
         if self._assignment.builds != self._builds:
             self._restart(steps)
         age = steps - self._since
         if age < self._next or not self._searches:
             return
-        told = torch.tensor(self._proposal(), device=self._device)
-        spread([told], 0, self._group, what="the order of slices")
-        overlaps, by_need, *order = told.tolist()
+        chosen = torch.tensor(self._proposal(), device=self._device)
+        broadcast([chosen], 0, self._group, what="the order of slices")
+        overlaps, by_need, *order = chosen.tolist()
         self._overlaps, self._by_need = bool(overlaps), bool(by_need)
         self._pause = INTERVAL if overlaps else min(2 * self._pause, LONGEST)  # measured steps cost what overlap does
         self._next = age + self._pause
@@ -76,7 +76,7 @@ class SliceOrder:
     def _restart(self, steps: int) -> None:
         """With the buckets that there are, after so many steps."""
         self._builds, self._since = self._assignment.builds, steps
-        self._next, self._pause = FIRST_LOOK, INTERVAL // 2
+        self._next, self._pause = FIRST_UPDATE, INTERVAL // 2
         self._overlaps, self._by_need = self._wanted not in ("synchronous", "auto"), False
         self.measurements.clear()
 
@@ -95,7 +95,7 @@ class SliceOrder:
         return [overlaps, order != backward_order(model), *(today[place] for place in order)]
 
     def _chosen(self, model: StepModel) -> tuple[bool, list[int]]:
-        """Whether to overlap, and the places of what is sent today in the order to send them."""
+        """Return whether to overlap, and the places of what is sent today in the order to send them."""
         now, order = list(range(len(model.pieces))), priority_order(model)
         needed, today = replay(model, order).step, replay(model, now).step
         if self._wanted == "priority":

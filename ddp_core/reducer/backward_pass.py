@@ -90,7 +90,7 @@ class Backward:
         return counted
 
 
-class Later(Protocol):
+class DeferredDelivery(Protocol):
     """Who waits for the averages of a step, and hands them out, when its backward has long returned."""
 
     def takes(self, backward: Backward) -> bool:

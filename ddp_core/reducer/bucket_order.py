@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from ..averaging.averager import CompressedAverager
-from ..buckets.assignment import BucketAssignment, Rooms, own_rooms
-from ..transport.collectives import spread
+from ..buckets.assignment import Allocate, BucketAssignment, allocate_own
+from ..transport.collectives import broadcast
 
 INTERVAL = 64  # synced steps between two looks
 BROKEN_OFF = (
@@ -40,7 +40,7 @@ class BucketOrder:
         self._making = False  # buckets, in a place where an error would leave this rank with others than the rest
         self.drain: Callable[[], None] = lambda: None  # before the buckets are made anew
 
-    def look(self, steps: int, averager: CompressedAverager | None, *, hooked: bool, dynamic: bool) -> None:
+    def update(self, steps: int, averager: CompressedAverager | None, *, hooked: bool, dynamic: bool) -> None:
         """Once after the first step and now and then: take rank 0's order. `steps`: so far.
 
         `averager`: the compression that averages. Without one a hook does that is not ours, and may know buckets by their
@@ -49,7 +49,7 @@ class BucketOrder:
         """
         if self._making:
             raise RuntimeError(BROKEN_OFF)
-        rooms = partial(self._rooms, None if hooked else averager)
+        allocator = partial(self._allocator, None if hooked else averager)
         saved = averager.loaded_order() if averager is not None else ()
         due = steps not in (0, self._looked_at) and (steps == 1 or steps % INTERVAL == 0)
         if due and averager is not None:
@@ -60,41 +60,41 @@ class BucketOrder:
             self._followed_at = steps
         elif self._followed_at is not None and steps > self._followed_at:  # all ranks have come as far
             self._followed_at = None
-            self._rebuild(self._assignment.order, rooms())
+            self._rebuild(self._assignment.order, allocator())
         if saved or not due:
             return
         self._looked_at = steps
         if averager is None and (self.agreed or dynamic):
             return
         order = torch.tensor(self._assignment.proposal(), device=self._device)
-        spread([order], 0, self._group, what="the order of buckets")
+        broadcast([order], 0, self._group, what="the order of buckets")
         self.agreed = True
-        self._rebuild(order.tolist(), rooms())
+        self._rebuild(order.tolist(), allocator())
 
-    def _rooms(self, averager: CompressedAverager | None) -> Rooms:
-        return own_rooms if averager is None else averager.rooms(self._device)
+    def _allocator(self, averager: CompressedAverager | None) -> Allocate:
+        return allocate_own if averager is None else averager.allocator(self._device)
 
     def _follow(self, names: Sequence[str]) -> None:
         """Make the buckets that a state was saved with, as far as their sizes allow."""
         places = {name: index for index, name in enumerate(self._names)}
         saved = [places[name] for name in dict.fromkeys(names) if name in places]
         others = [index for index in self._assignment.order if index not in set(saved)]
-        self._rebuild([*saved, *others], own_rooms)
+        self._rebuild([*saved, *others], allocate_own)
 
-    def _rebuild(self, order: list[int], rooms: Rooms) -> None:
-        if order != self._assignment.order or not (self._assignment.shared or rooms is own_rooms):
-            self._build(order, rooms)
+    def _rebuild(self, order: list[int], allocate: Allocate) -> None:
+        if order != self._assignment.order or not (self._assignment.shared or allocate is allocate_own):
+            self._build(order, allocate)
 
-    def resize(self, size: int, rooms: Rooms, *, cut: bool) -> None:
+    def resize(self, size: int, allocate: Allocate, *, cut: bool) -> None:
         """Make the buckets anew, of another size in bytes; all ranks do so between the same steps.
 
         `cut`: those that are larger, as with a large parameter, are sent in slices of that size.
         """
         self._assignment.caps, self._assignment.cut = [size], size if cut else None
-        self._build(self._assignment.order, rooms)
+        self._build(self._assignment.order, allocate)
 
-    def _build(self, order: list[int], rooms: Rooms) -> None:
+    def _build(self, order: list[int], allocate: Allocate) -> None:
         self._making = True
         self.drain()
-        self._assignment.build(order, rooms)
+        self._assignment.build(order, allocate)
         self._making = False

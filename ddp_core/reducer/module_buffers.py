@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..transport.collectives import largest, spread, twin
+from ..transport.collectives import broadcast, clone_group, largest
 
 
 class BufferSync:
@@ -32,7 +32,7 @@ class BufferSync:
         On the CPU gradients have groups of their own. A collective call.
         """
         if device.type == "cuda":
-            self._group = twin(self._group)
+            self._group = clone_group(self._group)
 
     @property
     def after_forward(self) -> bool:
@@ -53,7 +53,7 @@ class BufferSync:
         changed = tuple(tensor.detach() for tensor in tensors if tensor.numel())
         if changed:
             with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(changed):
-                spread(changed, source, self._group, what="their parameters and buffers")
+                broadcast(changed, source, self._group, what="their parameters and buffers")
 
     def wait(self) -> None:
         """End what hooks began."""

@@ -21,7 +21,7 @@ from ..measure.step import Step
 from ..measure.timeline import Timeline
 from . import messages
 from .autograd import arriving, gradient_node, in_compiled_backward
-from .backward_pass import Backward, Later, Rules
+from .backward_pass import Backward, DeferredDelivery, Rules
 from .other_wrappers import Bypass, living, shared
 from .parameter_hooks import ParameterHooks, weak_call
 from .unused_parameters import Usage
@@ -64,7 +64,7 @@ class Reducer:
         self.share = 1.0  # of the ranks that have inputs, where the average is to be over these
         self.before_sending: Callable[[Sendable], None] | None = None
         self.at_end: list[Callable[[], None]] = []
-        self.later: Later | None = None  # who hands averages out after the end of backward
+        self.deferred: DeferredDelivery | None = None  # who hands averages out after the end of backward
         self.timeline = Timeline(names)
         self.assignment = assignment
         self.anchor = torch.zeros((), requires_grad=True, device="cpu")
@@ -313,7 +313,7 @@ class Reducer:
         backward.step.computed = time.perf_counter()
         self.assignment.trace(backward.order)
         with backward:
-            later = self.later if self.later is not None and self.later.takes(backward) else None
+            later = self.deferred if self.deferred is not None and self.deferred.takes(backward) else None
             if later is None:
                 undifferentiated(self._hand_out, backward)
         self._backward = None

@@ -31,9 +31,9 @@ class Strays:
         self._forwards = 0
         self.due = False  # something has happened that may replace parameters
         self.found: dict[str, Tensor] = {}  # at the last look, but for those that were told of
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
-    def look(self, trained: Callable[[], Mapping[str, Tensor]]) -> None:
+    def check(self, trained: Callable[[], Mapping[str, Tensor]]) -> None:
         """Look for strays at the first two synchronized forwards, then now and then. `trained`: what trains now, by name."""
         self._forwards += 1
         if self.due or self._forwards <= 2 or self._forwards % INTERVAL == 0:
@@ -47,7 +47,7 @@ class Strays:
             name: each
             for name, each in trained.items()
             if isinstance(each, nn.Parameter)  # not what functional_call puts in for a while
-            and name not in self._told
+            and name not in self._warned
             and self._nodes.get(id(each)) is not gradient_node(each)
         }
         watched = {id(each()) for each in self._watched}
@@ -68,6 +68,6 @@ class Strays:
             self.refuse_replaced()
         if names:
             added = [name for name in self.found if name not in self._names]
-            self._told.update(added)
+            self._warned.update(added)
             self.found = {name: each for name, each in self.found.items() if name in self._names}
             warnings.warn(messages.added(added, self._remedy), stacklevel=2)

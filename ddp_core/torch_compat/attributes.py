@@ -44,7 +44,7 @@ def _unsupported(what: str, way_out: str) -> Any:
     return refuse
 
 
-class TorchFace(TorchDDP):
+class TorchAttributes(TorchDDP):
     """The attributes and private methods of torch's class, for a model that a reducer of ours averages."""
 
     arguments: Arguments
@@ -97,7 +97,6 @@ class TorchFace(TorchDDP):
         self.static_graph = True
         self.arguments = dataclasses.replace(self.arguments, static_graph=True)
         self.reducer.rules = self.arguments.rules()
-        self.logger._set_static_graph()
 
     def _take_devices(self) -> None:
         self._module_parameters = states(self.module, buffers=False)
@@ -138,7 +137,7 @@ class TorchFace(TorchDDP):
 
     def _register_builtin_comm_hook(self, comm_hook_type: dist.BuiltinCommHookType) -> None:
         self.register_comm_hook(self.process_group, BUILT_IN_HOOKS[comm_hook_type])
-        self.logger._set_comm_hook_name(str(comm_hook_type))
+        self.logger.data["comm_hook"] = str(comm_hook_type)
 
     def _register_buffer_comm_hook(
         self,
@@ -180,7 +179,7 @@ class TorchFace(TorchDDP):
 
     def _log_and_throw(self, err_type: type[Exception], err_msg: str) -> NoReturn:
         if self.logger is not None:
-            self.logger.set_error_and_log(f"{err_type}: {err_msg}")
+            self.logger.set_error(f"{err_type}: {err_msg}")
         raise err_type(err_msg)
 
     def _refuse_distributed_autograd(self) -> None:

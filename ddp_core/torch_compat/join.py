@@ -15,7 +15,7 @@ class ShadowSteps(JoinHook):
     def __init__(self, model: Any, divide_by_initial_world_size: bool) -> None:
         self.model = model
         model.divide_by_initial_world_size = divide_by_initial_world_size
-        model.logger._set_uneven_input_join()
+        model.logger.data["join_uneven_inputs"] = 1
         super().__init__()
 
     def main_hook(self) -> None:

@@ -1,4 +1,7 @@
-"""What `_get_ddp_logging_data` tells of a model, under torch's names."""
+"""The logging data of a model that others read: torch's tests of `_get_ddp_logging_data`, and Lightning one key.
+
+`can_set_static_graph` is Lightning's. All other keys are those that torch's tests read, and no more.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import os
 import time
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,68 +18,36 @@ from torch import nn
 
 from ..measure.timeline import StepTimes
 
-ENVIRONMENT = ("MASTER_PORT", "MASTER_ADDR", "TORCH_DISTRIBUTED_DEBUG", "CUDA_VISIBLE_DEVICES")
-OF_BACKEND = {
-    "gloo": ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT"),
-    "nccl": (
-        "NCCL_SOCKET_IFNAME",
-        "TORCH_NCCL_BLOCKING_WAIT",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
-        "NCCL_DEBUG",
-        "NCCL_NTHREADS",
-        "NCCL_IB_TIMEOUT",
-    ),
-}
-DTYPES = {  # as C++ calls them
-    torch.float32: "float",
-    torch.float64: "double",
-    torch.float16: "c10::Half",
-    torch.bfloat16: "c10::BFloat16",
-    torch.complex64: "c10::complex<float>",
-    torch.complex128: "c10::complex<double>",
-}
+ENVIRONMENT = (
+    *("MASTER_PORT", "MASTER_ADDR", "TORCH_DISTRIBUTED_DEBUG", "CUDA_VISIBLE_DEVICES"),
+    *("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT"),
+)
+DTYPES = {torch.float32: "float", torch.float64: "double"}  # as C++ calls them
 NANOSECONDS = 1_000_000_000
 ALWAYS_SAMPLED = 10  # steps at the beginning
 SAMPLE_RATE = 100  # steps a sample after these
 
 
-@dataclass
-class LoggingData:
-    """Texts and numbers by name."""
-
-    strs_map: dict[str, str] = field(default_factory=dict)
-    ints_map: dict[str, int] = field(default_factory=dict)
-
-
 class Logger:
-    """Collects what is known of `model`, our DistributedDataParallel, and now and then of its steps, as torch's Logger.
+    """Describes `model`, our DistributedDataParallel, and samples its steps. `data`: texts and numbers by torch's names.
 
     Times are nanoseconds of the host. The backward of a step is counted from the end of its forward.
     """
 
     def __init__(self, model: Any) -> None:
-        self.sample_rate = SAMPLE_RATE
+        self.sample_rate, self._samples = SAMPLE_RATE, 0
         self._model = weakref.proxy(model)  # whose logger this is
-        self._data = LoggingData()
-        self._samples = 0
-        self._describe(model)
-
-    def _describe(self, model: Any) -> None:
         group, parameters = model.process_group, model.reducer.parameters
-        backend = dist.get_backend(group)
-        self._data.strs_map |= {
+        self.data: dict[str, Any] = {
             "module_name": type(model.module).__name__,
-            "backend_name": backend,
+            "backend_name": dist.get_backend(group),
             "device_ids": _listed(model.device_ids or ()),
             "dtypes": _listed(sorted({DTYPES.get(each.dtype, str(each.dtype)) for each in parameters})),
             "bucket_sizes": _listed(self._bucket_sizes()),
-            **{_key(name): os.environ.get(name, "N/A") for name in (*ENVIRONMENT, *OF_BACKEND.get(backend, ()))},
-        }
-        self._data.ints_map |= {
+            **{name.lower(): os.environ.get(name, "N/A") for name in ENVIRONMENT},
             "world_size": group.size(),
             "rank": group.rank(),
             "iteration": 0,
-            "is_multi_device_module": model.is_multi_device_module,
             "num_parameter_tensors": len(parameters),
             "total_parameter_size_bytes": sum(each.nbytes for each in parameters),
             "output_device": -1 if model.output_device is None else model.output_device,
@@ -86,106 +57,78 @@ class Logger:
             "find_unused_parameters": int(model.find_unused_parameters),
             "gradient_as_bucket_view": int(model.gradient_as_bucket_view),
         }
-        if backend == "gloo":
+        if dist.get_backend(group) == "gloo":
             options = getattr(group._get_backend(torch.device("cpu")), "options", None)
-            self._data.ints_map["gloo_num_threads"] = getattr(options, "_threads", 0)
-        if model.static_graph:
-            self._set_static_graph()
+            self.data["gloo_num_threads"] = getattr(options, "_threads", 0)
 
-    def set_runtime_stats_and_log(self) -> None:
-        """At the beginning of a synchronized forward: sample the steps before, if it is time to."""
-        step = self._model.reducer.finished
-        if step and (step <= ALWAYS_SAMPLED or step % self.sample_rate == 0):
-            self._sample(step)
-
-    def _sample(self, step: int) -> None:
-        reducer = self._model.reducer
-        numbers = {"iteration": step, "has_rebuilt_buckets": int(self._model._has_rebuilt_buckets)}
-        numbers["unused_parameter_size"] = self._unused_bytes()
-        texts = {"prev_iteration_grad_ready_order_indices": _listed(reducer.traced)}
-        if self._model._has_rebuilt_buckets:
-            texts["rebuilt_bucket_sizes"] = _listed(self._bucket_sizes())
+    def sample(self) -> None:
+        """Sample the step before a synchronized forward, if it is time to."""
+        model, reducer = self._model, self._model.reducer
+        step, rebuilt = reducer.finished, model._has_rebuilt_buckets
+        if not step or (step > ALWAYS_SAMPLED and step % self.sample_rate):
+            return
+        used = set(reducer.traced) if model.find_unused_parameters else range(len(reducer.parameters))
+        unused = (each.nbytes for index, each in enumerate(reducer.parameters) if index not in used)
+        self.data |= {
+            "iteration": step,
+            "has_rebuilt_buckets": int(rebuilt),
+            "unused_parameter_size": sum(unused),
+            "prev_iteration_grad_ready_order_indices": _listed(reducer.traced),
+        }
+        if rebuilt:
             members = [" ".join(map(str, bucket.members)) for bucket in reducer.assignment.buckets]
-            texts["rebuilt_per_bucket_param_indices"] = _listed(members)
-        self._data.ints_map |= numbers
-        self._data.strs_map |= texts
-        if (times := self._model.timeline.last) is not None:
-            self._data.ints_map["num_buckets_reduced"] = len(times.buckets)
-            self._samples += 1
-            self._average_in(_durations(times))
-            self._data.ints_map |= _moments(times)
+            self.data["rebuilt_bucket_sizes"] = _listed(self._bucket_sizes())
+            self.data["rebuilt_per_bucket_param_indices"] = _listed(members)
+        if (times := model.timeline.last) is not None:
+            self.data["num_buckets_reduced"] = len(times.buckets)
+            self._add(times)
 
-    def _average_in(self, durations: dict[str, int]) -> None:
-        numbers = self._data.ints_map
-        for name, duration in durations.items():
-            before = numbers.get(f"avg_{name}", 0) * (self._samples - 1)
-            numbers |= {name: duration, f"avg_{name}": (before + duration) // self._samples}
+    def _add(self, times: StepTimes) -> None:
+        """Note the times of a step, and the mean durations of all samples."""
+        durations, moments = timed(times)
+        self._samples += 1
+        for name, seconds in durations.items():
+            duration = max(1, int(seconds * NANOSECONDS))
+            before = self.data.get(f"avg_{name}", 0) * (self._samples - 1)
+            self.data |= {name: duration, f"avg_{name}": (before + duration) // self._samples}
+        epoch = time.time_ns() - int((time.perf_counter() - times.began) * NANOSECONDS)
+        self.data |= {name: epoch + int(moment * NANOSECONDS) for name, moment in moments.items()}
 
     def _bucket_sizes(self) -> list[int]:
         return [sum(each.nbytes for each in bucket.parameters()) for bucket in self._model.reducer.assignment.buckets]
 
-    def _unused_bytes(self) -> int:
-        if not self._model.find_unused_parameters:
-            return 0
-        used = set(self._model.reducer.traced)
-        return sum(each.nbytes for index, each in enumerate(self._model.reducer.parameters) if index not in used)
-
-    def set_error_and_log(self, error: str) -> None:
+    def set_error(self, error: str) -> None:
         """Keep the text of an error that the user is about to see."""
-        self._data.strs_map["error"] = error
-        self._data.ints_map |= {"has_error": 1, "iteration": self._model.reducer.finished}
+        self.data |= {"error": error, "has_error": 1, "iteration": self._model.reducer.finished}
 
-    def _set_comm_hook_name(self, name: str) -> None:
-        self._data.strs_map["comm_hook"] = name
-
-    def _set_uneven_input_join(self) -> None:
-        self._data.ints_map["join_uneven_inputs"] = 1
-
-    def _set_static_graph(self) -> None:
-        self._data.ints_map["static_graph"] = 1
-
-    def _get_ddp_logging_data(self) -> LoggingData:
-        data = LoggingData(dict(self._data.strs_map), dict(self._data.ints_map))
-        if self._model.reducer.finished:
-            data.ints_map["can_set_static_graph"] = int(self._model.reducer._ddp_graph_static())
-        return data
+    def _get_ddp_logging_data(self) -> SimpleNamespace:
+        reducer = self._model.reducer
+        static = {"can_set_static_graph": int(reducer._ddp_graph_static())} if reducer.finished else {}
+        return SimpleNamespace(strs_map=self.data | static, ints_map={})  # torch's method puts the two together
 
 
 def _listed(values: Iterable[Any]) -> str:
     return ", ".join(map(str, values))
 
 
-def _key(variable: str) -> str:
-    return variable.removeprefix("TORCH_").lower() if variable.startswith("TORCH_NCCL") else variable.lower()
+def timed(times: StepTimes) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the durations of a step's parts in seconds, and when they began and ended, after the beginning of forward.
 
-
-def _communication(times: StepTimes) -> tuple[float, float]:
-    """When the first bucket left and the last average was there; with no bucket, the end of the step."""
-    first = min((bucket.launched for bucket in times.buckets), default=times.total)
-    return first, max((bucket.done for bucket in times.buckets), default=times.total)
-
-
-def _durations(times: StepTimes) -> dict[str, int]:
-    """How long parts of a step took, in nanoseconds, at least 1."""
-    begin, end = _communication(times)
-    seconds = {
+    Communication lasts from the first bucket's launch to the last average. Without a bucket it is the end of the step.
+    """
+    begin = min((bucket.launched for bucket in times.buckets), default=times.total)
+    end = max((bucket.done for bucket in times.buckets), default=times.total)
+    computed = times.forward + times.backward
+    durations = {
         "forward_compute_time": times.forward,
         "backward_compute_time": times.backward,
         "backward_comm_time": end - begin,
-        "backward_compute_comm_overlap_time": min(end, times.forward + times.backward) - begin,
+        "backward_compute_comm_overlap_time": min(end, computed) - begin,
     }
-    return {name: max(1, int(duration * NANOSECONDS)) for name, duration in seconds.items()}
-
-
-def _moments(times: StepTimes) -> dict[str, int]:
-    """When they began and ended, in nanoseconds since 1970."""
-    begin, end = _communication(times)
-    epoch = time.time_ns() - int((time.perf_counter() - times.began) * NANOSECONDS)
-    seconds = {
+    return durations, {
         "forward_compute_time_start": 0.0,
         "backward_compute_time_start": times.forward,
         "backward_comm_time_start": begin,
-        "backward_compute_time_end": times.forward + times.backward,
+        "backward_compute_time_end": computed,
         "backward_comm_time_end": end,
     }
-    return {name: epoch + int(moment * NANOSECONDS) for name, moment in seconds.items()}

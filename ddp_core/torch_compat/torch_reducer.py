@@ -21,7 +21,7 @@ class TorchReducer(Reducer):
     logger: Logger | None = None
 
     def fills_buckets(self) -> bool:
-        """Whether gradients go into buckets, now or at the end of this backward."""
+        """Return True if gradients go into buckets, now or at the end of this backward."""
         return self._backward is not None or self.assignment.alias
 
     def hand_over(self, averager: Averager) -> None:
@@ -72,11 +72,11 @@ class TorchReducer(Reducer):
     def _failure(self, text: str) -> RuntimeError:
         if self.logger is not None:
             with suppress(ReferenceError):  # the model whose logger it is may be gone
-                self.logger.set_error_and_log(text)
+                self.logger.set_error(text)
         return super()._failure(text)
 
     def _ddp_graph_static(self) -> bool:
-        """Whether all steps so far have reached the same parameters."""
+        """Return True if all steps so far have reached the same parameters."""
         return not self._reached_others
 
     def _get_local_used_map(self) -> Tensor:

@@ -15,10 +15,10 @@ from .collectives import exchange
 from .private_group import store_of
 from .processes import know, place
 
-LOOK = timedelta(seconds=1)  # between two looks of a rank that waits
+CHECK_EVERY = timedelta(seconds=1)  # between two checks of a rank that waits
 SOON = 10.0  # seconds that a store is asked for the others; a collective would notice that one has died
 SHORTEST, LONGEST = 0.001, 0.05  # seconds between two looks of a rank that agrees
-Look: TypeAlias = Callable[[], None]
+Check: TypeAlias = Callable[[], None]
 
 
 def nothing() -> None:
@@ -39,7 +39,7 @@ class Agreement:
         self.due = False  # this rank will meet the others at its next bucket
         self._differing = ""
 
-    def meet(self, group: dist.ProcessGroup, device: torch.device) -> None:
+    def barrier(self, group: dist.ProcessGroup, device: torch.device) -> None:
         """Return when all ranks of the group, always the same, have come here, or do not soon: what follows waits for them.
 
         Raises ValueError where some go on without.
@@ -58,8 +58,8 @@ class Agreement:
         self._await_all(self._store)
 
     def _begin(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        told = exchange(f"{uuid.uuid4().hex} {place()}", group, device, what="how their first bucket is set up")
-        keys, _, places = zip(*(text.partition(" ") for text in told), strict=True)
+        texts = exchange(f"{uuid.uuid4().hex} {place()}", group, device, what="how their first bucket is set up")
+        keys, _, places = zip(*(text.partition(" ") for text in texts), strict=True)
         know(group, places)
         self._world_size = group.size()
         if type(store := store_of(group)) is not dist.Store:  # which is MPI's placeholder
@@ -73,7 +73,7 @@ class Agreement:
             time.sleep(pause)
             pause = min(2 * pause, LONGEST)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Raise ValueError where others agree anew before a step that this rank has begun without."""
         store, other = self._store, self._round + 1
         if store is None or self.due:

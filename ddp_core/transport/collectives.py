@@ -132,7 +132,7 @@ def largest_and_sum(first: float, second: float, group: dist.ProcessGroup, devic
     return float(largest), float(total)
 
 
-def spread(tensors: Sequence[Tensor], source: int, group: dist.ProcessGroup, *, what: str) -> None:
+def broadcast(tensors: Sequence[Tensor], source: int, group: dist.ProcessGroup, *, what: str) -> None:
     """Copy tensors from rank `source` of the group to all its ranks, many in one message. `what`: they are, for errors.
 
     Types that a group may not know, such as float8 and uint16, travel as bytes.
@@ -154,7 +154,7 @@ def largest(value: int, group: dist.ProcessGroup, device: torch.device) -> int:
     return int(values)
 
 
-def twin(group: dist.ProcessGroup) -> dist.ProcessGroup:
+def clone_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
     """Another group of the same ranks and kind, whose collectives wait for none of the first one's. A collective call."""
     ranks = dist.get_process_group_ranks(group)
     made = dist.new_group(ranks, backend=dist.get_backend(group), use_local_synchronization=True)

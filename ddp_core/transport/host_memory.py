@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...compress.protocol.requests import AllGather, AllReduce, ReduceScatter, Request
-from .agreement import Look, nothing
+from .agreement import Check, nothing
 from .host_segment import Segment
 from .protocol import Decorated, Reply, Transport
 from .shared_buffer import Share, SharedBuffer, SharedReply
@@ -26,9 +26,9 @@ class HostMemory(Decorated):
     then on the shares of a bucket, which the ranks of a host sum and give out.
     """
 
-    def __init__(self, inner: Transport, look: Look = nothing) -> None:
+    def __init__(self, inner: Transport, check: Check = nothing) -> None:
         super().__init__(inner)
-        self._look, self._ranks = look, 1  # of a host
+        self._check, self._ranks = check, 1  # of a host
         self._in_vain: set[int] = set()  # for so many ranks of a host there is no memory
         self._buffers: dict[int, WeakTensorKeyDictionary] = defaultdict(WeakTensorKeyDictionary)  # by ranks, and tensor
         self._shares: dict[int, Share] = {}  # under way, by the identity of their numbers
@@ -50,7 +50,7 @@ class HostMemory(Decorated):
         made = iter(self._mapped([size for size in sizes if size], types))
         return [next(made, None) if size else None for size in sizes]
 
-    def room_for(self, flat: Tensor) -> Tensor | None:
+    def allocate_for(self, flat: Tensor) -> Tensor | None:
         """Memory for a bucket that does not lie in any of its own, and whose shares are summed."""
         if self._ranks == 1 or flat in self._buffers[self._ranks] or not fits([flat]) or not flat.numel():
             return None
@@ -69,26 +69,23 @@ class HostMemory(Decorated):
         tensor = request.tensor
         if isinstance(request, AllReduce) and request.op == "sum" and (buffer := self._buffers[1].get(tensor)):
             buffer.fill(tensor)
-            return SharedReply(buffer, buffer.place, partial(buffer.filled, tensor), self._look)
+            return SharedReply(buffer, buffer.place, partial(buffer.filled, tensor), self._check)
         hosts = self._buffers[self._ranks]
         if isinstance(request, ReduceScatter) and request.scope == "host" and (buffer := hosts.get(tensor)):
             return self._sum_share(buffer, request)
         if isinstance(request, AllGather) and (share := self._shares.pop(id(tensor), None)):
-            return self._give_out(share)
+            share.write()
+            finish = partial(share.buffer.filled, share.flat)
+            return SharedReply(share.buffer, 2 * share.buffer.place + 1, finish, self._check)
         return self.inner.start(request, channel)
 
     def _sum_share(self, buffer: SharedBuffer, request: ReduceScatter) -> Reply:
         place, scale = self.group.rank() % self._ranks, 1 / self._ranks if request.op == "mean" else 1.0
         first = sum(request.sizes[:place])
-        share = Share(buffer, request.tensor, first, buffer.room[first : first + request.sizes[place]])
+        share = Share(buffer, request.tensor, first, buffer.memory[first : first + request.sizes[place]])
         self._shares[id(share.numbers)] = share
         buffer.fill(share.flat)
-        return SharedReply(buffer, 2 * buffer.place, partial(share.sum, scale), self._look)
-
-    def _give_out(self, share: Share) -> Reply:
-        share.write()
-        buffer = share.buffer
-        return SharedReply(buffer, 2 * buffer.place + 1, partial(buffer.filled, share.flat), self._look)
+        return SharedReply(buffer, 2 * buffer.place, partial(share.sum, scale), self._check)
 
     def abort(self) -> None:
         """Have no rank wait for this one any more."""
@@ -102,5 +99,5 @@ class HostMemory(Decorated):
 
 
 def fits(bucket: Sequence[Tensor]) -> bool:
-    """Whether a bucket of these parameters can be added up in shared memory."""
+    """Return True if a bucket of these parameters can be added up in shared memory."""
     return bool(bucket) and bucket[0].device.type == "cpu" and bucket[0].dtype in ADDED

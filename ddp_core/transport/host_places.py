@@ -1,4 +1,4 @@
-"""Which ranks share a host: told apart by machine, or as the user says."""
+"""Which ranks share a host: by machine, or as the user says."""
 
 from __future__ import annotations
 
@@ -40,14 +40,9 @@ def even(hosts: Sequence[str]) -> int:
     """
     counts = [len(list(ranks)) for _, ranks in groupby(hosts)]
     if len(counts) > len(set(hosts)):
-        raise ValueError(
-            f"the ranks of a host do not follow each other: ranks lie on hosts {_numbered(hosts)}; {WAY_OUT}"
-        )
+        seen = list(dict.fromkeys(hosts))
+        places = [seen.index(host) for host in hosts]
+        raise ValueError(f"the ranks of a host do not follow each other: ranks lie on hosts {places}; {WAY_OUT}")
     if len(set(counts)) > 1:
         raise ValueError(f"the hosts have different numbers of ranks: {counts}; {WAY_OUT}")
     return counts[0]
-
-
-def _numbered(hosts: Sequence[str]) -> list[int]:
-    first_seen = list(dict.fromkeys(hosts))
-    return [first_seen.index(host) for host in hosts]

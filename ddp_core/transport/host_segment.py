@@ -55,10 +55,10 @@ class Segment:
                 os.close(self._file)
 
     def _shared(self) -> list[tuple[Tensor, SharedBuffer]]:
-        told = exchange(self._told(), self._group, what=MEMORY)
-        hosts = range(0, len(told), self._count)
-        why = next(filter(None, (_separated(told[first : first + self._count], first) for first in hosts)), "")
-        mine = told[self._first : self._first + self._count]
+        texts = exchange(self._address(), self._group, what=MEMORY)
+        hosts = range(0, len(texts), self._count)
+        why = next(filter(None, (_separated(texts[first : first + self._count], first) for first in hosts)), "")
+        mine = texts[self._first : self._first + self._count]
         buffers = [] if why else self._mapped([text.split()[2:] for text in mine])
         if not why and not all(exchange("mapped" if buffers else "", self._group, what=MEMORY)):
             why = "a rank cannot map the memory of another"
@@ -66,7 +66,7 @@ class Segment:
             logger.info("sums of gradients go over the process group, not through shared memory: %s", why)
         return [] if why else buffers
 
-    def _told(self) -> str:
+    def _address(self) -> str:
         """What the others have to know to map this rank's memory, or why they cannot."""
         why = obstacle()
         try:
@@ -94,12 +94,14 @@ class Segment:
             others = Processes({other: int(each[0]) for other, each in enumerate(addresses, first) if other != rank})
             memories = [mapped(each, self._bytes) for each in addresses]
             sums = self._class()(memories, rank - first, self._spans)
-            flats, rooms = (self._tensors(memories[rank - first]) for _ in range(2))
+            flats, memory = (self._tensors(memories[rank - first]) for _ in range(2))
         except (OSError, RuntimeError, MemoryError) as error:
             logger.info("rank %d cannot map the memory of all ranks: %s", rank, error)
             return []
-        pairs = zip(flats, rooms, strict=True)
-        return [(flat, SharedBuffer(room, sums, others, n, first)) for n, (flat, room) in enumerate(pairs)]
+        pairs = zip(flats, memory, strict=True)
+        return [
+            (flat, SharedBuffer(flat_memory, sums, others, n, first)) for n, (flat, flat_memory) in enumerate(pairs)
+        ]
 
     def _tensors(self, memory: Any) -> list[Tensor]:
         seen, spans = numpy.asarray(memory), zip(self._types, self._spans, strict=True)
@@ -154,14 +156,14 @@ def obstacle() -> str:
     return ""
 
 
-def _separated(told: Sequence[str], first: int = 0) -> str:
-    """Why ranks from `first` on that told this have no memory in common; empty where they may have."""
-    words = [text.split() for text in told]
-    for place, text in enumerate(told):
+def _separated(texts: Sequence[str], first: int = 0) -> str:
+    """Why ranks from `first` on, given the text of each, have no memory in common; empty where they may have."""
+    words = [text.split() for text in texts]
+    for place, text in enumerate(texts):
         if text.startswith(UNABLE):
             return f"rank {first + place}: {text.removeprefix(UNABLE)}"
         if words[place][0] != words[0][0]:
             return f"ranks {first} and {first + place} are on different machines, or in containers of their own"
         if words[place][1] != words[0][1]:
             return f"ranks {first} and {first + place} have different buckets"
-    return "ranks are threads of one process" if len({each[2] for each in words}) < len(told) else ""
+    return "ranks are threads of one process" if len({each[2] for each in words}) < len(texts) else ""

@@ -64,8 +64,8 @@ LAUNCHERS = (
 def launcher_of(environment: Mapping[str, str]) -> Launcher | None:
     """Return the launcher that started this process as one of several ranks; torchrun may have started a single one."""
     for launcher in LAUNCHERS:
-        told = {launcher.rank, launcher.size} <= environment.keys()
-        if told and (launcher.name == TORCHRUN or environment[launcher.size] != "1"):
+        both = {launcher.rank, launcher.size} <= environment.keys()
+        if both and (launcher.name == TORCHRUN or environment[launcher.size] != "1"):
             return launcher
     return None
 
@@ -80,8 +80,8 @@ def adopt_launcher(environment: MutableMapping[str, str] = os.environ) -> str | 
     if launcher is None:
         return None
     local_size = launcher.local_size
-    told = environment.get(local_size) if isinstance(local_size, str) else local_size(environment)
-    local = {"LOCAL_RANK": environment.get(launcher.local_rank), "LOCAL_WORLD_SIZE": told}
+    tasks_here = environment.get(local_size) if isinstance(local_size, str) else local_size(environment)
+    local = {"LOCAL_RANK": environment.get(launcher.local_rank), "LOCAL_WORLD_SIZE": tasks_here}
     for name, value in local.items():
         if value is None and name not in environment:
             raise ValueError(

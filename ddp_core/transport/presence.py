@@ -39,13 +39,13 @@ def await_all(group: dist.ProcessGroup, call: str, timeout: timedelta) -> None:
         waited = time.monotonic() - began
         ended = ended_ranks(group) if pause == LONGEST else []
         if ended or waited > timeout.total_seconds():
-            told = _missing(store, number, ranks, call, waited)
+            message = _missing(store, number, ranks, call, waited)
             if ended:
-                told = f"ranks {ended} have ended. {told}"
+                message = f"ranks {ended} have ended. {message}"
             store.add(f"met/{number}", -1)  # so that this rank may call again
             store.set(f"at/{rank}", str(number - 1))
             _calls[group] = number - 1
-            raise RuntimeError(f"gave up: {told}")
+            raise RuntimeError(f"gave up: {message}")
         if waited > PATIENCE and not warned:
             warned = True
             if rank == min(_present(store, number, ranks)):

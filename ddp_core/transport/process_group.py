@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...compress.protocol.requests import AllGather, AllReduce, AllToAll, ReduceScatter, Request
 from ...compress.protocol.scopes import Scope, members
-from .agreement import LOOK, Look, nothing
+from .agreement import CHECK_EVERY, Check, nothing
 from .direct import GLOO, PINNED, Collectives, best_ways
 from .direct.exchange import Exchange, is_large
 from .private_group import meeting_place, new_name, private_group
@@ -27,17 +27,17 @@ EVERYONE: tuple[Scope, ...] = ("all",)
 class GroupPending(Reply):
     """A collective of a process group, and the tensor that will hold its result.
 
-    `look`: what a wait that takes long does now and then; it may raise. `by_streams`: it is ordered among streams, as with
+    `check`: what a wait that takes long does now and then; it may raise. `by_streams`: it is ordered among streams, as with
     NCCL, and whoever is told that it is there is told on a stream behind it.
     """
 
     def __init__(
-        self, work: dist.Work | None, reply: Tensor, *, look: Look = nothing, by_streams: bool = False
+        self, work: dist.Work | None, reply: Tensor, *, check: Check = nothing, by_streams: bool = False
     ) -> None:
         if work is None:
             raise RuntimeError("this rank is not a member of the process group that it reduces on")
         self._work: dist.Work | None = work
-        self._reply, self._look, self._by_streams = reply, look, by_streams
+        self._reply, self._check, self._by_streams = reply, check, by_streams
         self._arrived: float | None = None
 
     def expect_late_wait(self, now: Callable[[], float]) -> None:
@@ -65,13 +65,13 @@ class GroupPending(Reply):
         deadline = time.monotonic() + timeout.total_seconds()
         while True:
             began = time.monotonic()
-            part = max(min(deadline - began, LOOK.total_seconds()), 0.001)
+            part = max(min(deadline - began, CHECK_EVERY.total_seconds()), 0.001)
             try:
                 work.wait(timedelta(seconds=part))
                 return
             except RuntimeError as error:
                 failed = time.monotonic() - began < part / 2
-                self._look()
+                self._check()
                 if failed:
                     raise
                 if time.monotonic() >= deadline:
@@ -79,7 +79,7 @@ class GroupPending(Reply):
                         f"it did not come within {timeout}: a rank hangs, or has died. {error}"
                     ) from error
                 if work.is_completed():  # while this one looked
-                    work.wait(LOOK)
+                    work.wait(CHECK_EVERY)
                     return
 
     def arrived_at(self) -> float | None:
@@ -92,7 +92,7 @@ class GroupPending(Reply):
 
 
 @dataclass(frozen=True)
-class Here(Reply):
+class LocalReply(Reply):
     """What a rank asks nobody but itself for: it keeps its place in the order of rounds."""
 
     tensor: Tensor
@@ -103,15 +103,15 @@ class Here(Reply):
 
 
 class ProcessGroup(Transport):
-    """Carries requests over `group`. `timeout`: for making the channels, and of what travels on the CPU. `look`: see there.
+    """Carries requests over `group`. `timeout`: for making the channels, and of what travels on the CPU. `check`: see there.
 
     Requests within and across hosts have groups of their own, which the ranks make at the first such request of a channel.
     """
 
     def __init__(
-        self, group: dist.ProcessGroup, device: torch.device, timeout: timedelta, look: Look = nothing
+        self, group: dist.ProcessGroup, device: torch.device, timeout: timedelta, check: Check = nothing
     ) -> None:
-        self.group, self.world_size, self.look = group, group.size(), look
+        self.group, self.world_size, self.check = group, group.size(), check
         self._device, self._timeout, self._ranks_per_host = device, timeout, 1
         self._names: list[str] = []  # of the channels
         self._arrangement = ""  # a name that no other has
@@ -174,14 +174,14 @@ class ProcessGroup(Transport):
             self._exchanges[key] = self._exchange(f"{self._name(*key)}/direct", group)
         exchange = self._exchanges[key]
         begun = None if exchange is None else exchange.start(request)
-        return None if begun is None else GroupPending(*begun, look=self.look)
+        return None if begun is None else GroupPending(*begun, check=self.check)
 
     def _exchange(self, name: str, group: dist.ProcessGroup) -> Exchange | None:
         """None where the environment of any rank wants Gloo: they vote over connections that there are, so that who is dead
         is noticed there at once.
         """
         votes = torch.tensor([int(os.environ.get(PINNED) != GLOO)])
-        if int(GroupPending(group.allreduce([votes]), votes, look=self.look).wait(self._timeout)) < group.size():
+        if int(GroupPending(group.allreduce([votes]), votes, check=self.check).wait(self._timeout)) < group.size():
             return None
         store = meeting_place(self.group, name)
         return Exchange(Collectives(store, group.rank(), group.size(), self._timeout, best_ways), group.size())
@@ -189,7 +189,7 @@ class ProcessGroup(Transport):
     def start(self, request: Request, channel: int) -> Reply:
         """Give a request to the group of a channel. Raises RuntimeError where there are not so many."""
         if request.scope == "self":
-            return Here(request.tensor)
+            return LocalReply(request.tensor)
         group = self._groups.get((channel, request.scope))
         if group is None:
             if channel >= len(self._names):
@@ -198,7 +198,7 @@ class ProcessGroup(Transport):
                     "the number of rounds must not depend on the gradient's values"
                 )
             group = self._groups[channel, request.scope] = self._private(channel, request.scope)
-        return self._direct(request, channel, group) or started(request, group, self.look, by_streams=self._by_streams)
+        return self._direct(request, channel, group) or started(request, group, self.check, by_streams=self._by_streams)
 
     @cached_property
     def _by_streams(self) -> bool:
@@ -214,10 +214,10 @@ class ProcessGroup(Transport):
 
 
 def started(
-    request: Request, group: dist.ProcessGroup, look: Look = nothing, *, by_streams: bool = False
+    request: Request, group: dist.ProcessGroup, check: Check = nothing, *, by_streams: bool = False
 ) -> GroupPending:
     """A request as a collective of a process group. Rows that differ travel in all-reduces, as all rows do with Gloo."""
-    tensor, pending = request.tensor, partial(GroupPending, look=look, by_streams=by_streams)
+    tensor, pending = request.tensor, partial(GroupPending, check=check, by_streams=by_streams)
     if isinstance(request, AllReduce | ReduceScatter) and request.op == "mean" and group.size() > 1:
         tensor.mul_(1 / group.size())  # as torch: bit for bit what its DDP gives
     match request:

@@ -48,7 +48,7 @@ class Processes:
 
 
 def machine() -> str:
-    """The machine, its network and its processes as this one sees them, without spaces; OSError where that is not told."""
+    """The machine, its network and its processes as this one sees them, without spaces; OSError where these are unknown."""
     return ",".join([BOOT.read_text().strip(), *(os.readlink(SPACES / kind) for kind in ("net", "pid"))])
 
 
@@ -56,7 +56,7 @@ _known: WeakKeyDictionary[dist.ProcessGroup, Mapping[int, int]] = WeakKeyDiction
 
 
 def place() -> str:
-    """This process and its machine, to be told to other ranks; empty where the system does not tell."""
+    """This process and its machine, for other ranks; empty where the system does not say."""
     try:
         return f"{machine()} {os.getpid()}"
     except OSError:
@@ -65,20 +65,19 @@ def place() -> str:
 
 def know(group: dist.ProcessGroup, places: Sequence[str]) -> None:
     """Remember the ranks of a group that share this one's machine. `places`: of each rank."""
-    told = {rank: each.split() for rank, each in enumerate(places) if each}
-    here, process = told.get(group.rank(), ("", ""))
-    _known[group] = {rank: int(its) for rank, (there, its) in told.items() if there == here and its != process}
+    known = {rank: each.split() for rank, each in enumerate(places) if each}
+    here, process = known.get(group.rank(), ("", ""))
+    _known[group] = {rank: int(its) for rank, (there, its) in known.items() if there == here and its != process}
 
 
 def explained(error: BaseException, group: dist.ProcessGroup) -> str:
     """What an error says, and which ranks of this machine have ended, as far as it does not say so."""
     if "has ended" in str(error):
         return str(error)
-    ended = ended_ranks(
-        group, 0.0 if "imed out" in str(error) else SOON
-    )  # whoever let a limit pass did not end just now
-    told = f"rank {ended[0]} has ended" if len(ended) == 1 else f"ranks {ended} have ended"
-    return f"{error}; {told}" if ended else str(error)
+    patience = 0.0 if "imed out" in str(error) else SOON  # whoever let a time limit pass did not end just now
+    ended = ended_ranks(group, patience)
+    gone = f"rank {ended[0]} has ended" if len(ended) == 1 else f"ranks {ended} have ended"
+    return f"{error}; {gone}" if ended else str(error)
 
 
 def ended_ranks(group: dist.ProcessGroup, seconds: float = 0.0) -> list[int]:

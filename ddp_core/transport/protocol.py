@@ -68,7 +68,7 @@ class Transport(Protocol):
         """Memory that it carries best for buckets of these parameters; None: any will do. A collective call."""
         return [None] * len(buckets)
 
-    def room_for(self, flat: Tensor) -> Tensor | None:
+    def allocate_for(self, flat: Tensor) -> Tensor | None:
         """Memory that carries a bucket better than that where it lies; None: there is no better. A collective call."""
         return None
 
@@ -106,3 +106,12 @@ class Decorated(Transport):
 
 
 Decorator: TypeAlias = Callable[[Transport], Transport]
+
+
+def time_limit(timeout: timedelta) -> timedelta:
+    """`timeout`. Raises TypeError for a number, whose unit is not told, and ValueError where there would be no time."""
+    if not isinstance(timeout, timedelta):
+        raise TypeError(f"timeout is a datetime.timedelta, such as timedelta(seconds=60); got {timeout!r}")
+    if timeout <= timedelta(0):
+        raise ValueError(f"timeout is above 0, such as timedelta(seconds=60); got {timeout!r}")
+    return timeout

@@ -6,56 +6,42 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Protocol
+from typing import Any
 
 from torch import Tensor
 
-from .agreement import Look
+from .agreement import Check
 from .processes import Processes
 from .protocol import Reply
 
-LOOK_SECONDS = 0.2  # between two looks whether the other ranks still live
-
-
-class Sums(Protocol):
-    """Counters of all buckets that were made together, by place: see native/shared_sums.hpp, native/shared_shares.hpp.
-
-    Those of shares have two places for each bucket, and add up and give out elements from `first` on.
-    """
-
-    def arrive(self, place: int) -> None: ...
-    def wait(self, place: int, seconds: float) -> bool: ...
-    def since(self, place: int) -> float: ...
-    def missing(self, place: int) -> list[int]: ...
-    def sum(self, bucket: int, first: int, count: int, scale: float) -> None: ...
-    def share(self, bucket: int, first: int, count: int) -> None: ...
-    def give_up(self) -> None: ...
-    def given_up(self) -> int: ...
+CHECK_SECONDS = 0.2  # between two checks that the other ranks still live
 
 
 @dataclass(frozen=True, eq=False)
 class SharedBuffer:
-    """A bucket's memory, `room`, that all ranks can reach.
+    """The `memory` of a bucket that all ranks can reach.
 
     Nobody else has this tensor: who has one that was given, or a view of it, may make torch move that elsewhere
-    (`share_memory_`). `place`: the bucket's number among those that were made together. `first`: of the ranks that have it.
+    (`share_memory_`). `sums`: the counters of all buckets that were made together (native/shared_sums.hpp and, with two
+    places for each bucket, native/shared_shares.hpp). `place`: the bucket's number among these. `first`: of the ranks that
+    have it.
     """
 
-    room: Tensor
-    sums: Sums
+    memory: Tensor
+    sums: Any
     processes: Processes
     place: int
     first: int
 
     def fill(self, flat: Tensor) -> None:
         """Have the numbers of the bucket where the others find them."""
-        if flat.data_ptr() != self.room.data_ptr():
-            self.room.copy_(flat)
+        if flat.data_ptr() != self.memory.data_ptr():
+            self.memory.copy_(flat)
 
     def filled(self, flat: Tensor) -> Tensor:
         """The bucket, with the numbers that the others have left."""
-        if flat.data_ptr() != self.room.data_ptr():
-            flat.copy_(self.room)
+        if flat.data_ptr() != self.memory.data_ptr():
+            flat.copy_(self.memory)
         return flat
 
 
@@ -81,25 +67,25 @@ class Share:
 class SharedReply(Reply):
     """What all ranks bring to a `place` of a bucket's counters. It needs no rank's time but that of those who wait.
 
-    `finish`: what these then do, for the reply. `look`: what a wait that takes long does now and then; it may raise.
+    `finish`: what these then do, for the reply. `check`: what a wait that takes long does now and then; it may raise.
     """
 
-    def __init__(self, buffer: SharedBuffer, place: int, finish: Callable[[], Tensor], look: Look) -> None:
-        self._buffer, self._place, self._finish, self._look = buffer, place, finish, look
+    def __init__(self, buffer: SharedBuffer, place: int, finish: Callable[[], Tensor], check: Check) -> None:
+        self._buffer, self._place, self._finish, self._check = buffer, place, finish, check
         buffer.sums.arrive(place)
 
     def wait(self, timeout: timedelta) -> Tensor:
         """The reply when all is there; RuntimeError where a rank has ended or gives up, or after the time limit."""
-        if not self._buffer.sums.wait(self._place, LOOK_SECONDS):
-            self._wait_and_look(timeout)
+        if not self._buffer.sums.wait(self._place, CHECK_SECONDS):
+            self._wait_and_check(timeout)
         return self._finish()
 
-    def _wait_and_look(self, timeout: timedelta) -> None:
+    def _wait_and_check(self, timeout: timedelta) -> None:
         sums, first = self._buffer.sums, self._buffer.first
         deadline = time.monotonic() + timeout.total_seconds()
         ended: list[int] = []
-        while not sums.wait(self._place, LOOK_SECONDS):
-            self._look()  # first: those that differ give up
+        while not sums.wait(self._place, CHECK_SECONDS):
+            self._check()  # first: those that differ give up
             if (rank := sums.given_up()) >= 0:
                 raise RuntimeError(f"rank {first + rank} has given up or was closed; see what it raised")
             if ended:
@@ -116,7 +102,7 @@ class SharedReply(Reply):
 
     def arrived_at(self) -> float:
         """When the last rank's was there, by time.perf_counter, which is the monotonic clock where memory can be shared."""
-        return self._buffer.sums.since(self._place)
+        return float(self._buffer.sums.since(self._place))
 
     def abandon(self) -> None:
         """Have all ranks of the host give it up."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from ...hooks.clock import Clock, Moment
+from ...ddp_core.measure.clock import Clock
 
 
 class LastGradient:
@@ -19,10 +19,10 @@ class LastGradient:
         self._hooks = {
             p: p.register_post_accumulate_grad_hook(self._ready) for p in model.parameters() if p.requires_grad
         }
-        self.moment: Moment | None = None
+        self.moment: float | None = None
 
     def _ready(self, parameter: Tensor) -> None:
-        self._last, self.moment = parameter, self._clock.mark()
+        self._last, self.moment = parameter, self._clock.now()
 
     def watch_last_only(self) -> None:
         """Go on with the parameter that came last."""

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ...ddp_core import Decorator, exchange
-from ...hooks.clock import Moment, clock_for
+from ...ddp_core.measure.clock import clock_of
 from ..workloads.order import BACKWARD, drain, ordered, waited_seconds
 from .clock import LastGradient
 from .models import Task
@@ -41,7 +41,7 @@ class Trial:
         self, case: Case, setup: Setup, groups: Sequence[dist.ProcessGroup], control: dist.ProcessGroup
     ) -> None:
         self.case, self._setup, self._control = case, setup, control
-        self._clock = clock_for(setup.device)
+        self._clock = clock_of(setup.device)
         with torch.random.fork_rng():
             torch.manual_seed(setup.seed)
             model = setup.task.build().to(setup.device)
@@ -67,7 +67,7 @@ class Trial:
         for _ in range(self._lead):
             self._iterations()
         self._lead = min(self._lead, 1)
-        start = self._clock.mark()
+        start = self._clock.now()
         marks = self._iterations()
         waited = waited_seconds(self._optimizer)
         drain(self._optimizer)
@@ -79,24 +79,24 @@ class Trial:
             hidden = {"forward": -waited, "exposed": waited}.get(name, 0.0)
             self._phases[name].append((sum(spans) + hidden) / iterations)
 
-    def _iterations(self) -> list[tuple[Moment, ...]]:
+    def _iterations(self) -> list[tuple[float, ...]]:
         """A step of the optimizer: when each of its iterations began, and when each of their phases ended."""
         iterations = self.case.sync_every
         return [self._iteration(synced=index == iterations - 1) for index in range(iterations)]
 
-    def _iteration(self, *, synced: bool) -> tuple[Moment, ...]:
+    def _iteration(self, *, synced: bool) -> tuple[float, ...]:
         """When it began, and when each of its phases ended."""
-        begin = self._clock.mark()
+        begin = self._clock.now()
         with self._local(synced):
             loss = self._setup.task.loss(self._model, self._inputs, self._targets)
-            forward = self._clock.mark()
+            forward = self._clock.now()
             (loss / self.case.sync_every).backward()
-        backward = self._clock.mark()
+        backward = self._clock.now()
         if synced:
             self._optimizer.step()
             self._optimizer.zero_grad()
         assert self._last_gradient.moment is not None
-        return begin, forward, self._last_gradient.moment, backward, self._clock.mark()
+        return begin, forward, self._last_gradient.moment, backward, self._clock.now()
 
     def _local(self, synced: bool) -> AbstractContextManager[object]:
         no_sync = getattr(self._model, "no_sync", nullcontext)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from ...hooks.clock import clock_for
+from ...ddp_core.measure.clock import clock_of
 
 CACHES = Path("/sys/devices/system/cpu")
 ASSUMED_CACHE = 2**26  # bytes of the last level where the system does not tell
@@ -25,7 +25,7 @@ class ColdClock:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._clock, self._on_gpu = clock_for(device), device.type == "cuda"
+        self._clock, self._on_gpu = clock_of(device), device.type == "cuda"
         self.cache_bytes = torch.cuda.get_device_properties().L2_cache_size if self._on_gpu else last_level_cache()
         self._written = torch.zeros(EVICTION * self.cache_bytes, dtype=torch.uint8, device=device)
 
@@ -36,9 +36,9 @@ class ColdClock:
             torch.cuda._sleep(ASLEEP)
         elif torch.get_num_threads() > 1:
             time.sleep(PAUSE)
-        begin = self._clock.mark()
+        begin = self._clock.now()
         work()
-        end = self._clock.mark()
+        end = self._clock.now()
         self._clock.synchronize()
         return self._clock.seconds(begin, end)
 

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED, Method
-from .directions import HostLink, told
+from .directions import HostLink, described
 from .predict import Measured, Prediction
 
 TIE = 0.03  # of a step: what is nearer than that is as fast
@@ -159,8 +159,8 @@ class Forecast:
         """The recommendation."""
         best, none = self.best, self.of("none")
         if best.free:
-            told = f"Do not compress further here: {best.name} takes {_ms(best.step)} a step"
-            return told + ("." if best == none else f", and none {self._seconds(none)}.")
+            advice = f"Do not compress further here: {best.name} takes {_ms(best.step)} a step"
+            return advice + ("." if best == none else f", and none {self._seconds(none)}.")
         return (
             f"{best.name} makes a step {none.step / best.step:.2f}x as fast as none and {self.gain:.2f}x as fast as what "
             f"gives nothing up ({_ms(best.step)} of {self._seconds(none)}), at an expected loss of {_percent(best.loss)}."
@@ -214,7 +214,7 @@ class Advice:
             rate = f"{8 / cost.link.beta / 1e9:.3g} Gbit/s a rank" if cost.link.beta else "no limit seen"
             kind = f"{form.__name__} of {str(dtype).removeprefix('torch.')}"
             yield f"network: {kind} among {among}: {rate}, {_ms(cost.link.alpha)} a round"
-        yield from told(self.links)
+        yield from described(self.links)
         yield ""
         yield from table(self.here)
         yield "step: predicted; tried: measured, in a training of a copy, which counts where it is there"

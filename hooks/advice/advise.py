@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -21,16 +21,16 @@ from ...compress.protocol.whole_number import whole_number
 from ...compress.state.shares import ranks_given
 from ...ddp_core import DEFAULT_TIMEOUT, Decorator
 from ...ddp_core.averaging.engines import Engines
-from ...ddp_core.transport.time_limit import time_limit
-from ..clock import clock_for
+from ...ddp_core.measure.clock import clock_of
+from ...ddp_core.transport.protocol import time_limit
 from ..plan import bucket_layouts
 from .advice import Advice, Choice, Forecast, Rule
 from .arithmetic import Arithmetic, copy_seconds, gradient_pool, measured_arithmetic, sampled
 from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, Method, family, methods
 from .directions import host_links
-from .here import Here, tried
 from .network import Kind, Network
 from .predict import Measured, World, buckets, predicted, requests_on
+from .rank_group import RankGroup, tried
 from .shared_cores import Work
 from .training import Computation, Loss, Training
 from .trials import TRIAL_SECONDS, Trials, checked_seconds, confirmed
@@ -73,63 +73,63 @@ def advise(
     """
     began = time.perf_counter()
     device, group = _device(model), process_group or (dist.group.WORLD if dist.is_initialized() else None)
-
-    def checked() -> tuple[Rule, list[int], list[Method], str]:
-        checked_seconds(trial_seconds)
-        time_limit(timeout)
-        return Rule(tolerance, worthwhile), _checked_hosts(hosts), _checked_methods(compressors), family(optimizer)
-
+    checked = partial(_checked, tolerance, worthwhile, hosts, compressors, optimizer, trial_seconds, timeout)
     rule, sizes, asked, kind = checked() if group is None else tried(checked, group, device)
     here = _here(group, device, transport)
-    asked_for = {"compressors": [method.spec for method in asked], "hosts": sizes, "bucket_mb": bucket_mb}
-    asked_for["trial_seconds"] = trial_seconds
-    _agree(here, {"numbers": _trained(model), "optimizer": kind, **asked_for, **vars(rule)})
+    specs, numbers = [method.spec for method in asked], sum(p.numel() for p in model.parameters() if p.requires_grad)
+    asked_for = {"compressors": specs, "hosts": sizes, "bucket_mb": bucket_mb, "trial_seconds": trial_seconds}
+    _agree(here, {"numbers": numbers, "optimizer": kind, **asked_for, **vars(rule)})
     _check_links(here, sizes)
     with here.selected:
-        copied = partial(Training, _bare(model), loss_fn, batch, optimizer, clock_for(here.device))
+        bare = model.module if isinstance(model, TorchDDP) else model
+        copied = partial(Training, bare, loss_fn, batch, optimizer, clock_of(here.device))
         training = here.tried(copied)
-        whole = all(here.told(here.tried(training.first_step)))
+        whole = all(here.gather(here.tried(training.first_step)))
         computation = _computation(training, here)
-        offered = [*asked, *_two_levels(asked, here.world)]
+        between_hosts = asked if here.world.per_host > 1 else []  # the same methods, on two levels
+        offered = [*asked, *(replace(method, spec=TWO_LEVELS + method.spec) for method in between_hosts)]
         measured = _measured(training, computation, offered, here, bucket_mb, transport, timeout)
-        beta = max(cost.link.beta for cost in measured.costs.values())
-        links = tuple(host_links(here, beta)) if transport is None else ()
+        slowest = max(cost.link.beta for cost in measured.costs.values())
+        links = tuple(host_links(here, slowest)) if transport is None else ()
         worlds = [here.world, *(World(count * here.world.per_host, here.world.per_host) for count in sizes)]
         now, *elsewhere = (_forecast(measured, offered, world, kind, rule, bucket_mb) for world in worlds)
         trials = Trials(here, copied, bucket_mb, transport, timeout, unused=not whole)
-        whole_steps = all(here.told(training.seen))  # a compiled model would be compiled anew for each trial
+        whole_steps = all(here.gather(training.seen))  # a compiled model would be compiled anew for each trial
         del training
         now, failures = confirmed(now, rule, trials.step, trial_seconds if whole_steps else 0.0)
         elsewhere = [each.only(now.rows, rule) for each in elsewhere]
-        seconds = max(here.told(time.perf_counter() - began))
+        seconds = max(here.gather(time.perf_counter() - began))
     return Advice(measured, now, tuple(elsewhere), kind, seconds, links, tuple(failures))
 
 
-def _checked_methods(specs: Sequence[str] | None) -> list[Method]:
-    """Raises ValueError for what there is not, and for two levels, which are tried where there are two."""
+def _checked(
+    tolerance: float,
+    worthwhile: float,
+    hosts: Iterable[int],
+    specs: Sequence[str] | None,
+    optimizer: Optimizer,
+    trial_seconds: float,
+    timeout: timedelta,
+) -> tuple[Rule, list[int], list[Method], str]:
+    """Return what is asked for. Raises ValueError where it cannot be; two levels are tried by themselves."""
+    checked_seconds(trial_seconds)
+    time_limit(timeout)
+    rule, expected = Rule(tolerance, worthwhile), "hosts are whole numbers, at least 2, such as [16, 64]"
+    sizes = [whole_number(count, expected, least=2) for count in hosts]
     for spec in specs or ():
         if ranks_given(compressor(spec)) is not None:
             raise ValueError(
                 f"{spec} is tried without being asked for where hosts have several ranks: name what goes between hosts, "
                 f"as in {spec.rpartition('+')[2] if '+' in spec else 'none'}"
             )
-    return methods(specs)
-
-
-def _checked_hosts(hosts: Iterable[int]) -> list[int]:
-    expected = "hosts are whole numbers, at least 2, such as [16, 64]"
-    return [whole_number(count, expected, least=2) for count in hosts]
-
-
-def _bare(model: nn.Module) -> nn.Module:
-    return model.module if isinstance(model, TorchDDP) else model
+    return rule, sizes, methods(specs), family(optimizer)
 
 
 def _device(model: nn.Module) -> torch.device:
     return next((p.device for p in model.parameters() if p.requires_grad), torch.device("cpu"))
 
 
-def _here(group: dist.ProcessGroup | None, device: torch.device, transport: Decorator | None) -> Here:
+def _here(group: dist.ProcessGroup | None, device: torch.device, transport: Decorator | None) -> RankGroup:
     if group is None:
         raise RuntimeError(
             "advise() measures the network of a process group, and there is none yet: call "
@@ -139,18 +139,14 @@ def _here(group: dist.ProcessGroup | None, device: torch.device, transport: Deco
         raise ValueError(
             "advise() measures what goes between ranks, and this process group has one: start more of them"
         )
-    return Here.found(group, device, one_level=transport is not None)
+    return RankGroup.found(group, device, one_level=transport is not None)
 
 
-def _trained(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters() if p.requires_grad)
-
-
-def _agree(here: Here, asked: Mapping[str, Any]) -> None:
-    """Raises ValueError on every rank where ranks ask for different things."""
-    told = here.told(asked)
-    for rank, other in enumerate(told):
-        for name, first in told[0].items():
+def _agree(here: RankGroup, asked: Mapping[str, Any]) -> None:
+    """Raise ValueError on every rank where ranks ask for different things."""
+    ranks = here.gather(asked)
+    for rank, other in enumerate(ranks):
+        for name, first in ranks[0].items():
             if other[name] != first:
                 raise ValueError(
                     f"the ranks ask for different advice, of {name}: rank 0 has {first}, rank {rank} has {other[name]}; "
@@ -158,8 +154,8 @@ def _agree(here: Here, asked: Mapping[str, Any]) -> None:
                 )
 
 
-def _check_links(here: Here, sizes: Sequence[int]) -> None:
-    """Raises ValueError where other numbers of hosts would be predicted from links inside a host."""
+def _check_links(here: RankGroup, sizes: Sequence[int]) -> None:
+    """Raise ValueError where other numbers of hosts would be predicted from links inside a host."""
     if sizes and here.one_host:
         raise ValueError(
             f"hosts={sizes} would be predicted from the links inside one host, as all ranks are on it: start ranks on two "
@@ -167,44 +163,31 @@ def _check_links(here: Here, sizes: Sequence[int]) -> None:
         )
 
 
-def _computation(training: Training, here: Here) -> Computation:
-    """Of the slowest rank, while all of them compute."""
+def _computation(training: Training, here: RankGroup) -> Computation:
+    """Return the computation of the slowest rank, while all of them compute."""
     began = time.perf_counter()
     steps = [here.tried(partial(training.step, notes_use=True))]
-    slowest = max(here.told(time.perf_counter() - began))
+    slowest = max(here.gather(time.perf_counter() - began))
     for _ in range(max(FEWEST, min(MOST, int(STEP_BUDGET / max(slowest, 1e-3))))):
         steps.append(here.tried(training.step))
     mine = training.computation(steps)
-    return max((_unpacked(each) for each in here.told(_packed(mine))), key=lambda each: each.seconds)
-
-
-def _packed(computation: Computation) -> list[Any]:
-    phases = (computation.forward, computation.backward, computation.optimizer)
-    return [[[phase.seconds, phase.cores] for phase in phases], dict(computation.ready), dict(computation.needed)]
-
-
-def _unpacked(told: list[Any]) -> Computation:
-    forward, backward, optimizer = (Work(*phase) for phase in told[0])
-    return Computation(forward, backward, optimizer, *told[1:])
-
-
-def _two_levels(asked: Sequence[Method], world: World) -> list[Method]:
-    """The same methods between hosts, where hosts have several ranks."""
-    if world.per_host == 1:
-        return []
-    return [replace(method, spec=TWO_LEVELS + method.spec) for method in asked]
+    ranks = [
+        Computation(Work(**forward), Work(**backward), Work(**optimizer), ready, needed)
+        for forward, backward, optimizer, ready, needed in here.gather(list(asdict(mine).values()))
+    ]
+    return max(ranks, key=lambda each: each.seconds)
 
 
 def _measured(
     training: Training,
     computation: Computation,
     offered: Sequence[Method],
-    here: Here,
+    here: RankGroup,
     bucket_mb: float | None,
     transport: Decorator | None,
     timeout: timedelta,
 ) -> Measured:
-    """All parts of a step."""
+    """Measure all parts of a step."""
     arithmetic, copy = _arithmetic(training, computation, offered, here, bucket_mb)
     rings = dist.get_backend(here.group) != "nccl"
     by_need = here.device.type == "cpu" or not rings  # with Gloo a GPU's host waits in backward
@@ -221,10 +204,10 @@ def _measured(
 
 
 def _arithmetic(
-    training: Training, computation: Computation, offered: Sequence[Method], here: Here, bucket_mb: float | None
+    training: Training, computation: Computation, offered: Sequence[Method], here: RankGroup, bucket_mb: float | None
 ) -> tuple[dict[str, Arithmetic], float]:
     """By specification, the mean over ranks, all of which are at it; and the seconds an element of copies into buckets."""
-    clock, world = clock_for(here.device), here.world
+    clock, world = clock_of(here.device), here.world
     ready = {name: training.parameters[name] for name in computation.ready}
     layouts = sampled(bucket_layouts(ready, bucket_mb, world.ranks, here.device))
     elements = sum(parameter.numel() for parameter in ready.values())
@@ -237,10 +220,10 @@ def _arithmetic(
         ]
         dist.barrier(here.group)
         mine = here.tried(partial(measured_arithmetic, compressor(method.spec), placed, pool, clock))
-        told = here.told([mine.phases, mine.cores])
-        phases = tuple(statistics.mean(each) for each in zip(*(phases for phases, _ in told), strict=True))
-        found[method.spec] = Arithmetic(phases, statistics.mean(cores for _, cores in told))
-    copy = statistics.mean(here.told(copy_seconds(layouts[-1], pool, clock)))
+        ranks = here.gather([mine.phases, mine.cores])
+        phases = tuple(statistics.mean(each) for each in zip(*(phases for phases, _ in ranks), strict=True))
+        found[method.spec] = Arithmetic(phases, statistics.mean(cores for _, cores in ranks))
+    copy = statistics.mean(here.gather(copy_seconds(layouts[-1], pool, clock)))
     return found, copy
 
 

@@ -15,8 +15,8 @@ from ...compress.protocol.together import next_request
 from ...compress.simulate import alike
 from ...compress.state.agreed import choices
 from ...compress.state.shares import placed_on_hosts
+from ...ddp_core.measure.clock import Clock
 from ...ddp_core.memory.bucket_memory import BucketMemory
-from ..clock import Clock, Moment
 
 SAMPLE = 2**24  # elements that a method is timed on, about
 STEADY = 2**24  # a step after warm-ups; real kernels count from it
@@ -58,16 +58,11 @@ def measured_arithmetic(compressor: Compressor, layouts: Sequence[Layout], pool:
     elements, processor = 0, 0.0
     for layout in layouts:
         found, worked = _bucket(compressor, placed_on_hosts(compressor, layout), pool, clock)
-        totals = _together(totals, found)
+        totals = list(map(sum, _alike([totals, found])))  # a bucket may have fewer rounds than another one
         elements, processor = elements + layout.numel, processor + worked
     on_cuda, seconds = layouts[0].device.type == "cuda", sum(totals)
     cores = 1.0 if on_cuda else processor / seconds if seconds else 0.0
     return Arithmetic(tuple(total / elements for total in totals), cores)
-
-
-def _together(totals: Sequence[float], found: Sequence[float]) -> list[float]:
-    """The sums by phase. A bucket may have fewer rounds than another one; its last phase is the last all the same."""
-    return [sum(pair) for pair in _alike([totals, found])]
 
 
 def _alike(runs: Sequence[Sequence[float]]) -> Iterator[tuple[float, ...]]:
@@ -98,14 +93,14 @@ def _bucket(compressor: Compressor, layout: Layout, pool: Tensor, clock: Clock) 
 
 def _phases(
     memory: BucketMemory, layout: Layout, flat: Tensor, step: int, clock: Clock
-) -> Iterator[tuple[Moment, Moment, float]]:
+) -> Iterator[tuple[float, float, float]]:
     """(begin, end, processor's seconds) of what a program computes between its requests."""
     program = memory.reduce(flat, step, memory.stateful)
     reply: Tensor | None = None
     while True:
-        begin, worked = clock.mark(), time.process_time()
+        begin, worked = clock.now(), time.process_time()
         request, _ = next_request(program, reply)
-        yield begin, clock.mark(), time.process_time() - worked
+        yield begin, clock.now(), time.process_time() - worked
         if request is None:
             return
         reply = alike(request, layout.members(request.scope), layout.rank)
@@ -125,9 +120,9 @@ def copy_seconds(layout: Layout, pool: Tensor, clock: Clock) -> float:
     for turn in range(1 + REPEATS):
         _fill(source, pool, turn)
         clock.synchronize()
-        begin = clock.mark()
+        begin = clock.now()
         flat.copy_(source)
-        end = clock.mark()
+        end = clock.now()
         clock.synchronize()
         found.append(clock.seconds(begin, end))
     return statistics.median(found[1:]) / layout.numel

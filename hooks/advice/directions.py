@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ...ddp_core import fan_in, fan_out
-from .here import Here
+from .rank_group import RankGroup
 
 MOST = 32  # hosts: more would take too long
 SECONDS = 0.1  # of a transfer, about
@@ -31,7 +31,7 @@ class HostLink:
     receives: float
 
 
-def host_links(here: Here, seconds_a_byte: float) -> list[HostLink]:
+def host_links(here: RankGroup, seconds_a_byte: float) -> list[HostLink]:
     """Of each host; none where all ranks share one, or there are too many. A collective call.
 
     One host at a time sends to all others, then receives from all; `seconds_a_byte` of the network tells how much.
@@ -40,28 +40,26 @@ def host_links(here: Here, seconds_a_byte: float) -> list[HostLink]:
         return []
     size = min(LARGEST, int(SECONDS / seconds_a_byte) if seconds_a_byte else LARGEST)
     row = torch.zeros(max(1, size // (here.world.ranks - here.world.per_host)), dtype=torch.uint8, device=here.device)
-    names = here.told(socket.gethostname())
+    names = here.gather(socket.gethostname())
     roots = range(0, here.world.ranks, here.world.per_host)
     return [HostLink(names[root], root, _rate(here, row, root, True), _rate(here, row, root, False)) for root in roots]
 
 
-def told(links: Sequence[HostLink]) -> Iterator[str]:
+def described(links: Sequence[HostLink]) -> Iterator[str]:
     """In words: one line where all are alike, else one for each that is slow in a direction."""
     if not links:
         return
     sends, receives = [link.sends for link in links], [link.receives for link in links]
     slowest, fastest = min(*sends, *receives), max(*sends, *receives)
     if len(links) == 2:  # what one sends is what the other receives
-        slow = _of_two(*links) if slowest < SLOW * fastest else []
+        slow = []
+        if slowest < SLOW * fastest:
+            one, other = sorted(links, key=lambda link: link.sends)
+            rates = f"{_gbit(one.sends)}, back {_gbit(other.sends)}"
+            slow = [f"link from {_named(one)} to {_named(other)}: {rates}: every step waits for the slower"]
     else:
         slow = [*_slow(links, "sends", sends, receives), *_slow(links, "receives", receives, sends)]
     yield from slow or [f"links: each host sends and receives {_gbit(slowest)} to {_gbit(fastest)}"]
-
-
-def _of_two(one: HostLink, other: HostLink) -> list[str]:
-    slow, fast = sorted((one, other), key=lambda link: link.sends)
-    there, back = _gbit(slow.sends), _gbit(fast.sends)
-    return [f"link from {_named(slow)} to {_named(fast)}: {there}, back {back}: every step waits for the slower"]
 
 
 def _slow(links: Sequence[HostLink], does: str, rates: Sequence[float], opposite: Sequence[float]) -> list[str]:
@@ -79,20 +77,20 @@ def _named(link: HostLink) -> str:
     return f"{link.host} (rank {link.rank})"
 
 
-def _rate(here: Here, row: torch.Tensor, root: int, outward: bool) -> float:
+def _rate(here: RankGroup, row: torch.Tensor, root: int, outward: bool) -> float:
     """Bytes a second between a root and the ranks of other hosts; the rows of its own host go along, by other ways."""
     fastest = min(_seconds(here, row, root, outward) for _ in range(REPEATS))
     return row.nbytes * (here.world.ranks - here.world.per_host) / fastest
 
 
-def _seconds(here: Here, row: torch.Tensor, root: int, outward: bool) -> float:
+def _seconds(here: RankGroup, row: torch.Tensor, root: int, outward: bool) -> float:
     """Until the last rank is done."""
     dist.barrier(here.group)
     began = time.perf_counter()
     (fan_out if outward else fan_in)(row, here.group, root)
     if here.device.type == "cuda":
         torch.cuda.synchronize(here.device)
-    slowest: float = max(here.told(time.perf_counter() - began))
+    slowest: float = max(here.gather(time.perf_counter() - began))
     return slowest
 
 

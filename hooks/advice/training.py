@@ -16,9 +16,9 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
 from ...ddp_core.buckets.assignment import DEFAULT_CAP_MB, MEBIBYTE
-from ...ddp_core.overlap.awaited import NEUTRAL
+from ...ddp_core.measure.clock import Clock
+from ...ddp_core.overlap.pending_parameter import NEUTRAL
 from ...ddp_core.reducer.autograd import compiles, scripted
-from ..clock import Clock, Moment
 from .shared_cores import Work
 
 Loss = Callable[[nn.Module, Any], Tensor]  # of a model and a batch: a scalar
@@ -111,12 +111,12 @@ class Training:
         return torch.random.fork_rng([next(iter(self.parameters.values())).device] if self._on_cuda else [])
 
     def _timed(self, *, notes_use: bool) -> TimedStep:
-        used: dict[str, Moment] = {}
-        ready: dict[str, Moment] = {}
-        moments, processor = [self._clock.mark()], [time.process_time()]
+        used: dict[str, float] = {}
+        ready: dict[str, float] = {}
+        moments, processor = [self._clock.now()], [time.process_time()]
 
         def end_phase() -> None:
-            moments.append(self._clock.mark())
+            moments.append(self._clock.now())
             processor.append(time.process_time())
 
         with UseNoted(self._names, used, self._clock) if notes_use else nullcontext():
@@ -143,9 +143,9 @@ class Training:
         return loss
 
     @contextmanager
-    def _ready_noted(self, ready: dict[str, Moment]) -> Iterator[None]:
+    def _ready_noted(self, ready: dict[str, float]) -> Iterator[None]:
         def note(parameter: Tensor) -> None:
-            ready[self._names[parameter]] = self._clock.mark()
+            ready[self._names[parameter]] = self._clock.now()
 
         hooks = [parameter.register_post_accumulate_grad_hook(note) for parameter in self.parameters.values()]
         try:
@@ -184,7 +184,7 @@ class Training:
     def _after(
         self,
         phase: int,
-        marks: Sequence[Mapping[str, Moment]],
+        marks: Sequence[Mapping[str, float]],
         steps: Sequence[TimedStep],
         seconds: float,
         *,
@@ -206,16 +206,16 @@ class TimedStep:
     `ready`: when each gradient was there; `used`: when forward first used each parameter, where that was noted.
     """
 
-    moments: Sequence[Moment]
+    moments: Sequence[float]
     processor: Sequence[float]
-    ready: Mapping[str, Moment]
-    used: Mapping[str, Moment]
+    ready: Mapping[str, float]
+    used: Mapping[str, float]
 
 
 class UseNoted(TorchFunctionMode):
     """Notes when a parameter is first given to an operation of torch's."""
 
-    def __init__(self, names: Mapping[Tensor, str], used: dict[str, Moment], clock: Clock) -> None:
+    def __init__(self, names: Mapping[Tensor, str], used: dict[str, float], clock: Clock) -> None:
         super().__init__()
         self._left, self._used, self._clock = dict(names), used, clock
 
@@ -224,7 +224,7 @@ class UseNoted(TorchFunctionMode):
         if self._left and func not in NEUTRAL:
             for tensor in _tensors((args, kwargs or {})):
                 if (name := self._left.pop(tensor, None)) is not None:
-                    self._used[name] = self._clock.mark()
+                    self._used[name] = self._clock.now()
         return func(*args, **(kwargs or {}))
 
 

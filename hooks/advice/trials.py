@@ -14,18 +14,18 @@ from itertools import pairwise
 from typing import TypeVar
 
 from ...ddp_core import Decorator, DistributedDataParallel, exchange
+from ...ddp_core.measure.clock import clock_of
 from ...ddp_core.overlap.overlapped_optimizer import OverlappedOptimizer
 from ...ddp_core.transport.private_group import known_group
-from ..clock import clock_for
 from ..overlap import overlap
 from .advice import Choice, Forecast, Rule
 from .candidates import BACKWARD, PRIORITY
-from .here import Here
+from .rank_group import RankGroup
 from .training import Training
 
 TRIAL_SECONDS = 40.0
 SETTLED = {BACKWARD: 3, PRIORITY: 12}  # steps, after which buckets and what is sent first stay as they are
-RIVAL = 1.1  # times the best step: what is told to be nearer may be better
+RIVAL = 1.1  # times the best step: what is predicted to be nearer may be better
 FEWEST, MOST = 4, 20  # measured steps
 FIRST, FAR = 2, 4.0  # so many steps tell whether they take so many times what was predicted: then few more do
 WANTED = 1.0  # seconds of them
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Tried:
-    """What a trial told, the same on all ranks: seconds of a step, or else what failed; and the seconds that it took."""
+    """The result of a trial, the same on all ranks: seconds of a step, or else what failed; and the seconds that it took."""
 
     step: float | None
     spent: float
@@ -47,7 +47,7 @@ Run = Callable[[Choice, int], Tried]  # a choice and how many steps to measure
 
 
 def checked_seconds(seconds: float) -> None:
-    """Raises ValueError where trials cannot take so long."""
+    """Raise ValueError where trials cannot take so long."""
     if not 0 <= seconds < math.inf:
         raise ValueError(f"trial_seconds is how long steps may be tried, at least 0 (not at all), got {seconds}")
 
@@ -112,7 +112,7 @@ class Trials:
 
     def __init__(
         self,
-        here: Here,
+        here: RankGroup,
         copied: Callable[[], Training],
         bucket_mb: float | None,
         transport: Decorator | None,
@@ -136,10 +136,10 @@ class Trials:
         try:
             training = self._on_all(self._copied)
             mine = self._on_all(partial(self._trained, training, choice, steps))
-            step = float(statistics.mean(self._here.told(mine)))
+            step = float(statistics.mean(self._here.gather(mine)))
         except TrialFailed as error:
             failure = str(error)
-        return Tried(step, max(self._here.told(time.perf_counter() - began)), failure)
+        return Tried(step, max(self._here.gather(time.perf_counter() - began)), failure)
 
     def _on_all(self, function: Callable[[], T]) -> T:
         """What it returns here. Raises TrialFailed on all ranks if it raises on any, once the others' waits have ended."""
@@ -150,7 +150,7 @@ class Trials:
             failure = f"{type(error).__name__}: {error}"
             _let_go(error)
         gc.collect()  # a copy that is over would stay beside the next one
-        if failures := [f"rank {rank}: {told}" for rank, told in enumerate(self._here.told(failure)) if told]:
+        if failures := [f"rank {rank}: {text}" for rank, text in enumerate(self._here.gather(failure)) if text]:
             raise TrialFailed("; ".join(failures))
         return results[0]
 
@@ -170,15 +170,15 @@ class Trials:
                 model.compression.close()
 
     def _measured(self, model: DistributedDataParallel, training: Training, choice: Choice, steps: int) -> float:
-        optimizer, clock = training.optimizer, clock_for(self._here.device)
+        optimizer, clock = training.optimizer, clock_of(self._here.device)
         if choice.order == PRIORITY:
             optimizer = overlap(model, optimizer, order=PRIORITY)
-        marks = [clock.mark()]
+        marks = [clock.now()]
 
         def train(count: int) -> float:
             for _ in range(count):
                 training.step_through(model)
-                marks.append(clock.mark())
+                marks.append(clock.now())
             if isinstance(optimizer, OverlappedOptimizer):
                 optimizer.drain()
             clock.synchronize()

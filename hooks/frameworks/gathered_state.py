@@ -1,4 +1,4 @@
-"""The compression as a part of a checkpoint that a framework saves on rank 0 alone."""
+"""What frameworks save and log of the compression."""
 
 from __future__ import annotations
 
@@ -25,3 +25,8 @@ class GatheredState:
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """See `Handle.scatter_state_dict`."""
         self._handle.scatter_state_dict(saved)
+
+
+def scalars(handle: Handle) -> dict[str, float]:
+    """Return `handle.metrics()` by the names under which frameworks log them; empty before the first synced step."""
+    return {f"gradwire/{name}": value for name, value in handle.metrics().items()} if handle.called else {}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ...compress import Spec
 from ...ddp_core import DistributedDataParallel, Handle, watched
-from .metrics import scalars
+from .gathered_state import scalars
 
 PACKAGES = ("lightning", "pytorch_lightning")  # two names of the same, whose classes do not know each other
 STATE = "gradwire"  # the key in a checkpoint
@@ -106,7 +106,7 @@ class GradwireStrategy(DDPStrategy):
 
 
 def logs_now(trainer: Any) -> bool:
-    """Whether Lightning writes to its loggers at the end of this batch.
+    """Return True if Lightning writes to its loggers at the end of this batch.
 
     No public attribute tells. Where this one is gone, every batch is logged: the same is written, but it costs more.
     """

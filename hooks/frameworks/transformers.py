@@ -15,7 +15,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from ...compress import Spec
 from ...ddp_core import Handle, exchange
 from ..torch_ddp import attach, ddp_inside, is_sharded
-from .metrics import scalars
+from .gathered_state import scalars
 
 FILE = "gradwire.pt"  # in the folder of a checkpoint
 NOT_WRAPPED = (

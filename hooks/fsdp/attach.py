@@ -71,7 +71,10 @@ def attach_sharded(model: nn.Module, asked: Sharding, timeout: timedelta, transp
         None if replicas is None else replicas.averager,
     )
     if replicas is not None:
-        _take_replicas(modules, replicas, averager if asked.of_shards else None)
+        steps = ReplicaSteps(replicas, averager if asked.of_shards else None)
+        arrivals = Arrivals(steps, modules[0].device, timeout)
+        for module in modules:
+            module.take_replicas(ReplicaMean(module, replicas, steps, arrivals))
     if asked.of_shards:
         _take_shards(modules, averager, replicated=replicas is not None)
     return ShardHandle(averager, replicas, modules, of_shards=asked.of_shards)
@@ -102,11 +105,3 @@ def _handle_of_replicas(
     if not asked.of_shards and any(module.divisor is not None for module in modules):
         raise ValueError(DIVISOR)
     return Handle(tuned(asked.replicas, asked.optimizer), group, timeout, transport=transport)
-
-
-def _take_replicas(modules: Sequence[ShardedModule], handle: Handle, shards: ShardAverager | None) -> None:
-    """Have the handle average over replicas what is summed among shards."""
-    steps = ReplicaSteps(handle, shards)
-    arrivals = Arrivals(steps, modules[0].device, handle.averager.engines.timeout)
-    for module in modules:
-        module.take_replicas(ReplicaMean(module, handle, steps, arrivals))

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...compress import Spec
 from ...compress.shards.reduction import ShardState, shard_codec, shard_sum
 from ...compress.state.tree import Entries
-from ...ddp_core import Handle, LossScale, Observed, Scaler
+from ...ddp_core import Handle, Observed, Scaler
 from ...ddp_core.averaging.shard_averager import ShardAverager
 from .modules import ShardedModule
-from .resize import owed_by_replicas
-from .state import FORMAT, among_replicas, checked, merged, own
+from .state import FORMAT, among_replicas, checked, merged, owed_by_replicas, own
 
 
 class ShardHandle(Observed):
@@ -30,15 +28,10 @@ class ShardHandle(Observed):
         self, averager: ShardAverager, replicas: Handle | None, modules: Sequence[ShardedModule], *, of_shards: bool
     ) -> None:
         self.averager, self.replicas, self._modules, self._of_shards = averager, replicas, modules, of_shards
-        self._loss_scale: LossScale | None = None
-        self._meet()
-
-    def _meet(self) -> None:
-        """Make what is remembered of all modules, so that a state tells from the start what it will hold."""
-        for module in self._modules:
+        for module in modules:  # so that a state tells from the start what it will hold
             layout = module.layout()
             if layout.whole.names:
-                self.averager.memory.get(module.index, layout)
+                averager.memory.get(module.index, layout)
 
     def swap(self, *, gather: Spec | None = None, reduce: Spec | None = None) -> None:
         """Send other payloads from the next step on; what is left out stays as it is. All ranks swap at one step.
@@ -58,31 +51,18 @@ class ShardHandle(Observed):
             )
         )
 
-    def rescale(self, factor: float) -> None:
-        """Multiply what is held back, when the loss scale has changed: see `Handle.rescale`."""
-        if not 0 < factor < math.inf:
-            raise ValueError(f"the factor is the new loss scale over the old one, above 0 and finite; got {factor}")
-        if self._loss_scale is not None:
-            raise RuntimeError("the handle follows a scaler by itself: leave rescale() out, or the scaler of attach()")
-        self.averager.between_steps(lambda: self._rescale(factor))
-
     def _rescale(self, factor: float) -> None:
-        self.averager.memory.rescale(factor)
+        super()._rescale(factor)
         if self.replicas is not None:
             self.replicas.rescale(factor)
 
     def follow(self, scaler: Scaler) -> None:
         """Multiply what is held back whenever the scale of a torch.amp.GradScaler has changed: see `Handle.follow`."""
-        self._loss_scale = LossScale(scaler, self._rescale)
         averager = self.averager if self._of_shards or self.replicas is None else self.replicas.averager
-        averager.before_step = self._loss_scale.follow
-
-    def discard_step(self) -> None:
-        """Forget the gradients of the last backward, which you throw away: see `Handle.discard_step`."""
-        self.averager.between_steps(self._discard)
+        self._follow(scaler, averager)
 
     def _discard(self) -> None:
-        self.averager.memory.discard_step()
+        super()._discard()
         if self.replicas is not None:
             self.replicas.discard_step()
 
@@ -120,7 +100,7 @@ class ShardHandle(Observed):
         frozen = frozenset().union(
             *(set(module.names).difference(module.layout().whole.names) for module in self._modules)
         )
-        state = checked(inside, repr(memory.reduction), memory.names(), frozen, told=self._modules[0].place[0] == 0)
+        state = checked(inside, repr(memory.reduction), memory.names(), frozen, warn=self._modules[0].place[0] == 0)
         if self.replicas is None:
             of_replicas = None
         else:

@@ -155,7 +155,7 @@ class ShardedModule:
 
 
 def _reads(param: Any, dtype: torch.dtype) -> bool:
-    """Whether torch adds up, casts, moves or shows the shard of a parameter's gradient at once."""
+    """Return True if torch adds up, casts, moves or shows the shard of a parameter's gradient at once."""
     shard = param.sharded_param
     expected = getattr(param, "sharded_grad_dtype", None) or shard.dtype
     hooked = getattr(shard, "_post_accumulate_grad_hooks", None)

@@ -42,8 +42,8 @@ def anchors(
     """
     homes = {name: part for part in fragments for name in part.frozen}
     sources: dict[str, int] = {}
-    for site, told in sorted(reported.items(), reverse=True):
-        sources |= {name: site for name, flag in zip(homes, told, strict=True) if flag == UNFROZEN}
+    for site, site_flags in sorted(reported.items(), reverse=True):
+        sources |= {name: site for name, flag in zip(homes, site_flags, strict=True) if flag == UNFROZEN}
     values = {name: unfrozen[name].clone() if name in unfrozen else homes[name].value(name) for name in sorted(sources)}
     if not values:
         return {}

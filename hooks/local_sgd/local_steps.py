@@ -23,8 +23,7 @@ from ...compress.protocol.whole_number import whole_number
 from ...ddp_core.buckets.checksum import checksum
 from ...ddp_core.buckets.layout import plain_names
 from ...ddp_core.engine.engine import DEFAULT_TIMEOUT
-from ...ddp_core.transport.protocol import Decorator
-from ...ddp_core.transport.time_limit import time_limit
+from ...ddp_core.transport.protocol import Decorator, time_limit
 from . import saved
 from .fragment import Fragment, fragments
 from .joining import stray_message, strays
@@ -88,7 +87,7 @@ class LocalSteps:
         self._setup = self._described(model, outer, compressor)
         self._flight: Future[RoundStats] | None = None  # the round on its way, until training has taken it up
         self._replaced = False  # a round brought another model, which the next turn takes over
-        self._told: set[str] = set()  # names of parameters that a warning has named
+        self._warned: set[str] = set()  # names of parameters that a warning has named
         self._lock = threading.RLock()  # held at a turn, and while a thread saves or loads
         self._rounds.sites.join(self._setup)
         self._start()
@@ -156,8 +155,8 @@ class LocalSteps:
         self._flight = self._rounds.begin(difference, _flat(self._buffers))
 
     def _warn_of_strays(self) -> None:
-        if names := [name for name in strays(self._module, self._parts) if name not in self._told]:
-            self._told.update(names)
+        if names := [name for name in strays(self._module, self._parts) if name not in self._warned]:
+            self._warned.update(names)
             warnings.warn(stray_message(names), stacklevel=2)
 
     @torch.no_grad()
@@ -294,7 +293,7 @@ def _ranks(group: dist.ProcessGroup | None, timeout: timedelta) -> Ranks:
 
 
 def _check(model: object, optimizer: object, at: object) -> None:
-    """Raises TypeError for what these cannot be."""
+    """Raise TypeError for what these cannot be."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a torch.nn.Module, got {model!r}")
     if not hasattr(optimizer, "register_step_post_hook"):

@@ -24,7 +24,7 @@ from .sites import Meeting
 logger = logging.getLogger(__name__)
 ATTEMPTS = 5  # to connect
 PHASES = 3  # of a round's limit: waiting for others, the round itself, meeting again without those that it lost
-LOOK = 0.02  # seconds between two looks into the store
+POLL = 0.02  # seconds between two reads of the store
 CONNECT = timedelta(seconds=60)  # limit of a look into the store
 SEARCH = 20.0  # seconds in which a store may still come up
 PAUSE = 0.5  # seconds between two attempts to reach it
@@ -194,9 +194,13 @@ class Rendezvous:
             if self._closed.is_set():
                 raise RuntimeError(f"{self._name} gave up waiting for other sites at {self._address}: it was closed")
             if 0 < self._met <= ended.get("meeting", 0):
-                raise TrainingEnded(self._ended_without(), ended["round"])
+                raise TrainingEnded(
+                    f"the training at {self._address} has ended, and {self._name} has missed its end: take the model of "
+                    "another site, or start all sites from their checkpoints to go on",
+                    ended["round"],
+                )
             self._close_if_due(number, before, here, passed)
-            time.sleep(LOOK)
+            time.sleep(POLL)
 
     def _close_if_due(self, number: int, before: dict[str, Any], here: list[dict[str, str]], passed: float) -> None:
         """Close a meeting where all have come, or after `passed` seconds of patience. RuntimeError where nobody comes."""
@@ -210,12 +214,6 @@ class Rendezvous:
             known = before.get("setup") if came & expected else None
             self._close(number, here, known or here[0]["setup"])
 
-    def _ended_without(self) -> str:
-        return (
-            f"the training at {self._address} has ended, and {self._name} has missed its end: take the model of another "
-            f"site, or start all sites from their checkpoints to go on"
-        )
-
     def _nobody_came(self, here: list[dict[str, str]], *, after_others: bool) -> str:
         names = ", ".join(arrival["name"] for arrival in here)
         others = "the sites of the training there have ended or died, and " if after_others else ""
@@ -225,7 +223,7 @@ class Rendezvous:
         )
 
     def _is_over(self, number: int) -> bool:
-        """Whether a meeting was closed; of one long ago no record is left."""
+        """Return True if a meeting was closed; of one long ago no record is left."""
         return bool(self._store.check([f"{number}/closed"])) or self._latest() >= number
 
     def _record(self, number: int) -> dict[str, Any]:
@@ -281,16 +279,16 @@ def _connected(host: str, port: int, address: str) -> dist.TCPStore:
 
 def _await_listener(host: str, port: int, address: str) -> None:
     """Wait for a store that still starts: torch itself would wait for minutes. Raises OSError where none does."""
-    deadline, told = time.monotonic() + SEARCH, False
+    deadline, warned = time.monotonic() + SEARCH, False
     while True:
         try:
             return socket.create_connection((host, port), timeout=max(deadline - time.monotonic(), PAUSE)).close()
         except OSError as error:
             if time.monotonic() > deadline:
                 raise
-            if not told:
+            if not warned:
                 logger.warning("no rendezvous answers at %s yet, tried for %.0f s: %s", address, SEARCH, error)
-            told = True
+            warned = True
             time.sleep(PAUSE)
 
 

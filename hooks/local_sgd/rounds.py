@@ -120,8 +120,8 @@ class Rounds:
         done = partial(self._stats, meeting, self.turn, began, replaced=not counted[meeting.rank])
         if not any(counted):
             return done(None)
-        told = {site: each for site, (number, _, *each) in enumerate(standing) if number == newest}
-        joining = anchors(meeting, self.fragments, told, unfrozen)
+        reported = {site: each for site, (number, _, *each) in enumerate(standing) if number == newest}
+        joining = anchors(meeting, self.fragments, reported, unfrozen)
         task = Task(
             self._program(meeting, difference if counted[meeting.rank] else None, buffers), "a local step's round"
         )
@@ -208,8 +208,8 @@ class Rounds:
         average.mul_(scale)
         self._outer.step(fragment.anchor, average[:count].to(fragment.layout.dtype), fragment.momentum)
         if average.numel() > count:  # a buffer may be infinite, such as a mask
-            told = average[count:]
-            self.buffers.copy_(torch.where(told.isfinite(), told, self.buffers))
+            buffers = average[count:]
+            self.buffers.copy_(torch.where(buffers.isfinite(), buffers, self.buffers))
 
     def _stats(self, meeting: Meeting, turn: int, began: float, task: Task | None, *, replaced: bool) -> RoundStats:
         traffic = (Record() if task is None else task.record).traffic

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...compress.protocol.requests import AllGather, Request
 from ...compress.protocol.scopes import Scope
-from ...ddp_core.transport.collectives import agree, spread
+from ...ddp_core.transport.collectives import agree, broadcast
 from ...ddp_core.transport.private_group import new_name, private_group
 from ...ddp_core.transport.process_group import GroupPending, started
 from ...ddp_core.transport.protocol import Transport
@@ -46,7 +46,7 @@ class Meeting(Transport):
 
     def copy_from(self, source: int, tensors: Sequence[Tensor]) -> None:
         """Take over the tensors of rank `source`, in place."""
-        spread(tensors, source, self.group, what="what the model is now")
+        broadcast(tensors, source, self.group, what="what the model is now")
 
 
 class Ranks:

@@ -58,8 +58,8 @@ class FolderOfRanks:
         self.close = weakref.finalize(self, _end, self._reports, thread)  # a thread inside torch would abort the exit
 
     def __call__(self, report: Report) -> None:
-        told = {"step": report.step, "compressor": report.compressor, "metrics": report.metrics}
-        self._reports.put(json.dumps({**self._place, **told}))
+        measured = {"step": report.step, "compressor": report.compressor, "metrics": report.metrics}
+        self._reports.put(json.dumps({**self._place, **measured}))
 
 
 def _end(reports: queue.SimpleQueue[str | None], thread: threading.Thread) -> None:
@@ -75,7 +75,7 @@ class Courier:
         self.folder: Path | None = None
         self._reports, self._store, self._rank = reports, store, rank
         if rank:
-            store.set(str(rank), "")  # in place of what it has told in an earlier watch
+            store.set(str(rank), "")  # in place of its report of an earlier watch
         self._awaited, self._known = list(range(1, ranks)), list[int]()
         self._written: dict[int, str] = {}
 
@@ -152,16 +152,16 @@ def reports_in(folder: Path) -> list[tuple[dict[str, Any], float]]:
 
 def _report(text: str) -> dict[str, Any]:
     """A report from its file. Raises ValueError for what no rank writes."""
-    told = json.loads(text)
-    if not isinstance(told, dict):
-        raise ValueError(f"it holds {type(told).__name__}, not a rank's report")
-    wrong = [name for name, kind in KINDS.items() if type(told.get(name)) is not kind]
+    report = json.loads(text)
+    if not isinstance(report, dict):
+        raise ValueError(f"it holds {type(report).__name__}, not a rank's report")
+    wrong = [name for name, kind in KINDS.items() if type(report.get(name)) is not kind]
     if wrong:
         raise ValueError(f"it is no rank's report: {', '.join(wrong)} missing or of another type")
-    odd = [name for name, value in told["metrics"].items() if value is not None and not _is_number(value)]
-    if odd or min(told["ranks"], told["every"]) < 1:
+    odd = [name for name, value in report["metrics"].items() if value is not None and not _is_number(value)]
+    if odd or min(report["ranks"], report["every"]) < 1:
         raise ValueError(f"it is no rank's report: {', '.join(odd) or 'ranks or every'} out of range")
-    return told
+    return report
 
 
 def _is_number(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What is told at a time, and its line for people."""
+"""A report of the last steps, and its line for people."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Report:
         parts = [self._milliseconds(name) for name in ("compute", "exposed") if f"{name}_seconds" in found]
         beside = [self._milliseconds(name) for name in ("encode", "wait", "decode") if f"{name}_seconds" in found]
         whole = f"{found['step_seconds'] * MILLI:.1f} ms"
-        told = f": {', '.join(parts)}" if parts else ""
-        return whole + told + (f" ({', '.join(beside)})" if beside else "")
+        split = f": {', '.join(parts)}" if parts else ""
+        return whole + split + (f" ({', '.join(beside)})" if beside else "")
 
     def _milliseconds(self, name: str) -> str:
         return f"{name} {self.metrics[f'{name}_seconds'] * MILLI:.1f}"

@@ -20,7 +20,7 @@ Callback: TypeAlias = Callable[[Mapping[str, float], int], object]
 
 
 def sink_of(to: Any) -> Sink:
-    """How to tell a report to what the user gave. Raises TypeError for what cannot be told anything."""
+    """Return what hands a report to what the user gave. Raises TypeError for what takes no reports."""
     if to == "console":
         from rich.console import Console
 

@@ -8,7 +8,7 @@ import gradwire
 from gradwire.compress import AllReduce
 from gradwire.ddp_core import Link, Paced, ProcessGroup
 from gradwire.ddp_core.measure.clock import CudaClock
-from gradwire.ddp_core.overlap.slice_order import FIRST_LOOK, MEASURED
+from gradwire.ddp_core.overlap.slice_order import FIRST_UPDATE, MEASURED
 
 from .test_engine_cuda import LIMIT, SLEEP, nccl, needs_nccl
 
@@ -43,7 +43,7 @@ def trained(rank, order, spec, device, link):
         model(torch.randn(8, WIDTH, generator=inputs).to(device)).square().mean().backward()
         optimizer.step()
         pending.append(model._overlap.pending)
-    report, look = optimizer.report(), model._overlap.order._since + FIRST_LOOK
+    report, look = optimizer.report(), model._overlap.order._since + FIRST_UPDATE
     state = optimizer.state_dict()["state"]
     numbers = [*model.state_dict().values(), *(each for fields in state.values() for each in fields.values())]
     model.compression.close()
@@ -95,7 +95,7 @@ def under_watch(rank, world_size, order, spec):
         inputs, marks = torch.randn(8, WIDTH, device="cuda"), []
         for step in range(STEPS):
             torch.cuda.synchronize()
-            looks = step <= WARM or step == model._overlap.order._since + FIRST_LOOK
+            looks = step <= WARM or step == model._overlap.order._since + FIRST_UPDATE
             torch.cuda.set_sync_debug_mode("default" if looks else "error")
             try:
                 optimizer.zero_grad()
@@ -105,7 +105,7 @@ def under_watch(rank, world_size, order, spec):
                 torch.cuda.set_sync_debug_mode("default")
             marks.append(taken[-1])
     optimizer.drain()
-    report, look = optimizer.report(), model._overlap.order._since + FIRST_LOOK
+    report, look = optimizer.report(), model._overlap.order._since + FIRST_UPDATE
     model.compression.close()
     return marks, look, report
 

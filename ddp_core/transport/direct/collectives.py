@@ -72,11 +72,11 @@ class Direct(dist.Work):
             future.set_result(self._written)
 
     def is_completed(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Return True if it has ended, well or not."""
         return self._begun.done()
 
     def is_success(self) -> bool:
-        """Whether it has ended well."""
+        """Return True if it has ended well."""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
@@ -106,8 +106,8 @@ class Collectives:
         self.timeout = timeout
         self._jobs: Jobs = SimpleQueue()
         self._names: Sequence[str] | None = None
-        meet = partial(Wire, dist.PrefixStore("direct/", store), rank, size, timeout)
-        work = partial(_work, self._jobs, meet, make_ways)
+        connect = partial(Wire, dist.PrefixStore("direct/", store), rank, size, timeout)
+        work = partial(_work, self._jobs, connect, make_ways)
         self._thread = threading.Thread(target=work, name="gradwire-collectives", daemon=True)
         self._lock = threading.RLock()  # held while a job is handed over: behind the end nobody would do it
         self._ended = threading.Event()
@@ -150,14 +150,14 @@ class Collectives:
 
 
 @torch.inference_mode()  # or this thread could not write to tensors made in it, nor read those that require gradients
-def _work(jobs: Jobs, meet: Callable[[], Wire], make_ways: Callable[[Wire], Ways]) -> None:
+def _work(jobs: Jobs, connect: Callable[[], Wire], make_ways: Callable[[Wire], Ways]) -> None:
     """Do what is asked for, until the end or the first failure; then end the rest."""
     wire: Wire | None = None
     ways: Ways | None = None
     while (item := jobs.get()) is not None:
         job, timeout, future = item
         try:
-            wire = wire or meet()
+            wire = wire or connect()
             wire.limit(timeout)
             ways = make_ways(wire) if ways is None else ways
             job(ways)

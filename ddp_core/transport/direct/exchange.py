@@ -12,7 +12,7 @@ SMALLEST_BYTES = 10**6  # of all ranks' rows together; a quarter of that Gloo ha
 
 
 def is_large(request: Request, ranks: int) -> bool:
-    """Whether a request is worth connections of its own; told alike by all ranks, so many."""
+    """Return True if a request is worth connections of its own: the same on all `ranks`."""
     if ranks == 1:
         return False
     if isinstance(request, AllGather):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..processes import Processes, extension
-from ..shared_buffer import LOOK_SECONDS
+from ..shared_buffer import CHECK_SECONDS
 from .wire import Wire
 
 NOTHING = (0, 0, 1)  # a bucket without numbers
@@ -36,7 +36,7 @@ class HostBarrier:
     def wait(self, counter: int) -> None:
         """Until all have arrived as often as this rank; RuntimeError where one is gone, or at the time limit."""
         ended: list[int] = []
-        while not self._counters.wait(counter, min(LOOK_SECONDS, self._wire.seconds_left())):
+        while not self._counters.wait(counter, min(CHECK_SECONDS, self._wire.seconds_left())):
             if (mate := self._counters.given_up()) >= 0:
                 raise RuntimeError(f"rank {self._ranks[mate]} has closed its connections; see what it raised")
             if ended:

@@ -26,19 +26,19 @@ def hosts_of(wire: Wire) -> list[list[int]]:
 
 
 def has_neighbours(wire: Wire) -> bool:
-    """Whether any host has several ranks, whatever these can share. A collective call."""
+    """Return True if any host has several ranks, whatever these can share. A collective call."""
     return len(_alike(wire, host_name())) < wire.size
 
 
 def _alike(wire: Wire, name: str) -> list[list[int]]:
     """The ranks that pass the same name, in order."""
     groups: dict[str, list[int]] = {}
-    for rank, each in enumerate(_told(wire, hashlib.blake2s(name.encode()).hexdigest())):
+    for rank, each in enumerate(_gather(wire, hashlib.blake2s(name.encode()).hexdigest())):
         groups.setdefault(each, []).append(rank)
     return list(groups.values())
 
 
-def _told(wire: Wire, text: str) -> list[str]:
+def _gather(wire: Wire, text: str) -> list[str]:
     """What every rank says, in rank order, in a few letters. A collective call."""
     texts = torch.empty(wire.size, TEXT_BYTES, dtype=torch.uint8)
     mine = torch.frombuffer(bytearray(text.encode().ljust(TEXT_BYTES)), dtype=torch.uint8)
@@ -59,8 +59,8 @@ def shared_memory(wire: Wire, mates: Sequence[int], size: int) -> tuple[Any, Map
     except OSError as error:
         logger.info("rank %d has no memory for its host: %s", wire.rank, error)
     try:
-        memory = _mapped(_told(wire, address)[mates[0]], size, wire.rank)
-        processes = _told(wire, "" if memory is None else str(os.getpid()))  # by then all have opened the file
+        memory = _mapped(_gather(wire, address)[mates[0]], size, wire.rank)
+        processes = _gather(wire, "" if memory is None else str(os.getpid()))  # by then all have opened the file
     finally:
         if file is not None:
             os.close(file)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 SHORTEST = 0.001  # seconds of a wait; Gloo takes 0 for no limit
-TAG = 0  # one for all: messages are told by their order
+TAG = 0  # one for all: messages differ by their order
 
 
 class Wire:

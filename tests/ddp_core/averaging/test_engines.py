@@ -30,8 +30,8 @@ def test_what_was_given_is_put_around_each_transport_and_no_bucket_lies_in_memor
     engines = Engines([group], LIMIT, lambda transport: made.append(Decorated(transport)) or made[-1])
     assert engines.of(CPU, 0).transport is made[0]
     assert len(made) == 1
-    rooms = engines.rooms(compressor("none"), CPU, sums=True)
-    assert rooms([[torch.zeros(3)]]) == [None]
+    allocate = engines.allocator(compressor("none"), CPU, sums=True)
+    assert allocate([[torch.zeros(3)]]) == [None]
     engines.close()
 
 

@@ -9,7 +9,7 @@ from gradwire.ddp_core.measure.clock import HostClock
 from gradwire.ddp_core.overlap import slice_order
 from gradwire.ddp_core.overlap.bounds import optimal, synchronous
 from gradwire.ddp_core.overlap.measured_step import Measurements
-from gradwire.ddp_core.overlap.slice_order import FIRST_LOOK, MEASURED
+from gradwire.ddp_core.overlap.slice_order import FIRST_UPDATE, MEASURED
 from gradwire.ddp_core.transport.paced import PacedPending
 
 from .late_clock import LateClock
@@ -44,7 +44,7 @@ class Observed:
 
     def watch(self, order):
         """Have looks say that they are, and keep what they find."""
-        look, model = order.look, order.measurements.model
+        look, model = order.update, order.measurements.model
 
         def looking(steps):
             self.clock.looks = True
@@ -57,7 +57,7 @@ class Observed:
             self.models.append((model(sending), by_host.model(sending)))
             return self.models[-1][0]
 
-        order.look, order.measurements.model = looking, modelled
+        order.update, order.measurements.model = looking, modelled
 
 
 def setting_of(rank, order, spec, slice_mb):
@@ -101,7 +101,7 @@ def test_steps_are_planned_by_the_device_s_clock_and_no_bit_changes(ranks, order
     for same, (asked_too_early, marks, models, exposed), (name, sending, bounds), since in answers:
         assert same
         assert not asked_too_early
-        look = since + FIRST_LOOK
+        look = since + FIRST_UPDATE
         grown = [step for step in range(1, STEPS) if marks[step] > marks[step - 1]]
         assert grown == list(range(look - MEASURED, look + 1))  # the forward after the last one, too
         ((model, by_host),) = [pair for pair in models if pair[0] is not None]

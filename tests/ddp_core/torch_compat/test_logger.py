@@ -8,7 +8,7 @@ from torch import nn
 
 import gradwire
 from gradwire.ddp_core.measure.timeline import BucketTimes, StepTimes
-from gradwire.ddp_core.torch_compat.logger import ALWAYS_SAMPLED, NANOSECONDS, _durations, _moments
+from gradwire.ddp_core.torch_compat.logger import ALWAYS_SAMPLED, timed
 
 DURATIONS = ("forward_compute_time", "backward_compute_time", "backward_comm_time")
 
@@ -53,9 +53,13 @@ def test_averages_are_over_the_samples(model):
 def test_communication_is_from_the_first_bucket_s_leave_to_the_last_average():
     buckets = (BucketTimes(0, ("b",), 2.0, 2.5, 4.0), BucketTimes(1, ("a",), 3.0, 3.0, 6.0))
     step = StepTimes(1, time.perf_counter(), forward=1.0, backward=4.0, exposed=1.0, buckets=buckets)
-    assert [value / NANOSECONDS for value in _durations(step).values()] == [1.0, 4.0, 3.5, 2.5]
-    moments = _moments(step)
-    since = {name: (value - moments["forward_compute_time_start"]) / NANOSECONDS for name, value in moments.items()}
-    assert [round(value, 6) for value in since.values()] == [0.0, 1.0, 2.5, 5.0, 6.0]
+    durations, moments = timed(step)
+    assert list(durations.values()) == [1.0, 4.0, 3.5, 2.5]
+    assert list(moments.values()) == [0.0, 1.0, 2.5, 5.0, 6.0]
     nothing = StepTimes(1, 0.0, forward=1.0, backward=4.0, exposed=0.0, buckets=())
-    assert _durations(nothing)["backward_comm_time"] == 1  # at least a nanosecond, as torch's
+    assert timed(nothing)[0]["backward_comm_time"] == 0.0
+
+
+def test_a_step_without_a_bucket_has_a_nanosecond_of_communication(model):
+    model.logger._add(StepTimes(1, 0.0, forward=1.0, backward=4.0, exposed=0.0, buckets=()))
+    assert model._get_ddp_logging_data()["backward_comm_time"] == 1  # as torch's

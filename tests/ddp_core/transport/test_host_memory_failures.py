@@ -119,7 +119,7 @@ def beside_one_that_closes(rank, world_size, rebuilt):
     model = model_of(rank, timeout=LONG)
     if rebuilt:
         assignment = model.reducer.assignment
-        assignment.build(assignment.order[::-1], model.compression.averager.rooms(model.device))
+        assignment.build(assignment.order[::-1], model.compression.averager.allocator(model.device))
     if rank == 1:
         model.compression.close()
     message, seconds = error_of_the_next_step(rank, model) if rank == 0 else ("", 0.0)

@@ -120,12 +120,12 @@ class Work:
 
 @pytest.fixture
 def short_looks(monkeypatch):
-    monkeypatch.setattr(process_group, "LOOK", timedelta(seconds=0.02))
+    monkeypatch.setattr(process_group, "CHECK_EVERY", timedelta(seconds=0.02))
 
 
 def test_a_reply_that_comes_while_a_rank_looks_around_is_no_failure(short_looks):
     looks, reply = [], torch.ones(2)
-    pending = process_group.GroupPending(Work(slices=3), reply, look=lambda: looks.append(1))
+    pending = process_group.GroupPending(Work(slices=3), reply, check=lambda: looks.append(1))
     assert pending.wait(timedelta(seconds=5)) is reply
     assert len(looks) == 3
 
@@ -133,7 +133,7 @@ def test_a_reply_that_comes_while_a_rank_looks_around_is_no_failure(short_looks)
 def test_a_collective_that_fails_is_not_asked_again(short_looks):
     looks, work = [], Work(slices=0, error="Connection closed by peer")
     with pytest.raises(RuntimeError, match="closed by peer"):
-        process_group.GroupPending(work, torch.ones(2), look=lambda: looks.append(1)).wait(timedelta(seconds=5))
+        process_group.GroupPending(work, torch.ones(2), check=lambda: looks.append(1)).wait(timedelta(seconds=5))
     assert (work.waits, len(looks)) == (1, 1)
 
 

@@ -13,7 +13,7 @@ WITH_MEMORY = SimpleNamespace(
     world_size=2,
     allocates=True,
     allocate=lambda buckets: [torch.zeros(3) for _ in buckets],
-    room_for=torch.clone,
+    allocate_for=torch.clone,
     members=lambda scope: 2,
 )
 
@@ -23,7 +23,7 @@ def test_nothing_lies_in_memory_where_a_decorator_would_not_see_it_go():
     assert paced.members("all") == 2
     assert not paced.allocates
     assert list(paced.allocate([[torch.ones(3)]])) == [None]
-    assert paced.room_for(torch.ones(3)) is None
+    assert paced.allocate_for(torch.ones(3)) is None
 
 
 def test_a_decorator_may_say_that_it_takes_part():

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from gradwire.ddp_core.measure.clock import HostClock
 from gradwire.experiments.bench import BenchConfig, command, rows, run, show
 from gradwire.experiments.bench.bounds import bound_here, bounds
 from gradwire.experiments.bench.clock import LastGradient
@@ -18,7 +19,6 @@ from gradwire.experiments.bench.rows import NO_DDP, Case
 from gradwire.experiments.bench.run import world_sizes
 from gradwire.experiments.bench.world import World
 from gradwire.experiments.cli import main
-from gradwire.hooks.clock import HostClock
 
 QUICK = ("--batch-size", "2", "--steps", "2", "--warmup", "1", "--threads", "1", "--timeout", "60")
 

@@ -14,15 +14,15 @@ from torch import nn
 
 import gradwire
 from gradwire.ddp_core import Link, Paced
+from gradwire.ddp_core.measure.clock import clock_of
 from gradwire.ddp_core.transport import host_places
 from gradwire.hooks.advice import Choice
 from gradwire.hooks.advice import trials as trials_module
 from gradwire.hooks.advice.candidates import Method
-from gradwire.hooks.advice.here import Here, cores_each
 from gradwire.hooks.advice.predict import Prediction
+from gradwire.hooks.advice.rank_group import RankGroup, cores_each
 from gradwire.hooks.advice.training import Training
 from gradwire.hooks.advice.trials import Trials
-from gradwire.hooks.clock import clock_for
 
 from ...ranks import GROUP_TIMEOUT
 
@@ -217,8 +217,8 @@ def fails_in_a_trial(rank, world_size, order):
         return loss_of(model, batch)
 
     group, cpu = torch.distributed.group.WORLD, torch.device("cpu")
-    here = Here.found(group, cpu, one_level=True)
-    copied = partial(Training, model, failing, batch, optimizer, clock_for(cpu))
+    here = RankGroup.found(group, cpu, one_level=True)
+    copied = partial(Training, model, failing, batch, optimizer, clock_of(cpu))
     trials = Trials(here, copied, None, None, GROUP_TIMEOUT, unused=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trials_module, "PATIENCE", timedelta(seconds=3))
@@ -230,7 +230,7 @@ def fails_in_a_trial(rank, world_size, order):
         while sockets() > left[0] and time.monotonic() < deadline:
             time.sleep(0.01)  # they may take a moment to close
         left.append(sockets())
-    return tried, here.told(rank), left
+    return tried, here.gather(rank), left
 
 
 @pytest.mark.parametrize("order", ["backward", "priority"])
@@ -255,8 +255,8 @@ def steps_of_trials(rank, world_size, predicted):
         return loss_of(model, batch)
 
     group, cpu = torch.distributed.group.WORLD, torch.device("cpu")
-    here = Here.found(group, cpu, one_level=True)
-    copied = partial(Training, model, counted, batch, optimizer, clock_for(cpu))
+    here = RankGroup.found(group, cpu, one_level=True)
+    copied = partial(Training, model, counted, batch, optimizer, clock_of(cpu))
     trials = Trials(here, copied, None, None, GROUP_TIMEOUT, unused=True)
     found = []
     for order in ("backward", "priority"):
@@ -464,7 +464,7 @@ def pinned(rank, world_size):
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {sorted(before)[rank % len(before)]})
     try:
-        here = Here.found(torch.distributed.group.WORLD, torch.device("cpu"), one_level=True)
+        here = RankGroup.found(torch.distributed.group.WORLD, torch.device("cpu"), one_level=True)
     finally:
         os.sched_setaffinity(0, before)
     return here.cores, len({sorted(before)[each % len(before)] for each in range(world_size)}) / world_size

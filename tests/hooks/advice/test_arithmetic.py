@@ -10,10 +10,10 @@ import gradwire
 from gradwire.compress import Layout, compressor
 from gradwire.compress.protocol.requests import all_reduce
 from gradwire.compress.state.tree import PerParameter
+from gradwire.ddp_core.measure.clock import clock_of
 from gradwire.hooks.advice.arithmetic import REPEATS, gradient_pool, measured_arithmetic
 from gradwire.hooks.advice.network import GROWTH, SMALLEST, _sizes
 from gradwire.hooks.advice.predict import requests_on
-from gradwire.hooks.clock import clock_for
 
 CPU = torch.device("cpu")
 LAYOUT = Layout(("w", "b"), ((64, 64), (64,)), torch.float32, CPU, world_size=4)
@@ -23,7 +23,7 @@ SPECS = [*gradwire.compressors(), "adaptive:guard=true"]
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_each_method_can_be_timed(spec):
-    found = measured_arithmetic(compressor(spec), [LAYOUT], POOL, clock_for(CPU))
+    found = measured_arithmetic(compressor(spec), [LAYOUT], POOL, clock_of(CPU))
     assert all(seconds >= 0 for seconds in found.phases)
     assert len(found.phases) == 1 + len(requests_on(spec, replace(LAYOUT, device=torch.device("meta"))))
 
@@ -46,7 +46,7 @@ class Counting:
 
 def test_a_timed_step_goes_on_from_the_one_before():
     counting = Counting()
-    measured_arithmetic(counting, [LAYOUT], POOL, clock_for(CPU))
+    measured_arithmetic(counting, [LAYOUT], POOL, clock_of(CPU))
     assert counting.read == list(range(1 + REPEATS))
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gradwire.hooks.advice.directions import HostLink, told
+from gradwire.hooks.advice.directions import HostLink, described
 
 GBIT = 1e9 / 8
 
@@ -25,7 +25,7 @@ def measured(up, down):
 @pytest.mark.parametrize("hosts", [2, 4])
 def test_links_that_are_alike_take_one_line(hosts):
     links = measured([0.94, 0.91, 0.92, 0.93][:hosts], [0.94] * hosts)
-    assert list(told(links)) == ["links: each host sends and receives 0.91 Gbit/s to 0.94 Gbit/s"]
+    assert list(described(links)) == ["links: each host sends and receives 0.91 Gbit/s to 0.94 Gbit/s"]
 
 
 @pytest.mark.parametrize("hosts", [3, 4, 8])
@@ -33,20 +33,20 @@ def test_links_that_are_alike_take_one_line(hosts):
 def test_the_one_host_that_is_slow_in_a_direction_is_named_alone(hosts, does, slow):
     rates = [[1.0] * hosts, [1.0] * hosts]
     rates[slow][2] = 0.1
-    (line,) = told(measured(*rates))
+    (line,) = described(measured(*rates))
     assert line == f"link of c (rank 2) {does} 0.1 Gbit/s, an ordinary one 1 Gbit/s: every step waits for the slowest"
 
 
 def test_hosts_that_all_send_more_slowly_than_they_receive_are_all_named():
-    assert [line[:19] for line in told(measured([0.1] * 4, [1.0] * 4))] == [
+    assert [line[:19] for line in described(measured([0.1] * 4, [1.0] * 4))] == [
         f"link of {name} (rank {rank}) " for rank, name in enumerate("abcd")
     ]
 
 
 def test_between_two_hosts_a_way_is_named():
-    (line,) = told(measured([1.0, 0.1], [1.0, 1.0]))
+    (line,) = described(measured([1.0, 0.1], [1.0, 1.0]))
     assert line == "link from b (rank 1) to a (rank 0): 0.1 Gbit/s, back 1 Gbit/s: every step waits for the slower"
 
 
 def test_nothing_is_said_where_nothing_was_measured():
-    assert list(told([])) == []
+    assert list(described([])) == []

@@ -142,12 +142,12 @@ def test_a_wait_looks_around_before_it_says_that_a_connection_was_lost():
         raise ValueError("the ranks were set up differently")
 
     with pytest.raises(ValueError, match="set up differently"):
-        GroupPending(Direct(lost, []), torch.empty(0), look=why).wait(SOON)
+        GroupPending(Direct(lost, []), torch.empty(0), check=why).wait(SOON)
 
 
 def test_a_wait_ends_at_its_own_limit_and_looks_around_until_then():
     looks = []
-    pending = GroupPending(Direct(Future(), []), torch.empty(0), look=lambda: looks.append(None))
+    pending = GroupPending(Direct(Future(), []), torch.empty(0), check=lambda: looks.append(None))
     with pytest.raises(RuntimeError, match="did not come within"):
         pending.wait(timedelta(milliseconds=5))
     assert looks

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradwire.ddp_core.overlap.awaited import awaits, restore
+from gradwire.ddp_core.overlap.pending_parameter import mark_pending, restore
 from gradwire.ddp_core.overlap.replay import backward_order, priority_order, replay
 from gradwire.ddp_core.overlap.step_model import layered
 from gradwire.experiments.workloads.emulation import emulated
@@ -76,7 +76,7 @@ class Update:
 
     def __init__(self, name, parameter, made):
         self.name, self.parameter, self.made = name, parameter, made
-        awaits(parameter, self)
+        mark_pending(parameter, self)
 
     def settle(self):
         self.made.append(self.name)

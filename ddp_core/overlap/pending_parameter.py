@@ -1,19 +1,19 @@
 """Parameters whose update is on its way: whoever uses one waits for it first.
 
-Such a parameter's class is `Awaited` for the time being, and torch hands whatever is done with it to `__torch_function__`:
-functions and methods, also with it in a list; attributes such as `.grad` and `.data`. What torch does not hand over sees the
-value from before the update: compiled graphs, TorchScript, C++ extensions and torch.func's transforms.
+Such a parameter's class is `PendingParameter` for the time being. Torch then calls `__torch_function__` for functions and
+methods, also with it in a list, and for attributes such as `.grad` and `.data`. Compiled graphs, TorchScript, C++ extensions
+and torch.func's transforms do not call it: they see the value from before the update.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-UPDATE = "_gradwire_update"  # the attribute of an awaited parameter that has its update
+UPDATE = "_gradwire_update"  # the attribute of an pending parameter that has its update, a `PendingUpdate`
 _set_gradient = vars(torch._C.TensorBase)["grad"].__set__
 _ATTRIBUTES = (
     "shape dtype device requires_grad layout ndim is_leaf is_cuda is_sparse is_meta "
@@ -34,17 +34,7 @@ NEUTRAL: frozenset[Any] = frozenset(
 )  # what needs neither the value nor the gradient
 
 
-class Update(Protocol):
-    """The update of some parameters."""
-
-    def settle(self) -> None:
-        """Wait for it, and make it; the parameters are as they were then. On any thread, and once only."""
-
-    def clear(self, parameter: Tensor, *, to_none: bool) -> None:
-        """Have a parameter's gradient cleared after the update."""
-
-
-class Awaited(nn.Parameter):
+class PendingParameter(nn.Parameter):
     """A parameter whose update is on its way."""
 
     @classmethod
@@ -53,9 +43,9 @@ class Awaited(nn.Parameter):
         if func in NEUTRAL:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        if func == _set_gradient and args[1] is None and type(args[0]) is Awaited:
+        if func == _set_gradient and args[1] is None and type(args[0]) is PendingParameter:
             return clear(args[0], to_none=True)
-        for used in _awaited((args, kwargs)):
+        for used in _pending((args, kwargs)):
             settle(used)
         return func(*args, **(kwargs or {}))
 
@@ -78,15 +68,14 @@ def settle(parameter: Any) -> None:
 
 
 def clear(parameter: Any, *, to_none: bool) -> None:
-    """Have the gradient of an awaited parameter cleared after its update."""
-    update: Update = getattr(parameter, UPDATE)
-    update.clear(parameter, to_none=to_none)
+    """Have the gradient of an pending parameter cleared after its update."""
+    getattr(parameter, UPDATE).clear(parameter, to_none=to_none)
 
 
-def awaits(parameter: Tensor, update: Update) -> None:
+def mark_pending(parameter: Tensor, update: Any) -> None:
     """Have whoever uses a parameter wait for its update from now on."""
     setattr(parameter, UPDATE, update)
-    parameter.__class__ = Awaited
+    parameter.__class__ = PendingParameter
 
 
 def restore(parameter: Tensor) -> None:
@@ -95,12 +84,12 @@ def restore(parameter: Tensor) -> None:
     delattr(parameter, UPDATE)
 
 
-def _awaited(value: Any) -> Iterator[Any]:
-    """The awaited parameters among arguments."""
-    if type(value) is Awaited:
+def _pending(value: Any) -> Iterator[Any]:
+    """The pending parameters among arguments."""
+    if type(value) is PendingParameter:
         yield value
     elif isinstance(value, tuple | list):
         for each in value:
-            yield from _awaited(each)
+            yield from _pending(each)
     elif isinstance(value, dict):
-        yield from _awaited(tuple(value.values()))
+        yield from _pending(tuple(value.values()))

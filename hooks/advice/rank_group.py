@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Here:
+class RankGroup:
     """The ranks' group, this one's device, their hosts, and how many cores of its machine a rank has; on all ranks alike but
     for the device.
 
@@ -36,11 +36,11 @@ class Here:
     one_host: bool
 
     @classmethod
-    def found(cls, group: dist.ProcessGroup, device: torch.device, *, one_level: bool) -> Here:
+    def found(cls, group: dist.ProcessGroup, device: torch.device, *, one_level: bool) -> RankGroup:
         """A collective call. `one_level`: every rank counts as a host, whatever machine it is on."""
         size = group.size()
-        told = exchange(json.dumps(_place()), group, device, what="which machine and cores they are on")
-        cores = 1.0 if device.type == "cuda" else cores_each([json.loads(text) for text in told])
+        texts = exchange(json.dumps(_place()), group, device, what="which machine and cores they are on")
+        cores = 1.0 if device.type == "cuda" else cores_each([json.loads(text) for text in texts])
         try:
             per_host = 1 if one_level else ranks_per_host(group, device)
         except ValueError:  # hosts of different sizes, which two levels do not take either
@@ -52,7 +52,7 @@ class Here:
         """Has the device be the current one, which on CUDA may still be another."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
-    def told(self, value: Any) -> list[Any]:
+    def gather(self, value: Any) -> list[Any]:
         """Every rank's value, of what JSON can say. A collective call."""
         return [json.loads(text) for text in exchange(json.dumps(value), self.group, self.device)]
 
