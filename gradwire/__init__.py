@@ -19,8 +19,8 @@ from .ddp_core import DistributedDataParallel, Handle, Stats, init_process_group
 from .hooks.torch_ddp import attach, comm_hook
 
 if TYPE_CHECKING:
-    from .hooks.advice.advice import Advice
     from .hooks.advice.advise import advise
+    from .hooks.advice.recommendation import Advice
     from .hooks.frameworks.accelerate import accelerate
     from .hooks.frameworks.gathered_state import GatheredState
     from .hooks.local_sgd.local_steps import LocalSteps

@@ -14,7 +14,7 @@ from ..compress.simulate import steady_traffic
 from ..compress.state.shares import ranks_given
 from ..ddp_core.buckets.assignment import MEBIBYTE
 from ..ddp_core.buckets.slices import MUCH
-from ..ddp_core.memory.cut_memory import may_be_cut
+from ..ddp_core.memory.sliced_memory import may_be_cut
 from ..ddp_core.overlap.slice_size import SAMPLE, slice_of_gradient
 
 

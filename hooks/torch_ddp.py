@@ -15,9 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from ..compress import Spec, tuned
 from ..ddp_core import DEFAULT_TIMEOUT, Decorator, Handle, Scaler, refuse_inside
 from ..ddp_core import DistributedDataParallel as OwnDDP
-from .guard import Guard
+from .hook_never_called import NeverCalled
 from .keywords import nearest_named
-from .never_called import NeverCalled
+from .torch_ddp_checks import Guard
 
 if TYPE_CHECKING:
     from .fsdp import ShardHandle

@@ -38,7 +38,7 @@ FLOORS = {  # the rooms of a layer, folders and files, from the ground up; those
         "module",
     ],
     "hooks": [
-        "guard keywords never_called overlap plan slices",
+        "hook_never_called keywords torch_ddp_checks overlap plan slices",
         "torch_ddp",
         "fsdp local_sgd watching",
         "advice frameworks",

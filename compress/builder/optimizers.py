@@ -15,9 +15,8 @@ from ..algorithms.dgc import DGC
 from ..feedback.worker_momentum import WorkerMomentum
 from ..protocol.compressor import Compressor, inside
 from ..protocol.registry import registered
-from .build import Spec, compressor, specification
+from .build import Spec, check_depth, compressor, parsed, specification
 from .defaults import FEEDBACK
-from .grammar import check_depth, parsed
 
 logger = logging.getLogger(__name__)
 O = TypeVar("O", bound=Optimizer)  # noqa: E741

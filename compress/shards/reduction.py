@@ -19,8 +19,7 @@ from ...kernels import all_finite
 from ..algorithms.adapters import Draws, TwoShot, drawn, draws
 from ..algorithms.dense import Dense
 from ..algorithms.rows import ALIGNMENT
-from ..builder.build import Spec, compressor
-from ..builder.grammar import parsed
+from ..builder.build import Spec, compressor, parsed
 from ..builder.optimizers import tuned
 from ..feedback.decayed_feedback import DecayedFeedback
 from ..feedback.error_feedback import ErrorFeedback

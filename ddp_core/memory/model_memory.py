@@ -20,8 +20,8 @@ from ...kernels import all_finite
 from ..buckets.layout import as_real
 from ..buckets.sparse import sparse_mean
 from .bucket_memory import CARRIED_OVER, NOT_TO_DISCARD, BucketMemory
-from .cut_memory import CutMemory, may_be_cut
 from .device_flag import DeviceFlag
+from .sliced_memory import SlicedMemory, may_be_cut
 
 
 def _check_partial(compressor: Compressor, partial: bool) -> None:
@@ -43,7 +43,7 @@ class Snapshot:
     step: int
     buckets: Sequence[tuple[str, ...]]
     loaded: Entries
-    live: Sequence[CutMemory]
+    live: Sequence[SlicedMemory]
     ranks_per_host: int | None = None
 
     @property
@@ -70,7 +70,7 @@ class ModelMemory:
         self.committed = True  # whether the last step can be taken back no more
         self._discarded = False  # whether it was
         self._unclaimed_buckets: list[tuple[str, ...]] = []  # buckets of a loaded state that have not been met yet
-        self._live: dict[tuple[str, ...], CutMemory] = {}
+        self._live: dict[tuple[str, ...], SlicedMemory] = {}
         self.carrying = False  # whether any rank may owe something outside a compressor's state; the same on all ranks
         self._names_before: list[tuple[str, ...]] = []  # of the buckets when the step that is under way began
         self._stateful: bool | None = None  # whether any bucket is; None until a step has met them all
@@ -122,7 +122,7 @@ class ModelMemory:
             each.finite() for bucket in self._live.values() for each in bucket.slices
         )
 
-    def get(self, layout: Layout, cuts: Sequence[Layout] = ()) -> CutMemory | None:
+    def get(self, layout: Layout, cuts: Sequence[Layout] = ()) -> SlicedMemory | None:
         """The bucket of this layout, if it is known; `cuts`: of its slices, where it is sent in some."""
         bucket = self._live.get(layout.names)
         return bucket if bucket is not None and (bucket.layout, bucket.cuts) == (layout, tuple(cuts)) else None
@@ -146,12 +146,12 @@ class ModelMemory:
                 f"call handle.bind(model), then load the state again"
             )
 
-    def add(self, layout: Layout, cuts: Sequence[Layout] = ()) -> CutMemory:
+    def add(self, layout: Layout, cuts: Sequence[Layout] = ()) -> SlicedMemory:
         """A new bucket; the state of its parameters moves in from the buckets that held them."""
         members = set(layout.names)
         for names in [names for names in self._live if members.intersection(names)]:
             self._release(self._live.pop(names))
-        bucket = CutMemory(self.compressor, layout, cuts, self.step, partial=self.partial, carrying=self.carrying)
+        bucket = SlicedMemory(self.compressor, layout, cuts, self.step, partial=self.partial, carrying=self.carrying)
         bucket.load({name: self._unclaimed.pop(name) for name in layout.names if name in self._unclaimed})
         self._layouts = {name: layout for name, layout in self._layouts.items() if name in self._unclaimed}
         self._adopt(bucket)
@@ -159,7 +159,7 @@ class ModelMemory:
         self._stateful = None
         return bucket
 
-    def _release(self, bucket: CutMemory) -> None:
+    def _release(self, bucket: SlicedMemory) -> None:
         """Keep the state of a bucket that is no more, until others claim it."""
         self._unclaimed.update(bucket.save())
         self._layouts |= {name: bucket.layout.select((place,)) for place, name in enumerate(bucket.layout.names)}
@@ -176,7 +176,7 @@ class ModelMemory:
         """Have the buckets in this order where they are listed; the first mention counts."""
         self._live = {names: self._live[names] for names in (*order, *self._live) if names in self._live}
 
-    def _adopt(self, bucket: CutMemory) -> None:
+    def _adopt(self, bucket: SlicedMemory) -> None:
         """Let a bucket owe what another compressor's state holds back for its parameters."""
         names = [name for name in bucket.layout.names if name in self._former_state]
         if names and self._former_compressor is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from ...hooks.advice import Advice
-from ...hooks.advice.advice import ASSUMED, Forecast
+from ...hooks.advice.recommendation import ASSUMED, Forecast
 from ..results.palette import look
 from ..results.picture import DPI
 

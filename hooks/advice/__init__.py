@@ -1,6 +1,6 @@
 """Advice: whether to compress a training's gradients, and how, from a minute of measuring."""
 
-from .advice import Advice, Choice, Forecast, Rule
 from .advise import advise
+from .recommendation import Advice, Choice, Forecast, Rule
 
 __all__ = ["Advice", "Choice", "Forecast", "Rule", "advise"]

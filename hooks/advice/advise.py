@@ -24,13 +24,13 @@ from ...ddp_core.averaging.engines import Engines
 from ...ddp_core.measure.clock import clock_of
 from ...ddp_core.transport.protocol import time_limit
 from ..plan import bucket_layouts
-from .advice import Advice, Choice, Forecast, Rule
 from .arithmetic import Arithmetic, copy_seconds, gradient_pool, measured_arithmetic, sampled
 from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, Method, family, methods
 from .directions import host_links
 from .network import Kind, Network
 from .predict import Measured, World, buckets, predicted, requests_on
 from .rank_group import RankGroup, tried
+from .recommendation import Advice, Choice, Forecast, Rule
 from .shared_cores import Work
 from .training import Computation, Loss, Training
 from .trials import TRIAL_SECONDS, Trials, checked_seconds, confirmed

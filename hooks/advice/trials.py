@@ -18,9 +18,9 @@ from ...ddp_core.measure.clock import clock_of
 from ...ddp_core.overlap.overlapped_optimizer import OverlappedOptimizer
 from ...ddp_core.transport.private_group import known_group
 from ..overlap import overlap
-from .advice import Choice, Forecast, Rule
 from .candidates import BACKWARD, PRIORITY
 from .rank_group import RankGroup
+from .recommendation import Choice, Forecast, Rule
 from .training import Training
 
 TRIAL_SECONDS = 40.0

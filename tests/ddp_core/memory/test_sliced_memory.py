@@ -9,7 +9,7 @@ import gradwire
 from gradwire.compress import Layout
 from gradwire.compress.simulate import simulate
 from gradwire.ddp_core.memory.bucket_memory import CARRIED_OVER
-from gradwire.ddp_core.memory.cut_memory import CutMemory, may_be_cut
+from gradwire.ddp_core.memory.sliced_memory import SlicedMemory, may_be_cut
 
 CPU = torch.device("cpu")
 RANKS = 3
@@ -43,7 +43,7 @@ def cut(layout, size):
 def memory_of(spec, rank, size, step=0):
     """Of the bucket in slices of so many elements; None: as it is."""
     built, layout = gradwire.compressor(spec), dataclasses.replace(WHOLE, rank=rank)
-    return CutMemory(built, layout, cut(layout, size) if size else (), step)
+    return SlicedMemory(built, layout, cut(layout, size) if size else (), step)
 
 
 def gradients(step):

@@ -28,7 +28,7 @@ def may_be_cut(compressor: Compressor) -> bool:
     return not remembered or (of_numbers and all(leaf.holds_back for leaf in remembered))
 
 
-class CutMemory:
+class SlicedMemory:
     """The memory of a bucket of `layout`, by `slices`: of those that `cuts` are the layouts of, or of all of it as one.
 
     What is saved is of whole parameters, however they are cut, and loads into any slices. Of what servers hold back it has
@@ -61,7 +61,7 @@ class CutMemory:
     def _size(self, name: str) -> int:
         return self.layout.sizes[self.layout.names.index(name)]
 
-    def taken(self, *, keep: bool, carrying: bool) -> CutMemory:
+    def taken(self, *, keep: bool, carrying: bool) -> SlicedMemory:
         """The memory before the last step, or with `keep` after it, to be saved by and by; copies pointers only."""
         taken = copy.copy(self)
         taken.slices = [each.taken(keep=keep, carrying=carrying) for each in self.slices]
