@@ -60,7 +60,7 @@ def common(cases: Sequence[Case]) -> str:
 def late(rows: Sequence[Mapping[str, Any]], cases: Sequence[Case]) -> list[str]:
     """Where this machine did not keep up with the accelerator that it emulates."""
     return [
-        f"{place(row)}, {' '.join(value(name, row[name]) for name in varied(cases))}: forward and backward took "
+        f"{', '.join([place(row), *(value(name, row[name]) for name in varied(cases))])}: forward and backward took "
         f"{row['stretch']:.1f}x what they do on the emulated accelerator, since this machine did not keep up; a larger "
         "--dilate leaves it more time"
         for row in rows

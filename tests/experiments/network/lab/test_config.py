@@ -6,7 +6,6 @@ from gradwire.experiments.network.lab import (
     labels,
 )
 from gradwire.experiments.ranks.launchers import LAB_VARIABLE, lab_here
-from gradwire.experiments.sweep import SweepConfig
 
 
 def test_labels_tell_of_labs_and_emulated_links(monkeypatch):
@@ -24,9 +23,8 @@ def test_labels_tell_of_labs_and_emulated_links(monkeypatch):
         ({"rate": "1gbit", "utilization": "use.json"}, "netlab.rate and netlab.utilization without"),
     ],
 )
-def test_what_is_set_of_a_lab_without_hosts_is_refused_but_not_in_a_study_which_has_them(options, named):
+def test_what_is_set_of_a_lab_without_hosts_is_refused(options, named):
     with pytest.raises(ValueError, match=f"^{named} hosts, .*: add --netlab.hosts 4, or leave it out$"):
         check_lab(NetlabConfig(**options))
     check_lab(NetlabConfig(hosts=2, **options))
     check_lab(NetlabConfig())
-    assert SweepConfig(command="bench", netlab=NetlabConfig(**options)).lab.keys() == {f"netlab.{n}" for n in options}

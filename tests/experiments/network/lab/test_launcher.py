@@ -136,7 +136,7 @@ def test_bench_dilates_the_links_of_its_lab(possible, tmp_path):
         "dilated 2",
         "netlab: 2 hosts at 500 Mbit/s",
     ]
-    assert all(f"* NOT REAL: {label}" in done.stdout for label in row["labels"])
+    assert all(f"NOT REAL: {label}" in done.stdout for label in row["labels"])
     assert "started by netlab" in done.stdout
     assert Utilization.read(use).rate == "500mbit"
     assert row["sent_bytes_per_step"] == 4 * 11_173_962

@@ -74,7 +74,7 @@ def test_an_empty_name_is_no_file_for_the_use_of_links():
 
 def test_without_matplotlib_the_use_of_links_is_written_and_not_drawn(tmp_path, monkeypatch, capsys):
     monkeypatch.delitem(sys.modules, "gradwire.experiments.network.lab.picture")
-    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     write_and_draw(USE, tmp_path / "use.json")
     missing = "none: matplotlib is not installed; pip install 'gradwire[experiments]'"
     assert capsys.readouterr().out == f"utilization  {tmp_path}/use.json\npicture      {missing}\n"
