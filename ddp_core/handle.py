@@ -42,7 +42,7 @@ class Observed:
     _loss_scale: LossScale | None = None
 
     def _what(self) -> str:
-        """What travels, in a specification's words."""
+        """Return a name of what is sent."""
         raise NotImplementedError
 
     def stats(self) -> Stats:
@@ -185,7 +185,7 @@ class Handle(Observed):
 
     @property
     def called(self) -> bool:
-        """Whether a step has begun with it."""
+        """True if a step has begun with it."""
         return self.averager.engines.agreement.step > 0
 
     def swap(self, spec: Spec, *, optimizer: torch.optim.Optimizer | None = None) -> None:
@@ -211,7 +211,7 @@ class Handle(Observed):
         return specification(self.compressor)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint of this rank needs; safe with `torch.load(weights_only=True)`. Residuals differ by rank.
+        """Return what a checkpoint of this rank needs; safe with `torch.load(weights_only=True)`. Residuals differ by rank.
 
         {"gradwire": format, "compressor", "world_size", "rank", "step": synced backwards, "buckets": [[name]],
         "parameters": {name: {field: tensor}}, "orders": {name: axes in memory, if not row by row}, "tensors": how many,
@@ -256,7 +256,7 @@ class Handle(Observed):
         return state
 
     def _merged(self, states: Any) -> dict[str, Any]:
-        """What all ranks go on from, given the states of all. Raises ValueError where they do not fit."""
+        """Return the state from which all ranks continue, given those of all. Raises ValueError if they do not fit."""
         if not self._bound:
             raise ValueError(UNBOUND)
         return merged(states, self.compressor, self.averager.names, self.frozen)
@@ -297,7 +297,7 @@ class Handle(Observed):
         await_all(self.averager.engines.group, call, self.averager.engines.timeout)
 
     def _shares(self, saved: Mapping[str, Any], ranks: int) -> Sequence[Mapping[str, Any] | str]:
-        """What each rank is to load: its own state, or the same merged one; or an error's text."""
+        """Return what each rank is to load: its own state, the merged one, or the text of an error."""
         try:
             states = checkpoint.states_of(saved)
             if len(states) == ranks:
@@ -308,7 +308,7 @@ class Handle(Observed):
 
     @property
     def _device(self) -> torch.device:
-        """Of the model's parameters, as far as they are known."""
+        """The device of the model's parameters, as far as they are known."""
         return next((parameter.device for parameter in self.averager.names), torch.device("cpu"))
 
     def __getstate__(self) -> dict[str, Any]:

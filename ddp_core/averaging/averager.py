@@ -83,27 +83,27 @@ class CompressedAverager:
 
     @property
     def scale(self) -> float:
-        """What gradients of the next step are to be multiplied by on their way into a bucket: divided, if only averaged."""
+        """The factor of gradients on their way into a bucket of the next step: 1 / ranks if they are only averaged."""
         return 1 / self.engines.group.size() if self.memory.averages else 1.0
 
     @property
     def zero_unused_gradients(self) -> bool:
-        """Whether old ones, of parameters that no rank used, must not be among them, since they would be remembered."""
+        """True if stale gradients, of parameters that no rank used, must be excluded: they would be carried over."""
         return self.memory.remembers
 
     def stats(self) -> Stats:
-        """What buckets cost in the last step, and in all."""
+        """Return the cost of buckets in the last step and in total."""
         return self.totals.stats(self.step, self.memory.step)
 
     def measured(self) -> Measured:
-        """What was noted of the last steps."""
+        """Return the records of the last steps."""
         steps, engines = self.totals.recent_and(None if self.under_way else self.step), self.engines
         begun, ranks, on_host = self.steps_begun, engines.group.size(), engines.on_host
         warming = warm_up(self.memory.compressor, self.memory.step)
         return Measured(steps, self.stats(), begun, ranks, on_host=on_host, warm_up=warming)
 
     def allocator(self, device: torch.device) -> Allocate:
-        """Where buckets of our own DDP may best lie."""
+        """Return what allocates the buckets of our own DDP."""
         return self.engines.allocator(self.memory.compressor, device, sums=self.scale != 1.0)
 
     def begin_step(self, step: Step) -> None:
@@ -123,7 +123,7 @@ class CompressedAverager:
             self.step_lock.thread = threading.get_ident()
 
     def end_step(self) -> None:
-        """All averages of the step that `begin_step` began have been handed out."""
+        """End the step that `begin_step` began: all of its averages have been handed out."""
         with self.step_lock.lock:
             self.step.finished = True
             if self.step_lock.waiting:
@@ -136,7 +136,7 @@ class CompressedAverager:
 
     @property
     def under_way(self) -> bool:
-        """Whether a step has begun and not come to its end, as far as its buckets tell."""
+        """True if a step has begun and not ended, as far as its buckets show."""
         return self.step.under_way(idle=self.engines.idle)
 
     def between_steps(self, change: Callable[[], None]) -> None:
@@ -282,7 +282,7 @@ class CompressedAverager:
         self._forget()
 
     def _forget(self) -> None:
-        """What was known of buckets is so no more, and what a step under way did no longer matters."""
+        """Forget the plans of all buckets, and a step that is under way."""
         self.totals.count(self.step)
         self.step = Step()
         self._plans, self._known = {}, object()

@@ -54,7 +54,7 @@ class BucketSegment:
 
 @dataclass(frozen=True)
 class BucketPlan:
-    """How a bucket of DDP's is averaged in every step: all that is known once the bucket is.
+    """The way in which a bucket of DDP's is averaged in every step: all that is known once the bucket is.
 
     `known`: the plan holds as long as the averager has this object. `names`: of the parameters. `segments`: what compressors
     remember, in order. For a bucket of our own DDP, which outlives the plan, `total` is the request for the sum of its
@@ -78,7 +78,7 @@ def one_round(request: Request) -> Program[Tensor]:
 
 
 def scopes_of_rounds(compressor: Compressor, layout: Layout, *, partial: bool) -> list[set[Scope]]:
-    """Among whom the rounds of a bucket go. `partial`: one more may be among them, for which parameters were used."""
+    """Return the ranks among which the rounds of a bucket go. `partial`: one more may be among them, for which parameters were used."""
     scopes = scopes_by_round(compressor, layout)
     if not partial:
         return scopes
@@ -87,7 +87,7 @@ def scopes_of_rounds(compressor: Compressor, layout: Layout, *, partial: bool) -
 
 @dataclass(frozen=True)
 class AllPending:
-    """All segments of a bucket, each of whose programs returns the bucket's buffer."""
+    """The averages of a bucket's segments on their way. Each program returns the buffer of the bucket."""
 
     segments: Sequence[Pending]
 
@@ -153,14 +153,14 @@ def prepared(segment: BucketSegment, memory: ModelMemory, engine: Engine, flat: 
 
 
 def setup(compressor: Compressor, step: int, layout: Layout, values: str | None) -> str:
-    """What ranks must agree on at a first bucket; `values`: of its parameters, in a few letters."""
+    """Return what ranks must agree on at a first bucket. `values`: a checksum of its parameters."""
     bucket = f"{len(layout.names)} parameters, {layout.numel} x {layout.dtype}"
     told = "" if values is None else f", their values {values}"
     return f"{specification(compressor)} at step {step} with a first bucket of {bucket}{told}"
 
 
 def labelled(index: int, names: Sequence[str]) -> str:
-    """What messages call a bucket."""
+    """Return the name of a bucket in messages."""
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return f"bucket {index} (parameters {shown})"
 

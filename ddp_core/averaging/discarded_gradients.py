@@ -106,7 +106,7 @@ def _holds(optimizer: Optimizer, parameters: Sequence[Tensor]) -> bool:
 
 @functools.cache
 def _watching() -> weakref.WeakSet[DiscardedGradientCheck]:
-    """All that are told of optimizers' steps, from the first call on."""
+    """Return the checks that hear of the steps of optimizers, from the first call on."""
     watching: weakref.WeakSet[DiscardedGradientCheck] = weakref.WeakSet()
 
     @torch._disable_dynamo  # a compiled function may step

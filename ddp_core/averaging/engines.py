@@ -56,16 +56,16 @@ class Engines:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way in any."""
+        """True if no engine has anything under way."""
         return all(engine.idle for engine in self._made.values())
 
     @property
     def on_host(self) -> bool:
-        """Whether programs run when the host says so, and are not only queued then."""
+        """True if programs run on the host, and are not only queued by it."""
         return all(device.type == "cpu" for device, _ in self._made)
 
     def of(self, device: torch.device, index: int) -> Engine:
-        """That of a bucket: buckets go in turn among the groups."""
+        """Return the engine of a bucket. Buckets go in turn among the groups."""
         place = index % len(self._groups or [self.group])
         if (device, place) not in self._made:
             warn_if_apart()
@@ -84,7 +84,7 @@ class Engines:
         return self._found
 
     def allocator(self, compressor: Compressor, device: torch.device, *, sums: bool) -> Allocate:
-        """Where buckets of our own DDP may best lie. `sums`: gradients are only summed."""
+        """Return what allocates the buckets of our own DDP. `sums`: gradients are only summed."""
         transport = self.of(device, 0).transport
         if not transport.allocates or (ranks_given(compressor) is None and not sums):
             return allocate_own

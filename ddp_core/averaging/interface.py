@@ -1,4 +1,4 @@
-"""What the reducer calls: whatever averages its buckets."""
+"""The interface of all that averages the buckets of the reducer."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def _common(name: str, ranks: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _versions(device: torch.device) -> dict[str, str]:
-    """What else decides how numbers are rounded."""
+    """Return the versions of all else that decides how numbers are rounded."""
     found = {"torch": str(torch.__version__)}
     if device.type == "cuda":
         found["compute capability"] = ".".join(map(str, torch.cuda.get_device_capability(device)))

@@ -31,7 +31,7 @@ from .step_lock import StepLock
 
 
 class ShardAverager:
-    """What a model's shards cost on the wire, and remember, on this rank.
+    """The communication of a model's shards on this rank, its cost and its memory.
 
     `group`: the ranks that share the parameters. `codec`: how weights travel, None for as they are. `replicas`: averages
     over replicas, if anything of gradwire's does; a step of both ends when theirs does. All ranks make the same calls in the
@@ -121,7 +121,7 @@ class ShardAverager:
             self.step_lock.thread = threading.get_ident()
 
     def end_step(self) -> None:
-        """All shards of the step are there; where they are still averaged over replicas, end it when these are done."""
+        """End the step: all of its shards are there. If replicas still average them, the step ends with theirs."""
         with self.step_lock.lock:
             if self._replicas is not None and self._replicas.under_way:
                 return
@@ -136,7 +136,7 @@ class ShardAverager:
             self.step_lock.between_steps(change, under_way=self.memory.under_way)
 
     def stats(self) -> Stats:
-        """What modules cost in the last step, and in all."""
+        """Return the cost of modules in the last step and in total."""
         return self.totals.stats(self._step, self.memory.step)
 
     def taken(self) -> ShardSnapshot:
@@ -145,7 +145,7 @@ class ShardAverager:
             return self.memory.taken()
 
     def measured(self) -> Measured:
-        """What was noted of the last steps. They are not timed in full: backward is torch's."""
+        """Return the records of the last steps. They are not timed in full: backward is torch's."""
         ended = self._step if self._step.finished else None
         steps, ranks = self.totals.recent_and(ended), self.engines.group.size()
         begun, on_host = self.engines.agreement.step, self.engines.on_host

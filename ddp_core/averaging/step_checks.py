@@ -1,4 +1,4 @@
-"""What is looked at between two steps: gradients that were thrown away, feedback that runs away."""
+"""Checks between two steps: gradients that were discarded, error feedback that diverges."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ADVICE = (
 
 
 class StepChecks:
-    """Of one model's steps with a compressor."""
+    """The checks of one model's steps with a compressor."""
 
     def __init__(self) -> None:
         self._thrown_away, self._warned = DiscardedGradientCheck(), False  # of feedback that runs away

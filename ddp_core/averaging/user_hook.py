@@ -36,7 +36,7 @@ class HookAverager:
             self.own.begin_step(step)
 
     def average(self, bucket: Sendable) -> FuturePending:
-        """What the hook returns: a future, or anything else that can be waited for."""
+        """Call the hook. It returns a future, or anything else that can be waited for."""
         future = self.hook(self.state, bucket)
         self._step.watch(bucket.number, future)
         return FuturePending(future)

@@ -1,4 +1,4 @@
-"""What a driver of tasks is to the engine, and what it hands out."""
+"""The interface of drivers, which carry tasks, and the pendings that they return."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Driver(Protocol):
 
 @dataclass(frozen=True)
 class ResultPending:
-    """What a future of Python's will hold: a wait for it ends by Ctrl-C, which none for torch's does."""
+    """The result of a Python future. Ctrl-C ends a wait for it, which it does not for a future of torch's."""
 
     future: Future[Tensor]
 
@@ -44,7 +44,7 @@ class ResultPending:
 
 
 class FuturePending:
-    """What a future will hold. Whoever fills it keeps the time limit."""
+    """The result of a future. Whoever fills it keeps the time limit."""
 
     def __init__(self, future: torch.futures.Future[Tensor]) -> None:
         self.future = future

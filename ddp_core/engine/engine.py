@@ -93,7 +93,7 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Whether all tasks so far came to their end."""
+        """True if all tasks so far have ended."""
         return self._failure is None and not self._live
 
     def close(self, limit: timedelta | None = None) -> None:

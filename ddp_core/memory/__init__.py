@@ -1,1 +1,1 @@
-"""What compressors remember, by parameter name: residuals, checkpoints, taking a step back."""
+"""The memory of compressors by parameter name: residuals, checkpoints, undoing a step."""

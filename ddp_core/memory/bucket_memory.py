@@ -1,4 +1,4 @@
-"""What a compressor remembers of a bucket, or of a slice of one, step after step."""
+"""The memory of a compressor for a bucket, or for a slice of one."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class BucketMemory:
 
     @property
     def stateful(self) -> bool:
-        """Whether a step changes anything that may have to be undone."""
+        """True if a step changes anything that may have to be undone."""
         return self._remembers or self._carried is not None or self._carrying
 
     def reduce(self, flat: Tensor, step: int, watched: bool) -> Program[Tensor]:
@@ -112,7 +112,7 @@ class BucketMemory:
         return average.masked_fill_(unused, 0)
 
     def held_back(self) -> dict[str, Tensor]:
-        """All gradient that this rank has not given to an average yet, flat, by parameter: the same ones on all ranks."""
+        """Return the gradient that this rank has not given to an average yet, flat, by the same parameters on all ranks."""
         if not self.stateful:
             return {}
         zeros = torch.zeros(self.layout.numel, dtype=self.layout.dtype, device=self.layout.device)
@@ -124,12 +124,12 @@ class BucketMemory:
         return {name: view.reshape(-1) for name, view in views.items() if self._carrying or view.any()}
 
     def finite(self) -> bool:
-        """Whether the last average was finite."""
+        """Return True if the last average was finite."""
         return self._finite is None or bool(self._finite)
 
     @property
     def brought_out(self) -> bool:
-        """Whether the last step, if it counts, has left nothing carried here; the same on all ranks."""
+        """True if the last step, if it counts, has carried nothing over; the same on all ranks."""
         return self._finite is not None and not self._left
 
     def end_step(self, keep: bool, carrying: bool) -> None:
@@ -163,7 +163,7 @@ class BucketMemory:
         return entries
 
     def averaged(self) -> Entries:
-        """What is made of this rank's gradients and not held back, by parameter name and field."""
+        """Return what is made of this rank's gradients and not held back, by parameter name and field."""
         return self._leaves.averaged()
 
     def load(self, entries: Mapping[str, Mapping[str, Tensor]]) -> None:

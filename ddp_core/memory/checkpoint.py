@@ -1,4 +1,4 @@
-"""What a saved state must agree with before it is taken, and the states of all ranks as one value."""
+"""Checkpoints: the format of a saved state, its checks before it is taken, and the states of all ranks as one value."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ INCOMPLETE = (
 
 
 def header(compressor: Compressor, world_size: int, rank: int) -> dict[str, Any]:
-    """What identifies the writer of a state."""
+    """Return what identifies the writer of a state."""
     return {"gradwire": FORMAT, "compressor": fingerprint(compressor), "world_size": world_size, "rank": rank}
 
 
@@ -57,7 +57,7 @@ def sealed(
 
 
 def blank(compressor: Compressor, names: Mapping[Tensor, str], world_size: int, rank: int) -> Entries:
-    """What a step will fill in by parameter, as zeros, for loaders that fill in what is there; not what is by bucket."""
+    """Return zeros for what a step will fill in by parameter, not by bucket, for loaders that fill in what is there."""
     entries: Entries = {}
     if ranks_given(compressor) is not None:  # shares are of buckets
         return entries
@@ -136,7 +136,7 @@ def check_form(saved: Mapping[str, Any]) -> None:
 
 
 def _whole(saved: Mapping[str, Any]) -> bool:
-    """Whether all tensors are there, as far as the state tells."""
+    """Return True if all tensors are there, as far as the state shows."""
     whole = saved.get("tensors")
     return type(whole) is int and sum(map(len, saved["parameters"].values())) >= whole
 
@@ -153,7 +153,7 @@ def _nested(value: Any, kind: Any) -> bool:
 
 
 def _flaw(field: Any, numbers: Any) -> str | None:
-    """What is wrong with a tensor of a state."""
+    """Return what is wrong with a tensor of a state, or None."""
     if not isinstance(numbers, Tensor) or not isinstance(field, str):
         return f"is no tensor but {type(numbers).__name__}"
     if numbers.layout != torch.strided:
@@ -192,7 +192,7 @@ def check_parameters(
 def layouts(
     saved: Mapping[str, Any], parameters: Mapping[str, Tensor], device: torch.device, world_size: int, rank: int
 ) -> Iterator[Layout]:
-    """Of the buckets that the state was saved with. Raises ValueError where the model does not have their parameters."""
+    """Yield the layouts of a saved state's buckets. Raises ValueError where the model lacks their parameters."""
     for bucket in filter(None, saved["buckets"]):
         if unknown := sorted(set(bucket) - set(parameters)):
             raise ValueError(f"the state has buckets of parameters that the model does not train: {', '.join(unknown)}")
@@ -246,7 +246,7 @@ def all_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def is_gathered(saved: Any) -> bool:
-    """Whether a state is that of all ranks."""
+    """Return True if a state is that of all ranks."""
     return isinstance(saved, Mapping) and RANKS in saved
 
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Scaler(Protocol):
-    """What torch.amp.GradScaler tells of its scale."""
+    """The part of torch.amp.GradScaler that shows its scale."""
 
     def get_scale(self) -> float:
         """The factor of the next loss; on CUDA the host waits for it."""
@@ -36,5 +36,5 @@ class LossScale:
             self.follow()
 
     def forget(self) -> None:
-        """What was loaded has the scale that the scaler has at the next step: both were saved together."""
+        """Take the scaler's scale at the next step for that of a loaded state: both were saved together."""
         self._scale = None

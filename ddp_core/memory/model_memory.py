@@ -1,4 +1,4 @@
-"""What a compressor remembers of a whole model: bucket by bucket, by parameter name."""
+"""The memory of a compressor for a whole model: bucket by bucket, by parameter name."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Snapshot:
 
     @property
     def begun(self) -> bool:
-        """Whether there may be anything to save."""
+        """True if there may be anything to save."""
         return bool(self.step or self.loaded or self.live)
 
     def state_dict(self) -> dict[str, Any]:
@@ -89,17 +89,17 @@ class ModelMemory:
 
     @property
     def averages(self) -> bool:
-        """Whether the compressor only averages, and no rank owes anything: gradients may then come divided already."""
+        """True if the compressor only averages and no rank carries anything over: gradients may then come divided."""
         return self._plain and not self._still_carrying()
 
     @property
     def remembers(self) -> bool:
-        """Whether what a step is given may be kept, or brings out what was kept; the same on all ranks."""
+        """True if a step may keep a part of its gradients, or sends what was kept; the same on all ranks."""
         return not self._plain or (self.partial and self._still_carrying())
 
     @property
     def may_be_cut(self) -> bool:
-        """Whether what is sent may be cut anywhere; the same on all ranks."""
+        """True if buckets may be cut into slices anywhere; the same on all ranks."""
         return not self.partial and may_be_cut(self.compressor)
 
     def _choose(self, compressor: Compressor) -> None:
@@ -107,7 +107,7 @@ class ModelMemory:
         self._plain = traits_of(compressor).averages
 
     def _still_carrying(self) -> bool:
-        """Whether any rank may owe something once the last step is committed."""
+        """Return True if any rank may carry something over once the last step is committed."""
         if not self.carrying or self._unclaimed or self._former_state:
             return self.carrying
         # reversed: within a step the last one has not
@@ -115,7 +115,7 @@ class ModelMemory:
         return not (came and self._finite())
 
     def _finite(self) -> bool:
-        """Whether the averages of the last step were, and nobody has discarded it."""
+        """Return True if the averages of the last step were finite, and nobody has discarded it."""
         if self._discarded:
             return False
         return all(map(bool, self._sparse_finite)) and all(
@@ -189,7 +189,7 @@ class ModelMemory:
 
     @property
     def watched(self) -> bool:
-        """Whether any bucket has something to undo; where some may not have been met, whether any may have."""
+        """True if any bucket has something to undo, or may have, where some buckets are not known yet."""
         return self.carrying or not self._plain if self._stateful is None else self._stateful
 
     def reduce_sparse(self, gradient: Tensor, world_size: int, watched: bool) -> Program[Tensor]:
@@ -209,7 +209,7 @@ class ModelMemory:
 
     @property
     def counts(self) -> bool:
-        """Whether the last step is remembered, and can still be taken back."""
+        """True if the last step is remembered, and can still be undone."""
         return self.watched and not self.committed and self._finite()
 
     def discard_step(self) -> None:

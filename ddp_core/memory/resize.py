@@ -83,7 +83,7 @@ def _buckets(
 
 
 def _carrying(buckets: Sequence[BucketMemory], held: Mapping[str, Tensor]) -> Entries:
-    """What one rank remembers, but that it holds back nothing except for what it is given."""
+    """Return the memory of one rank, which holds back nothing but what it is given."""
     entries: Entries = {}
     for bucket in buckets:
         bucket.rescale(0.0)

@@ -1,4 +1,4 @@
-"""What is held back of the gradients of sharded parameters, module by module, by parameter name."""
+"""The residuals of sharded parameters, module by module, by parameter name."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ class ShardMemory:
             self._leaves[index].set_step(self.step - 1)
 
     def end_step(self) -> None:
-        """All shards of the step are there."""
+        """End the step: all of its shards are there."""
         self.under_way = False
 
     def _keeps(self) -> bool:
-        """Whether the last step counts: it came to its end, met only what is finite, and nobody has discarded it."""
+        """Return True if the last step counts: it has ended, met only finite numbers, and nobody has discarded it."""
         if self.under_way or self._discarded:
             return False
         return self._finite.everywhere is None or bool(DeviceFlag(self._finite.everywhere))
@@ -146,13 +146,13 @@ class ShardMemory:
         return {name for state in held for name in state.layout.whole.names}
 
     def held_back(self) -> dict[str, Tensor]:
-        """All gradient that this rank has not given to a sum yet, flat, by parameter name."""
+        """Return the gradient that this rank has not given to a sum yet, flat, by parameter name."""
         self.commit()
         return summed(leaves.held_back() for leaves in self._leaves.values())
 
 
 def _moved(held: ShardResidual | None, fresh: ShardResidual | None) -> ShardResidual | None:
-    """What was held back, as wide as it is to be now."""
+    """Return a residual as wide as it is to be now."""
     if held is None or fresh is None or type(held) is type(fresh):
         return held or fresh
     fresh.set(held.numbers())

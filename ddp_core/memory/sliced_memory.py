@@ -1,4 +1,4 @@
-"""What a compressor remembers of a bucket that may be sent in slices; it is saved as that of the whole bucket."""
+"""The memory of a compressor for a bucket that may be sent in slices. It is saved as that of the whole bucket."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .bucket_memory import CARRIED_OVER, BucketMemory
 
 
 def may_be_cut(compressor: Compressor) -> bool:
-    """Whether gradients may be cut anywhere, inside of parameters too: nothing is remembered of them, or all that is was
+    """Return True if gradients may be cut anywhere, inside of parameters too: nothing is remembered, or all of it was
     held back of single numbers. Factors are of whole matrices, and what ranks agree on is of whole buckets.
     """
     several_hosts = 2 * (ranks_given(compressor) or 1)
@@ -50,7 +50,7 @@ class SlicedMemory:
         self.slices = [BucketMemory(compressor, each, step, partial=partial, carrying=carrying) for each in pieces]
 
     def held_back(self) -> dict[str, Tensor]:
-        """All gradient that this rank has not given to an average yet, flat, by parameter."""
+        """Return the gradient that this rank has not given to an average yet, flat, by parameter."""
         total: dict[str, Tensor] = {}
         for each in self.slices:
             for name, numbers in each.held_back().items():
@@ -111,7 +111,7 @@ def _place(cut: Layout, name: str) -> slice:
 
 
 def _cut_out(memory: BucketMemory, name: str, fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What a slice takes of the saved fields of a parameter."""
+    """Return what a slice takes of the saved fields of a parameter."""
     servers = [key for key in fields if f"{key}{FIRST}" in fields]
     found = {
         key: fields[key] for key in fields if key not in servers and key != CARRIED_OVER and not key.endswith(FIRST)
@@ -127,7 +127,7 @@ def _cut_out(memory: BucketMemory, name: str, fields: Mapping[str, Tensor]) -> d
 def _served(
     memory: BucketMemory, name: str, key: str, fields: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """What this rank held back of numbers that it served and serves now, too; and of others of the slice, to carry over."""
+    """Return what this rank held back as a server: of numbers that it serves now, too, and of others, to carry over."""
     place, first, saved = _place(memory.layout, name), int(fields[f"{key}{FIRST}"]), fields[key]
     begin = max(first, place.start)
     end = max(begin, min(first + saved.numel(), place.stop))

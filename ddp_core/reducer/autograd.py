@@ -1,4 +1,4 @@
-"""What autograd, the compiler and torch.func's transforms are doing: which gradients come, and what runs without Python."""
+"""Questions to autograd, the compiler and torch.func: which gradients come, and what runs without Python."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def gradient_node(parameter: Tensor) -> Any:
 
 
 def arriving(nodes: Sequence[Any], anchor: Any) -> list[bool] | None:
-    """Which of the gradient nodes the running backward will execute; None in one that accumulates no gradients.
+    """Return which gradient nodes the running backward will execute; None in one that accumulates no gradients.
 
     `torch.autograd.grad` is such a one. `anchor`: the gradient node of a tensor that is an input of every sink.
     """
@@ -41,7 +41,7 @@ def arriving(nodes: Sequence[Any], anchor: Any) -> list[bool] | None:
 
 
 def compiles() -> bool:
-    """Whether anything in this process went through torch.compile: its graphs take parameters as they are."""
+    """Return True if anything in this process went through torch.compile: its graphs take parameters as they are."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     return any(backend is not None for backend in tuple(getattr(dynamo, "cached_backends", {}).values()))
 
@@ -52,7 +52,7 @@ def in_compiled_backward() -> bool:
 
 
 def scripted(module: nn.Module) -> bool:
-    """Whether any part of a model is TorchScript."""
+    """Return True if any part of a model is TorchScript."""
     return any(isinstance(each, torch.jit.ScriptModule) for each in module.modules())
 
 

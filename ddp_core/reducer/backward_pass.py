@@ -1,4 +1,4 @@
-"""What a synchronized backward may do, and what it has done so far."""
+"""The rules of a synchronized backward, and its progress."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Rules:
 
     @cached_property
     def dynamic(self) -> bool:
-        """Whether each backward may reach other parameters."""
+        """True if each backward may reach other parameters."""
         return self.find_unused_parameters and not self.static_graph
 
 
 @dataclass
 class Backward:
-    """What one synchronized backward has brought so far."""
+    """The progress of one synchronized backward."""
 
     missing: list[int]  # firings of each parameter's hook until its gradient is ready; below 0 there were too many
     counts: bool  # it is the first of a static graph, which waits for its end
@@ -50,7 +50,7 @@ class Backward:
 
     @property
     def under_way(self) -> bool:
-        """Whether other ranks may have got something of it."""
+        """True if other ranks may have received something of it."""
         return bool(self.order or self.launched or self.usage or self.broken)
 
     def absent(self, names: Sequence[str]) -> dict[int, str]:
@@ -69,7 +69,7 @@ class Backward:
         return self.static_usage if self.usage is None else self.usage.by_any()
 
     def needs(self, bucket: Sendable) -> bool:
-        """Whether a bucket is sent; parts of it that no rank used are taken out (section 6.2.2)."""
+        """Return True if a bucket is sent; parts of it that no rank used are taken out (section 6.2.2)."""
         if not (self.skips or self.zero_unused_gradients) or (used := self.used_by_any()) is None:
             return True
         absent = [index for index in bucket.members if not used[index]]
@@ -80,7 +80,7 @@ class Backward:
         return True
 
     def firings(self) -> list[int]:
-        """How often each parameter fired in the first backward of a static graph, which now sends them all.
+        """Return how often each parameter fired in the first backward of a static graph, which now sends them all.
 
         The order keeps the last firings.
         """
@@ -91,10 +91,10 @@ class Backward:
 
 
 class DeferredDelivery(Protocol):
-    """Who waits for the averages of a step, and hands them out, when its backward has long returned."""
+    """A receiver of averages that waits for them, and hands them out, after backward has returned."""
 
     def takes(self, backward: Backward) -> bool:
-        """Whether it does so for this backward."""
+        """Return True if it does so for this backward."""
 
     def hold(self, backward: Backward) -> None:
-        """All of it has been sent: from now on it is responsible."""
+        """Take responsibility for a backward whose buckets have all been sent."""

@@ -13,7 +13,7 @@ _guards: WeakSet[ForkGuard] = WeakSet()
 
 
 class ForkGuard:
-    """Of a model whose gradients `nodes` accumulate. `shares`: whether these would now go where the parent reads them."""
+    """A guard of a model whose gradients `nodes` accumulate. `shares`: True if the parent would read them now."""
 
     def __init__(self, nodes: Sequence[Any], shares: Callable[[], bool | None]) -> None:
         self._process, self._nodes, self._shares = os.getpid(), nodes, shares

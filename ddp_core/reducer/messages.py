@@ -1,4 +1,4 @@
-"""What the reducer tells users who break its rules; the first words are torch's, so that a search finds them."""
+"""Error messages of the reducer; the first words are torch's, so that a search finds them."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class BufferSync:
 
     @property
     def after_forward(self) -> bool:
-        """Whether buffers are synchronized after forward instead of before it."""
+        """True if buffers are synchronized after forward instead of before it."""
         return self.hook is not None and self.hook[2]
 
     def run(self, buffers: dict[str, Tensor], *, agree: bool, candidate: bool) -> None:

@@ -128,12 +128,12 @@ class Reducer:
 
     @property
     def counts(self) -> bool:
-        """Whether this step waits for the end of backward: the first one of a static graph, which it counts."""
+        """True if this step waits for the end of backward: the first one of a static graph, which it counts."""
         return self.rules.static_graph and self._firings is None
 
     @property
     def watches(self) -> bool:
-        """Whether it has to be told that a backward begins."""
+        """True if it must hear that a backward begins."""
         return self.rules.dynamic or self.counts
 
     def start(self) -> None:
@@ -159,7 +159,7 @@ class Reducer:
 
     @property
     def unfinished(self) -> bool:
-        """Whether the last synchronized backward brought some gradients, and not all."""
+        """True if the last synchronized backward brought some gradients, and not all."""
         return self._backward is not None and self._backward.under_way
 
     def require_finished(self) -> None:
@@ -357,13 +357,13 @@ class Reducer:
         self.finished += 1
 
     def delivered(self, backward: Backward) -> None:
-        """All averages of a step have been handed out."""
+        """End a step: all of its averages have been handed out."""
         backward.step.end()
         self.averager.end_step()
         self.timeline.step_ends(backward.step, [bucket.members for bucket in self.assignment.buckets])
 
     def brought_of(self, indices: Iterable[int]) -> list[int]:
-        """Those of the parameters that have got a gradient on this rank since the last synchronization."""
+        """Return those of the parameters that have got a gradient on this rank since the last synchronization."""
         return [index for index in indices if self._used[index]]
 
     def fail(self, backward: Backward, why: str) -> None:

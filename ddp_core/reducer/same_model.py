@@ -1,4 +1,4 @@
-"""That all ranks train the same model: checked before training starts."""
+"""A check before training starts that all ranks train the same model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..transport.collectives import exchange
 
 
 def described(parameters: Mapping[str, Tensor], spec: Spec) -> list[str]:
-    """What ranks must agree on, a line each: the compressor, then the parameters."""
+    """Return what ranks must agree on, a line each: the compressor, then the parameters."""
     lines = [
         f"parameter {name} with shape {tuple(p.shape)}, strides {p.stride()}, {p.dtype} on {p.device.type}, "
         f"requires_grad={p.requires_grad}"

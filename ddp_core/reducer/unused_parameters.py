@@ -1,4 +1,4 @@
-"""Which parameters any rank used: a bitmap, added up beside the buckets (Li et al. 2020, section 3.2.3)."""
+"""The parameters that any rank used: a bitmap, added up beside the buckets (Li et al. 2020, section 3.2.3)."""
 
 from __future__ import annotations
 
