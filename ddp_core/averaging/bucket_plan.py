@@ -78,7 +78,7 @@ def one_round(request: Request) -> Program[Tensor]:
 
 
 def scopes_of_rounds(compressor: Compressor, layout: Layout, *, partial: bool) -> list[set[Scope]]:
-    """Return the ranks among which the rounds of a bucket go. `partial`: one more may be among them, for which parameters were used."""
+    """Return the scopes of a bucket's rounds. `partial`: one more round may ask which parameters were used."""
     scopes = scopes_by_round(compressor, layout)
     if not partial:
         return scopes
