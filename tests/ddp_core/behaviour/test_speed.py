@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 import gradwire
 
 FLOOR = 1.06  # times as many steps a second as torch's DDP
-ROUNDS, STEPS, ATTEMPTS = 5, 6, 2
+ROUNDS, STEPS, ATTEMPTS = 5, 6, 3
 
 
 def ratios(rank, world_size):
