@@ -181,7 +181,7 @@ class DistributedDataParallel(TorchAttributes):
         return self._order.agreed
 
     def last_step(self) -> StepTimes | None:
-        """Where the seconds of the last synchronized step went; None before the first."""
+        """Return the parts of the last synchronized step's seconds; None before the first."""
         return self.timeline.last
 
     @torch._disable_dynamo(recursive=False)
@@ -270,7 +270,7 @@ class DistributedDataParallel(TorchAttributes):
         self._buffers_sync.copy(states(self.module, buffers=wanted), source)
 
     def backward_is_synced(self, *, joined: bool) -> bool:
-        """Whether the other ranks' next backward averages gradients; all ranks ask, inside `join`."""
+        """Return True if the other ranks' next backward averages gradients. All ranks ask, inside `join`."""
         mine = self.require_backward_grad_sync and not joined
         return bool(largest(int(mine), self.process_group, self.device))
 
@@ -292,7 +292,7 @@ class DistributedDataParallel(TorchAttributes):
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def load_state_dict(self, *arguments: Any, **named_arguments: Any) -> Any:
-        """As of every module; `assign=True` replaces parameters, which needs `refresh` then."""
+        """Load a state, as every module does; `assign=True` replaces parameters, which needs `refresh` then."""
         self._strays.due = True
         return super().load_state_dict(*arguments, **named_arguments)
 
@@ -303,7 +303,7 @@ class DistributedDataParallel(TorchAttributes):
         super().zero_grad(set_to_none)
 
     def join_hook(self, **kwargs: Any) -> ShadowSteps:
-        """What `join` has this rank do once its inputs have ended; `divide_by_initial_world_size` as in torch."""
+        """Return the hook by which `join` runs this rank without inputs; `divide_by_initial_world_size` as in torch."""
         return ShadowSteps(self, kwargs.get("divide_by_initial_world_size", True))
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
@@ -334,13 +334,13 @@ class DistributedDataParallel(TorchAttributes):
 
     @property
     def _setup_now(self) -> tuple[Spec, timedelta, Decorator | None, Scaler | None]:
-        """What a handle like this model's is made of, after swaps too."""
+        """The arguments for a handle like this model's, after swaps too."""
         given, timeout, transport, _ = self._setup
         now = self.compression.compressor
         return given if compressor_of(given) == now else now, timeout, transport, self.compression.scaler
 
     def _place(self) -> dict[str, int]:
-        """Of this rank, as the compression's state tells it."""
+        """Return the place of this rank, as the compression's state stores it."""
         return {"world_size": self.process_group.size(), "rank": self.process_group.rank()}
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Where it plugs in: communication hooks for other people's training loops. Import each from its file."""
+"""Communication hooks for other people's training loops. Import each hook from its file."""

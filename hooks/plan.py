@@ -1,4 +1,4 @@
-"""What a compressor will send for a model, before anything is trained."""
+"""The traffic of a compressor for a model, before anything is trained."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..ddp_core import assigned, caps_in_bytes, layout_of
 
 @dataclass(frozen=True)
 class Plan:
-    """What one rank sends in a synced step, once warm-ups are over; of methods that alternate, the mean of two steps.
+    """The traffic of one rank in a synchronized step, after warm-up; of alternating compressors, the mean of two steps.
 
     `sent_bytes_per_step` counts what leaves the rank in ring all-reduces and direct all-gathers and all-to-alls;
     `compression_ratio` is that of a dense float32 ring all-reduce over it (of payloads where there is one rank only).

@@ -1,4 +1,4 @@
-"""How gradwire.overlap cuts gradients, told without a model in training."""
+"""The slices that gradwire.overlap cuts gradients into, computed without a model in training."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def wire_mb(spec: str, world_size: int, parameters: Iterable[Tensor], slice_mb: 
 
 @functools.lru_cache(maxsize=256)
 def _shrinks(spec: str, world_size: int, ranks_per_host: int) -> float:
-    """How many times as much an all-reduce of a large matrix sends."""
+    """Return the bytes of an uncompressed all-reduce of a large matrix, divided by the bytes that the compressor sends."""
     built = compressor(spec)
     on_hosts = 1 if ranks_given(built) is None else ranks_per_host
     sides, meta = (SAMPLE, SAMPLE), torch.device("meta")

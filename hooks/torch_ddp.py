@@ -135,7 +135,7 @@ def attach(
 
 
 def _way_out(model: object) -> str:
-    """What to do where a model is not DDP."""
+    """Return the advice for a model that is not DDP."""
     for kind in type(model).__mro__:
         if kind.__name__ in NOT_DDP:
             return NOT_DDP[kind.__name__]

@@ -1,4 +1,4 @@
-"""What torch's DDP does not do with a communication hook, and would not say: noticed before its forwards."""
+"""Checks, before forwards, for uses that torch's DDP does not support with a communication hook and does not report."""
 
 # torch compares the annotations of a hook themselves, so this file must not postpone them.
 

@@ -10,9 +10,15 @@ FOLDERS = [
     "compress",
     "kernels",
     "ddp_core/averaging",
+    "ddp_core/buckets",
     "ddp_core/engine",
+    "ddp_core/measure",
     "ddp_core/memory",
+    "ddp_core/overlap",
     "ddp_core/reducer",
+    "ddp_core/torch_compat",
+    "ddp_core/transport",
+    "hooks",
 ]  # those that keep the rule
 REFUSED = ["Among", "As", "How", "It", "Of", "So", "That", "Those", "What", "Where", "Whether", "Which", "Who"]
 

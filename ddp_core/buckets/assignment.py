@@ -1,4 +1,4 @@
-"""Which parameters share a bucket (Li et al. 2020, section 3.2.3)."""
+"""The assignment of parameters to buckets (Li et al. 2020, section 3.2.3)."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class GradBucket:
         return self.place
 
     def buffer(self) -> Tensor:
-        """All gradients, flat."""
+        """Return all gradients, flat."""
         return self.flat
 
     def set_buffer(self, tensor: Tensor) -> None:

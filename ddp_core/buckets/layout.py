@@ -1,4 +1,4 @@
-"""How DDP lays gradients out in a bucket's flat buffer."""
+"""The layout of gradients in a bucket's flat buffer, as DDP has it."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class BucketSlice:
 
     @property
     def waiting(self) -> int:
-        """Of how many parameters a gradient is still missing."""
+        """The number of parameters whose gradient is still missing."""
         return self.bucket.waiting
 
     @property
@@ -78,7 +78,7 @@ class BucketSlice:
 
     @property
     def scale(self) -> float:
-        """What gradients are multiplied by on their way in."""
+        """The factor of gradients on their way in."""
         return self.bucket.scale
 
     def index(self) -> int:
@@ -90,7 +90,7 @@ class BucketSlice:
         return self.flat
 
     def parameters(self) -> list[Tensor]:
-        """All parameters of the bucket."""
+        """Return all parameters of the bucket."""
         return self.all_parameters
 
     def clear(self) -> None:
@@ -101,7 +101,7 @@ class BucketSlice:
         """A slice is never sent in part."""
 
     def layout(self, whole: Layout) -> Layout:
-        """Of this slice; `whole`: of its bucket."""
+        """Return the layout of this slice. `whole`: the layout of its bucket."""
         reals = 2 if self.flat.is_complex() else 1
         start, end = self.start * reals, (self.start + self.flat.numel()) * reals
         names, shapes, starts, rows = [], [], [], []

@@ -1,1 +1,1 @@
-"""What a step cost and when things happened in it."""
+"""The cost of a step, and the times of its events."""

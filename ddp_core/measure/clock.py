@@ -1,4 +1,4 @@
-"""When things happen: by the host's clock, or by that of a device, which does what was queued when it gets there."""
+"""The time of events: by the host's clock, or by that of a device, which does what was queued when it gets there."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class HostClock(Clock):
     now = staticmethod(time.perf_counter)
 
     def took(self, mark: float) -> bool:
-        """It could have taken any."""
+        """Return True: the host's clock could have taken any mark."""
         return True
 
     def seconds(self, since: float, until: float) -> float:
@@ -48,7 +48,7 @@ class HostClock(Clock):
 
 
 class CudaMark(float):
-    """When the host queued an event, and the event."""
+    """The time at which the host queued an event, and the event."""
 
     __slots__ = ("event",)
     event: torch.cuda.Event
@@ -59,7 +59,7 @@ class CudaMark(float):
 
 
 class CudaClock(Clock):
-    """That of a GPU: a mark is reached when the stream that was current has come to it."""
+    """The clock of a GPU: a mark is reached when the stream that was current has come to it."""
 
     at_once = False
 

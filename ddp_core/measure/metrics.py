@@ -1,4 +1,4 @@
-"""What was noted of the last steps, as flat names and numbers."""
+"""The measurements of the last steps, as flat names and numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DENSE, SHARDED = 2, 1  # times that dense gradients, or weights, of all other ra
 
 @dataclass(frozen=True)
 class Measured:
-    """What is known of a model's steps on this rank.
+    """The measurements of a model's steps on this rank.
 
     `steps`: the last ones that came to their end, the newest behind. `begun`: steps since construction. `ranks`: among which
     they average. `on_host`: programs run when the host's clock says so; else, on CUDA, they are queued then, and only the
@@ -78,7 +78,7 @@ def _of_step(step: Step, measured: Measured) -> dict[str, float]:
 
 
 def _timed(step: Step, seconds: Sequence[float], *, sharded: bool) -> dict[str, float]:
-    """Where a step's seconds went, by the host's clock."""
+    """Return the parts of a step's seconds, by the host's clock."""
     found = {f"{kind}_seconds": value for kind, value in zip(KINDS, seconds, strict=True)}
     late = None if sharded else exposed(step)
     if late is not None:
@@ -88,7 +88,7 @@ def _timed(step: Step, seconds: Sequence[float], *, sharded: bool) -> dict[str, 
 
 
 def dense_bytes(programs: Iterable[BucketStats], measured: Measured) -> float:
-    """That leave a rank where gradients are sent as they are; of one rank those that it has."""
+    """Return the bytes that leave a rank if gradients are sent uncompressed; on one rank, the bytes of its gradients."""
     here = sum(program.elements * program.element_bytes for program in programs)
     times = SHARDED if measured.sharded else DENSE
     return times * here * (measured.ranks - 1) / measured.ranks if measured.ranks > 1 else float(here)
@@ -110,7 +110,7 @@ def exposed(step: Step) -> float | None:
 
 
 def feedback(programs: Iterable[BucketStats]) -> dict[str, float]:
-    """How error feedback fares on this rank, all buckets together, by the last sample of each that has arrived.
+    """Return the measures of error feedback on this rank, over all buckets, by the last sample of each that has arrived.
 
     Norms are those of the samples times the root of how many elements each of theirs stands for: exact for buckets below
     8192 elements. Never waits for a GPU.

@@ -1,4 +1,4 @@
-"""What one run of a bucket's program cost this rank."""
+"""The cost of one run of a bucket's program on this rank."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Record:
 
     @property
     def traffic(self) -> Traffic:
-        """What was given to collectives."""
+        """The traffic that was given to collectives."""
         return summed([self]).earlier[0]
 
     @property

@@ -1,4 +1,4 @@
-"""What the compression of a model cost this rank."""
+"""The cost of a model's compression on this rank."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Stats:
 
 
 class Totals:
-    """What the steps so far have cost.
+    """The cost of the steps so far.
 
     `recent`: the last of them. `watchers`: each `hooks.watching.Watch` of the model. When a step begins, its `step_ended`
     is called with the number of steps so far, those before a checkpoint counted.
@@ -60,7 +60,7 @@ class Totals:
             self.add(step.programs)
 
     def add(self, programs: Iterable[BucketStats]) -> None:
-        """These count, in no step; what they cost may still be noted."""
+        """Count programs that belong to no step; their cost may still be noted."""
         if len(self._earlier) > MANY:
             self._add_up()
         self._earlier += programs
@@ -70,7 +70,7 @@ class Totals:
         self._total, self._earlier = total(self._earlier[:-LATEST], self._total), self._earlier[-LATEST:]
 
     def stats(self, step: Step, number: int) -> Stats:
-        """All that there is; `step`: the last one, which has not been counted; `number`: of steps so far."""
+        """Return all statistics. `step`: the last one, which has not been counted; `number`: of steps so far."""
         programs = tuple(step.programs)
         whole = total((*self._earlier, *programs), self._total)
         return Stats(number, programs, whole)

@@ -14,7 +14,7 @@ from .record import Record
 
 @dataclass(frozen=True)
 class BucketStats:
-    """What one bucket cost this rank in the last synced step.
+    """The cost of one bucket on this rank in the last synchronized step.
 
     `feedback`: how error feedback fares, by samples of this and earlier steps; None for compressors without it.
     `element_bytes`: of its gradients as they are. `given`: when it was given to what averages it, by time.perf_counter.
@@ -68,6 +68,6 @@ class Step:
             average.add_done_callback(end)
 
     def end(self) -> None:
-        """All averages were handed out: now, where nobody has noted when they would have been without forward in between."""
+        """End the step: all averages were handed out. The end is now, unless an end without forward in between was noted."""
         self.finished = True
         self.ended = self.ended or time.perf_counter()

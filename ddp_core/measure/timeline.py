@@ -1,4 +1,4 @@
-"""Where the seconds of each step went."""
+"""The parts of each step's seconds."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ class Timeline:
         self.forward = time.perf_counter(), self.forward[1]
 
     def forward_ends(self, waited: float = 0.0) -> None:
-        """It has run; `waited`: so many seconds of it for averages of the step before, which count as that one's."""
+        """End the forward. `waited`: its seconds of waits for averages of the step before, which count as that step's."""
         self.forward = self.forward[0] + waited, self.now()
 
     def step_ends(self, step: Step, buckets: Sequence[Sequence[int]]) -> None:
-        """All averages are there. `buckets`: which parameters each had."""
+        """End the step, whose averages are all there. `buckets`: the parameters of each."""
         self._ended = step, buckets
         for steps in tuple(self._recordings.values()):
             assert self.last is not None
@@ -104,7 +104,7 @@ class Timeline:
 
 
 def times(step: Step, names: Sequence[tuple[str, ...]]) -> StepTimes:
-    """What was noted of a step, counted from the beginning of its forward. `names`: of the parameters in each bucket."""
+    """Return the times of a step, counted from the beginning of its forward. `names`: of the parameters in each bucket."""
     began, forward_end = step.forward
     place = {name: index for index, members in enumerate(names) for name in members}
     ran: dict[int | None, list[BucketStats]] = {}

@@ -1,1 +1,1 @@
-"""What leaves when, on all ranks alike."""
+"""The order in which gradients leave, alike on all ranks."""

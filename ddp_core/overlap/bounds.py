@@ -1,4 +1,4 @@
-"""What no order of sending can beat, and what a step comes to that waits for all of it."""
+"""The shortest step over all orders of sending, and the time of a step that waits for all that is sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who makes a step wait before its next forward: the line of the user's code that reads a parameter or a gradient."""
+"""The line of the user's code that reads a parameter or a gradient and so makes a step wait before its next forward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a collective costs by its size: latency and seconds a byte, from collectives that were measured."""
+"""The cost of a collective by its size: latency and seconds per byte, from collectives that were measured."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LinkCost:
     beta: float
 
     def seconds(self, sent_bytes: float, rounds: float = 1) -> float:
-        """Of `rounds` collectives that send so many bytes together.
+        """Return the seconds of `rounds` collectives that send `sent_bytes` together.
 
         >>> LinkCost(alpha=0.5, beta=0.25).seconds(8)
         2.5

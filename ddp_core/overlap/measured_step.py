@@ -39,7 +39,7 @@ class MeasuredStep:
 
 @dataclass(frozen=True)
 class NotedStep:
-    """What was noted of a step, by marks of a clock.
+    """The notes of a step, by marks of a clock.
 
     `forward_end`: of the forward before its backward. `ready`: by bucket. `forward`: beginning and end of the next one.
     `waits`: by bucket, when its average was first needed, and when it was there. `records`: of programs, in the order sent.
@@ -87,7 +87,7 @@ def noted(updates: Sequence[PendingUpdate], forward: tuple[float, float]) -> Not
 
 
 def unhindered(waits: Sequence[tuple[float, float]], forward: float) -> tuple[list[float], float]:
-    """When a forward had needed what it waited for, had it never waited, and the seconds of waits in it.
+    """Return the times at which a forward without waits needs each average, and the seconds of waits in the forward.
 
     `waits`: when each began, after the beginning of forward, and its seconds. `forward`: its seconds, with waits.
     """

@@ -1,4 +1,4 @@
-"""What overlapping tells users."""
+"""The messages of overlapping to users."""
 
 from __future__ import annotations
 

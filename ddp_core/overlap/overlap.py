@@ -45,7 +45,7 @@ from .slice_size import slice_bytes
 
 @dataclass(frozen=True)
 class OverlapReport:
-    """Of an overlapped model, on this rank.
+    """The report of an overlapped model, on this rank.
 
     `step`: the last one whose updates were all made; 0 before the first. `exposed`: seconds that its communication held up
     training; on CUDA, where the host does not know, those of the last step that was measured, whose forward waited where it
@@ -135,7 +135,7 @@ class Overlap:
 
     @property
     def pending(self) -> bool:
-        """Whether any update is under way."""
+        """True if any update is under way."""
         return bool(self._pending)
 
     def takes(self, backward: Backward) -> bool:
@@ -171,7 +171,7 @@ class Overlap:
         return "create_graph=True" if torch.is_grad_enabled() else ""
 
     def hold(self, backward: Backward) -> None:
-        """All of a step was sent: let its parameters wait for its averages."""
+        """Let the parameters of a step, all of which was sent, wait for its averages."""
         with self._lock:
             self._averager.engines.send_all()
             self._early_reads.next_step()
@@ -277,13 +277,13 @@ class Overlap:
                     clear_now(parameter, to_none=to_none)
 
     def report(self) -> OverlapReport:
-        """What is known so far."""
+        """Return the report of the steps so far."""
         exposed = self._exposed if self.order.clock.at_once else self.order.measurements.exposed
         counts = dict(self._early_reads.counts)
         return OverlapReport(self._step_number, exposed, self.order.name, *self.order.bounds, counts)
 
     def forward_begins(self, *, joins: bool) -> None:
-        """Of our DistributedDataParallel. `joins`: ranks may run out of inputs."""
+        """Begin a forward of our DistributedDataParallel. `joins`: ranks may run out of inputs."""
         self._joins, self._in_forward, self._began = joins, True, self._now()
         if not self._pending:
             return
@@ -294,7 +294,7 @@ class Overlap:
             self.drain()
 
     def forward_ends(self) -> float:
-        """All that is still under way is waited for: no part of this forward has used it. Seconds that forward waited."""
+        """Wait for all that is still under way and that forward has not used. Return the seconds that forward waited."""
         if not self._updates:
             self._in_forward, self._unseen = False, set()
             return 0.0

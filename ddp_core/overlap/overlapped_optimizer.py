@@ -1,4 +1,4 @@
-"""What `gradwire.overlap` makes of an optimizer: the same object, whose class notes that a step was asked for."""
+"""The optimizer that `gradwire.overlap` makes: the same object, whose class notes that a step was asked for."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class OverlappedOptimizer(Optimizer):
         self._overlap.drain()
 
     def report(self) -> OverlapReport:
-        """What the last step waited for, the bounds, and what was read too early, and where."""
+        """Return the wait of the last step, the bounds, and the lines of code that read too early."""
         return self._overlap.report()
 
     @property
@@ -64,17 +64,17 @@ class OverlappedOptimizer(Optimizer):
         self.__dict__["state"] = value
 
     def state_dict(self) -> dict[str, Any]:
-        """As without overlap, after the last step that was asked for."""
+        """Return the state, as without overlap, after the last step that was asked for."""
         self._overlap.drain()
         return super().state_dict()
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """As without overlap."""
+        """Load a state, as without overlap."""
         self._overlap.drain()
         super().load_state_dict(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As without overlap."""
+        """Add a group of parameters, as without overlap."""
         self._overlap.drain()
         super().add_param_group(param_group)
 

@@ -74,7 +74,7 @@ class PartialStep:
         ]
 
     def members(self, parameters: Iterable[Tensor]) -> list[list[Tensor]]:
-        """Those of the parameters that the optimizer has, by group, in its order."""
+        """Return those of the parameters that the optimizer has, by group, in its order."""
         wanted = set(map(id, parameters))
         return [[each for each in group["params"] if id(each) in wanted] for group in self._optimizer.param_groups]
 

@@ -55,13 +55,13 @@ class PendingUpdate:
 
     @property
     def late(self) -> bool:
-        """Whether a backward of an older graph has added to a gradient since."""
+        """True if a backward of an older graph has added to a gradient since."""
         with torch._C.DisableTorchFunctionSubclass():
             return any(gradient is not None for gradient in map(GRADIENT, self.parameters))
 
     @property
     def changed(self) -> bool:
-        """Whether the loop has gone on with it: what else is asked of it comes after its update."""
+        """True if the loop has asked for the step or for cleared gradients: later requests come after the update."""
         return self.step is not None or bool(self.cleared)
 
     begun = False  # to be made

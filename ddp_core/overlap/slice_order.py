@@ -45,7 +45,7 @@ class SliceOrder:
 
     @property
     def name(self) -> str:
-        """What is in use."""
+        """The name of the order in use."""
         return "synchronous" if not self._overlaps else "priority" if self._by_need else "backward"
 
     def overlaps(self, steps: int) -> bool:
@@ -81,7 +81,7 @@ class SliceOrder:
         self.measurements.clear()
 
     def _numbers(self) -> list[int]:
-        """Of what is sent, in today's order."""
+        """Return the indices of all that is sent, in today's order."""
         return [piece.index() for piece in self._assignment.sending]
 
     def _proposal(self) -> list[int]:

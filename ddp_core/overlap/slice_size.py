@@ -1,4 +1,4 @@
-"""How much gradient is sent at once, so that it takes about so much of the link."""
+"""The amount of gradient that is sent at once, chosen by the amount that travels on the link."""
 
 from __future__ import annotations
 

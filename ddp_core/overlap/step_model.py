@@ -10,7 +10,7 @@ from itertools import accumulate
 
 @dataclass(frozen=True)
 class Piece:
-    """What travels as one: a bucket or a slice of one.
+    """A piece that travels as one: a bucket or a slice of one.
 
     `ready`: seconds from the beginning of backward until its last gradient is there. `wire`: seconds that it holds the
     link. `needed`: seconds from the beginning of the next forward until that wants it, if it never waits. Raises

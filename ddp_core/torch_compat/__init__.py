@@ -1,1 +1,1 @@
-"""What other code expects of torch's DistributedDataParallel: attributes, arguments, logger, join."""
+"""The parts of torch's DistributedDataParallel that other code expects: attributes, arguments, logger, join."""

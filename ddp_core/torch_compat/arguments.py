@@ -25,7 +25,7 @@ REFUSED = {  # argument: the way out
 
 @dataclass(frozen=True)
 class Arguments:
-    """What may follow the module, by torch's names. `process_group` may be a list of groups of the same ranks.
+    """The arguments after the module, by torch's names. `process_group` may be a list of groups of the same ranks.
 
     `check_reduction`, `batched_grad_copy` and `lazy_bucket_allocation` are taken and change nothing: gradients are always
     copied a bucket at a time.
@@ -91,13 +91,13 @@ class Arguments:
 
     @property
     def sync_buffers(self) -> bool:
-        """Whether buffers come from rank 0 before every forward."""
+        """True if buffers come from rank 0 before every forward."""
         choices = (self.forward_sync_buffers, self.broadcast_buffers, True)
         return next(choice for choice in choices if choice is not None)
 
     @property
     def sync_buffers_at_start(self) -> bool:
-        """Whether buffers come from rank 0 at construction; as in torch, only `broadcast_buffers=False` says no."""
+        """True if buffers come from rank 0 at construction; as in torch, only `broadcast_buffers=False` prevents it."""
         return self.forward_sync_buffers is not None or self.broadcast_buffers is not False
 
     def groups(self) -> list[dist.ProcessGroup]:
@@ -114,7 +114,7 @@ class Arguments:
         return [dist.group.WORLD]
 
     def rules(self) -> Rules:
-        """What the reducer needs to know."""
+        """Return the rules that the reducer needs."""
         return Rules(
             caps_in_bytes(None if self.bucket_cap_mb_list else self.bucket_cap_mb, self.bucket_cap_mb_list or None),
             self.find_unused_parameters,
@@ -163,7 +163,7 @@ def trained(module: nn.Module) -> tuple[dict[str, Tensor], list[bool]]:
 
 
 def trained_now(module: nn.Module) -> tuple[dict[str, Tensor], list[bool]]:
-    """As `trained`, also where nothing trains."""
+    """Return the result of `trained`, also where nothing trains."""
     ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
     plain = plain_names(name for name, _ in module.named_parameters())
     named: dict[str, Tensor] = {}
@@ -183,7 +183,7 @@ def trained_now(module: nn.Module) -> tuple[dict[str, Tensor], list[bool]]:
 
 
 def states(module: nn.Module, *, buffers: bool) -> list[Tensor]:
-    """All parameters, and buffers if wanted, that ranks have in common."""
+    """Return all parameters, and buffers if wanted, that ranks have in common."""
     ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
     found: list[tuple[str, Tensor]] = list(module.named_parameters())
     if buffers:

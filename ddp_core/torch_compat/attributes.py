@@ -1,4 +1,4 @@
-"""What other code reads of torch's DistributedDataParallel and calls on it, without the C++ underneath."""
+"""The parts of torch's DistributedDataParallel that other code reads and calls, without the C++ underneath."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class TorchAttributes(TorchDDP):
     _hook: tuple[object, Callable[..., Any]] | None = None
 
     def _take_attributes(self) -> None:
-        """What other code reads of a DDP model, and what users set."""
+        """Set the attributes that other code reads of a DDP model, and those that users set."""
         arguments = self.arguments
         self.dim = arguments.dim
         self.find_unused_parameters = arguments.find_unused_parameters
@@ -124,7 +124,7 @@ class TorchAttributes(TorchDDP):
 
     @property
     def broadcast_buffers(self) -> bool:
-        """Whether buffers come from rank 0 before every forward; an older name of `forward_sync_buffers`."""
+        """True if buffers come from rank 0 before every forward; an older name of `forward_sync_buffers`."""
         return self.forward_sync_buffers
 
     @broadcast_buffers.setter

@@ -29,7 +29,7 @@ def averaged(model: TorchDDP) -> set[int]:
 
 
 def twice(where: str) -> str:
-    """What to say of it."""
+    """Return the error message for a model that is in two DistributedDataParallel."""
     return (
         f"the model is in a DistributedDataParallel twice: {where}. Both would average the gradients, the other one without "
         f"compression. Wrap it once: give a framework that wraps by itself, as Accelerate's prepare() does, the bare model, "

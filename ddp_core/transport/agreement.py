@@ -22,11 +22,11 @@ Check: TypeAlias = Callable[[], None]
 
 
 def nothing() -> None:
-    """What a wait looks at where there is no agreement to learn of."""
+    """Do nothing: the check of a wait where there is no agreement to learn of."""
 
 
 class Agreement:
-    """Where ranks meet before they compare how they are set up: at the first step, and after each change.
+    """The point where ranks meet before they compare their setups: at the first step, and after each change.
 
     They meet in their group's store, so those that go on without, and wait for those that do not come, find that out.
     `step`: the one that this rank is in since the start, counted alike on all ranks.
@@ -106,7 +106,7 @@ class Agreement:
         raise ValueError(text)
 
     def _ranks(self, store: dist.Store, number: int) -> tuple[list[int], list[int]]:
-        """Those that have come to meet the so-manieth time, and the others."""
+        """Return the ranks that have come to meeting `number`, and the others."""
         ranks = range(self._world_size)
         here = [rank for rank in ranks if store.check([f"{number}/of {rank}"])]
         return here, [rank for rank in ranks if rank not in here]

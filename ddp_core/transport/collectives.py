@@ -1,4 +1,4 @@
-"""What ranks tell each other between steps, on the user's process group. All calls are collective, and block."""
+"""The messages of ranks between steps, on the user's process group. All calls are collective, and block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where ranks share a machine, buckets may lie in memory that they have mapped: arithmetic there needs no sockets."""
+"""Buckets in memory that the ranks of a machine have mapped: arithmetic there needs no sockets."""
 
 from __future__ import annotations
 

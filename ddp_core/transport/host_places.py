@@ -1,4 +1,4 @@
-"""Which ranks share a host: by machine, or as the user says."""
+"""The ranks that share a host: by machine, or as the user says."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def host_name() -> str:
 
 
 def ranks_per_host(group: dist.ProcessGroup, device: torch.device) -> int:
-    """How many ranks of a group each host has. A collective call; raises ValueError on all ranks where hosts differ."""
+    """Return the number of ranks on each host. A collective call; raises ValueError on all ranks where hosts differ."""
     return even(exchange(host_name(), group, device, what="which host they are on"))
 
 

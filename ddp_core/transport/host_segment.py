@@ -67,7 +67,7 @@ class Segment:
         return [] if why else buffers
 
     def _address(self) -> str:
-        """What the others have to know to map this rank's memory, or why they cannot."""
+        """Return the text by which other ranks map this rank's memory, or the reason why they cannot."""
         why = obstacle()
         try:
             return f"{UNABLE}{why}" if why else f"{machine()} {self._made()}"
@@ -125,7 +125,7 @@ def memory_file(size: int) -> tuple[int, str]:
 
 
 def mapped(address: Sequence[str], size: int) -> Any:
-    """So much of a rank's memory, for `numpy.asarray`; OSError where it is out of reach."""
+    """Return `size` bytes of a rank's memory, for `numpy.asarray`; raise OSError where they are out of reach."""
     process, number, mark = address
     file = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR)
     try:

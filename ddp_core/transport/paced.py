@@ -22,7 +22,7 @@ class Link:
         self._lock = threading.Lock()
 
     def due(self, sent_bytes: float) -> float:
-        """When it will have carried what is sent now, behind all that was sent before (time.monotonic)."""
+        """Return the time (time.monotonic) at which the link has carried `sent_bytes`, behind all that was sent before."""
         with self._lock:
             self._free_at = max(self._free_at, time.monotonic()) + sent_bytes / self._rate
             return self._free_at

@@ -80,10 +80,10 @@ def known_group(parent: dist.ProcessGroup, timeout: timedelta, device: torch.dev
 
 
 def store_of(group: dist.ProcessGroup) -> dist.Store:
-    """Where the ranks of a group, and no others, have met."""
+    """Return the store in which the ranks of a group, and no others, have met."""
     return c10d._world.pg_map[group][1]
 
 
 def meeting_place(group: dist.ProcessGroup, name: str) -> dist.Store:
-    """Where ranks of a group meet under a name, over a connection of its own: threads that wait on one take turns."""
+    """Return a store for a group's ranks under a name, over its own connection: threads that wait on one take turns."""
     return dist.PrefixStore(f"gradwire/{name}/", store_of(group).clone())

@@ -83,7 +83,7 @@ class GroupPending(Reply):
                     return
 
     def arrived_at(self) -> float | None:
-        """When it was there, where that is noted."""
+        """Return the time at which the reply was there, if it was noted."""
         return self._arrived
 
     def abandon(self) -> None:
@@ -93,12 +93,12 @@ class GroupPending(Reply):
 
 @dataclass(frozen=True)
 class LocalReply(Reply):
-    """What a rank asks nobody but itself for: it keeps its place in the order of rounds."""
+    """The reply to a request that a rank makes to itself alone: it keeps its place in the order of rounds."""
 
     tensor: Tensor
 
     def wait(self, timeout: timedelta) -> Tensor:
-        """It is there."""
+        """Return the tensor, which is there."""
         return self.tensor
 
 
@@ -119,7 +119,7 @@ class ProcessGroup(Transport):
         self._exchanges: dict[tuple[int, Scope], Exchange | None] = {}
 
     def members(self, scope: Scope) -> int:
-        """How many ranks take part in a request of a scope."""
+        """Return the number of ranks that take part in a request of a scope."""
         return len(self._ranks(scope))
 
     def _ranks(self, scope: Scope) -> range:
@@ -166,7 +166,7 @@ class ProcessGroup(Transport):
         return f"{self._names[channel]}{self._arrangement}/{scope}-{self._ranks(scope)[0]}"
 
     def _direct(self, request: Request, channel: int, group: dist.ProcessGroup) -> Reply | None:
-        """What is large goes on connections of its own; None: over the group."""
+        """Start a large request on connections of its own. Return None if the request goes over the group."""
         if self._device.type == "cuda" or not is_large(request, group.size()):
             return None
         key = channel, request.scope
@@ -202,7 +202,7 @@ class ProcessGroup(Transport):
 
     @cached_property
     def _by_streams(self) -> bool:
-        """Whether streams wait for replies, and the host never does."""
+        """True if streams wait for replies, and the host never does."""
         return self._device.type == "cuda" and self.group._get_backend(self._device).name() == "nccl"
 
     def abort(self) -> None:

@@ -40,7 +40,7 @@ class Processes:
             self._ranks[extension().process_file(process)] = rank
 
     def ended(self, seconds: float = 0.0) -> list[int]:
-        """Those whose processes are gone; waits so long for a first one."""
+        """Return the ranks whose processes are gone. Wait up to `seconds` for a first one."""
         poll = select.poll()  # one for each call: threads may not share them
         for file in self._ranks:
             poll.register(file, select.POLLIN)
@@ -71,7 +71,7 @@ def know(group: dist.ProcessGroup, places: Sequence[str]) -> None:
 
 
 def explained(error: BaseException, group: dist.ProcessGroup) -> str:
-    """What an error says, and which ranks of this machine have ended, as far as it does not say so."""
+    """Return the text of an error, and the ranks of this machine that have ended, unless the text reports that."""
     if "has ended" in str(error):
         return str(error)
     patience = 0.0 if "imed out" in str(error) else SOON  # whoever let a time limit pass did not end just now
@@ -94,5 +94,5 @@ def ended_ranks(group: dist.ProcessGroup, seconds: float = 0.0) -> list[int]:
 
 
 def _gone(known: Mapping[int, int]) -> list[int]:
-    """Those of the ranks whose processes are there no more, not even as zombies."""
+    """Return the ranks whose processes do not exist any more, not even as zombies."""
     return [rank for rank, process in known.items() if not Path(f"/proc/{process}").exists()]

@@ -1,4 +1,4 @@
-"""What carries requests over ranks: memory and wire belong together."""
+"""The transport of requests over ranks: memory and network belong together."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ...compress.protocol.scopes import Scope
 
 
 class Pending(Protocol):
-    """What is on its way."""
+    """A tensor on its way."""
 
     def wait(self, timeout: timedelta, /) -> Tensor:
-        """It, when it is there; raises RuntimeError where it does not come within the time limit."""
+        """Return the tensor when it is there; raise RuntimeError if it does not come within the time limit."""
 
 
 class Reply(Pending, Protocol):
@@ -28,7 +28,7 @@ class Reply(Pending, Protocol):
         return None
 
     def arrived_at(self) -> float | None:
-        """When it was there, as `expect_late_wait` or else time.perf_counter has it, if that is known already."""
+        """Return the time of arrival, by the clock of `expect_late_wait` or else time.perf_counter, if known already."""
         return None
 
     def abandon(self) -> None:
@@ -47,11 +47,11 @@ class Transport(Protocol):
 
     @property
     def allocates(self) -> bool:
-        """Whether it may give memory, as far as is known; the same on all ranks. Any will do where it does not."""
+        """True if the transport may give memory, as far as is known; the same on all ranks. If not, any memory will do."""
         return False
 
     def members(self, scope: Scope) -> int:
-        """How many ranks take part in a request of a scope."""
+        """Return the number of ranks that take part in a request of a scope."""
 
     def arrange(self, ranks_per_host: int) -> None:
         """Have so many consecutive ranks be a host, in requests from now on. A collective call."""

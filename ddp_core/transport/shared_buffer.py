@@ -65,7 +65,7 @@ class Share:
 
 
 class SharedReply(Reply):
-    """What all ranks bring to a `place` of a bucket's counters. It needs no rank's time but that of those who wait.
+    """The contributions of all ranks to a `place` of a bucket's counters. Only the ranks that wait spend time.
 
     `finish`: what these then do, for the reply. `check`: what a wait that takes long does now and then; it may raise.
     """
@@ -101,7 +101,7 @@ class SharedReply(Reply):
             ended = self._buffer.processes.ended()  # what they have left undone may be under way: one more look
 
     def arrived_at(self) -> float:
-        """When the last rank's was there, by time.perf_counter, which is the monotonic clock where memory can be shared."""
+        """Return the last rank's arrival, by time.perf_counter: the monotonic clock where memory can be shared."""
         return float(self._buffer.sums.since(self._place))
 
     def abandon(self) -> None:

@@ -56,7 +56,7 @@ def advise(
     transport: Decorator | None = None,
     timeout: timedelta = DEFAULT_TIMEOUT,
 ) -> Advice:
-    """Whether to compress the gradients of a training, and how, measured on the ranks that train it. All ranks call it.
+    """Measure, on the ranks of a training, whether and how to compress its gradients. All ranks call it.
 
     `loss_fn(model, batch)`: the loss, a scalar, of the model that it is given, which is a copy: steps are tried on it, and
     neither the model nor the optimizer nor torch's random state changes. `compressors`: specifications to choose from; by

@@ -1,4 +1,4 @@
-"""What a method's arithmetic takes on this machine, by the element, while all its ranks are at it."""
+"""The time of a compressor's arithmetic on this machine, per element, while all its ranks compute."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def sampled(layouts: Sequence[Layout], elements: int = SAMPLE) -> list[Layout]:
 
 
 def measured_arithmetic(compressor: Compressor, layouts: Sequence[Layout], pool: Tensor, clock: Clock) -> Arithmetic:
-    """Of a compressor's programs on buckets of these layouts, whose gradients are drawn from `pool`, flat.
+    """Return the arithmetic of a compressor on buckets of these layouts, whose gradients come from `pool`, flat.
 
     Replies are those of ranks that all do as this one, and take no time here.
     """

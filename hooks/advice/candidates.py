@@ -1,4 +1,4 @@
-"""What there is to choose from, and what each costs in loss: the study of docs/results/quality."""
+"""The compressors to choose from, and the loss that each costs: the study of docs/results/quality."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ METHODS = (
 
 
 def family(optimizer: Optimizer) -> str:
-    """Of two, by which the study tells losses."""
+    """Return the family of an optimizer, one of the two for which the study reports losses."""
     return ADAM if kind(optimizer) == ADAM else SGD
 
 

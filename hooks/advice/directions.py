@@ -1,4 +1,4 @@
-"""How fast each host's link sends, and how fast it receives: homes and clouds often have one direction slower."""
+"""The rates at which each host's link sends and receives: homes and clouds often have one slower direction."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SLOW = 0.8  # times an ordinary link: a direction that is slower is named
 
 @dataclass(frozen=True)
 class HostLink:
-    """What a host's link carries while nothing else goes on, in bytes a second. `rank`: the first of the host."""
+    """The rates of a host's link while nothing else uses it, in bytes per second. `rank`: the first of the host."""
 
     host: str
     rank: int
@@ -32,7 +32,7 @@ class HostLink:
 
 
 def host_links(here: RankGroup, seconds_a_byte: float) -> list[HostLink]:
-    """Of each host; none where all ranks share one, or there are too many. A collective call.
+    """Return the link of each host; none if all ranks share one host, or hosts are too many. A collective call.
 
     One host at a time sends to all others, then receives from all; `seconds_a_byte` of the network tells how much.
     """

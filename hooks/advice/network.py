@@ -1,4 +1,4 @@
-"""What the network carries, by collectives of each kind that a method asks for, timed on the ranks that there are."""
+"""The cost of each kind of collective that a compressor asks for, timed on the ranks of the training."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FREE = KindCost(LinkCost(0.0, 0.0), 0.0)
 
 
 def messages(form: type, ranks: int, *, rings: bool) -> int:
-    """That follow each other in a collective: all in `rings`, else as many as trees have. An all-reduce is two in one.
+    """Return the number of successive messages in a collective, in `rings` or else in trees. An all-reduce is two in one.
 
     >>> messages(AllReduce, 4, rings=True), messages(AllGather, 4, rings=True), messages(AllReduce, 1024, rings=False)
     (6, 3, 20)
@@ -51,7 +51,7 @@ def messages(form: type, ranks: int, *, rings: bool) -> int:
 
 
 def kind_of(request: Request) -> Kind:
-    """What it costs is told by."""
+    """Return the kind of a request, by which its cost is stored."""
     return type(request), request.tensor.dtype, request.scope
 
 
@@ -65,7 +65,7 @@ class Network:
         transport.arrange(per_host)
 
     def costs(self, largest: Mapping[Kind, int]) -> dict[Kind, KindCost]:
-        """Of each kind, given the bytes of its largest payload."""
+        """Return the cost of each kind, given the bytes of its largest payload."""
         self._transport.open(1, [{scope for _, _, scope in largest}])
         return {kind: self._cost(kind, payload) for kind, payload in largest.items()}
 
@@ -140,8 +140,8 @@ def fitted(samples: Sequence[tuple[float, float]]) -> LinkCost:
 
 
 def _sizes(payload: int) -> list[int]:
-    """Of payloads up to the largest, in bytes. Two at least, or latency could not be told from rate: a small one is not
-    the largest that is tried.
+    """Return payload sizes to time, in bytes, up to the largest. They are at least two, to separate latency from rate: the
+    largest that is tried is not small.
 
     >>> _sizes(100), _sizes(2**22)
     ([16384, 131072], [65536, 524288, 4194304])

@@ -80,7 +80,7 @@ class Travel:
 
 
 class Link:
-    """What is sent first has it first."""
+    """A network link, first come, first served."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine, self._free = machine, Event(machine)

@@ -1,4 +1,4 @@
-"""What a step takes with a method, an order and so many hosts, from what was measured of each of its parts."""
+"""The time of a step with a compressor, an order and a number of hosts, predicted from measurements of its parts."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class World:
 
     @property
     def hosts(self) -> int:
-        """Of so many ranks each."""
+        """The number of hosts, each of which has `per_host` ranks."""
         return self.ranks // self.per_host
 
 
 @dataclass(frozen=True)
 class Measured:
-    """All that predictions rest on, measured on the ranks of `world`.
+    """The measurements that predictions rest on, made on the ranks of `world`.
 
     `copy`: seconds an element, into buckets. `cores`: of a machine, for each of its ranks. `rings`: messages of a
     collective follow each other around a ring, as Gloo's do, else as in trees. `by_need`: overlapped slices go in the
@@ -75,7 +75,7 @@ class Sent:
 
     @property
     def travels(self) -> bool:
-        """Whether it leaves the host."""
+        """True if the request leaves the host."""
         return self.kind[2] in ("all", "across")
 
 
@@ -90,7 +90,7 @@ class Prediction:
 
 
 def predicted(measured: Measured, spec: str, order: str, world: World, bucket_mb: float | None = None) -> Prediction:
-    """Of a method on so many ranks, once warm-ups are over. `order`: backward, or priority, as gradwire.overlap has it."""
+    """Predict a step with a compressor on `world`, after warm-up. `order`: backward or priority, as in gradwire.overlap."""
     overlaps = order == PRIORITY
     layouts, cuts = buckets(measured, spec, world, bucket_mb, overlaps=overlaps)
     parcels, sent_bytes = list[Parcel](), 0.0
@@ -125,7 +125,7 @@ def _on_hosts(spec: str, layout: Layout, world: World) -> Layout:
 
 @functools.lru_cache(maxsize=4096)
 def requests_on(spec: str, layout: Layout) -> tuple[Sent, ...]:
-    """What a step asks for on a bucket, in the order of rounds; of methods that alternate, the mean of two steps."""
+    """Return a step's requests on a bucket, in the order of rounds. For alternating compressors, average two steps."""
     steps = [list(requests_of(compressor(spec), layout, step)) for step in STEPS]
     found: list[Sent] = []
     for requests in zip_longest(*steps):  # a step may have fewer rounds than another
@@ -159,7 +159,7 @@ def _parcel(
 
 
 def _grown(measured: World, spec: str, layout: Layout, world: World) -> float:
-    """How many times as many bytes a bucket's decoding looks at as where it was measured."""
+    """Return the bytes that a bucket's decoding reads in `world`, divided by the bytes where it was measured."""
     before = _on_hosts(spec, replace(layout, world_size=measured.ranks), measured)
     now, then = _gathered(requests_on(spec, before), measured), _gathered(requests_on(spec, layout), world)
     return then / now if now else 1.0
@@ -176,7 +176,7 @@ def _elements(measured: Measured) -> int:
 
 
 def _cost(measured: Measured, kind: Kind, world: World) -> KindCost:
-    """Of a kind of collective between the ranks that take part in it."""
+    """Return the cost of a kind of collective between the ranks that take part in it."""
     now, then = (members(each, kind[2]) for each in (measured.world, world))
     if then == 1:
         return FREE
@@ -197,7 +197,7 @@ def _message(measured: Measured, scope: Scope) -> float:
 
 
 def members(world: World, scope: Scope) -> int:
-    """How many ranks take part in a request of a scope."""
+    """Return the number of ranks that take part in a request of a scope."""
     return {"all": world.ranks, "host": world.per_host, "across": world.hosts, "self": 1}[scope]
 
 
@@ -225,6 +225,6 @@ def _wire(parcel: Parcel) -> float:
 
 
 def _state_bytes(built: Compressor, layouts: Sequence[Layout]) -> int:
-    """What a rank keeps between steps, with what a step is taken back by."""
+    """Return the bytes that a rank keeps between steps, including the copy that can undo a step."""
     kept = (Leaves(built.init(replace(layout, device=torch.device("meta")))).flat for layout in layouts)
     return 2 * sum(leaf.flat.nbytes for flat in kept for leaf in flat)

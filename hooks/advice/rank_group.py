@@ -62,7 +62,7 @@ class RankGroup:
 
 
 def tried(function: Callable[[], T], group: dist.ProcessGroup, device: torch.device) -> T:
-    """What it returns here, once it has returned on every rank of a group. A collective call.
+    """Return the function's result here, once it has returned on every rank of a group. A collective call.
 
     Raises what it raised here; where it raised on others alone ValueError, which names the first of them.
     """

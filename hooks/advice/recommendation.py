@@ -1,4 +1,4 @@
-"""What to do: predicted steps ranked, and one recommendation."""
+"""The recommendation: predicted steps, ranked, and one choice."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Choice:
 
     @property
     def free(self) -> bool:
-        """Whether nothing is given up."""
+        """True if the compressor gives nothing up."""
         return self.spec.removeprefix(TWO_LEVELS) in UNCOMPRESSED
 
     @property
@@ -70,7 +70,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Rule:
-    """What is recommended: of the methods whose expected loss is within `tolerance` of that of none, the fastest, if it
+    """The rule of recommendation: of the compressors whose expected loss is within `tolerance` of none's, the fastest, if it
     makes a step at least `worthwhile` times as fast as the fastest that gives nothing up.
     """
 
@@ -84,13 +84,13 @@ class Rule:
             raise ValueError(f"worthwhile is how many times as fast, at least 1, such as 1.1; got {self.worthwhile}")
 
     def chosen(self, choices: Sequence[Choice]) -> Choice:
-        """Of those that are as fast as the fastest, that which loses least; then the simplest."""
+        """Return the recommended choice: of those as fast as the fastest, the one that loses least; then the simplest."""
         plain = self.plain(choices)
         best = _first(self.kept(choices) or [plain])
         return best if best.free or plain.step >= self.worthwhile * best.step else plain
 
     def kept(self, choices: Sequence[Choice]) -> list[Choice]:
-        """Those whose expected loss is within the tolerance."""
+        """Return the choices whose expected loss is within the tolerance."""
         return [choice for choice in choices if choice.loss is not None and choice.loss <= self.tolerance]
 
     def plain(self, choices: Sequence[Choice]) -> Choice:
@@ -99,7 +99,7 @@ class Rule:
 
 
 def _first(choices: Sequence[Choice]) -> Choice:
-    """Of those that are as fast as the fastest. Losses are compared in whole per cents: the study tells no less apart."""
+    """Return the best of the choices as fast as the fastest. Losses count in whole per cents, the study's resolution."""
     fastest = min(choice.step for choice in choices)
     near = [choice for choice in choices if choice.step <= fastest * (1 + TIE)]
     return min(near, key=lambda each: (round(max(each.loss or 0.0, 0.0), 2), each.order != BACKWARD, each.step))
@@ -107,7 +107,7 @@ def _first(choices: Sequence[Choice]) -> Choice:
 
 @dataclass(frozen=True)
 class Forecast:
-    """All choices on so many ranks, the fastest first, and the one that is recommended."""
+    """The choices on a number of ranks, the fastest first, and the recommended one."""
 
     ranks: int
     per_host: int
@@ -116,7 +116,7 @@ class Forecast:
 
     @classmethod
     def ranked(cls, ranks: int, per_host: int, choices: Iterable[Choice], rule: Rule) -> Forecast:
-        """Of choices in any order."""
+        """Return the forecast of choices, given in any order."""
         ordered = tuple(sorted(choices, key=lambda choice: choice.step))
         return cls(ranks, per_host, ordered, rule.chosen(ordered))
 
@@ -151,7 +151,7 @@ class Forecast:
 
     @property
     def gain(self) -> float:
-        """How many times as fast the recommended step is as the fastest that gives nothing up."""
+        """The speed-up of the recommended step over the fastest step that gives nothing up."""
         return min(choice.step for choice in self.choices if choice.free) / self.best.step
 
     @property
@@ -167,14 +167,14 @@ class Forecast:
         )
 
     def _seconds(self, choice: Choice) -> str:
-        """Of a step; said to be predicted where others were tried."""
+        """Return the time of a choice's step in words, marked as predicted if only other choices were tried."""
         mixed = choice.tried is None and any(each.tried for each in self.choices)
         return f"{_ms(choice.step)} as predicted" if mixed else _ms(choice.step)
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What `advise` found, in `seconds`; printing it shows all.
+    """The findings of `advise`, which took `seconds`; printing them shows all.
 
     `here`: on the ranks that there are; `elsewhere`: on other numbers of hosts. `family`: of optimizers, as losses tell.
     `links`: of hosts, where they are real and not too many. `failures`: of trials.
@@ -231,7 +231,7 @@ class Advice:
 
 
 def table(forecast: Forecast) -> Iterator[str]:
-    """All choices, the fastest first."""
+    """Yield the lines of a table of all choices, the fastest first."""
     none = forecast.of("none").step
     yield from _columns(
         ("method", "order", "step", "tried", "as fast", "bound", "sent", "state", "loss"),
@@ -254,7 +254,7 @@ def table(forecast: Forecast) -> Iterator[str]:
 
 
 def sizes(forecasts: Sequence[Forecast]) -> Iterator[str]:
-    """What is recommended on other numbers of hosts."""
+    """Yield the lines of a table of recommendations on other numbers of hosts."""
     rows = []
     for each in forecasts:
         best, place = each.best, f"{each.ranks // each.per_host:,}"

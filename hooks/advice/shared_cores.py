@@ -12,14 +12,14 @@ ROUNDING = 1e-12  # seconds
 
 @dataclass(frozen=True)
 class Work:
-    """So many seconds where nothing else runs, with so many cores busy meanwhile; with none it is sleep."""
+    """The seconds of some work where nothing else runs, and the cores that are busy meanwhile; without cores it is sleep."""
 
     seconds: float = 0.0
     cores: float = 0.0
 
 
 class Event:
-    """What happens once, to the processes of a machine that wait for it."""
+    """An event that happens once, to the processes of a machine that wait for it."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -90,6 +90,6 @@ class Machine:
                 self.runnable.append(process)
 
     def _speed(self, cores: float, slower: float) -> float:
-        """Of work that keeps `cores` busy: what it computes gets slower, what it waits does not."""
+        """Return the speed of work that keeps `cores` busy: its computation gets slower, its waits do not."""
         computing = min(1.0, cores / min(1.0, self._cores))
         return 1.0 / (1.0 - computing + computing * slower)

@@ -27,7 +27,7 @@ FREED = int(DEFAULT_CAP_MB * MEBIBYTE)  # bytes, as by DDP: glibc then keeps the
 
 @dataclass(frozen=True)
 class Computation:
-    """What a rank computes in a step. `ready`: by parameter, seconds of backward until its gradient is there, in that order;
+    """A rank's computation in a step. `ready`: by parameter, seconds of backward until its gradient is there, in that order;
     `needed`: seconds of forward until that uses it.
     """
 
@@ -39,7 +39,7 @@ class Computation:
 
     @property
     def seconds(self) -> float:
-        """Of a step that never communicates."""
+        """The seconds of a step that never communicates."""
         return self.forward.seconds + self.backward.seconds + self.optimizer.seconds
 
 
@@ -201,7 +201,7 @@ class Training:
 
 @dataclass(frozen=True)
 class TimedStep:
-    """When forward began, and when forward, backward and optimizer ended: by the clock, and by the processor's seconds.
+    """The beginning of forward, and the ends of forward, backward and optimizer: by the clock, and in processor seconds.
 
     `ready`: when each gradient was there; `used`: when forward first used each parameter, where that was noted.
     """

@@ -1,4 +1,4 @@
-"""What a recommendation rests on, tried: some steps of a copy of the training, on gradwire's DistributedDataParallel."""
+"""Trials behind a recommendation: some steps of a copy of the training, on gradwire's DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def confirmed(forecast: Forecast, rule: Rule, run: Run, seconds: float) -> tuple
 
 
 def _next(forecast: Forecast, rule: Rule, seconds: float, *, failed: bool) -> Choice | None:
-    """What to try next, if there is time for anything that matters. `failed`: something did, maybe the training itself."""
+    """Return the next choice worth trying in the time left, if any. `failed`: something did, maybe the training itself."""
     best, kept, none = forecast.best, rule.kept(forecast.choices), forecast.of("none")
     rivals = [each for each in kept if each.step <= RIVAL * best.step]
     wanted = [none] * failed + [best, rule.plain(forecast.choices), *rivals, none]
@@ -91,7 +91,7 @@ def _next(forecast: Forecast, rule: Rule, seconds: float, *, failed: bool) -> Ch
 
 
 def measured_steps(choice: Choice) -> int:
-    """How many steps of a trial are measured."""
+    """Return the number of steps of a trial that are measured."""
     return max(FEWEST, min(MOST, round(WANTED / choice.step)))
 
 
@@ -101,7 +101,7 @@ def cost(choice: Choice) -> float:
 
 
 def _let_go(error: BaseException | None) -> None:
-    """Of what an error's tracebacks hold: a trial's connections, and futures of torch's that hold the error in turn."""
+    """Free what an error's tracebacks hold: a trial's connections, and futures of torch's that hold the error in turn."""
     while error is not None:
         error.__traceback__ = None
         error = error.__cause__ or error.__context__
@@ -142,7 +142,7 @@ class Trials:
         return Tried(step, max(self._here.gather(time.perf_counter() - began)), failure)
 
     def _on_all(self, function: Callable[[], T]) -> T:
-        """What it returns here. Raises TrialFailed on all ranks if it raises on any, once the others' waits have ended."""
+        """Return the function's result. Raises TrialFailed on all ranks if any raised, once the others' waits have ended."""
         results, failure = list[T](), ""
         try:
             results.append(function())

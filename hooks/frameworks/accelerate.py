@@ -16,7 +16,7 @@ from .gathered_state import GatheredState
 
 
 class Accelerator(Protocol):
-    """What is used of accelerate.Accelerator."""
+    """The part of accelerate.Accelerator that gradwire uses."""
 
     scaler: Scaler | None
     num_processes: int
@@ -60,7 +60,7 @@ def accelerate(accelerator: Accelerator, model: nn.Module, compressor: Spec, **o
 
 
 def _not_wrapped(accelerator: Accelerator, model: nn.Module) -> str:
-    """What to do where the model is not wrapped."""
+    """Return the advice for a model that is not wrapped."""
     if accelerator.num_processes == 1:
         return (
             "Accelerate runs as one process here, and has no gradients to average. Start several processes: torchrun "

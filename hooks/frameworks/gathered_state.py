@@ -1,4 +1,4 @@
-"""What frameworks save and log of the compression."""
+"""The state and the statistics of the compression that frameworks save and log."""
 
 from __future__ import annotations
 

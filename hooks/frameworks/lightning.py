@@ -66,7 +66,7 @@ class GradwireStrategy(DDPStrategy):
 
     @torch._disable_dynamo  # a compiled training_step may call it
     def backward(self, closure_loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """As in Lightning; where it optimizes by hand, forward does not prepare a backward, so this does."""
+        """Run backward as Lightning does. If it optimizes by hand, this prepares the backward, since forward does not."""
         by_hand = not self.lightning_module.automatic_optimization
         if isinstance(self.model, DistributedDataParallel) and by_hand and self.model.require_backward_grad_sync:
             reducer = self.model.reducer
@@ -78,13 +78,13 @@ class GradwireStrategy(DDPStrategy):
         """Nothing: Lightning would prepare torch's reducer."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        """As in Lightning, which calls it on all ranks; weights alone are saved without the compression."""
+        """Save a checkpoint. Lightning calls this on all ranks; weights alone are saved without the compression."""
         if self.compression is not None and "optimizer_states" in checkpoint:
             checkpoint[STATE] = self.compression.gather_state_dict()
         super().save_checkpoint(checkpoint, *args, **kwargs)
 
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """As in Lightning, which reads it on all ranks, before the model is wrapped."""
+        """Load a checkpoint. Lightning reads it on all ranks, before the model is wrapped."""
         checkpoint: dict[str, Any] = super().load_checkpoint(*args, **kwargs)
         self._saved = checkpoint.get(STATE)
         return checkpoint
@@ -96,7 +96,7 @@ class GradwireStrategy(DDPStrategy):
             self.lightning_module.log_dict(scalars(self.compression), on_step=True, on_epoch=False)
 
     def teardown(self) -> None:
-        """As in Lightning; and the compression ends, but for its state and its statistics."""
+        """Tear down as Lightning does, and end the compression, except for its state and its statistics."""
         if isinstance(self.model, DistributedDataParallel):  # Lightning would advise on static_graph, by a wrong call
             self.model = self.lightning_module
         super().teardown()

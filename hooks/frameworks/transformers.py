@@ -95,5 +95,5 @@ class GradwireCallback(TrainerCallback):
 
 
 def folder_of(args: Any, state: Any) -> Path:
-    """Of the checkpoint of this step."""
+    """Return the folder of this step's checkpoint."""
     return Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")

@@ -14,13 +14,13 @@ IN_FLIGHT = 4  # modules whose gradients are on their way; each keeps its memory
 
 
 class Stepped(Protocol):
-    """Who counts the steps of backwards."""
+    """An object that counts the steps of backward passes."""
 
     def begin_step(self) -> None:
         """The first gradients of a step come next."""
 
     def end_step(self) -> None:
-        """All gradients of the step are there."""
+        """End the step: all of its gradients are there."""
 
 
 class Arrivals:

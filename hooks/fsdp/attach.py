@@ -23,7 +23,7 @@ from .replicas import DIVISOR, ReplicaMean, ReplicaSteps
 
 @dataclass(frozen=True)
 class Sharding:
-    """What is asked for: how weights are gathered, gradients reduced, and these averaged over replicas; None: as torch does.
+    """The ways in which weights are gathered, gradients reduced, and these averaged over replicas; None: as torch does.
 
     `optimizer`: decides on what is left open of error feedback. Raises TypeError for what is DDP's.
     """
@@ -44,7 +44,7 @@ class Sharding:
 
     @property
     def of_shards(self) -> bool:
-        """Whether gradwire communicates among shards: not where it is to do so among replicas alone."""
+        """True if gradwire communicates among shards: not if it is to communicate among replicas alone."""
         return self.replicas is None or self.gather is not None or self.reduce is not None
 
 

@@ -1,4 +1,4 @@
-"""What FSDP2 calls in place of its own all-gather and reduce-scatter."""
+"""The all-gather and reduce-scatter that FSDP2 calls in place of its own."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class ShardReduction(Allocating):
         arrivals.take(pending, at_once=at_once)
 
     def _nameless(self, layout: ShardLayout, grad: Tensor) -> ShardLayout:
-        """Where torch leaves parameters out, it does not tell which: what travels, as one parameter."""
+        """Return a layout of the whole gradient as one parameter: torch left parameters out and does not report which."""
         if self._averager.memory.reduction.feedback:
             raise RuntimeError(self._module.left_out)
         ranks = layout.whole.world_size

@@ -1,4 +1,4 @@
-"""What a user holds of an FSDP2 model that gradwire communicates for."""
+"""The user's handle of an FSDP2 model that gradwire communicates for."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ShardHandle(Observed):
         return f"gather {self.averager.codec or 'none'}, reduce {self.averager.memory.reduction}"
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint of this rank needs: {"rank 0 of 4": {...}}, with a key that no other rank has.
+        """Return the state of this rank for a checkpoint: {"rank 0 of 4": {...}}, with a key that no other rank has.
 
         So torch.distributed.checkpoint can save those of all ranks together. Inside: {"gradwire": format, "reduce", "step",
         "parameters": {name: {field: tensor}}}, tensors in the shapes of whole parameters; with replicas their handle's state
@@ -117,7 +117,7 @@ class ShardHandle(Observed):
             self._loss_scale.forget()
 
     def _carried(self, state: Mapping[str, Any]) -> dict[str, Any] | None:
-        """What replicas go on from, where there were some, given the merged state of all ranks."""
+        """Return the state from which replicas continue, if there were some, given the merged state of all ranks."""
         if self.replicas is None or "replicas" not in state:
             return None
         layouts = [module.layout() for module in self._modules]

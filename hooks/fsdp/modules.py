@@ -59,29 +59,29 @@ class ShardedModule:
 
     @property
     def training(self) -> bool:
-        """Whether it is in the mode of training, in which steps are counted."""
+        """True if the module is in training mode, in which steps are counted."""
         return bool(self.module.training)
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """The device on which the module computes."""
         device: torch.device = self.group.device
         return device
 
     @property
     def divisor(self) -> float | None:
-        """What the user has gradients divided by, if not by the number of ranks."""
+        """The user's divisor of gradients; None if they are divided by the number of ranks."""
         divisor: float | None = self.group.gradient_divide_factor
         return divisor
 
     @property
     def divided_anew(self) -> bool:
-        """Whether the user has set a divisor since the handle was attached."""
+        """True if the user has set a divisor since the handle was attached."""
         return self.divisor is not None and not isinstance(self.divisor, OwnDivisor)
 
     @property
     def takes_communication(self) -> bool:
-        """Whether others may communicate for it: gradwire or somebody else does not yet."""
+        """True if others may communicate for the module: neither gradwire nor somebody else does yet."""
         mine = (self.group._all_gather_comm, self.group._reduce_scatter_comm)
         default = all(type(comm).__module__.startswith("torch.") for comm in mine)
         return default and self.group._all_reduce_hook is None
@@ -108,7 +108,7 @@ class ShardedModule:
 
     @property
     def left_out(self) -> str:
-        """What to say where a backward leaves parameters out."""
+        """The error message for a backward that leaves parameters out."""
         return (
             f"some parameters of a sharded module ({', '.join(self.names[:3])}, ...) have no gradient in this backward, and "
             "torch does not tell which, while something is remembered of each: call set_reduce_scatter_unused_params(True) "
@@ -117,11 +117,11 @@ class ShardedModule:
 
     @property
     def averages_over_replicas(self) -> bool:
-        """Whether torch, or a hook, averages shards of gradients over replicas when its reduce-scatter has returned."""
+        """True if torch, or a hook, averages shards of gradients over replicas when its reduce-scatter has returned."""
         return hasattr(self.group.mesh_info, "replicate_process_group") or self.group._all_reduce_hook is not None
 
     def reads_gradients(self, dtype: torch.dtype) -> bool:
-        """Whether torch reads shards of gradients of a dtype when it has them: it adds them up, casts or moves them."""
+        """Return True if torch reads shards of gradients of a dtype on arrival: it adds them up, casts or moves them."""
         return any(_reads(param, dtype) for param in self.group.fsdp_params)
 
     def take(self, gather: Any, reduction: Any, divisor: float) -> None:

@@ -26,7 +26,7 @@ class ShardBucket:
         return self._index
 
     def buffer(self) -> Tensor:
-        """All gradients, one behind the other."""
+        """Return all gradients, one behind the other."""
         return self._buffer
 
     def parameters(self) -> list[Tensor]:
@@ -59,7 +59,7 @@ class ReplicaSteps:
         return self._modules - 1
 
     def end_step(self) -> None:
-        """All averages are there."""
+        """End the step: all averages are there."""
         with self._handle.averager.step_lock.lock:
             self._handle.averager.end_step()
             if self._shards is not None:

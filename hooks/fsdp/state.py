@@ -1,4 +1,4 @@
-"""What a saved state of a sharded model must agree with before it is loaded, on as many ranks or others."""
+"""The checks of a sharded model's saved state before it is loaded, on the same or another number of ranks."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Fragment:
         return flat
 
     def capture(self) -> Tensor:
-        """How far training here has moved the parameters away from the anchor."""
+        """Capture the parameters, and return the anchor minus them: the movement that training here has made."""
         self.captured = self.now()
         return self.anchor - self.captured
 

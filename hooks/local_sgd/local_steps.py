@@ -113,7 +113,7 @@ class LocalSteps:
 
     @property
     def _buffers(self) -> list[Tensor]:
-        """Those of real numbers, as they are now: a module may have replaced some, by others of their shapes."""
+        """The buffers of real numbers, as they are now: a module may have replaced some, by others of their shapes."""
         now = dict(self._module.named_buffers())
         for name, shape in self._averaged.items():
             if name not in now or now[name].shape != shape:
@@ -258,7 +258,7 @@ class LocalSteps:
         self._rounds.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint of this site needs beside its model and optimizer; waits for the round that is on its way.
+        """Return this site's state for a checkpoint, beside its model and optimizer. Wait for the round that is on its way.
 
         On any thread, also beside training, which goes on with the same numbers.
         """

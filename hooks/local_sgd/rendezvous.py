@@ -42,7 +42,7 @@ class TrainingEnded(RuntimeError):
 
 
 class Rendezvous:
-    """Where sites meet: a TCP store at `address` ("host:port"), such as `gradwire rendezvous` keeps.
+    """The meeting point of sites: a TCP store at `address` ("host:port"), such as `gradwire rendezvous` keeps.
 
     `sites`: how many are waited for at the very start. `name`: this one's, for messages. `limit`: of a round; a site that
     is later is left out, and comes back with what the others have by then. `start`: limit of the wait at the start.

@@ -1,4 +1,4 @@
-"""What a checkpoint of local steps holds, and what it must agree with before it is taken."""
+"""A checkpoint of local SGD: its contents, and the checks before it is loaded."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _check(state: Any, setup: str, rounds: Rounds) -> None:
 
 
 def _memory(states: Sequence[Mapping[str, Any]], part: Fragment, index: int, rounds: Rounds) -> BucketMemory | None:
-    """What the compressor remembers of a fragment: as saved, or of several sites' the mean of what they held back."""
+    """Return the compressor's memory of a fragment: as saved, or from several sites the mean of their residuals."""
     layout = part.layout_with(states[0]["parameters"])
     memories = []
     for state in states:

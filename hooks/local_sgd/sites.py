@@ -1,4 +1,4 @@
-"""Who takes part in a round of local steps: the ranks of a process group, or sites that come and go."""
+"""The participants in a round of local SGD: the ranks of a process group, or sites that come and go."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WAITS = 8  # of a round, and more than it has
 
 
 class Meeting(Transport):
-    """Those that take part in a round, and what carries between them. Its tensors are on the CPU.
+    """The participants in a round, and the transport between them. Its tensors are on the CPU.
 
     `timeout`: of each wait.
     """
@@ -64,7 +64,7 @@ class Ranks:
         self._meeting = Meeting(group, self._timeout)
 
     def meet(self) -> Meeting:
-        """All of them."""
+        """Return the meeting of all ranks."""
         if self._meeting is None:
             raise RuntimeError("a round of local steps has failed, or close() was called: there are no more")
         return self._meeting

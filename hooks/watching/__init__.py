@@ -1,1 +1,1 @@
-"""What a training tells of itself while it runs."""
+"""The reports of a training while it runs."""

@@ -1,4 +1,4 @@
-"""What a step would take that sends gradients as they are, by replay of the steps that were measured."""
+"""The time of a step that sends gradients uncompressed, by replay of the steps that were measured."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _sent(step: Step) -> float:
 
 
 def _ready(steps: Sequence[Step]) -> list[float]:
-    """When each bucket of the last step was given, in seconds after the first one: medians over the steps like it."""
+    """Return the time at which each bucket was given, in seconds after the first: medians over steps like the last one."""
     alike = [step.programs for step in steps if len(step.programs) == len(steps[-1].programs)]
     given = [[program.given - programs[0].given for program in programs] for programs in alike]
     return [statistics.median(column) for column in zip(*given, strict=True)]

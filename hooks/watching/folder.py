@@ -110,7 +110,7 @@ class Courier:
             self._write(rank, self._store.get(str(rank)).decode())
 
     def _write(self, rank: int, report: str) -> None:
-        """All of a file at once, so that whoever reads it sees the old one or the new one."""
+        """Write all of a file at once, so that a reader sees the old one or the new one."""
         if self.folder is None or not report or self._written.get(rank) == report:
             return
         self._written[rank] = report

@@ -28,7 +28,7 @@ class Report:
         return " | ".join(filter(None, (f"step {self.step}", warming, self._split(), self._bytes(), self._feedback())))
 
     def _split(self) -> str:
-        """Where the milliseconds of a step go."""
+        """Return the milliseconds of a step in words, split into their parts."""
         found = self.metrics
         if "step_seconds" not in found:
             return ""

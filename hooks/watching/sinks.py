@@ -1,4 +1,4 @@
-"""Where reports go: a terminal, a logger, an experiment tracker, or any callable."""
+"""The sinks of reports: a terminal, a logger, an experiment tracker, or any callable."""
 
 from __future__ import annotations
 

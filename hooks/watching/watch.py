@@ -33,7 +33,7 @@ class Watch:
         self._watchers.append(self)
 
     def step_ended(self, number: int) -> None:
-        """So many steps have."""
+        """Report to the sinks if it is time: `number` steps have ended."""
         if number and number % self._every == 0 and self._sinks:
             report = self._report(number)
             for sink in tuple(self._sinks):

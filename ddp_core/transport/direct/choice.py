@@ -1,4 +1,4 @@
-"""Whether a collective of a size is direct, and which way, or Gloo's: whatever wins a race between them on this network."""
+"""The choice of a direct way or Gloo's for a collective of a size: the winner of a race between them on this network."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Choice:
         return list(runs)[int(seconds.argmin())]
 
     def _seconds(self, run: Callable[[], object]) -> float:
-        """Of one run that all ranks begin together."""
+        """Return the seconds of one run that all ranks begin together."""
         self._gloo.barrier().wait()
         began = time.perf_counter()
         run()

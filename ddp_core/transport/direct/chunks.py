@@ -34,7 +34,7 @@ def split(flat: Tensor, chunk_bytes: int) -> Sequence[Tensor]:
 
 
 def in_chunks(flat: Tensor) -> Sequence[Tensor]:
-    """As `split`, in chunks that are small beside the whole and large enough to be worth a message."""
+    """Split a tensor as `split` does, into chunks small beside the whole and large enough to be worth a message."""
     return split(flat, min(CHUNK_BYTES, max(SMALLEST_BYTES, flat.nbytes // CHUNKS)))
 
 

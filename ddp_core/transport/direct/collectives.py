@@ -32,7 +32,7 @@ Jobs: TypeAlias = "SimpleQueue[tuple[Job, timedelta, Future[None]] | None]"
 
 
 def all_ways(wire: Wire) -> Ways:
-    """Those that there are between these ranks, by name. A collective call."""
+    """Return the ways that exist between these ranks, by name. A collective call."""
     shared = rails(wire, hosts_of(wire))
     return {"staggered": Staggered(wire)} | ({} if shared is None else {"rails": shared})
 
@@ -80,11 +80,11 @@ class Direct(dist.Work):
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
-        """What was wrong with it, if it has ended."""
+        """Return the error of the collective, if it has ended with one."""
         return self._begun.exception() if self._begun.done() else None
 
     def result(self) -> list[Tensor]:
-        """What it has written."""
+        """Return the tensors that the collective writes."""
         return self._written
 
 

@@ -21,7 +21,7 @@ def is_large(request: Request, ranks: int) -> bool:
 
 
 class Exchange:
-    """What goes directly among some ranks, so many as `size`, on a thread and connections of `direct`.
+    """The direct collectives among `size` ranks, on a thread and connections of `direct`.
 
     Bits and bytes are those of Gloo's collectives. Its all-to-all begins to send before it is ready to receive, so that a
     link carries one direction after the other; here both go at once. Its all-gathers pass blocks on from rank to rank.

@@ -1,4 +1,4 @@
-"""Where the ranks of a host wait for each other, by counters in memory that they share."""
+"""The barriers of a host's ranks, by counters in memory that they share."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class HostBarrier:
 
 
 def header_bytes(ranks: int, counters: int) -> int:
-    """Of the memory of so many ranks, which have so many counters."""
+    """Return the bytes of the header of memory that `ranks` ranks share, with `counters` counters."""
     size: int = extension().SharedShares.header_bytes(_buckets(counters), ranks)
     return size
 

@@ -1,4 +1,4 @@
-"""Which ranks share a host, and memory that those have in common."""
+"""The ranks that share a host, and memory that those have in common."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _alike(wire: Wire, name: str) -> list[list[int]]:
 
 
 def _gather(wire: Wire, text: str) -> list[str]:
-    """What every rank says, in rank order, in a few letters. A collective call."""
+    """Return the short text of every rank, in rank order. A collective call."""
     texts = torch.empty(wire.size, TEXT_BYTES, dtype=torch.uint8)
     mine = torch.frombuffer(bytearray(text.encode().ljust(TEXT_BYTES)), dtype=torch.uint8)
     wire.wait(wire.gloo.allgather([list(texts.unbind())], [mine]))
@@ -47,10 +47,10 @@ def _gather(wire: Wire, text: str) -> list[str]:
 
 
 def shared_memory(wire: Wire, mates: Sequence[int], size: int) -> tuple[Any, Mapping[int, int]] | None:
-    """So many bytes that the ranks of each host, `mates`, have mapped: a file without a name, of their first rank.
+    """Return `size` bytes that the ranks of each host, `mates`, have mapped: a file without a name, of their first rank.
 
-    And the processes of those ranks. None, on all ranks, where any cannot. A collective call of all ranks. It is freed with
-    the last who has mapped it.
+    Also return the processes of those ranks. None, on all ranks, where any cannot. A collective call of all ranks. The
+    memory is freed with the last rank that has mapped it.
     """
     file, address = None, ""
     try:

@@ -53,7 +53,7 @@ def register() -> None:
 
 
 class DirectBackend(Backend):
-    """What torch calls; see `dist.Backend`. Groups of one rank are Gloo's alone."""
+    """The backend that torch calls; see `dist.Backend`. Groups of one rank are Gloo's alone."""
 
     @classmethod
     def of(cls, options: Any, _: Any = None) -> DirectBackend:
@@ -121,7 +121,7 @@ class DirectBackend(Backend):
         return tensor.view(-1).view(self._ranks, -1).unbind()
 
     def _way(self, kind: Kind, block: Tensor | None, whole: Sequence[Tensor]) -> str | None:
-        """Which way direct collectives take what all ranks have together, and a rank's block of it; None is Gloo's."""
+        """Return the way of direct collectives for the data of all ranks, and a rank's block of it; None is Gloo's."""
         tensors, numel = [*([] if block is None else [block]), *whole], sum(each.numel() for each in whole)
         size = numel * whole[0].element_size() if whole else 0
         if self._ranks == 1 or size < SMALLEST_BYTES or (block is not None and numel != self._ranks * block.numel()):
@@ -131,14 +131,14 @@ class DirectBackend(Backend):
         return self._choice.way(kind, size)
 
     def _sum_way(self, output: Tensor, rows: Sequence[Tensor], options: Any) -> str | None:
-        """As `_way`, of a reduce-scatter; None where its output lies among its rows, which may still be on their way."""
+        """Return `_way` of a reduce-scatter; None if its output lies among its rows, which may still be on their way."""
         memory = output.untyped_storage().data_ptr()
         apart = all(row.untyped_storage().data_ptr() != memory for row in rows)
         summed = options.reduceOp == dist.ReduceOp.SUM and output.dtype in SUMMED
         return self._way("reduce_scatter", output, rows) if apart and summed else None
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Of all that begins from now on."""
+        """Set the time limit of all that begins from now on."""
         self._gloo.set_timeout(timeout)
         self._direct.timeout = timeout
 
@@ -148,7 +148,7 @@ class DirectBackend(Backend):
         self._gloo.shutdown()
 
     def abort(self) -> None:
-        """As `shutdown`."""
+        """Close the connections, as `shutdown` does."""
         self._direct.close()
         self._gloo.abort()
 
