@@ -11,7 +11,7 @@ from .measure.trace import trace
 from .memory.loss_scale import LossScale, Scaler
 from .module import DistributedDataParallel
 from .reducer.autograd import gradient_node
-from .reducer.messages import taken
+from .reducer.messages import removed
 from .reducer.output_nodes import watched
 from .reducer.stray_gradients import Strays
 from .torch_compat.arguments import trained_now
@@ -69,11 +69,11 @@ __all__ = [
     "plain",
     "refuse_inside",
     "register_backend",
+    "removed",
     "start_all_gather",
     "start_all_to_all",
     "start_scatter",
     "start_sum",
-    "taken",
     "trace",
     "trained_now",
     "watched",

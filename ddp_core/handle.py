@@ -157,7 +157,7 @@ class Handle(Observed):
             parameter: plain[name] for name, parameter in model.named_parameters() if parameter.requires_grad
         }
         self.frozen = frozenset(plain[name] for name, each in model.named_parameters() if not each.requires_grad)
-        saved, before = self.averager.taken().state_dict(), self.averager.names
+        saved, before = self.averager.snapshot().state_dict(), self.averager.names
         renamed = {name: name for name in names.values()} if not before else {}
         renamed |= {old: names[parameter] for parameter, old in before.items() if parameter in names}
         if changed:
@@ -222,15 +222,15 @@ class Handle(Observed):
         """
         if self._loss_scale is not None:
             self.averager.between_steps(self._loss_scale.catch_up)  # the scaler is saved with its new scale
-        return self.sealed(self.averager.taken())
+        return self.sealed(self.averager.snapshot())
 
-    def sealed(self, taken: Snapshot) -> dict[str, Any]:
+    def sealed(self, snapshot: Snapshot) -> dict[str, Any]:
         """The state of a snapshot, as `state_dict` returns it."""
         names, (rank, world_size) = self.averager.names, self.averager.engines.place()
-        state = taken.state_dict()
-        if self._bound and not taken.begun:
-            state["parameters"] = checkpoint.blank(taken.compressor, names, world_size, rank)
-        return checkpoint.sealed(state, taken.compressor, names, world_size, rank)
+        state = snapshot.state_dict()
+        if self._bound and not snapshot.begun:
+            state["parameters"] = checkpoint.blank(snapshot.compressor, names, world_size, rank)
+        return checkpoint.sealed(state, snapshot.compressor, names, world_size, rank)
 
     def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, resize: bool = False) -> None:
         """Go on from this rank's `state_dict()`; training then is bit-identical to not having stopped.
@@ -314,14 +314,14 @@ class Handle(Observed):
     def __getstate__(self) -> dict[str, Any]:
         """Without threads and process groups; a copy reduces on the default group."""
         averager = self.averager
-        taken, partial = averager.taken(), averager.memory.partial
-        settings = {"compressor": taken.compressor, "timeout": averager.engines.timeout, "partial": partial}
+        snapshot, partial = averager.snapshot(), averager.memory.partial
+        settings = {"compressor": snapshot.compressor, "timeout": averager.engines.timeout, "partial": partial}
         return {
             **settings,
             "names": averager.names,
             "bound": self._bound,
             "frozen": self.frozen,
-            "state": taken.state_dict(),
+            "state": snapshot.state_dict(),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:

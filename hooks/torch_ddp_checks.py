@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ..ddp_core import Handle, Strays, gradient_node, taken, trained_now
+from ..ddp_core import Handle, Strays, gradient_node, removed, trained_now
 
 WRAP_ANEW = "After such a change, wrap the model anew in DistributedDataParallel, attach, and load this handle's state"
 JOIN = (
@@ -66,7 +66,7 @@ class Guard:
             return self._end_first_step()
         places = [self._places.get(id(parameter), -1) for parameter in bucket.parameters() if parameter.grad is None]
         if names := [self._names[place] for place in places if self._came.get(place) == backward]:
-            raise RuntimeError(taken(names))
+            raise RuntimeError(removed(names))
 
     def _end_first_step(self) -> None:
         for hook in self._hooks:

@@ -29,7 +29,7 @@ class Leaf:
         """Copies of the numbers, by parameter name."""
         return {}
 
-    def taken(self: Self, *, newest: bool = False) -> Self:
+    def snapshot(self: Self, *, newest: bool = False) -> Self:
         """The leaf before the step that is under way, or the `newest`, to be saved by and by: nobody will write to it."""
         return copy.copy(self)
 
@@ -93,14 +93,14 @@ class FlatLeaf(Leaf):
         self.flat, self._other = self.before, self.flat if self._changed else self._other
         self._changed = False
 
-    def taken(self: Numbers, *, newest: bool = False) -> Numbers:
+    def snapshot(self: Numbers, *, newest: bool = False) -> Numbers:
         numbers = self.flat if newest else self.before
         self._taken = (*self._taken, numbers)
-        taken = copy.copy(self)
-        taken.flat, taken._other, taken._changed, taken._taken = numbers, None, False, ()
-        if taken.flat.is_cuda:  # its memory serves nobody else until this thread's stream has read it
-            taken.flat.record_stream(torch.cuda.current_stream(taken.flat.device))
-        return taken
+        snapshot = copy.copy(self)
+        snapshot.flat, snapshot._other, snapshot._changed, snapshot._taken = numbers, None, False, ()
+        if snapshot.flat.is_cuda:  # its memory serves nobody else until this thread's stream has read it
+            snapshot.flat.record_stream(torch.cuda.current_stream(snapshot.flat.device))
+        return snapshot
 
     def multiply(self, factor: float) -> None:
         """Multiply all numbers, between two steps."""

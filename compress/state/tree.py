@@ -97,11 +97,11 @@ class Leaves:
         for leaf in self.flat:
             leaf.undo()
 
-    def taken(self, *, newest: bool = False) -> Leaves:
+    def snapshot(self, *, newest: bool = False) -> Leaves:
         """The leaves as they were before the step that is under way, or the `newest`, to be saved by and by."""
-        taken = copy.copy(self)
-        taken._by_path = {path: leaf.taken(newest=newest) for path, leaf in self._by_path.items()}
-        return taken
+        snapshot = copy.copy(self)
+        snapshot._by_path = {path: leaf.snapshot(newest=newest) for path, leaf in self._by_path.items()}
+        return snapshot
 
     def save(self) -> Entries:
         """Copies of all numbers, by parameter name and field."""

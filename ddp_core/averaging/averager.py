@@ -251,11 +251,11 @@ class CompressedAverager:
     def _name(self, parameter: Tensor) -> str:
         return self.names.setdefault(parameter, str(len(self.names)))
 
-    def taken(self) -> Snapshot:
+    def snapshot(self) -> Snapshot:
         """The memory after the last step that came to its end; on any thread, at any time."""
         self.drain()
         with self.step_lock.lock:
-            return self.memory.taken(under_way=self.under_way)
+            return self.memory.snapshot(under_way=self.under_way)
 
     def load(self, saved: Mapping[str, Any], *, follow: bool = True) -> None:
         """Go on from a saved state; `follow`: with its order of buckets, if that is not the first step's."""

@@ -139,10 +139,10 @@ class ShardAverager:
         """Return the cost of modules in the last step and in total."""
         return self.totals.stats(self._step, self.memory.step)
 
-    def taken(self) -> ShardSnapshot:
+    def snapshot(self) -> ShardSnapshot:
         """The memory after the last step that came to its end; on any thread, at any time."""
         with self.step_lock.lock:
-            return self.memory.taken()
+            return self.memory.snapshot()
 
     def measured(self) -> Measured:
         """Return the records of the last steps. They are not timed in full: backward is torch's."""

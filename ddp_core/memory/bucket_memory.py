@@ -145,15 +145,15 @@ class BucketMemory:
         if keep and not self._asks:
             self._carried = None
 
-    def taken(self, *, keep: bool, carrying: bool) -> BucketMemory:
+    def snapshot(self, *, keep: bool, carrying: bool) -> BucketMemory:
         """The memory before the last step, or with `keep` after it, to be saved by and by; copies pointers only.
 
         `carrying`: as for `end_step`, which neither this nor a save does.
         """
-        taken, newest = copy.copy(self), keep and self._finite is not None
-        taken._leaves, taken._carrying = self._leaves.taken(newest=newest), carrying
-        taken._carried = None if self._carried is None else self._carried.taken(newest=newest)
-        return taken
+        snapshot, newest = copy.copy(self), keep and self._finite is not None
+        snapshot._leaves, snapshot._carrying = self._leaves.snapshot(newest=newest), carrying
+        snapshot._carried = None if self._carried is None else self._carried.snapshot(newest=newest)
+        return snapshot
 
     def save(self) -> Entries:
         """Copies of all numbers of the state, by parameter name and field."""

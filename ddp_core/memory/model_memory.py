@@ -265,7 +265,7 @@ class ModelMemory:
         for _, each in self.live:
             each.rescale(factor)
 
-    def taken(self, *, under_way: bool = False) -> Snapshot:
+    def snapshot(self, *, under_way: bool = False) -> Snapshot:
         """The memory after the last step, or before the one that is `under_way`; copies pointers only.
 
         Raises RuntimeError for a state that was loaded, then swapped, and that no step has taken up.
@@ -277,7 +277,7 @@ class ModelMemory:
         carrying, keep = (self.carrying, False) if under_way else (self._still_carrying(), self._finite())
         buckets = self._names_before if under_way else [*self._live, *self._unclaimed_buckets]
         loaded = {name: dict(fields) for name, fields in self._unclaimed.items()}
-        live = [bucket.taken(keep=keep, carrying=carrying) for bucket in self._live.values()]
+        live = [bucket.snapshot(keep=keep, carrying=carrying) for bucket in self._live.values()]
         on_hosts = {bucket.layout.ranks_per_host for bucket in live} if ranks_given(self.compressor) is not None else ()
         return Snapshot(
             self.compressor,

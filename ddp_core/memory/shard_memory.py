@@ -120,10 +120,10 @@ class ShardMemory:
             fresh.residual = _moved(held[index], fresh.residual)
             self._put(index, fresh)
 
-    def taken(self) -> ShardSnapshot:
+    def snapshot(self) -> ShardSnapshot:
         """The memory after the last step that came to its end; copies pointers only."""
         newest = self._committed or self._keeps()
-        leaves = [each.taken(newest=newest) for each in self._leaves.values()]
+        leaves = [each.snapshot(newest=newest) for each in self._leaves.values()]
         return ShardSnapshot(self.reduction, self.step - self.under_way, leaves)
 
     def loaded(self, entries: Mapping[str, Mapping[str, Tensor]]) -> dict[int, ShardState]:

@@ -61,11 +61,11 @@ class SlicedMemory:
     def _size(self, name: str) -> int:
         return self.layout.sizes[self.layout.names.index(name)]
 
-    def taken(self, *, keep: bool, carrying: bool) -> SlicedMemory:
+    def snapshot(self, *, keep: bool, carrying: bool) -> SlicedMemory:
         """The memory before the last step, or with `keep` after it, to be saved by and by; copies pointers only."""
-        taken = copy.copy(self)
-        taken.slices = [each.taken(keep=keep, carrying=carrying) for each in self.slices]
-        return taken
+        snapshot = copy.copy(self)
+        snapshot.slices = [each.snapshot(keep=keep, carrying=carrying) for each in self.slices]
+        return snapshot
 
     def carry_over(self, held_back: Mapping[str, Tensor]) -> None:
         """Add to the next gradients, flat, by parameter name."""

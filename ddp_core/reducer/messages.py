@@ -111,7 +111,7 @@ COMPILED_AUTOGRAD = (
 )
 
 
-def taken(names: Sequence[str]) -> str:
+def removed(names: Sequence[str]) -> str:
     """Gradients that came, and were gone before they could be averaged."""
     return (
         f"parameters {shown(names)} got gradients, and a hook has cleared these before they were averaged over ranks. An "

@@ -281,7 +281,7 @@ class Reducer:
     def _refuse_taken(self, backward: Backward, absent: Sequence[int]) -> None:
         """Raise RuntimeError where a gradient of a parameter without one came in this backward: zeros would stand for it."""
         if came := set(absent).intersection(backward.order) - backward.undefined:
-            raise self._failure(messages.taken(self.names_of(sorted(came))))
+            raise self._failure(messages.removed(self.names_of(sorted(came))))
 
     def _ask(self, used: Sequence[int]) -> Usage:
         return Usage(used, self.group, self.device, self._timeout)

@@ -81,9 +81,14 @@ class ShardHandle(Observed):
         with averager.step_lock.lock:  # of both after the same step
             if self._loss_scale is not None:
                 averager.between_steps(self._loss_scale.catch_up)  # the scaler is saved with its new scale
-            taken, of_replicas = averager.taken(), None if replicas is None else replicas.averager.taken()
-        parameters: Entries = taken.save()
-        inside = {"gradwire": FORMAT, "reduce": repr(taken.reduction), "step": taken.step, "parameters": parameters}
+            snapshot, of_replicas = averager.snapshot(), None if replicas is None else replicas.averager.snapshot()
+        parameters: Entries = snapshot.save()
+        inside = {
+            "gradwire": FORMAT,
+            "reduce": repr(snapshot.reduction),
+            "step": snapshot.step,
+            "parameters": parameters,
+        }
         if replicas is not None and of_replicas is not None:
             inside["replicas"] = replicas.sealed(of_replicas)
         return {self._key(): inside}

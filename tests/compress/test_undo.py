@@ -111,7 +111,7 @@ def test_what_is_saved_within_a_step_can_be_what_was_before_it(spec):
     for step in range(3):
         settled = simulation.ranks[1].save()
         simulation.begin(gradients(within, step))
-        now, before = simulation.ranks[1].save(), simulation.ranks[1].taken().save()
+        now, before = simulation.ranks[1].save(), simulation.ranks[1].snapshot().save()
         assert before.keys() == settled.keys() == now.keys()
         assert all(
             torch.equal(before[name][field], settled[name][field]) for name in settled for field in settled[name]
@@ -128,9 +128,9 @@ def test_what_was_taken_is_never_written_to_again_and_costs_one_tensor(ends, wit
     leaf.versioned, versions, taken = True, set(), []
     for step in range(6):
         expected = leaf.flat.clone()
-        taken += [] if within or step != 2 else [(leaf.taken(), expected)]
+        taken += [] if within or step != 2 else [(leaf.snapshot(), expected)]
         leaf.update().after.fill_(step + 1.0)
-        taken += [(leaf.taken(), expected)] if within and step == 2 else []
+        taken += [(leaf.snapshot(), expected)] if within and step == 2 else []
         getattr(leaf, ends)()
         versions.add(leaf.before.data_ptr())
         assert all(torch.equal(each.flat, numbers) for each, numbers in taken)

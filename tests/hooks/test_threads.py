@@ -139,7 +139,7 @@ def rescaled(rank, world_size, spec):
     """Whether what was taken before a rescaling is as it was."""
     model, handle = wrapped(spec, ours=True)
     step_of(model, rank, 0)
-    expected, taken = handle.state_dict(), handle.averager.taken()
+    expected, taken = handle.state_dict(), handle.averager.snapshot()
     handle.rescale(2.0)
     step_of(model, rank, 1)
     alike = same(taken.state_dict()["parameters"], expected["parameters"])

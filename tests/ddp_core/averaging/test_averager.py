@@ -104,9 +104,9 @@ def test_what_is_taken_in_the_middle_of_a_step_is_from_before_it(averager, steps
     mine = buckets()
     sent(steps, mine)
     averager.end_step()
-    expected = averager.taken().state_dict()
+    expected = averager.snapshot().state_dict()
     sent(steps, mine[:1], value=5.0)
-    taken = averager.taken().state_dict()
+    taken = averager.snapshot().state_dict()
     assert taken["step"] == expected["step"] == 1
     for name, fields in expected["parameters"].items():
         assert torch.equal(taken["parameters"][name]["residual"], fields["residual"])

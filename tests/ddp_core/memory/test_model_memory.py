@@ -226,7 +226,7 @@ def test_a_parameter_that_owes_zeros_and_lost_its_bucket_is_forgotten_when_resid
     memory.replace(gradwire.compressor("none"))
     for layout in layouts:
         memory.add(layout)
-    assert "b" in memory.taken().state_dict()["parameters"]
+    assert "b" in memory.snapshot().state_dict()["parameters"]
     memory.rescale(0.5)
     memory.replace(gradwire.compressor("bf16"))
-    assert "b" not in memory.taken().state_dict()["parameters"]
+    assert "b" not in memory.snapshot().state_dict()["parameters"]
