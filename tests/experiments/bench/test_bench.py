@@ -131,7 +131,7 @@ def test_ranks_of_another_launcher_are_measured_and_what_is_emulated_is_labelled
         assert row["measurements"]["sec_per_iter"]["p50"] > 0.05
         compute, link = row["labels"]
         assert compute.startswith("emulated compute resnet18-cifar")
-        assert link == "emulated link 10gbit"
+        assert link == "emulated link 10 Gbit/s"
         assert (row["slice_mb"] is None) == (row["order"] == "backward")
         bounds = row["synchronous_bound_seconds"], row["bound_seconds"]
         if row["ddp"] == "none" or row["sync_every"] > 1:
