@@ -23,6 +23,7 @@ from .variants import left_to_the_rest, too_many_interpreted, too_many_of_the_re
 
 BACKENDS = {each.name: each for each in kernels.backends() if each.device in ("cpu", "any")}
 LONG = (
+    "test_triton_compile.py",
     "test_upstream.py",
     "test_processes.py",
     "test_studies.py",

@@ -3,7 +3,7 @@
 from random import Random
 
 INTERPRETED = 5  # variants of a test in Triton's interpreter, which is slow; all with --every-variant
-REST = 24  # variants of a test that `make test-rest` runs; `make test-all` runs all
+REST = 8  # variants of a test that `make test-rest` runs; `make test-all` runs all
 
 
 def params_of(item):
