@@ -150,6 +150,15 @@ def test_a_layer_imports_those_below_and_only_transports_communicate():
     assert {file: names for file, names in found.items() if names} == {}
 
 
+@pytest.mark.parametrize(("file", "module"), LAZY)
+def test_what_may_be_imported_late_is_not_imported_with_its_file(file, module):
+    tree = ast.parse((ROOT / file).read_text())
+    at_once = ast.Module([node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)], [])
+    everywhere, first = (imports(each, Path(file)).values() for each in (tree, at_once))
+    assert any(f"{name}.".startswith(f"{module}.") for name in everywhere)
+    assert not any(f"{name}.".startswith(f"{module}.") for name in first)
+
+
 def test_no_files_import_each_other_in_a_circle():
     graph = {file: files_of(imports(ast.parse((ROOT / file).read_text()), file).values()) - {file} for file in FILES}
     assert sum(map(len, graph.values())) > len(FILES)

@@ -43,7 +43,7 @@ class ParameterHooks:
 
 
 def weak_call(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls a bound method, keeps its object from nothing, and does nothing once that is gone."""
+    """Return a function that calls a bound method, does not keep its object alive, and does nothing once that is gone."""
     me, function = weakref.ref(method.__self__), method.__func__  # type: ignore[attr-defined]
 
     def call(*arguments: Any) -> Any:
