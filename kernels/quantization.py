@@ -9,8 +9,6 @@ distances down to zero.
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -122,15 +120,13 @@ def _as_float(whole: Tensor, powers: Tensor, mantissa: int) -> Tensor:
     return torch.where(whole < 0, magnitudes - 128, magnitudes)
 
 
-@functools.cache
-def _floats(bits: int, exponent: int) -> tuple[float, ...]:
-    """Return the numbers that the codes from -128 to 127 stand for."""
-    mantissa, least = bits - 1 - exponent, FORMATS[bits, exponent].least
-    found = []
-    for code in range(128):
-        power = max(code >> mantissa, 1) - 1
-        found.append((code - (power << mantissa)) * 2.0 ** (power + least - mantissa))
-    return (*(-each for each in found), *found)
+def _floats(codes: Tensor, bits: int, exponent: int) -> Tensor:
+    """Return the float32 numbers that codes of floats stand for."""
+    sizes, mantissa = codes.int() & 127, bits - 1 - exponent
+    powers = (sizes >> mantissa).clamp(min=1) - 1
+    counts = sizes - powers.bitwise_left_shift(mantissa)
+    numbers = counts * _power_of_two(powers + power_of_least(bits, exponent))
+    return torch.where(codes < 0, -numbers, numbers)
 
 
 def pack(levels: Tensor, bits: int) -> Tensor:
@@ -144,7 +140,7 @@ def pack(levels: Tensor, bits: int) -> Tensor:
 def _unpacked(codes: Tensor, bits: int, exponent: int) -> Tensor:
     """Numbers (rows, length) of bytes that they share, or that are floats."""
     if exponent > 0:
-        return torch.tensor(_floats(bits, exponent), device=codes.device)[codes.int() + 128]
+        return _floats(codes, bits, exponent)
     if bits == 8:
         return codes
     raised = codes.unsqueeze(2).bitwise_left_shift(8 - bits - _shifts(bits, codes.device))

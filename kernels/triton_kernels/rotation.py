@@ -13,40 +13,58 @@ ELEMENTS_PER_WARP = 1024
 
 
 def rotate_blocks(values: Tensor, signs: Tensor, back: bool = False) -> None:
-    """Whole blocks, then what is left in smaller powers of two."""
-    start, block = 0, signs.numel()
+    """Whole blocks, then what is left, in smaller powers of two: two launches at most."""
+    block, size = signs.numel(), values.numel()
+    each = max(1, TILE // block)
+    count = size // (each * block)
     with on_device(values):
-        while start < values.numel():
-            count = (values.numel() - start) // block
-            each = max(1, TILE // block)
-            if count:
-                _rotate[(divided(count, each),)](
-                    values[start:], signs, block**-0.5, count,
-                    BLOCK=block, LEVELS=block.bit_length() - 1, EACH=each, BACK=back,
+        for first, programs, whole in ((0, count, True), (count, divided(size, each * block) - count, False)):
+            if programs:
+                start = first * each * block
+                _rotate[(programs,)](
+                    values[start:], signs, block**-0.5, size - start,
+                    BLOCK=block, LEVELS=block.bit_length() - 1, EACH=each, BACK=back, WHOLE=whole,
                     **options(max(1, each * block // ELEMENTS_PER_WARP)),
                 )  # fmt: skip
-            start += count * block
-            block //= 2
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["size"])
 def _rotate(
-    values: tl.tensor, signs: tl.tensor, factor: tl.float32, count: tl.int64,
-    BLOCK: tl.constexpr, LEVELS: tl.constexpr, EACH: tl.constexpr, BACK: tl.constexpr,
+    values: tl.tensor, signs: tl.tensor, factor: tl.float32, size: tl.int64,
+    BLOCK: tl.constexpr, LEVELS: tl.constexpr, EACH: tl.constexpr, BACK: tl.constexpr, WHOLE: tl.constexpr,
 ) -> None:  # fmt: skip
-    block = tl.program_id(0).to(tl.int64) * EACH + tl.arange(0, EACH)
-    lane = tl.arange(0, BLOCK)
-    places, there = block[:, None] * BLOCK + lane[None, :], (block < count)[:, None]
-    numbers = tl.load(values + places, mask=there, other=0)
-    sign = tl.load(signs + lane)[None, :]
+    """Blocks of a program. Where it is not WHOLE, each element is of a block of its own size, a power of two."""
+    start = tl.program_id(0).to(tl.int64) * (EACH * BLOCK)
+    values, size = values + start, size - start
+    lane = tl.arange(0, BLOCK)[None, :]
+    places = tl.arange(0, EACH)[:, None] * BLOCK + lane
+    if WHOLE:
+        numbers, sign = tl.load(values + places), tl.load(signs + lane)
+    else:
+        left = tl.minimum(size - tl.arange(0, EACH)[:, None] * BLOCK, BLOCK).to(tl.int32)
+        apart = tl.where(lane < left, lane ^ left, 0)  # its highest bit is the size
+        place = apart  # of the last element of the block, and so the bits of places in it
+        for shift in tl.static_range(4):
+            place |= place >> (1 << shift)
+        place = place >> 1
+        numbers = tl.load(values + places, mask=places < size, other=0)
+        sign = tl.load(signs + (lane & place))
+        factor = tl.sqrt_rn(1.0 / (place + 1).to(tl.float32))
     if not BACK:
         numbers *= sign
     for level in tl.static_range(LEVELS):
         pairs = tl.reshape(numbers, [EACH, BLOCK // (2 << level), 2, 1 << level])
         first, second = tl.split(tl.permute(pairs, [0, 1, 3, 2]))
         pairs = tl.permute(tl.join(first + second, first - second), [0, 1, 3, 2])
-        numbers = tl.reshape(pairs, [EACH, BLOCK])
+        rotated = tl.reshape(pairs, [EACH, BLOCK])
+        if WHOLE:
+            numbers = rotated
+        else:
+            numbers = tl.where(apart >= 2 << level, rotated, numbers)
     numbers *= factor
     if BACK:
         numbers *= sign
-    tl.store(values + places, numbers, mask=there)
+    if WHOLE:
+        tl.store(values + places, numbers)
+    else:
+        tl.store(values + places, numbers, mask=places < size)

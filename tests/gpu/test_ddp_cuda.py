@@ -40,9 +40,9 @@ class Net(nn.Module):
         return self.norm(inputs)
 
 
-def trained(model, rank, changing):
+def trained(model, rank, changing, rate=0.1):
     """Its parameters on the CPU."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     for step in range(STEPS):
         generator = torch.Generator().manual_seed(100 * rank + step)
         inputs = torch.randn(8, WIDTH, generator=generator).cuda()
@@ -84,15 +84,15 @@ def test_ours_trains_as_torch_s(ranks, run, world_size, name):
             torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-5)
 
 
-def compressed(rank, world_size, spec):
+def compressed(rank, world_size, spec, rate=0.1):
     """Ours inside a stream of its own, and the same compressor hooked on torch's."""
     torch.cuda.set_device(0)
     with torch.cuda.stream(torch.cuda.Stream()):
         ours = gradwire.DistributedDataParallel(Net().cuda(), compressor=spec, gradient_as_bucket_view=True)
-        mine = trained(ours, rank, changing=False)
+        mine = trained(ours, rank, changing=False, rate=rate)
     theirs = TorchDDP(Net().cuda())
     handle = gradwire.attach(theirs, spec)
-    expected = trained(theirs, rank, changing=False)
+    expected = trained(theirs, rank, changing=False, rate=rate)
     handle.close()
     ours.compression.close()
     return mine, expected

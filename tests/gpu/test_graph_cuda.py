@@ -50,6 +50,6 @@ WITHOUT_FEEDBACK = [f"{name}:ratio=0.2,error_feedback=false" for name in ("topk"
 @pytest.mark.parametrize("spec", ["none", "bf16", "fp16", *WITHOUT_FEEDBACK])
 def test_a_step_without_state_can_be_captured(ranks, spec):
     ((replayed, ran),) = ranks.run(captured, 1, spec, timeout=200)
+    assert any(gradient.any() for gradient in replayed)
     for ours, expected in zip(replayed, ran, strict=True):
-        assert ours.abs().max() > 0
         torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)

@@ -24,6 +24,7 @@ BACKENDS = {"all": "cuda,triton,reference", "triton": "triton,reference", "refer
 WARM = 4  # steps: kernels are compiled, buckets built anew
 STEPS = 28  # beyond a gauge's sample (15), the last agreement of `adaptive` and a guard (24), and what follows from it
 SCALE, OVERFLOW = 64.0, 3
+GENTLE = 0.01  # a learning rate at which a training does not multiply what backends round differently
 
 
 def ddp_of(model, spec, own, **settings):
@@ -64,7 +65,7 @@ def _works(name):
 @pytest.mark.parametrize("own", [False, True], ids=["torch", "own"])
 @pytest.mark.parametrize("spec", SPECS)
 def test_the_host_waits_nowhere_in_a_steady_step(ranks, spec, own, backends):
-    if spec.startswith("topk") and backends == "reference":
+    if spec.startswith(("topk", "dgc")) and backends == "reference":
         pytest.skip("torch's operators ask the device how many elements were found")
     assert ranks.run(step_under_watch, 1, spec, own, backends, torch.float32, timeout=200) == [True]
 
@@ -195,7 +196,7 @@ def without_cupy(rank, world_size, spec):
     found = []
     for backends in ("triton,reference", "reference"):
         with kernels.use_backend(*backends.split(",")):
-            found.append(compressed(rank, world_size, spec))
+            found.append(compressed(rank, world_size, spec, GENTLE))
     return found
 
 

@@ -239,10 +239,11 @@ def test_quantized_blocks_are_those_of_the_reference_to_the_bit(bits, exponent, 
 
 
 @pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize("size", [1, 63, 64, 8191, 8193, SIZE])
 @pytest.mark.parametrize("block", [1, 8, 128, 8192, 16_384])
-def test_rotated_blocks_are_those_of_the_reference_to_the_bit(block, back):
+def test_rotated_blocks_are_those_of_the_reference_to_the_bit(block, size, back):
     signs = numbers(block, seed=1).sign()
-    found, expected = numbers(SIZE), numbers(SIZE)
+    found, expected = numbers(size), numbers(size)
     kernels.rotate_blocks(found, signs, back)
     kernels.rotate_blocks.reference(expected, signs, back)
     assert same(found, expected)
