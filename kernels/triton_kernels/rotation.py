@@ -57,10 +57,7 @@ def _rotate(
         first, second = tl.split(tl.permute(pairs, [0, 1, 3, 2]))
         pairs = tl.permute(tl.join(first + second, first - second), [0, 1, 3, 2])
         rotated = tl.reshape(pairs, [EACH, BLOCK])
-        if WHOLE:
-            numbers = rotated
-        else:
-            numbers = tl.where(apart >= 2 << level, rotated, numbers)
+        numbers = rotated if WHOLE else tl.where(apart >= 2 << level, rotated, numbers)
     numbers *= factor
     if BACK:
         numbers *= sign
