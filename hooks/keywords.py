@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
+
+from ..compress.builder.did_you_mean import did_you_mean
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -20,9 +21,8 @@ def nearest_named(function: Callable[P, R]) -> Callable[P, R]:
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in kwargs:
             if name not in known:
-                near = difflib.get_close_matches(name, known, 1)
-                hint = f"; did you mean {near[0]!r}?" if near else f"; it has: {', '.join(known)}"
-                raise TypeError(f"{function.__name__} has no argument {name!r}{hint}")
+                hint = did_you_mean(name, known)
+                raise TypeError(f"{function.__name__} has no argument {name!r}{hint}; it has: {', '.join(known)}")
         return function(*args, **kwargs)
 
     return checked

@@ -7,7 +7,6 @@ The grammar: `name`, `name:key=value,key=value`, `outer+inner:...`. A mapping sa
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import logging
 import re
 import types
@@ -28,6 +27,7 @@ from ..feedback.switch import Switch
 from ..feedback.worker_momentum import WorkerMomentum
 from ..protocol.compressor import Compressor, inside
 from ..protocol.registry import OF_ALL, Registration, register, registered
+from .did_you_mean import did_you_mean
 
 logger = logging.getLogger(__name__)
 ENTRY_POINT_GROUP = "gradwire.compressors"
@@ -268,8 +268,7 @@ def _find(name: Any, mapping: Mapping[str, Any]) -> Registration:
             _load(entry)
     if name not in registered:
         known = sorted(compressors())
-        near = difflib.get_close_matches(name.lower(), known, 1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        hint = did_you_mean(name.lower(), known)
         raise ValueError(f"unknown compressor {name!r}{hint}; there are: {', '.join(known)}")
     return registered[name]
 
@@ -294,8 +293,7 @@ def _value(method: Registration, key: str, value: Any) -> Any:
     """An option's value in the option's type."""
     options = method.options
     if key not in options:
-        near = difflib.get_close_matches(key, options, 1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        hint = did_you_mean(key, options)
         raise ValueError(f"{method.name!r} has no option {key!r}{hint}; it has: {', '.join(options) or 'none'}")
     expected = options[key][0]
     if key == "warmup":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -12,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ...compress.builder.did_you_mean import did_you_mean
 from ..buckets.assignment import caps_in_bytes
 from ..buckets.layout import plain_names
 from ..reducer.reducer import Rules
@@ -69,9 +69,7 @@ class Arguments:
         known = [*(field.name for field in fields(cls)), *others]
         for name in named:
             if name not in known:
-                near = difflib.get_close_matches(name, known, 1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise TypeError(f"DistributedDataParallel has no argument {name!r}{hint}")
+                raise TypeError(f"DistributedDataParallel has no argument {name!r}{did_you_mean(name, known)}")
         return cls(*arguments, **named)
 
     def warn(self) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from ..results.names import did_you_mean
+from ...compress.builder.did_you_mean import did_you_mean
 from ..workloads.emulation import Trace, emulated
 from ..workloads.models import TORCHVISION, VISION, ModelConfig, build_model, gpt, mlp
 

@@ -67,7 +67,7 @@ def misspelt(rank, world_size):
 def test_attach_and_comm_hook_name_the_nearest_argument_too():
     for function in (gradwire.attach, gradwire.comm_hook):
         with pytest.raises(
-            TypeError, match=rf"{function.__name__} has no argument 'proces_group'; did you mean 'process_gr"
+            TypeError, match=rf"{function.__name__} has no argument 'proces_group' \(did you mean 'process_gr"
         ):
             function(nn.Linear(2, 2), "topk", proces_group=None)
     with pytest.raises(ValueError, match=r"'topk' has no option 'ration' \(did you mean 'ratio'\?\); it has: ratio"):
@@ -76,6 +76,6 @@ def test_attach_and_comm_hook_name_the_nearest_argument_too():
 
 def test_the_nearest_argument_is_named(ranks):
     ((first, second, third),) = ranks.run(misspelt, 1)
-    assert first == "DistributedDataParallel has no argument 'compresor'; did you mean 'compressor'?"
+    assert first == "DistributedDataParallel has no argument 'compresor' (did you mean 'compressor'?)"
     assert "did you mean 'find_unused_parameters'?" in second
     assert third == "DistributedDataParallel has no argument 'xyz'"

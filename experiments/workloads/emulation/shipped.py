@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...results.names import did_you_mean
+from ....compress.builder.did_you_mean import did_you_mean
 from .image_models import inception_v3, resnet, resnet18_cifar, vgg19
 from .layer_definitions import LayerDefinition
 from .sequence_models import bert, sockeye, transformer

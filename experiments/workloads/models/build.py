@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from ...results.names import did_you_mean
+from ....compress.builder.did_you_mean import did_you_mean
 from ..sample import SampleShape
 from .gpt import GPT
 from .lstm import LSTM

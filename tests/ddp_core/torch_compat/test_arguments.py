@@ -13,7 +13,7 @@ def test_an_unknown_argument_is_told_the_nearest_one_ours_included():
     given = Arguments.given([], {"find_unused_parameters": True}, ["compressor"])
     assert given.find_unused_parameters
     for name, near in (("static_grpah", "static_graph"), ("compresor", "compressor")):
-        with pytest.raises(TypeError, match=f"no argument '{name}'; did you mean '{near}'"):
+        with pytest.raises(TypeError, match=rf"no argument '{name}' \(did you mean '{near}'\?\)"):
             Arguments.given([], {name: 1}, ["compressor"])
 
 

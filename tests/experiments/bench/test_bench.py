@@ -145,7 +145,7 @@ def test_ranks_of_another_launcher_are_measured_and_what_is_emulated_is_labelled
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--models", "resnet5"], "unknown model 'resnet5' (did you mean resnet50?); there are: resnet50,"),
+        (["--models", "resnet5"], "unknown model 'resnet5' (did you mean 'resnet50'?); there are: resnet50,"),
         (["--models", ""], "models is empty"),
         (["--batch-size", "0"], "batch_size is at least 1, got 0"),
         (["--warmup", "0"], "warmup is at least 1, got 0"),

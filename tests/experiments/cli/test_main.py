@@ -227,7 +227,7 @@ def test_a_wrong_file_is_refused_with_its_name(refusal, yaml_file, tmp_path):
 def test_a_name_that_is_not_shipped_is_refused_with_those_that_are(refusal):
     message = refusal("--config", "powersgd-pos")
     assert message.startswith(
-        "cannot read --config powersgd-pos: No such file (did you mean powersgd-post?); shipped are: "
+        "cannot read --config powersgd-pos: No such file (did you mean 'powersgd-post'?); shipped are: "
     )
     assert "ddp-fig2-ready" in message
 
@@ -298,7 +298,7 @@ def test_the_whole_configuration_can_be_printed_and_read_again(capsys, yaml_file
 def test_an_unknown_command_is_refused_with_the_one_that_is_meant_and_those_there_are(typed, meant, capsys):
     assert main([typed]) == 2
     message = capsys.readouterr().err
-    assert f"unknown command {typed!r} (did you mean {meant}?)" in message
+    assert f"unknown command {typed!r} (did you mean {meant!r}?)" in message
     assert message.count("\n") == 1
     assert all(name in message for name in COMMANDS)
 

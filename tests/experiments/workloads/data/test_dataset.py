@@ -171,7 +171,7 @@ def test_a_path_that_does_not_exist_is_refused(tmp_path):
 
 
 def test_unknown_data_are_refused_with_those_there_are():
-    with pytest.raises(ValueError, match=r"unknown data 'digit' \(did you mean digits\?\); there are: text, digits"):
+    with pytest.raises(ValueError, match=r"unknown data 'digit' \(did you mean 'digits'\?\); there are: text, digits"):
         DataConfig("digit")
 
 

@@ -37,7 +37,7 @@ def test_the_command_shows_traces_and_shares_out_a_given_time(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["vgg"], "did you mean vgg19?"),
+        (["vgg"], "did you mean 'vgg19'?"),
         (["vgg19", "--seconds", "1"], "for a trace write vgg19@1"),
         (["--seconds", "0"], "seconds is above 0, got 0"),
         (["--model", "gpt"], "give the seconds of a model's step"),

@@ -75,7 +75,7 @@ def test_a_bad_trace_is_refused_with_what_is_wrong(change, words, tmp_path):
     [
         (
             "resnet5",
-            r"no trace 'resnet5' \(did you mean resnet50\?\); there are: resnet50, .* or the name of a JSON file",
+            r"no trace 'resnet5' \(did you mean 'resnet50'\?\); there are: resnet50, .* or the name of a JSON file",
         ),
         ("resnet50@fast", "seconds of computation a step, as in resnet50@0.1; got 'resnet50@fast'"),
         ("resnet50@0", "above 0, got 0"),

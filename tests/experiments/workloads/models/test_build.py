@@ -114,7 +114,7 @@ def test_the_lstm_s_output_layer_is_its_embedding():
 
 
 def test_an_unknown_model_is_refused_with_those_there_are():
-    with pytest.raises(ValueError, match=r"unknown model 'gtp' \(did you mean gpt\?\)") as refused:
+    with pytest.raises(ValueError, match=r"unknown model 'gtp' \(did you mean 'gpt'\?\)") as refused:
         ModelConfig("gtp")
     assert all(name in str(refused.value) for name in model_names())
     with pytest.raises(ValueError, match="unknown model 'transformer'"):
@@ -123,7 +123,7 @@ def test_an_unknown_model_is_refused_with_those_there_are():
 
 def test_an_unknown_torchvision_model_is_refused_with_those_near_it():
     pytest.importorskip("torchvision")
-    with pytest.raises(ValueError, match=r"torchvision has no classifier 'resnet19' \(did you mean resnet18\?\)"):
+    with pytest.raises(ValueError, match=r"torchvision has no classifier 'resnet19' \(did you mean 'resnet18'\?\)"):
         build_model(ModelConfig("torchvision:resnet19"))
     with pytest.raises(ValueError, match="torchvision has no classifier ''"):
         build_model(ModelConfig("torchvision:"))
@@ -159,7 +159,7 @@ def test_a_vocabulary_smaller_than_the_data_s_is_refused(text):
 
 def test_a_wrong_model_is_refused_on_the_command_line(capsys):
     assert main(["plan", "--model", "gtp"]) == 2
-    assert "did you mean gpt?" in capsys.readouterr().err
+    assert "did you mean 'gpt'?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", MODELS)
