@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ..ddp_core import obstacle
+from ..ddp_core.transport.nvlink import connections
 from ..kernels import backends
 from .network.interfaces import interfaces
 from .results.environment import environment
@@ -24,6 +26,15 @@ if TYPE_CHECKING:
 LIBRARIES = ("gradwire", "torch", "numpy", "triton", "cupy")
 PROCESS_GROUPS = ("gloo", "nccl", "mpi", "ucc", "xccl")
 GIBIBYTE = 1024**3
+BETWEEN = (  # kinds of `nvidia-smi topo -m`, and what they are
+    ("NV", "NVLink"),
+    ("PIX", "PCIe, one switch"),
+    ("PXB", "PCIe, several switches"),
+    ("PHB", "PCIe, by way of the processor"),
+    ("NODE", "PCIe, by way of bridges of the processor"),
+    ("SYS", "by way of the link between processors"),
+    ("", "unknown"),
+)
 
 
 @dataclass(frozen=True)
@@ -55,6 +66,7 @@ def collect() -> dict[str, Any]:
         "versions": versions(),
         "cpu": cpu(),
         "gpus": gpus(),
+        "between_gpus": connections(),
         "kernels": [
             {"name": each.name, "device": each.device, "available": each.available, "reason": each.reason}
             for each in backends()
@@ -115,6 +127,7 @@ def process_groups() -> dict[str, bool]:
 def _tables(collected: Mapping[str, Any]) -> Iterator[Table]:
     yield _table("versions", {name: found or "not installed" for name, found in collected["versions"].items()}.items())
     yield _table("devices", _devices(collected["cpu"], collected["gpus"]))
+    yield _table("between GPUs", _pairs(collected["between_gpus"]))
     yield _table(
         "kernel backends",
         [(each["name"], each["device"], _yes(each["available"], each["reason"])) for each in collected["kernels"]],
@@ -132,6 +145,19 @@ def _devices(processor: Mapping[str, Any], cards: Sequence[Mapping[str, Any]]) -
     for index, card in enumerate(cards):
         memory = f"{card['memory_bytes'] / GIBIBYTE:.0f} GiB"
         yield f"GPU {index}", card["name"], f"{memory}, compute capability {card['capability']}"
+
+
+def _pairs(kinds: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[str, ...]]:
+    """How many pairs of GPUs there are of each kind of connection."""
+    each = Counter(kind for mine, others in kinds.items() for other, kind in others.items() if mine < other)
+    for kind, count in sorted(each.items()):
+        yield (
+            kind,
+            f"{count} pair{'s' * (count > 1)}",
+            next(words for start, words in BETWEEN if kind.startswith(start)),
+        )
+    if not each:
+        yield "none known", "one GPU, or none, or nvidia-smi does not tell"
 
 
 def _link(name: str, state: str | None, addresses: list[str], speed_mbit: int | None) -> tuple[str, ...]:

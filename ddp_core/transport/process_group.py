@@ -12,6 +12,7 @@ from functools import cached_property, partial
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ...compress.protocol.requests import AllGather, AllReduce, AllToAll, ReduceScatter, Request
 from ...compress.protocol.scopes import Scope, members
@@ -213,14 +214,41 @@ class ProcessGroup(Transport):
             exchange.close()
 
 
+def filled(sizes: Sequence[int]) -> bool:
+    """Return True for sizes of rows that are cut from a tensor, all of the first one's size as far as the tensor goes.
+
+    >>> filled((4, 4, 3)), filled((4, 2, 0)), filled((4, 2, 3)), filled(())
+    (True, True, False, False)
+    """
+    total, each = sum(sizes), sizes[0] if sizes else 0
+    return total > 0 and all(size == min(each, max(0, total - row * each)) for row, size in enumerate(sizes))
+
+
+def lengthened(tensor: Tensor, size: int) -> Tensor:
+    """A flat tensor with zeros behind it, or itself where it is long enough."""
+    return tensor if tensor.numel() == size else pad(tensor, (0, size - tensor.numel()))
+
+
 def started(
     request: Request, group: dist.ProcessGroup, check: Check = nothing, *, by_streams: bool = False
 ) -> GroupPending:
-    """A request as a collective of a process group. Rows that differ travel in all-reduces, as all rows do with Gloo."""
+    """A request as a collective of a process group.
+
+    With NCCL, rows that are equal but for the last ones travel as equal ones; others, and with Gloo all, in all-reduces.
+    """
     tensor, pending = request.tensor, partial(GroupPending, check=check, by_streams=by_streams)
     if isinstance(request, AllReduce | ReduceScatter) and request.op == "mean" and group.size() > 1:
         tensor.mul_(1 / group.size())  # as torch: bit for bit what its DDP gives
     match request:
+        case ReduceScatter(sizes=sizes) if by_streams and filled(sizes):
+            reply = tensor.new_empty(sizes[0])
+            rows = lengthened(tensor, len(sizes) * sizes[0])
+            work = dist.reduce_scatter_tensor(reply, rows, group=group, async_op=True)
+            return pending(work, reply[: sizes[group.rank()]])
+        case AllGather(sizes=sizes) if by_streams and filled(sizes):
+            reply = tensor.new_empty(len(sizes) * sizes[0])
+            work = dist.all_gather_into_tensor(reply, lengthened(tensor, sizes[0]), group=group, async_op=True)
+            return pending(work, reply[: sum(sizes)])
         case ReduceScatter(sizes=sizes) if sizes:
             return pending(group.allreduce([tensor]), tensor.split(sizes)[group.rank()])
         case AllGather(sizes=sizes) if sizes:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ...ddp_core import exchange
-from ...ddp_core.transport.host_places import ranks_per_host
+from ...ddp_core.transport import host_places
 from ...ddp_core.transport.processes import BOOT
 from .predict import World
 
@@ -40,12 +40,14 @@ class RankGroup:
         """A collective call. `one_level`: every rank counts as a host, whatever machine it is on."""
         size = group.size()
         texts = exchange(json.dumps(_place()), group, device, what="which machine and cores they are on")
-        cores = 1.0 if device.type == "cuda" else cores_each([json.loads(text) for text in texts])
+        places = [json.loads(text) for text in texts]
+        cores = 1.0 if device.type == "cuda" else cores_each([(machine, own) for _, machine, own in places])
+        one_host = not one_level and len({host for host, _, _ in places}) == 1
         try:
-            per_host = 1 if one_level else ranks_per_host(group, device)
+            per_host = 1 if one_level else host_places.ranks_per_host(group, device)
         except ValueError:  # hosts of different sizes, which two levels do not take either
             per_host = 1
-        return cls(group, device, World(size, per_host if per_host < size else 1), cores, per_host == size)
+        return cls(group, device, World(size, per_host if per_host < size else 1), cores, one_host)
 
     @property
     def selected(self) -> AbstractContextManager[Any]:
@@ -77,11 +79,11 @@ def tried(function: Callable[[], T], group: dist.ProcessGroup, device: torch.dev
     return result
 
 
-def _place() -> tuple[str, list[int]]:
-    """This process's machine, and the cores of it that it may run on."""
+def _place() -> tuple[str, str, list[int]]:
+    """This process's host, machine, and the cores of it that it may run on."""
     machine = BOOT.read_text().strip() if BOOT.exists() else socket.gethostname()
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    return machine, sorted(cores)
+    return host_places.host_name(), machine, sorted(cores)
 
 
 def cores_each(places: Sequence[tuple[str, Sequence[int]]]) -> float:

@@ -57,6 +57,28 @@ def test_ranks_of_a_scope_get_what_its_members_gave(ranks, world_size, ranks_per
                 )
 
 
+def rows_of(rank, world_size, sizes):
+    """The parts of a sum that ranks hold, and all of them again, as NCCL's rows and as all-reduces."""
+    tensor = torch.arange(float(sum(sizes))) + rank
+    found = []
+    for by_streams in (True, False):
+        part = process_group.started(
+            ReduceScatter(tensor.clone(), "mean", sizes=sizes), dist.group.WORLD, by_streams=by_streams
+        ).wait(LIMIT)
+        whole = process_group.started(AllGather(part.clone(), sizes=sizes), dist.group.WORLD, by_streams=by_streams)
+        found.append((part, whole.wait(LIMIT)))
+    return found
+
+
+@pytest.mark.parametrize("sizes", [(4, 4, 4), (4, 4, 1), (5, 2, 0), (3, 0, 0), (2, 5, 1)])
+def test_rows_of_unequal_sizes_are_the_same_where_nccl_sends_them_as_equal_ones(ranks, sizes):
+    expected = torch.arange(float(sum(sizes))) + 1
+    for rank, found in enumerate(ranks.run(rows_of, 3, sizes)):
+        for part, whole in found:
+            torch.testing.assert_close(part, expected.split(sizes)[rank])
+            torch.testing.assert_close(whole, expected)
+
+
 def noted(rank, world_size):
     """When a reply was there, by a clock of this test."""
     transport = ProcessGroup(dist.group.WORLD, CPU, LIMIT)
