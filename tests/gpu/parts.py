@@ -139,7 +139,8 @@ def profiles(out):
 COMPILE = ("tests/kernels/test_triton_compile.py", "tests/kernels/test_cuda_compile.py")
 KERNELS = ("tests/gpu/test_cuda_kernels.py", "tests/kernels/test_triton_gpu.py")
 DDP = ("tests/gpu/test_engine_cuda.py", "tests/gpu/test_ddp_cuda.py", "tests/gpu/test_overlap_cuda.py")
-DDP += ("tests/gpu/test_shared_gpu.py",)
+DDP += ("tests/gpu/test_shared_gpu.py", "tests/gpu/test_same_kernels_cuda.py", "tests/gpu/test_many_steps_cuda.py")
+FSDP = ("tests/gpu/test_fsdp_cuda.py",)
 ORDER = ("tests/gpu/test_late_replies.py", "tests/gpu/test_training_cuda.py", "tests/gpu/test_graph_cuda.py")
 
 PARTS = {
@@ -149,6 +150,7 @@ PARTS = {
     ),
     "kernels": pytest_part("kernels against the reference", *KERNELS),
     "ddp": pytest_part("engine and DDP against torch's", *DDP),
+    "fsdp": pytest_part("FSDP2 and replicate against the CPU", *FSDP),
     "order": pytest_part(
         "late replies, steps without waits, overflows, sparse and uneven inputs, captured steps", *ORDER
     ),

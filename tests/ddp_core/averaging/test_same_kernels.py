@@ -23,29 +23,30 @@ native = pytest.mark.skipif(not AVAILABLE["native"].available, reason="the nativ
 
 @contextmanager
 def kernels_of(given):
-    """A process with these kernels: `lacking native`, or a requested backend, or what there is."""
+    """A process with these kernels: `lacking` some, or requested backends, or what there is."""
     with ExitStack() as stack:
         for each in kernels.operations().values():
             stack.callback(each.agreed.clear)
         stack.callback(dispatch._choose_anew)
-        if given == "lacking native":
-            answer = dispatch._backends["native"]._answer
-            before, answer[:] = list(answer), ["there is none in this test"]
-            stack.callback(answer.__setitem__, slice(None), before)
+        if given and given.startswith("lacking "):
+            for name in given.removeprefix("lacking ").split(","):
+                answer = dispatch._backends[name]._answer
+                before, answer[:] = list(answer), ["there is none in this test"]
+                stack.callback(answer.__setitem__, slice(None), before)
             dispatch._choose_anew()
         elif given:
-            stack.enter_context(kernels.use_backend(given))
+            stack.enter_context(kernels.use_backend(*given.split(",")))
         yield
 
 
-def trained(rank, world_size, given, spec, api):
-    """The parameters after some steps, and what was logged."""
+def trained(rank, world_size, given, spec, api, device="cpu", operation=kernels.orthogonalize.name):
+    """The parameters after some steps, what was logged, and the backend of an operation."""
     lines, handler = [], logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
     logger = logging.getLogger("gradwire")
     logger.addHandler(handler)
     torch.manual_seed(0)
-    model = nn.Linear(24, 16)
+    model = nn.Linear(24, 16).to(device)
     with kernels_of(given[rank]):
         if api == "own":
             wrapped = gradwire.DistributedDataParallel(model, compressor=spec)
@@ -55,15 +56,15 @@ def trained(rank, world_size, given, spec, api):
             handle = gradwire.attach(wrapped, spec)
         for step in range(5):
             generator = torch.Generator().manual_seed(100 * rank + step)
-            wrapped(torch.randn(8, 24, generator=generator)).square().mean().backward()
+            wrapped(torch.randn(8, 24, generator=generator).to(device)).square().mean().backward()
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter -= 0.1 * parameter.grad
             model.zero_grad()
-        chosen = kernels.orthogonalize.chosen("cpu")
+        chosen = kernels.operations()[operation].chosen(device)
         handle.close()
     logger.removeHandler(handler)
-    return [parameter.detach().clone() for parameter in model.parameters()], lines, chosen
+    return [parameter.detach().cpu().clone() for parameter in model.parameters()], lines, chosen
 
 
 @native
