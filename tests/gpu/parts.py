@@ -136,6 +136,12 @@ def profiles(out):
     return [sys.executable, str(BENCHMARKS / "gpu_profile.py"), "host", "torch:none@1", *cases]
 
 
+def quality(out):
+    """Losses of trainings with compression; the default compressors and budget."""
+    kept = ["--folder", str(out / "quality"), "--json", str(out / "quality.json")]
+    return [sys.executable, str(BENCHMARKS / "gpu_quality.py"), "--no-checkpoints", *kept]
+
+
 COMPILE = ("tests/kernels/test_triton_compile.py", "tests/kernels/test_cuda_compile.py")
 KERNELS = ("tests/gpu/test_cuda_kernels.py", "tests/kernels/test_triton_gpu.py")
 DDP = ("tests/gpu/test_engine_cuda.py", "tests/gpu/test_ddp_cuda.py", "tests/gpu/test_overlap_cuda.py")
@@ -158,4 +164,5 @@ PARTS = {
     "step": Part("a step bound by the GPU", steps("gpu", 25), misses=slow_steps),
     "host": Part("a step bound by the host", steps("host", 1), misses=busy_hosts),
     "profile": Part("where steps go", profiles),
+    "quality": Part("losses with compression, on simulated ranks", quality),
 }

@@ -36,7 +36,8 @@ def test_every_test_of_a_gpu_is_in_a_part(tmp_path):
         if re.search(r"^pytestmark = .*mark\.gpu", file.read_text(), re.MULTILINE)
     }
     in_parts = {ROOT / word for part in PARTS.values() for word in part.command(tmp_path) if word.endswith(".py")}
-    without_one = {Path(__file__), Path(__file__).with_name("test_host_reads.py")}
+    here = Path(__file__)
+    without_one = {here, here.with_name("test_host_reads.py"), here.with_name("test_quality.py")}
     assert {*marked, *ROOT.glob("tests/gpu/test_*.py")} - in_parts == without_one
 
 
@@ -55,6 +56,7 @@ CODE = {
     "step": "import gpu_step; gpu_step.show([], 'gpu')",
     "host": "import gpu_step; gpu_step.show([], 'host')",
     "profile": "import gpu_profile",
+    "quality": "import gpu_quality; gpu_quality.show([], 'quality')",
 }
 
 
