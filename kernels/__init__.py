@@ -12,26 +12,32 @@ from .dispatch import Backend, backends, operation, operations, register_backend
 from .factors import Factors, Matrix
 from .finite import all_finite
 from .low_rank import low_rank_finish, low_rank_left, low_rank_right
+from .marking import clear_rows, mark_rows
 from .quantization import dequantize_mean, quantize_blocks
 from .residual import Residual
 from .rotation import rotate_blocks
+from .rows import Block, Rows
 from .selection import scatter_mean, select_largest
 from .signs import sign_pack, sign_unpack_mean
 
 __all__ = [
     "Backend",
+    "Block",
     "Factors",
     "Matrix",
     "Residual",
+    "Rows",
     "all_finite",
     "backends",
     "cast_scaled",
+    "clear_rows",
     "cuda",
     "dequantize_mean",
     "gather_scaled",
     "low_rank_finish",
     "low_rank_left",
     "low_rank_right",
+    "mark_rows",
     "native",
     "normalize",
     "operation",

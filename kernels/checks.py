@@ -15,6 +15,7 @@ from torch import Tensor
 from .factors import Factors
 from .formats import FORMATS, HALVES
 from .residual import Residual
+from .rows import Rows
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 WIDE = (torch.float32,)
@@ -220,6 +221,17 @@ def check_rotate_blocks(values: Tensor, signs: Tensor) -> None:
     on_one_device(values=values, signs=signs)
     flat(values=values, signs=signs)
     require(signs.dtype == values.dtype, f"values are of {values.dtype}, signs of {signs.dtype}", TypeError)
+
+
+def check_rows(values: Tensor, used: Tensor, rows: Rows) -> None:
+    """The arguments of `mark_rows` and `clear_rows`."""
+    on_one_device(values=values, used=used)
+    flat(values=values, used=used)
+    require(used.dtype == torch.bool, f"used is of {torch.bool}, got {used.dtype}", TypeError)
+    for block in rows.blocks:
+        end, last = block.start + block.rows * block.size, block.number + block.rows
+        require(block.start >= 0 and end <= values.numel(), f"rows end at element {end} of {values.numel()}")
+        require(block.number >= 0 and last <= used.numel(), f"there are {last} rows, and {used.numel()} marks")
 
 
 def _check_bits(bits: int, exponent: int) -> None:

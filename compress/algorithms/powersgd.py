@@ -99,7 +99,7 @@ class PowerSGD:
         state = PowerSGDState(factors, joined(whole), q, Counter(), layout)
         if self.payload in CODECS:
             sent = (ZeroRows.of_layout(q.layout), ZeroRows.of_layout(layout.select(entries)))
-            state.rows = (ZeroRows.of_factors(factors, layout.device), *sent)
+            state.rows = (ZeroRows.of_factors(factors), *sent)
         return state
 
     def as_matrix(self, shape: tuple[int, ...], offset: int) -> Matrix | None:

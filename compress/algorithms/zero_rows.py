@@ -8,43 +8,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ...kernels import Factors, Residual
+from ...kernels import Block, Factors, Residual, Rows, clear_rows, mark_rows
 from ..protocol.layout import Layout
 from ..protocol.requests import Program, all_gather
 from .rows import padded
 
 
-@dataclass(frozen=True)
-class Block:
-    """Rows of one size: the first element in a flat buffer, how many rows, elements of each, number of the first row."""
-
-    start: int
-    rows: int
-    size: int
-    number: int
-
-    def of(self, flat: Tensor) -> Tensor:
-        """The rows in a flat buffer, as a matrix."""
-        return flat[self.start : self.start + self.rows * self.size].view(self.rows, self.size)
-
-
 class ZeroRows:
     """The rows of a bucket, or of factors: which are used here, and which may be cleared."""
 
-    def __init__(self, blocks: Sequence[Block], device: torch.device) -> None:
-        self.blocks = tuple(blocks)
-        self.count = max((block.number + block.rows for block in self.blocks), default=0)
-        self._parts: dict[tuple[int, int], tuple[Block, ...]] = {}
-        on_cpu = self.blocks if device.type == "cpu" else ()  # elsewhere nobody looks at first elements alone
-        self._once = self.count == sum(block.rows for block in self.blocks)  # each row lies in one piece
-        cpu = torch.device("cpu")
-        firsts = [torch.arange(b.rows, device=cpu) * b.size + b.start for b in on_cpu if self._once]
-        self._firsts = torch.cat([torch.arange(0, device=cpu), *firsts])
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        self._rows = Rows(tuple(blocks))
+        self.count = max((block.number + block.rows for block in blocks), default=0)
+        self._parts: dict[tuple[int, int], Rows] = {}
+        self._places: Tensor | None = None  # of a byte's bits
 
     @classmethod
     def of_layout(cls, layout: Layout) -> ZeroRows:
@@ -56,10 +37,10 @@ class ZeroRows:
             for begin, rows, elements in _cut(start, start + size, row or start + size):
                 blocks.append(Block(offset + begin - start, rows, elements, number))
                 number += rows
-        return cls(blocks, layout.device)
+        return cls(blocks)
 
     @classmethod
-    def of_factors(cls, factors: Factors, device: torch.device) -> ZeroRows:
+    def of_factors(cls, factors: Factors) -> ZeroRows:
         """Rows of the P of each matrix, whose vectors lie one behind the other."""
         blocks: list[Block] = []
         number = 0
@@ -67,48 +48,30 @@ class ZeroRows:
             rows = matrix.rows
             blocks += [Block(start + vector * rows, rows, 1, number) for vector in range(matrix.rank)]
             number += rows
-        return cls(blocks, device)
+        return cls(blocks)
 
     def used(self, grad: Tensor, residual: Residual | None) -> Tensor:
-        """Return True for each row with an element other than zero. A CPU reads rows up to the first."""
+        """Return True for each row with an element other than zero."""
         used = torch.zeros(self.count, dtype=torch.bool, device=grad.device)
-        for numbers in () if grad.is_meta else (grad,) if residual is None else (grad, residual.before):
-            self._add(numbers, used)
+        for numbers in (grad,) if residual is None else (grad, residual.before):
+            mark_rows(numbers, used, self._rows)
         return used
-
-    def _add(self, numbers: Tensor, used: Tensor) -> None:
-        on_cpu = used.device.type == "cpu"
-        if on_cpu and used.all():
-            return
-        if on_cpu and self._once:
-            used |= numbers.index_select(0, self._firsts) != 0
-            if used.all():
-                return
-        for block in self.blocks:
-            mine = used[block.number : block.number + block.rows]
-            mine |= _any(block.of(numbers), mine)
 
     def clear(self, used: Tensor, flat: Tensor, start: int = 0) -> None:
         """Put zeros into the rows that are not `used`, of `flat`, the bucket's elements from `start` on."""
-        if flat.is_meta or (used.device.type == "cpu" and used.all()):
-            return
-        for block in self._within(start, start + flat.numel()):
-            mine = used[block.number : block.number + block.rows]
-            if flat.device.type == "cpu" and mine.all():
-                continue
-            block.of(flat).masked_fill_(~mine.unsqueeze(1), 0)
+        clear_rows(flat, used, self._within(start, start + flat.numel()))
 
-    def _within(self, first: int, end: int) -> tuple[Block, ...]:
+    def _within(self, first: int, end: int) -> Rows:
         """The parts of rows that lie in a part of the bucket, by their places there."""
         if (first, end) not in self._parts:
             found: list[Block] = []
-            for block in self.blocks:
+            for block in self._rows.blocks:
                 begin = max(0, first - block.start)
                 stop = min(block.rows * block.size, end - block.start)
                 for place, rows, size in _cut(begin, stop, block.size):
                     number = block.number + place // block.size
                     found.append(Block(block.start + place - first, rows, size, number))
-            self._parts[first, end] = tuple(found)
+            self._parts[first, end] = Rows(tuple(found))
         return self._parts[first, end]
 
     def row_bytes(self, ranks: int) -> int:
@@ -119,13 +82,16 @@ class ZeroRows:
         """A bit for each row, (ranks, bytes)."""
         bits = used.new_zeros(ranks * self.row_bytes(ranks) * 8)
         bits[: self.count] = used
-        shifts = torch.arange(8, dtype=torch.uint8, device=used.device)
-        return (bits.view(ranks, -1, 8).to(torch.uint8) << shifts).sum(2, dtype=torch.uint8)
+        return (bits.view(torch.uint8).view(ranks, -1, 8) << self._shifts(used.device)).sum(2, dtype=torch.uint8)
+
+    def _shifts(self, device: torch.device) -> Tensor:
+        if self._places is None:
+            self._places = torch.arange(8, dtype=torch.uint8, device=device)
+        return self._places
 
     def unpacked(self, bits: Tensor) -> Tensor:
         """Return the booleans that `packed` packed."""
-        shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
-        return ((bits.reshape(-1, 1) >> shifts) & 1).view(-1)[: self.count].bool()
+        return ((bits.reshape(-1, 1) >> self._shifts(bits.device)) & 1).view(-1)[: self.count].bool()
 
     def used_anywhere(self, used: Tensor) -> Program[Tensor]:
         """Return True for the rows that any rank uses; one round."""
@@ -139,21 +105,6 @@ def any_of(votes: Tensor) -> Tensor:
     """Bits that any voter set; `votes`: (voters, bytes)."""
     bits: Tensor = functools.reduce(torch.bitwise_or, votes.unbind())
     return bits
-
-
-def _any(rows: Tensor, known: Tensor) -> Tensor:
-    """Return True for rows with an element other than zero; a CPU does not read those `known` to have one."""
-    if rows.shape[1] == 1:
-        return rows.squeeze(1) != 0
-    if rows.device.type != "cpu":
-        largest: Tensor = torch.linalg.vector_norm(rows, torch.inf, dim=1)
-        return largest != 0
-    unknown = ~known
-    if unknown.all():
-        return rows.any(1)
-    found = torch.zeros_like(known)
-    found[unknown] = rows[unknown].any(1)
-    return found
 
 
 def _cut(first: int, end: int, row: int) -> Iterator[tuple[int, int, int]]:

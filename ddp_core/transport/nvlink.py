@@ -16,7 +16,7 @@ STYLE = re.compile(r"\x1b\[[0-9;]*m")  # the head of the matrix is underlined
 
 @functools.cache
 def connections() -> dict[str, dict[str, str]]:
-    """How the GPUs of this machine reach each other: {UUID: {UUID of another: kind}}; empty where nvidia-smi does not tell.
+    """Return how the GPUs of this machine reach each other, {UUID: {UUID of another: kind}}; {} where nvidia-smi fails.
 
     Kinds are those of `nvidia-smi topo -m`: NV12 (12 links of NVLink), PIX, PXB and PHB (PCIe, by way of a switch, several,
     or the processor), NODE and SYS (from one processor to another).

@@ -82,6 +82,11 @@ void rotate_blocks(Array values, Array signs, int64_t numel, int64_t block, bool
     gradwire::rotate_blocks({at<float>(values), at<const float>(signs), block, 1.0f, back}, numel, threads);
 }
 
+template <void (*work)(const RowsJob&)>
+void on_rows(Array values, Array used, Array blocks, int64_t count) {
+    work({at<char>(values), values.format, at<uint8_t>(used), at<const Rows>(blocks), count});
+}
+
 void select_largest(Array grad, Array before, Array after, Array indices, Array values, int64_t numel, int64_t length,
                     int64_t rows, int64_t k, int64_t threads) {
     gradwire::select_largest({at<const void>(grad), grad.format, residual(before, after), at<void>(indices),
@@ -133,6 +138,8 @@ PyMethodDef methods[] = {
     method<quantize_blocks, Gil::released>("quantize_blocks"),
     method<dequantize_mean, Gil::released>("dequantize_mean"),
     method<rotate_blocks, Gil::released>("rotate_blocks"),
+    method<on_rows<mark_rows>, Gil::released>("mark_rows"),
+    method<on_rows<clear_rows>, Gil::released>("clear_rows"),
     method<select_largest, Gil::released>("select_largest"),
     method<scatter_mean, Gil::released>("scatter_mean"),
     method<low_rank<low_rank_left>, Gil::released>("low_rank_left"),
@@ -155,7 +162,7 @@ PyMODINIT_FUNC PyInit__kernels() {
     return gradwire::guarded([] {
         gradwire::learn_tensors();
         gradwire::Object module = gradwire::owned(PyModule_Create(&gradwire::bindings::definition));
-        PyModule_AddIntConstant(module.get(), "interface", 3);  // library.py has it too
+        PyModule_AddIntConstant(module.get(), "interface", 4);  // library.py has it too
         return module.release();
     });
 }

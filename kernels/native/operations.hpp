@@ -49,6 +49,19 @@ struct Piece {
     int64_t numel;
 };
 
+// Rows of `size` elements from `start` on, `number` that of the first.
+struct Rows {
+    int64_t start, rows, size, number;
+};
+
+struct RowsJob {
+    char* values;
+    Format format;
+    uint8_t* used;
+    const Rows* blocks;
+    int64_t count;
+};
+
 struct LowRankBuffers {
     const Matrix* matrices;
     int64_t count;
@@ -69,6 +82,10 @@ void dequantize_mean(const DequantizeJob& job, int64_t threads);
 
 // Whole blocks, then what is left in smaller powers of two, by the first signs.
 void rotate_blocks(RotateJob job, int64_t numel, int64_t threads);
+
+// Marks the rows that have an element other than zero; puts zeros into those that are not marked.
+void mark_rows(const RowsJob& job);
+void clear_rows(const RowsJob& job);
 
 void select_largest(SelectJob job, int64_t threads);
 

@@ -27,6 +27,7 @@ from ..checks import FLOATS, WIDE
 from ..dispatch import Operation, register_backend
 from ..finite import all_finite, with_gaps
 from ..low_rank import low_rank_finish, low_rank_left, low_rank_right
+from ..marking import clear_rows, mark_rows
 from ..quantization import dequantize_mean, quantize_blocks
 from ..residual import Residual
 from ..rotation import rotate_blocks
@@ -44,6 +45,7 @@ MODULES: dict[str, dict[Operation[Any, Any], Supports]] = {  # the dtypes that t
         quantize_blocks: {"grad": FLOATS, "residual": WIDE},
         dequantize_mean: {"out": FLOATS, "residual": WIDE},
     },
+    "marking": {mark_rows: {"values": FLOATS}, clear_rows: {"values": FLOATS}},
     "rotation": {rotate_blocks: {"values": WIDE, "signs": WIDE}},
     "selection": {select_largest: {"grad": FLOATS, "residual": WIDE, "values": FLOATS}},
     "scatter": {scatter_mean: {"values": FLOATS, "out": WIDE}},

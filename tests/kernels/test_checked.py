@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gradwire import kernels
-from gradwire.kernels import Backend, Factors, Matrix, Residual, checked, dispatch
+from gradwire.kernels import Backend, Block, Factors, Matrix, Residual, Rows, checked, dispatch
 
 from ..torch_versions import copied_in_cpp
 from .native_given import native_of, needs_native
@@ -124,6 +124,8 @@ def steady_calls():
         kernels.quantize_blocks: (grad, residual, scales, torch.zeros(1, 64, dtype=torch.int8), 64),
         kernels.dequantize_mean: (scales[None], torch.zeros(1, 1, 64, dtype=torch.int8), grad),
         kernels.rotate_blocks: (grad, torch.ones(16)),
+        kernels.mark_rows: (grad, torch.zeros(8, dtype=torch.bool), Rows((Block(0, 8, 8, 0),))),
+        kernels.clear_rows: (grad, torch.zeros(8, dtype=torch.bool), Rows((Block(0, 8, 8, 0),))),
         kernels.select_largest: (grad, residual, indices, values, 64),
         kernels.scatter_mean: (indices[None], values[None], grad, 64),
         kernels.low_rank_left: (grad, residual, factors, q, p),

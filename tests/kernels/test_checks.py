@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from gradwire import kernels
-from gradwire.kernels import Backend, Factors, Matrix, Residual, dispatch
+from gradwire.kernels import Backend, Block, Factors, Matrix, Residual, Rows, dispatch
 
 from ..residuals import in_place
 
 X, BITS, PLACES = torch.ones(16), torch.zeros(1, 2, dtype=torch.uint8), torch.zeros(1, 2, dtype=torch.int32)
+MARKS = torch.zeros(4, dtype=torch.bool)
 ONE = Factors((Matrix(0, 4, 4, 1),))
 TWO = Factors((Matrix(7, 3, 3, 1), Matrix(0, 4, 2, 1)))
 HALF, LONG = X[:8].clone(), torch.ones(24)
@@ -59,6 +60,8 @@ REFUSED = {
         (X, None, torch.ones(1, 2), torch.zeros(1, 16, dtype=torch.int8), 16, 8, 6),
         "4, 5 or 7 bits of 8, or none; got 6",
     ),
+    "rows past the end": (kernels.mark_rows, (X, MARKS, Rows((Block(0, 3, 6, 0),))), "rows end at element 18 of 16"),
+    "more rows than marks": (kernels.clear_rows, (X, MARKS, Rows((Block(0, 4, 4, 1),))), "5 rows, and 4 marks"),
     "twelve signs": (kernels.rotate_blocks, (X, torch.ones(12)), "a power of two, got 12"),
     "voters differ": (kernels.sign_unpack_mean, (torch.ones(2, 1, 1), BITS[None], X), "bits of"),
     "k differs": (kernels.select_largest, (X, None, PLACES, torch.ones(1, 3), 16), "differ"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradwire import kernels
-from gradwire.kernels import Factors, Matrix, native
+from gradwire.kernels import Block, Factors, Matrix, Rows, native
 
 from ..residuals import in_place
 from .forgetting import forget
@@ -57,6 +57,8 @@ REFUSED = {
     ),
     "sign_pack": ((X, in_place(X), torch.ones(1, 2), SIGNS, 16), "grad and residual overlap"),
     "sign_unpack_mean": ((torch.ones(1, 1, 1), SIGNS.unsqueeze(0), torch.ones(17)), "do not hold 17"),
+    "mark_rows": ((X, torch.zeros(4, dtype=torch.bool), Rows((Block(0, 4, 4, 1),))), "5 rows, and 4 marks"),
+    "clear_rows": ((X, torch.zeros(4, dtype=torch.bool), Rows((Block(1, 4, 4, 0),))), "rows end at element 17 of 16"),
     "select_largest": ((X, None, PLACES, torch.ones(1, 4)[:, ::2], 16), "rows of values"),
     "scatter_mean": ((PLACES[None], torch.ones(1, 1, 2), X, 0), "at least one element, got 0"),
     "low_rank_left": ((X[:15].clone(), None, ONE, X[:4].clone(), X[:4].clone()), "end at element 16"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradwire import kernels
-from gradwire.kernels import Factors, Matrix
+from gradwire.kernels import Block, Factors, Matrix, Rows
 from gradwire.kernels.formats import HALVES
 
 from ..residuals import in_place
@@ -54,6 +54,19 @@ def verdicts(device, dtype):
             found[place : place + 1].copy_(kernels.all_finite(tensor))
 
     return run, [found]
+
+
+def rows(device, dtype):
+    values, kept = numbers(SIZE, dtype).to(device), torch.ones(SIZE, dtype=dtype, device=device)
+    values[: SIZE // 2] = 0
+    used = torch.zeros(SIZE // 300 + 1, dtype=torch.bool, device=device)
+    blocks = Rows((Block(0, SIZE // 300, 300, 0), Block(SIZE // 300 * 300, 1, SIZE % 300, SIZE // 300)))
+
+    def run():
+        kernels.mark_rows(values, used, blocks)
+        kernels.clear_rows(kept, used, blocks)
+
+    return run, [used, kept]
 
 
 def signs(device, dtype, block=1024):
@@ -126,6 +139,7 @@ def products(device, dtype, rank=4):
 CASES = {
     "casts": casts,
     "verdicts": verdicts,
+    "rows": rows,
     "signs": signs,
     "signs, small blocks": partial(signs, block=8),
     "signs, large blocks": partial(signs, block=100_000),

@@ -18,13 +18,14 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from gradwire import kernels
-from gradwire.kernels import Factors, Matrix
+from gradwire.kernels import Block, Factors, Matrix, Rows
 from gradwire.kernels.quantization import FORMATS
 from gradwire.kernels.triton_kernels import low_rank_dots
 from tests.residuals import in_place
 
 from .cuda_compiler import INSPECTOR, inspected
 
+ROWS = Rows((Block(0, 299, 130, 0), Block(38_870, 1, 1000, 299)))
 POINTERS = {
     torch.float64: "*fp64",
     torch.float32: "*fp32",
@@ -88,6 +89,9 @@ def launch_streams():
         kernels.cast_scaled(narrow, wide, 0.5)
         kernels.cast_scaled(wide, narrow, 1.0, torch.ones(size))
     kernels.all_finite(wide)
+    for values in (wide, narrow):
+        kernels.mark_rows(values, torch.ones(300, dtype=torch.bool), ROWS)
+        kernels.clear_rows(values, torch.ones(300, dtype=torch.bool), ROWS)
     for block, grad, residual in ((8, wide, wide), (1024, wide, wide), (1000, narrow, None), (20_000, wide, wide)):
         rows = -(-size // block)
         scales, bits = torch.ones(rows, 1), torch.zeros(rows, block // 8, dtype=torch.uint8)
