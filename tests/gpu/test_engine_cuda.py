@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 import gradwire
-from gradwire.compress import AllReduce, Layout, Simulation
+from gradwire.compress import AllReduce, Layout, Ranks, Simulation
 from gradwire.ddp_core import Engine, ProcessGroup
 from gradwire.ddp_core.engine.task import Task
 
@@ -69,7 +69,7 @@ def train_with_nccl(rank, world_size, specs, dtype):
 def simulated(spec, names, world_size, dtype):
     """The averages {name: flat} of each step of a bucket, on the CPU."""
     shapes = {f"p{index}": shape for index, shape in enumerate(SHAPES)}
-    layout = Layout(names, tuple(map(shapes.get, names)), dtype, torch.device("cpu"), world_size)
+    layout = Layout(names, tuple(map(shapes.get, names)), dtype, torch.device("cpu"), Ranks(world_size))
     simulation, averages = Simulation(gradwire.compressor(spec), layout), []
     for step in range(STEPS):
         given = [dict(zip(shapes, gradients(rank, step, SHAPES, dtype), strict=True)) for rank in range(world_size)]
