@@ -32,6 +32,7 @@ from .feedback.switch import Switch, warm_up_steps
 from .feedback.worker_momentum import WorkerMomentum
 from .protocol.compressor import Codec, Compressor
 from .protocol.layout import Layout
+from .protocol.ranks import Ranks
 from .protocol.registry import register
 from .protocol.requests import (
     AllGather,
@@ -85,6 +86,7 @@ __all__ = [
     "PowerSGD",
     "Program",
     "RandomK",
+    "Ranks",
     "ReduceScatter",
     "Residual",
     "Simulation",

@@ -16,8 +16,8 @@ from ..kernels.dispatch import recorded_operations
 from .feedback.switch import Switch
 from .protocol.compressor import Compressor, children
 from .protocol.layout import Layout
+from .protocol.ranks import Ranks, Scope
 from .protocol.requests import AllGather, AllReduce, AllToAll, Program, ReduceScatter, Request
-from .protocol.scopes import Scope, members
 from .protocol.together import next_request
 from .protocol.traits import own_traits, traits_of
 from .state.agreed import choices
@@ -49,17 +49,17 @@ class Traffic:
         )
 
 
-def traffic(request: Request, world_size: int, ranks_per_host: int = 1) -> Traffic:
+def traffic(request: Request, ranks: Ranks) -> Traffic:
     """The traffic of one request; a round without any keeps its place in the order of rounds."""
     if request.scope == "self":
         return Traffic(1)
-    sent = request.sent_bytes(len(members(request.scope, 0, world_size, ranks_per_host)))
+    sent = request.sent_bytes(len(ranks.members(request.scope)))
     in_host = request.scope == "host"
     return Traffic(1, request.tensor.nbytes, 0.0 if in_host else sent, sent if in_host else 0.0)
 
 
 def simulate(
-    programs: Sequence[Program[Any]], ranks_per_host: int = 1, asked: Callable[[Request], None] | None = None
+    programs: Sequence[Program[Any]], per_host: int = 1, asked: Callable[[Request], None] | None = None
 ) -> list[Any]:
     """Run one program a rank to the end, in lock step; returns what each returned, in rank order.
 
@@ -71,18 +71,18 @@ def simulate(
         requests = [request for request, _ in ranks]
         if asked is not None and requests[0] is not None:
             asked(requests[0])
-        ranks = list(map(next_request, programs, _replies(requests, ranks_per_host)))
+        ranks = list(map(next_request, programs, _replies(requests, per_host)))
     return [result for _, result in ranks]
 
 
-def _replies(requests: Sequence[Request | None], ranks_per_host: int) -> list[Tensor]:
+def _replies(requests: Sequence[Request | None], per_host: int) -> list[Tensor]:
     asked = [None if request is None else _question(request) for request in requests]
     alike = [request for request in requests if request is not None]
     if len(alike) < len(requests):
         raise RuntimeError(f"the ranks ask for different collectives: {asked}")
     replies: dict[int, Tensor] = {}
     for rank, request in enumerate(alike):
-        group = members(request.scope, rank, len(alike), ranks_per_host)
+        group = Ranks(len(alike), rank, per_host).members(request.scope)
         if any(asked[member] != asked[rank] for member in group):
             raise RuntimeError(f"the ranks ask for different collectives: {asked}")
         if rank not in replies:
@@ -139,9 +139,9 @@ def dry_run(compressor: Compressor, layout: Layout, step: int = STEADY, method: 
 
 def rehearse(compressor: Compressor, layout: Layout, step: int, method: int | None = None) -> Traffic:
     """The traffic of one step on a bucket of zeros, where all ranks do as this one: its kernels are compiled then."""
-    layout = placed_on_hosts(compressor, layout)
-    requests = requests_of(compressor, layout, step, method)
-    return sum((traffic(each, layout.world_size, layout.ranks_per_host) for each in requests), Traffic())
+    ranks = placed_on_hosts(compressor, layout.ranks)
+    requests = requests_of(compressor, dataclasses.replace(layout, ranks=ranks), step, method)
+    return sum((traffic(each, ranks) for each in requests), Traffic())
 
 
 def requests_of(compressor: Compressor, layout: Layout, step: int, method: int | None = None) -> Iterator[Request]:
@@ -155,7 +155,7 @@ def requests_of(compressor: Compressor, layout: Layout, step: int, method: int |
     request, _ = next_request(program, None)
     while request is not None:
         yield request
-        request, _ = next_request(program, alike(request, layout.members(request.scope), layout.rank))
+        request, _ = next_request(program, alike(request, layout.ranks))
 
 
 def steady_traffic(compressor: Compressor, layouts: Sequence[Layout]) -> Traffic:
@@ -165,14 +165,15 @@ def steady_traffic(compressor: Compressor, layouts: Sequence[Layout]) -> Traffic
     return Traffic(total.rounds // 2, total.payload_bytes // 2, total.sent_bytes / 2, total.host_bytes / 2)
 
 
-def alike(request: Request, ranks: range, rank: int) -> Tensor:
-    """The reply to `rank`'s request where all of these ranks ask for the same thing."""
+def alike(request: Request, ranks: Ranks) -> Tensor:
+    """The reply to this rank's request where all that take part ask for the same thing."""
+    members = ranks.members(request.scope)
     match request:
         case AllGather(tensor=tensor, sizes=sizes):
-            same = tensor.expand(len(ranks), *tensor.shape)  # not stacked, which goes through thousands of ranks
+            same = tensor.expand(len(members), *tensor.shape)  # not stacked, which goes through thousands of ranks
             return tensor.new_zeros(sum(sizes)) if sizes else same.clone(memory_format=torch.contiguous_format)
         case ReduceScatter(tensor=tensor, sizes=sizes):
-            place = ranks.index(rank)
+            place = members.index(ranks.rank)
             return tensor.split(sizes)[place] if sizes else tensor[place]
     return request.tensor
 
@@ -201,21 +202,22 @@ def most_rounds(compressor: Compressor, layouts: Sequence[Layout]) -> int:
 
 def scopes_by_round(compressor: Compressor, layout: Layout) -> list[set[Scope]]:
     """Return the scopes of each round of a bucket, in any stage."""
-    layout = dataclasses.replace(placed_on_hosts(compressor, layout), device=torch.device("meta"))
+    ranks = placed_on_hosts(compressor, layout.ranks)
+    layout = dataclasses.replace(layout, device=torch.device("meta"), ranks=ranks)
     stages = [[request.scope for request in requests_of(compressor, layout, *each)] for each in variants(compressor)]
     return [{scope for scope in scopes if scope} for scopes in zip_longest(*stages)]
 
 
-def operations_of(compressor: Compressor, layout: Layout) -> set[str]:
-    """The names of the kernels' operations that any step may run, on any rank of a host."""
-    meta = torch.device("meta")
-    sample = dataclasses.replace(layout, names=("m", "v"), shapes=((64, 64), (64,)), starts=(), row_sizes=())
-    sample = dataclasses.replace(placed_on_hosts(compressor, sample), device=meta)
+def operations_of(compressor: Compressor, dtype: torch.dtype, ranks: Ranks) -> set[str]:
+    """The names of the kernels' operations that any step may run, on any rank of a host, for gradients of a dtype."""
+    shapes, ranks = ((64, 64), (64,)), placed_on_hosts(compressor, ranks)
     with recorded_operations() as names:
         for step, method in variants(compressor):
-            for dtype, rank in product({layout.dtype, torch.float32}, range(sample.ranks_per_host)):
-                for each in (step, step + 1):  # a method may alternate
-                    rehearse(compressor, dataclasses.replace(sample, dtype=dtype, rank=rank), each, method)
+            for each, rank in product({dtype, torch.float32}, range(ranks.per_host)):
+                place = dataclasses.replace(ranks, rank=rank)
+                layout = Layout(("matrix", "vector"), shapes, each, torch.device("meta"), place)
+                for turn in (step, step + 1):  # a method may alternate
+                    rehearse(compressor, layout, turn, method)
     return names
 
 
@@ -223,8 +225,8 @@ class Simulation:
     """A compressor on one bucket over simulated ranks, step after step: what tests and notebooks use.
 
     >>> import torch
-    >>> from gradwire.compress import compressor
-    >>> layout = Layout(("weight",), ((4, 4),), torch.float32, torch.device("cpu"), world_size=2)
+    >>> from gradwire.compress import Ranks, compressor
+    >>> layout = Layout(("weight",), ((4, 4),), torch.float32, torch.device("cpu"), Ranks(2))
     >>> simulation = Simulation(compressor("none"), layout)
     >>> simulation.step([torch.zeros(16), torch.ones(16)])[0].mean()
     tensor(0.5000)
@@ -232,9 +234,10 @@ class Simulation:
 
     def __init__(self, compressor: Compressor, layout: Layout) -> None:
         self.compressor = compressor
-        layout = placed_on_hosts(compressor, layout)
-        self.layouts = [dataclasses.replace(layout, rank=rank) for rank in range(layout.world_size)]
-        self.states = [compressor.init(rank) for rank in self.layouts]
+        ranks = placed_on_hosts(compressor, layout.ranks)
+        places = (dataclasses.replace(ranks, rank=rank) for rank in range(ranks.world_size))
+        self.layouts = [dataclasses.replace(layout, ranks=place) for place in places]
+        self.states = [compressor.init(layout) for layout in self.layouts]
         self.traffic = Traffic()  # of rank 0 in the last step
 
     def step(self, gradients: Sequence[Tensor]) -> list[Tensor]:
@@ -243,10 +246,10 @@ class Simulation:
             leaves.set_step(max((counter.value for counter in leaves.counters), default=0))
         self.traffic, pairs = Traffic(), zip(gradients, self.states, strict=True)
         programs = [self.compressor.reduce(gradient.clone(), state) for gradient, state in pairs]
-        return simulate(programs, self.layouts[0].ranks_per_host, self._note)
+        return simulate(programs, self.layouts[0].ranks.per_host, self._note)
 
     def _note(self, request: Request) -> None:
-        self.traffic += traffic(request, self.layouts[0].world_size, self.layouts[0].ranks_per_host)
+        self.traffic += traffic(request, self.layouts[0].ranks)
 
     def copy(self) -> Simulation:
         """An independent simulation in the same state."""

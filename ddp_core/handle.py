@@ -103,12 +103,13 @@ class Observed:
     def __repr__(self) -> str:
         name, what = type(self).__name__, self._what()
         try:
-            rank, ranks = self.averager.engines.place()
+            ranks = self.averager.engines.ranks
         except RuntimeError:
             return f"<{name}: {what}, no process group yet>"
         measured = self.averager.measured()
         numbers = metrics(measured)
-        parts = [what, f"rank {rank} of {ranks}", f"{numbers['steps']} steps, {numbers['steps_here']} of them here"]
+        parts = [what, f"rank {ranks.rank} of {ranks.world_size}"]
+        parts += [f"{numbers['steps']} steps, {numbers['steps_here']} of them here"]
         parts += [f"{numbers['ratio']:.4g}x fewer bytes"] if "ratio" in numbers else []
         parts += [] if measured.warm_up is None else [str(measured.warm_up)]
         return f"<{name}: {', '.join(parts)}>"
@@ -226,11 +227,11 @@ class Handle(Observed):
 
     def sealed(self, snapshot: Snapshot) -> dict[str, Any]:
         """The state of a snapshot, as `state_dict` returns it."""
-        names, (rank, world_size) = self.averager.names, self.averager.engines.place()
+        names, ranks = self.averager.names, self.averager.engines.ranks
         state = snapshot.state_dict()
         if self._bound and not snapshot.begun:
-            state["parameters"] = checkpoint.blank(snapshot.compressor, names, world_size, rank)
-        return checkpoint.sealed(state, snapshot.compressor, names, world_size, rank)
+            state["parameters"] = checkpoint.blank(snapshot.compressor, names, ranks)
+        return checkpoint.sealed(state, snapshot.compressor, names, ranks)
 
     def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, resize: bool = False) -> None:
         """Go on from this rank's `state_dict()`; training then is bit-identical to not having stopped.
@@ -248,10 +249,10 @@ class Handle(Observed):
         """This rank's saved state, checked. Raises ValueError where it does not fit."""
         if checkpoint.is_gathered(saved):
             raise ValueError("the state has those of all ranks: all ranks call scatter_state_dict(saved)")
-        rank, world_size = self.averager.engines.place()
-        state = checkpoint.checked(saved, self.compressor, world_size, rank, self.frozen)
+        ranks = self.averager.engines.ranks
+        state = checkpoint.checked(saved, self.compressor, ranks, self.frozen)
         if self._bound:
-            checkpoint.check_parameters(state, self.compressor, self.averager.names, world_size, rank)
+            checkpoint.check_parameters(state, self.compressor, self.averager.names, ranks)
         checkpoint.check_whole(state)
         return state
 

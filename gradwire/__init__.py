@@ -14,7 +14,7 @@ _here = Path(__file__).parent
 if not (_here / "compress").exists():  # imported from a clone, where the other layers lie beside this folder
     __path__.append(str(_here.parent))
 
-from .compress import Compressor, Layout, compressor, compressors, register, without_momentum
+from .compress import Compressor, Layout, Ranks, compressor, compressors, register, without_momentum
 from .ddp_core import DistributedDataParallel, Handle, Stats, init_process_group, trace
 from .hooks.torch_ddp import attach, comm_hook
 
@@ -70,6 +70,7 @@ __all__ = [
     "Layout",
     "LocalSteps",
     "Plan",
+    "Ranks",
     "Rendezvous",
     "Stats",
     "__version__",

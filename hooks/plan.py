@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..compress import Layout, Spec, Traffic, compressor
+from ..compress import Layout, Ranks, Spec, Traffic, compressor
 from ..compress.protocol.whole_number import whole_number
 from ..compress.simulate import steady_traffic
 from ..ddp_core import assigned, caps_in_bytes, layout_of
@@ -57,7 +57,7 @@ def plan(
         raise ValueError(f"{type(model).__name__} has no parameters that require gradients: there is nothing to plan")
     parameters = list(names)
     ready = parameters[::-1] if order is None else list(order)
-    layouts = bucket_layouts({names[parameter]: parameter for parameter in ready}, bucket_mb, world_size)
+    layouts = bucket_layouts({names[parameter]: parameter for parameter in ready}, bucket_mb, Ranks(world_size))
     total = steady_traffic(built, layouts)
     elements = sum(p.numel() for p in parameters)
     name = spec if isinstance(spec, str) else repr(built)
@@ -76,7 +76,7 @@ def ratio(elements: int, traffic: Traffic, world_size: int) -> float:
 def bucket_layouts(
     ready: Mapping[str, Tensor],
     bucket_mb: float | None,
-    world_size: int,
+    ranks: Ranks,
     device: torch.device = torch.device("meta"),  # noqa: B008  a constant
 ) -> list[Layout]:
     """DDP's buckets, in the order sent, once it has rebuilt them: parameters as they get ready, one dtype a bucket."""
@@ -85,7 +85,7 @@ def bucket_layouts(
     for members in assigned(parameters, caps_in_bytes(bucket_mb), [False] * len(parameters)):
         named = {names[index]: parameters[index] for index in members}
         dtype = parameters[members[0]].dtype.to_real()
-        layouts.append(layout_of(named, dtype, device, world_size, 0))
+        layouts.append(layout_of(named, dtype, device, ranks))
     return layouts
 
 

@@ -33,7 +33,7 @@ def draws(codec: Codec, layout: Layout) -> Draws | None:
     """Return what a codec draws from, if it draws. Ranks draw apart, so that their errors average out."""
     if not own_traits(codec).draws:
         return None
-    digest = hashlib.sha256(f"{layout.rank}/{layout.names}/{layout.starts}".encode()).digest()
+    digest = hashlib.sha256(f"{layout.ranks.rank}/{layout.names}/{layout.starts}".encode()).digest()
     return Draws(int.from_bytes(digest[:8], "big") >> 1, Counter())
 
 
@@ -105,13 +105,13 @@ class TwoShot:
 
     def init(self, layout: Layout) -> TwoShotState:
         """A zero residual for the part that this rank serves, with `feedback`."""
-        length = self.codec.row_length(-(-layout.numel // layout.world_size))
-        start = min(layout.rank * length, layout.numel)
+        length = self.codec.row_length(-(-layout.numel // layout.ranks.world_size))
+        start = min(layout.ranks.rank * length, layout.numel)
         end = min(start + length, layout.numel)
         zeros = torch.zeros(end - start, dtype=layout.widened().dtype, device=layout.device)
         chunk = Chunk(layout, start, zeros) if self.feedback else None
         rows = None if own_traits(self.codec).keeps_zeros else ZeroRows.of_layout(layout)
-        return TwoShotState(chunk, (start, end), length, layout.world_size, draws(self.codec, layout), rows)
+        return TwoShotState(chunk, (start, end), length, layout.ranks.world_size, draws(self.codec, layout), rows)
 
     def reduce(self, grad: Tensor, state: TwoShotState, residual: Residual | None = None) -> Program[Tensor]:
         """The mean, rounded twice. Without a worker residual the server keeps none either."""

@@ -63,7 +63,9 @@ class DGC:
     def init(self, layout: Layout) -> DGCState:
         """No momentum, and nothing that waits."""
         velocity = PerParameter.zeros(layout.widened(), of_gradients=True)
-        return DGCState(velocity, PerParameter.zeros(layout.widened(), residual=True), layout.world_size, Counter())
+        return DGCState(
+            velocity, PerParameter.zeros(layout.widened(), residual=True), layout.ranks.world_size, Counter()
+        )
 
     def reduce(self, grad: Tensor, state: DGCState, residual: Residual | None = None) -> Program[Tensor]:
         """The mean over ranks of what each sends; an outer residual goes into the sum."""

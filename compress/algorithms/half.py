@@ -70,9 +70,9 @@ class Cast:
             return None
         narrow = torch.empty(wide.shape, dtype=self.dtype, device=wide.device)
         if isinstance(request, AllReduce | ReduceScatter):
-            members = len(layout.members(request.scope))
+            members = len(layout.ranks.members(request.scope))
             share = 1 / members if request.op == "mean" else 1.0
-            shards = layout.ranks_per_host if request.scope == "across" else 1  # a host's ranks may each have one
+            shards = layout.ranks.per_host if request.scope == "across" else 1  # a host's ranks may each have one
             if state.cuts and wide.numel() * shards < layout.numel:
                 exact = request.exact if isinstance(request, AllReduce) else ()
                 self._saturate(wide, largest_summand(self.dtype, members) / share, exact)

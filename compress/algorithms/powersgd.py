@@ -15,6 +15,7 @@ from torch import Tensor
 from ... import kernels
 from ...kernels import Factors, Matrix, Residual
 from ..protocol.layout import Layout, working_dtype
+from ..protocol.ranks import Ranks
 from ..protocol.registry import register
 from ..protocol.requests import Program, all_reduce
 from ..protocol.together import together
@@ -113,7 +114,7 @@ class PowerSGD:
 
     def reduce(self, grad: Tensor, state: PowerSGDState, residual: Residual | None = None) -> Program[Tensor]:
         """The low-rank average; what does not compress rides in the same round as P."""
-        coded = partial(coded_whole, self.payload, state.layout, state.rows[2])
+        coded = partial(coded_whole, self.payload, state.layout.ranks, state.rows[2])
         average = coded if self.payload in CODECS else average_whole
         yield from together(self._low_rank(grad, state, residual), average(grad, state.whole, residual))
         return grad
@@ -140,7 +141,7 @@ class PowerSGD:
     def _mean(self, factor: Tensor, state: PowerSGDState, rows: ZeroRows | None) -> Program[tuple[Tensor, Tensor]]:
         """The mean of a factor, and what this rank holds back nothing of: its own part of that, or the mean itself."""
         if self.payload in CODECS:
-            return (yield from coded_mean(self.payload, factor, state.layout, rows))
+            return (yield from coded_mean(self.payload, factor, state.layout.ranks, rows))
         mean = yield from all_reduce(factor)
         return mean, mean
 
@@ -196,7 +197,7 @@ def average_whole(grad: Tensor, places: tuple[Place, ...], residual: Residual | 
 
 def coded_whole(
     codec: str,
-    ranks: Layout,
+    ranks: Ranks,
     rows: ZeroRows | None,
     grad: Tensor,
     places: tuple[Place, ...],

@@ -22,6 +22,7 @@ from ..feedback.switch import Switch, released
 from ..feedback.worker_momentum import WorkerMomentum
 from ..protocol.compressor import Compressor, inside
 from ..protocol.layout import Layout, working_dtype
+from ..protocol.ranks import Ranks
 from ..protocol.registry import register
 from ..protocol.requests import Program, all_reduce
 from ..protocol.traits import Traits, traits_of
@@ -141,7 +142,7 @@ def _cosine(method: Compressor, meant: Tensor, layout: Layout) -> Tensor:
         return one
     size = meant.abs().amax()
     scaled = torch.where(size == 0, meant, meant / size)  # squares must not overflow
-    alone = dataclasses.replace(layout, world_size=1, rank=0, ranks_per_host=1)
+    alone = dataclasses.replace(layout, ranks=Ranks())
     sent = simulate([method.reduce(scaled.clone(), method.init(alone))])[0]
     lengths = torch.linalg.vector_norm(scaled) * torch.linalg.vector_norm(sent)
     cosine = torch.where(lengths == 0, 0.0, torch.dot(scaled, sent) / lengths)
@@ -149,7 +150,7 @@ def _cosine(method: Compressor, meant: Tensor, layout: Layout) -> Tensor:
 
 
 def _log(state: AdaptiveState, now: int, step: int) -> None:
-    if state.told != now and state.layout.rank == 0 and not state.choice.flat.is_meta:
+    if state.told != now and state.layout.ranks.rank == 0 and not state.choice.flat.is_meta:
         logger.info(
             "%s and others in its bucket: method %d of the ladder from step %d on", state.layout.names[0], now, step
         )

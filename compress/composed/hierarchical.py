@@ -40,7 +40,7 @@ class HierarchicalState:
     elsewhere: dict[str, FlatLeaf] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        numel = -1 if self.share is None else self.share.sizes[self.share.place]
+        numel = -1 if self.share is None else self.share.sizes[self.share.whole.ranks.place]
         held = (leaf for leaf in Leaves(self.inner).residuals if isinstance(leaf, PerParameter))
         self.keeps = next((leaf for leaf in held if leaf.flat.numel() == numel), None)
 
@@ -67,14 +67,14 @@ class Hierarchical:
 
     def init(self, layout: Layout) -> HierarchicalState:
         """The inner state for this rank's share."""
-        layout = placed_on_hosts(self, layout)
-        if layout.ranks_per_host == 1:
+        layout = dataclasses.replace(layout, ranks=placed_on_hosts(self, layout.ranks))
+        if layout.ranks.per_host == 1:
             return HierarchicalState(None, self.inner.init(layout))
         share = share_of(layout, cut=traits_of(self.inner).ignores_shapes)
-        shares = [share.at(place).widened() for place in range(layout.ranks_per_host)]
-        alone = layout.ranks_per_host == layout.world_size
+        shares = [share.at(place).widened() for place in range(layout.ranks.per_host)]
+        alone = layout.ranks.hosts == 1
         rounds = 0 if alone or not layout.numel else most_rounds(self.inner, [each for each in shares if each.numel])
-        mine = shares[share.place]
+        mine = shares[layout.ranks.place]
         inner = self.inner.init(mine) if rounds and mine.numel else None
         return HierarchicalState(share, inner, rounds, self._elsewhere(inner, shares) if rounds else {})
 

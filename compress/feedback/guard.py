@@ -143,7 +143,7 @@ def _judged(state: GuardedState, sample: Sample | None, seen: Seen, mode: Mode) 
     following = mode.following(runs_away=seen.runs_away)
     if following.now == mode.now:
         return seen, following
-    if state.layout.rank == 0:
+    if state.layout.ranks.rank == 0:
         _log(state.layout.names[0], sample, following)
     return seen._replace(in_a_row=0), following
 

@@ -1,4 +1,4 @@
-"""Describe the parameters in a flat buffer, and whose buffer it is."""
+"""Describe the parameters in a flat buffer."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from math import prod
 import torch
 from torch import Tensor
 
-from .scopes import Scope, members
+from .ranks import Ranks
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The places of some parameters' gradients, one behind the other, in a flat buffer; and whose buffer it is.
+    """The places of some parameters' gradients, one behind the other, in a flat buffer. `ranks` share the bucket.
 
     `shapes` are in memory order: a channels-last convolution of (out, in, k, k) lies as (out, k, k, in). `starts`, where
     given, says that each entry is only a part of the parameter of that name: from this element of it on; `row_sizes`, where
-    given, the elements of a row of the whole parameter, see `rows`. Ranks 0 to `ranks_per_host` - 1 share a host, and so on;
-    with 1 every rank is a host of its own.
+    given, the elements of a row of the whole parameter, see `rows`.
 
     >>> layout = Layout(("bias", "weight"), ((3,), (2, 3)), torch.float32, torch.device("cpu"))
     >>> layout.numel, layout.offsets
@@ -33,27 +32,17 @@ class Layout:
     shapes: tuple[tuple[int, ...], ...]
     dtype: torch.dtype
     device: torch.device
-    world_size: int = 1
-    rank: int = 0
-    ranks_per_host: int = 1
+    ranks: Ranks = Ranks()
     starts: tuple[int, ...] = ()
     row_sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.ranks_per_host < 1 or self.world_size % self.ranks_per_host:
-            raise ValueError(
-                f"ranks_per_host divides the number of ranks, {self.world_size}; got {self.ranks_per_host}"
-            )
         if self.starts and (len(self.starts) != len(self.names) or min(self.starts) < 0):
             raise ValueError(
                 f"starts has an element, 0 or above, for each of {len(self.names)} names; got {self.starts}"
             )
         if self.starts and len(set(self.names)) < len(self.names):
             raise ValueError(f"a layout has one part of a parameter at most, got {self.names}")
-
-    def members(self, scope: Scope) -> range:
-        """The ranks that take part in this rank's requests of a scope."""
-        return members(scope, self.rank, self.world_size, self.ranks_per_host)
 
     def select(self, indices: Iterable[int]) -> Layout:
         """The layout of some of the entries alone, one behind the other."""

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias, TypeVar, get_args
 
 from torch import Tensor
 
-from .scopes import Scope
+from .ranks import Scope
 
 T = TypeVar("T")
 Op: TypeAlias = Literal["mean", "sum"]

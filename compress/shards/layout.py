@@ -20,7 +20,8 @@ class ShardLayout:
     `whole`: the parameters as they are before they are cut. `dims`: the axis along which each is; shards that come out
     shorter are padded with zeros.
 
-    >>> whole = Layout(("bias", "weight"), ((3,), (2, 3)), torch.float32, torch.device("cpu"), world_size=2)
+    >>> from gradwire.compress import Ranks
+    >>> whole = Layout(("bias", "weight"), ((3,), (2, 3)), torch.float32, torch.device("cpu"), Ranks(2))
     >>> layout = ShardLayout(whole, (0, 0))
     >>> layout.shapes, layout.row
     (((2,), (1, 3)), 5)
@@ -33,7 +34,7 @@ class ShardLayout:
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """The shard of each parameter, padding included."""
         return tuple(
-            (*shape[:dim], -(-shape[dim] // self.whole.world_size), *shape[dim + 1 :])
+            (*shape[:dim], -(-shape[dim] // self.whole.ranks.world_size), *shape[dim + 1 :])
             for shape, dim in zip(self.whole.shapes, self.dims, strict=True)
         )
 
@@ -45,18 +46,18 @@ class ShardLayout:
     @property
     def numel(self) -> int:
         """Elements of all rows."""
-        return self.row * self.whole.world_size
+        return self.row * self.whole.ranks.world_size
 
     def parts(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
         """(name, its shards (ranks, *shape)) of every parameter, sharing memory with `flat`."""
-        columns = flat.view(self.whole.world_size, self.row).split([prod(shape) for shape in self.shapes], 1)
+        columns = flat.view(self.whole.ranks.world_size, self.row).split([prod(shape) for shape in self.shapes], 1)
         for name, shape, column in zip(self.whole.names, self.shapes, columns, strict=True):
             yield name, column.unflatten(1, shape)
 
     @cached_property
     def _padding(self) -> tuple[tuple[tuple[int, int, int, int], ...], ...]:
         """By rank: (parameter, axis, first index, length) of what fills up its shards that come out shorter."""
-        padding: list[list[tuple[int, int, int, int]]] = [[] for _ in range(self.whole.world_size)]
+        padding: list[list[tuple[int, int, int, int]]] = [[] for _ in range(self.whole.ranks.world_size)]
         for place, (whole, shard, dim) in enumerate(zip(self.whole.shapes, self.shapes, self.dims, strict=True)):
             for rank, found in enumerate(padding):
                 first = max(0, whole[dim] - rank * shard[dim])

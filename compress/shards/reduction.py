@@ -92,7 +92,7 @@ class ShardSum:
             grad = grad.to(working_dtype(grad.dtype)).add_(state.residual.numbers())  # of a codec before this one
             state.residual.clear()
         if self.codec is None:
-            rows = grad.view(state.layout.whole.world_size, -1)
+            rows = grad.view(state.layout.whole.ranks.world_size, -1)
             received = yield from (all_to_all(rows) if state.residual is None else self._last(rows, state.finite))
             total = received.sum(0, dtype=working_dtype(received.dtype))
             out.copy_(total.mul_(scale / len(received)))
@@ -117,7 +117,7 @@ class ShardSum:
 
     def _encoded(self, codec: Codec, grad: Tensor, state: ShardState, length: int) -> Tensor:
         """A payload for each rank: its row, encoded, and in the last byte whether all gradients so far were finite."""
-        ranks, row, size = state.layout.whole.world_size, state.layout.row, codec.row_bytes(length)
+        ranks, row, size = state.layout.whole.ranks.world_size, state.layout.row, codec.row_bytes(length)
         payloads = torch.zeros(ranks, size + ALIGNMENT, dtype=torch.uint8, device=grad.device)
         if state.residual is not None:
             payloads[:, -1] = state.finite.look(grad)

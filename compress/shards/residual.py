@@ -79,7 +79,7 @@ class NarrowShardResidual(ShardResidual):
 
     @classmethod
     def zeros(cls, layout: ShardLayout) -> NarrowShardResidual:
-        rows = layout.whole.world_size, cls.codec.row_bytes(cls.codec.row_length(layout.row))
+        rows = layout.whole.ranks.world_size, cls.codec.row_bytes(cls.codec.row_length(layout.row))
         return cls(layout, torch.zeros(rows, dtype=torch.uint8, device=layout.whole.device))
 
     def numbers(self) -> Tensor:

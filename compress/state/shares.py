@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..protocol.layout import Layout
+from ..protocol.ranks import Ranks
 from ..protocol.traits import traits_of
 from .tensors import PART, FlatLeaf
 
@@ -24,17 +25,12 @@ LINE = 16  # elements: shares that are cut begin where a line of a processor's c
 class Share:
     """One of the consecutive parts that the ranks of a host make of a bucket, and what is held back of it.
 
-    A rank's gradient counts for one of `ranks_per_host` in its host's mean. So what a share holds back is missing so many
+    A rank's gradient counts for one of `per_host` in its host's mean. So what a share holds back is missing so many
     times from the gradient of one rank. `sizes`: elements of the ranks' shares.
     """
 
     whole: Layout
     sizes: tuple[int, ...]
-
-    @property
-    def place(self) -> int:
-        """The place of this rank in its host."""
-        return self.whole.rank % self.whole.ranks_per_host
 
     def at(self, place: int) -> Layout:
         """The share of the rank at a place: a layout of parts of parameters, whose ranks are the hosts."""
@@ -46,9 +42,7 @@ class Share:
             shapes=tuple(shape for _, shape, _ in parts),
             starts=tuple(start for _, _, start in parts),
             row_sizes=tuple(self._rows[name] for name, _, _ in parts),
-            world_size=self.whole.world_size // self.whole.ranks_per_host,
-            rank=self.whole.rank // self.whole.ranks_per_host,
-            ranks_per_host=1,
+            ranks=Ranks(self.whole.ranks.hosts, self.whole.ranks.rank // self.whole.ranks.per_host),
         )
 
     def _parts(self, first: int, end: int) -> Iterator[tuple[str, tuple[int, ...], int]]:
@@ -71,7 +65,7 @@ class Share:
 
     @cached_property
     def _mine(self) -> Layout:
-        return self.at(self.place)
+        return self.at(self.whole.ranks.place)
 
     def of_whole(self, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the residual of entries of this share, flat by parameter, as one rank's gradient lacks it."""
@@ -90,7 +84,7 @@ class Share:
                 f"state with the model that saved it"
             )
         whole = owed.setdefault(name, torch.zeros(size, dtype=numbers.dtype, device=numbers.device))
-        whole[first : first + numbers.numel()].add_(numbers.reshape(-1), alpha=self.whole.ranks_per_host)
+        whole[first : first + numbers.numel()].add_(numbers.reshape(-1), alpha=self.whole.ranks.per_host)
 
     def load(self, leaf: FlatLeaf, field: str, entries: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Take back what lies in this share as it did; what was held back elsewhere in the bucket is returned as owed."""
@@ -130,7 +124,7 @@ def share_of(layout: Layout, *, cut: bool) -> Share:
 
 
 def _equal(layout: Layout) -> tuple[int, ...]:
-    count = layout.ranks_per_host
+    count = layout.ranks.per_host
     each = -(-layout.numel // (count * LINE)) * LINE
     return tuple(min(each, max(0, layout.numel - place * each)) for place in range(count))
 
@@ -140,7 +134,7 @@ def _dealt(layout: Layout) -> tuple[int, ...]:
 
     Where there are fewer runs than ranks, the bucket's names tell whom they go to: the next bucket's go to others.
     """
-    count, sizes = layout.ranks_per_host, layout.sizes
+    count, sizes = layout.ranks.per_host, layout.sizes
     enough = range(layout.numel + 1)
     room = bisect_left(enough, True, lo=max(sizes, default=0), key=lambda room: len(_runs(sizes, room)) <= count)
     runs = _runs(sizes, room)
@@ -165,21 +159,23 @@ def _runs(sizes: Sequence[int], room: int) -> list[int]:
     return runs
 
 
-def placed_on_hosts(compressor: Any, layout: Layout) -> Layout:
-    """The layout with the ranks a host that a two-level compressor was given, if it was."""
-    given = check_ranks_given(compressor, layout.world_size)
-    return dataclasses.replace(layout, ranks_per_host=given) if given else layout
+def placed_on_hosts(compressor: Any, ranks: Ranks) -> Ranks:
+    """Return the ranks on hosts of as many as a two-level compressor was given, if it was.
 
-
-def check_ranks_given(compressor: Any, world_size: int) -> int | None:
-    """Return `ranks_given`. Raises ValueError where it does not divide the number of ranks."""
+    Raises ValueError where that does not divide the number of ranks.
+    """
     given = ranks_given(compressor)
-    if given and world_size % given:
+    if given and ranks.world_size % given:
         raise ValueError(
-            f"hosts:ranks={given} does not divide the {world_size} ranks: give the number of ranks of each host, or leave "
-            "the option out, and gradwire finds it"
+            f"hosts:ranks={given} does not divide the {ranks.world_size} ranks: give the number of ranks of each host, or "
+            "leave the option out, and gradwire finds it"
         )
-    return given
+    return dataclasses.replace(ranks, per_host=given) if given else ranks
+
+
+def ranks_seen(compressor: Any, ranks: Ranks) -> Ranks:
+    """Return the ranks on their hosts for a compressor of two levels, else each a host of its own."""
+    return dataclasses.replace(ranks, per_host=1) if ranks_given(compressor) is None else ranks
 
 
 def ranks_given(compressor: Any) -> int | None:

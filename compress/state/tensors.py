@@ -206,7 +206,7 @@ class Chunk(FlatLeaf):
 
     @property
     def weight(self) -> int:
-        return self.layout.world_size
+        return self.layout.ranks.world_size
 
     def pieces(self) -> Iterator[tuple[str, int, Tensor]]:
         end = self.start + self.flat.numel()

@@ -225,18 +225,18 @@ class CompressedAverager:
 
     def _met(self, named: Mapping[str, Tensor], flat: Tensor, engine: Engine) -> Layout:
         """The layout of a bucket that was not there before; the first one tells whether all ranks have the same."""
-        group, on_host = engine.transport.group, self.engines.ranks_per_host(self.memory.compressor, flat.device)
-        engine.transport.arrange(on_host)
-        layout = layout_of(named, flat.dtype, flat.device, group.size(), group.rank(), on_host)
+        group, ranks = engine.transport.group, self.engines.placed_ranks(self.memory.compressor, flat.device)
+        engine.transport.arrange(ranks.per_host)
+        layout = layout_of(named, flat.dtype, flat.device, ranks)
         if not self.memory.averages:
             compile_kernels(self.memory.compressor, layout)
         if not self._plans:
-            self.memory.expect(self.names.values(), on_host)
+            self.memory.expect(self.names.values(), ranks.per_host)
             values = checksum(list(named.values())) if self._compares else None
             self.engines.agreement.barrier(group, flat.device)
             engine.agree(setup(self.memory.compressor, self.memory.step - 1, layout, values))
             self._compares = False
-            agree_on_kernels(operations_of(self.memory.compressor, layout), group, flat.device)
+            agree_on_kernels(operations_of(self.memory.compressor, flat.dtype, ranks), group, flat.device)
             self._log_warm_up()
         return layout
 

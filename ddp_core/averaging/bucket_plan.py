@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...compress import AllReduce, Compressor, Dense, Layout, Program, specification
+from ...compress.protocol.ranks import Scope
 from ...compress.protocol.requests import Request
-from ...compress.protocol.scopes import Scope
 from ...compress.simulate import scopes_by_round
 from ..buckets.layout import layout_of
 from ..buckets.slices import BucketSlice, Sendable
@@ -123,7 +123,7 @@ def segments_of(
     segments = []
     for names in memory.split(layout.names):
         mine = {name: named[name] for name in names}
-        own = layout_of(mine, layout.dtype, layout.device, layout.world_size, layout.rank, layout.ranks_per_host)
+        own = layout_of(mine, layout.dtype, layout.device, layout.ranks)
         places = None if own == layout else places_in(layout, names)
         (found,) = (memory.get(own) or memory.add(own)).slices
         segments.append(BucketSegment(found, places, labelled(bucket.index(), names)))

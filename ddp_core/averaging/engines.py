@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compress import Compressor
-from ...compress.state.shares import check_ranks_given, ranks_given
+from ...compress import Compressor, Ranks
+from ...compress.state.shares import placed_on_hosts, ranks_given
 from ..buckets.assignment import Allocate, allocate_own
 from ..engine.engine import Engine
 from ..transport.agreement import Agreement
@@ -50,9 +51,10 @@ class Engines:
             self._groups = [dist.group.WORLD]
         return self._groups[0]
 
-    def place(self) -> tuple[int, int]:
-        """(rank, ranks) of the group. Raises RuntimeError where there is none yet."""
-        return self.group.rank(), self.group.size()
+    @property
+    def ranks(self) -> Ranks:
+        """The ranks of the group, each a host of its own. Raises RuntimeError where there is no group yet."""
+        return Ranks(self.group.size(), self.group.rank())
 
     @property
     def idle(self) -> bool:
@@ -74,14 +76,16 @@ class Engines:
             self._made[device, place] = engine
         return self._made[device, place]
 
-    def ranks_per_host(self, compressor: Compressor, device: torch.device) -> int:
-        """The ranks that a host has as a compressor sees it: 1 for one of one level. The first look is a collective call."""
-        given = check_ranks_given(compressor, self.group.size())
-        if given is None or given:
-            return given or 1
+    def placed_ranks(self, compressor: Compressor, device: torch.device) -> Ranks:
+        """Return the ranks on their hosts for a compressor of two levels, else each a host of its own.
+
+        The first look at the hosts is a collective call.
+        """
+        if ranks_given(compressor) != 0:
+            return placed_on_hosts(compressor, self.ranks)
         if self._found is None:
             self._found = ranks_per_host(self.group, device)
-        return self._found
+        return replace(self.ranks, per_host=self._found)
 
     def allocator(self, compressor: Compressor, device: torch.device, *, sums: bool) -> Allocate:
         """Return what allocates the buckets of our own DDP. `sums`: gradients are only summed."""
@@ -90,7 +94,7 @@ class Engines:
             return allocate_own
 
         def allocated(buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
-            transport.arrange(self.ranks_per_host(compressor, device))
+            transport.arrange(self.placed_ranks(compressor, device).per_host)
             return transport.allocate(buckets)
 
         return allocated

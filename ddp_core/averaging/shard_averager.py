@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compress import AllGather, Layout, TwoShot
+from ...compress import AllGather, TwoShot
 from ...compress.protocol.compressor import Codec
 from ...compress.shards.layout import ShardLayout
 from ...compress.shards.reduction import ShardState, ShardSum, gather_rows
@@ -98,9 +98,8 @@ class ShardAverager:
 
     def _operations(self) -> set[str]:
         """The names of the operations that shards and their gradients need."""
-        sample = Layout(("sample",), ((1,),), torch.float32, self.device)
-        codecs = (self.codec, self.memory.reduction.codec)
-        return set[str]().union(*(operations_of(TwoShot(codec), sample) for codec in codecs if codec is not None))
+        programs = (TwoShot(codec) for codec in (self.codec, self.memory.reduction.codec) if codec is not None)
+        return set[str]().union(*(operations_of(each, torch.float32, self.engines.ranks) for each in programs))
 
     def _recorded(self) -> Step:
         """The step that is under way; what comes after the end of one belongs to the next."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ...compress import Layout
+from ...compress import Layout, Ranks
 
 
 def plain(name: str) -> str:
@@ -71,17 +71,10 @@ def memory_shape(parameter: Tensor) -> tuple[int, ...]:
     return (*shape, 2) if parameter.is_complex() else shape
 
 
-def layout_of(
-    named: Mapping[str, Tensor],
-    dtype: torch.dtype,
-    device: torch.device,
-    world_size: int,
-    rank: int,
-    ranks_per_host: int = 1,
-) -> Layout:
+def layout_of(named: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device, ranks: Ranks) -> Layout:
     """The layout of a bucket with these parameters, in order."""
     shapes = tuple(memory_shape(parameter) for parameter in named.values())
-    return Layout(tuple(named), shapes, dtype, device, world_size, rank, ranks_per_host)
+    return Layout(tuple(named), shapes, dtype, device, ranks)
 
 
 def as_real(buffer: Tensor) -> Tensor:

@@ -112,7 +112,7 @@ class BucketSlice:
                 shapes.append((last - first,))
                 starts.append(first - offset)
                 rows.append(row)
-        place = (whole.dtype, whole.device, whole.world_size, whole.rank, whole.ranks_per_host)
+        place = (whole.dtype, whole.device, whole.ranks)
         return Layout(tuple(names), tuple(shapes), *place, tuple(starts), tuple(rows))
 
 

@@ -15,7 +15,7 @@ from datetime import timedelta
 
 import torch
 
-from ...compress.protocol.scopes import Scope
+from ...compress.protocol.ranks import Scope
 from ..transport.collectives import agree
 from ..transport.processes import explained
 from ..transport.protocol import Pending, Transport

@@ -71,8 +71,8 @@ class Task:
         if reply is None or self.result is not reply:  # else there was nothing to compute
             record.spans.append(("encode" if reply is None else "decode", began, now()))
         if request is not None:
-            members = transport.world_size if request.scope == "all" else transport.members(request.scope)
-            record.requests.append((request.scope, request.tensor.nbytes, request.sent_bytes(members)))
+            sent = request.sent_bytes(len(transport.ranks.members(request.scope)))
+            record.requests.append((request.scope, request.tensor.nbytes, sent))
             self._since = now()
             self._pending = transport.start(request, channel)
         return request is not None

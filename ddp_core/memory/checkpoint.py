@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...compress import Compressor, Layout, specification
+from ...compress import Compressor, Layout, Ranks, specification
 from ...compress.builder.build import fingerprint
 from ...compress.state import tree as states
 from ...compress.state.shares import ranks_given
@@ -36,13 +37,18 @@ INCOMPLETE = (
 )
 
 
-def header(compressor: Compressor, world_size: int, rank: int) -> dict[str, Any]:
+def header(compressor: Compressor, ranks: Ranks) -> dict[str, Any]:
     """Return what identifies the writer of a state."""
-    return {"gradwire": FORMAT, "compressor": fingerprint(compressor), "world_size": world_size, "rank": rank}
+    return {
+        "gradwire": FORMAT,
+        "compressor": fingerprint(compressor),
+        "world_size": ranks.world_size,
+        "rank": ranks.rank,
+    }
 
 
 def sealed(
-    state: Mapping[str, Any], compressor: Compressor, names: Mapping[Tensor, str], world_size: int, rank: int
+    state: Mapping[str, Any], compressor: Compressor, names: Mapping[Tensor, str], ranks: Ranks
 ) -> dict[str, Any]:
     """The state with what tells later whose it is, and whether it is whole and fits.
 
@@ -53,16 +59,16 @@ def sealed(
     unusual = {name: order for name, order in orders.items() if order != sorted(order)}
     held = sum(map(len, state["parameters"].values()))
     told = {"spec": specification(compressor), "orders": unusual, "tensors": held}
-    return {**header(compressor, world_size, rank), **state, **told}
+    return {**header(compressor, ranks), **state, **told}
 
 
-def blank(compressor: Compressor, names: Mapping[Tensor, str], world_size: int, rank: int) -> Entries:
+def blank(compressor: Compressor, names: Mapping[Tensor, str], ranks: Ranks) -> Entries:
     """Return zeros for what a step will fill in by parameter, not by bucket, for loaders that fill in what is there."""
     entries: Entries = {}
     if ranks_given(compressor) is not None:  # shares are of buckets
         return entries
     for parameter, name in names.items():
-        layout = layout_of({name: parameter}, grad_dtype(parameter).to_real(), parameter.device, world_size, rank)
+        layout = layout_of({name: parameter}, grad_dtype(parameter).to_real(), parameter.device, ranks)
         fields = states.save(compressor.init(layout)).get(name, {})
         by_bucket = {field for first in fields if first.endswith(FIRST) for field in (first, first.removesuffix(FIRST))}
         if kept := {field: numbers for field, numbers in fields.items() if field not in by_bucket}:
@@ -70,16 +76,14 @@ def blank(compressor: Compressor, names: Mapping[Tensor, str], world_size: int, 
     return entries
 
 
-def checked(
-    saved: Any, compressor: Compressor, world_size: int, rank: int, frozen: Collection[str] = ()
-) -> dict[str, Any]:
+def checked(saved: Any, compressor: Compressor, ranks: Ranks, frozen: Collection[str] = ()) -> dict[str, Any]:
     """The state, its parameters by their plain names; without those that are `frozen` now, of which a warning tells.
 
     Raises ValueError, saying what differs and what to do, unless this rank and compressor can take it.
     """
     if not isinstance(saved, Mapping):
         raise ValueError(f"a state is the mapping that state_dict() of a handle returns, got {type(saved).__name__}")
-    expected = header(compressor, world_size, rank)
+    expected = header(compressor, ranks)
     missing = [key for key in (*expected, *FIELDS) if key not in saved]
     if missing:
         raise ValueError(f"this is no state of a gradwire hook: it lacks {', '.join(missing)}")
@@ -96,7 +100,7 @@ def checked(
         name: {field: numbers.detach() for field, numbers in fields.items()}
         for name, fields in state["parameters"].items()
     }
-    return without(state, frozen, warn=rank == 0)
+    return without(state, frozen, warn=ranks.rank == 0)
 
 
 def without(state: dict[str, Any], frozen: Collection[str], *, warn: bool) -> dict[str, Any]:
@@ -169,7 +173,7 @@ def _flaw(field: Any, numbers: Any) -> str | None:
 
 
 def check_parameters(
-    saved: Mapping[str, Any], compressor: Compressor, names: Mapping[Tensor, str], world_size: int, rank: int
+    saved: Mapping[str, Any], compressor: Compressor, names: Mapping[Tensor, str], ranks: Ranks
 ) -> None:
     """Raise ValueError, naming the parameter, unless every saved tensor fits a parameter of the model."""
     parameters = {name: parameter for parameter, name in names.items()}
@@ -181,7 +185,7 @@ def check_parameters(
         shape = tuple(fields[CARRIED_OVER].shape) if CARRIED_OVER in fields else (needed,)
         if shape != (needed,):
             raise ValueError(f"the saved {CARRIED_OVER!r} of parameter {name!r} has shape {shape}, not ({needed},)")
-    for layout in layouts(saved, parameters, torch.device("meta"), world_size, rank):
+    for layout in layouts(saved, parameters, torch.device("meta"), ranks):
         state = compressor.init(layout)
         for name, needed_fields in states.save(state).items():
             if (fields := saved["parameters"].get(name, {})) or not _whole(saved):  # a swap may have left nothing
@@ -190,14 +194,15 @@ def check_parameters(
 
 
 def layouts(
-    saved: Mapping[str, Any], parameters: Mapping[str, Tensor], device: torch.device, world_size: int, rank: int
+    saved: Mapping[str, Any], parameters: Mapping[str, Tensor], device: torch.device, ranks: Ranks
 ) -> Iterator[Layout]:
     """Yield the layouts of a saved state's buckets. Raises ValueError where the model lacks their parameters."""
+    ranks = dataclasses.replace(ranks, per_host=saved.get("ranks_per_host", 1))
     for bucket in filter(None, saved["buckets"]):
         if unknown := sorted(set(bucket) - set(parameters)):
             raise ValueError(f"the state has buckets of parameters that the model does not train: {', '.join(unknown)}")
-        dtype, on_hosts = grad_dtype(parameters[bucket[0]]).to_real(), saved.get("ranks_per_host", 1)
-        yield layout_of({name: parameters[name] for name in bucket}, dtype, device, world_size, rank, on_hosts)
+        dtype = grad_dtype(parameters[bucket[0]]).to_real()
+        yield layout_of({name: parameters[name] for name in bucket}, dtype, device, ranks)
 
 
 def _check_order(saved: Mapping[str, Any], name: str, parameter: Tensor) -> None:

@@ -180,7 +180,8 @@ class ModelMemory:
         """Let a bucket owe what another compressor's state holds back for its parameters."""
         names = [name for name in bucket.layout.names if name in self._former_state]
         if names and self._former_compressor is not None:
-            layout = dataclasses.replace(bucket.layout, ranks_per_host=self._former_ranks_per_host or 1)
+            ranks = dataclasses.replace(bucket.layout.ranks, per_host=self._former_ranks_per_host or 1)
+            layout = dataclasses.replace(bucket.layout, ranks=ranks)
             former = BucketMemory(self._former_compressor, layout, self.step)
             former.load({name: self._former_state.pop(name) for name in names})
             bucket.carry_over(former.held_back())
@@ -278,7 +279,7 @@ class ModelMemory:
         buckets = self._names_before if under_way else [*self._live, *self._unclaimed_buckets]
         loaded = {name: dict(fields) for name, fields in self._unclaimed.items()}
         live = [bucket.snapshot(keep=keep, carrying=carrying) for bucket in self._live.values()]
-        on_hosts = {bucket.layout.ranks_per_host for bucket in live} if ranks_given(self.compressor) is not None else ()
+        on_hosts = {bucket.layout.ranks.per_host for bucket in live} if ranks_given(self.compressor) is not None else ()
         return Snapshot(
             self.compressor,
             self.step - under_way,

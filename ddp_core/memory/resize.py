@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...compress import Compressor
+from ...compress import Compressor, Ranks
 from ...compress.state.tree import Entries, summed
 from ..buckets.layout import layout_of
 from .bucket_memory import CARRIED_OVER, BucketMemory
@@ -25,14 +25,15 @@ def merged(
     each of them once. `frozen`: as for `checked`.
     """
     given = _ordered(states)
-    ordered = [checked(state, compressor, len(given), rank, frozen) for rank, state in enumerate(given)]
-    for rank, state in enumerate(ordered):
-        check_parameters(state, compressor, names, len(ordered), rank)
+    places = [Ranks(len(given), rank) for rank in range(len(given))]
+    ordered = [checked(state, compressor, ranks, frozen) for state, ranks in zip(given, places, strict=True)]
+    for state, ranks in zip(ordered, places, strict=True):
+        check_parameters(state, compressor, names, ranks)
         check_whole(state)
     if len(steps := {state["step"] for state in ordered}) > 1:
         raise ValueError(f"the states were saved after different steps: {sorted(steps)}")
     parameters = {name: parameter for parameter, name in names.items()}
-    buckets = [_buckets(state, compressor, parameters, len(ordered), rank) for rank, state in enumerate(ordered)]
+    buckets = [_buckets(each, compressor, parameters, ranks) for each, ranks in zip(ordered, places, strict=True)]
     held = summed(bucket.held_back() for mine in buckets for bucket in mine)
     mean = {name: held[name] / len(ordered) for name in held}
     if (first := dict(ordered[0])).pop("ranks_per_host", 1) > 1:  # all else, momenta too, was of rank 0's share
@@ -67,15 +68,15 @@ def _ordered(states: Any) -> list[Mapping[str, Any]]:
 
 
 def _buckets(
-    state: Mapping[str, Any], compressor: Compressor, parameters: Mapping[str, Tensor], world_size: int, rank: int
+    state: Mapping[str, Any], compressor: Compressor, parameters: Mapping[str, Tensor], ranks: Ranks
 ) -> list[BucketMemory]:
     """The memory of one rank: its buckets, and one for each parameter that was in none."""
     cpu, listed = torch.device("cpu"), {name for names in state["buckets"] for name in names}
-    found = list(layouts(state, parameters, cpu, world_size, rank))
+    found = list(layouts(state, parameters, cpu, ranks))
     for name in state["parameters"]:
         if name not in listed:
             dtype = parameters[name].dtype.to_real()
-            found.append(layout_of({name: parameters[name]}, dtype, cpu, world_size, rank))
+            found.append(layout_of({name: parameters[name]}, dtype, cpu, ranks))
     buckets = [BucketMemory(compressor, layout, state["step"]) for layout in found]
     for bucket in buckets:
         bucket.load({name: state["parameters"][name] for name in bucket.layout.names if name in state["parameters"]})

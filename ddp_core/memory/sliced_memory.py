@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...compress.protocol.compressor import Compressor
 from ...compress.protocol.layout import Layout
+from ...compress.protocol.ranks import Ranks
 from ...compress.protocol.traits import traits_of
 from ...compress.state.shares import ranks_given
 from ...compress.state.tensors import FIRST, PART
@@ -21,9 +22,9 @@ def may_be_cut(compressor: Compressor) -> bool:
     """Return True if gradients may be cut anywhere, inside of parameters too: nothing is remembered, or all of it was
     held back of single numbers. Factors are of whole matrices, and what ranks agree on is of whole buckets.
     """
-    several_hosts = 2 * (ranks_given(compressor) or 1)
-    sample = Layout(("sample",), ((64, 64),), torch.float32, torch.device("cpu"), several_hosts)
-    remembered = Leaves(compressor.init(sample)).flat
+    several_hosts = Ranks(2 * (ranks_given(compressor) or 1))
+    matrix = Layout(("weight",), ((64, 64),), torch.float32, torch.device("cpu"), several_hosts)
+    remembered = Leaves(compressor.init(matrix)).flat
     of_numbers = traits_of(compressor).ignores_shapes and ranks_given(compressor) is None
     return not remembered or (of_numbers and all(leaf.holds_back for leaf in remembered))
 
@@ -139,7 +140,7 @@ def _served(
             part = f"{key}{PART}{place.start}"
             here = {part: moved[at : at + size].clone(), f"{part}{FIRST}": torch.tensor(at, device="cpu")}
             moved[at : at + size] = 0
-    return here, moved.mul_(memory.layout.world_size)
+    return here, moved.mul_(memory.layout.ranks.world_size)
 
 
 def _serves(memory: BucketMemory, name: str, key: str) -> Iterator[tuple[int, int]]:

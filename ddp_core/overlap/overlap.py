@@ -130,7 +130,7 @@ class Overlap:
         in_parts = rules.dynamic or rules.skip_all_reduce_unused_params or rules.static_graph
         cut = allocate is allocate_own and averager.memory.may_be_cut and not in_parts
         whole = sum(parameter.nbytes for parameter in self._reducer.parameters)
-        self._buckets.resize(slice_bytes(averager, whole, self._slice_mb, device), allocate, cut=cut)
+        self._buckets.resize(slice_bytes(averager, whole, self._slice_mb), allocate, cut=cut)
         self._sliced_for = averager.memory.compressor, averager.memory.carrying
 
     @property

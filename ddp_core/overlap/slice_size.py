@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 
 import torch
 
-from ...compress import Layout
-from ...compress.simulate import dry_run
-from ...compress.state.shares import ranks_given
+from ...compress import Compressor, Layout, Ranks
+from ...compress.simulate import steady_traffic
+from ...compress.state.shares import placed_on_hosts
 from ..averaging.averager import CompressedAverager
 from ..buckets.assignment import DEFAULT_CAP_MB, MEBIBYTE
 
 PARTS = 8  # of a model, at least
 LEAST_GRADIENT_MB, MOST_ON_WIRE_MB = 2.0, 2.0  # of a slice
-SAMPLE = 1024  # the sides of a matrix that tells by how much a compressor makes gradients smaller
+SIDES = (1024, 1024)  # of the matrix that `shrinks` tries
 
 
 def slice_of_gradient(smaller: float, whole_mb: float, slice_mb: float | None) -> float:
@@ -32,14 +32,19 @@ def slice_of_gradient(smaller: float, whole_mb: float, slice_mb: float | None) -
     return most if slice_mb else min(most, max(LEAST_GRADIENT_MB, whole_mb / PARTS))
 
 
-def slice_bytes(averager: CompressedAverager, whole: int, slice_mb: float | None, device: torch.device) -> int:
+def slice_bytes(averager: CompressedAverager, whole: int, slice_mb: float | None) -> int:
     """Bytes of gradient in a slice, of `whole` in all, as far as a large matrix tells: see `slice_of_gradient`."""
-    group = averager.engines.group
-    sides = (SAMPLE, SAMPLE)
     compressor = averager.memory.compressor
-    layout = Layout(("sample",), (sides,), torch.float32, device, group.size())
-    on_host = range(ranks_given(compressor) or 1)  # of which one may have all of the sample; the same on all ranks
-    sent = max(dry_run(compressor, replace(layout, rank=rank)).sent_bytes for rank in on_host)
-    reduced = 2 * (group.size() - 1) / group.size() * 4 * layout.numel  # bytes of an all-reduce
-    smaller = reduced / sent if sent else 1.0
+    smaller = shrinks(compressor, placed_on_hosts(compressor, averager.engines.ranks))
     return max(1, int(slice_of_gradient(smaller, whole / MEBIBYTE, slice_mb) * MEBIBYTE))
+
+
+def shrinks(compressor: Compressor, ranks: Ranks) -> float:
+    """Return the bytes of an uncompressed all-reduce of a large matrix, divided by the bytes that the compressor sends.
+
+    The rank of a host that sends most counts, since one may send all of the matrix: the ratio is the same on all ranks.
+    """
+    places = (dataclasses.replace(ranks, rank=rank) for rank in range(ranks.per_host))
+    layouts = [Layout(("weight",), (SIDES,), torch.float32, torch.device("meta"), place) for place in places]
+    sent = max(steady_traffic(compressor, [layout]).sent_bytes for layout in layouts)
+    return 2 * (ranks.world_size - 1) / ranks.world_size * 4 * layouts[0].numel / sent if sent else 1.0

@@ -28,20 +28,15 @@ class HostMemory(Decorated):
 
     def __init__(self, inner: Transport, check: Check = nothing) -> None:
         super().__init__(inner)
-        self._check, self._ranks = check, 1  # of a host
+        self._check = check
         self._in_vain: set[int] = set()  # for so many ranks of a host there is no memory
         self._buffers: dict[int, WeakTensorKeyDictionary] = defaultdict(WeakTensorKeyDictionary)  # by ranks, and tensor
         self._shares: dict[int, Share] = {}  # under way, by the identity of their numbers
 
-    def arrange(self, ranks_per_host: int) -> None:
-        """From now on hosts have so many ranks."""
-        self._ranks = ranks_per_host
-        super().arrange(ranks_per_host)
-
     @property
     def allocates(self) -> bool:
         """Until it was in vain."""
-        return self.group.size() > 1 and self._ranks not in self._in_vain
+        return self.ranks.world_size > 1 and self.ranks.per_host not in self._in_vain
 
     def allocate(self, buckets: Sequence[Sequence[Tensor]]) -> Sequence[Tensor | None]:
         """Memory that all ranks of a host have mapped, or none for any: a rank that cannot has all others do without."""
@@ -52,16 +47,18 @@ class HostMemory(Decorated):
 
     def allocate_for(self, flat: Tensor) -> Tensor | None:
         """Memory for a bucket that does not lie in any of its own, and whose shares are summed."""
-        if self._ranks == 1 or flat in self._buffers[self._ranks] or not fits([flat]) or not flat.numel():
+        here = self.ranks.per_host
+        if here == 1 or flat in self._buffers[here] or not fits([flat]) or not flat.numel():
             return None
         return next(iter(self._mapped([flat.numel()], [flat.dtype])), None)
 
     def _mapped(self, sizes: Sequence[int], types: Sequence[torch.dtype]) -> list[Tensor]:
-        kind, ranks = ("SharedSums", self.group.size()) if self._ranks == 1 else ("SharedShares", self._ranks)
-        made = Segment(sizes, types, self.group, kind, ranks).shared() if sizes and self.allocates else []
+        here = self.ranks.per_host
+        kind, count = ("SharedSums", self.ranks.world_size) if here == 1 else ("SharedShares", here)
+        made = Segment(sizes, types, self.group, kind, count).shared() if sizes and self.allocates else []
         if sizes and not made:
-            self._in_vain.add(self._ranks)
-        self._buffers[self._ranks].update(made)
+            self._in_vain.add(here)
+        self._buffers[here].update(made)
         return [flat for flat, _ in made]
 
     def start(self, request: Request, channel: int) -> Reply:
@@ -70,7 +67,7 @@ class HostMemory(Decorated):
         if isinstance(request, AllReduce) and request.op == "sum" and (buffer := self._buffers[1].get(tensor)):
             buffer.fill(tensor)
             return SharedReply(buffer, buffer.place, partial(buffer.filled, tensor), self._check)
-        hosts = self._buffers[self._ranks]
+        hosts = self._buffers[self.ranks.per_host]
         if isinstance(request, ReduceScatter) and request.scope == "host" and (buffer := hosts.get(tensor)):
             return self._sum_share(buffer, request)
         if isinstance(request, AllGather) and (share := self._shares.pop(id(tensor), None)):
@@ -80,7 +77,7 @@ class HostMemory(Decorated):
         return self.inner.start(request, channel)
 
     def _sum_share(self, buffer: SharedBuffer, request: ReduceScatter) -> Reply:
-        place, scale = self.group.rank() % self._ranks, 1 / self._ranks if request.op == "mean" else 1.0
+        place, scale = self.ranks.place, 1 / self.ranks.per_host if request.op == "mean" else 1.0
         first = sum(request.sizes[:place])
         share = Share(buffer, request.tensor, first, buffer.memory[first : first + request.sizes[place]])
         self._shares[id(share.numbers)] = share

@@ -43,7 +43,7 @@ class Paced(Decorated):
         pending = self.inner.start(request, channel)
         if request.scope in ("host", "self"):
             return pending
-        return PacedPending(pending, self._link.due(request.sent_bytes(self.members(request.scope))))
+        return PacedPending(pending, self._link.due(request.sent_bytes(len(self.ranks.members(request.scope)))))
 
 
 class PacedPending(Reply):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property, partial
 
@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ...compress.protocol.ranks import Ranks, Scope
 from ...compress.protocol.requests import AllGather, AllReduce, AllToAll, ReduceScatter, Request
-from ...compress.protocol.scopes import Scope, members
 from .agreement import CHECK_EVERY, Check, nothing
 from .direct import GLOO, PINNED, Collectives, best_ways
 from .direct.exchange import Exchange, is_large
@@ -112,25 +112,18 @@ class ProcessGroup(Transport):
     def __init__(
         self, group: dist.ProcessGroup, device: torch.device, timeout: timedelta, check: Check = nothing
     ) -> None:
-        self.group, self.world_size, self.check = group, group.size(), check
-        self._device, self._timeout, self._ranks_per_host = device, timeout, 1
+        self.group, self.ranks, self.check = group, Ranks(group.size(), group.rank()), check
+        self._device, self._timeout = device, timeout
         self._names: list[str] = []  # of the channels
         self._arrangement = ""  # a name that no other has
         self._groups: dict[tuple[int, Scope], dist.ProcessGroup] = {}
         self._exchanges: dict[tuple[int, Scope], Exchange | None] = {}
 
-    def members(self, scope: Scope) -> int:
-        """Return the number of ranks that take part in a request of a scope."""
-        return len(self._ranks(scope))
-
-    def _ranks(self, scope: Scope) -> range:
-        return members(scope, self.group.rank(), self.group.size(), self._ranks_per_host)
-
-    def arrange(self, ranks_per_host: int) -> None:
+    def arrange(self, per_host: int) -> None:
         """Forget the groups within and across hosts of other ranks, and have a name for those to come."""
-        if ranks_per_host != self._ranks_per_host:
+        if per_host != self.ranks.per_host:
             self._arrangement = new_name(self.group, self._device)
-            self._ranks_per_host = ranks_per_host
+            self.ranks = replace(self.ranks, per_host=per_host)
             self._groups = {key: group for key, group in self._groups.items() if key[1] == "all"}
             self._exchanges = {key: made for key, made in self._exchanges.items() if key[1] == "all"}
 
@@ -150,7 +143,7 @@ class ProcessGroup(Transport):
                     self._groups[channel, scope] = self.group if on_cuda else self._private(channel, scope)
 
     def _private(self, channel: int, scope: Scope) -> dist.ProcessGroup:
-        ranks, name = self._ranks(scope), self._name(channel, scope)
+        ranks, name = self.ranks.members(scope), self._name(channel, scope)
         began = time.monotonic()
         try:
             return private_group(self.group, self._timeout, name, ranks, self._device)
@@ -164,7 +157,7 @@ class ProcessGroup(Transport):
     def _name(self, channel: int, scope: Scope) -> str:
         if scope == "all":
             return self._names[channel]
-        return f"{self._names[channel]}{self._arrangement}/{scope}-{self._ranks(scope)[0]}"
+        return f"{self._names[channel]}{self._arrangement}/{scope}-{self.ranks.members(scope)[0]}"
 
     def _direct(self, request: Request, channel: int, group: dist.ProcessGroup) -> Reply | None:
         """Start a large request on connections of its own. Return None if the request goes over the group."""

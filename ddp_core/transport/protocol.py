@@ -9,8 +9,8 @@ from typing import Protocol, TypeAlias
 import torch.distributed as dist
 from torch import Tensor
 
+from ...compress.protocol.ranks import Ranks, Scope
 from ...compress.protocol.requests import Request
-from ...compress.protocol.scopes import Scope
 
 
 class Pending(Protocol):
@@ -43,17 +43,14 @@ class Transport(Protocol):
     """
 
     group: dist.ProcessGroup
-    world_size: int
+    ranks: Ranks
 
     @property
     def allocates(self) -> bool:
         """True if the transport may give memory, as far as is known; the same on all ranks. If not, any memory will do."""
         return False
 
-    def members(self, scope: Scope) -> int:
-        """Return the number of ranks that take part in a request of a scope."""
-
-    def arrange(self, ranks_per_host: int) -> None:
+    def arrange(self, per_host: int) -> None:
         """Have so many consecutive ranks be a host, in requests from now on. A collective call."""
         return None
 
@@ -87,13 +84,11 @@ class Decorated(Transport):
     """
 
     def __init__(self, inner: Transport) -> None:
-        self.inner, self.group, self.world_size = inner, inner.group, inner.world_size
+        self.inner, self.group, self.ranks = inner, inner.group, inner.ranks
 
-    def members(self, scope: Scope) -> int:
-        return self.inner.members(scope)
-
-    def arrange(self, ranks_per_host: int) -> None:
-        self.inner.arrange(ranks_per_host)
+    def arrange(self, per_host: int) -> None:
+        self.inner.arrange(per_host)
+        self.ranks = self.inner.ranks
 
     def open(self, channels: int, scopes: Sequence[Collection[Scope]] = ()) -> None:
         self.inner.open(channels, scopes)

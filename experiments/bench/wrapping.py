@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from ...compress import Ranks
 from ...ddp_core import Decorator, DistributedDataParallel, Handle
 from ...hooks.plan import ratio
 from ...hooks.slices import wire_mb
@@ -80,4 +81,4 @@ def slice_mb(model: nn.Module, case: Case, world_size: int) -> float | None:
     if case.order == BACKWARD:
         return None
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return wire_mb(case.compressor, world_size, trained, case.bucket_mb)
+    return wire_mb(case.compressor, Ranks(world_size), trained, case.bucket_mb)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from ...compress import Compressor, Simulation, Traffic, compressor, warm_up_steps
+from ...compress import Compressor, Ranks, Simulation, Traffic, compressor, warm_up_steps
 from ...hooks.plan import bucket_layouts, ratio
 from ..results.comparison import RunResult, Seconds
 from ..results.statistics import percentiles
@@ -32,7 +32,7 @@ class SimulatedRanks:
     def __init__(self, model: nn.Module, built: Compressor, world_size: int, bucket_mb: float | None) -> None:
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         last_first = dict(reversed(self.parameters.items()))
-        layouts = bucket_layouts(last_first, bucket_mb, world_size, CPU)
+        layouts = bucket_layouts(last_first, bucket_mb, Ranks(world_size), CPU)
         self.buckets = [Simulation(built, layout) for layout in layouts]
         self.gradients = [[torch.zeros(layout.numel) for _ in range(world_size)] for layout in layouts]
         self.elements = sum(p.numel() for p in self.parameters.values())

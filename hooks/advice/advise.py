@@ -16,9 +16,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.optim import Optimizer
 
-from ...compress import compressor
+from ...compress import Ranks, compressor
 from ...compress.protocol.whole_number import whole_number
-from ...compress.state.shares import ranks_given
+from ...compress.state.shares import ranks_given, ranks_seen
 from ...ddp_core import DEFAULT_TIMEOUT, Decorator
 from ...ddp_core.averaging.engines import Engines
 from ...ddp_core.measure.clock import clock_of
@@ -28,7 +28,7 @@ from .arithmetic import Arithmetic, copy_seconds, gradient_pool, measured_arithm
 from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, Method, family, methods
 from .directions import host_links
 from .network import Kind, Network
-from .predict import Measured, World, buckets, predicted, requests_on
+from .predict import Measured, buckets, predicted, requests_on
 from .rank_group import RankGroup, tried
 from .recommendation import Advice, Choice, Forecast, Rule
 from .shared_cores import Work
@@ -86,13 +86,13 @@ def advise(
         training = here.tried(copied)
         whole = all(here.gather(here.tried(training.first_step)))
         computation = _computation(training, here)
-        between_hosts = asked if here.world.per_host > 1 else []  # the same methods, on two levels
+        between_hosts = asked if here.ranks.per_host > 1 else []  # the same methods, on two levels
         offered = [*asked, *(replace(method, spec=TWO_LEVELS + method.spec) for method in between_hosts)]
         measured = _measured(training, computation, offered, here, bucket_mb, transport, timeout)
         slowest = max(cost.link.beta for cost in measured.costs.values())
         links = tuple(host_links(here, slowest)) if transport is None else ()
-        worlds = [here.world, *(World(count * here.world.per_host, here.world.per_host) for count in sizes)]
-        now, *elsewhere = (_forecast(measured, offered, world, kind, rule, bucket_mb) for world in worlds)
+        everywhere = [here.ranks, *(Ranks(count * here.ranks.per_host, 0, here.ranks.per_host) for count in sizes)]
+        now, *elsewhere = (_forecast(measured, offered, ranks, kind, rule, bucket_mb) for ranks in everywhere)
         trials = Trials(here, copied, bucket_mb, transport, timeout, unused=not whole)
         whole_steps = all(here.gather(training.seen))  # a compiled model would be compiled anew for each trial
         del training
@@ -192,10 +192,10 @@ def _measured(
     rings = dist.get_backend(here.group) != "nccl"
     by_need = here.device.type == "cpu" or not rings  # with Gloo a GPU's host waits in backward
     shapes = {name: torch.empty_like(each, device="meta") for name, each in training.parameters.items()}
-    measured = Measured(computation, shapes, arithmetic, {}, copy, here.world, here.cores, rings, by_need)
+    measured = Measured(computation, shapes, arithmetic, {}, copy, here.ranks, here.cores, rings, by_need)
     engines = Engines([here.group], timeout, transport)
     try:
-        costs = Network(engines.of(here.device, 0).transport, here.device, timeout, here.world.per_host).costs(
+        costs = Network(engines.of(here.device, 0).transport, here.device, timeout, here.ranks.per_host).costs(
             _largest(measured, offered, bucket_mb)
         )
     finally:
@@ -207,22 +207,19 @@ def _arithmetic(
     training: Training, computation: Computation, offered: Sequence[Method], here: RankGroup, bucket_mb: float | None
 ) -> tuple[dict[str, Arithmetic], float]:
     """By specification, the mean over ranks, all of which are at it; and the seconds an element of copies into buckets."""
-    clock, world = clock_of(here.device), here.world
+    clock, ranks = clock_of(here.device), replace(here.ranks, rank=here.group.rank())
     ready = {name: training.parameters[name] for name in computation.ready}
-    layouts = sampled(bucket_layouts(ready, bucket_mb, world.ranks, here.device))
+    layouts = sampled(bucket_layouts(ready, bucket_mb, ranks, here.device))
     elements = sum(parameter.numel() for parameter in ready.values())
     pool = gradient_pool(here.device, layouts[0].dtype, COPIES * elements)
     found = {}
     for method in offered:
-        two = method.spec.startswith(TWO_LEVELS)
-        placed = [
-            replace(layout, rank=here.group.rank(), ranks_per_host=world.per_host if two else 1) for layout in layouts
-        ]
+        placed = [replace(layout, ranks=ranks_seen(compressor(method.spec), ranks)) for layout in layouts]
         dist.barrier(here.group)
         mine = here.tried(partial(measured_arithmetic, compressor(method.spec), placed, pool, clock))
-        ranks = here.gather([mine.phases, mine.cores])
-        phases = tuple(statistics.mean(each) for each in zip(*(phases for phases, _ in ranks), strict=True))
-        found[method.spec] = Arithmetic(phases, statistics.mean(cores for _, cores in ranks))
+        everywhere = here.gather([mine.phases, mine.cores])
+        phases = tuple(statistics.mean(each) for each in zip(*(phases for phases, _ in everywhere), strict=True))
+        found[method.spec] = Arithmetic(phases, statistics.mean(cores for _, cores in everywhere))
     copy = statistics.mean(here.gather(copy_seconds(layouts[-1], pool, clock)))
     return found, copy
 
@@ -232,7 +229,7 @@ def _largest(measured: Measured, offered: Sequence[Method], bucket_mb: float | N
     found: dict[Kind, int] = {}
     for method in offered:
         for overlaps in (False, True):
-            layouts, _ = buckets(measured, method.spec, measured.world, bucket_mb, overlaps=overlaps)
+            layouts, _ = buckets(measured, method.spec, measured.ranks, bucket_mb, overlaps=overlaps)
             for request in (request for layout in layouts for request in requests_on(method.spec, layout)):
                 if request.kind[2] != "self":
                     found[request.kind] = max(found.get(request.kind, 0), request.payload_bytes)
@@ -240,11 +237,11 @@ def _largest(measured: Measured, offered: Sequence[Method], bucket_mb: float | N
 
 
 def _forecast(
-    measured: Measured, offered: Sequence[Method], world: World, kind: str, rule: Rule, bucket_mb: float | None
+    measured: Measured, offered: Sequence[Method], ranks: Ranks, kind: str, rule: Rule, bucket_mb: float | None
 ) -> Forecast:
     choices = (
-        Choice(method, order, predicted(measured, method.spec, order, world, bucket_mb), method.loss(kind))
+        Choice(method, order, predicted(measured, method.spec, order, ranks, bucket_mb), method.loss(kind))
         for method in offered
         for order in (BACKWARD, PRIORITY)
     )
-    return Forecast.ranked(world.ranks, world.per_host, choices, rule)
+    return Forecast.ranked(ranks.world_size, ranks.per_host, choices, rule)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -57,7 +57,8 @@ def measured_arithmetic(compressor: Compressor, layouts: Sequence[Layout], pool:
     totals: list[float] = []
     elements, processor = 0, 0.0
     for layout in layouts:
-        found, worked = _bucket(compressor, placed_on_hosts(compressor, layout), pool, clock)
+        placed = replace(layout, ranks=placed_on_hosts(compressor, layout.ranks))
+        found, worked = _bucket(compressor, placed, pool, clock)
         totals = list(map(sum, _alike([totals, found])))  # a bucket may have fewer rounds than another one
         elements, processor = elements + layout.numel, processor + worked
     on_cuda, seconds = layouts[0].device.type == "cuda", sum(totals)
@@ -103,7 +104,7 @@ def _phases(
         yield begin, clock.now(), time.process_time() - worked
         if request is None:
             return
-        reply = alike(request, layout.members(request.scope), layout.rank)
+        reply = alike(request, layout.ranks)
 
 
 def _fill(flat: Tensor, pool: Tensor, turn: int) -> None:

@@ -36,12 +36,14 @@ def host_links(here: RankGroup, seconds_a_byte: float) -> list[HostLink]:
 
     One host at a time sends to all others, then receives from all; `seconds_a_byte` of the network tells how much.
     """
-    if here.one_host or here.world.hosts > MOST:
+    if here.one_host or here.ranks.hosts > MOST:
         return []
     size = min(LARGEST, int(SECONDS / seconds_a_byte) if seconds_a_byte else LARGEST)
-    row = torch.zeros(max(1, size // (here.world.ranks - here.world.per_host)), dtype=torch.uint8, device=here.device)
+    row = torch.zeros(
+        max(1, size // (here.ranks.world_size - here.ranks.per_host)), dtype=torch.uint8, device=here.device
+    )
     names = here.gather(socket.gethostname())
-    roots = range(0, here.world.ranks, here.world.per_host)
+    roots = range(0, here.ranks.world_size, here.ranks.per_host)
     return [HostLink(names[root], root, _rate(here, row, root, True), _rate(here, row, root, False)) for root in roots]
 
 
@@ -80,7 +82,7 @@ def _named(link: HostLink) -> str:
 def _rate(here: RankGroup, row: torch.Tensor, root: int, outward: bool) -> float:
     """Bytes a second between a root and the ranks of other hosts; the rows of its own host go along, by other ways."""
     fastest = min(_seconds(here, row, root, outward) for _ in range(REPEATS))
-    return row.nbytes * (here.world.ranks - here.world.per_host) / fastest
+    return row.nbytes * (here.ranks.world_size - here.ranks.per_host) / fastest
 
 
 def _seconds(here: RankGroup, row: torch.Tensor, root: int, outward: bool) -> float:

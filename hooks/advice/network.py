@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ...compress.protocol.ranks import Scope
 from ...compress.protocol.requests import AllGather, AllReduce, AllToAll, ReduceScatter, Request
-from ...compress.protocol.scopes import Scope
 from ...ddp_core import exchange
 from ...ddp_core.overlap.link_cost import LinkCost
 from ...ddp_core.transport.protocol import Transport
@@ -85,7 +85,7 @@ class Network:
         mine, sent = [], 0.0
         for _ in range(1 + REPEATS):
             request = self._request(kind, size)
-            sent = request.sent_bytes(self._transport.members(kind[2]))
+            sent = request.sent_bytes(len(self._transport.ranks.members(kind[2])))
             dist.barrier(self._group)
             began, worked = time.perf_counter(), time.process_time()
             self._transport.start(request, 0).wait(self._timeout)
@@ -101,7 +101,7 @@ class Network:
     def _request(self, kind: Kind, payload: int) -> Request:
         """One of a kind with about so many bytes, of zeros."""
         form, dtype, scope = kind
-        members = self._transport.members(scope)
+        members = len(self._transport.ranks.members(scope))
         row = max(1, payload // dtype.itemsize // (members if form is not AllGather or scope == "host" else 1))
         whole = torch.zeros(members * row, dtype=dtype, device=self._device)
         if form is AllGather and scope == "host":  # of a share of the sums

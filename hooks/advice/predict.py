@@ -11,11 +11,11 @@ from itertools import zip_longest
 import torch
 from torch import Tensor
 
-from ...compress import Compressor, Layout, compressor
+from ...compress import Compressor, Layout, Ranks, compressor
+from ...compress.protocol.ranks import Scope
 from ...compress.protocol.requests import AllGather
-from ...compress.protocol.scopes import Scope
 from ...compress.simulate import STEADY, requests_of
-from ...compress.state.shares import ranks_given
+from ...compress.state.shares import ranks_seen
 from ...compress.state.tree import Leaves
 from ...ddp_core.overlap.bounds import optimal
 from ...ddp_core.overlap.replay import priority_order
@@ -33,21 +33,8 @@ STEPS = (STEADY, STEADY + 1)  # a method may alternate
 
 
 @dataclass(frozen=True)
-class World:
-    """`ranks` in all, of which `per_host` share each host."""
-
-    ranks: int
-    per_host: int
-
-    @property
-    def hosts(self) -> int:
-        """The number of hosts, each of which has `per_host` ranks."""
-        return self.ranks // self.per_host
-
-
-@dataclass(frozen=True)
 class Measured:
-    """The measurements that predictions rest on, made on the ranks of `world`.
+    """The measurements that predictions rest on, made on `ranks`.
 
     `copy`: seconds an element, into buckets. `cores`: of a machine, for each of its ranks. `rings`: messages of a
     collective follow each other around a ring, as Gloo's do, else as in trees. `by_need`: overlapped slices go in the
@@ -59,7 +46,7 @@ class Measured:
     arithmetic: Mapping[str, Arithmetic]
     costs: Mapping[Kind, KindCost]
     copy: float
-    world: World
+    ranks: Ranks
     cores: float
     rings: bool
     by_need: bool
@@ -89,14 +76,14 @@ class Prediction:
     state_bytes: int
 
 
-def predicted(measured: Measured, spec: str, order: str, world: World, bucket_mb: float | None = None) -> Prediction:
-    """Predict a step with a compressor on `world`, after warm-up. `order`: backward or priority, as in gradwire.overlap."""
+def predicted(measured: Measured, spec: str, order: str, ranks: Ranks, bucket_mb: float | None = None) -> Prediction:
+    """Predict a step with a compressor on `ranks`, after warm-up. `order`: backward or priority, as in gradwire.overlap."""
     overlaps = order == PRIORITY
-    layouts, cuts = buckets(measured, spec, world, bucket_mb, overlaps=overlaps)
+    layouts, cuts = buckets(measured, spec, ranks, bucket_mb, overlaps=overlaps)
     parcels, sent_bytes = list[Parcel](), 0.0
     for layout, parts in zip(layouts, cuts, strict=True):
         requests = requests_on(spec, layout)
-        parcel = _parcel(measured, spec, layout, requests, world, parts)
+        parcel = _parcel(measured, spec, layout, requests, ranks, parts)
         parcels += [parcel] * parts
         sent_bytes += sum(request.sent_bytes for request in requests if request.travels)
     computation, bound = measured.computation, optimal(_by_parameters(measured, layouts, cuts, parcels))
@@ -107,20 +94,16 @@ def predicted(measured: Measured, spec: str, order: str, world: World, bucket_mb
 
 
 def buckets(
-    measured: Measured, spec: str, world: World, bucket_mb: float | None, *, overlaps: bool
+    measured: Measured, spec: str, ranks: Ranks, bucket_mb: float | None, *, overlaps: bool
 ) -> tuple[list[Layout], list[int]]:
     """The buckets that DistributedDataParallel makes, and into how many slices each is cut."""
     ready = {name: measured.parameters[name] for name in measured.computation.ready}
     if not overlaps:
-        layouts = bucket_layouts(ready, bucket_mb, world.ranks)
-        return [_on_hosts(spec, layout, world) for layout in layouts], [1] * len(layouts)
-    cut_mb = gradient_mb(spec, world.ranks, ready.values(), world.per_host)
-    layouts = [_on_hosts(spec, each, world) for each in bucket_layouts(ready, cut_mb, world.ranks)]
+        layouts = bucket_layouts(ready, bucket_mb, ranks_seen(compressor(spec), ranks))
+        return layouts, [1] * len(layouts)
+    cut_mb = gradient_mb(spec, ranks, ready.values())
+    layouts = bucket_layouts(ready, cut_mb, ranks_seen(compressor(spec), ranks))
     return layouts, [parts_of(spec, layout, cut_mb) for layout in layouts]
-
-
-def _on_hosts(spec: str, layout: Layout, world: World) -> Layout:
-    return replace(layout, ranks_per_host=1 if ranks_given(compressor(spec)) is None else world.per_host)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -130,20 +113,20 @@ def requests_on(spec: str, layout: Layout) -> tuple[Sent, ...]:
     found: list[Sent] = []
     for requests in zip_longest(*steps):  # a step may have fewer rounds than another
         asked = [each for each in requests if each is not None]
-        sent = sum(each.sent_bytes(len(layout.members(each.scope))) for each in asked) / len(steps)
+        sent = sum(each.sent_bytes(len(layout.ranks.members(each.scope))) for each in asked) / len(steps)
         found.append(Sent(kind_of(asked[0]), asked[0].tensor.nbytes, sent))
     return tuple(found)
 
 
 def _parcel(
-    measured: Measured, spec: str, layout: Layout, requests: Sequence[Sent], world: World, parts: int
+    measured: Measured, spec: str, layout: Layout, requests: Sequence[Sent], ranks: Ranks, parts: int
 ) -> Parcel:
     """One of the slices of a bucket, or all of it."""
     arithmetic, elements = measured.arithmetic[spec], layout.numel / parts
     *before, last = (Work(seconds * elements, arithmetic.cores) for seconds in arithmetic.phases)
     rounds = []
     for work, request in zip(before, requests, strict=False):
-        cost = _cost(measured, request.kind, world)
+        cost = _cost(measured, request.kind, ranks)
         wire = Work(cost.link.beta * request.sent_bytes / parts, cost.cores)
         rounds.append(Round(work, wire, cost.link.alpha, in_host=not request.travels))
     computation = measured.computation
@@ -153,31 +136,31 @@ def _parcel(
         needed=min(computation.needed[name] for name in layout.names),
         copy=Work(measured.copy * elements, 1.0),
         rounds=tuple(rounds),
-        decode=replace(last, seconds=last.seconds * _grown(measured.world, spec, layout, world)),
+        decode=replace(last, seconds=last.seconds * _grown(measured.ranks, spec, layout, ranks)),
         update=Work(optimizer.seconds * share, optimizer.cores),
     )
 
 
-def _grown(measured: World, spec: str, layout: Layout, world: World) -> float:
-    """Return the bytes that a bucket's decoding reads in `world`, divided by the bytes where it was measured."""
-    before = _on_hosts(spec, replace(layout, world_size=measured.ranks), measured)
-    now, then = _gathered(requests_on(spec, before), measured), _gathered(requests_on(spec, layout), world)
+def _grown(measured: Ranks, spec: str, layout: Layout, ranks: Ranks) -> float:
+    """Return the bytes that a bucket's decoding reads in `ranks`, divided by the bytes where it was measured."""
+    before = replace(layout, ranks=ranks_seen(compressor(spec), measured))
+    now, then = _gathered(requests_on(spec, before), measured), _gathered(requests_on(spec, layout), ranks)
     return then / now if now else 1.0
 
 
-def _gathered(requests: Sequence[Sent], world: World) -> int:
+def _gathered(requests: Sequence[Sent], ranks: Ranks) -> int:
     """Bytes that a rank has of all ranks in the end."""
     gathers = (each for each in requests if each.kind[0] is AllGather and each.travels)
-    return sum(members(world, each.kind[2]) * each.payload_bytes for each in gathers)
+    return sum(len(ranks.members(each.kind[2])) * each.payload_bytes for each in gathers)
 
 
 def _elements(measured: Measured) -> int:
     return sum(parameter.numel() for parameter in measured.parameters.values())
 
 
-def _cost(measured: Measured, kind: Kind, world: World) -> KindCost:
+def _cost(measured: Measured, kind: Kind, ranks: Ranks) -> KindCost:
     """Return the cost of a kind of collective between the ranks that take part in it."""
-    now, then = (members(each, kind[2]) for each in (measured.world, world))
+    now, then = (len(each.members(kind[2])) for each in (measured.ranks, ranks))
     if then == 1:
         return FREE
     more = messages(kind[0], then, rings=measured.rings) - messages(kind[0], now, rings=measured.rings)
@@ -188,17 +171,12 @@ def _message(measured: Measured, scope: Scope) -> float:
     """Seconds of latency of a message between the ranks of a scope: the median of all kinds of collectives, each of which
     was measured with its own luck, which many messages would multiply.
     """
-    ranks = members(measured.world, scope)
+    members = len(measured.ranks.members(scope))
     return statistics.median(
-        cost.link.alpha / max(1, messages(form, ranks, rings=measured.rings))
+        cost.link.alpha / max(1, messages(form, members, rings=measured.rings))
         for (form, _, its), cost in measured.costs.items()
         if its == scope
     )
-
-
-def members(world: World, scope: Scope) -> int:
-    """Return the number of ranks that take part in a request of a scope."""
-    return {"all": world.ranks, "host": world.per_host, "across": world.hosts, "self": 1}[scope]
 
 
 def _model(computation: Computation, parcels: Sequence[Parcel]) -> StepModel:

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from ...compress import Ranks
 from ...ddp_core import exchange
 from ...ddp_core.transport import host_places
 from ...ddp_core.transport.processes import BOOT
-from .predict import World
 
 T = TypeVar("T")
 
@@ -26,12 +26,12 @@ class RankGroup:
     """The ranks' group, this one's device, their hosts, and how many cores of its machine a rank has; on all ranks alike but
     for the device.
 
-    `one_host`: real links go within a host alone.
+    `ranks`: as the first rank sees them, so they are alike on all. `one_host`: real links go within a host alone.
     """
 
     group: dist.ProcessGroup
     device: torch.device
-    world: World
+    ranks: Ranks
     cores: float
     one_host: bool
 
@@ -47,7 +47,7 @@ class RankGroup:
             per_host = 1 if one_level else host_places.ranks_per_host(group, device)
         except ValueError:  # hosts of different sizes, which two levels do not take either
             per_host = 1
-        return cls(group, device, World(size, per_host if per_host < size else 1), cores, one_host)
+        return cls(group, device, Ranks(size, per_host=per_host if per_host < size else 1), cores, one_host)
 
     @property
     def selected(self) -> AbstractContextManager[Any]:

@@ -204,13 +204,13 @@ class Advice:
     __repr__ = __str__
 
     def _lines(self) -> Iterator[str]:
-        computation, world = self.measured.computation, self.measured.world
+        computation, ranks = self.measured.computation, self.measured.ranks
         yield (
             f"computation {_ms(computation.seconds)} a step: forward {_ms(computation.forward.seconds)}, backward "
             f"{_ms(computation.backward.seconds)}, optimizer {_ms(computation.optimizer.seconds)}"
         )
         for (form, dtype, scope), cost in self.measured.costs.items():
-            among = {"all": f"{world.ranks} ranks", "host": "a host", "across": f"{world.hosts} hosts"}[scope]
+            among = {"all": f"{ranks.world_size} ranks", "host": "a host", "across": f"{ranks.hosts} hosts"}[scope]
             rate = f"{8 / cost.link.beta / 1e9:.3g} Gbit/s a rank" if cost.link.beta else "no limit seen"
             kind = f"{form.__name__} of {str(dtype).removeprefix('torch.')}"
             yield f"network: {kind} among {among}: {rate}, {_ms(cost.link.alpha)} a round"

@@ -109,6 +109,6 @@ class ShardReduction(Allocating):
         """Return a layout of the whole gradient as one parameter: torch left parameters out and does not report which."""
         if self._averager.memory.reduction.feedback:
             raise RuntimeError(self._module.left_out)
-        ranks = layout.whole.world_size
+        ranks = layout.whole.ranks.world_size
         whole = dataclasses.replace(layout.whole, names=("",), shapes=((ranks, grad.numel() // ranks),))
         return ShardLayout(whole, (0,))

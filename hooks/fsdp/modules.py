@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ...compress import Layout
+from ...compress import Layout, Ranks
 from ...compress.shards.layout import ShardLayout
 from ...ddp_core import plain
 
@@ -103,7 +103,7 @@ class ShardedModule:
         names = tuple(self.names[place] for place in places)
         shapes = tuple(tuple(params[place]._orig_size) for place in places)
         wide = torch.float64 if any(param.sharded_param.dtype == torch.float64 for param in params) else torch.float32
-        whole = Layout(names, shapes, wide, self.device, group.size(), group.rank())
+        whole = Layout(names, shapes, wide, self.device, Ranks(group.size(), group.rank()))
         return ShardLayout(whole, tuple(params[place].fsdp_placement.dim for place in places))
 
     @property

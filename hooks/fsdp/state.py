@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...compress import Compressor
+from ...compress import Compressor, Ranks
 from ...compress.shards.layout import ShardLayout
 from ...compress.state.tree import Entries
 from ...ddp_core.memory.bucket_memory import CARRIED_OVER
@@ -128,7 +128,7 @@ def owed_by_replicas(
     if not isinstance(replicas, int) or not 0 < replicas <= len(states):
         raise ValueError(f"the states of replicas say that there were {replicas!r} of them, on {len(states)} ranks")
     shards = len(states) // replicas
-    before = [replace(layout, whole=replace(layout.whole, world_size=shards, rank=0)) for layout in layouts]
+    before = [replace(layout, whole=replace(layout.whole, ranks=Ranks(shards))) for layout in layouts]
     names = {
         torch.empty(shape, dtype=layout.whole.dtype, device="meta"): name
         for layout in before
@@ -150,4 +150,4 @@ def _cut_anew(held: Sequence[Entries], old: ShardLayout, new: ShardLayout) -> En
     for name, whole in old.joined(before).items():
         new.cut(name, whole, now)
     parts = dict(new.parts(now))
-    return {name: {CARRIED_OVER: parts[name][new.whole.rank].flatten()} for name in carried}
+    return {name: {CARRIED_OVER: parts[name][new.whole.ranks.rank].flatten()} for name in carried}

@@ -30,7 +30,7 @@ from .joining import stray_message, strays
 from .outer import outer
 from .rendezvous import Rendezvous, TrainingEnded
 from .rounds import Rounds, RoundStats, Sites
-from .sites import Ranks
+from .sites import FixedSites
 
 logger = logging.getLogger(__name__)
 
@@ -281,7 +281,7 @@ class LocalSteps:
                 self._reset()
 
 
-def _ranks(group: dist.ProcessGroup | None, timeout: timedelta) -> Ranks:
+def _ranks(group: dist.ProcessGroup | None, timeout: timedelta) -> FixedSites:
     if group is None and not dist.is_initialized():
         raise RuntimeError(
             "local steps are averaged over the ranks of a process group, or over sites that meet: call "
@@ -289,7 +289,7 @@ def _ranks(group: dist.ProcessGroup | None, timeout: timedelta) -> Ranks:
         )
     chosen = group if group is not None else dist.group.WORLD
     assert chosen is not None
-    return Ranks(chosen, time_limit(timeout))
+    return FixedSites(chosen, time_limit(timeout))
 
 
 def _check(model: object, optimizer: object, at: object) -> None:

@@ -104,7 +104,7 @@ class Rendezvous:
     def _connect(self, arrivals: list[dict[str, str]]) -> Meeting:
         held = {arrival["group"] for arrival in arrivals}
         kept = self._meeting
-        if kept is not None and held == {self._group_name} and kept.world_size == len(arrivals):
+        if kept is not None and held == {self._group_name} and kept.ranks.world_size == len(arrivals):
             return kept
         rank = next(place for place, arrival in enumerate(arrivals) if arrival["id"] == self._id)
         self._meeting, self._group_name = None, ""

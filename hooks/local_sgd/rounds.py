@@ -24,10 +24,10 @@ from .fragment import Fragment
 from .joining import anchors, flags, joined
 from .outer import Outer
 from .rendezvous import Rendezvous
-from .sites import Meeting, Ranks
+from .sites import FixedSites, Meeting
 
 logger = logging.getLogger(__name__)
-Sites: TypeAlias = Ranks | Rendezvous  # how those that take part find each other
+Sites: TypeAlias = FixedSites | Rendezvous  # how those that take part find each other
 ATTEMPTS = 5  # of a round, among whoever is left
 NEW = -1  # the round of a site that has not been in any
 
@@ -117,18 +117,18 @@ class Rounds:
             source = [number for number, *_ in standing].index(newest)
             self._take_over(meeting, source, joined(self.fragments, standing[source][2:]))
             self.round = max(newest, 0)
-        done = partial(self._stats, meeting, self.turn, began, replaced=not counted[meeting.rank])
+        done = partial(self._stats, meeting, self.turn, began, replaced=not counted[meeting.ranks.rank])
         if not any(counted):
             return done(None)
         reported = {site: each for site, (number, _, *each) in enumerate(standing) if number == newest}
         joining = anchors(meeting, self.fragments, reported, unfrozen)
         task = Task(
-            self._program(meeting, difference if counted[meeting.rank] else None, buffers), "a local step's round"
+            self._program(meeting, difference if counted[meeting.ranks.rank] else None, buffers), "a local step's round"
         )
         transport: Transport = meeting if self._decorate is None else self._decorate(meeting)
         while task.advance(transport, 0, meeting.timeout):
             pass
-        self._apply(task.result, meeting.world_size / sum(counted))
+        self._apply(task.result, meeting.ranks.world_size / sum(counted))
         if joining:
             self.join(self.joined | joining.keys(), joining)
         return done(task)
@@ -148,7 +148,7 @@ class Rounds:
                 continue
             part.join(names, values)
             if (here := self.memories.get(index)) is not None:
-                place = replace(part.layout, world_size=here.layout.world_size, rank=here.layout.rank)
+                place = replace(part.layout, ranks=here.layout.ranks)
                 self.memories[index] = self._renewed(here, place)
 
     def _take_over(self, meeting: Meeting, source: int, names: Collection[str]) -> None:
@@ -183,7 +183,7 @@ class Rounds:
     def _memory(self, meeting: Meeting) -> BucketMemory:
         """The compressor's memory of the fragment; what was held back is owed where others take part than before."""
         here = self.memories.get(self.turn)
-        layout = replace(self.fragments[self.turn].layout, world_size=meeting.world_size, rank=meeting.rank)
+        layout = replace(self.fragments[self.turn].layout, ranks=meeting.ranks)
         if here is None or here.layout != layout:
             here = self.memories[self.turn] = self._renewed(here, layout)
         return here
@@ -213,7 +213,7 @@ class Rounds:
 
     def _stats(self, meeting: Meeting, turn: int, began: float, task: Task | None, *, replaced: bool) -> RoundStats:
         traffic = (Record() if task is None else task.record).traffic
-        sites, seconds = meeting.world_size, time.perf_counter() - began
+        sites, seconds = meeting.ranks.world_size, time.perf_counter() - began
         return RoundStats(self.round, turn, sites, seconds, traffic.payload_bytes, traffic.sent_bytes, replaced)
 
     def close(self) -> None:

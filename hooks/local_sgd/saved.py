@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...compress import Ranks
 from ...compress.state.tree import summed
 from ...ddp_core.memory.bucket_memory import BucketMemory
 from .fragment import Fragment
@@ -58,7 +59,8 @@ def _fields(part: Fragment, replaced: bool) -> dict[str, Tensor]:
 
 
 def _saved(memory: BucketMemory) -> dict[str, Any]:
-    return {"world_size": memory.layout.world_size, "rank": memory.layout.rank, "memory": memory.save()}
+    ranks = memory.layout.ranks
+    return {"world_size": ranks.world_size, "rank": ranks.rank, "memory": memory.save()}
 
 
 def load(state: Mapping[str, Any] | Sequence[Mapping[str, Any]], setup: str, rounds: Rounds) -> tuple[int, bool]:
@@ -125,7 +127,7 @@ def _memory(states: Sequence[Mapping[str, Any]], part: Fragment, index: int, rou
     memories = []
     for state in states:
         if (entry := state["fragments"][index]) is not None:
-            place = replace(layout, world_size=int(entry["world_size"]), rank=int(entry["rank"]))
+            place = replace(layout, ranks=Ranks(int(entry["world_size"]), int(entry["rank"])))
             memories.append(BucketMemory(rounds.compressor, place, rounds.round))
             memories[-1].load(entry["memory"])
     if len(states) == 1 or not memories:

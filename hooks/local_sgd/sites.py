@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ...compress.protocol.ranks import Ranks
 from ...compress.protocol.requests import AllGather, Request
-from ...compress.protocol.scopes import Scope
 from ...ddp_core.transport.collectives import agree, broadcast
 from ...ddp_core.transport.private_group import new_name, private_group
 from ...ddp_core.transport.process_group import GroupPending, started
@@ -28,11 +28,7 @@ class Meeting(Transport):
 
     def __init__(self, group: dist.ProcessGroup, timeout: timedelta) -> None:
         self.group, self.timeout = group, timeout
-        self.rank, self.world_size = group.rank(), group.size()
-
-    def members(self, scope: Scope) -> int:
-        """Every one is a host of its own."""
-        return 1 if scope == "host" else self.world_size
+        self.ranks = Ranks(group.size(), group.rank())
 
     def start(self, request: Request, channel: int) -> GroupPending:
         """Give a request to the group. Raises ValueError for one inside hosts, which sites are not."""
@@ -49,8 +45,8 @@ class Meeting(Transport):
         broadcast(tensors, source, self.group, what="what the model is now")
 
 
-class Ranks:
-    """The ranks of a process group, always all of them."""
+class FixedSites:
+    """The ranks of a process group, each of them a site in every round."""
 
     def __init__(self, group: dist.ProcessGroup, timeout: timedelta) -> None:
         self.patience = WAITS * timeout.total_seconds()  # after which a round has failed for sure

@@ -1,24 +1,29 @@
 """What the tests of compressors start from: layouts, gradients, and a compressor whose output tells who ran."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from gradwire.compress import Layout, Simulation, all_reduce
+from gradwire.compress import Layout, Ranks, Simulation, all_reduce
 from gradwire.compress.state import tree as states
 
 RANKS = 2
 
 
-def layout(*shapes, dtype=torch.float32, names=None, world_size=RANKS):
+def layout(*shapes, dtype=torch.float32, names=None, world_size=RANKS, per_host=1):
     names = names or tuple(f"p{index}" for index in range(len(shapes)))
-    return Layout(tuple(names), shapes, dtype, torch.device("cpu"), world_size)
+    return Layout(tuple(names), shapes, dtype, torch.device("cpu"), Ranks(world_size, per_host=per_host))
+
+
+def placed(within, **changes):
+    """The layout among other ranks."""
+    return replace(within, ranks=replace(within.ranks, **changes))
 
 
 def gradients(within, seed=0):
     """A standard normal flat gradient for each rank."""
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(within.numel, generator=generator).to(within.dtype) for _ in range(within.world_size)]
+    return [torch.randn(within.numel, generator=generator).to(within.dtype) for _ in range(within.ranks.world_size)]
 
 
 def mean(tensors):

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from gradwire.compress import Layout, compressor, compressors
+from gradwire.compress import Layout, Ranks, compressor, compressors
 from gradwire.compress.simulate import Simulation
 
-LAYOUT = Layout(("weight", "bias"), ((12, 20), (20,)), torch.float32, torch.device("cpu"), world_size=2)
+LAYOUT = Layout(("weight", "bias"), ((12, 20), (20,)), torch.float32, torch.device("cpu"), Ranks(2))
 MORE = ["powersgd:rank=2,warm_start=false", "fp16+powersgd:rank=1"]
 
 

@@ -1,6 +1,5 @@
 """What a dry run says of the wire, against closed forms."""
 
-import dataclasses
 import math
 
 import pytest
@@ -15,6 +14,7 @@ from gradwire.compress import (
     Layout,
     Partition,
     PowerSGD,
+    Ranks,
     Switch,
     Traffic,
     compressor,
@@ -25,16 +25,16 @@ from gradwire.compress import (
 from gradwire.compress.algorithms.rows import padded
 from gradwire.compress.simulate import STEADY, boundaries, rehearse, steady_traffic, traffic
 
-from .given import gradients, layout
+from .given import gradients, layout, placed
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 64])
 def test_sent_bytes_are_those_of_a_ring_and_of_direct_exchange(world_size):
     tensor = torch.empty(world_size, 6, dtype=torch.float16)
     size = 12 * world_size
-    assert traffic(AllReduce(tensor), world_size) == Traffic(1, size, 2 * (world_size - 1) / world_size * size)
-    assert traffic(AllGather(tensor), world_size) == Traffic(1, size, (world_size - 1) * size)
-    assert traffic(AllToAll(tensor), world_size) == Traffic(1, size, (world_size - 1) / world_size * size)
+    assert traffic(AllReduce(tensor), Ranks(world_size)) == Traffic(1, size, 2 * (world_size - 1) / world_size * size)
+    assert traffic(AllGather(tensor), Ranks(world_size)) == Traffic(1, size, (world_size - 1) * size)
+    assert traffic(AllToAll(tensor), Ranks(world_size)) == Traffic(1, size, (world_size - 1) / world_size * size)
 
 
 def test_traffic_adds_up():
@@ -137,10 +137,10 @@ def test_a_dry_run_counts_what_a_real_run_sends(spec, dtype):
                 request = next(program) if reply is None else program.send(reply)
             except StopIteration:
                 return
-            sent.append(traffic(request, 3))
+            sent.append(traffic(request, Ranks(3)))
             reply = yield request
 
-    ranks = [dataclasses.replace(within, rank=rank) for rank in range(3)]
+    ranks = [placed(within, rank=rank) for rank in range(3)]
     simulate([watched(built.reduce(g, built.init(r))) for g, r in zip(gradients(within), ranks, strict=True)])
     total = sum(sent, Traffic())
     found = dry_run(built, within)
@@ -150,7 +150,7 @@ def test_a_dry_run_counts_what_a_real_run_sends(spec, dtype):
 
 def test_a_dry_run_costs_no_memory_and_switches_to_wide_indices():
     elements = 10**12
-    huge = Layout(("w",), ((10**6, 10**6),), torch.float32, torch.device("cpu"), 2)
+    huge = Layout(("w",), ((10**6, 10**6),), torch.float32, torch.device("cpu"), Ranks(2))
     assert dry_run(compressor("none"), huge).payload_bytes == 4 * elements
     assert dry_run(compressor("powersgd:rank=4"), huge).payload_bytes == 4 * 4 * 2 * 10**6
     assert dry_run(compressor("topk:ratio=0.001"), huge).payload_bytes == padded(12 * math.ceil(0.001 * elements))

@@ -8,6 +8,7 @@ from gradwire.compress import (
     Float32Arithmetic,
     Layout,
     Partition,
+    Ranks,
     Simulation,
     Switch,
     compressor,
@@ -103,7 +104,7 @@ LOSSY_PAYLOAD = {"fp16": 4e-3, "bf16": 4e-2}
 
 def layout(shapes, dtype, world_size):
     names = tuple(f"p{index}" for index in range(len(shapes)))
-    return Layout(names, shapes, dtype, torch.device("cpu"), world_size)
+    return Layout(names, shapes, dtype, torch.device("cpu"), Ranks(world_size))
 
 
 def tolerance(spec, dtype):
@@ -119,7 +120,7 @@ def mean_held_back(simulation, within):
     total = torch.zeros(within.numel, dtype=torch.float64)
     for state in simulation.states:
         for name, numbers in states.held_back(state).items():
-            within.views(total)[name].view(-1).add_(numbers.double() / within.world_size)
+            within.views(total)[name].view(-1).add_(numbers.double() / within.ranks.world_size)
     return total
 
 
@@ -141,15 +142,17 @@ def test_conservation_what_goes_in_comes_out_or_is_held_back(compiled_backend, s
 
 def assert_conserves(spec, within, steps):
     simulation = Simulation(build(spec), within)
-    generator = torch.Generator().manual_seed(within.world_size)
+    generator = torch.Generator().manual_seed(within.ranks.world_size)
     for _ in range(steps):
-        gradients = [torch.randn(within.numel, generator=generator).to(within.dtype) for _ in range(within.world_size)]
+        gradients = [
+            torch.randn(within.numel, generator=generator).to(within.dtype) for _ in range(within.ranks.world_size)
+        ]
         before = mean_held_back(simulation, within)
         outputs = simulation.step(gradients)
         assert all(torch.equal(output, outputs[0]) for output in outputs)
         if forgets(spec):
             continue
-        given = sum(gradient.double() for gradient in gradients) / within.world_size + before
+        given = sum(gradient.double() for gradient in gradients) / within.ranks.world_size + before
         kept = outputs[0].double() + mean_held_back(simulation, within)
         assert (given - kept).abs().max() <= tolerance(spec, within.dtype) * max(1.0, given.abs().max())
 
@@ -164,8 +167,10 @@ def assert_telescopes(spec, within, steps):
     """As 1/T: T times the error is bounded. It may grow by a fifth at most while T grows by half, besides rounding."""
     simulation = Simulation(build(spec), within)
     generator = torch.Generator().manual_seed(0)
-    gradients = [torch.randn(within.numel, generator=generator).to(within.dtype) for _ in range(within.world_size)]
-    target = sum(gradient.double() for gradient in gradients) / within.world_size
+    gradients = [
+        torch.randn(within.numel, generator=generator).to(within.dtype) for _ in range(within.ranks.world_size)
+    ]
+    target = sum(gradient.double() for gradient in gradients) / within.ranks.world_size
     total, owed = torch.zeros_like(target), []
     for step in range(1, steps + 1):
         total += simulation.step([gradient.clone() for gradient in gradients])[0].double()

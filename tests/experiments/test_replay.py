@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from gradwire.compress import Ranks
 from gradwire.ddp_core.overlap.replay import priority_order, replay
 from gradwire.ddp_core.overlap.step_model import layered
 from gradwire.experiments.cli import main
@@ -177,6 +178,7 @@ def test_what_a_file_tells_of_slices_cuts_as_their_default_does(spec):
     trace, cost = load_trace("resnet50"), cost_on(4, GBIT, 0)
     parameters = [torch.empty(shape, device="meta") for shape in trace.parameters.values()]
     chosen, told = (
-        predicted(trace, spec, 4, cost, "priority", bucket_mb=size) for size in (None, wire_mb(spec, 4, parameters))
+        predicted(trace, spec, 4, cost, "priority", bucket_mb=size)
+        for size in (None, wire_mb(spec, Ranks(4), parameters))
     )
     assert chosen == told

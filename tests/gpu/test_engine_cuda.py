@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 import gradwire
-from gradwire.compress import AllReduce, Layout, Simulation
+from gradwire.compress import AllReduce, Layout, Ranks, Simulation
 from gradwire.ddp_core import Engine, ProcessGroup
 from gradwire.ddp_core.engine.task import Task
 
@@ -23,6 +23,7 @@ SPECS += ["chunktopk:ratio=0.1,chunk=16", "dropping:ratio=0.1,sample=0.5", "topk
 SPECS += ["hosts:ranks=1+topk:ratio=0.1"]
 ROUNDED = ["int8", "int4", "int2", "ternary", "fp8", "fp8:format=e5m2", "onebit", "natural", "qsgd", "terngrad"]
 ROUNDED += ["int8:rounding=stochastic", "int4:rotate=true", "powersgd:rank=2,payload=int4"]
+OTHER_BASES = 1.5  # of what rounding loses, where backends round other bases of the same space
 ROUNDED += ["adaptive:ladder=none/int4,target=0"]  # always the last of its ladder
 needs_nccl = pytest.mark.skipif(not dist.is_nccl_available(), reason="torch was built without NCCL")
 MOST = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
@@ -78,7 +79,7 @@ def train_with_nccl(rank, world_size, spec, dtypes, **settings):
 def simulated(spec, names, world_size, dtype):
     """The averages {name: flat} of each step of a bucket, on the CPU."""
     shapes = {f"p{index}": shape for index, shape in enumerate(SHAPES)}
-    layout = Layout(names, tuple(map(shapes.get, names)), dtype, torch.device("cpu"), world_size)
+    layout = Layout(names, tuple(map(shapes.get, names)), dtype, torch.device("cpu"), Ranks(world_size))
     simulation, averages = Simulation(gradwire.compressor(spec), layout), []
     for step in range(STEPS):
         given = [dict(zip(shapes, gradients(rank, step, SHAPES, dtype), strict=True)) for rank in range(world_size)]
@@ -145,7 +146,8 @@ def test_ranks_on_a_gpu_round_as_the_simulator_does_on_the_cpu(ranks, run, world
         for dtype in MOST:
             steps = zip(compared(runs[dtype], spec, world_size, dtype), exact_means(world_size, dtype), strict=True)
             for step, ((found, expected), exact) in enumerate(steps):
-                assert (found - expected).norm() <= FEW * (expected - exact).norm(), (dtype, step)
+                most = OTHER_BASES if "powersgd" in spec else FEW
+                assert (found - expected).norm() <= most * (expected - exact).norm(), (dtype, step)
 
 
 def doubled(tensor):

@@ -12,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gradwire.compress import Layout, compressor, compressors
+from gradwire.compress import Layout, Ranks, compressor, compressors
 from gradwire.compress.feedback.guard import DAMPING, DENSE, WATCHING
 from gradwire.compress.protocol.together import next_request
 from gradwire.compress.simulate import alike
@@ -72,14 +72,14 @@ def told(monkeypatch):
 def run(spec, dtype=torch.float32, partial=False):
     """Steps of a bucket; with `partial`, such as may leave parameters out."""
     with FakeTensorMode(), NoWaits() as watch:
-        layout = Layout(("a", "b", "c"), SHAPES, dtype, torch.device("cuda", 0), world_size=2)
+        layout = Layout(("a", "b", "c"), SHAPES, dtype, torch.device("cuda", 0), Ranks(2))
         memory = BucketMemory(compressor(spec), layout, 0, partial=partial)
         for step in range(STEPS):
             watch.steady = step >= WARM
             flat = torch.zeros(layout.numel, dtype=dtype, device="cuda")
             program, reply = memory.reduce(flat, step, watched=True), None
             while (request := next_request(program, reply)[0]) is not None:
-                reply = alike(request, layout.members(request.scope), layout.rank)
+                reply = alike(request, layout.ranks)
             memory.end_step(keep=memory.finite(), carrying=False)
 
 

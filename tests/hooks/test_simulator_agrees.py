@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import gradwire
-from gradwire.compress import Layout, Simulation, compressors
+from gradwire.compress import Layout, Ranks, Simulation, compressors
 from gradwire.compress.state import tree as states
 
 from .given import average, gradients, wrapped
@@ -28,7 +28,7 @@ def run_for_simulator(rank, world_size, specs):
 def simulated(spec, names, world_size):
     """The averages {name: flat} of each step of a bucket, and the ranks' states at the end."""
     shapes = {f"p{index}": shape for index, shape in enumerate(SHAPES)}
-    layout = Layout(names, tuple(shapes[n] for n in names), torch.float32, torch.device("cpu"), world_size)
+    layout = Layout(names, tuple(shapes[n] for n in names), torch.float32, torch.device("cpu"), Ranks(world_size))
     simulation = Simulation(gradwire.compressor(spec), layout)
     averages = []
     for step in range(STEPS):

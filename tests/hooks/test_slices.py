@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import gradwire
+from gradwire.compress import Ranks
 from gradwire.hooks.plan import bucket_layouts
 from gradwire.hooks.slices import gradient_mb, parts_of
 
@@ -21,8 +22,8 @@ def in_training(rank, world_size, spec):
 def told(spec, world_size):
     model = nn.Sequential(nn.Linear(1024, 1024), nn.Linear(1024, 1024))
     ready = dict(reversed(list(model.named_parameters())))
-    cut_mb = gradient_mb(spec, world_size, ready.values())
-    return [parts_of(spec, layout, cut_mb) for layout in bucket_layouts(ready, cut_mb, world_size)]
+    cut_mb = gradient_mb(spec, Ranks(world_size), ready.values())
+    return [parts_of(spec, layout, cut_mb) for layout in bucket_layouts(ready, cut_mb, Ranks(world_size))]
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -6,7 +6,7 @@ from random import Random
 
 import torch
 
-from gradwire.compress import Layout, Simulation, compressor
+from gradwire.compress import Layout, Ranks, Simulation, compressor
 from gradwire.compress.state import tree as states
 
 ROUGH = 1e-5  # what sums in float32 may take away in a step, relative to the largest number
@@ -91,7 +91,7 @@ class Model:
         self.built = compressor(f"hosts+{trial.spec}" if trial.hosts > 1 else trial.spec)
         names = tuple(f"p{place}" for place in range(len(trial.shapes)))
         device = torch.device("cpu")
-        self.whole = Layout(names, trial.shapes, torch.float32, device, trial.world_size, ranks_per_host=trial.hosts)
+        self.whole = Layout(names, trial.shapes, torch.float32, device, Ranks(trial.world_size, per_host=trial.hosts))
         self.buckets, self.owed = [], [{} for _ in range(trial.world_size)]
 
     def arrange(self, order, number):

@@ -2,7 +2,7 @@
 
 import torch
 
-from gradwire.compress import Simulation, compressor
+from gradwire.compress import Ranks, Simulation, compressor
 from gradwire.compress.state import tree as states
 from gradwire.ddp_core import layout_of
 
@@ -76,7 +76,7 @@ class Simulated:
         members = {name: self.parameters[name] for name in names}
         dtype = self.parameters[names[0]].dtype.to_real()
         return Simulation(
-            compressor(self.trial.spec), layout_of(members, dtype, torch.device("cpu"), self.trial.world_size, 0)
+            compressor(self.trial.spec), layout_of(members, dtype, torch.device("cpu"), Ranks(self.trial.world_size))
         )
 
     def agrees(self, expected, got):

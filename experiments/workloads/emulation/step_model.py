@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ....compress import Layout, Traffic, compressor
+from ....compress import Layout, Ranks, Traffic, compressor
 from ....compress.simulate import steady_traffic
 from ....ddp_core.overlap.link_cost import LinkCost
 from ....ddp_core.overlap.step_model import Piece, StepModel, layered, merged
@@ -45,7 +45,7 @@ def step_by_slices(
     """The step with slices of `slice_mb` MiB on the wire, as gradwire.overlap makes them: buckets of that size, and of a
     larger one, where the compressor remembers nothing, parts that are ready and needed together.
     """
-    cut_mb = gradient_mb(spec, world_size, _tensors(trace.parameters).values(), slice_mb=slice_mb)
+    cut_mb = gradient_mb(spec, Ranks(world_size), _tensors(trace.parameters).values(), slice_mb)
     model, layouts = _computation(trace, dilate), _buckets(trace, cut_mb, world_size)
     sliced: list[Piece] = []
     for layout, (bucket, sent) in zip(layouts, _pieces(trace, model, layouts, spec, cost), strict=True):
@@ -82,7 +82,7 @@ def _traffic(shapes: tuple[Shape, ...], spec: str, world_size: int) -> Traffic:
 
 
 def _layouts(shapes: Mapping[str, Shape], bucket_mb: float | None, world_size: int) -> list[Layout]:
-    return bucket_layouts(_tensors(shapes), bucket_mb, world_size)
+    return bucket_layouts(_tensors(shapes), bucket_mb, Ranks(world_size))
 
 
 def _tensors(shapes: Mapping[str, Shape]) -> dict[str, Tensor]:

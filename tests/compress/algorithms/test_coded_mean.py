@@ -1,11 +1,9 @@
 """Means in few bits: what ranks have in a mean is that mean, and it is as near to the true one as two roundings allow."""
 
-import dataclasses
-
 import pytest
 import torch
 
-from gradwire.compress import Simulation, compressor
+from gradwire.compress import Ranks, Simulation, compressor
 from gradwire.compress.algorithms.coded_mean import CODECS, coded_mean
 from gradwire.compress.simulate import simulate
 
@@ -13,7 +11,7 @@ from ..given import gradients, layout
 
 
 def place(rank, world_size=2):
-    return dataclasses.replace(layout((7,), world_size=world_size), rank=rank)
+    return Ranks(world_size, rank)
 
 
 def means(codec, given, world_size):

@@ -13,6 +13,7 @@ from gradwire.compress import (
     Layout,
     Partition,
     PowerSGD,
+    Ranks,
     Simulation,
     all_reduce,
     compressor,
@@ -38,7 +39,7 @@ class Factors:
 
 def sent(ranks, numbers, request):
     """What the ranks' programs give to their collective, in float16, for factors of these numbers."""
-    layout = Layout(("w",), ((len(numbers) + 1,),), torch.float32, torch.device("cpu"), ranks)
+    layout = Layout(("w",), ((len(numbers) + 1,),), torch.float32, torch.device("cpu"), Ranks(ranks))
     built = Float16(Factors(request))
     padded = torch.tensor([*numbers, 0.0])
     given = [next(built.reduce(padded.clone(), built.init(layout))).tensor for _ in range(ranks)]
@@ -103,7 +104,7 @@ def test_what_is_not_finite_is_not_cut(ranks):
 @pytest.mark.parametrize("ranks", RANKS)
 def test_large_gradients_do_not_overflow_the_factors_of_powersgd(ranks, scale):
     """Of one sign and alike on all ranks: every element of the sum is as large as it can be."""
-    layout = Layout(("w",), ((16, 12),), torch.float32, torch.device("cpu"), ranks)
+    layout = Layout(("w",), ((16, 12),), torch.float32, torch.device("cpu"), Ranks(ranks))
     simulation = Simulation(compressor("fp16+powersgd:rank=1,min_compression_rate=0"), layout)
     for _ in range(2):
         for average in simulation.step([torch.full((layout.numel,), scale) for _ in range(ranks)]):
@@ -112,13 +113,13 @@ def test_large_gradients_do_not_overflow_the_factors_of_powersgd(ranks, scale):
 
 @pytest.mark.parametrize("spec", ["fp16+randomk", "fp16+chunktopk", "fp16+acp-powersgd"])
 def test_what_is_forgotten_once_it_is_sent_overflows_instead_of_being_cut(spec):
-    layout = Layout(("w",), ((64, 64),), torch.float32, torch.device("cpu"), 2)
+    layout = Layout(("w",), ((64, 64),), torch.float32, torch.device("cpu"), Ranks(2))
     for average in Simulation(compressor(spec), layout).step([torch.full((layout.numel,), 1e5)] * 2):
         assert not average.isfinite().all()
 
 
 def test_biases_that_travel_with_factors_overflow_as_whole_gradients_do():
-    within = Layout(("w", "b"), ((64, 64), (8,)), torch.float32, torch.device("cpu"), 2)
+    within = Layout(("w", "b"), ((64, 64), (8,)), torch.float32, torch.device("cpu"), Ranks(2))
     simulation = Simulation(compressor("fp16+powersgd:rank=1"), within)
     grad = torch.cat([torch.ones(64 * 64), torch.full((8,), 1e6)])
     average = simulation.step([grad.clone(), grad.clone()])[0]
@@ -127,7 +128,7 @@ def test_biases_that_travel_with_factors_overflow_as_whole_gradients_do():
 
 
 def test_groups_that_are_sent_whole_beside_others_overflow():
-    within = Layout(("w", "b", "v"), ((64, 64), (8,), (64, 64)), torch.float32, torch.device("cpu"), 2)
+    within = Layout(("w", "b", "v"), ((64, 64), (8,), (64, 64)), torch.float32, torch.device("cpu"), Ranks(2))
     low_rank = PowerSGD(rank=1)
     simulation = Simulation(Float16(Partition((("b", Dense()), ("v", low_rank)), low_rank)), within)
     grad = torch.cat([torch.ones(64 * 64), torch.full((8,), 1e6), torch.ones(64 * 64)])

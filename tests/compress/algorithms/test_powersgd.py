@@ -1,6 +1,5 @@
 """PowerSGD against the paper's algorithm in numpy, and against the best low-rank approximation."""
 
-import dataclasses
 import math
 
 import numpy
@@ -10,7 +9,7 @@ import torch
 from gradwire.compress import ErrorFeedback, PowerSGD, Simulation, compressor, dry_run
 from gradwire.compress.algorithms.powersgd import BatchedPowerSGD, near_square
 
-from ..given import gradients, layout
+from ..given import gradients, layout, placed
 
 EVERY = "min_compression_rate=0"
 
@@ -138,7 +137,7 @@ def test_a_parameter_is_compressed_where_that_pays(shape, rank, rate, compressed
 def test_q_depends_on_name_and_seed_alone():
     alone = q_of(layout((16, 12), names=["a"]))["a"]
     within = layout((9,), (30, 40), (16, 12), names=["x", "b", "a"], world_size=4)
-    assert all(torch.equal(q_of(dataclasses.replace(within, rank=rank))["a"], alone) for rank in range(4))
+    assert all(torch.equal(q_of(placed(within, rank=rank))["a"], alone) for rank in range(4))
     assert not torch.equal(q_of(layout((16, 12), names=["b"]))["b"], alone)
     assert not torch.equal(q_of(layout((16, 12), names=["a"]), seed=1)["a"], alone)
     with torch.random.fork_rng():

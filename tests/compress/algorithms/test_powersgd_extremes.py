@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from gradwire.compress import Layout, PowerSGD, Simulation, compressor
+from gradwire.compress import Layout, PowerSGD, Ranks, Simulation, compressor
 
-WEIGHT = Layout(("weight",), ((64, 48),), torch.float32, torch.device("cpu"), 2)
+WEIGHT = Layout(("weight",), ((64, 48),), torch.float32, torch.device("cpu"), Ranks(2))
 
 
 @pytest.mark.parametrize("spec", ["powersgd:rank=4", "powersgd:rank=4,power_iterations=2", "batched-powersgd"])
@@ -42,6 +42,6 @@ def test_an_infinite_gradient_shows_through_float16(spec):
 
 
 def test_a_bare_powersgd_refuses_16_bits():
-    narrow = Layout(("weight",), ((64, 48),), torch.bfloat16, torch.device("cpu"), 2)
+    narrow = Layout(("weight",), ((64, 48),), torch.bfloat16, torch.device("cpu"), Ranks(2))
     with pytest.raises(TypeError, match="Float32Arithmetic"):
         PowerSGD(1).init(narrow)

@@ -1,6 +1,5 @@
 """Random blocks: the same on all ranks, from numbers that depend on seed, step and name alone."""
 
-import dataclasses
 import hashlib
 
 import numpy
@@ -10,7 +9,7 @@ import torch
 from gradwire.compress import RandomK, Simulation, compressor, dry_run
 from gradwire.compress.state import tree as states
 
-from ..given import assert_goes_on_after_a_load, gradients, layout
+from ..given import assert_goes_on_after_a_load, gradients, layout, placed
 
 BLOCK = 16
 SPEC = f"randomk:ratio=0.1,block={BLOCK}"
@@ -54,13 +53,13 @@ def chosen(within, step=0, **options):
     simulation = Simulation(RandomK(ratio=0.1, block=BLOCK, **options), within)
     for state in simulation.states:
         states.set_step(state, step)
-    return simulation.step([torch.ones(within.numel)] * within.world_size)[0]
+    return simulation.step([torch.ones(within.numel)] * within.ranks.world_size)[0]
 
 
 def test_the_choice_depends_on_seed_step_and_the_bucket_s_first_name_alone():
     within = layout((1000,), names=["a"])
     first = chosen(within)
-    assert torch.equal(first, chosen(dataclasses.replace(within, world_size=3)))
+    assert torch.equal(first, chosen(placed(within, world_size=3)))
     assert torch.equal(first, chosen(layout((900,), (100,), names=["a", "b"])))
     with torch.random.fork_rng():
         torch.manual_seed(1234)

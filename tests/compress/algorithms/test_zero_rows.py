@@ -1,7 +1,5 @@
 """What is zero on all ranks stays exactly zero: whole parameters, and rows along the first dimension."""
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -9,6 +7,7 @@ from gradwire.compress import Layout, Simulation, compressor
 from gradwire.compress.algorithms.zero_rows import ZeroRows
 from gradwire.compress.state import tree as states
 
+from ..given import placed
 from ..test_laws import OBJECTS, OWN_LAW, SPECS, build, layout
 
 SHAPES = ((12, 20), (40,), (24, 3, 3), (3,), (2, 33), (5, 1), (40, 9), (17,))
@@ -52,7 +51,7 @@ def assert_keeps_zeros(built, within, steps=3):
     for step in range(steps):
         given = [
             zeroed(within, torch.randn(within.numel, generator=generator)).to(within.dtype)
-            for _ in range(within.world_size)
+            for _ in range(within.ranks.world_size)
         ]
         outputs = simulation.step(given)
         assert outputs[0].any() or "randomk" in str(built).lower() or step == 0
@@ -74,7 +73,7 @@ def test_what_is_zero_on_all_ranks_stays_zero(compiled_backend, spec, dtype):
 
 @pytest.mark.parametrize("spec", [spec for spec in EVERY if spec != "hosts"])
 def test_what_is_zero_on_all_hosts_stays_zero(spec):
-    within = dataclasses.replace(layout(SHAPES, torch.float32, 4), ranks_per_host=2)
+    within = placed(layout(SHAPES, torch.float32, 4), per_host=2)
     assert_keeps_zeros(compressor(f"hosts+{spec}"), within)
 
 

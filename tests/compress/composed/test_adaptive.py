@@ -1,7 +1,5 @@
 """A bucket is sent by the least exact compressor that is good enough; ranks change alike, losing nothing."""
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -10,7 +8,7 @@ from gradwire.compress.simulate import scopes_by_round
 from gradwire.compress.state import tree as states
 from gradwire.compress.state.agreed import agree_in, choices
 
-from ..given import gradients, layout, mean
+from ..given import gradients, layout, mean, placed
 from ..test_laws import mean_held_back
 from ..test_undo import Versioned, same
 
@@ -31,7 +29,10 @@ def chosen(simulation):
 
 def few(within):
     """A flat gradient for each rank whose elements are zero but for 80: every compressor of TOPK sends it exactly."""
-    return [torch.zeros(within.numel).index_fill_(0, torch.arange(80) + rank, 1.0) for rank in range(within.world_size)]
+    return [
+        torch.zeros(within.numel).index_fill_(0, torch.arange(80) + rank, 1.0)
+        for rank in range(within.ranks.world_size)
+    ]
 
 
 def forced(simulation, method):
@@ -180,7 +181,7 @@ def test_buckets_that_become_one_go_on_with_the_choice_that_asks_for_most():
         simulation = Simulation(adaptive(), part)
         forced(simulation, method)
         entries |= states.save(simulation.states[0])
-    joined = Simulation(adaptive(), dataclasses.replace(whole, world_size=1))
+    joined = Simulation(adaptive(), placed(whole, world_size=1))
     states.load(joined.states[0], entries)
     assert chosen(joined) == [1]
 
@@ -210,7 +211,7 @@ def test_the_size_of_gradients_does_not_matter(scale):
 
 
 def test_every_share_of_a_host_chooses_for_itself_in_as_many_rounds():
-    within = dataclasses.replace(layout(*SHAPES, world_size=4), ranks_per_host=2)
+    within = layout(*SHAPES, world_size=4, per_host=2)
     simulation = Simulation(Hierarchical(adaptive("none/topk:ratio=0.5/topk:ratio=0.2", target=0.9)), within)
     for step in range(12):
         given, before = gradients(within, step), mean_held_back(simulation, within)
@@ -263,7 +264,7 @@ def test_no_step_takes_more_rounds_than_were_counted_beforehand_whenever_it_begi
 
 
 def test_hosts_make_room_for_what_begins_late():
-    within = dataclasses.replace(layout(*SHAPES, world_size=4), ranks_per_host=2)
+    within = layout(*SHAPES, world_size=4, per_host=2)
     simulation = Simulation(compressor("hosts:ranks=2+adaptive:start_iter=4"), within)
     for step in range(30):
         averages = simulation.step(gradients(within, seed=step))

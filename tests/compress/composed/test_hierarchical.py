@@ -1,15 +1,13 @@
 """Two levels: exact within a host, the inner method between hosts, each rank of a host for its share."""
 
-import dataclasses
-
 import pytest
 import torch
 
-from gradwire.compress import Dense, Float16, Hierarchical, Layout, Simulation, compressor, dry_run, most_rounds
+from gradwire.compress import Dense, Float16, Hierarchical, Layout, Ranks, Simulation, compressor, dry_run, most_rounds
 from gradwire.compress.state import tree as states
 from gradwire.compress.state.shares import share_of
 
-from ..given import assert_goes_on_after_a_load, gradients, layout, mean
+from ..given import assert_goes_on_after_a_load, gradients, layout, mean, placed
 from ..test_laws import CONSTANT, SHAPES, SPECS, forgets, mean_held_back, tolerance
 
 HOSTS = [(2, 1), (4, 2), (6, 3), (3, 3), (8, 4)]  # (ranks, ranks a host)
@@ -30,7 +28,7 @@ FED_BACK = [
 
 
 def on_hosts(shapes, world_size, ranks_per_host, dtype=torch.float32):
-    return dataclasses.replace(layout(*shapes, world_size=world_size, dtype=dtype), ranks_per_host=ranks_per_host)
+    return layout(*shapes, dtype=dtype, world_size=world_size, per_host=ranks_per_host)
 
 
 @pytest.mark.parametrize("spec", INNER)
@@ -111,7 +109,7 @@ def test_between_hosts_it_is_the_inner_method_on_the_hosts_means(spec):
     halves = []
     for place in range(2):
         mine = share_of(within, cut=spec != "powersgd:rank=1").at(place)
-        assert (mine.numel, mine.world_size) == (960, 2)
+        assert (mine.numel, mine.ranks.world_size) == (960, 2)
         hosts = [(given[host] * 0.5 + given[host + 1] * 0.5)[960 * place : 960 * (place + 1)] for host in (0, 2)]
         halves.append(Simulation(compressor(spec), mine).step(hosts)[0])
     torch.testing.assert_close(outputs[0], torch.cat(halves))
@@ -136,9 +134,9 @@ def test_on_a_single_host_the_average_is_exact_and_nothing_is_sent():
 def test_given_ranks_make_hosts():
     within = layout(*LAYERS, world_size=4)
     simulation = Simulation(compressor("hosts:ranks=2+topk"), within)
-    assert {each.ranks_per_host for each in simulation.layouts} == {2}
-    placed = Simulation(compressor("hosts+topk"), dataclasses.replace(within, ranks_per_host=2))
-    assert all(map(torch.equal, simulation.step(gradients(within)), placed.step(gradients(within))))
+    assert {each.ranks.per_host for each in simulation.layouts} == {2}
+    found = Simulation(compressor("hosts+topk"), placed(within, per_host=2))
+    assert all(map(torch.equal, simulation.step(gradients(within)), found.step(gradients(within))))
 
 
 class TestShares:
@@ -168,7 +166,7 @@ class TestShares:
     def test_buckets_of_one_parameter_go_to_different_ranks(self):
         owners = set()
         for name in map(str, range(32)):
-            within = Layout((name,), ((8, 8),), torch.float32, torch.device("cpu"), 8, ranks_per_host=4)
+            within = Layout((name,), ((8, 8),), torch.float32, torch.device("cpu"), Ranks(8, per_host=4))
             owners.add(share_of(within, cut=False).sizes.index(64))
         assert owners == set(range(4))
 
@@ -189,7 +187,7 @@ def test_all_ranks_of_a_host_take_the_same_rounds():
     """One share has matrices, of two rounds, the other only vectors."""
     within = on_hosts(((4096,), (64, 64)), 4, 2)
     built = compressor("hosts+powersgd:rank=1")
-    rounds = [dry_run(built, dataclasses.replace(within, rank=rank)).rounds for rank in range(4)]
+    rounds = [dry_run(built, placed(within, rank=rank)).rounds for rank in range(4)]
     assert rounds == [4] * 4 == [most_rounds(built, [within])] * 4
 
 

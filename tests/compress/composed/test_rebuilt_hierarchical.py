@@ -1,7 +1,5 @@
 """Under `hosts+`, a state that moves into other buckets loses nothing: what is held back stays, or is owed."""
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -20,7 +18,7 @@ SERVED = {  # what servers hold back is of a group of parameters alone
 
 
 def buckets_of(order, ranks_per_host):
-    whole = dataclasses.replace(layout(*SHAPES, world_size=2 * ranks_per_host), ranks_per_host=ranks_per_host)
+    whole = layout(*SHAPES, world_size=2 * ranks_per_host, per_host=ranks_per_host)
     return [whole.select(places) for places in order]
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradwire.compress import Float32Arithmetic, Guarded, Layout, Simulation, compressor, dry_run, most_rounds
+from gradwire.compress import Float32Arithmetic, Guarded, Layout, Ranks, Simulation, compressor, dry_run, most_rounds
 from gradwire.compress.feedback.guard import DAMPING, DENSE, FIRST_REST, LONGEST_REST, WATCHING, Mode
 from gradwire.compress.state import tree as states
 from gradwire.compress.state.gauge import EVERY, Seen
@@ -26,7 +26,7 @@ class LeastSquares:
         self.truth = torch.randn(ROWS, COLUMNS, generator=self.generator)
         self.weight, self.velocity = torch.zeros(2, ROWS, COLUMNS)
         self.rate, self.modes = rate, []
-        within = Layout(("weight",), ((ROWS, COLUMNS),), torch.float32, torch.device("cpu"), world_size=2)
+        within = Layout(("weight",), ((ROWS, COLUMNS),), torch.float32, torch.device("cpu"), Ranks(2))
         self.simulation = Simulation(compressor(spec), within)
 
     def gradient(self):

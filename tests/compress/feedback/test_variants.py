@@ -44,7 +44,7 @@ class Oracle:
     def __init__(self, options, within, kept):
         given = dict(option.split("=") for option in options.split(","))
         self.momentum, self.feedback = float(given.get("momentum", 0)), float(given.get("feedback", kept))
-        self.velocities = [torch.zeros(within.numel, dtype=torch.float64) for _ in range(within.world_size)]
+        self.velocities = [torch.zeros(within.numel, dtype=torch.float64) for _ in range(within.ranks.world_size)]
 
     def mean_input(self, gradients):
         """What the ranks compress, in the mean."""

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from gradwire.compress import Layout, Partition, PowerSGD, Simulation, compressor
+from gradwire.compress import Layout, Partition, PowerSGD, Ranks, Simulation, compressor
 from gradwire.compress.state import tree as states
 from gradwire.compress.state.tree import Chunk, PerParameter
 
@@ -47,8 +47,8 @@ def test_parts_that_cannot_be_are_refused(names, starts, message):
 
 
 def test_chosen_entries_keep_their_parts_and_their_hosts():
-    within = dataclasses.replace(parts(a=(4, 3), b=(0, 2), c=(1, 1)), world_size=4, ranks_per_host=2)
-    assert within.select([2, 0]) == dataclasses.replace(parts(c=(1, 1), a=(4, 3)), world_size=4, ranks_per_host=2)
+    within = dataclasses.replace(parts(a=(4, 3), b=(0, 2), c=(1, 1)), ranks=Ranks(4, per_host=2))
+    assert within.select([2, 0]) == dataclasses.replace(parts(c=(1, 1), a=(4, 3)), ranks=Ranks(4, per_host=2))
     assert layout((3,), (2,), names=("a", "b")).select([1]) == layout((2,), names=("b",))
 
 
@@ -122,7 +122,7 @@ def test_a_server_s_part_is_loaded_for_the_part_that_saved_it():
 )
 def test_every_compressor_takes_parts_and_goes_on_from_a_saved_state_to_the_bit(spec):
     built = Partition((("b", compressor("topk")),), compressor("powersgd")) if spec == "partition" else compressor(spec)
-    within = Layout(("a", "b"), ((16, 12), (5,)), torch.float32, CPU, world_size=2, starts=(24, 100))
+    within = Layout(("a", "b"), ((16, 12), (5,)), torch.float32, CPU, Ranks(2), starts=(24, 100))
     old, new = Simulation(built, within), Simulation(built, within)
     for step in range(2):
         old.step(gradients(within, step))

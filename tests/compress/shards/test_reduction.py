@@ -1,22 +1,22 @@
 """Shards in the simulator: nothing of a gradient is lost, means converge, and what is not finite is told to all ranks."""
 
-import dataclasses
-
 import pytest
 import torch
 
-from gradwire.compress import Layout, simulate
+from gradwire.compress import Layout, Ranks, simulate
 from gradwire.compress.shards.layout import ShardLayout
 from gradwire.compress.shards.reduction import Finite, gather_rows, shard_codec, shard_sum
 from gradwire.compress.state.tree import Leaves, save
+
+from ..given import placed
 
 SHAPES, DIMS = ((5, 3), (7,), (4, 6)), (0, 0, 1)
 SPECS = ["none", "int8", "int4", "int2", "ternary", "onebit:feedback=1", "int8:rounding=stochastic", "int8:block=8"]
 
 
 def layouts(ranks, dtype=torch.float32):
-    whole = Layout(("a", "b", "c"), SHAPES, dtype, torch.device("cpu"), ranks)
-    return [ShardLayout(dataclasses.replace(whole, rank=rank), DIMS) for rank in range(ranks)]
+    whole = Layout(("a", "b", "c"), SHAPES, dtype, torch.device("cpu"), Ranks(ranks))
+    return [ShardLayout(placed(whole, rank=rank), DIMS) for rank in range(ranks)]
 
 
 def wholes(seed, dtype=torch.float32):
@@ -32,7 +32,7 @@ def flat_of(layout, named, dtype=torch.float32):
     return flat
 
 
-class Ranks:
+class SimulatedRanks:
     """All ranks of a reduction, step after step."""
 
     def __init__(self, spec, ranks, dtype=torch.float32):
@@ -63,7 +63,7 @@ def test_what_is_cut_and_joined_is_as_it_was(ranks):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("spec", SPECS)
 def test_means_and_what_is_held_back_add_up_to_the_gradients(spec, dtype):
-    simulated, total, given = Ranks(spec, 4, dtype), 0, 0
+    simulated, total, given = SimulatedRanks(spec, 4, dtype), 0, 0
     for step in range(3):
         named = [wholes(10 * rank + step, dtype) for rank in range(4)]
         total = total + simulated.step(named).double()
@@ -76,7 +76,7 @@ def test_means_and_what_is_held_back_add_up_to_the_gradients(spec, dtype):
 
 @pytest.mark.parametrize("spec", [*SPECS, "int4:rotate=true", "onebit:residual_bits=8"])
 def test_nothing_is_held_back_of_what_pads_shards(spec):
-    simulated, layout = Ranks(spec, 4), layouts(4)[0]
+    simulated, layout = SimulatedRanks(spec, 4), layouts(4)[0]
     for step in range(2):
         simulated.step([wholes(10 * rank + step) for rank in range(4)])
     for held in simulated.held():
@@ -85,7 +85,7 @@ def test_nothing_is_held_back_of_what_pads_shards(spec):
 
 @pytest.mark.parametrize("spec", ["int4", "int4:residual_bits=8"])
 def test_means_of_a_constant_gradient_converge_to_it(spec):
-    simulated, named = Ranks(spec, 4), [wholes(rank) for rank in range(4)]
+    simulated, named = SimulatedRanks(spec, 4), [wholes(rank) for rank in range(4)]
     exact = sum(flat_of(layouts(4)[0], each) for each in named) / 4
     total, errors = torch.zeros_like(exact), []
     for step in range(1, 65):
@@ -95,7 +95,7 @@ def test_means_of_a_constant_gradient_converge_to_it(spec):
 
 
 def test_a_part_of_what_is_held_back_may_be_kept():
-    whole, half = Ranks("int4", 4), Ranks("int4:feedback=0.5", 4)
+    whole, half = SimulatedRanks("int4", 4), SimulatedRanks("int4:feedback=0.5", 4)
     named = [wholes(rank) for rank in range(4)]
     assert torch.equal(whole.step(named), half.step(named))
     for one, other in zip(whole.held(), half.held(), strict=True):
@@ -105,7 +105,7 @@ def test_a_part_of_what_is_held_back_may_be_kept():
 @pytest.mark.parametrize("spec", ["int8", "int4", "onebit", "int4:feedback=0.9"])
 def test_of_what_8_bits_hold_back_a_254th_of_the_largest_is_forgotten_at_most(spec):
     joined = spec + ("," if ":" in spec else ":")
-    narrow, wide = Ranks(f"{joined}residual_bits=8", 4), Ranks(spec, 4)
+    narrow, wide = SimulatedRanks(f"{joined}residual_bits=8", 4), SimulatedRanks(spec, 4)
     named = [wholes(rank) for rank in range(4)]
     assert torch.equal(narrow.step(named), wide.step(named))
     for one, other in zip(narrow.held(), wide.held(), strict=True):
@@ -114,14 +114,14 @@ def test_of_what_8_bits_hold_back_a_254th_of_the_largest_is_forgotten_at_most(sp
 
 
 def test_8_bits_take_an_eighth_more_than_a_quarter_of_the_memory_of_32_at_most():
-    whole = Layout(("a",), ((1024, 256),), torch.float32, torch.device("cpu"), 4)
+    whole = Layout(("a",), ((1024, 256),), torch.float32, torch.device("cpu"), Ranks(4))
     layout = ShardLayout(whole, (0,))
     narrow, wide = (shard_sum(spec).init(layout).residual.flat.nbytes for spec in ("int4:residual_bits=8", "int4"))
     assert narrow <= wide / 4 * 1.125
 
 
 def test_what_8_bits_hold_is_the_same_after_it_was_saved_and_loaded():
-    simulated = Ranks("int4:residual_bits=8", 4)
+    simulated = SimulatedRanks("int4:residual_bits=8", 4)
     for step in range(3):
         simulated.step([wholes(10 * step + rank) for rank in range(4)])
     for state, layout in zip(simulated.states, simulated.layouts, strict=True):
@@ -132,14 +132,14 @@ def test_what_8_bits_hold_is_the_same_after_it_was_saved_and_loaded():
 
 def test_the_mean_is_scaled():
     named = [wholes(rank) for rank in range(2)]
-    once, thrice = (Ranks("int8", 2).step(named, scale) for scale in (1.0, 3.0))
+    once, thrice = (SimulatedRanks("int8", 2).step(named, scale) for scale in (1.0, 3.0))
     torch.testing.assert_close(thrice, 3 * once)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("spec", ["int8", "int4", "onebit", "int4:residual_bits=8"])
 def test_what_is_not_finite_reaches_the_owner_and_all_ranks_hear_of_it(spec, bad):
-    simulated = Ranks(spec, 4)
+    simulated = SimulatedRanks(spec, 4)
     fine = [wholes(rank) for rank in range(4)]
     simulated.step(fine)
     assert all(bool(state.finite.everywhere) for state in simulated.states)
@@ -173,7 +173,7 @@ def test_all_ranks_gather_the_same_rows_their_own_too(spec, dtype):
 
 
 def test_a_residual_is_saved_in_the_shapes_of_whole_parameters_and_loaded_on_any_number_of_ranks():
-    simulated = Ranks("int4", 4)
+    simulated = SimulatedRanks("int4", 4)
     simulated.step([wholes(rank) for rank in range(4)])
     saved = save(simulated.states[1])
     assert {name: tuple(fields["residual"].shape) for name, fields in saved.items()} == dict(

@@ -1,7 +1,5 @@
 """What compressors remember moves by parameter name: through new buckets, checkpoints and swaps."""
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -9,7 +7,7 @@ from gradwire.compress import ErrorFeedback, Gathered, Partition, Simulation, Sw
 from gradwire.compress.state import tree as states
 from gradwire.compress.state.tree import Chunk, Counter, Leaves, PerParameter
 
-from ..given import gradients, layout
+from ..given import gradients, layout, placed
 
 NAMES, SHAPES = ("a", "b", "c", "d"), ((16, 12), (5,), (9, 8), (3, 4, 4))
 ODD = dict(zip(NAMES, SHAPES, strict=True))
@@ -36,7 +34,7 @@ class Buckets:
         for within, simulation in zip(self.layouts, self.simulations, strict=True):
             given = [
                 torch.cat([gradients(layout(self.shapes[n]), seed * 100 + rank * 10 + ord(n))[0] for n in within.names])
-                for rank in range(within.world_size)
+                for rank in range(within.ranks.world_size)
             ]
             outs = simulation.step([gradient.to(within.dtype) for gradient in given])
             averages |= {name: view.reshape(-1) for name, view in within.views(outs[0]).items()}
@@ -227,7 +225,7 @@ def test_what_is_held_back_is_rescaled_and_nothing_else():
 def test_a_program_that_is_closed_half_way_can_be_run_again():
     within = layout(*SHAPES, names=NAMES)
     built = compressor("powersgd:rank=2,error_feedback=false")
-    ranks = [dataclasses.replace(within, rank=rank) for rank in range(2)]
+    ranks = [placed(within, rank=rank) for rank in range(2)]
     state, other = ([built.init(rank) for rank in ranks] for _ in range(2))
     for mine in state:
         program = built.reduce(gradients(within)[0], mine)

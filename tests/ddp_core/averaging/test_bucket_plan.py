@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 import torch
 
-from gradwire.compress import Dense, Layout, compressor
+from gradwire.compress import Dense, Layout, Ranks, compressor
 from gradwire.compress.simulate import simulate
 from gradwire.ddp_core.averaging.bucket_plan import (
     AllPending,
@@ -20,7 +20,7 @@ from gradwire.ddp_core.engine.driver import FuturePending
 from gradwire.ddp_core.memory.bucket_memory import BucketMemory
 
 CPU = torch.device("cpu")
-LAYOUT = Layout(("a", "b", "c"), ((2,), (3,), (2, 2)), torch.float32, CPU, 2)
+LAYOUT = Layout(("a", "b", "c"), ((2,), (3,), (2, 2)), torch.float32, CPU, Ranks(2))
 
 
 def test_a_bucket_is_called_by_its_first_parameters():
@@ -32,7 +32,7 @@ def test_a_bucket_is_called_by_its_first_parameters():
 def test_a_part_is_averaged_where_its_pieces_lie_and_nothing_else_is_touched(room):
     places = places_in(LAYOUT, ("c", "a"))
     assert places == ((5, 9), (0, 2))
-    own = Layout(("c", "a"), ((2, 2), (2,)), torch.float32, CPU, 2)
+    own = Layout(("c", "a"), ((2, 2), (2,)), torch.float32, CPU, Ranks(2))
     flats = [torch.arange(9.0) + 10 * rank for rank in range(2)]
     segments = [
         BucketSegment(BucketMemory(Dense(), own, 0), places, "", None if room is None else room.clone()) for _ in flats
@@ -68,7 +68,7 @@ def test_all_parts_of_a_bucket_are_waited_for_and_the_error_of_any_is_theirs():
 
 
 def test_where_parameters_may_be_left_out_any_round_may_be_the_one_that_asks_all_ranks():
-    method, layout = compressor("hosts:ranks=2+none"), Layout(("a",), ((8,),), torch.float32, CPU, 4, 0, 2)
+    method, layout = compressor("hosts:ranks=2+none"), Layout(("a",), ((8,),), torch.float32, CPU, Ranks(4, 0, 2))
     alone = scopes_of_rounds(method, layout, partial=False)
     asking = scopes_of_rounds(method, layout, partial=True)
     assert len(asking) == len(alone) + 1

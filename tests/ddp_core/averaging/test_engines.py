@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gradwire.compress import compressor
+from gradwire.compress import Ranks, compressor
 from gradwire.ddp_core.averaging.engines import Engines
 from gradwire.ddp_core.transport.protocol import Decorated
 
@@ -38,18 +38,18 @@ def test_what_was_given_is_put_around_each_transport_and_no_bucket_lies_in_memor
 def test_without_a_group_it_is_the_default_one_once_there_is_one():
     engines = Engines([], LIMIT, None)
     with pytest.raises(RuntimeError, match="there is no process group yet"):
-        engines.place()
+        _ = engines.ranks
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        assert engines.place() == (0, 1)
+        assert engines.ranks == Ranks(1)
     finally:
         dist.destroy_process_group()
 
 
 def test_hosts_have_the_ranks_that_a_compressor_was_told(group):
     engines = Engines([group], LIMIT, None)
-    assert engines.ranks_per_host(compressor("onebit"), CPU) == 1
-    assert engines.ranks_per_host(compressor("hosts:ranks=1+onebit"), CPU) == 1
+    assert engines.placed_ranks(compressor("onebit"), CPU).per_host == 1
+    assert engines.placed_ranks(compressor("hosts:ranks=1+onebit"), CPU).per_host == 1
     with pytest.raises(ValueError, match="hosts:ranks=4 does not divide the 1 ranks"):
-        engines.ranks_per_host(compressor("hosts:ranks=4+onebit"), CPU)
-    assert engines.ranks_per_host(compressor("hosts+onebit"), CPU) == 1  # found by a look
+        engines.placed_ranks(compressor("hosts:ranks=4+onebit"), CPU)
+    assert engines.placed_ranks(compressor("hosts+onebit"), CPU).per_host == 1  # found by a look

@@ -11,7 +11,7 @@ from torch import nn
 
 import gradwire
 from gradwire import kernels
-from gradwire.compress import Layout, compressor
+from gradwire.compress import Ranks, compressor
 from gradwire.compress.simulate import operations_of
 from gradwire.ddp_core.averaging import same_kernels
 from gradwire.kernels import dispatch
@@ -126,11 +126,11 @@ def test_other_versions_are_one_warning_on_the_first_rank(ranks):
 
 @pytest.mark.parametrize("spec", ["acp-powersgd", "topk:start_iter=3,warmup=onebit", "hosts:ranks=2+powersgd"])
 def test_operations_are_those_of_all_steps_stages_and_ranks_of_a_host(spec):
-    within = Layout(("p",), ((3,),), torch.float32, torch.device("cpu"), 4)
+    within = torch.float32, Ranks(4)
     expected = {
         "acp-powersgd": {"low_rank_left", "low_rank_right", "normalize", "orthogonalize"},
         "topk:start_iter=3,warmup=onebit": {"select_largest", "sign_pack", "rotate_blocks"},
         "hosts:ranks=2+powersgd": {"low_rank_left", "orthogonalize"},
     }
-    assert operations_of(compressor(spec), within) >= expected[spec]
-    assert operations_of(compressor("none"), within) == set()
+    assert operations_of(compressor(spec), *within) >= expected[spec]
+    assert operations_of(compressor("none"), *within) == set()

@@ -11,7 +11,7 @@ from gradwire.compress.shards.reduction import shard_codec, shard_sum
 from gradwire.ddp_core.averaging.shard_averager import ShardAverager
 
 CPU, LIMIT = torch.device("cpu"), timedelta(seconds=20)
-LAYOUT = ShardLayout(Layout(("w",), ((4, 2),), torch.float32, CPU, 1), (0,))
+LAYOUT = ShardLayout(Layout(("w",), ((4, 2),), torch.float32, CPU), (0,))
 
 
 def averager_of(group, gradients="none", weights="none"):

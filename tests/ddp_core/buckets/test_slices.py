@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from gradwire.compress import Ranks
 from gradwire.ddp_core.buckets.layout import layout_of
 from gradwire.ddp_core.buckets.slices import CutBucket
 
@@ -13,7 +14,7 @@ def test_the_parts_of_all_slices_are_the_parameters_piece_by_piece(dtype):
     bucket = CutBucket(0, (0, 1), parameters, last=True, alias=False)
     bucket.cut(4)
     named = dict(zip("ab", parameters, strict=True))
-    whole = layout_of(named, dtype.to_real(), torch.device("cpu"), 2, 0)
+    whole = layout_of(named, dtype.to_real(), torch.device("cpu"), Ranks(2))
     cuts = [each.layout(whole) for each in bucket.slices]
     assert [cut.numel for cut in cuts] == [each.flat.numel() * (2 if dtype.is_complex else 1) for each in bucket.slices]
     parts = [part for cut in cuts for part in zip(cut.names, cut.starts, cut.sizes, strict=True)]

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gradwire.compress import AllReduce, Layout, compressor
+from gradwire.compress import AllReduce, Layout, Ranks, compressor
 from gradwire.ddp_core import ProcessGroup
 from gradwire.ddp_core.engine import side_stream as side_stream_module
 from gradwire.ddp_core.engine.lanes import Lanes
@@ -50,7 +50,7 @@ class Event:
 class Wire:
     """A transport whose replies are there at once."""
 
-    world_size = 1
+    ranks = Ranks()
 
     def __init__(self, streams):
         self.streams = streams
@@ -201,7 +201,7 @@ def averages(rank, world_size, spec, driver):
     """The averages of five buckets of different sizes on this rank, taken by a driver of tasks."""
     averaged, built = [], compressor(spec)
     for size in (40, 8, 72, 16, 24):
-        layout = Layout(("weight",), ((size, 8),), torch.float32, torch.device("cpu"), world_size, rank)
+        layout = Layout(("weight",), ((size, 8),), torch.float32, torch.device("cpu"), Ranks(world_size, rank))
         grad = torch.randn(layout.numel, generator=torch.Generator().manual_seed(10 * size + rank))
         averaged.append(driver.submit(Task(built.reduce(grad, built.init(layout)), "bucket")))
     return [average.wait(LIMIT).clone() for average in averaged]

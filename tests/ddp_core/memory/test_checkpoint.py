@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradwire.compress import compressor, compressors
+from gradwire.compress import Ranks, compressor, compressors
 from gradwire.compress.protocol.registry import OF_ALL, OF_FEEDBACK, registered
 from gradwire.ddp_core.memory.checkpoint import FORMAT, check_form, check_whole, checked
 
@@ -77,7 +77,7 @@ def of_format(number, spec):
 @pytest.mark.parametrize("number", [0, 3, 4.0, "4", None])
 def test_a_state_of_a_format_that_is_not_known_is_refused(number):
     with pytest.raises(ValueError, match="load it with the version of gradwire that wrote it"):
-        checked(of_format(number, "onebit"), compressor("onebit"), 2, 0)
+        checked(of_format(number, "onebit"), compressor("onebit"), Ranks(2))
 
 
 FLAWS = {  # {what is wrong: (what it says, the fields of a state that has it)}

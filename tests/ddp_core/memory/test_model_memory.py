@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
-from gradwire.compress import Layout
+from gradwire.compress import Layout, Ranks
 from gradwire.ddp_core.memory.bucket_memory import BucketMemory
 from gradwire.ddp_core.memory.model_memory import ModelMemory
 
@@ -45,7 +45,7 @@ def swapped(rank, spec, **options):
 
 def test_what_is_held_back_has_the_same_names_on_all_ranks_though_they_serve_other_parts():
     for rank in range(4):
-        layout = Layout(("first", "second"), ((10,), (2,)), torch.float32, torch.device("cpu"), world_size=4, rank=rank)
+        layout = Layout(("first", "second"), ((10,), (2,)), torch.float32, torch.device("cpu"), Ranks(4, rank))
         bucket = BucketMemory(gradwire.compressor(SERVED), layout, step=0)
         assert {name: numbers.shape for name, numbers in bucket.held_back().items()} == {"first": (10,), "second": (2,)}
 
@@ -219,7 +219,8 @@ def test_what_is_held_back_of_a_parameter_that_no_bucket_has_met_is_saved_rescal
 
 def test_a_parameter_that_owes_zeros_and_lost_its_bucket_is_forgotten_when_residuals_are_rescaled():
     layouts = [
-        Layout(names, ((4,),) * len(names), torch.float32, torch.device("cpu"), 2) for names in (("a", "b"), ("a",))
+        Layout(names, ((4,),) * len(names), torch.float32, torch.device("cpu"), Ranks(2))
+        for names in (("a", "b"), ("a",))
     ]
     memory = ModelMemory(gradwire.compressor("topk:ratio=0.5"))
     memory.add(layouts[0])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import gradwire
-from gradwire.compress import Layout
+from gradwire.compress import Layout, Ranks
 from gradwire.compress.simulate import simulate
 from gradwire.ddp_core.memory.bucket_memory import BucketMemory
 
@@ -26,7 +26,7 @@ EXACT = 1e-6  # of the largest number; a rounding to 16 bits would be 200 to 300
 
 def memories(spec, dtype, step, partial=False):
     on_host = 2 if "hosts" in spec else 1
-    layouts = [Layout(NAMES, SHAPES, dtype, CPU, RANKS, rank, on_host) for rank in range(RANKS)]
+    layouts = [Layout(NAMES, SHAPES, dtype, CPU, Ranks(RANKS, rank, on_host)) for rank in range(RANKS)]
     return [BucketMemory(gradwire.compressor(spec), each, step, partial=partial, carrying=True) for each in layouts]
 
 
@@ -40,14 +40,14 @@ def stepped(found, step, dtype, used=NAMES):
     """(mean of the gradients of a step, their average)."""
     given = []
     for memory in found:
-        source = torch.Generator().manual_seed(10 * step + memory.layout.rank)
+        source = torch.Generator().manual_seed(10 * step + memory.layout.ranks.rank)
         flat = torch.randn(memory.layout.numel, generator=source).to(dtype)
         for name, view in memory.layout.views(flat).items():
             view.mul_(name in used)
         given.append(flat)
     mean = sum(each.double() for each in given) / RANKS
     programs = [memory.reduce(flat, step, True) for memory, flat in zip(found, given, strict=True)]
-    averages = simulate(programs, found[0].layout.ranks_per_host)
+    averages = simulate(programs, found[0].layout.ranks.per_host)
     for memory in found:
         memory.end_step(keep=True, carrying=True)
     assert all(torch.equal(each, averages[0]) for each in averages)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradwire.compress import compressor
+from gradwire.compress import Ranks, compressor
 from gradwire.ddp_core.memory.checkpoint import sealed
 from gradwire.ddp_core.memory.resize import merged
 
@@ -15,7 +15,7 @@ def state(rank, ranks, step=5):
     """What a rank saves that holds back its own number plus one of `w`, and owes twice that of `b`."""
     residual, owed = torch.full((2, 3), rank + 1.0), torch.full((4,), 2.0 * (rank + 1))
     parameters = {"w": {"residual": residual}, "b": {"residual": torch.zeros(4), "carried_over": owed}}
-    return sealed({"step": step, "buckets": [["b", "w"]], "parameters": parameters}, METHOD, NAMES, ranks, rank)
+    return sealed({"step": step, "buckets": [["b", "w"]], "parameters": parameters}, METHOD, NAMES, Ranks(ranks, rank))
 
 
 def test_the_mean_of_what_ranks_held_back_is_owed_in_whatever_order_their_states_come():

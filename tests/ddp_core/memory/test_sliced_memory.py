@@ -6,14 +6,14 @@ import pytest
 import torch
 
 import gradwire
-from gradwire.compress import Layout
+from gradwire.compress import Layout, Ranks
 from gradwire.compress.simulate import simulate
 from gradwire.ddp_core.memory.bucket_memory import CARRIED_OVER
 from gradwire.ddp_core.memory.sliced_memory import SlicedMemory, may_be_cut
 
 CPU = torch.device("cpu")
 RANKS = 3
-WHOLE = Layout(("a", "b"), ((5, 40), (100,)), torch.float32, CPU, RANKS)
+WHOLE = Layout(("a", "b"), ((5, 40), (100,)), torch.float32, CPU, Ranks(RANKS))
 SPECS = [
     "int8:block=8",
     "int4:block=8",
@@ -42,7 +42,7 @@ def cut(layout, size):
 
 def memory_of(spec, rank, size, step=0):
     """Of the bucket in slices of so many elements; None: as it is."""
-    built, layout = gradwire.compressor(spec), dataclasses.replace(WHOLE, rank=rank)
+    built, layout = gradwire.compressor(spec), dataclasses.replace(WHOLE, ranks=Ranks(RANKS, rank))
     return SlicedMemory(built, layout, cut(layout, size) if size else (), step)
 
 

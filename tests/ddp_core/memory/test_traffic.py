@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gradwire import kernels
-from gradwire.compress import Layout, compressor
+from gradwire.compress import Layout, Ranks, compressor
 from gradwire.compress.protocol.together import next_request
 from gradwire.compress.simulate import STEADY, alike
 from gradwire.ddp_core.memory.bucket_memory import BucketMemory
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(not triton_kernels.INTERPRETED, reason="loads an
 
 def moved(spec, dtype, monkeypatch):
     """Bytes an element of the second step, from the gradient in the bucket to the average there."""
-    layout = Layout(("first", "second"), SHAPES, dtype, torch.device("cpu"), world_size=RANKS)
+    layout = Layout(("first", "second"), SHAPES, dtype, torch.device("cpu"), Ranks(RANKS))
     memory = BucketMemory(compressor(spec), layout, STEADY)
     counted = Counted(monkeypatch)
     for step in (0, 1):
@@ -42,7 +42,7 @@ def moved(spec, dtype, monkeypatch):
                     request, _ = next_request(program, reply)
                 if request is None:
                     break
-                reply = alike(request, layout.members(request.scope), layout.rank)
+                reply = alike(request, layout.ranks)
         memory.end_step(keep=True, carrying=False)
     return (counted.bytes - before) / layout.numel
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 import torch
 
-from gradwire.compress import AllReduce
+from gradwire.compress import AllReduce, Ranks
 from gradwire.ddp_core.engine.side_stream import SideStream
 from gradwire.ddp_core.engine.task import Task
 from gradwire.ddp_core.measure.clock import CudaClock
@@ -64,17 +64,14 @@ class Streams(StandIn):
 class Wire(Transport):
     """A link with a stream of its own, on which requests follow each other."""
 
-    world_size = 2
+    ranks = Ranks(2)
 
     def __init__(self, streams):
         self.streams, self.link = streams, Stream()
 
-    def members(self, scope):
-        return self.world_size
-
     def start(self, request, channel):
         began = max(self.link.done, self.streams.current.done)
-        self.link.done = began + ALPHA + BETA * request.sent_bytes(self.world_size)
+        self.link.done = began + ALPHA + BETA * request.sent_bytes(self.ranks.world_size)
         return Replied(self.streams, request.tensor, self.link.done)
 
 

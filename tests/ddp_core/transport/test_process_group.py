@@ -8,8 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gradwire.compress import AllGather, AllReduce, AllToAll, ReduceScatter
-from gradwire.compress.protocol.scopes import members
+from gradwire.compress import AllGather, AllReduce, AllToAll, Ranks, ReduceScatter
 from gradwire.ddp_core import ProcessGroup
 from gradwire.ddp_core.transport import process_group
 
@@ -29,7 +28,7 @@ def replies(rank, world_size, ranks_per_host):
     transport.open(2)
     found = {}
     for scope in SCOPES:
-        rows = transport.members(scope)
+        rows = len(transport.ranks.members(scope))
         for channel, request in enumerate((AllReduce, ReduceScatter, AllGather, AllToAll)):
             pending = transport.start(request(numbers(rank, rows), scope=scope), channel % 2)
             found[scope, request.__name__] = pending.wait(LIMIT).clone()
@@ -42,7 +41,7 @@ def replies(rank, world_size, ranks_per_host):
 def test_ranks_of_a_scope_get_what_its_members_gave(ranks, world_size, ranks_per_host):
     for rank, found in enumerate(ranks.run(replies, world_size, ranks_per_host)):
         for scope in SCOPES:
-            group = members(scope, rank, world_size, ranks_per_host)
+            group = Ranks(world_size, rank, ranks_per_host).members(scope)
             given = torch.stack([numbers(other, len(group)).double() for other in group])
             mine = group.index(rank)
             expected = {
@@ -106,7 +105,9 @@ def test_on_cuda_a_reply_is_noted_where_its_work_tells_a_stream_behind_it(by_str
 
 @pytest.mark.parametrize(("device", "backend"), [("cuda", "nccl"), ("cuda", "gloo"), ("cpu", "gloo")])
 def test_streams_wait_for_replies_with_nccl_alone(device, backend):
-    group = SimpleNamespace(size=lambda: 2, _get_backend=lambda _: SimpleNamespace(name=lambda: backend))
+    group = SimpleNamespace(
+        size=lambda: 2, rank=lambda: 0, _get_backend=lambda _: SimpleNamespace(name=lambda: backend)
+    )
     assert ProcessGroup(group, torch.device(device), LIMIT)._by_streams == (backend == "nccl")
 
 

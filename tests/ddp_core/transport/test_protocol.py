@@ -4,23 +4,23 @@ from types import SimpleNamespace
 
 import torch
 
+from gradwire.compress import Ranks
 from gradwire.ddp_core import Link, Paced
 
 from ...faulty import Throughout
 
 WITH_MEMORY = SimpleNamespace(
     group=None,
-    world_size=2,
+    ranks=Ranks(2),
     allocates=True,
     allocate=lambda buckets: [torch.zeros(3) for _ in buckets],
     allocate_for=torch.clone,
-    members=lambda scope: 2,
 )
 
 
 def test_nothing_lies_in_memory_where_a_decorator_would_not_see_it_go():
     paced = Paced(WITH_MEMORY, Link(1e6))
-    assert paced.members("all") == 2
+    assert paced.ranks == Ranks(2)
     assert not paced.allocates
     assert list(paced.allocate([[torch.ones(3)]])) == [None]
     assert paced.allocate_for(torch.ones(3)) is None

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gradwire
-from gradwire.compress import Layout, compressor
+from gradwire.compress import Layout, Ranks, compressor
 from gradwire.compress.protocol.requests import all_reduce
 from gradwire.compress.state.tree import PerParameter
 from gradwire.ddp_core.measure.clock import clock_of
@@ -16,7 +16,7 @@ from gradwire.hooks.advice.network import GROWTH, SMALLEST, _sizes
 from gradwire.hooks.advice.predict import requests_on
 
 CPU = torch.device("cpu")
-LAYOUT = Layout(("w", "b"), ((64, 64), (64,)), torch.float32, CPU, world_size=4)
+LAYOUT = Layout(("w", "b"), ((64, 64), (64,)), torch.float32, CPU, Ranks(4))
 POOL = gradient_pool(CPU, torch.float32, 2**14)
 SPECS = [*gradwire.compressors(), "adaptive:guard=true"]
 

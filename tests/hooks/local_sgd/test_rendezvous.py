@@ -174,7 +174,7 @@ def test_an_address_may_be_of_ipv6(town):
         pytest.skip(f"no IPv6 here: {error}")
     at = Rendezvous(f"[::1]:{town.store.port}", 1)
     at.join("alone")
-    assert at.meet().world_size == 1
+    assert at.meet().ranks.world_size == 1
 
 
 def test_where_no_store_answers_that_is_told_at_the_first_attempt(monkeypatch, caplog):
@@ -214,4 +214,4 @@ def test_a_store_that_starts_a_little_later_is_found(caplog):
         rendezvous.logger.removeHandler(told)
         thread.join(60)
     at.join("alone")
-    assert at.meet().world_size == 1
+    assert at.meet().ranks.world_size == 1

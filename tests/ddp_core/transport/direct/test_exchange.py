@@ -35,7 +35,7 @@ def replies(rank, world_size, ranks_per_host, pinned):
     transport.open(2)
     found = {}
     for scope in ("all", "across"):
-        count = transport.members(scope)
+        count = len(transport.ranks.members(scope))
         for dtype in (torch.uint8, torch.float32):
             given = rows(rank, count, dtype)
             pending = {

@@ -11,7 +11,7 @@ from gradwire.compress import (
     AllToAll,
     BFloat16,
     Float16,
-    Layout,
+    Ranks,
     ReduceScatter,
     Simulation,
     Traffic,
@@ -25,7 +25,7 @@ from gradwire.compress import (
 )
 from gradwire.compress.simulate import traffic
 
-from ..given import gradients, layout, mean
+from ..given import gradients, layout, mean, placed
 
 SCOPES = ("all", "host", "across")
 TOPOLOGIES = [(1, 1), (2, 1), (2, 2), (6, 1), (6, 2), (6, 3), (6, 6)]  # (ranks, ranks a host)
@@ -49,9 +49,9 @@ def given(world_size, *shape):
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize(("world_size", "ranks_per_host"), TOPOLOGIES)
 class TestReplies:
-    def test_a_layout_names_the_members_of_a_scope(self, world_size, ranks_per_host, scope):
+    def test_ranks_name_the_members_of_a_scope(self, world_size, ranks_per_host, scope):
         for rank in range(world_size):
-            within = Layout((), (), torch.float32, torch.device("cpu"), world_size, rank, ranks_per_host)
+            within = Ranks(world_size, rank, ranks_per_host)
             assert list(within.members(scope)) == peers(scope, rank, world_size, ranks_per_host)
 
     @pytest.mark.parametrize("op", ["mean", "sum"])
@@ -91,7 +91,7 @@ class TwoLevel:
         return layout
 
     def reduce(self, grad, state, residual=None):
-        members = len(state.members("host"))
+        members = len(state.ranks.members("host"))
         padded = torch.nn.functional.pad(grad, (0, -grad.numel() % members))
         shard = yield from reduce_scatter(padded.view(members, -1), scope="host")
         shard = yield from all_reduce(shard, scope="across")
@@ -101,7 +101,7 @@ class TwoLevel:
 
 def two_levels(world_size, ranks_per_host, *shapes, dtype=torch.float32):
     within = layout(*shapes, world_size=world_size, dtype=dtype)
-    return dataclasses.replace(within, ranks_per_host=ranks_per_host)
+    return placed(within, per_host=ranks_per_host)
 
 
 @pytest.mark.parametrize(("world_size", "ranks_per_host"), TOPOLOGIES)
@@ -132,7 +132,7 @@ def test_with_one_rank_a_host_nothing_is_sent_within_it():
 @pytest.mark.parametrize("members", [1, 2, 8])
 def test_a_reduce_scatter_sends_every_row_but_one_s_own(members):
     request = ReduceScatter(torch.empty(members, 6))
-    assert traffic(request, members) == Traffic(1, 24 * members, (members - 1) * 24)
+    assert traffic(request, Ranks(members)) == Traffic(1, 24 * members, (members - 1) * 24)
 
 
 @pytest.mark.parametrize("shapes", [[(2,), (3,)], [(2, 3), (), (4, 1)], [(1,)]], ids=str)
@@ -179,7 +179,7 @@ class TestErrors:
 
     def test_a_reduce_scatter_needs_a_row_for_each_member(self):
         with pytest.raises(RuntimeError, match="ReduceScatter over 2 ranks needs a row for each"):
-            simulate([reduce_scatter(torch.ones(4, 3), scope="host") for _ in range(4)], ranks_per_host=2)
+            simulate([reduce_scatter(torch.ones(4, 3), scope="host") for _ in range(4)], per_host=2)
 
 
 @pytest.mark.parametrize("wrapper", [Float16, BFloat16])
