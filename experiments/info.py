@@ -127,7 +127,8 @@ def process_groups() -> dict[str, bool]:
 def _tables(collected: Mapping[str, Any]) -> Iterator[Table]:
     yield _table("versions", {name: found or "not installed" for name, found in collected["versions"].items()}.items())
     yield _table("devices", _devices(collected["cpu"], collected["gpus"]))
-    yield _table("between GPUs", _pairs(collected["between_gpus"]))
+    if len(collected["between_gpus"]) > 1:
+        yield _table("between GPUs", _pairs(collected["between_gpus"]))
     yield _table(
         "kernel backends",
         [(each["name"], each["device"], _yes(each["available"], each["reason"])) for each in collected["kernels"]],
@@ -156,8 +157,6 @@ def _pairs(kinds: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[str, ...]]:
             f"{count} pair{'s' * (count > 1)}",
             next(words for start, words in BETWEEN if kind.startswith(start)),
         )
-    if not each:
-        yield "none known", "one GPU, or none, or nvidia-smi does not tell"
 
 
 def _link(name: str, state: str | None, addresses: list[str], speed_mbit: int | None) -> tuple[str, ...]:
