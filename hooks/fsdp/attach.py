@@ -18,7 +18,7 @@ from .arrivals import Arrivals
 from .communication import ShardGather, ShardReduction
 from .handle import ShardHandle
 from .modules import ShardedModule, modules_of
-from .replicas import DIVISOR, ReplicaMean, ReplicaSteps
+from .replicas import DIVISOR, take_replicas
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,6 @@ def attach_sharded(model: nn.Module, asked: Sharding, timeout: timedelta, transp
     """
     codec, reduction = shard_codec(asked.gather or "none"), shard_sum(asked.reduce or "none", asked.optimizer)
     modules = modules_of(model)
-    if taken := [module for module in modules if not module.takes_communication]:
-        raise ValueError(
-            f"somebody communicates for {len(taken)} of its {len(modules)} sharded modules already: attach once, or close() "
-            "the handle first"
-        )
     replicas = _handle_of_replicas(modules, asked, timeout, transport)
     averager = ShardAverager(
         reduction,
@@ -71,10 +66,7 @@ def attach_sharded(model: nn.Module, asked: Sharding, timeout: timedelta, transp
         None if replicas is None else replicas.averager,
     )
     if replicas is not None:
-        steps = ReplicaSteps(replicas, averager if asked.of_shards else None)
-        arrivals = Arrivals(steps, modules[0].device, timeout)
-        for module in modules:
-            module.take_replicas(ReplicaMean(module, replicas, steps, arrivals))
+        take_replicas(modules, replicas, averager if asked.of_shards else None)
     if asked.of_shards:
         _take_shards(modules, averager, replicated=replicas is not None)
     return ShardHandle(averager, replicas, modules, of_shards=asked.of_shards)
