@@ -184,9 +184,9 @@ class ShardedModule:
             yield self.names[place], param._sharded_param_data.view(param.padded_sharded_param_size)
 
     def splits(self) -> list[int]:
-        """How many of the `shards` in turn are alike in a tensor-parallel model: whole on all of its ranks, or cut.
+        """Return the lengths of the runs of `shards` that a tensor-parallel model has whole on all of its ranks, or cut.
 
-        What is whole there must have the same averages on all of these ranks, so it is compressed apart from what is cut.
+        Whole parameters must have the same averages on all of these ranks, so they are compressed apart from the others.
         """
         kinds = [_placements(self.group.fsdp_params[place]) for place in self._places]
         return [len(list(alike)) for _, alike in itertools.groupby(kinds)]
