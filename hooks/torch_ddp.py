@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..compress import Spec, tuned
+from ..compress import Optimizers, Spec, tuned
 from ..ddp_core import DEFAULT_TIMEOUT, Decorator, Handle, Scaler, refuse_inside
 from ..ddp_core import DistributedDataParallel as OwnDDP
 from .hook_never_called import NeverCalled
@@ -74,7 +74,7 @@ def attach(
     process_group: dist.ProcessGroup | None = None,
     timeout: timedelta = DEFAULT_TIMEOUT,
     transport: Decorator | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Optimizers | None = None,
     scaler: Scaler | None = None,
 ) -> Handle: ...
 
@@ -89,7 +89,7 @@ def attach(
     process_group: dist.ProcessGroup | None = None,
     timeout: timedelta = DEFAULT_TIMEOUT,
     transport: Decorator | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Optimizers | None = None,
     scaler: Scaler | None = None,
 ) -> "ShardHandle": ...
 
@@ -105,7 +105,7 @@ def attach(
     process_group: dist.ProcessGroup | None = None,
     timeout: timedelta = DEFAULT_TIMEOUT,
     transport: Decorator | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Optimizers | None = None,
     scaler: Scaler | None = None,
 ) -> "Handle | ShardHandle":
     """Compress the gradients of a DDP model: `handle = attach(ddp_model, "powersgd:rank=4,start_iter=1000")`.
@@ -141,7 +141,7 @@ def _attach_whole(
     spec: Spec | None,
     of_shards: tuple[Spec | None, ...],
     options: Mapping[str, Any],
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: Optimizers | None,
 ) -> Handle:
     """Compress the gradients of a model that each rank has as a whole: of DDP, or of `replicate`."""
     replicated = isinstance(model, nn.Module) and is_replicated(model)
@@ -186,7 +186,7 @@ def comm_hook(
     timeout: timedelta = DEFAULT_TIMEOUT,
     partial: bool | None = None,
     transport: Decorator | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Optimizers | None = None,
 ) -> tuple[Handle, HookFunction]:
     """State and hook for whoever registers them: `ddp_model.register_comm_hook(*comm_hook("bf16", ddp_model))`.
 

@@ -8,9 +8,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 from torch import nn
-from torch.optim import Optimizer
 
-from ...compress import Spec, tuned
+from ...compress import Optimizers, Spec, tuned
 from ...compress.shards.reduction import shard_codec, shard_sum
 from ...ddp_core import Decorator, Handle
 from ...ddp_core.averaging.shard_averager import ShardAverager
@@ -33,7 +32,7 @@ class Sharding:
     replicas: Spec | None
     spec: Spec | None = None
     process_group: dist.ProcessGroup | None = None
-    optimizer: Optimizer | None = None
+    optimizer: Optimizers | None = None
 
     def __post_init__(self) -> None:
         if self.spec is not None or self.process_group is not None:
