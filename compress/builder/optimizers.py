@@ -100,7 +100,7 @@ def _momentum(group: Mapping[str, Any]) -> float:
 
 
 def kinds(optimizer: Optimizers) -> set[str]:
-    """What the optimizers of matrices do, as error feedback sees it; of all parameters if there are no matrices.
+    """Return the kinds of the optimizers of matrices, as error feedback sees them; of all parameters without matrices.
 
     "Adam" divides by a root mean square, "Muon" makes all singular values equal; "SGD with momentum", "SGD".
     """
@@ -110,7 +110,7 @@ def kinds(optimizer: Optimizers) -> set[str]:
 
 
 def _kind(names: Sequence[str], group: Mapping[str, Any]) -> str:
-    """What an optimizer whose classes have these names does for a group."""
+    """Return the kind of an optimizer, whose classes have these names, for a group."""
     beside = group.get("algorithm") in BESIDE or group.get("use_muon") is False
     if not beside and any(part in name for part in ORTHONORMALISE for name in names):
         return "Muon"
