@@ -16,6 +16,7 @@ from torch import Tensor
 from ...compress.protocol.requests import AllGather, AllReduce, AllToAll, ReduceScatter, Request
 from ...compress.protocol.scopes import Scope, members
 from .agreement import CHECK_EVERY, Check, nothing
+from .backends import orders_streams
 from .direct import GLOO, PINNED, Collectives, best_ways
 from .direct.exchange import Exchange, is_large
 from .private_group import meeting_place, new_name, private_group
@@ -203,7 +204,7 @@ class ProcessGroup(Transport):
     @cached_property
     def _by_streams(self) -> bool:
         """True if streams wait for replies, and the host never does."""
-        return self._device.type == "cuda" and self.group._get_backend(self._device).name() == "nccl"
+        return orders_streams(self.group, self._device)
 
     def abort(self) -> None:
         """Let go of the channels: Gloo's own abort does nothing, connections close with the last reference."""
