@@ -19,7 +19,7 @@ from .algorithms.randomk import RandomK
 from .algorithms.terngrad import TernGrad
 from .algorithms.topk import TopK
 from .builder.build import Spec, WarmUp, compressor, compressors, specification, warm_up
-from .builder.optimizers import tuned, without_momentum
+from .builder.optimizers import Optimizers, optimizers_of, tuned, without_momentum
 from .composed.adaptive import Adaptive
 from .composed.hierarchical import Hierarchical
 from .feedback.adam_space import AdamSpace
@@ -81,6 +81,7 @@ __all__ = [
     "Layout",
     "Natural",
     "OneBit",
+    "Optimizers",
     "Partition",
     "PerTensor",
     "PowerSGD",
@@ -107,6 +108,7 @@ __all__ = [
     "compressors",
     "dry_run",
     "most_rounds",
+    "optimizers_of",
     "reduce_scatter",
     "register",
     "simulate",

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..compress import Compressor, Spec, compressor, specification, tuned
+from ..compress import Compressor, Optimizers, Spec, compressor, specification, tuned
 from .averaging.averager import CompressedAverager
 from .averaging.torch_steps import TorchSteps
 from .buckets.layout import plain_names
@@ -189,7 +189,7 @@ class Handle(Observed):
         """True if a step has begun with it."""
         return self.averager.engines.agreement.step > 0
 
-    def swap(self, spec: Spec, *, optimizer: torch.optim.Optimizer | None = None) -> None:
+    def swap(self, spec: Spec, *, optimizer: Optimizers | None = None) -> None:
         """Go on with another compressor from the next step; nothing held back is lost. All ranks swap at one step.
 
         `optimizer`: as for `attach`. On another thread than training's, a step that is under way comes to its end first.

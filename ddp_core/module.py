@@ -14,7 +14,7 @@ from torch.autograd.profiler import record_function
 from torch.distributed.algorithms.join import Join, Joinable
 from torch.distributed.utils import _to_kwargs
 
-from ..compress import Spec, tuned
+from ..compress import Optimizers, Spec, tuned
 from ..compress import compressor as compressor_of
 from .averaging.averager import CompressedAverager
 from .averaging.interface import Averager
@@ -81,7 +81,7 @@ class DistributedDataParallel(TorchAttributes):
         compressor: Spec = "none",
         timeout: timedelta = DEFAULT_TIMEOUT,
         transport: Decorator | None = None,
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizer: Optimizers | None = None,
         scaler: Scaler | None = None,
         **named_arguments: Any,
     ) -> None:
@@ -277,7 +277,10 @@ class DistributedDataParallel(TorchAttributes):
     def overlap(self, overlap: Overlap) -> None:
         """Let averages arrive while the next forward runs: `gradwire.overlap` asks for it, on all ranks."""
         if self._overlap is not None:
-            raise RuntimeError("the model is overlapped already, with another optimizer: one overlap() for each model")
+            raise RuntimeError(
+                "the model is overlapped already, with another optimizer: one call of overlap() for each model, with a list "
+                "of all its optimizers"
+            )
         if self._hook is not None:
             raise RuntimeError("overlap() takes no model with a communication hook: make it with compressor=...")
         self._bind_overlap(overlap)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 from torch.optim import Optimizer
 
+from ..compress import Optimizers, optimizers_of
 from ..ddp_core.module import DistributedDataParallel
 from ..ddp_core.overlap import messages
 from ..ddp_core.overlap.overlap import Overlap
@@ -14,7 +15,7 @@ from ..ddp_core.overlap.overlapped_optimizer import OverlappedOptimizer, check_s
 from ..ddp_core.overlap.partial_step import PartialStep, check
 from ..ddp_core.overlap.slice_order import ORDERS
 
-AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
+AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizers)
 
 
 def overlap(
@@ -29,7 +30,8 @@ def overlap(
 
     `optimizer = gradwire.overlap(model, optimizer)`; the loop stays as it was, and so do the results, bit for bit those of
     `order="synchronous"`. Returns the optimizer itself, with two more methods: `drain()` waits for all that is under way,
-    `report()` tells what was waited for. `model`: wrapped in gradwire.DistributedDataParallel.
+    `report()` tells what was waited for. A list of optimizers, such as Muon for matrices and AdamW for the rest, comes back
+    as it is. `model`: wrapped in gradwire.DistributedDataParallel.
 
     `order`: of what is sent. "auto" finds it from measured times, and waits at the end of backward as long as nothing
     promises 3 %; "priority" always overlaps, first what forward needs first; "backward" overlaps without another order;
@@ -47,13 +49,25 @@ def overlap(
         raise ValueError(f"the order is one of {', '.join(ORDERS)}; got {order!r}")
     if slice_mb is not None and not (isinstance(slice_mb, int | float) and 0 < slice_mb < float("inf")):
         raise ValueError(f"slice_mb is a number of MiB above 0, got {slice_mb!r}")
-    if isinstance(optimizer, OverlappedOptimizer):
+    inside = [_inside(each) for each in optimizers_of(optimizer)]
+    if any(isinstance(each, OverlappedOptimizer) for each in inside):
         raise RuntimeError(
-            "the optimizer is overlapped already: one optimizer for one model, and one call of overlap()"
+            "the optimizer is overlapped already: one call of overlap() for a model, with all of its optimizers"
         )
-    check(optimizer, per_parameter=per_parameter)
-    check_step(optimizer)
-    result = Overlap(model.module, PartialStep(optimizer, type(optimizer)), order, slice_mb)
+    for each in inside:
+        check(each, per_parameter=per_parameter)
+        check_step(each)
+    steppers = [PartialStep(each, type(each)) for each in inside]
+    result = Overlap(model.module, steppers, order, slice_mb)
     model.overlap(result)
-    overlapped(optimizer, result)
+    for around, each, stepper in zip(optimizers_of(optimizer), inside, steppers, strict=True):
+        overlapped(each, result, stepper)
+        if around is not each:
+            around.__dict__.update(drain=result.drain, report=result.report)
     return optimizer
+
+
+def _inside(optimizer: Any) -> Optimizer:
+    """The optimizer whose step updates: inside of what Accelerate and Fabric put around it, or `optimizer` itself."""
+    inside = getattr(optimizer, "optimizer", None)
+    return _inside(inside) if isinstance(inside, Optimizer) else optimizer

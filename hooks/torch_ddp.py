@@ -2,7 +2,7 @@
 
 # torch compares the annotations of a hook themselves, so this file must not postpone them.
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial as partially
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..compress import Spec, tuned
+from ..compress import Optimizers, Spec, tuned
 from ..ddp_core import DEFAULT_TIMEOUT, Decorator, Handle, Scaler, refuse_inside
 from ..ddp_core import DistributedDataParallel as OwnDDP
 from .hook_never_called import NeverCalled
@@ -27,6 +27,9 @@ NOT_DDP = {  # class: what to do there
     "FullyShardedDataParallel": "FSDP shards gradients by itself, and FSDP1 lets nobody else do so: use fully_shard, or DDP",
     "PreTrainedModel": "transformers' Trainer wraps it when training begins: trainer.add_callback(GradwireCallback(trainer, "
     "...)) of gradwire.transformers attaches to trainer.model_wrapped then; without Trainer, wrap it first, then attach",
+    "torch.distributed._composable.replicate.DDP": "its replicate() has a DDP model of its own: call "
+    "model.register_comm_hook(*gradwire.comm_hook('int8', model)) before the first forward, or use the replicate() of "
+    "torch.distributed._composable.replicate_with_fsdp, which torch has since 2.9",
 }
 PYTHON_REDUCER = (
     "torch's DDP was made under torch._dynamo.config.optimize_ddp='python_reducer', where communication hooks get no "
@@ -42,8 +45,18 @@ def compress_bucket(state: Handle, bucket: dist.GradBucket) -> torch.futures.Fut
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Return True if `fully_shard` was applied to a model, or to modules in it."""
-    return any(kind.__name__ == "FSDPModule" for module in model.modules() for kind in type(module).__mro__)
+    """Return True if `fully_shard` or `replicate` was applied to a model, or to modules in it."""
+    return _has_a("FSDPModule", model)
+
+
+def is_replicated(model: nn.Module) -> bool:
+    """Return True if torch's `replicate` was applied to a model, or to modules in it."""
+    return _has_a("ReplicateModule", model)
+
+
+def _has_a(kind: str, model: nn.Module) -> bool:
+    """Return True if torch has made a module of a model one of a kind that older versions of torch do not have."""
+    return any(each.__name__ == kind for module in model.modules() for each in type(module).__mro__)
 
 
 def ddp_inside(model: nn.Module | None) -> DistributedDataParallel | None:
@@ -61,7 +74,7 @@ def attach(
     process_group: dist.ProcessGroup | None = None,
     timeout: timedelta = DEFAULT_TIMEOUT,
     transport: Decorator | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Optimizers | None = None,
     scaler: Scaler | None = None,
 ) -> Handle: ...
 
@@ -76,7 +89,7 @@ def attach(
     process_group: dist.ProcessGroup | None = None,
     timeout: timedelta = DEFAULT_TIMEOUT,
     transport: Decorator | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Optimizers | None = None,
     scaler: Scaler | None = None,
 ) -> "ShardHandle": ...
 
@@ -92,7 +105,7 @@ def attach(
     process_group: dist.ProcessGroup | None = None,
     timeout: timedelta = DEFAULT_TIMEOUT,
     transport: Decorator | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Optimizers | None = None,
     scaler: Scaler | None = None,
 ) -> "Handle | ShardHandle":
     """Compress the gradients of a DDP model: `handle = attach(ddp_model, "powersgd:rank=4,start_iter=1000")`.
@@ -104,41 +117,61 @@ def attach(
     not DDP and ValueError for a wrong specification. DDP may be inside of what torch.compile, Lightning Fabric or Accelerate
     have made of it.
 
+    It takes a model of torch's `replicate` as it takes one of DDP.
+
     Of an FSDP2 model (`fully_shard`) it says how weights are gathered and gradients reduced, "none" for as they are, and how
     these are averaged over the replicas of hybrid sharding: `attach(fsdp_model, gather="int8", reduce="int4")`.
     """
-    if isinstance(model, nn.Module) and is_sharded(model):
+    handle: Handle | ShardHandle
+    if isinstance(model, nn.Module) and is_sharded(model) and not is_replicated(model):
         from .fsdp import Sharding, attach_sharded
 
         asked = Sharding(gather, reduce, replicas, spec, process_group, optimizer)
         handle = attach_sharded(model, asked, timeout, transport)
-        if scaler is not None:
-            handle.follow(scaler)
-        return handle
+    else:
+        options: dict[str, Any] = {"process_group": process_group, "timeout": timeout, "transport": transport}
+        handle = _attach_whole(model, spec, (gather, reduce, replicas), options, optimizer)
+    if scaler is not None:
+        handle.follow(scaler)
+    return handle
+
+
+def _attach_whole(
+    model: nn.Module,
+    spec: Spec | None,
+    of_shards: tuple[Spec | None, ...],
+    options: Mapping[str, Any],
+    optimizer: Optimizers | None,
+) -> Handle:
+    """Compress the gradients of a model that each rank has as a whole: of DDP, or of `replicate`."""
+    replicated = isinstance(model, nn.Module) and is_replicated(model)
     ddp = ddp_inside(model) if isinstance(model, nn.Module) else None
-    if ddp is None:
+    if ddp is None and not replicated:
         raise TypeError(
             f"attach needs a model wrapped in torch.nn.parallel.DistributedDataParallel, got {type(model).__name__}: "
             f"{_way_out(model)}"
         )
-    if spec is None or (gather, reduce, replicas) != (None, None, None):
+    if spec is None or any(each is not None for each in of_shards):
         raise TypeError(
-            "a DDP model takes a compressor, attach(ddp_model, 'int8'); gather, reduce and replicas are FSDP2's"
+            f"a {'DDP' if ddp else 'replicated'} model takes a compressor, attach(model, 'int8'); gather, reduce and "
+            "replicas are FSDP2's"
         )
+    if ddp is None:
+        from .replicate import attach_replicated
+
+        return attach_replicated(model, tuned(spec, optimizer), **options)
     refuse_inside(ddp.module, (each for each in ddp._module_parameters if each.requires_grad))  # no ignored ones
-    options: dict[str, Any] = {"process_group": process_group, "timeout": timeout, "transport": transport}
     state, hook = comm_hook(spec, ddp, **options, optimizer=optimizer)
     ddp.register_comm_hook(state, hook)
-    if scaler is not None:
-        state.follow(scaler)
     return state
 
 
 def _way_out(model: object) -> str:
     """Return the advice for a model that is not DDP."""
     for kind in type(model).__mro__:
-        if kind.__name__ in NOT_DDP:
-            return NOT_DDP[kind.__name__]
+        for name in (kind.__name__, f"{kind.__module__}.{kind.__name__}"):
+            if name in NOT_DDP:
+                return NOT_DDP[name]
     inside = model.named_modules() if isinstance(model, nn.Module) else ()
     found = next((name for name, module in inside if isinstance(module, DistributedDataParallel)), None)
     return "wrap it first, then attach" if found is None else f"its {found} is one: attach to that"
@@ -153,7 +186,7 @@ def comm_hook(
     timeout: timedelta = DEFAULT_TIMEOUT,
     partial: bool | None = None,
     transport: Decorator | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Optimizers | None = None,
 ) -> tuple[Handle, HookFunction]:
     """State and hook for whoever registers them: `ddp_model.register_comm_hook(*comm_hook("bf16", ddp_model))`.
 

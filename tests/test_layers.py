@@ -41,6 +41,7 @@ FLOORS = {  # the rooms of a layer, folders and files, from the ground up; those
         "hook_never_called keywords torch_ddp_checks overlap plan slices",
         "torch_ddp",
         "fsdp local_sgd watching",
+        "replicate",
         "advice frameworks",
     ],
     "experiments": [
@@ -56,6 +57,7 @@ FLOORS = {  # the rooms of a layer, folders and files, from the ground up; those
 LAZY = [  # what is imported only once it is asked for
     ("ddp_core/handle.py", "gradwire.hooks.watching.watch"),
     ("hooks/torch_ddp.py", "gradwire.hooks.fsdp"),
+    ("hooks/torch_ddp.py", "gradwire.hooks.replicate"),
 ]
 FILES = [file.relative_to(ROOT) for layer in LAYERS for file in sorted((ROOT / layer).rglob("*.py"))]
 

@@ -16,4 +16,7 @@ FEEDBACK: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "Adam": {
         "topk": {"feedback": 0.9},
     },
+    "Muon": {  # makes all singular values equal: what a low rank holds back has to come back whole
+        "topk": {"feedback": 0.9},
+    },
 }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,33 +19,62 @@ from .build import Spec, check_depth, compressor, parsed, specification
 from .defaults import FEEDBACK
 
 logger = logging.getLogger(__name__)
-O = TypeVar("O", bound=Optimizer)  # noqa: E741
-KNOWN = ("SGD", "Adam", "NAdam", "RAdam", "RMSprop")  # how the names of those begin whose momentum can be taken away
+Optimizers: TypeAlias = (
+    Optimizer | Sequence[Optimizer]
+)  # of one model, such as Muon for matrices and AdamW for the rest
+O = TypeVar("O", bound=Optimizers)  # noqa: E741
+KNOWN = ("SGD", "Adam", "NAdam", "RAdam", "RMSprop", "Muon", "NorMuon")  # names begin so if momentum can be taken away
+MOMENTUM = {
+    "momentum": 0.0,
+    "mu": 0.0,
+    "beta1": 0.0,
+    "nesterov": False,
+}  # options of momentum, and their values without
 DIVIDES = ("betas", "centered", "beta2_decay", "lr_decay", "rho")  # options of those that divide by a root mean square
+ORTHONORMALISE = (
+    "Muon",
+    "Dion",
+)  # in the names of those that do; the Muons of other packages may run Adam for some groups
+BESIDE = ("adam", "adamw", "lion")  # what such a group's "algorithm" is then; or its "use_muon" is False
 
 
 def without_momentum(optimizer: O) -> O:
     """`optimizer` itself, its own momentum set to 0: for methods with `momentum=`, whose averages have it already.
 
-    `momentum` and `nesterov` of SGD and RMSprop, and the first of `betas` of Adam and its kin, in all groups, also in those
-    to come. A schedule that sets momentum, as OneCycleLR does, needs `cycle_momentum=False`. Raises TypeError for other
-    optimizers.
+    `momentum` and `nesterov` of SGD, RMSprop and Muon, and the first of `betas` of Adam and its kin, in all groups, also in
+    those to come. `optimizer` may be a list of several. A schedule that sets momentum, as OneCycleLR does, needs
+    `cycle_momentum=False`. Raises TypeError for other optimizers.
     """
-    kinds = [kind.__name__ for kind in type(_innermost(optimizer)).__mro__]
-    if not any(name.startswith(KNOWN) for name in kinds):
-        raise TypeError(
-            f"without_momentum knows SGD, Adam, AdamW, NAdam, RAdam, Adamax and RMSprop, not {kinds[0]}: make it without "
-            f"momentum yourself"
-        )
-    for each in (optimizer, _innermost(optimizer)):
+    several = optimizers_of(optimizer)
+    for names in map(_names, several):
+        if not any(name.startswith(KNOWN) for name in names):
+            raise TypeError(
+                f"without_momentum knows SGD, Adam, AdamW, NAdam, RAdam, Adamax, RMSprop, Muon and NorMuon, not {names[0]}: "
+                f"make it without momentum yourself"
+            )
+    for each in (*several, *map(_innermost, several)):
         for group in (each.defaults, *each.param_groups):
             group.update(_without(group))
     return optimizer
 
 
+def optimizers_of(optimizer: object) -> tuple[Optimizer, ...]:
+    """Return the optimizers given, one or several. Raises TypeError for anything else."""
+    several = tuple(optimizer) if isinstance(optimizer, list | tuple) else (optimizer,)
+    if not several or not all(isinstance(each, Optimizer) for each in several):
+        given = ", ".join(type(each).__name__ for each in several) or "none"
+        raise TypeError(f"optimizer is a torch.optim.Optimizer, or a list of several; got {given}")
+    return several
+
+
+def _names(optimizer: Optimizer) -> list[str]:
+    """The names of an optimizer's classes, its own first."""
+    return [kind.__name__ for kind in type(_innermost(optimizer)).__mro__]
+
+
 def _without(group: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a group that have to do with momentum, as they are without."""
-    found: dict[str, Any] = {key: off for key, off in (("momentum", 0.0), ("nesterov", False)) if key in group}
+    found: dict[str, Any] = {key: off for key, off in MOMENTUM.items() if key in group}
     if "betas" in group:
         first, *others = group["betas"]
         found["betas"] = (torch.zeros_like(first) if isinstance(first, Tensor) else 0.0, *others)
@@ -60,43 +89,64 @@ def _innermost(optimizer: Any) -> Any:
     return optimizer
 
 
-def own_momentum(optimizer: Optimizer) -> float:
-    """The largest momentum of any group: 0 where there is none."""
-    return max(
-        (float(group.get("momentum") or (group.get("betas") or (0.0,))[0]) for group in optimizer.param_groups),
-        default=0.0,
-    )
+def own_momentum(optimizer: Optimizers) -> float:
+    """The largest momentum of any group of any optimizer: 0 where there is none."""
+    return max((_momentum(group) for each in optimizers_of(optimizer) for group in each.param_groups), default=0.0)
 
 
-def kind(optimizer: Optimizer) -> str:
-    """The optimizer as error feedback sees it: "Adam" (it divides by a root mean square), "SGD with momentum" or "SGD"."""
-    if not hasattr(optimizer, "param_groups"):
-        raise TypeError(f"optimizer is a torch.optim.Optimizer, got {type(optimizer).__name__}")
-    options = {option for group in optimizer.param_groups for option in group}
-    if options.intersection(DIVIDES):
+def _momentum(group: Mapping[str, Any]) -> float:
+    betas = group.get("betas") or (0.0,)
+    return max(float(value) for value in (*(group.get(key) or 0.0 for key in MOMENTUM if key != "nesterov"), betas[0]))
+
+
+def kinds(optimizer: Optimizers) -> set[str]:
+    """Return the kinds of the optimizers of matrices, as error feedback sees them; of all parameters without matrices.
+
+    "Adam" divides by a root mean square, "Muon" makes all singular values equal; "SGD with momentum", "SGD".
+    """
+    groups = [(_names(each), group) for each in optimizers_of(optimizer) for group in each.param_groups]
+    of_matrices = [(names, group) for names, group in groups if any(each.dim() > 1 for each in group["params"])]
+    return {_kind(names, group) for names, group in of_matrices or groups}
+
+
+def _kind(names: Sequence[str], group: Mapping[str, Any]) -> str:
+    """Return the kind of an optimizer, whose classes have these names, for a group."""
+    beside = group.get("algorithm") in BESIDE or group.get("use_muon") is False
+    if not beside and any(part in name for part in ORTHONORMALISE for name in names):
+        return "Muon"
+    if beside or not group.keys().isdisjoint(DIVIDES):
         return "Adam"
-    return "SGD with momentum" if own_momentum(optimizer) else "SGD"
+    return "SGD with momentum" if _momentum(group) else "SGD"
 
 
-def tuned(spec: Spec, optimizer: Optimizer | None) -> Spec:
+def tuned(spec: Spec, optimizer: Optimizers | None) -> Spec:
     """`spec` with the options of error feedback that suit `optimizer`, where it gives none of its own; logs which.
 
-    A compressor that is an object stays as it is. Warns where both it and the optimizer have momentum.
+    Those of the optimizers of matrices, which is what methods compress most; of several kinds the smallest feedback. A
+    compressor that is an object stays as it is. Warns where both it and an optimizer have momentum.
     """
     if optimizer is None:
         return spec
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"optimizer is a torch.optim.Optimizer, got {type(optimizer).__name__}")
-    name, filled = type(_innermost(optimizer)).__name__, spec
+    several, filled = optimizers_of(optimizer), spec
+    name = " and ".join(_names(each)[0] for each in several)
     if isinstance(spec, str | Mapping):
         check_depth(spec)
         given = parsed(spec) if isinstance(spec, str) else spec
-        changed = _filled(given, FEEDBACK.get(kind(optimizer), {}))
+        changed = _filled(given, _feedback_for(kinds(several)))
         if changed != given:
             filled = compressor(changed)
             logger.info("%s: %s with %s; options that are given stay", spec, specification(filled), name)
-    _check_momentum(compressor(filled), optimizer, name)
+    _check_momentum(compressor(filled), several, name)
     return filled
+
+
+def _feedback_for(found: Collection[str]) -> dict[str, Mapping[str, Any]]:
+    """Return options by method that suit kinds of optimizers: of several those with the smallest feedback."""
+    chosen: dict[str, Mapping[str, Any]] = {}
+    for method, options in (row for kind in sorted(found) for row in FEEDBACK.get(kind, {}).items()):
+        if options.get("feedback", 1.0) < chosen.get(method, {}).get("feedback", 1.1):
+            chosen[method] = options
+    return chosen
 
 
 def _filled(given: Mapping[str, Any], defaults: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -110,9 +160,9 @@ def _filled(given: Mapping[str, Any], defaults: Mapping[str, Mapping[str, Any]])
     return {**defaults.get(method.name, {}), **filled}
 
 
-def _check_momentum(built: Compressor, optimizer: Optimizer, name: str) -> None:
+def _check_momentum(built: Compressor, optimizers: Sequence[Optimizer], name: str) -> None:
     mine = next((each.momentum for each in inside(built) if isinstance(each, WorkerMomentum | DGC)), 0.0)
-    if mine and (own := own_momentum(optimizer)):
+    if mine and (own := own_momentum(optimizers)):
         warnings.warn(
             f"{specification(built)} averages gradients with a momentum of {mine:g}, and {name} has one of {own:g} on top: "
             f"call gradwire.without_momentum(optimizer), or leave out momentum=",

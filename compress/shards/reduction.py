@@ -13,14 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from ...kernels import all_finite
 from ..algorithms.adapters import Draws, TwoShot, drawn, draws
 from ..algorithms.dense import Dense
 from ..algorithms.rows import ALIGNMENT
 from ..builder.build import Spec, compressor, parsed
-from ..builder.optimizers import tuned
+from ..builder.optimizers import Optimizers, tuned
 from ..feedback.decayed_feedback import DecayedFeedback
 from ..feedback.error_feedback import ErrorFeedback
 from ..feedback.float32_arithmetic import Float32Arithmetic
@@ -160,7 +159,7 @@ def gather_rows(codec: Codec | None, mine: Tensor, out: Tensor) -> Program[Tenso
     return out
 
 
-def shard_sum(spec: Spec, optimizer: Optimizer | None = None) -> ShardSum:
+def shard_sum(spec: Spec, optimizer: Optimizers | None = None) -> ShardSum:
     """Build the sum of shards by a specification: `none`, or a method whose first round is an all-to-all.
 
     Beside the method's options it may say `residual_bits=8`. `optimizer`: see `tuned`. Raises ValueError for others.

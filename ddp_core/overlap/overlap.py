@@ -78,17 +78,20 @@ class OverlapReport:
 
 
 class Overlap:
-    """The updates of one model that are under way, and who waits for them. `stepper`: takes the optimizer's steps."""
+    """The updates of one model that are under way, and who waits for them. `steppers`: take the optimizers' steps."""
 
-    def __init__(self, module: nn.Module, stepper: PartialStep, order: str, slice_mb: float | None) -> None:
-        stepper.check_parameters(module)
-        self._module, self._stepper, self._wanted, self._slice_mb = module, stepper, order, slice_mb
+    def __init__(self, module: nn.Module, steppers: Iterable[PartialStep], order: str, slice_mb: float | None) -> None:
+        for stepper in steppers:
+            stepper.check_parameters(module)
+        self._module, self._wanted, self._slice_mb = module, order, slice_mb
         self._lock = threading.RLock()
         self._process = os.getpid()
         self._pending: dict[PendingUpdate, None] = {}
         self._updates: list[PendingUpdate] = []  # all of the last step's
-        self._members: dict[int, list[list[Tensor]]] = {}  # of the optimizer's groups, by bucket
-        self._found_for: tuple[int, list[int]] = (0, [])  # the buckets and groups
+        self._members: dict[
+            PartialStep, tuple[object, dict[int, list[list[Tensor]]]]
+        ] = {}  # of an optimizer's groups, by
+        # bucket, and the buckets and groups that they were found for
         self._began, self._in_forward, self._joins = 0.0, False, False
         self._now = time.perf_counter  # takes the marks of a forward: those of the step before it, until it has ended
         self._measured = True  # whether the last step was, in the forward after it, or need not be
@@ -103,7 +106,7 @@ class Overlap:
         device = reducer.device
         averager.drain, buckets.drain = weak_call(self.drain), weak_call(self._leave)
         self._buckets = buckets
-        self._found_for, self._members = (0, []), {}
+        self._members = {}
         self._updates, self._measured, self._now = [], True, time.perf_counter
         self._slice()
         devices = list(dict.fromkeys(each.device for each in reducer.parameters))
@@ -223,7 +226,7 @@ class Overlap:
 
         What raised in the middle of its update is none of the others, of which each is as before or after its step.
         """
-        made = [each for each in self._updates if each not in self._pending and each.step is not None]
+        made = [each for each in self._updates if each not in self._pending and each.steps]
         pending, self._pending = list(self._pending), {}
         for each in pending:
             each.give_up()
@@ -246,26 +249,32 @@ class Overlap:
         self.drain()
         self._updates, self._measured, self._now = [], True, time.perf_counter
 
-    def step(self) -> None:
-        """The optimizer's step: now for what has arrived, with the same hyperparameters later for what has not."""
+    def step(self, stepper: PartialStep) -> None:
+        """An optimizer's step: now for what has arrived, with the same hyperparameters later for what has not."""
         with self._lock:
+            members = self._members_of(stepper)
             for update in list(self._pending):
-                if update.changed or update.late:
+                if update.late or update.precedes(stepper, chain.from_iterable(members[update.bucket.number])):
                     self._settle(update)
             if not self._pending:
-                return self._stepper.whole()
-            settings, stepper = self._stepper.settings(), self._stepper
-            pending = list(self._pending)
+                return stepper.whole()
+            settings, pending = stepper.settings(), list(self._pending)
             waiting = list(chain.from_iterable(update.parameters for update in pending))
             stepper.run(settings, stepper.others(waiting))
-            now = self._reducer.assignment.builds, stepper.identity()
-            if now != self._found_for:  # the optimizer may have the parameters in other groups
-                self._found_for, self._members = now, {}
             for update in pending:
-                if (number := update.bucket.number) not in self._members:
-                    self._members[number] = stepper.members(update.parameters)
-                update.step = partial(stepper.run, settings, self._members[number])
+                update.steps[stepper] = partial(stepper.run, settings, members[update.bucket.number])
             increment_version(waiting)  # a graph that has saved them is not to be gone through any more
+
+    def _members_of(self, stepper: PartialStep) -> Mapping[int, list[list[Tensor]]]:
+        """Return by pending bucket the parameters that an optimizer has, by group; these may be others than before."""
+        now = self._reducer.assignment.builds, stepper.identity()
+        known, members = self._members.get(stepper, (None, {}))
+        if known != now:
+            known, members = self._members[stepper] = now, {}
+        for update in self._pending:
+            if (number := update.bucket.number) not in members:
+                members[number] = stepper.members(update.parameters)
+        return members
 
     def clear(self, parameters: Iterable[Tensor], *, to_none: bool) -> None:
         """Clear gradients: of what is under way once it was used. Nothing is waited for."""

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 if TYPE_CHECKING:
     from .overlap import Overlap, OverlapReport
+    from .partial_step import PartialStep
 
 CLOSURE = (
     "an overlapped optimizer takes no closure: call loss.backward() before step(), or use the optimizer without "
@@ -23,6 +24,7 @@ class OverlappedOptimizer(Optimizer):
     """
 
     _overlap: Overlap
+    _stepper: PartialStep
     _kind: type[Optimizer]
 
     @torch._disable_dynamo  # a compiled function may call it, and would miss what is under way
@@ -32,7 +34,7 @@ class OverlappedOptimizer(Optimizer):
         if closure is not None:
             raise RuntimeError(CLOSURE)
         self._opt_called = True  # a scheduler asks
-        self._overlap.step()
+        self._overlap.step(self._stepper)
 
     step.hooked = True  # type: ignore[attr-defined]
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
@@ -99,10 +101,10 @@ def check_step(optimizer: Optimizer) -> None:
         )
 
 
-def overlapped(optimizer: Any, overlap: Overlap) -> None:
-    """Let the optimizer's steps be `overlap`'s from now on."""
+def overlapped(optimizer: Any, overlap: Overlap, stepper: PartialStep) -> None:
+    """Let the optimizer's steps be `overlap`'s from now on, which has `stepper` take them."""
     optimizer.__dict__.pop("step", None)  # a scheduler's wrapper, which only notes the call
     kind = type(optimizer)
     named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "_kind": kind}
     optimizer.__class__ = type(kind.__name__, (OverlappedOptimizer, kind), named)
-    optimizer._overlap = overlap
+    optimizer._overlap, optimizer._stepper = overlap, stepper

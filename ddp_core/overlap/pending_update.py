@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +19,8 @@ class PendingUpdate:
     """A bucket in flight. Its gradients are taken off the parameters, so that a late backward of an old graph, which adds
     to `.grad`, does not write to what is on its way.
 
-    `settles`: waits for an update and makes it, unless it was made. `step`: the optimizer's step for these parameters, once
-    it was asked for. `cleared`: the places of the parameters whose gradients are to be cleared after it, and whether to
+    `settles`: waits for an update and makes it, unless it was made. `steps`: those for these parameters that were asked
+    for, by optimizer. `cleared`: the places of the parameters whose gradients are to be cleared after it, and whether to
     None. `needed`: when somebody first wanted it, and `arrived`: when it was there, by the step's marks; `waited`: between
     these, seconds of the host.
     """
@@ -28,7 +28,7 @@ class PendingUpdate:
     settles: Callable[[PendingUpdate], None]
     bucket: GradBucket
     backward: Backward
-    step: Callable[[], None] | None = None
+    steps: dict[object, Callable[[], None]] = field(default_factory=dict)
     cleared: dict[int, bool] = field(default_factory=dict)
     needed: float = 0.0
     arrived: float = 0.0
@@ -59,10 +59,12 @@ class PendingUpdate:
         with torch._C.DisableTorchFunctionSubclass():
             return any(gradient is not None for gradient in map(GRADIENT, self.parameters))
 
-    @property
-    def changed(self) -> bool:
-        """True if the loop has asked for the step or for cleared gradients: later requests come after the update."""
-        return self.step is not None or bool(self.cleared)
+    def precedes(self, optimizer: object, parameters: Iterable[Tensor]) -> bool:
+        """Return True if the update comes before another step of an optimizer for some of its parameters.
+
+        So it is once the loop has asked for the optimizer's step, or for cleared gradients of these parameters.
+        """
+        return optimizer in self.steps or any(self._places[id(each)] in self.cleared for each in parameters)
 
     begun = False  # to be made
 
@@ -78,8 +80,8 @@ class PendingUpdate:
             lent = self._hand_out(average)
             if average is not None and average.is_cuda:
                 self._restore()
-            if self.step is not None:
-                self.step()
+            for step in self.steps.values():
+                step()
             for place, to_none in self.cleared.items():
                 clear_now(self.parameters[place], to_none=to_none or lent)
             for parameter, gradient in zip(self.parameters, late, strict=True):

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from .backends import register_alike
 from .collectives import exchange
 
 CPU = torch.device("cpu")
@@ -38,7 +39,7 @@ def private_group(
 ) -> dist.ProcessGroup:
     """A group of the ranks of `parent`, or of its `members`, known to its owner alone. A collective call of these.
 
-    On CUDA it is of NCCL where `parent` is, else of Gloo.
+    On CUDA it is of the kind of `parent`, elsewhere of Gloo.
 
     `torch.distributed.new_group` numbers all groups; made by some ranks only, it would have the ranks differ about the
     number of the next one, and that hangs. This group ends with its last reference. `parent` may be of any backend whose
@@ -54,13 +55,7 @@ def private_group(
     ranks = members or range(parent.size())
     rank, size = ranks.index(parent.rank()), len(ranks)
     group = dist.ProcessGroup(store, rank, size)
-    types = dist.ProcessGroup.BackendType
-    if device.type == "cuda" and parent._get_backend(device).name() == "nccl":
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timeout
-        group._register_backend(device, types.NCCL, dist.ProcessGroupNCCL(store, rank, size, options))
-    else:
-        group._register_backend(device, types.GLOO, dist.ProcessGroupGloo(store, rank, size, timeout))
+    register_alike(group, parent, device, store, timeout)
     return group
 
 

@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 from ...compress.protocol.ranks import Ranks, Scope
 from ...compress.protocol.requests import AllGather, AllReduce, AllToAll, ReduceScatter, Request
 from .agreement import CHECK_EVERY, Check, nothing
+from .backends import orders_streams
 from .direct import GLOO, PINNED, Collectives, best_ways
 from .direct.exchange import Exchange, is_large
 from .private_group import meeting_place, new_name, private_group
@@ -197,7 +198,7 @@ class ProcessGroup(Transport):
     @cached_property
     def _by_streams(self) -> bool:
         """True if streams wait for replies, and the host never does."""
-        return self._device.type == "cuda" and self.group._get_backend(self._device).name() == "nccl"
+        return orders_streams(self.group, self._device)
 
     def abort(self) -> None:
         """Let go of the channels: Gloo's own abort does nothing, connections close with the last reference."""

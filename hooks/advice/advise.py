@@ -22,6 +22,7 @@ from ...compress.state.shares import ranks_given, ranks_seen
 from ...ddp_core import DEFAULT_TIMEOUT, Decorator
 from ...ddp_core.averaging.engines import Engines
 from ...ddp_core.measure.clock import clock_of
+from ...ddp_core.transport.backends import orders_streams
 from ...ddp_core.transport.protocol import time_limit
 from ..plan import bucket_layouts
 from .arithmetic import Arithmetic, copy_seconds, gradient_pool, measured_arithmetic, sampled
@@ -189,7 +190,7 @@ def _measured(
 ) -> Measured:
     """Measure all parts of a step."""
     arithmetic, copy = _arithmetic(training, computation, offered, here, bucket_mb)
-    rings = dist.get_backend(here.group) != "nccl"
+    rings = not orders_streams(here.group, here.device)
     by_need = here.device.type == "cpu" or not rings  # with Gloo a GPU's host waits in backward
     shapes = {name: torch.empty_like(each, device="meta") for name, each in training.parameters.items()}
     measured = Measured(computation, shapes, arithmetic, {}, copy, here.ranks, here.cores, rings, by_need)

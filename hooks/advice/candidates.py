@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch.optim import Optimizer
 
-from ...compress.builder.optimizers import kind
+from ...compress.builder.optimizers import kinds
 
 ADAM, SGD = "Adam", "SGD"
 UNCOMPRESSED = ("none", "bf16")  # what a user gets without giving anything up
@@ -49,7 +49,7 @@ METHODS = (
 
 def family(optimizer: Optimizer) -> str:
     """Return the family of an optimizer, one of the two for which the study reports losses."""
-    return ADAM if kind(optimizer) == ADAM else SGD
+    return ADAM if kinds(optimizer) == {ADAM} else SGD
 
 
 def methods(specs: Sequence[str] | None) -> list[Method]:

@@ -10,7 +10,7 @@ from torch.autograd import Variable
 
 from ...ddp_core import Pending
 
-IN_FLIGHT = 4  # modules whose gradients are on their way; each keeps its memory
+IN_FLIGHT = 4  # modules whose shards are on their way; each keeps the memory of all ranks' shards
 
 
 class Stepped(Protocol):
@@ -24,10 +24,15 @@ class Stepped(Protocol):
 
 
 class Arrivals:
-    """The gradients of one backward; on CUDA, where streams wait and no host does, each is waited for at once."""
+    """The gradients of one backward; on CUDA, where streams wait and no host does, each is waited for at once.
 
-    def __init__(self, steps: Stepped, device: torch.device, timeout: timedelta) -> None:
-        self._steps, self._device, self._timeout = steps, device, timeout
+    `in_flight`: how many modules' gradients may be on their way.
+    """
+
+    def __init__(
+        self, steps: Stepped, device: torch.device, timeout: timedelta, in_flight: int | None = IN_FLIGHT
+    ) -> None:
+        self._steps, self._device, self._timeout, self._in_flight = steps, device, timeout, in_flight
         self._pendings: list[Pending] = []
         self._backward = -1  # whose gradients these are; -1 is none
 
@@ -47,7 +52,8 @@ class Arrivals:
             pending.wait(self._timeout)
         else:
             self._pendings.append(pending)
-            self._wait(IN_FLIGHT)
+            if self._in_flight is not None:
+                self._wait(self._in_flight)
         if self._backward == -1:  # outside of a backward nobody tells when the last module has come
             self._steps.end_step()
 

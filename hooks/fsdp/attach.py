@@ -8,9 +8,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 from torch import nn
-from torch.optim import Optimizer
 
-from ...compress import Spec, tuned
+from ...compress import Optimizers, Spec, tuned
 from ...compress.shards.reduction import shard_codec, shard_sum
 from ...ddp_core import Decorator, Handle
 from ...ddp_core.averaging.shard_averager import ShardAverager
@@ -18,7 +17,7 @@ from .arrivals import Arrivals
 from .communication import ShardGather, ShardReduction
 from .handle import ShardHandle
 from .modules import ShardedModule, modules_of
-from .replicas import DIVISOR, ReplicaMean, ReplicaSteps
+from .replicas import DIVISOR, take_replicas
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Sharding:
     replicas: Spec | None
     spec: Spec | None = None
     process_group: dist.ProcessGroup | None = None
-    optimizer: Optimizer | None = None
+    optimizer: Optimizers | None = None
 
     def __post_init__(self) -> None:
         if self.spec is not None or self.process_group is not None:
@@ -55,11 +54,6 @@ def attach_sharded(model: nn.Module, asked: Sharding, timeout: timedelta, transp
     """
     codec, reduction = shard_codec(asked.gather or "none"), shard_sum(asked.reduce or "none", asked.optimizer)
     modules = modules_of(model)
-    if taken := [module for module in modules if not module.takes_communication]:
-        raise ValueError(
-            f"somebody communicates for {len(taken)} of its {len(modules)} sharded modules already: attach once, or close() "
-            "the handle first"
-        )
     replicas = _handle_of_replicas(modules, asked, timeout, transport)
     averager = ShardAverager(
         reduction,
@@ -71,10 +65,7 @@ def attach_sharded(model: nn.Module, asked: Sharding, timeout: timedelta, transp
         None if replicas is None else replicas.averager,
     )
     if replicas is not None:
-        steps = ReplicaSteps(replicas, averager if asked.of_shards else None)
-        arrivals = Arrivals(steps, modules[0].device, timeout)
-        for module in modules:
-            module.take_replicas(ReplicaMean(module, replicas, steps, arrivals))
+        take_replicas(modules, replicas, averager if asked.of_shards else None)
     if asked.of_shards:
         _take_shards(modules, averager, replicated=replicas is not None)
     return ShardHandle(averager, replicas, modules, of_shards=asked.of_shards)

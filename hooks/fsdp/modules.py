@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,8 +18,28 @@ from ...ddp_core import plain
 SINCE = "2.9"  # the torch whose FSDP2 takes communication of others
 
 
-def _is_sharded(module: nn.Module) -> bool:
-    return any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__)
+MIXED = "it has sharded modules (fully_shard) and replicated ones (replicate): attach to each of these parts by itself"
+
+
+def _is_a(module: nn.Module, kind: str) -> bool:
+    """Return True if torch has made a module one of a kind, which older versions of torch do not have."""
+    return any(each.__name__ == kind for each in type(module).__mro__)
+
+
+class OneRank(dist.ProcessGroup):
+    """A group of this rank alone, in which torch's all-reduce sends and changes nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 1)
+
+    def allreduce(self, *_: Any) -> dist.Work:
+        """Return at once: the tensors are their own sums."""
+        return _Done()
+
+
+class _Done(dist._Work):
+    def wait(self, timeout: Any = None) -> bool:
+        return True
 
 
 class OwnDivisor(float):
@@ -26,10 +47,14 @@ class OwnDivisor(float):
 
 
 class ShardedModule:
-    """A module to which `fully_shard` was applied, and the group of its parameters; `index` counts them in the model."""
+    """A module with the group of its parameters; `index` counts them in the model.
+
+    `fully_shard` was applied to it, or `replicate`: then its parameters are `whole` on each rank.
+    """
 
     def __init__(self, module: Any, group: Any, index: int, names: tuple[str, ...]) -> None:
         self.module, self.group, self.index, self.names = module, group, index, names
+        self.whole = _is_a(module, "ReplicateModule")
         self._layout: tuple[tuple[int, ...], ShardLayout] | None = None  # of these of the parameters
         self.sums = False  # whether gradwire sums its gradients over shards
         self._before = (
@@ -49,7 +74,14 @@ class ShardedModule:
     @property
     def replica_group(self) -> dist.ProcessGroup | None:
         """The ranks that have the same shards, in hybrid sharding."""
-        return getattr(self.group.mesh_info, "replicate_process_group", None)
+        return getattr(self._before[-1], "replicate_process_group", None)
+
+    @property
+    def ranks(self) -> dist.ProcessGroup:
+        """The ranks that share the parameters; of a module that is `whole` those that average its gradients."""
+        group = self.replica_group if self.whole else self.shard_group
+        assert group is not None
+        return group
 
     @property
     def place(self) -> tuple[int, int]:
@@ -86,14 +118,19 @@ class ShardedModule:
         default = all(type(comm).__module__.startswith("torch.") for comm in mine)
         return default and self.group._all_reduce_hook is None
 
+    @property
+    def _places(self) -> tuple[int, ...]:
+        """The indices of the parameters whose gradients travel, in the order of these."""
+        params = self.group.fsdp_params
+        order = getattr(self.group, "_reduce_scatter_param_indices", None) or range(len(params))
+        return tuple(place for place in order if params[place].sharded_param.requires_grad)
+
     def layout(self) -> ShardLayout:
         """The parameters whose gradients travel, in the order in which they lie in a reduce-scatter's input.
 
         In the dtype of arithmetic: what they travel in is known when they do.
         """
-        params = self.group.fsdp_params
-        order = getattr(self.group, "_reduce_scatter_param_indices", None) or range(len(params))
-        places = tuple(place for place in order if params[place].sharded_param.requires_grad)
+        places = self._places
         if self._layout is None or self._layout[0] != places:
             self._layout = places, self._layout_of(places)
         return self._layout[1]
@@ -142,16 +179,23 @@ class ShardedModule:
 
     def shards(self) -> Iterator[tuple[str, Tensor]]:
         """(name, this rank's shard with its padding) of the parameters whose gradients travel."""
-        params = dict(zip(self.names, self.group.fsdp_params, strict=True))
-        for name in self.layout().whole.names:
-            yield name, params[name]._sharded_param_data.view(params[name].padded_sharded_param_size)
+        for place in self._places:
+            param = self.group.fsdp_params[place]
+            yield self.names[place], param._sharded_param_data.view(param.padded_sharded_param_size)
+
+    def splits(self) -> list[int]:
+        """Return the lengths of the runs of `shards` that a tensor-parallel model has whole on all of its ranks, or cut.
+
+        Whole parameters must have the same averages on all of these ranks, so they are compressed apart from the others.
+        """
+        kinds = [_placements(self.group.fsdp_params[place]) for place in self._places]
+        return [len(list(alike)) for _, alike in itertools.groupby(kinds)]
 
     def take_replicas(self, hook: Callable[[Tensor], None]) -> None:
-        """Have a hook average over replicas in place of torch, which takes the module for one that is only sharded."""
+        """Have a hook average over replicas in place of torch, for which this rank then is the only replica."""
         self.module.set_all_reduce_hook(hook)
-        info = self.group.mesh_info
-        self.group.mesh_info = copy.copy(info)
-        self.group.mesh_info.__class__ = next(kind for kind in type(info).__mro__ if kind.__name__ == "FSDPMeshInfo")
+        self.group.mesh_info = copy.copy(self.group.mesh_info)
+        self.group.mesh_info.replicate_process_group = OneRank()
 
 
 def _reads(param: Any, dtype: torch.dtype) -> bool:
@@ -162,28 +206,36 @@ def _reads(param: Any, dtype: torch.dtype) -> bool:
     return shard.grad is not None or dtype != expected or param.offload_to_cpu or bool(hooked)
 
 
-def modules_of(model: nn.Module) -> list[ShardedModule]:
-    """The sharded modules of a model that have parameters.
+def _placements(param: Any) -> Sequence[bool]:
+    """Along which axes of a mesh with tensor parallelism a parameter is whole; empty if it does not take part in that."""
+    return [each.is_replicate() for each in param.sharded_param.placements] if param.is_dtensor else ()
+
+
+def modules_of(model: nn.Module, *, whole: bool = False) -> list[ShardedModule]:
+    """The sharded modules of a model that have parameters; the replicated ones if `whole`.
 
     Raises RuntimeError for a torch before 2.9, ValueError for what cannot be served, with the way out.
     """
     names = {module: plain(name) for name, module in model.named_modules(remove_duplicate=False)}
     found: list[ShardedModule] = []
-    for module in filter(_is_sharded, model.modules()):
+    for module in filter(lambda each: _is_a(each, "FSDPModule"), model.modules()):
         if not hasattr(module, "set_custom_reduce_scatter"):
             raise RuntimeError(f"FSDP2 takes communication of others since torch {SINCE}, this is {torch.__version__}")
         for group in _groups(module, names[module]):
             inside = tuple(_name(param._module_info, names) for param in group.fsdp_params)
-            if not hasattr(group.mesh_info, "shard_process_group"):
-                raise ValueError("the model is replicated and not sharded: wrap it in DDP, and attach to that")
             if all(each.group is not group for each in found):  # one of several modules, too
                 found.append(ShardedModule(module, group, len(found), inside))
     if not found:
         raise ValueError("none of its sharded modules has parameters")
-    if len({id(each.shard_group) for each in found}) > 1:
+    if any(each.whole != whole for each in found):
+        raise ValueError(MIXED)
+    if taken := [each for each in found if not each.takes_communication]:
         raise ValueError(
-            "its modules are sharded over different process groups: attach to each of these parts by itself"
+            f"somebody communicates for {len(taken)} of its {len(found)} {'replicated' if whole else 'sharded'} modules "
+            "already: attach once, or close() the handle first"
         )
+    if len({id(each.ranks) for each in found}) > 1:
+        raise ValueError("its modules are on different process groups: attach to each of these parts by itself")
     return found
 
 

@@ -1,14 +1,15 @@
-"""Hybrid sharding: shards of gradients are averaged over replicas by any compressor."""
+"""Replicas of shards (hybrid sharding) or of whole parameters (`replicate`): any compressor averages their gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...ddp_core import FuturePending, Handle
+from ...ddp_core.averaging.bucket_plan import AllPending
 from ...ddp_core.averaging.shard_averager import ShardAverager
 from ...ddp_core.measure.step import Step
 from .arrivals import Arrivals
@@ -16,13 +17,13 @@ from .modules import ShardedModule
 
 
 class ShardBucket:
-    """A module's shards of gradients, as torch's hooks are given buckets."""
+    """The gradients of a module, or some in turn, as torch's hooks are given buckets."""
 
     def __init__(self, index: int, buffer: Tensor, parameters: list[Tensor]) -> None:
         self._index, self._buffer, self._parameters = index, buffer, parameters
 
     def index(self) -> int:
-        """The number of the module in its step."""
+        """The number of the bucket in the model."""
         return self._index
 
     def buffer(self) -> Tensor:
@@ -39,24 +40,23 @@ class ShardBucket:
 
 
 class ReplicaSteps:
-    """The steps of a handle, as arrivals begin and end them, and the modules of each in their order.
+    """The steps of a handle, as arrivals begin and end them, and the numbers of its buckets.
 
     `shards`: whose step ends with that of the replicas, where gradwire communicates for them, too.
     """
 
     def __init__(self, handle: Handle, shards: ShardAverager | None) -> None:
         self._handle, self._shards = handle, shards
-        self._modules = 0
+        self._buckets = 0
 
     def begin_step(self) -> None:
         """Begin a step, before its first bucket."""
         self._handle.averager.begin_step(Step())
-        self._modules = 0
 
     def next_index(self) -> int:
-        """The number of the next module in its step: backward has an order of its own."""
-        self._modules += 1
-        return self._modules - 1
+        """The number of a bucket that is met for the first time."""
+        self._buckets += 1
+        return self._buckets - 1
 
     def end_step(self) -> None:
         """End the step: all averages are there."""
@@ -75,17 +75,19 @@ class ReplicaMean:
     def __init__(self, module: ShardedModule, handle: Handle, steps: ReplicaSteps, arrivals: Arrivals) -> None:
         self._module, self._handle, self._steps, self._arrivals = module, handle, steps, arrivals
         self._parameters: list[Tensor] = []
+        self._splits: list[int] = []
+        self._indices: list[int] = []  # of the buckets
         self.name_shards()
 
-    def name_shards(self) -> Sequence[Tensor]:
-        """The shards of the parameters, and their names for the handle; made anew where torch has put them elsewhere."""
+    def name_shards(self) -> None:
+        """Find the shards of the parameters, and name them for the handle; anew where torch has put them elsewhere."""
         shards = dict(self._module.shards())
-        if [each.data_ptr() for each in self._parameters] != [each.data_ptr() for each in shards.values()]:
-            for old in self._parameters:
-                self._handle.averager.names.pop(old, None)
-            self._parameters = list(shards.values())
-            self._handle.name({shard: name for name, shard in shards.items()})
-        return self._parameters
+        if [each.data_ptr() for each in self._parameters] == [each.data_ptr() for each in shards.values()]:
+            return
+        for old in self._parameters:
+            self._handle.averager.names.pop(old, None)
+        self._parameters, self._splits = list(shards.values()), self._module.splits()
+        self._handle.name({shard: name for name, shard in shards.items()})
 
     def __call__(self, reduce_output: Tensor) -> None:
         """Average in place.
@@ -93,13 +95,36 @@ class ReplicaMean:
         Raises RuntimeError where parameters are left out, since torch does not tell which, and ValueError where gradients
         were given a divisor that holds for sums over shards alone.
         """
-        if self._module.divided_anew and not self._module.sums:
+        module = self._module
+        if module.divided_anew and not (module.sums or module.whole):
             raise ValueError(DIVISOR)
-        parameters: Any = self.name_shards()
-        if sum(map(torch.numel, parameters)) != reduce_output.numel():
-            raise RuntimeError(self._module.left_out)
+        self.name_shards()
+        if sum(map(torch.numel, self._parameters)) != reduce_output.numel():
+            raise RuntimeError(module.left_out)
+        if module.whole and module.divisor is not None:  # torch has divided by it, where a mean divides by the ranks
+            reduce_output.mul_(self._handle.averager.engines.group.size())
         self._arrivals.begin()
-        bucket: Any = ShardBucket(self._steps.next_index(), reduce_output, parameters)
-        pending = FuturePending(self._handle.averager.average_for_hook(bucket))
-        at_once = self._module.divided_anew or self._module.reads_gradients(reduce_output.dtype)
-        self._arrivals.take(pending, at_once=at_once)
+        pendings = [
+            FuturePending(self._handle.averager.average_for_hook(each)) for each in self._buckets(reduce_output)
+        ]
+        at_once = module.divided_anew or module.reads_gradients(reduce_output.dtype)
+        self._arrivals.take(AllPending(pendings), at_once=at_once)
+
+    def _buckets(self, gradients: Tensor) -> Iterator[Any]:
+        """The buckets of the module: one, or in a tensor-parallel model as many as its `splits`."""
+        first = offset = 0
+        for place, count in enumerate(self._splits):
+            parameters = self._parameters[first : first + count]
+            size = sum(map(torch.numel, parameters))
+            if place == len(self._indices):
+                self._indices.append(self._steps.next_index())
+            yield ShardBucket(self._indices[place], gradients.narrow(0, offset, size), parameters)
+            first, offset = first + count, offset + size
+
+
+def take_replicas(modules: Sequence[ShardedModule], handle: Handle, shards: ShardAverager | None = None) -> None:
+    """Have a handle average the gradients of modules over their replicas. `shards`: as for `ReplicaSteps`."""
+    steps = ReplicaSteps(handle, shards)
+    arrivals = Arrivals(steps, modules[0].device, handle.averager.engines.timeout, in_flight=None)
+    for module in modules:
+        module.take_replicas(ReplicaMean(module, handle, steps, arrivals))

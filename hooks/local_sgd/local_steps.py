@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...compress import Spec, compressor, specification
+from ...compress import Optimizers, Spec, compressor, specification
 from ...compress.protocol.traits import traits_of
 from ...compress.protocol.whole_number import whole_number
 from ...ddp_core.buckets.checksum import checksum
@@ -38,7 +38,8 @@ logger = logging.getLogger(__name__)
 class LocalSteps:
     """Each site trains alone; now and then the differences are averaged, and an outer optimizer applies them.
 
-    One line behind the optimizer, and the loop stays as it was: its `step()` counts. SlowMo (Wang et al. 2019) and DiLoCo
+    One line behind the optimizer, and the loop stays as it was: its `step()` counts, or of a list of optimizers that of the
+    last one. SlowMo (Wang et al. 2019) and DiLoCo
     (Douillard et al. 2023); with fragments and overlap, Streaming DiLoCo (Douillard et al. 2025).
 
     `every`: steps between two averages of a parameter. `outer`: "nesterov:lr=0.7,momentum=0.9" or "sgd:lr=1,momentum=0",
@@ -58,7 +59,7 @@ class LocalSteps:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizers,
         *,
         every: int = 64,
         outer: str = "nesterov:lr=0.7,momentum=0.9",
@@ -91,8 +92,9 @@ class LocalSteps:
         self._lock = threading.RLock()  # held at a turn, and while a thread saves or loads
         self._rounds.sites.join(self._setup)
         self._start()
-        inner = _inner(optimizer)
-        self._hooks = [inner.register_step_pre_hook(self._stepping), inner.register_step_post_hook(self._stepped)]
+        inner = [_inner(each) for each in _listed(optimizer)]
+        self._hooks = [each.register_step_pre_hook(self._stepping) for each in inner]
+        self._hooks.append(inner[-1].register_step_post_hook(self._stepped))
 
     def _described(self, model: nn.Module, outer: str, spec: Spec) -> str:
         frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
@@ -296,10 +298,17 @@ def _check(model: object, optimizer: object, at: object) -> None:
     """Raise TypeError for what these cannot be."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a torch.nn.Module, got {model!r}")
-    if not hasattr(optimizer, "register_step_post_hook"):
-        raise TypeError(f"optimizer is a torch.optim.Optimizer, whose steps are counted; got {optimizer!r}")
+    if not _listed(optimizer) or not all(hasattr(each, "register_step_post_hook") for each in _listed(optimizer)):
+        raise TypeError(
+            f"optimizer is a torch.optim.Optimizer, whose steps are counted, or a list of several; got {optimizer!r}"
+        )
     if at is not None and not hasattr(at, "meet"):
         raise TypeError(f"at is a gradwire.Rendezvous, such as Rendezvous('10.0.0.1:29400', sites=4); got {at!r}")
+
+
+def _listed(optimizer: Any) -> Sequence[Any]:
+    """Return one or several optimizers as a sequence."""
+    return optimizer if isinstance(optimizer, list | tuple) else [optimizer]
 
 
 def _inner(optimizer: Optimizer) -> Optimizer:

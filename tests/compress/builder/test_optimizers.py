@@ -18,7 +18,7 @@ from gradwire.compress import (
     without_momentum,
 )
 from gradwire.compress.builder.defaults import FEEDBACK
-from gradwire.compress.builder.optimizers import kind, own_momentum
+from gradwire.compress.builder.optimizers import kinds, own_momentum
 
 from ..given import gradients, layout, mean
 
@@ -41,6 +41,18 @@ HAVE_MOMENTUM = ["SGD with momentum", "Adam", "AdamW", "NAdam", "RAdam", "Adamax
 
 def made(name):
     return MAKE[name]([nn.Parameter(torch.zeros(4, 3))])
+
+
+def matrices(count):
+    return [nn.Parameter(torch.zeros(4, 3)) for _ in range(count)]
+
+
+def named(name, *groups):
+    """An optimizer of another package, as far as gradwire looks at it."""
+    return type(name, (torch.optim.Optimizer,), {})(list(groups), {})
+
+
+needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
 
 
 def steps(optimizer, count=5):
@@ -99,6 +111,14 @@ class TestWithoutMomentum:
         assert own_momentum(optimizer) == 0
         assert optimizer.param_groups[0]["betas"] == (0.0, 0.99)
 
+    @needs_muon
+    def test_of_several_each_loses_its_own(self):
+        several = [torch.optim.Muon(matrices(1)), made("AdamW")]
+        assert without_momentum(several) is several
+        assert own_momentum(several) == 0
+        plain = torch.optim.Muon(matrices(1), momentum=0.0, nesterov=False)
+        assert torch.equal(steps(several[0]), steps(plain))
+
     @pytest.mark.parametrize("name", ["Adagrad", "ASGD", "Rprop"])
     def test_others_are_refused_by_name(self, name):
         with pytest.raises(TypeError, match=f"knows SGD, Adam.*not {name}: make it without momentum yourself"):
@@ -114,11 +134,30 @@ class TestKind:
 
     @pytest.mark.parametrize("name", MAKE)
     def test_it_is_told_by_what_an_optimizer_does(self, name):
-        assert kind(made(name)) == self.KINDS[name]
+        assert kinds(made(name)) == {self.KINDS[name]}
 
     def test_an_adam_without_momentum_is_one_still(self):
-        assert kind(without_momentum(made("AdamW"))) == "Adam"
-        assert kind(without_momentum(made("SGD with momentum"))) == "SGD"
+        assert kinds(without_momentum(made("AdamW"))) == {"Adam"}
+        assert kinds(without_momentum(made("SGD with momentum"))) == {"SGD"}
+
+    @pytest.mark.parametrize("name", ["Muon", "NorMuon", "Dion", "Dion2", "SingleDeviceMuonWithAuxAdam"])
+    def test_optimizers_of_other_packages_that_orthonormalise_are_told_by_their_names(self, name):
+        optimizer = named(name, {"params": matrices(1), "mu": 0.95, "algorithm": name.lower()})
+        assert kinds(optimizer) == {"Muon"}
+        assert own_momentum(optimizer) == 0.95
+
+    @pytest.mark.parametrize("beside", [{"algorithm": "adamw"}, {"algorithm": "lion"}, {"use_muon": False}])
+    def test_a_group_that_such_an_optimizer_leaves_to_adam_is_of_adam(self, beside):
+        own = {"params": matrices(1), "momentum": 0.95, "use_muon": True}
+        assert kinds(named("Muon", own, {"params": matrices(1), **beside})) == {"Muon", "Adam"}
+
+    @needs_muon
+    def test_of_several_those_count_that_have_matrices(self):
+        muon = torch.optim.Muon(matrices(2))
+        vectors, tables = [nn.Parameter(torch.zeros(4))], matrices(1)
+        assert kinds([muon, torch.optim.AdamW(vectors)]) == {"Muon"}
+        assert kinds((muon, torch.optim.AdamW(tables))) == {"Muon", "Adam"}
+        assert kinds([torch.optim.SGD(vectors, 0.1), torch.optim.AdamW(vectors)]) == {"SGD", "Adam"}  # no matrices
 
 
 @pytest.fixture
@@ -171,7 +210,7 @@ class TestTuned:
 
     @pytest.mark.parametrize("thing", ["adam", torch.optim.Adam, nn.Linear(1, 1)], ids=["string", "class", "module"])
     def test_what_is_no_optimizer_is_refused(self, thing):
-        with pytest.raises(TypeError, match=r"optimizer is a torch\.optim\.Optimizer, got "):
+        with pytest.raises(TypeError, match=r"optimizer is a torch\.optim\.Optimizer, or a list of several; got "):
             tuned("topk", thing)
 
     def test_two_momenta_are_warned_of_with_the_way_out_and_one_is_not(self):
@@ -192,3 +231,42 @@ def test_every_row_of_the_table_is_of_a_method_and_of_options_that_build_it():
         for name, options in rows.items():
             assert set(options) <= set(compressors()[name]["options"])
             assert compressor({"name": name, **options}) != compressor(name)
+
+
+class TestOfSeveral:
+    @pytest.fixture(autouse=True)
+    def table(self, monkeypatch):
+        rows = {
+            "Adam": {"topk": {"feedback": 0.9}},
+            "Muon": {"topk": {"feedback": 0.7}},
+            "SGD with momentum": {"topk": {"feedback": 0.8}, "powersgd": {"feedback": 0.9}},
+        }
+        monkeypatch.setattr("gradwire.compress.builder.optimizers.FEEDBACK", rows)
+
+    def muon(self):
+        return named("Muon", {"params": matrices(1), "momentum": 0.95})
+
+    @pytest.mark.parametrize(
+        ("others", "topk", "powersgd"),
+        [((), 0.7, 1.0), (("AdamW",), 0.7, 1.0), (("SGD with momentum",), 0.7, 0.9), (("AdamW", "SGD"), 0.7, 1.0)],
+        ids=str,
+    )
+    def test_the_smallest_feedback_of_those_with_matrices_is_chosen(self, others, topk, powersgd):
+        several = [self.muon(), *map(made, others)]
+        assert compressor(tuned("topk", several)) == compressor(f"topk:feedback={topk}")
+        assert compressor(tuned("powersgd", several)) == compressor(f"powersgd:feedback={powersgd}")
+
+    def test_the_momentum_of_any_is_warned_of(self):
+        with pytest.warns(UserWarning, match="SGD and Muon has one of 0.95 on top"):
+            tuned("topk:momentum=0.9", [made("SGD"), self.muon()])
+
+    @pytest.mark.parametrize("given", [[], ["adam"], 3, [made("SGD"), None]], ids=str)
+    def test_what_are_no_optimizers_is_refused(self, given):
+        with pytest.raises(TypeError, match=r"optimizer is a torch\.optim\.Optimizer, or a list of several; got"):
+            tuned("topk", given)
+
+
+@needs_muon
+def test_powersgd_keeps_all_of_the_residual_for_muon():
+    assert FEEDBACK["SGD with momentum"]["powersgd"]  # what Muon was taken for
+    assert tuned("powersgd", torch.optim.Muon(matrices(1))) == "powersgd"

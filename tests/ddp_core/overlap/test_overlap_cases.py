@@ -585,7 +585,7 @@ def test_what_cannot_be_right_is_refused_with_the_way_out(ranks):
         "none of the model's parameters",
         "differentiable=True",
         "capturable=True",
-        "one overlap\\(\\) for each model",
+        "a list of all its optimizers",
         "overlapped already",
         "call loss.backward\\(\\) before step",
         "compressor=",

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from gradwire.compress import AllGather, AllReduce, AllToAll, Ranks, ReduceScatter
 from gradwire.ddp_core import ProcessGroup
-from gradwire.ddp_core.transport import process_group
+from gradwire.ddp_core.transport import private_group, process_group
 
 LIMIT = timedelta(seconds=20)
 CPU = torch.device("cpu")
@@ -103,12 +103,23 @@ def test_on_cuda_a_reply_is_noted_where_its_work_tells_a_stream_behind_it(by_str
     assert pending.arrived_at() == (42.0 if by_streams else None)
 
 
-@pytest.mark.parametrize(("device", "backend"), [("cuda", "nccl"), ("cuda", "gloo"), ("cpu", "gloo")])
-def test_streams_wait_for_replies_with_nccl_alone(device, backend):
-    group = SimpleNamespace(
-        size=lambda: 2, rank=lambda: 0, _get_backend=lambda _: SimpleNamespace(name=lambda: backend)
-    )
-    assert ProcessGroup(group, torch.device(device), LIMIT)._by_streams == (backend == "nccl")
+def of_backend(name):
+    """A group that has a backend of this name for every device."""
+    return SimpleNamespace(size=lambda: 2, rank=lambda: 0, _get_backend=lambda _: SimpleNamespace(name=lambda: name))
+
+
+@pytest.mark.parametrize("backend", ["nccl", "ncclx", "rccl", "gloo"])
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_streams_wait_for_replies_on_gpus_but_with_gloo(device, backend):
+    by_streams = ProcessGroup(of_backend(backend), torch.device(device), LIMIT)._by_streams
+    assert by_streams == (device == "cuda" and backend != "gloo")
+
+
+def test_gradients_on_a_gpu_never_move_to_a_backend_that_the_user_has_not_chosen(monkeypatch):
+    monkeypatch.setattr(private_group, "store_of", lambda _: dist.HashStore())
+    group = ProcessGroup(of_backend("ncclx"), torch.device("cuda"), LIMIT)
+    with pytest.raises(RuntimeError, match=r"for cuda tensors, .* the model's group has ncclx there"):
+        private_group.private_group(group.group, LIMIT, "a name", device=torch.device("cuda"))
 
 
 def one_request_too_many(rank, world_size):

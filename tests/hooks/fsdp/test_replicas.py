@@ -48,6 +48,27 @@ def test_it_trains_as_torchs_hybrid_sharding_does(ranks, arguments, tolerance):
         assert (rounds or 0) >= (3 if "replicas" in arguments else 0)
 
 
+def accumulated(rank, world_size):
+    """Gradients of three backwards of which the last averages over replicas, by torch and by ours; rounds of ours."""
+    answers = []
+    for ours in (False, True):
+        model = given_model(mesh=mesh_of(2, 2))
+        handle = gradwire.attach(model, replicas="none") if ours else None
+        for step in range(3):
+            model.set_requires_all_reduce(step == 2)
+            model(gradients(rank, step)).backward()
+        answers.append({name: each.grad.full_tensor().clone() for name, each in model.named_parameters()})
+    steps = handle.replicas.metrics()["steps"]
+    handle.close()
+    return *answers, steps
+
+
+def test_replicas_wait_for_the_last_backward_of_an_accumulation(ranks):
+    for theirs, ours, steps in ranks.run(accumulated, 4):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+        assert steps == 1
+
+
 def resumed(rank, world_size, replicas, folder):
     """The keys of a state, and whether steps after a resume, through a folder where there is one, are as without."""
     mesh = mesh_of(2, 2)

@@ -1,0 +1,58 @@
+"""torch's `replicate` with gradwire: against torch's own averages, and against the same compressor under torch's DDP."""
+
+import pytest
+import torch
+
+import gradwire
+
+from .given import ddp_network, network, trained
+
+
+def exact(rank, world_size, parts):
+    """Parameters after the same training by torch alone, with `none`, and by torch again."""
+    theirs = trained(network(parts=parts), rank)
+    model = network(parts=parts)
+    handle = gradwire.attach(model, "none")
+    ours, rounds = trained(model, rank), handle.stats().last.traffic.rounds
+    handle.close()
+    model_of_torch = network(parts=parts)
+    trained(model_of_torch, rank)
+    return theirs, ours, rounds, trained(model, rank, first=4), trained(model_of_torch, rank, first=4)
+
+
+@pytest.mark.parametrize(
+    ("parts", "world_size"), [(("0", "2", ""), 2), (("",), 2), (("0", "2", ""), 3)], ids=["parts", "whole", "three"]
+)
+def test_uncompressed_it_trains_to_the_bits_of_torch_and_after_close_torch_does(ranks, parts, world_size):
+    for theirs, ours, rounds, after, alone in ranks.run(exact, world_size, parts):
+        tolerance = 0 if world_size == 2 else 1e-6  # a sum of two has one order
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(after, alone, rtol=tolerance, atol=tolerance)
+        assert rounds == len(parts)
+
+
+def both(rank, world_size, spec):
+    """Parameters and bytes with a compressor, under replicate and under torch's DDP, whose buckets are others."""
+    answers = []
+    for make in (network, ddp_network):
+        model = make()
+        handle = gradwire.attach(model, spec)
+        answers.append((trained(model, rank, 5), handle.metrics()["total_sent_bytes"], handle.metrics()["steps"]))
+        handle.close()
+    return answers
+
+
+@pytest.mark.parametrize(
+    "spec", ["bf16", "powersgd:rank=2,start_iter=2", "powersgd:rank=1", "topk:ratio=0.2", "onebit"]
+)
+def test_a_compressor_does_what_it_does_under_ddp(ranks, spec):
+    answers = ranks.run(both, 2, spec)
+    for (ours, sent, steps), (theirs, sent_by_ddp, steps_of_ddp) in answers:
+        tolerance = (
+            1e-5 if spec.startswith(("bf16", "powersgd")) else 0.05
+        )  # others compress what a bucket has together
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(ours, answers[0][0][0], rtol=0, atol=0)  # alike on all ranks
+        assert steps == steps_of_ddp == 5
+        if tolerance == 1e-5:
+            assert sent == sent_by_ddp

@@ -1,0 +1,67 @@
+"""Tensor parallelism inside a replicated model: each rank's part is averaged over the data-parallel ranks alone."""
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import gradwire
+
+from .given import local, network, trained
+
+PARTS = (
+    "up.weight",
+    "up.bias",
+    "down.weight",
+)  # of which each rank of tensor parallelism has a part; it has the rest whole
+
+
+class Block(nn.Module):
+    """As of a Llama: a norm, and two matrices of which each rank has a part."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up = nn.LayerNorm(7), nn.Linear(7, 36)
+        self.scale = nn.Parameter(torch.ones(7))
+        self.down = nn.Linear(36, 7, bias=False)
+
+    def forward(self, batch):
+        return batch + self.down(self.up(self.norm(batch) * local(self.scale)).relu())
+
+
+def blocks(mesh):
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(), Block())
+    for block in model:
+        block.scale = nn.Parameter(distribute_tensor(block.scale.detach(), mesh["tp"], [Replicate()]))
+        parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    return network(model, ("0", "1", ""), mesh=mesh["dp"])
+
+
+def both(rank, world_size, spec):
+    """By torch's averages and by ours: parameters, after steps whose batches are those of a place in data parallelism."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    place = mesh.get_coordinate()[0]
+    theirs = trained(blocks(mesh), place)
+    model = blocks(mesh)
+    handle = gradwire.attach(model, spec)
+    ours = trained(model, place)
+    state = handle.state_dict()
+    handle.close()
+    return theirs, ours, {name: fields.get("residual") for name, fields in state["parameters"].items()}
+
+
+@pytest.mark.parametrize("spec", ["none", "int8", "int2", "powersgd:rank=1", "topk:ratio=0.2"])
+def test_each_part_is_averaged_and_what_is_whole_stays_alike_on_all_ranks(ranks, spec):
+    answers = ranks.run(both, 4, spec)
+    for theirs, ours, residuals in answers:
+        tolerance = {"none": 0, "int8": 1e-3}.get(spec, 0.05)
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+        for name in ours:
+            assert name.endswith(PARTS) or torch.equal(ours[name], answers[0][1][name])
+        if spec == "topk:ratio=0.2":
+            assert residuals["0.up.weight"].shape == (18, 7)
+    for (_, one, _), (_, other, _) in zip(answers[:2], answers[2:], strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)  # of data parallelism

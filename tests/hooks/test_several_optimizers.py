@@ -1,0 +1,127 @@
+"""Several optimizers of one model, and optimizers inside of what frameworks put around them."""
+
+import importlib.util
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+
+from .frameworks.launched import forget_accelerate
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(7, 20), nn.ReLU(), nn.Linear(20, 5))
+
+
+def two(model):
+    """SGD with momentum for vectors alone, and for matrices an Adam, whose options then count."""
+    matrices = [each for each in model.parameters() if each.ndim > 1]
+    vectors = [each for each in model.parameters() if each.ndim == 1]
+    return [torch.optim.AdamW(matrices), torch.optim.SGD(vectors, lr=0.1, momentum=0.9)]
+
+
+def chosen(rank, world_size):
+    """The compressors that each way of taking optimizers makes of PowerSGD, for two, and for the second alone."""
+    found = []
+    for pick in (lambda optimizers: optimizers, lambda optimizers: optimizers[1]):
+        model = network()
+        optimizer, handles = pick(two(model)), []
+        handles.append(gradwire.attach(DistributedDataParallel(model), "powersgd", optimizer=optimizer))
+        handles.append(gradwire.comm_hook("powersgd", network(), optimizer=optimizer)[0])
+        handles.append(
+            gradwire.DistributedDataParallel(network(), compressor="powersgd", optimizer=optimizer).compression
+        )
+        handles.append(gradwire.attach(DistributedDataParallel(network()), "none"))
+        handles[-1].swap("powersgd", optimizer=optimizer)
+        found.append([each.compressor for each in handles])
+        for each in handles:
+            each.close()
+    return found
+
+
+def test_every_way_of_taking_optimizers_takes_several(ranks):
+    for several, alone in ranks.run(chosen, 1):
+        assert several == [gradwire.compressor("powersgd")] * 4
+        assert alone == [gradwire.compressor("powersgd:feedback=0.9")] * 4
+
+
+def counted(rank, world_size):
+    """At each step of a loop: steps that local SGD has counted after the first and after the last optimizer's."""
+    model = network()
+    optimizers = two(model)
+    local = gradwire.LocalSteps(model, optimizers, every=2, fragments=1, compressor="none", overlap=False)
+    seen = []
+    for step in range(4):
+        inputs = torch.randn(4, 7, generator=torch.Generator().manual_seed(10 * rank + step))
+        model(inputs).square().mean().backward()
+        for each in optimizers:
+            each.step()
+            seen.append((local.steps, local.round))
+            each.zero_grad()
+    local.finish()
+    return seen, [each.detach().clone() for each in model.parameters()]
+
+
+def test_rounds_of_local_sgd_begin_after_the_last_optimizer_s_step(ranks):
+    answers = ranks.run(counted, 2)
+    for seen, parameters in answers:
+        assert seen == [(0, 0), (1, 0), (1, 0), (2, 1), (2, 1), (3, 1), (3, 1), (4, 2)]
+        torch.testing.assert_close(parameters, answers[0][1], rtol=0, atol=0)
+
+
+def test_local_sgd_refuses_what_are_no_optimizers():
+    for given in ([], [3], [torch.optim.SGD(network().parameters(), 0.1), None]):
+        with pytest.raises(TypeError, match="whose steps are counted, or a list of several"):
+            gradwire.LocalSteps(network(), given)
+
+
+def by_accelerate(optimizer):
+    from accelerate import Accelerator
+
+    return Accelerator(cpu=True).prepare_optimizer(optimizer)
+
+
+def by_fabric(optimizer):
+    from lightning_fabric import Fabric
+
+    return Fabric(accelerator="cpu", devices=1).setup_optimizers(optimizer)
+
+
+AROUND = {"accelerate": by_accelerate, "lightning_fabric": by_fabric}
+
+
+def wrapped(rank, world_size, package):
+    """Parameters after steps of two optimizers that a framework has wrapped, without overlap and with it."""
+    ends = []
+    for overlapped in (False, True):
+        forget_accelerate() if package == "accelerate" else None
+        model = gradwire.DistributedDataParallel(network(), compressor="none")
+        optimizers = [AROUND[package](each) for each in two(model)]
+        if overlapped:
+            optimizers = gradwire.overlap(model, optimizers, order="backward")
+        for step in range(4):
+            inputs = torch.randn(4, 7, generator=torch.Generator().manual_seed(10 * rank + step))
+            model(inputs).square().mean().backward()
+            under_way = model._overlap is not None and model._overlap.pending
+            for each in optimizers:
+                each.step()
+                each.zero_grad()
+        if overlapped:
+            optimizers[0].drain()
+            assert optimizers[1].report().order == "backward"
+        ends.append([each.detach().clone() for each in model.parameters()])
+        model.compression.close()
+    return *ends, under_way
+
+
+@pytest.mark.parametrize("package", AROUND)
+def test_optimizers_that_a_framework_has_wrapped_are_overlapped(ranks, package):
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    for without, overlapped, under_way in ranks.run(wrapped, 1, package):
+        torch.testing.assert_close(overlapped, without, rtol=0, atol=0)
+        assert under_way
