@@ -63,6 +63,7 @@ def attach(
     transport: Decorator | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     scaler: Scaler | None = None,
+    undo: bool | None = None,
 ) -> Handle: ...
 
 
@@ -94,13 +95,16 @@ def attach(
     transport: Decorator | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     scaler: Scaler | None = None,
+    undo: bool | None = None,
 ) -> "Handle | ShardHandle":
     """Compress the gradients of a DDP model: `handle = attach(ddp_model, "powersgd:rank=4,start_iter=1000")`.
 
     `process_group`: where to reduce, by default the model's own. `timeout`: of waits for averages on the CPU. `transport`:
     what to put around each transport, such as an emulated link. `optimizer`: the one that will be given the averages; it
     decides on what the specification leaves open of error feedback. `scaler`: a torch.amp.GradScaler; what is held back
-    follows its scale (`Handle.follow`). All ranks call it before the first backward. Raises TypeError for a model that is
+    follows its scale (`Handle.follow`). `undo`: whether a second copy of residuals undoes exactly a step that GradScaler
+    skips or that you discard; None has one from the first such step on, which sets residuals to zero; False never has.
+    All ranks call it before the first backward. Raises TypeError for a model that is
     not DDP and ValueError for a wrong specification. DDP may be inside of what torch.compile, Lightning Fabric or Accelerate
     have made of it.
 
@@ -126,7 +130,7 @@ def attach(
             "a DDP model takes a compressor, attach(ddp_model, 'int8'); gather, reduce and replicas are FSDP2's"
         )
     refuse_inside(ddp.module, (each for each in ddp._module_parameters if each.requires_grad))  # no ignored ones
-    options: dict[str, Any] = {"process_group": process_group, "timeout": timeout, "transport": transport}
+    options: dict[str, Any] = {"process_group": process_group, "timeout": timeout, "transport": transport, "undo": undo}
     state, hook = comm_hook(spec, ddp, **options, optimizer=optimizer)
     ddp.register_comm_hook(state, hook)
     if scaler is not None:
@@ -154,13 +158,14 @@ def comm_hook(
     partial: bool | None = None,
     transport: Decorator | None = None,
     optimizer: torch.optim.Optimizer | None = None,
+    undo: bool | None = None,
 ) -> tuple[Handle, HookFunction]:
     """State and hook for whoever registers them: `ddp_model.register_comm_hook(*comm_hook("bf16", ddp_model))`.
 
     `model`, DDP or bare, gives parameters their names. Without it they are numbered in the order in which DDP first hands
     them over (the model's order where DDP starts with one bucket, as it does without find_unused_parameters), until
     `handle.bind(model)` is called. `partial`: whether backwards may leave parameters out; DDP's find_unused_parameters where
-    `model` is DDP. `optimizer`: as for `attach`.
+    `model` is DDP. `optimizer` and `undo`: as for `attach`.
     """
     ddp = ddp_inside(model)
     if getattr(ddp, "_use_python_reducer", False):
@@ -169,7 +174,8 @@ def comm_hook(
         process_group = ddp.process_group
     if partial is None:
         partial = ddp is not None and ddp.find_unused_parameters and not ddp.static_graph
-    handle = Handle(tuned(spec, optimizer), process_group, timeout, partial=partial, transport=transport)
+    settings: dict[str, Any] = {"partial": partial, "transport": transport, "undo": undo}
+    handle = Handle(tuned(spec, optimizer), process_group, timeout, **settings)
     if model is not None:
         handle.bind(ddp or model)
         NeverCalled.watch(handle, ddp or model)

@@ -53,8 +53,8 @@ class FlatLeaf(Leaf):
     """Numbers in a flat tensor: `flat` holds the newest, `before` those from before the step that is under way.
 
     A step asks `update` where to read and where to write. These are one tensor, unless the leaf is `versioned`: then the new
-    numbers are written beside the old ones, and the step can be taken back (`undo`) or let stand (`keep`) at no cost, and
-    another thread can take the old ones while the step goes on.
+    numbers are written beside the old ones. The step can be taken back (`undo`) or let stand (`keep`) at no cost, and
+    another thread can take the old numbers while the step goes on. Without, a step that is taken back leaves zeros.
     """
 
     flat: Tensor
@@ -67,15 +67,23 @@ class FlatLeaf(Leaf):
     def update(self) -> Residual:
         """Return where this step reads, and where it writes all the numbers anew; afterwards both are what it wrote."""
         self._zeros = None
-        if self.versioned and not self._changed:
-            before, after = self.flat, self._other
-            if after is None or any(after is tensor for tensor in self._taken):
-                after = torch.empty_like(before)
-            self._other = before
-            self._changed = True
-            self.flat = after  # last: whoever reads `before` meanwhile finds the old numbers
-            return Residual(before, after)
-        return Residual(self.flat, self.flat)
+        if self._changed:
+            return Residual(self.flat, self.flat)
+        if not self.versioned:
+            self._changed = True  # first: a snapshot that takes the numbers looks at this afterwards
+            if not self._has_taken(self.flat):
+                return Residual(self.flat, self.flat)
+        before, after = self.flat, self._other
+        if after is None or self._has_taken(after):
+            after = torch.empty_like(before)
+        self._other = before
+        self._changed = True
+        self.flat = after  # last: whoever reads `before` meanwhile finds the old numbers
+        return Residual(before, after)
+
+    def _has_taken(self, numbers: Tensor) -> bool:
+        """Return True if a snapshot has these."""
+        return any(numbers is tensor for tensor in self._taken)
 
     @property
     def before(self) -> Tensor:
@@ -83,19 +91,35 @@ class FlatLeaf(Leaf):
         newest = self.flat  # first: see `update`
         return self._other if self._changed and self._other is not None else newest
 
+    @property
+    def overwritten(self) -> bool:
+        """True if the step that is under way has written over the numbers from before it."""
+        return self._changed and self._other is None
+
+    def make_room(self) -> None:
+        """Have steps be versioned from now on; the memory for that is allocated now. Between two steps."""
+        if not self.versioned:
+            self.versioned, self._other = True, torch.empty_like(self.flat)
+
     def keep(self) -> None:
         """Let the step stand."""
         self._changed = False
+        self._other = self._other if self.versioned else None
         self._taken = tuple(tensor for tensor in self._taken if tensor is self.flat or tensor is self._other)
 
     def undo(self) -> None:
-        """Take the step back."""
-        self.flat, self._other = self.before, self.flat if self._changed else self._other
-        self._changed = False
+        """Take the step back; where it has written over the old numbers, to zeros."""
+        if self.overwritten:
+            self.flat = torch.zeros_like(self.flat)  # another tensor: a snapshot may have this one
+        else:
+            self.flat, self._other = self.before, self.flat if self._changed else self._other
+        self.keep()
 
     def snapshot(self: Numbers, *, newest: bool = False) -> Numbers:
         numbers = self.flat if newest else self.before
         self._taken = (*self._taken, numbers)
+        if self.overwritten and not newest:
+            numbers = torch.zeros_like(numbers)
         snapshot = copy.copy(self)
         snapshot.flat, snapshot._other, snapshot._changed, snapshot._taken = numbers, None, False, ()
         if snapshot.flat.is_cuda:  # its memory serves nobody else until this thread's stream has read it

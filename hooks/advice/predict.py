@@ -225,6 +225,5 @@ def _wire(parcel: Parcel) -> float:
 
 
 def _state_bytes(built: Compressor, layouts: Sequence[Layout]) -> int:
-    """Return the bytes that a rank keeps between steps, including the copy that can undo a step."""
-    kept = (Leaves(built.init(replace(layout, device=torch.device("meta")))).flat for layout in layouts)
-    return 2 * sum(leaf.flat.nbytes for flat in kept for leaf in flat)
+    """Return the bytes that a rank keeps between steps, without the copy that undoes steps exactly."""
+    return sum(Leaves(built.init(replace(layout, device=torch.device("meta")))).nbytes for layout in layouts)

@@ -180,6 +180,39 @@ class TestLeaf:
         leaf = self.leaf(versioned=False)
         assert all(each is leaf.flat for each in leaf.update())
         assert leaf.before is leaf.flat
+        leaf.keep()
+        assert leaf.flat.tolist() == [1, 1, 1]
+
+    def test_in_place_a_step_that_is_undone_leaves_zeros_of_what_it_has_overwritten_and_only_of_that(self):
+        leaf = self.leaf(versioned=False)
+        leaf.undo()
+        assert leaf.flat.tolist() == [1, 1, 1]
+        leaf.update().after.fill_(torch.nan)
+        leaf.undo()
+        assert leaf.flat.tolist() == [0, 0, 0]
+
+    def test_in_place_a_snapshot_costs_one_tensor_until_the_step_after_it_is_kept(self):
+        leaf = self.leaf(versioned=False)
+        taken = leaf.snapshot()
+        before, after = leaf.update()
+        assert (before is taken.flat, after is leaf.flat, before is after) == (True, True, False)
+        after.fill_(2)
+        leaf.keep()
+        assert (leaf._other, leaf._taken) == (None, ())
+        assert all(each is leaf.flat for each in leaf.update())
+        assert taken.flat.tolist() == [1, 1, 1]
+
+    def test_in_place_a_snapshot_within_a_step_has_zeros_of_what_the_step_has_overwritten(self):
+        leaf = self.leaf(versioned=False)
+        leaf.update().after.fill_(2)
+        assert leaf.snapshot().flat.tolist() == [0, 0, 0]
+        assert leaf.snapshot(newest=True).flat.tolist() == [2, 2, 2]
+
+    def test_once_there_is_room_steps_are_undone_exactly(self):
+        leaf = self.leaf(versioned=False)
+        leaf.make_room()
+        room = leaf._other
+        assert leaf.update().after is room
         leaf.undo()
         assert leaf.flat.tolist() == [1, 1, 1]
 
