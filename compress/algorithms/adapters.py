@@ -1,6 +1,7 @@
 """From a codec, a method of one round, to a compressor.
 
-Rows begin as zeros, so that what pads them is the same on every rank and at every step.
+Rows begin as zeros, so that what pads them is the same on every rank and at every step. What a program needs no more it
+drops before the next request: other buckets are on their way beside it.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ class Gathered:
         rows = torch.zeros(1, self.codec.row_bytes(length), dtype=torch.uint8, device=grad.device)
         self.codec.encode(grad, residual, rows, length, *drawn(state)[0])
         gathered = yield from all_gather(rows)
+        del rows
         _decode(self.codec, gathered, grad, length, residual)
         return grad
 
@@ -125,6 +127,7 @@ class TwoShot:
             payload[:, size:] = rows.packed(rows.used(grad, residual), state.world_size)
         self.codec.encode(grad, residual, payload[:, :size], state.length, *first)
         votes = yield from all_to_all(payload)
+        del payload
         start, end = state.served
         served = torch.empty(end - start, dtype=working_dtype(grad.dtype), device=grad.device)
         self.codec.decode(votes[:, :size].unsqueeze(1), served, state.length)
@@ -133,7 +136,9 @@ class TwoShot:
             payload[:, size:] = any_of(votes[:, size:])
         held = None if residual is None or state.server_residual is None else state.server_residual.update()
         self.codec.encode(served, held, payload[:, :size], state.length, *second)
+        del votes, served
         averages = (yield from all_gather(payload)).view(1, state.world_size, size + bits)
+        del payload
         _decode(self.codec, averages[..., :size], grad, state.length, residual)
         if rows is not None:
             used = rows.unpacked(averages[..., size:])

@@ -196,8 +196,8 @@ class CompressedAverager:
                 program = segment.memory.reduce(flat, number, watched)
             else:
                 program = segment.reduce(flat, number, buffer, watched)
-            task = Task(program, segment.label, needs_future=future, now=step.now)
             size = flat.element_size()
+            task = Task(program, segment.label, needs_future=future, now=step.now, nbytes=size * layout.numel)
             step.programs.append(BucketStats(layout.names, layout.numel, task.record, segment.memory.gauge, size))
             pendings.append(plan.engine.submit(task))
         if len(pendings) == 1 or (future and flat.is_cuda):
