@@ -172,10 +172,12 @@ class Leaves:
         for path, leaf in self._by_path.items():
             if not isinstance(leaf, PerParameter) or not leaf.residual or path in self._shares:
                 continue
-            held = leaf.layout.views(leaf.update().in_place())
+            step = leaf.open()
+            held = leaf.layout.views(step.in_place())
             for name in held.keys() & views.keys():
                 held[name].add_(views[name])
                 views[name].zero_()
+            leaf.close(step)
 
     def release(self, layout: Layout, flat: Tensor, share: float = 1.0) -> None:
         """Move what is held back, or a share of it, into `flat`, this rank's gradient or residual, as a part of the step."""

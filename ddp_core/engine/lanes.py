@@ -25,8 +25,7 @@ from ..transport.protocol import Pending, Transport
 from .driver import Driver, FuturePending, OnEnd, ResultPending
 from .task import Task
 
-
-FEWEST, MOST_BYTES = 3, 128 << 20  # tasks that may be on their way whatever their size; bytes of gradients of more
+FEWEST, MOST_BYTES = 3, 64 << 20  # tasks that may be on their way whatever their size; bytes of gradients of more
 
 
 class InFlight:

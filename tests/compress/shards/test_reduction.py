@@ -144,7 +144,7 @@ def test_what_is_not_finite_reaches_the_owner_and_all_ranks_hear_of_it(spec, bad
     simulated.step(fine)
     assert all(bool(state.finite.everywhere) for state in simulated.states)
     for state in simulated.states:
-        Leaves(state, versioned=True)
+        Leaves(state, versioned=True).keep()
     before = [each.clone() for each in simulated.held()]
     fine[2]["b"][6] = bad
     mean = simulated.layouts[0].joined(simulated.step(fine))
@@ -193,10 +193,10 @@ def test_a_residual_is_saved_in_the_shapes_of_whole_parameters_and_loaded_on_any
         (shard_codec, "int8:rounding=stochastic", "to the nearest"),
         (shard_sum, "int8:momentum=0.9", "with block, rounding and feedback"),
         (shard_sum, "int9", "unknown compressor"),
-        (shard_sum, "int4:residual_bits=4", "residual_bits is 32 or 8, got 4"),
-        (shard_sum, "int4:residual_bits=abc", "residual_bits is 32 or 8, got abc"),
-        (shard_sum, "none:residual_bits=8", "holds nothing back: leave it out"),
-        (shard_sum, "int4:feedback=0,residual_bits=8", "holds nothing back: leave it out"),
+        (shard_sum, "int4:residual_bits=4", "residual_bits is 32, 16 or 8, got 4"),
+        (shard_sum, "int4:residual_bits=abc", "residual_bits takes int, got 'abc'"),
+        (shard_sum, "none:residual_bits=8", "has no option 'residual_bits'"),
+        (shard_sum, "int4:feedback=0,residual_bits=8", "there are none: leave it out"),
     ],
 )
 def test_other_methods_are_refused_with_the_way_out(make, spec, words):
