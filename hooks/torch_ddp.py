@@ -2,6 +2,7 @@
 
 # torch compares the annotations of a hook themselves, so this file must not postpone them.
 
+import logging
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial as partially
@@ -22,6 +23,8 @@ from .torch_ddp_checks import Guard
 if TYPE_CHECKING:
     from .fsdp import ShardHandle
 
+logger = logging.getLogger(__name__)
+WORTH_SAYING = 10.0  # MB
 AROUND = ("_orig_mod", "_forward_module")  # where torch.compile, and Fabric, keep what they wrap
 NOT_DDP = {  # class: what to do there
     "FullyShardedDataParallel": "FSDP shards gradients by itself, and FSDP1 lets nobody else do so: use fully_shard, or DDP",
@@ -133,9 +136,22 @@ def attach(
     options: dict[str, Any] = {"process_group": process_group, "timeout": timeout, "transport": transport, "undo": undo}
     state, hook = comm_hook(spec, ddp, **options, optimizer=optimizer)
     ddp.register_comm_hook(state, hook)
+    _advise_views(ddp)
     if scaler is not None:
         state.follow(scaler)
     return state
+
+
+def _advise_views(ddp: DistributedDataParallel) -> None:
+    """Say on the first rank what views of buckets would save, where that is much."""
+    copied = [each for each in ddp._module_parameters if each.requires_grad]
+    megabytes = sum(each.numel() * each.element_size() for each in copied) / 1e6
+    if megabytes >= WORTH_SAYING and not getattr(ddp, "gradient_as_bucket_view", True) and ddp.process_group.rank() == 0:
+        logger.warning(
+            "gradwire: DistributedDataParallel(..., gradient_as_bucket_view=True) would save %.0f MB on each rank: "
+            "gradients would be views of its buckets, not copies",
+            megabytes,
+        )
 
 
 def _way_out(model: object) -> str:

@@ -32,11 +32,12 @@ RANKS, LAYERS = 2, 16
 STEPS = 3  # DDP rebuilds its buckets in the second one
 MEASURED = 5
 CPU = torch.device("cpu")
+SPECS = ["none", "bf16", "powersgd:rank=4", "topk", "onebit", "int8", "int4", "int2", "int4:residual_bits=8"]
 CASES = [
     "torch:none",
     "torch:bf16",
-    *(f"own:{spec}" for spec in ("none", "bf16", "powersgd:rank=4", "topk", "onebit", "int8", "int4", "int2")),
-    *(f"views:{spec}" for spec in ("none", "bf16", "powersgd:rank=4", "topk", "onebit", "int8", "int4", "int2")),
+    *(f"own:{spec}" for spec in SPECS),
+    *(f"views:{spec}" for spec in SPECS),
     *(f"attach:{spec}" for spec in ("none", "bf16", "powersgd:rank=4", "int4")),
 ]
 
@@ -90,8 +91,7 @@ def measured(case: str, width: int) -> tuple[int, int, int]:
     for _ in range(MEASURED):
         step(model)
     elements = sum(parameter.numel() for parameter in model.parameters())
-    buckets = 4 * elements if case.startswith("attach:") else 0  # of torch's DDP, which Python does not know
-    return live_bytes() - live + buckets, peak_memory(CPU) - peak, elements
+    return live_bytes() - live, peak_memory(CPU) - peak, elements
 
 
 def run(rank: int, port: int, case: str, width: int, results: "multiprocessing.Queue[tuple]") -> None:
