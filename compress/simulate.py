@@ -165,6 +165,27 @@ def steady_traffic(compressor: Compressor, layouts: Sequence[Layout]) -> Traffic
     return Traffic(total.rounds // 2, total.payload_bytes // 2, total.sent_bytes / 2, total.host_bytes / 2)
 
 
+def payload_memory(compressor: Compressor, layout: Layout) -> int:
+    """Return the most bytes that a payload and its reply take at once in a step, beside gradients and state.
+
+    A reduction that travels in place of the gradients takes none.
+    """
+    layout = dataclasses.replace(placed_on_hosts(compressor, layout), device=torch.device("meta"))
+    gradients = layout.numel * layout.dtype.itemsize
+    most = 0
+    for step in (STEADY, STEADY + 1):
+        for request in requests_of(compressor, layout, step):
+            sent, ranks = request.tensor.nbytes, len(layout.members(request.scope))
+            match request:
+                case AllReduce():
+                    most = max(most, 0 if sent == gradients else sent)
+                case AllGather():
+                    most = max(most, sent * (1 + ranks))
+                case _:
+                    most = max(most, 2 * sent)
+    return most
+
+
 def alike(request: Request, ranks: range, rank: int) -> Tensor:
     """The reply to `rank`'s request where all of these ranks ask for the same thing."""
     match request:

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
+from itertools import accumulate
 from queue import SimpleQueue
 
 import torch
@@ -26,6 +27,12 @@ from .driver import Driver, FuturePending, OnEnd, ResultPending
 from .task import Task
 
 FEWEST, MOST_BYTES = 3, 64 << 20  # tasks that may be on their way whatever their size; bytes of gradients of more
+
+
+def in_flight(nbytes: Sequence[int]) -> int:
+    """Return how many of these tasks, in the order submitted, may be on their way at once; `nbytes`: of their gradients."""
+    together = list(accumulate(nbytes))
+    return max(min(FEWEST, len(together)), sum(total <= MOST_BYTES for total in together))
 
 
 class InFlight:

@@ -100,6 +100,8 @@ def run(rank: int, port: int, case: str, width: int, results: "multiprocessing.Q
     torch.manual_seed(rank)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS)
     results.put(measured(case, width))
+    results.close()
+    results.join_thread()
     dist.barrier()
     os._exit(0)  # nothing of the end belongs to the measurement
 
