@@ -146,7 +146,11 @@ def _advise_views(ddp: DistributedDataParallel) -> None:
     """Say on the first rank what views of buckets would save, where that is much."""
     copied = [each for each in ddp._module_parameters if each.requires_grad]
     megabytes = sum(each.numel() * each.element_size() for each in copied) / 1e6
-    if megabytes >= WORTH_SAYING and not getattr(ddp, "gradient_as_bucket_view", True) and ddp.process_group.rank() == 0:
+    if (
+        megabytes >= WORTH_SAYING
+        and not getattr(ddp, "gradient_as_bucket_view", True)
+        and ddp.process_group.rank() == 0
+    ):
         logger.warning(
             "gradwire: DistributedDataParallel(..., gradient_as_bucket_view=True) would save %.0f MB on each rank: "
             "gradients would be views of its buckets, not copies",

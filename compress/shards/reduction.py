@@ -88,7 +88,7 @@ class ShardSum:
         `grad` may be overwritten.
         """
         if state.residual is not None and not self.feedback:
-            grad = grad.to(working_dtype(grad.dtype)).add_(state.residual.numbers())  # of a codec before this one
+            grad = grad.to(working_dtype(grad.dtype)).add_(state.residual.wide())  # of a codec before this one
             state.residual.clear()
         if self.codec is None:
             rows = grad.view(state.layout.whole.world_size, -1)

@@ -41,10 +41,10 @@ class ShardResidual(FlatLeaf):
             self.store.pack(row.after, step.after, rank)
 
     def save(self, field: str) -> Entries:
-        return {name: {field: whole} for name, whole in self.layout.joined(self.numbers()).items()}
+        return {name: {field: whole} for name, whole in self.layout.joined(self.wide()).items()}
 
     def load(self, field: str, entries: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        numbers = self.numbers()
+        numbers = self.wide()
         shapes = dict(zip(self.layout.whole.names, self.layout.whole.shapes, strict=True))
         for name, shape in shapes.items():
             saved = entries.get(name, {}).get(field)
@@ -59,4 +59,4 @@ class ShardResidual(FlatLeaf):
         return {}
 
     def held_back(self) -> dict[str, Tensor]:
-        return {name: whole.view(-1) for name, whole in self.layout.joined(self.numbers()).items()}
+        return {name: whole.view(-1) for name, whole in self.layout.joined(self.wide()).items()}

@@ -94,7 +94,7 @@ class Share:
 
     def load(self, leaf: FlatLeaf, field: str, entries: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Take back what lies in this share as it did; what was held back elsewhere in the bucket is returned as owed."""
-        flat = leaf.numbers()
+        flat = leaf.wide()
         here = {(name, self._mine.start(name), first): numbers for name, first, numbers in leaf.pieces(flat)}
         owed: dict[str, Tensor] = {}
         for name in filter(entries.__contains__, self.whole.names):

@@ -98,7 +98,7 @@ class FlatLeaf(Leaf):
         if self.store is not None:
             self.store.pack(step.after, self.flat)
 
-    def numbers(self) -> Tensor:
+    def wide(self) -> Tensor:
         """Return all numbers, flat: copies with a `store`, else the leaf's own memory."""
         return self.flat if self.store is None else self.store.unpacked(self.flat)
 
@@ -208,7 +208,7 @@ class FlatLeaf(Leaf):
     def pieces(self, flat: Tensor | None = None) -> Iterator[tuple[str, int, Tensor]]:
         """(parameter, first element within it, numbers) of every parameter that this leaf has numbers of.
 
-        `flat`: the numbers, as of `numbers()`.
+        `flat`: the numbers, as of `wide()`.
         """
         raise NotImplementedError
 
@@ -235,16 +235,16 @@ class PerParameter(FlatLeaf):
         return cls(layout, flat, store=store, **flags)
 
     def pieces(self, flat: Tensor | None = None) -> Iterator[tuple[str, int, Tensor]]:
-        for name, view in self.layout.views(self.numbers() if flat is None else flat).items():
+        for name, view in self.layout.views(self.wide() if flat is None else flat).items():
             yield name, 0, view.reshape(-1)
 
     def save(self, field: str) -> Entries:
-        views = self.layout.views(self.numbers())
+        views = self.layout.views(self.wide())
         return {name: {_key(field, self.layout.start(name)): view.clone()} for name, view in views.items()}
 
     def load(self, field: str, entries: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Take the numbers back: of whole parameters or of parts of them, whichever were saved and are needed here."""
-        numbers = self.numbers()
+        numbers = self.wide()
         for name, view in self.layout.views(numbers).items():
             start = self.layout.start(name)
             for saved_start, saved in _saved(field, entries.get(name, {})):
@@ -294,7 +294,7 @@ class Chunk(FlatLeaf):
         return self.layout.world_size
 
     def pieces(self, flat: Tensor | None = None) -> Iterator[tuple[str, int, Tensor]]:
-        flat = self.numbers() if flat is None else flat
+        flat = self.wide() if flat is None else flat
         end = self.start + flat.numel()
         for name, offset, size in zip(self.layout.names, self.layout.offsets, self.layout.sizes, strict=True):
             first, last = max(self.start, offset), min(end, offset + size)
@@ -309,7 +309,7 @@ class Chunk(FlatLeaf):
         return entries
 
     def load(self, field: str, entries: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        own = self.numbers()
+        own = self.wide()
         mine = {name: (first, piece) for name, first, piece in self.pieces(own)}
         homeless: dict[str, Tensor] = {}
         for name in filter(entries.__contains__, self.layout.names):

@@ -50,7 +50,7 @@ class Ranks:
         return torch.cat(outs)
 
     def held(self):
-        return [torch.zeros(self.layouts[0].numel) if s.residual is None else s.residual.numbers() for s in self.states]
+        return [torch.zeros(self.layouts[0].numel) if s.residual is None else s.residual.wide() for s in self.states]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -152,7 +152,7 @@ def test_what_is_not_finite_reaches_the_owner_and_all_ranks_hear_of_it(spec, bad
     for state, old in zip(simulated.states, before, strict=True):
         assert not state.finite.everywhere
         Leaves(state).undo()
-        assert torch.equal(state.residual.numbers(), old)
+        assert torch.equal(state.residual.wide(), old)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -76,10 +76,10 @@ def test_a_step_on_a_narrow_leaf_is_that_on_a_wide_one_but_for_rounding(bits, ve
             narrow.close(held)
             narrow.keep()
             wide.flat.add_(given)
-        limit = wide.numbers().abs().max() * 3 / 100
-        assert (narrow.numbers() - wide.numbers()).abs().max() <= limit
+        limit = wide.wide().abs().max() * 3 / 100
+        assert (narrow.wide() - wide.wide()).abs().max() <= limit
         saved = narrow.save("r")
         other = make(bits)
         assert other.load("r", saved) == {}
-        assert torch.equal(other.numbers(), narrow.numbers())
+        assert torch.equal(other.wide(), narrow.wide())
         assert narrow.held_back().keys() == wide.held_back().keys()
