@@ -165,6 +165,28 @@ def steady_traffic(compressor: Compressor, layouts: Sequence[Layout]) -> Traffic
     return Traffic(total.rounds // 2, total.payload_bytes // 2, total.sent_bytes / 2, total.host_bytes / 2)
 
 
+def payload_memory(compressor: Compressor, layout: Layout) -> int:
+    """Return the most bytes that a payload and its reply take at once in a step, beside gradients and state.
+
+    A reduction that travels in place of the gradients takes none.
+    """
+    ranks = placed_on_hosts(compressor, layout.ranks)
+    layout = dataclasses.replace(layout, ranks=ranks, device=torch.device("meta"))
+    gradients = layout.numel * layout.dtype.itemsize
+    most = 0
+    for step in (STEADY, STEADY + 1):
+        for request in requests_of(compressor, layout, step):
+            sent, members = request.tensor.nbytes, len(ranks.members(request.scope))
+            match request:
+                case AllReduce():
+                    most = max(most, 0 if sent == gradients else sent)
+                case AllGather():
+                    most = max(most, sent * (1 + members))
+                case _:
+                    most = max(most, 2 * sent)
+    return most
+
+
 def alike(request: Request, ranks: Ranks) -> Tensor:
     """The reply to this rank's request where all that take part ask for the same thing."""
     members = ranks.members(request.scope)

@@ -120,8 +120,8 @@ class Handle(Observed):
 
     Made by `gradwire.attach` or `gradwire.comm_hook`. All ranks make one, with the same compressor, and call `swap` and
     `load_state_dict` at the same step. `partial`: backwards may leave parameters out (DDP's find_unused_parameters).
-    `transport`: what to put around each transport, such as an emulated link. `scaler`: to `follow`. `averager` is what hooks
-    and reducers call.
+    `transport`: what to put around each transport, such as an emulated link. `scaler`: to `follow`. `undo`: see
+    `gradwire.attach`. `averager` is what hooks and reducers call.
     """
 
     averager: CompressedAverager
@@ -136,9 +136,11 @@ class Handle(Observed):
         partial: bool = False,
         transport: Decorator | None = None,
         scaler: Scaler | None = None,
+        undo: bool | None = None,
     ) -> None:
         groups = [process_group] if isinstance(process_group, dist.ProcessGroup) else process_group or ()
-        self.averager = CompressedAverager(compressor(spec), groups, timeout, partial=partial, decorate=transport)
+        settings: dict[str, Any] = {"partial": partial, "decorate": transport, "undo": undo}
+        self.averager = CompressedAverager(compressor(spec), groups, timeout, **settings)
         self.torch_steps = TorchSteps(self.averager)
         self._bound = False
         self.frozen: frozenset[str] = frozenset()  # names of the model's parameters that do not train
@@ -218,8 +220,9 @@ class Handle(Observed):
         "parameters": {name: {field: tensor}}, "orders": {name: axes in memory, if not row by row}, "tensors": how many,
         "spec": of the compressor}
 
-        It is the state after the last step that came to its end, also while the next one is under way on another thread,
-        which is not held up, or after a backward that broke off.
+        It is the state after the last step that came to its end, which a step that is under way on another thread does
+        first; training is not held up. After a backward that broke off, residuals that it has overwritten are zeros, unless
+        `undo=True`.
         """
         if self._loss_scale is not None:
             self.averager.between_steps(self._loss_scale.catch_up)  # the scaler is saved with its new scale
@@ -315,10 +318,11 @@ class Handle(Observed):
     def __getstate__(self) -> dict[str, Any]:
         """Without threads and process groups; a copy reduces on the default group."""
         averager = self.averager
-        snapshot, partial = averager.snapshot(), averager.memory.partial
-        settings = {"compressor": snapshot.compressor, "timeout": averager.engines.timeout, "partial": partial}
+        snapshot, memory = averager.snapshot(), averager.memory
+        settings = {"compressor": snapshot.compressor, "timeout": averager.engines.timeout, "partial": memory.partial}
         return {
             **settings,
+            "undo": memory.undo,
             "names": averager.names,
             "bound": self._bound,
             "frozen": self.frozen,
@@ -326,7 +330,7 @@ class Handle(Observed):
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        Handle.__init__(self, state["compressor"], None, state["timeout"], partial=state["partial"])
+        Handle.__init__(self, state["compressor"], None, state["timeout"], partial=state["partial"], undo=state["undo"])
         self.averager.names, self._bound, self.frozen = state["names"], state["bound"], state["frozen"]
         self.averager.load(state["state"], follow=False)
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from .overlap.overlap import Overlap
 
 REFRESH = "Call refresh() of the DistributedDataParallel on all ranks after such a change"
-OWN_ARGUMENTS = ("module", "compressor", "timeout", "transport", "optimizer", "scaler")
+OWN_ARGUMENTS = ("module", "compressor", "timeout", "transport", "optimizer", "scaler", "undo")
 LEFT_OUT = (  # of pickles
     "process_group",
     "device_mesh",
@@ -68,6 +68,7 @@ class DistributedDataParallel(TorchAttributes):
     such as "powersgd:rank=4". `process_group` may be a list of groups, among which buckets go in turn. `timeout`: of waits
     for averages on the CPU. `transport`: what to put around each transport, such as an emulated link. `optimizer`: fills in
     what `compressor` leaves open of error feedback. `scaler`: a torch.amp.GradScaler; what is held back follows its scale.
+    `undo`: see `gradwire.attach`.
     `compression` is the handle: statistics, checkpoints, `swap`. Raises RuntimeError on every rank where models differ,
     naming the first difference.
     """
@@ -83,6 +84,7 @@ class DistributedDataParallel(TorchAttributes):
         transport: Decorator | None = None,
         optimizer: Optimizers | None = None,
         scaler: Scaler | None = None,
+        undo: bool | None = None,
         **named_arguments: Any,
     ) -> None:
         nn.Module.__init__(self)
@@ -90,7 +92,7 @@ class DistributedDataParallel(TorchAttributes):
         self.arguments = Arguments.given(arguments, named_arguments, OWN_ARGUMENTS)
         self.arguments.warn()
         compressor = tuned(compressor, optimizer)
-        self._setup = (compressor, timeout, transport, scaler)
+        self._setup = (compressor, timeout, transport, scaler, undo)
         if self.arguments.device_mesh is not None:
             self.device_mesh = self.arguments.device_mesh
             localize(module, self.device_mesh)
@@ -113,12 +115,13 @@ class DistributedDataParallel(TorchAttributes):
 
     def _connect(self, groups: list[dist.ProcessGroup], *, together: bool = False) -> None:
         """Make what a pickle leaves out: the process groups, the compression, the reducer. `together`: all ranks do so."""
-        compressor, timeout, transport, scaler = self._setup
+        compressor, timeout, transport, scaler, undo = self._setup
         self.process_group = groups[0]
         self._buffers_sync = BufferSync(self.process_group, self._buffer_hook)
         self._assign_modules_buffers()  # type: ignore[no-untyped-call]
         partial = self.arguments.rules().find_unused_parameters
-        self.compression = Handle(compressor, groups, timeout, partial=partial, transport=transport, scaler=scaler)
+        settings: dict[str, Any] = {"partial": partial, "transport": transport, "scaler": scaler, "undo": undo}
+        self.compression = Handle(compressor, groups, timeout, **settings)
         self.compression.bind(self.module)
         self._fill_buckets(together=together)
 
@@ -336,11 +339,11 @@ class DistributedDataParallel(TorchAttributes):
         self.compression.load_state_dict({**saved, **self._place()})
 
     @property
-    def _setup_now(self) -> tuple[Spec, timedelta, Decorator | None, Scaler | None]:
+    def _setup_now(self) -> tuple[Spec, timedelta, Decorator | None, Scaler | None, bool | None]:
         """The arguments for a handle like this model's, after swaps too."""
-        given, timeout, transport, _ = self._setup
-        now = self.compression.compressor
-        return given if compressor_of(given) == now else now, timeout, transport, self.compression.scaler
+        (given, timeout, transport, *_), now = self._setup, self.compression
+        spec = given if compressor_of(given) == now.compressor else now.compressor
+        return spec, timeout, transport, now.scaler, now.averager.memory.undo
 
     def _place(self) -> dict[str, int]:
         """Return the place of this rank, as the compression's state stores it."""
@@ -349,12 +352,12 @@ class DistributedDataParallel(TorchAttributes):
     def __getstate__(self) -> dict[str, Any]:
         self._check_default_group()
         kept = {name: value for name, value in self.__dict__.items() if name not in LEFT_OUT}
-        kept |= {"compression": self.compression.state_dict(), "_setup": (*self._setup_now[:2], None, None)}
+        spec, timeout, *_, undo = self._setup_now
+        kept |= {"compression": self.compression.state_dict(), "_setup": (spec, timeout, None, None, undo)}
         return kept | {"arguments": dataclasses.replace(self.arguments, process_group=None, device_mesh=None)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         compression = state.pop("compression")
-        state["_setup"] = (*state["_setup"], None)[:4]  # of three in pickles from before there was `scaler`
         nn.Module.__setstate__(self, state)
         self._connect(self.arguments.groups())
         alike = not (compression["step"] and compression["parameters"])  # without residuals it is any rank's

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from ..compress import Layout, Ranks, Spec, Traffic, compressor
+from ..compress import Compressor, Layout, Ranks, Spec, Traffic, compressor
 from ..compress.protocol.whole_number import whole_number
-from ..compress.simulate import steady_traffic
+from ..compress.simulate import payload_memory, steady_traffic
+from ..compress.state.tree import Leaves
 from ..ddp_core import assigned, caps_in_bytes, layout_of
+from ..ddp_core.engine.lanes import in_flight
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,8 @@ class Plan:
 
     `sent_bytes_per_step` counts what leaves the rank in ring all-reduces and direct all-gathers and all-to-alls;
     `compression_ratio` is that of a dense float32 ring all-reduce over it (of payloads where there is one rank only).
+    `state_bytes`: what stays on the rank between steps, without the copy of `undo=True`. `work_bytes`: what the payloads of
+    the buckets on their way take beside that at most, on the CPU; temporary memory of arithmetic comes on top.
     """
 
     compressor: str
@@ -28,6 +32,8 @@ class Plan:
     payload_bytes_per_step: int
     sent_bytes_per_step: float
     compression_ratio: float
+    state_bytes: int = 0
+    work_bytes: int = 0
 
 
 def plan(
@@ -61,7 +67,41 @@ def plan(
     total = steady_traffic(built, layouts)
     elements = sum(p.numel() for p in parameters)
     name = spec if isinstance(spec, str) else repr(built)
-    return Plan(name, elements, world_size, total.payload_bytes, total.sent_bytes, ratio(elements, total, world_size))
+    return Plan(
+        name,
+        elements,
+        world_size,
+        total.payload_bytes,
+        total.sent_bytes,
+        ratio(elements, total, world_size),
+        state_bytes(built, layouts),
+        work_bytes(built, layouts),
+    )
+
+
+def state_bytes(built: Compressor, layouts: Sequence[Layout]) -> int:
+    """Return the bytes that a rank keeps between steps. What ranks share has a second copy, residuals have none."""
+    total = 0
+    for layout in layouts:
+        leaves = Leaves(built.init(replace(layout, device=torch.device("meta"))))
+        leaves.version_what_ranks_share()
+        total += leaves.nbytes + sum(leaf.flat.nbytes for leaf in leaves.flat if leaf.versioned)
+    return total
+
+
+def work_bytes(built: Compressor, layouts: Sequence[Layout]) -> int:
+    """Return the most bytes that payloads, their replies and copies of narrow residuals take, of buckets on their way."""
+    most, gradients = 0, [layout.numel * layout.dtype.itemsize for layout in layouts]
+    each = [_work_bytes(built, layout) for layout in layouts]
+    for first in range(len(layouts)):
+        count = in_flight(gradients[first:])
+        most = max(most, sum(each[first : first + count]))
+    return most
+
+
+def _work_bytes(built: Compressor, layout: Layout) -> int:
+    narrow = (leaf for leaf in Leaves(built.init(layout)).flat if leaf.store is not None)
+    return payload_memory(built, layout) + sum(leaf.numel * leaf.dtype.itemsize for leaf in narrow)
 
 
 def ratio(elements: int, traffic: Traffic, world_size: int) -> float:

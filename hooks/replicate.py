@@ -52,9 +52,10 @@ def attach_replicated(
     process_group: dist.ProcessGroup | None,
     timeout: timedelta,
     transport: Decorator | None,
+    undo: bool | None,
 ) -> ReplicateHandle:
     """Compress the gradients of a replicated model. Raises ValueError for a model that is refused."""
     modules = modules_of(model, whole=True)
-    handle = ReplicateHandle(spec, process_group or modules[0].ranks, timeout, transport=transport)
+    handle = ReplicateHandle(spec, process_group or modules[0].ranks, timeout, transport=transport, undo=undo)
     handle.take(modules)
     return handle

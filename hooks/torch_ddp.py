@@ -2,6 +2,7 @@
 
 # torch compares the annotations of a hook themselves, so this file must not postpone them.
 
+import logging
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial as partially
@@ -22,6 +23,8 @@ from .torch_ddp_checks import Guard
 if TYPE_CHECKING:
     from .fsdp import ShardHandle
 
+logger = logging.getLogger(__name__)
+WORTH_SAYING = 10.0  # MB
 AROUND = ("_orig_mod", "_forward_module")  # where torch.compile, and Fabric, keep what they wrap
 NOT_DDP = {  # class: what to do there
     "FullyShardedDataParallel": "FSDP shards gradients by itself, and FSDP1 lets nobody else do so: use fully_shard, or DDP",
@@ -76,6 +79,7 @@ def attach(
     transport: Decorator | None = None,
     optimizer: Optimizers | None = None,
     scaler: Scaler | None = None,
+    undo: bool | None = None,
 ) -> Handle: ...
 
 
@@ -107,15 +111,17 @@ def attach(
     transport: Decorator | None = None,
     optimizer: Optimizers | None = None,
     scaler: Scaler | None = None,
+    undo: bool | None = None,
 ) -> "Handle | ShardHandle":
     """Compress the gradients of a DDP model: `handle = attach(ddp_model, "powersgd:rank=4,start_iter=1000")`.
 
     `process_group`: where to reduce, by default the model's own. `timeout`: of waits for averages on the CPU. `transport`:
     what to put around each transport, such as an emulated link. `optimizer`: the one that will be given the averages; it
     decides on what the specification leaves open of error feedback. `scaler`: a torch.amp.GradScaler; what is held back
-    follows its scale (`Handle.follow`). All ranks call it before the first backward. Raises TypeError for a model that is
-    not DDP and ValueError for a wrong specification. DDP may be inside of what torch.compile, Lightning Fabric or Accelerate
-    have made of it.
+    follows its scale (`Handle.follow`). `undo`: whether a second copy of residuals undoes exactly a step that GradScaler
+    skips or that you discard; None has one from the first such step on, which sets residuals to zero; False never has.
+    All ranks call it before the first backward. Raises TypeError for a model that is not DDP and ValueError for a wrong
+    specification. DDP may be inside of what torch.compile, Lightning Fabric or Accelerate have made of it.
 
     It takes a model of torch's `replicate` as it takes one of DDP.
 
@@ -126,10 +132,13 @@ def attach(
     if isinstance(model, nn.Module) and is_sharded(model) and not is_replicated(model):
         from .fsdp import Sharding, attach_sharded
 
+        if undo is not None:
+            raise TypeError("what FSDP2's gradients hold back always has a second copy: leave undo out")
         asked = Sharding(gather, reduce, replicas, spec, process_group, optimizer)
         handle = attach_sharded(model, asked, timeout, transport)
     else:
         options: dict[str, Any] = {"process_group": process_group, "timeout": timeout, "transport": transport}
+        options["undo"] = undo
         handle = _attach_whole(model, spec, (gather, reduce, replicas), options, optimizer)
     if scaler is not None:
         handle.follow(scaler)
@@ -163,7 +172,24 @@ def _attach_whole(
     refuse_inside(ddp.module, (each for each in ddp._module_parameters if each.requires_grad))  # no ignored ones
     state, hook = comm_hook(spec, ddp, **options, optimizer=optimizer)
     ddp.register_comm_hook(state, hook)
+    _advise_views(ddp)
     return state
+
+
+def _advise_views(ddp: DistributedDataParallel) -> None:
+    """Say on the first rank what views of buckets would save, where that is much."""
+    copied = [each for each in ddp._module_parameters if each.requires_grad]
+    megabytes = sum(each.numel() * each.element_size() for each in copied) / 1e6
+    if (
+        megabytes >= WORTH_SAYING
+        and not getattr(ddp, "gradient_as_bucket_view", True)
+        and ddp.process_group.rank() == 0
+    ):
+        logger.warning(
+            "gradwire: DistributedDataParallel(..., gradient_as_bucket_view=True) would save %.0f MB on each rank: "
+            "gradients would be views of its buckets, not copies",
+            megabytes,
+        )
 
 
 def _way_out(model: object) -> str:
@@ -187,13 +213,14 @@ def comm_hook(
     partial: bool | None = None,
     transport: Decorator | None = None,
     optimizer: Optimizers | None = None,
+    undo: bool | None = None,
 ) -> tuple[Handle, HookFunction]:
     """State and hook for whoever registers them: `ddp_model.register_comm_hook(*comm_hook("bf16", ddp_model))`.
 
     `model`, DDP or bare, gives parameters their names. Without it they are numbered in the order in which DDP first hands
     them over (the model's order where DDP starts with one bucket, as it does without find_unused_parameters), until
     `handle.bind(model)` is called. `partial`: whether backwards may leave parameters out; DDP's find_unused_parameters where
-    `model` is DDP. `optimizer`: as for `attach`.
+    `model` is DDP. `optimizer` and `undo`: as for `attach`.
     """
     ddp = ddp_inside(model)
     if getattr(ddp, "_use_python_reducer", False):
@@ -202,7 +229,8 @@ def comm_hook(
         process_group = ddp.process_group
     if partial is None:
         partial = ddp is not None and ddp.find_unused_parameters and not ddp.static_graph
-    handle = Handle(tuned(spec, optimizer), process_group, timeout, partial=partial, transport=transport)
+    settings: dict[str, Any] = {"partial": partial, "transport": transport, "undo": undo}
+    handle = Handle(tuned(spec, optimizer), process_group, timeout, **settings)
     if model is not None:
         handle.bind(ddp or model)
         NeverCalled.watch(handle, ddp or model)

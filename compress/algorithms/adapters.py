@@ -1,6 +1,7 @@
 """From a codec, a method of one round, to a compressor.
 
-Rows begin as zeros, so that what pads them is the same on every rank and at every step.
+Rows begin as zeros, so that what pads them is the same on every rank and at every step. What a program needs no more it
+drops before the next request: other buckets are on their way beside it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ..protocol.compressor import Codec
 from ..protocol.layout import Layout, working_dtype
 from ..protocol.requests import Program, all_gather, all_to_all
 from ..protocol.traits import Traits, own_traits, with_traits
+from ..state.narrow import WIDTHS
 from ..state.tensors import Chunk, Counter
 from .zero_rows import ZeroRows, any_of
 
@@ -70,6 +72,7 @@ class Gathered:
         rows = torch.zeros(1, self.codec.row_bytes(length), dtype=torch.uint8, device=grad.device)
         self.codec.encode(grad, residual, rows, length, *drawn(state)[0])
         gathered = yield from all_gather(rows)
+        del rows
         _decode(self.codec, gathered, grad, length, residual)
         return grad
 
@@ -97,19 +100,19 @@ class TwoShot:
 
     The averaged part is encoded again, with a residual of its own on the serving rank (Tang et al. 2019, DoubleSqueeze),
     so the bytes do not grow with the number of ranks. `feedback`: whether error feedback surrounds it; without, servers
-    need no residual.
+    need no residual. `residual_bits`: as of that error feedback.
     """
 
     codec: Codec
     feedback: bool = field(default=True, repr=False)
+    residual_bits: int = field(default=WIDTHS[0], repr=False)
 
     def init(self, layout: Layout) -> TwoShotState:
         """A zero residual for the part that this rank serves, with `feedback`."""
         length = self.codec.row_length(-(-layout.numel // layout.ranks.world_size))
         start = min(layout.ranks.rank * length, layout.numel)
         end = min(start + length, layout.numel)
-        zeros = torch.zeros(end - start, dtype=layout.widened().dtype, device=layout.device)
-        chunk = Chunk(layout, start, zeros) if self.feedback else None
+        chunk = Chunk.zeros(layout, start, end, self.residual_bits) if self.feedback else None
         rows = None if own_traits(self.codec).keeps_zeros else ZeroRows.of_layout(layout)
         return TwoShotState(chunk, (start, end), length, layout.ranks.world_size, draws(self.codec, layout), rows)
 
@@ -125,15 +128,21 @@ class TwoShot:
             payload[:, size:] = rows.packed(rows.used(grad, residual), state.world_size)
         self.codec.encode(grad, residual, payload[:, :size], state.length, *first)
         votes = yield from all_to_all(payload)
+        del payload
         start, end = state.served
         served = torch.empty(end - start, dtype=working_dtype(grad.dtype), device=grad.device)
         self.codec.decode(votes[:, :size].unsqueeze(1), served, state.length)
         payload = torch.zeros(1, size + bits, dtype=torch.uint8, device=grad.device)
         if rows is not None:
             payload[:, size:] = any_of(votes[:, size:])
-        held = None if residual is None or state.server_residual is None else state.server_residual.update()
+        held = None if residual is None or state.server_residual is None else state.server_residual.open()
         self.codec.encode(served, held, payload[:, :size], state.length, *second)
+        if rows is None and held is not None and state.server_residual is not None:
+            state.server_residual.close(held)
+            held = None
+        del votes, served
         averages = (yield from all_gather(payload)).view(1, state.world_size, size + bits)
+        del payload
         _decode(self.codec, averages[..., :size], grad, state.length, residual)
         if rows is not None:
             used = rows.unpacked(averages[..., size:])
@@ -143,6 +152,8 @@ class TwoShot:
             ):
                 if flat is not None:
                     rows.clear(used, flat, at)
+        if held is not None and state.server_residual is not None:
+            state.server_residual.close(held)
         return grad
 
 

@@ -27,6 +27,7 @@ from ..feedback.switch import Switch
 from ..feedback.worker_momentum import WorkerMomentum
 from ..protocol.compressor import Compressor, inside
 from ..protocol.registry import OF_ALL, Registration, register, registered
+from ..state.narrow import WIDTHS
 from .did_you_mean import did_you_mean
 
 logger = logging.getLogger(__name__)
@@ -168,8 +169,9 @@ def _unwrapped(built: Any) -> tuple[Any, dict[str, Any]]:
                 options["space"] = "adam"
             case Guarded():
                 options["guard"] = True
-            case ErrorFeedback():
+            case ErrorFeedback(residual_bits=value):
                 options.setdefault("feedback", 1)
+                options |= {"residual_bits": value} if value != WIDTHS[0] else {}
         built = built.inner
     return built, options
 
@@ -192,6 +194,7 @@ def _build(mapping: Mapping[str, Any]) -> Compressor:
     built = method.factory(**values, **({} if inner is None else {"inner": compressor(inner)}))
     built = method.adapter(built) if method.adapter else built
     built = dataclasses.replace(built, feedback=False) if isinstance(built, TwoShot) and not feedback else built
+    built = _narrowed(method, built, feedback, shared.get("residual_bits", WIDTHS[0]))
     built = _warmed_up(method, built, feedback > 0, **stages)
     return _wrapped(method, built, **{**shared, "feedback": feedback}) if method.lossy else built
 
@@ -211,6 +214,17 @@ def _feedback(
     return 0.0 if error_feedback is False else feedback
 
 
+def _narrowed(method: Registration, built: Any, feedback: float, bits: int) -> Compressor:
+    """Return the compressor with residuals on servers in so many bits, if it has any."""
+    if bits not in WIDTHS:
+        raise ValueError(
+            f"{method.name}:residual_bits is {', '.join(map(str, WIDTHS[:-1]))} or {WIDTHS[-1]}, got {bits}"
+        )
+    if bits != WIDTHS[0] and not feedback:
+        raise ValueError(f"{method.name}:residual_bits={bits} is of residuals, and there are none: leave it out")
+    return dataclasses.replace(built, residual_bits=bits) if isinstance(built, TwoShot) else built
+
+
 def _wrapped(
     method: Registration,
     built: Compressor,
@@ -218,6 +232,7 @@ def _wrapped(
     momentum: float = 0.0,
     space: str = "gradient",
     guard: bool = False,
+    residual_bits: int = WIDTHS[0],
     **_: Any,
 ) -> Compressor:
     """A lossy method with what surrounds it."""
@@ -228,7 +243,7 @@ def _wrapped(
             f"{method.name}:guard=true watches what error feedback holds back, and there is none: leave it out"
         )
     built = Float32Arithmetic(AdamSpace(built) if space == "adam" else built)
-    built = ErrorFeedback(built) if feedback else built
+    built = ErrorFeedback(built, residual_bits) if feedback else built
     built = DecayedFeedback(built, feedback) if 0 < feedback < 1 else built
     built = Guarded(built) if guard else built
     return WorkerMomentum(built, momentum) if momentum else built
@@ -249,15 +264,16 @@ def _warmed_up(
         raise ValueError(f"{method.name}:start_iter is at least 0, got {start_iter}")
     if feedback and isinstance(before, ErrorFeedback):
         before = before.inner  # one residual is enough for both
-    before = _serving(before) if feedback else before
+    before = _serving(before, built) if feedback else before
     return Switch({0: before or Dense(), start_iter: built}) if start_iter else built
 
 
-def _serving(built: Any) -> Any:
+def _serving(built: Any, following: Any) -> Any:
     """The compressor with a residual on servers, although it was asked for without error feedback."""
     if isinstance(built, Float32Arithmetic):
-        return Float32Arithmetic(_serving(built.inner))
-    return dataclasses.replace(built, feedback=True) if isinstance(built, TwoShot) else built
+        return Float32Arithmetic(_serving(built.inner, following))
+    bits = getattr(following, "residual_bits", WIDTHS[0])
+    return dataclasses.replace(built, feedback=True, residual_bits=bits) if isinstance(built, TwoShot) else built
 
 
 def _find(name: Any, mapping: Mapping[str, Any]) -> Registration:

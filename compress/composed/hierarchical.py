@@ -42,7 +42,7 @@ class HierarchicalState:
     def __post_init__(self) -> None:
         numel = -1 if self.share is None else self.share.sizes[self.share.whole.ranks.place]
         held = (leaf for leaf in Leaves(self.inner).residuals if isinstance(leaf, PerParameter))
-        self.keeps = next((leaf for leaf in held if leaf.flat.numel() == numel), None)
+        self.keeps = next((leaf for leaf in held if leaf.numel == numel), None)
 
 
 @register("hosts", lossy=False, traits=lambda hosts: Traits(ranks_per_host=hosts.ranks or 0))
@@ -101,7 +101,10 @@ class Hierarchical:
         yield from self._average(share, state)
         if grad.dtype != share.dtype:
             wide, share = share, torch.empty_like(share, dtype=grad.dtype)
-            kernels.cast_scaled(wide, share, 1.0, None if state.keeps is None else state.keeps.update().in_place())
+            held = None if state.keeps is None else state.keeps.open()
+            kernels.cast_scaled(wide, share, 1.0, None if held is None else held.in_place())
+            if state.keeps is not None and held is not None:
+                state.keeps.close(held)
         return (yield AllGather(share, "host", state.share.sizes))
 
     def _average(self, share: Tensor, state: HierarchicalState) -> Program[None]:
@@ -120,7 +123,8 @@ def _emptied(leaf: FlatLeaf, share: Layout) -> FlatLeaf:
     nothing = share.select(())
     if not isinstance(leaf, PerParameter | Chunk):
         return PerParameter.zeros(nothing)
-    return dataclasses.replace(leaf, layout=nothing, flat=torch.zeros(0, dtype=leaf.flat.dtype, device=share.device))
+    empty = torch.zeros(0, dtype=leaf.dtype, device=share.device)
+    return dataclasses.replace(leaf, layout=nothing, flat=empty, store=None)
 
 
 def _across(program: Program[Tensor]) -> Program[tuple[Tensor, int]]:

@@ -35,7 +35,9 @@ class HeldInside:
         """Multiply it, each element by that of the bucket's flat `factors`, as a part of the step."""
         for leaf, places in self._placed:
             if places and not leaf.cleared:
-                leaf.update().in_place().mul_(torch.cat(pieces(factors, places)))
+                step = leaf.open()
+                step.in_place().mul_(torch.cat(pieces(factors, places)))
+                leaf.close(step)
 
 
 @dataclass

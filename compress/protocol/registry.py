@@ -18,6 +18,7 @@ OF_FEEDBACK: dict[str, tuple[Any, Any]] = {  # options of every lossy method: (t
     "momentum": (float, 0.0),
     "space": (Literal["gradient", "adam"], "gradient"),
     "guard": (bool, False),
+    "residual_bits": (int, 32),
 }
 OF_CODECS = {"takes_16_bits", "keeps_zeros", "draws"}  # the traits that a codec may have
 OF_ALL: dict[str, tuple[Any, Any]] = {"start_iter": (int, 0), "warmup": (Compressor, "none")}

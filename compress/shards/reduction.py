@@ -7,7 +7,6 @@ owner.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +17,7 @@ from ...kernels import all_finite
 from ..algorithms.adapters import Draws, TwoShot, drawn, draws
 from ..algorithms.dense import Dense
 from ..algorithms.rows import ALIGNMENT
-from ..builder.build import Spec, compressor, parsed
+from ..builder.build import Spec, compressor
 from ..builder.optimizers import Optimizers, tuned
 from ..feedback.decayed_feedback import DecayedFeedback
 from ..feedback.error_feedback import ErrorFeedback
@@ -27,8 +26,9 @@ from ..protocol.compressor import Codec
 from ..protocol.layout import working_dtype
 from ..protocol.requests import Program, all_gather, all_to_all
 from ..protocol.traits import own_traits
+from ..state.narrow import WIDTHS
 from .layout import ShardLayout
-from .residual import WIDTHS, NarrowShardResidual, ShardResidual
+from .residual import ShardResidual
 
 
 @dataclass
@@ -78,8 +78,7 @@ class ShardSum:
 
     def init(self, layout: ShardLayout) -> ShardState:
         """A zero residual for all shards."""
-        kind = NarrowShardResidual if self.residual_bits == 8 else ShardResidual
-        residual = kind.zeros(layout) if self.feedback else None
+        residual = ShardResidual.zeros(layout, self.residual_bits) if self.feedback else None
         return ShardState(layout, residual, None if self.codec is None else draws(self.codec, layout.whole))
 
     def reduce(self, grad: Tensor, state: ShardState, out: Tensor, scale: float = 1.0) -> Program[Tensor]:
@@ -88,7 +87,7 @@ class ShardSum:
         `grad` may be overwritten.
         """
         if state.residual is not None and not self.feedback:
-            grad = grad.to(working_dtype(grad.dtype)).add_(state.residual.numbers())  # of a codec before this one
+            grad = grad.to(working_dtype(grad.dtype)).add_(state.residual.wide())  # of a codec before this one
             state.residual.clear()
         if self.codec is None:
             rows = grad.view(state.layout.whole.ranks.world_size, -1)
@@ -162,46 +161,29 @@ def gather_rows(codec: Codec | None, mine: Tensor, out: Tensor) -> Program[Tenso
 def shard_sum(spec: Spec, optimizer: Optimizers | None = None) -> ShardSum:
     """Build the sum of shards by a specification: `none`, or a method whose first round is an all-to-all.
 
-    Beside the method's options it may say `residual_bits=8`. `optimizer`: see `tuned`. Raises ValueError for others.
+    `optimizer`: see `tuned`. Raises ValueError for others.
     """
-    bits, rest = _residual_bits(spec)
-    codec, feedback = _codec(compressor(tuned(rest, optimizer)), spec)
-    if bits != WIDTHS[0] and not feedback:
-        raise ValueError(f"residual_bits is of what is held back, and {spec!r} holds nothing back: leave it out")
-    return ShardSum(codec, feedback, bits)
-
-
-def _residual_bits(spec: Spec) -> tuple[int, Spec]:
-    """Return the residual bits that a specification asks for, and the rest of it."""
-    if not isinstance(spec, str | Mapping):
-        return WIDTHS[0], spec
-    options = dict(parsed(spec) if isinstance(spec, str) else spec)
-    said = options.pop("residual_bits", None)
-    if said is None:
-        return WIDTHS[0], spec
-    bits = next((width for width in WIDTHS if str(said) == str(width)), None)
-    if bits is None:
-        raise ValueError(f"residual_bits is {' or '.join(map(str, WIDTHS))}, got {said} in {spec!r}")
-    return bits, options
+    return ShardSum(*_codec(compressor(tuned(spec, optimizer)), spec))
 
 
 def shard_codec(spec: Spec) -> Codec | None:
     """Return the codec of weights by a specification, which rounds to the nearest. Raises ValueError for others."""
-    codec, _ = _codec(compressor(spec), spec)
+    codec, *_ = _codec(compressor(spec), spec)
     if own_traits(codec).draws:
         raise ValueError(f"weights are rounded to the nearest, or each gather would give others; got {spec!r}")
     return codec
 
 
-def _codec(built: Any, spec: Spec) -> tuple[Codec | None, float]:
-    """The codec of a compressor, and what part of what it loses is held back."""
+def _codec(built: Any, spec: Spec) -> tuple[Codec | None, float, int]:
+    """The codec of a compressor, what part of what it loses is held back, and in how many bits."""
     kept, built = (built.feedback, built.inner) if isinstance(built, DecayedFeedback) else (1.0, built)
+    bits = built.residual_bits if isinstance(built, ErrorFeedback) else WIDTHS[0]
     kept, core = (kept, built.inner) if isinstance(built, ErrorFeedback) else (0.0, built)
     core = core.inner if isinstance(core, Float32Arithmetic) else core
     if isinstance(core, TwoShot):
-        return core.codec, kept
+        return core.codec, kept, bits
     if core == Dense():
-        return None, 0.0
+        return None, 0.0, WIDTHS[0]
     raise ValueError(
         "shards travel as they are or in few bits: none, int8, int4, int2, ternary or onebit, with block, rounding and "
         f"feedback; {spec!r} needs gradients that no rank has whole. With DDP it works, and between replicas of hybrid "

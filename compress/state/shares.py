@@ -88,7 +88,8 @@ class Share:
 
     def load(self, leaf: FlatLeaf, field: str, entries: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Take back what lies in this share as it did; what was held back elsewhere in the bucket is returned as owed."""
-        here = {(name, self._mine.start(name), first): numbers for name, first, numbers in leaf.pieces()}
+        flat = leaf.wide()
+        here = {(name, self._mine.start(name), first): numbers for name, first, numbers in leaf.pieces(flat)}
         owed: dict[str, Tensor] = {}
         for name in filter(entries.__contains__, self.whole.names):
             for start, first, saved in _saved(field, entries[name]):
@@ -98,7 +99,8 @@ class Share:
                 if mine is not None and mine.numel() == saved.numel():
                     mine.copy_(saved.reshape(-1))
                 elif leaf.holds_back:
-                    self._owe(owed, name, start + first, saved.to(leaf.flat) * leaf.weight)
+                    self._owe(owed, name, start + first, saved.to(flat) * leaf.weight)
+        leaf.set(flat)
         return owed
 
     def _check_shape(self, name: str, saved: Tensor) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...kernels import Residual
 from ..protocol.layout import Layout
+from .narrow import WIDTHS, Narrow
 
 Entries = dict[str, dict[str, Tensor]]  # {parameter name: {field: tensor}}
 Self = TypeVar("Self", bound="Leaf")
@@ -53,11 +54,14 @@ class FlatLeaf(Leaf):
     """Numbers in a flat tensor: `flat` holds the newest, `before` those from before the step that is under way.
 
     A step asks `update` where to read and where to write. These are one tensor, unless the leaf is `versioned`: then the new
-    numbers are written beside the old ones, and the step can be taken back (`undo`) or let stand (`keep`) at no cost, and
-    another thread can take the old ones while the step goes on.
+    numbers are written beside the old ones. The step can be taken back (`undo`) or let stand (`keep`) at no cost, and
+    another thread can take the old numbers while the step goes on. Without, a step that is taken back leaves zeros.
+
+    With a `store` the tensor has the numbers in fewer bits: a step then works on copies, from `open` to `close`.
     """
 
     flat: Tensor
+    store: Narrow | None = None
     versioned = False
     _other: Tensor | None = None  # the old numbers while a step is under way, else room for the next ones
     _changed = False  # by the step that is under way
@@ -67,15 +71,60 @@ class FlatLeaf(Leaf):
     def update(self) -> Residual:
         """Return where this step reads, and where it writes all the numbers anew; afterwards both are what it wrote."""
         self._zeros = None
-        if self.versioned and not self._changed:
-            before, after = self.flat, self._other
-            if after is None or any(after is tensor for tensor in self._taken):
-                after = torch.empty_like(before)
-            self._other = before
-            self._changed = True
-            self.flat = after  # last: whoever reads `before` meanwhile finds the old numbers
-            return Residual(before, after)
-        return Residual(self.flat, self.flat)
+        if self._changed:
+            return Residual(self.flat, self.flat)
+        if not self.versioned:
+            self._changed = True  # first: a snapshot that takes the numbers looks at this afterwards
+            if not self._has_taken(self.flat):
+                return Residual(self.flat, self.flat)
+        before, after = self.flat, self._other
+        if after is None or self._has_taken(after):
+            after = torch.empty_like(before)
+        self._other = before
+        self._changed = True
+        self.flat = after  # last: whoever reads `before` meanwhile finds the old numbers
+        return Residual(before, after)
+
+    def open(self) -> Residual:
+        """Return where this step reads numbers, and where it writes them; they stand once `close` is given it."""
+        step = self.update()
+        if self.store is None:
+            return step
+        numbers = self.store.unpacked(step.before)
+        return Residual(numbers, numbers)
+
+    def close(self, step: Residual) -> None:
+        """Keep what a step has written, of `open`."""
+        if self.store is not None:
+            self.store.pack(step.after, self.flat)
+
+    def wide(self) -> Tensor:
+        """Return all numbers, flat: copies with a `store`, else the leaf's own memory."""
+        return self.flat if self.store is None else self.store.unpacked(self.flat)
+
+    def set(self, numbers: Tensor) -> None:
+        """Take these numbers, between two steps."""
+        self._zeros = None
+        if self.store is None:
+            if numbers is not self.flat:
+                self.flat.copy_(numbers)
+        else:
+            for row, mine in enumerate(numbers.view(self.store.rows, -1)):
+                self.store.pack(mine, self.flat, row)
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return self.flat.numel() if self.store is None else self.store.rows * self.store.numel
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the numbers in arithmetic."""
+        return self.flat.dtype if self.store is None else self.store.dtype
+
+    def _has_taken(self, numbers: Tensor) -> bool:
+        """Return True if a snapshot has these."""
+        return any(numbers is tensor for tensor in self._taken)
 
     @property
     def before(self) -> Tensor:
@@ -83,19 +132,35 @@ class FlatLeaf(Leaf):
         newest = self.flat  # first: see `update`
         return self._other if self._changed and self._other is not None else newest
 
+    @property
+    def overwritten(self) -> bool:
+        """True if the step that is under way has written over the numbers from before it."""
+        return self._changed and self._other is None
+
+    def make_room(self) -> None:
+        """Have steps be versioned from now on; the memory for that is allocated now. Between two steps."""
+        if not self.versioned:
+            self.versioned, self._other = True, torch.empty_like(self.flat)
+
     def keep(self) -> None:
         """Let the step stand."""
         self._changed = False
+        self._other = self._other if self.versioned else None
         self._taken = tuple(tensor for tensor in self._taken if tensor is self.flat or tensor is self._other)
 
     def undo(self) -> None:
-        """Take the step back."""
-        self.flat, self._other = self.before, self.flat if self._changed else self._other
-        self._changed = False
+        """Take the step back; where it has written over the old numbers, to zeros."""
+        if self.overwritten:
+            self.flat = torch.zeros_like(self.flat)  # another tensor: a snapshot may have this one
+        else:
+            self.flat, self._other = self.before, self.flat if self._changed else self._other
+        self.keep()
 
     def snapshot(self: Numbers, *, newest: bool = False) -> Numbers:
         numbers = self.flat if newest else self.before
         self._taken = (*self._taken, numbers)
+        if self.overwritten and not newest:
+            numbers = torch.zeros_like(numbers)
         snapshot = copy.copy(self)
         snapshot.flat, snapshot._other, snapshot._changed, snapshot._taken = numbers, None, False, ()
         if snapshot.flat.is_cuda:  # its memory serves nobody else until this thread's stream has read it
@@ -104,9 +169,16 @@ class FlatLeaf(Leaf):
 
     def multiply(self, factor: float) -> None:
         """Multiply all numbers, between two steps."""
-        cleared = self.cleared
-        self.flat = self.flat * factor
+        cleared, before = self.cleared, self.flat
+        self.flat = torch.empty_like(before)
+        self._scale(before, factor, self.flat)
         self._zeros = self.flat if cleared else None
+
+    def _scale(self, before: Tensor, factor: float, after: Tensor) -> None:
+        if self.store is None:
+            torch.mul(before, factor, out=after)
+        else:
+            self.store.multiply(before, factor, after)
 
     def clear(self) -> None:
         """Set all numbers to zero, as a part of the step."""
@@ -116,7 +188,7 @@ class FlatLeaf(Leaf):
     def damp(self, factor: float) -> None:
         """Multiply all numbers, as a part of the step."""
         before, after = self.update()
-        torch.mul(before, factor, out=after)
+        self._scale(before, factor, after)
 
     @property
     def cleared(self) -> bool:
@@ -133,8 +205,11 @@ class FlatLeaf(Leaf):
         """The times that a number held back here is missing from the gradient of one rank."""
         return 1
 
-    def pieces(self) -> Iterator[tuple[str, int, Tensor]]:
-        """(parameter, first element within it, numbers) of every parameter that this leaf has numbers of."""
+    def pieces(self, flat: Tensor | None = None) -> Iterator[tuple[str, int, Tensor]]:
+        """(parameter, first element within it, numbers) of every parameter that this leaf has numbers of.
+
+        `flat`: the numbers, as of `wide()`.
+        """
         raise NotImplementedError
 
 
@@ -151,24 +226,26 @@ class PerParameter(FlatLeaf):
     residual: bool = False
     optional: bool = False
     of_gradients: bool = False
+    store: Narrow | None = None
 
     @classmethod
-    def zeros(cls, layout: Layout, **flags: bool) -> PerParameter:
-        """Zeros in the layout's dtype, on its device."""
-        return cls(layout, torch.zeros(layout.numel, dtype=layout.dtype, device=layout.device), **flags)
+    def zeros(cls, layout: Layout, bits: int = WIDTHS[0], **flags: bool) -> PerParameter:
+        """Zeros in the layout's dtype, on its device; kept in so many `bits`."""
+        flat, store = zeros(layout.numel, layout.dtype, layout.device, bits)
+        return cls(layout, flat, store=store, **flags)
 
-    def pieces(self) -> Iterator[tuple[str, int, Tensor]]:
-        for name, view in self.layout.views(self.flat).items():
+    def pieces(self, flat: Tensor | None = None) -> Iterator[tuple[str, int, Tensor]]:
+        for name, view in self.layout.views(self.wide() if flat is None else flat).items():
             yield name, 0, view.reshape(-1)
 
     def save(self, field: str) -> Entries:
-        views = self.layout.views(self.flat)
+        views = self.layout.views(self.wide())
         return {name: {_key(field, self.layout.start(name)): view.clone()} for name, view in views.items()}
 
     def load(self, field: str, entries: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Take the numbers back: of whole parameters or of parts of them, whichever were saved and are needed here."""
-        self._zeros = None
-        for name, view in self.layout.views(self.flat).items():
+        numbers = self.wide()
+        for name, view in self.layout.views(numbers).items():
             start = self.layout.start(name)
             for saved_start, saved in _saved(field, entries.get(name, {})):
                 if saved_start == start and saved.shape == view.shape:
@@ -181,6 +258,7 @@ class PerParameter(FlatLeaf):
                         f"{tuple(view.shape)}{_from(start)} is needed here: load the state with the model and compressor "
                         f"that saved it"
                     )
+        self.set(numbers)
         return {}
 
     @property
@@ -203,17 +281,25 @@ class Chunk(FlatLeaf):
     layout: Layout
     start: int
     flat: Tensor
+    store: Narrow | None = None
+
+    @classmethod
+    def zeros(cls, layout: Layout, start: int, end: int, bits: int = WIDTHS[0]) -> Chunk:
+        """Zeros for elements `start` to `end`, kept in so many `bits`."""
+        wide = layout.widened()
+        return cls(layout, start, *zeros(end - start, wide.dtype, wide.device, bits))
 
     @property
     def weight(self) -> int:
         return self.layout.ranks.world_size
 
-    def pieces(self) -> Iterator[tuple[str, int, Tensor]]:
-        end = self.start + self.flat.numel()
+    def pieces(self, flat: Tensor | None = None) -> Iterator[tuple[str, int, Tensor]]:
+        flat = self.wide() if flat is None else flat
+        end = self.start + flat.numel()
         for name, offset, size in zip(self.layout.names, self.layout.offsets, self.layout.sizes, strict=True):
             first, last = max(self.start, offset), min(end, offset + size)
             if first < last:
-                yield name, first - offset, self.flat[first - self.start : last - self.start]
+                yield name, first - offset, flat[first - self.start : last - self.start]
 
     def save(self, field: str) -> Entries:
         entries: Entries = {}
@@ -223,8 +309,8 @@ class Chunk(FlatLeaf):
         return entries
 
     def load(self, field: str, entries: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        self._zeros = None
-        mine = {name: (first, piece) for name, first, piece in self.pieces()}
+        own = self.wide()
+        mine = {name: (first, piece) for name, first, piece in self.pieces(own)}
         homeless: dict[str, Tensor] = {}
         for name in filter(entries.__contains__, self.layout.names):
             for start, saved in _saved(field, entries[name]):
@@ -233,11 +319,12 @@ class Chunk(FlatLeaf):
                         f"the {field!r} of parameter {name!r} was saved{_from(start) or ' as a whole'}, and is needed "
                         f"here{_from(here) or ' as a whole'}: load the state with the shards that saved it"
                     )
-                first, numbers = self._first(name, _key(field, start), entries[name]), saved.to(self.flat)
+                first, numbers = self._first(name, _key(field, start), entries[name]), saved.to(own)
                 if name in mine and (first, numbers.numel()) == (mine[name][0], mine[name][1].numel()):
                     mine[name][1].copy_(numbers)
                 else:
                     homeless[name] = self._carried(name, first, numbers)
+        self.set(own)
         return homeless
 
     def _first(self, name: str, key: str, fields: Mapping[str, Tensor]) -> int:
@@ -258,6 +345,16 @@ class Chunk(FlatLeaf):
         owed = numbers.new_zeros(self.layout.sizes[self.layout.names.index(name)])
         owed[first : first + numbers.numel()] = numbers * self.weight
         return owed
+
+
+def zeros(
+    numel: int, dtype: torch.dtype, device: torch.device, bits: int, rows: int = 1
+) -> tuple[Tensor, Narrow | None]:
+    """Zeros for `rows` times so many numbers, and their store; None for numbers as they are in arithmetic."""
+    if bits == WIDTHS[0]:
+        return torch.zeros(rows * numel, dtype=dtype, device=device), None
+    store = Narrow(bits, numel, dtype, rows)
+    return store.zeros(device), store
 
 
 def _key(field: str, start: int | None) -> str:

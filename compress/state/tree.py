@@ -82,6 +82,26 @@ class Leaves:
         for leaf in self.flat:
             leaf.versioned = versioned or leaf.versioned
 
+    def version_what_ranks_share(self) -> None:
+        """Version what is the same on all ranks, and small; what is made of this rank's gradients stays in place."""
+        for leaf in self.flat:
+            leaf.versioned = not (leaf.holds_back or leaf.of_gradients)
+
+    def make_room(self) -> None:
+        """Version all of it from now on. Between two steps."""
+        for leaf in self.flat:
+            leaf.make_room()
+
+    @property
+    def overwritten(self) -> bool:
+        """True if the step that is under way has written over anything from before it."""
+        return any(leaf.overwritten for leaf in self.flat)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all numbers, each once."""
+        return sum(leaf.flat.nbytes for leaf in self.flat)
+
     def set_step(self, step: int) -> None:
         """Set every counter."""
         for counter in self.counters:
@@ -152,10 +172,12 @@ class Leaves:
         for path, leaf in self._by_path.items():
             if not isinstance(leaf, PerParameter) or not leaf.residual or path in self._shares:
                 continue
-            held = leaf.layout.views(leaf.update().in_place())
+            step = leaf.open()
+            held = leaf.layout.views(step.in_place())
             for name in held.keys() & views.keys():
                 held[name].add_(views[name])
                 views[name].zero_()
+            leaf.close(step)
 
     def release(self, layout: Layout, flat: Tensor, share: float = 1.0) -> None:
         """Move what is held back, or a share of it, into `flat`, this rank's gradient or residual, as a part of the step."""

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -53,7 +54,7 @@ class CompressedAverager:
     """The compression of a model's gradients on this rank.
 
     `groups`: among which buckets go in turn; empty stands for the default group. `partial`: backwards may leave parameters
-    out. `decorate`: what to put around each transport.
+    out. `decorate`: what to put around each transport. `undo`: see `ModelMemory`.
     """
 
     def __init__(
@@ -64,8 +65,9 @@ class CompressedAverager:
         *,
         partial: bool = False,
         decorate: Decorator | None = None,
+        undo: bool | None = None,
     ) -> None:
-        self.memory = ModelMemory(compressor, partial=partial)
+        self.memory = ModelMemory(compressor, partial=partial, undo=undo)
         self.names: dict[Tensor, str] = {}
         self.engines = Engines(groups, timeout, decorate)
         self.sparse = False  # whether any bucket of our own DDP is; then all buckets go beside backward, in one order
@@ -194,8 +196,8 @@ class CompressedAverager:
                 program = segment.memory.reduce(flat, number, watched)
             else:
                 program = segment.reduce(flat, number, buffer, watched)
-            task = Task(program, segment.label, needs_future=future, now=step.now)
             size = flat.element_size()
+            task = Task(program, segment.label, needs_future=future, now=step.now, nbytes=size * layout.numel)
             step.programs.append(BucketStats(layout.names, layout.numel, task.record, segment.memory.gauge, size))
             pendings.append(plan.engine.submit(task))
         if len(pendings) == 1 or (future and flat.is_cuda):
@@ -252,8 +254,23 @@ class CompressedAverager:
         return self.names.setdefault(parameter, str(len(self.names)))
 
     def snapshot(self) -> Snapshot:
-        """The memory after the last step that came to its end; on any thread, at any time."""
+        """The memory after the last step that came to its end; on any thread, at any time.
+
+        Where the step that is under way on another thread overwrites residuals, the memory after that step.
+        """
         self.drain()
+        with self.step_lock.lock:
+            elsewhere = self.step_lock.thread != threading.get_ident() and not self.engines.failed
+            if not (self.under_way and elsewhere and self.memory.in_place):
+                return self.memory.snapshot(under_way=self.under_way)
+        found = self.step_lock.after_step(self.memory.snapshot, lambda: not self.under_way, self._signs)
+        return found or self._snapshot_within()
+
+    def _signs(self) -> object:
+        """Return what changes while a step goes on: its buckets, and those that are on their way."""
+        return self.step, len(self.step.programs), None if self.engines.idle else time.monotonic()
+
+    def _snapshot_within(self) -> Snapshot:
         with self.step_lock.lock:
             return self.memory.snapshot(under_way=self.under_way)
 

@@ -62,6 +62,11 @@ class Engines:
         return all(engine.idle for engine in self._made.values())
 
     @property
+    def failed(self) -> bool:
+        """True if any engine has failed or was closed."""
+        return any(engine.failed for engine in self._made.values())
+
+    @property
     def on_host(self) -> bool:
         """True if programs run on the host, and are not only queued by it."""
         return all(device.type == "cpu" for device, _ in self._made)

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
+from typing import TypeVar
+
+T = TypeVar("T")
+LOOK_EVERY, QUIET = (
+    0.02,
+    10.0,
+)  # seconds from look to look at a step; those without a sign of it, after which it broke off
 
 
 class StepLock:
@@ -25,6 +34,34 @@ class StepLock:
             self.waiting.append(change)
         else:
             change()
+
+    def after_step(self, take: Callable[[], T], ends: Callable[[], bool], signs: Callable[[], object]) -> T | None:
+        """Return what `take` gives once the step is over that is under way on another thread; None if that broke off.
+
+        `ends`: whether the step has ended. `signs`: what changes while it goes on. The thread that runs the step, or begins
+        the next one, calls `take`; where neither comes, this one does. The caller does not hold the lock.
+        """
+        found: Future[T] = Future()
+
+        def act() -> None:
+            try:
+                found.set_result(take())
+            except BaseException as error:  # whoever waits raises it, not the training thread
+                found.set_exception(error)
+
+        with self.lock:
+            self.waiting.append(act)
+        sign, since = signs(), time.monotonic()
+        while not wait([found], LOOK_EVERY).done:
+            now = signs()
+            sign, since = (sign, since) if now == sign else (now, time.monotonic())
+            with self.lock:
+                if ends():
+                    self.make_changes()
+                elif time.monotonic() - since > QUIET and act in self.waiting:
+                    self.waiting.remove(act)
+                    return None
+        return found.result()
 
     def make_changes(self) -> None:
         """Make the changes that other threads asked for. The caller holds the lock."""

@@ -92,6 +92,11 @@ class Engine:
         self._beside.send_all()
 
     @property
+    def failed(self) -> bool:
+        """True if it reduces no more gradients."""
+        return self._failure is not None or self._closed
+
+    @property
     def idle(self) -> bool:
         """True if all tasks so far have ended."""
         return self._failure is None and not self._live

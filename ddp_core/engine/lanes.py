@@ -4,16 +4,20 @@ Backward must not wait, and the order of collectives on a channel must be the sa
 starts round j of all tasks on a channel of its own, in the order in which they were submitted: a queue keeps that order
 from lane to lane, whatever the completion times. While a lane computes, the next task's collective of the round before is
 already in flight.
+
+The first lane starts so many tasks ahead that a network is busy, and no more: each has payloads and work memory. That
+changes no order, and no task waits for a later one.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
+from itertools import accumulate
 from queue import SimpleQueue
 
 import torch
@@ -22,12 +26,41 @@ from ..transport.protocol import Pending, Transport
 from .driver import Driver, FuturePending, OnEnd, ResultPending
 from .task import Task
 
+FEWEST, MOST_BYTES = 3, 64 << 20  # tasks that may be on their way whatever their size; bytes of gradients of more
+
+
+def in_flight(nbytes: Sequence[int]) -> int:
+    """Return how many of these tasks, in the order submitted, may be on their way at once; `nbytes`: of their gradients."""
+    together = list(accumulate(nbytes))
+    return max(min(FEWEST, len(together)), sum(total <= MOST_BYTES for total in together))
+
+
+class InFlight:
+    """The tasks that have begun and not ended."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._tasks = self._bytes = 0
+
+    def enter(self, nbytes: int) -> None:
+        """Wait until a task with so many bytes may begin: rounds of the tasks before it have time limits."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._tasks < FEWEST or self._bytes + nbytes <= MOST_BYTES)
+            self._tasks, self._bytes = self._tasks + 1, self._bytes + nbytes
+
+    def leave(self, nbytes: int) -> None:
+        """Note that a task has ended, however."""
+        with self._changed:
+            self._tasks, self._bytes = self._tasks - 1, self._bytes - nbytes
+            self._changed.notify()
+
 
 class Lanes(Driver):
     """Threads that carry tasks from round to round, and wait for each other alone. `on_end` is called on a lane's thread."""
 
     def __init__(self, transport: Transport, timeout: timedelta, on_end: OnEnd) -> None:
         self._transport, self._timeout, self._on_end = transport, timeout, on_end
+        self._in_flight = InFlight()
         self._lanes: list[tuple[SimpleQueue[Task | None], threading.Thread]] = []
 
     def submit(self, task: Task) -> Pending:
@@ -58,15 +91,19 @@ class Lanes(Driver):
 
     def _advance(self, task: Task, lane: int) -> None:
         """Lane j ends round j - 1 of a task, and starts its round j."""
+        if lane == 0:
+            self._in_flight.enter(task.nbytes)
         try:
             if task.closed:
                 task.close()
             elif task.advance(self._transport, lane, self._timeout):
                 self._put(task, lane + 1)
+                return
             else:
                 self._on_end(task, None)
         except BaseException as error:  # every error, whatever it is, must reach the waiting backward
             self._on_end(task, error)
+        self._in_flight.leave(task.nbytes)
 
 
 def _serve(queue: SimpleQueue[Task | None], advance: Callable[[Task], None]) -> None:

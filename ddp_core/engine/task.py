@@ -39,7 +39,7 @@ class Task:
 
     `label`: what messages call it. `needs_future`: others than our reducer wait for it, by a future of torch's. `result`:
     what the program returned. `future`: of it, where whoever waits does not run the task. `closed`: it was given up. `now`:
-    takes the marks of its record, see `Step`.
+    takes the marks of its record, see `Step`. `nbytes`: of the gradients.
     """
 
     program: Program[Tensor]
@@ -50,6 +50,7 @@ class Task:
     closed: bool = False
     record: Record = field(default_factory=Record)
     now: Callable[[], float] = time.perf_counter
+    nbytes: int = 0
     _pending: Reply | None = None
     _since: float = 0.0
 

@@ -30,19 +30,31 @@ CARRIED_OVER = "carried_over"  # the field under which a state dict keeps gradie
 class BucketMemory:
     """The compressor state of what is sent at once, with every step a transaction.
 
-    A step whose average is not finite on any bucket is one that GradScaler skips: its changes to the state are undone.
+    A step whose average is not finite on any bucket is one that GradScaler skips: its changes to the state are undone. That
+    takes a second copy of the state. Without `undo`, only what ranks share has one, which is small; residuals and momenta
+    are overwritten in place, and a step that is undone leaves zeros of those that it has overwritten.
     With `partial`, some steps may leave parameters out on all ranks: what would be averaged for those is kept for later,
     since DDP drops it. `carrying`: some rank may be given something to owe; the same on all ranks.
     """
 
     def __init__(
-        self, compressor: Compressor, layout: Layout, step: int, *, partial: bool = False, carrying: bool = False
+        self,
+        compressor: Compressor,
+        layout: Layout,
+        step: int,
+        *,
+        partial: bool = False,
+        carrying: bool = False,
+        undo: bool = True,
     ) -> None:
         self.layout = layout
         self._compressor = compressor
         self.state = compressor.init(layout)
         self.gauge = next(gauges(self.state), None)
-        self._leaves = Leaves(self.state, versioned=True)
+        self._leaves = Leaves(self.state, versioned=undo)
+        if not undo:
+            self._leaves.version_what_ranks_share()
+        self._blank = True  # no step has been kept yet, and nothing was loaded
         self._leaves.set_step(step)
         self._counts_on_cuda = layout.device.type == "cuda" and bool(self._leaves.counters)
         self._carrying, self._remembers = carrying, bool(self._leaves.flat)
@@ -132,18 +144,39 @@ class BucketMemory:
         """True if the last step, if it counts, has carried nothing over; the same on all ranks."""
         return self._finite is not None and not self._left
 
-    def end_step(self, keep: bool, carrying: bool) -> None:
-        """End the step: keep what it changed, or undo it. `carrying`: whether any rank may still owe something."""
+    @property
+    def overwrites(self) -> bool:
+        """True if the step that is under way has overwritten what was there before it."""
+        return self._leaves.overwritten and not self._blank
+
+    @property
+    def in_place(self) -> bool:
+        """True if steps overwrite anything."""
+        return any(not leaf.versioned for leaf in self._leaves.flat)
+
+    def make_room(self) -> int:
+        """Have steps be undone exactly from now on. Return the bytes that this takes."""
+        self._leaves.make_room()
+        return self._leaves.nbytes
+
+    def end_step(self, keep: bool, carrying: bool) -> bool:
+        """End the step: keep what it changed, or undo it. `carrying`: whether any rank may still owe something.
+
+        Return True if that was not possible, and what was held back before the step is gone.
+        """
         ended = self._finite is not None
         self._finite = None
+        lost = not (ended and keep) and self.overwrites
         for leaves in (self._leaves, self._carried):
             if leaves is not None:
                 leaves.keep() if ended and keep else leaves.undo()
         if not ended:
-            return
+            return lost
+        self._blank = self._blank and not keep
         self._carrying, self._asks = carrying, self._asks and (carrying or self._remembers)
         if keep and not self._asks:
             self._carried = None
+        return lost
 
     def snapshot(self, *, keep: bool, carrying: bool) -> BucketMemory:
         """The memory before the last step, or with `keep` after it, to be saved by and by; copies pointers only.
@@ -168,6 +201,7 @@ class BucketMemory:
 
     def load(self, entries: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Take saved numbers; those that lost their place are carried to the next average."""
+        self._blank = self._blank and not entries
         self.carry_over(self._leaves.load(entries))
         self.carry_over({name: fields[CARRIED_OVER] for name, fields in entries.items() if CARRIED_OVER in fields})
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...compress import specification
@@ -22,6 +24,20 @@ from ..buckets.sparse import sparse_mean
 from .bucket_memory import CARRIED_OVER, NOT_TO_DISCARD, BucketMemory
 from .device_flag import DeviceFlag
 from .sliced_memory import SlicedMemory, may_be_cut
+
+logger = logging.getLogger(__name__)
+LOST = (
+    "gradwire: the last step does not count (its average was not finite, it was discarded, or its backward broke off). The "
+    "residuals that it has overwritten are zero now"
+)
+UNDONE = (
+    "From now on a second copy of the residuals undoes such steps exactly: {:.1f} MB on this rank. Pass undo=True to keep "
+    "that copy from the start, or undo=False to do without it"
+)
+SAVED_WITHIN = (
+    "gradwire: a state was saved in the middle of a step, by the thread that runs it or after a backward that broke off. "
+    "The residuals that the step has overwritten are saved as zeros; undo=True saves those from before the step"
+)
 
 
 def _check_partial(compressor: Compressor, partial: bool) -> None:
@@ -61,14 +77,20 @@ class Snapshot:
 
 
 class ModelMemory:
-    """The memory of all buckets of a model. It follows parameters by name when buckets change."""
+    """The memory of all buckets of a model. It follows parameters by name when buckets change.
 
-    def __init__(self, compressor: Compressor, *, partial: bool = False) -> None:
+    `undo`: steps that do not count are undone exactly, by a second copy of residuals; None: from the first such step on that
+    finds residuals, which it sets to zero; False: never.
+    """
+
+    def __init__(self, compressor: Compressor, *, partial: bool = False, undo: bool | None = True) -> None:
         _check_partial(compressor, partial)
+        self.undo = undo
         self._choose(compressor)
         self.partial, self.step = partial, 0
         self.committed = True  # whether the last step can be taken back no more
         self._discarded = False  # whether it was
+        self._warned = False  # of a save within a step
         self._unclaimed_buckets: list[tuple[str, ...]] = []  # buckets of a loaded state that have not been met yet
         self._live: dict[tuple[str, ...], SlicedMemory] = {}
         self.carrying = False  # whether any rank may owe something outside a compressor's state; the same on all ranks
@@ -151,7 +173,8 @@ class ModelMemory:
         members = set(layout.names)
         for names in [names for names in self._live if members.intersection(names)]:
             self._release(self._live.pop(names))
-        bucket = SlicedMemory(self.compressor, layout, cuts, self.step, partial=self.partial, carrying=self.carrying)
+        options = {"partial": self.partial, "carrying": self.carrying, "undo": bool(self.undo)}
+        bucket = SlicedMemory(self.compressor, layout, cuts, self.step, **options)
         bucket.load({name: self._unclaimed.pop(name) for name in layout.names if name in self._unclaimed})
         self._layouts = {name: layout for name, layout in self._layouts.items() if name in self._unclaimed}
         self._adopt(bucket)
@@ -228,9 +251,31 @@ class ModelMemory:
         self.carrying, keep, self._discarded = self._still_carrying(), self._finite(), False
         self._sparse_finite = []
         self._names_before = [*self._live, *self._unclaimed_buckets]
-        for _, each in self.live:
-            each.end_step(keep, self.carrying)
+        lost = [each.end_step(keep, self.carrying) for _, each in self.live]
+        if any(lost) and self.undo is None:
+            self._undo_from_now_on()
         self._stateful = any(each.stateful for _, each in self.live) if self._live else None
+
+    def _undo_from_now_on(self) -> None:
+        """Have the next steps that do not count be undone exactly: one of them has cost residuals."""
+        try:
+            held = sum(each.make_room() for _, each in self.live)
+        except torch.OutOfMemoryError:
+            self.undo = False
+            logger.warning("%s, and will be after each such step: there is no memory for a copy of them", LOST)
+        else:
+            self.undo = True
+            logger.warning("%s. %s", LOST, UNDONE.format(held / 1e6))
+
+    @property
+    def overwrites(self) -> bool:
+        """True if the step that is under way has overwritten any residuals from before it."""
+        return any(each.overwrites for _, each in self.live)
+
+    @property
+    def in_place(self) -> bool:
+        """True if steps overwrite residuals."""
+        return not self.undo and any(each.in_place for _, each in self.live)
 
     def replace(self, compressor: Compressor) -> None:
         """Go on with another compressor; what was held back is carried to the next average."""
@@ -275,6 +320,9 @@ class ModelMemory:
             raise RuntimeError(
                 "a state that was loaded, then swapped, can be saved after the next backward, not before it"
             )
+        if under_way and self.overwrites and not self._warned:
+            self._warned = True
+            logger.warning(SAVED_WITHIN)
         carrying, keep = (self.carrying, False) if under_way else (self._still_carrying(), self._finite())
         buckets = self._names_before if under_way else [*self._live, *self._unclaimed_buckets]
         loaded = {name: dict(fields) for name, fields in self._unclaimed.items()}

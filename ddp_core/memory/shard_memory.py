@@ -153,7 +153,7 @@ class ShardMemory:
 
 def _moved(held: ShardResidual | None, fresh: ShardResidual | None) -> ShardResidual | None:
     """Return a residual as wide as it is to be now."""
-    if held is None or fresh is None or type(held) is type(fresh):
+    if held is None or fresh is None or held.store == fresh.store:
         return held or fresh
     fresh.set(held.numbers())
     return fresh

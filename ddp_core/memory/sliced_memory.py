@@ -45,10 +45,11 @@ class SlicedMemory:
         *,
         partial: bool = False,
         carrying: bool = False,
+        undo: bool = True,
     ) -> None:
         self.layout, self.cuts = layout, tuple(cuts)
-        pieces = self.cuts or (layout,)
-        self.slices = [BucketMemory(compressor, each, step, partial=partial, carrying=carrying) for each in pieces]
+        options = {"partial": partial, "carrying": carrying, "undo": undo}
+        self.slices = [BucketMemory(compressor, each, step, **options) for each in self.cuts or (layout,)]
 
     def held_back(self) -> dict[str, Tensor]:
         """Return the gradient that this rank has not given to an average yet, flat, by parameter."""

@@ -8,19 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
-import torch
 from torch import Tensor
 
-from ...compress import Compressor, Layout, Ranks, compressor
+from ...compress import Layout, Ranks, compressor
 from ...compress.protocol.ranks import Scope
 from ...compress.protocol.requests import AllGather
 from ...compress.simulate import STEADY, requests_of
 from ...compress.state.shares import ranks_seen
-from ...compress.state.tree import Leaves
 from ...ddp_core.overlap.bounds import optimal
 from ...ddp_core.overlap.replay import priority_order
 from ...ddp_core.overlap.step_model import Piece, StepModel
-from ..plan import bucket_layouts
+from ..plan import bucket_layouts, state_bytes
 from ..slices import gradient_mb, parts_of
 from .arithmetic import Arithmetic
 from .candidates import PRIORITY
@@ -90,7 +88,7 @@ def predicted(measured: Measured, spec: str, order: str, ranks: Ranks, bucket_mb
     if overlaps and measured.by_need:
         parcels = [parcels[place] for place in priority_order(_model(computation, parcels))]
     step = Pipeline(computation.forward, computation.backward, tuple(parcels), measured.cores)
-    return Prediction(step.seconds(until_needed=overlaps), bound, sent_bytes, _state_bytes(compressor(spec), layouts))
+    return Prediction(step.seconds(until_needed=overlaps), bound, sent_bytes, state_bytes(compressor(spec), layouts))
 
 
 def buckets(
@@ -200,9 +198,3 @@ def _by_parameters(
 
 def _wire(parcel: Parcel) -> float:
     return sum(each.wire.seconds for each in parcel.rounds if not each.in_host)
-
-
-def _state_bytes(built: Compressor, layouts: Sequence[Layout]) -> int:
-    """Return the bytes that a rank keeps between steps, including the copy that can undo a step."""
-    kept = (Leaves(built.init(replace(layout, device=torch.device("meta")))).flat for layout in layouts)
-    return 2 * sum(leaf.flat.nbytes for flat in kept for leaf in flat)

@@ -95,4 +95,4 @@ def _handle_of_replicas(
         raise ValueError("it has no replicas: fully_shard(model, mesh=...) with a mesh of two dimensions makes some")
     if not asked.of_shards and any(module.divisor is not None for module in modules):
         raise ValueError(DIVISOR)
-    return Handle(tuned(asked.replicas, asked.optimizer), group, timeout, transport=transport)
+    return Handle(tuned(asked.replicas, asked.optimizer), group, timeout, transport=transport, undo=True)

@@ -71,6 +71,11 @@ SPECS = [
     "topk:ratio=0.1,space=adam",
     "ternary:space=adam,start_iter=2",
     "powersgd:rank=1,space=adam",
+    "int4:residual_bits=8",
+    "int4:residual_bits=16,space=adam",
+    "onebit:feedback=1,residual_bits=8",
+    "powersgd:rank=1,residual_bits=8",
+    "topk:ratio=0.1,residual_bits=16,start_iter=2,warmup=int8",
 ]
 UNBIASED = ("natural", "qsgd", "terngrad")  # they hold nothing back, unless they are asked to
 
@@ -100,6 +105,9 @@ OBJECTS = {
 # Relative to gradients of unit size: rounding of sums, and of 16-bit payloads where a wrapper sends them.
 TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-13, torch.bfloat16: 2e-6}
 LOSSY_PAYLOAD = {"fp16": 4e-3, "bf16": 4e-2}
+# What rounding a rank's residual and a server's loses in a step, of the largest number in them: half a 127th, a 256th. A
+# server's in other units is rounded on the way there and back, too.
+NARROW_RESIDUAL = {"residual_bits=8": 2 / 254, "residual_bits=16": 2 / 512, "residual_bits=16,space=adam": 4 / 512}
 
 
 def layout(shapes, dtype, world_size):
@@ -113,7 +121,7 @@ def tolerance(spec, dtype):
     for name, loss in LOSSY_PAYLOAD.items():
         if str(spec).startswith(f"{name}+") or spec == name or f"warmup={name}" in str(spec):
             return loss
-    return TOLERANCE[dtype]
+    return max([TOLERANCE[dtype], *(loss for option, loss in NARROW_RESIDUAL.items() if option in str(spec))])
 
 
 def mean_held_back(simulation, within):

@@ -24,6 +24,11 @@ CASES = pytest.mark.parametrize("spec", [*SPECS, *OBJECTS, *MORE])
 STEPS = 4
 
 
+def poison(room):
+    """Write what shows wherever it is read."""
+    room.fill_(torch.nan if room.is_floating_point() else 255)
+
+
 class Versioned(Simulation):
     """A simulation in which every step has to be kept or undone; the room for the next numbers is poisoned."""
 
@@ -46,7 +51,7 @@ class Versioned(Simulation):
         for rank in self.ranks:
             rank.keep()
         for room in rooms:
-            room.fill_(torch.nan)
+            poison(room)
         self.steps += 1
 
     def undo(self):
@@ -54,7 +59,7 @@ class Versioned(Simulation):
         for rank in self.ranks:
             rank.undo()
         for room in rooms:
-            room.fill_(torch.nan)
+            poison(room)
 
     def numbers(self):
         return [leaf.flat.clone() for leaf in self.flat]
@@ -180,6 +185,39 @@ class TestLeaf:
         leaf = self.leaf(versioned=False)
         assert all(each is leaf.flat for each in leaf.update())
         assert leaf.before is leaf.flat
+        leaf.keep()
+        assert leaf.flat.tolist() == [1, 1, 1]
+
+    def test_in_place_a_step_that_is_undone_leaves_zeros_of_what_it_has_overwritten_and_only_of_that(self):
+        leaf = self.leaf(versioned=False)
+        leaf.undo()
+        assert leaf.flat.tolist() == [1, 1, 1]
+        leaf.update().after.fill_(torch.nan)
+        leaf.undo()
+        assert leaf.flat.tolist() == [0, 0, 0]
+
+    def test_in_place_a_snapshot_costs_one_tensor_until_the_step_after_it_is_kept(self):
+        leaf = self.leaf(versioned=False)
+        taken = leaf.snapshot()
+        before, after = leaf.update()
+        assert (before is taken.flat, after is leaf.flat, before is after) == (True, True, False)
+        after.fill_(2)
+        leaf.keep()
+        assert (leaf._other, leaf._taken) == (None, ())
+        assert all(each is leaf.flat for each in leaf.update())
+        assert taken.flat.tolist() == [1, 1, 1]
+
+    def test_in_place_a_snapshot_within_a_step_has_zeros_of_what_the_step_has_overwritten(self):
+        leaf = self.leaf(versioned=False)
+        leaf.update().after.fill_(2)
+        assert leaf.snapshot().flat.tolist() == [0, 0, 0]
+        assert leaf.snapshot(newest=True).flat.tolist() == [2, 2, 2]
+
+    def test_once_there_is_room_steps_are_undone_exactly(self):
+        leaf = self.leaf(versioned=False)
+        leaf.make_room()
+        room = leaf._other
+        assert leaf.update().after is room
         leaf.undo()
         assert leaf.flat.tolist() == [1, 1, 1]
 

@@ -11,11 +11,12 @@ ALL = (AllGather, AllReduce, AllToAll, ReduceScatter)
 class Saves:
     """A decorator of transports: `save`, once it is given, runs on a thread of its own before each request and after.
 
-    `kinds`: of requests.
+    `kinds`: of requests. `waits`: the request waits for the save; else `join` does.
     """
 
-    def __init__(self):
+    def __init__(self, *, waits=True):
         self.save, self.results, self.errors, self.kinds = None, [], [], ALL
+        self.waits, self.threads = waits, []
 
     def __call__(self, transport):
         return SavingTransport(transport, self)
@@ -25,9 +26,17 @@ class Saves:
         if self.save is not None:
             thread = threading.Thread(target=self._saved, args=(self.save,))
             thread.start()
+            self.threads.append(thread)
+            if self.waits:
+                self.join()
+
+    def join(self):
+        """Wait for all saves."""
+        for thread in self.threads:
             thread.join(60)
             if thread.is_alive():
                 self.errors.append(TimeoutError("a save waits for the step that waits for it"))
+        self.threads = []
 
     def _saved(self, save):
         try:

@@ -15,9 +15,9 @@ SHAPES = ((40, 30), (40,), (10, 200), (3,))
 LOSSY = ["powersgd:rank=2", "topk:ratio=0.05", "onebit:feedback=1", "batched-powersgd"]
 
 
-def attached(spec):
+def attached(spec, **options):
     ddp = wrapped(SHAPES, bucket_cap_mb=0.002, find_unused_parameters=False)
-    return ddp, gradwire.attach(ddp, spec)
+    return ddp, gradwire.attach(ddp, spec, **options)
 
 
 def steps(ddp, rank, first, last):
@@ -161,7 +161,7 @@ def swap_around_overflow(rank, world_size):
         numbers = gradients(rank, 3, SHAPES)
         numbers[1][5] = torch.inf if rank == 1 else 1.0
         for overflow in ("never", "before the swap", "after it"):
-            ddp, handle = attached(spec)
+            ddp, handle = attached(spec, undo=True)
             steps(ddp, rank, 0, 3)
             if overflow == "before the swap":
                 average(ddp, numbers)

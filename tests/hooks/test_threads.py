@@ -8,6 +8,7 @@ import pytest
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
+from gradwire.ddp_core.averaging import step_lock
 
 from .given import Given, average, gradients
 from .saving import Saves
@@ -173,23 +174,29 @@ def between_buckets(model, handle, saves):
         parameter.register_hook(hook)
 
 
-def saved_at_requests(rank, world_size, spec, kind):
-    """Averages without saves and with one before and after each request; whether what was saved is of whole steps."""
+def saved_at_requests(rank, world_size, spec, kind, undo):
+    """Averages without saves and with one before and after each request; whether what was saved is of whole steps.
+
+    Requests wait for the saves with `undo`, where no save waits for a step.
+    """
     options = {**OPTIONS, **HANDLES[kind]}
     ours, found, states = options.pop("ours"), [], {}
     for quiet in (True, False):
-        saves = Saves()
+        saves = Saves(waits=bool(undo))
         if ours:
-            model = gradwire.DistributedDataParallel(Given(SHAPES), compressor=spec, transport=saves, **options)
+            model = gradwire.DistributedDataParallel(
+                Given(SHAPES), compressor=spec, transport=saves, undo=undo, **options
+            )
             handle = model.compression
         else:
             model = TorchDDP(Given(SHAPES), **options)
-            handle = gradwire.attach(model, spec, transport=saves)
+            handle = gradwire.attach(model, spec, transport=saves, undo=undo)
         saves.save, averages = None if quiet else handle.state_dict, []
         if not quiet and not ours:
             between_buckets(model, handle, saves)
         for step in range(5):
             averages.append(step_of(model, rank, step))
+            saves.join()
             if quiet:
                 states[step + 1] = handle.state_dict()
         found.append(averages)
@@ -200,12 +207,46 @@ def saved_at_requests(rank, world_size, spec, kind):
     return same(*found), all(alike), len({state["step"] for state in whole})
 
 
+@pytest.mark.parametrize("undo", [True, None])
 @pytest.mark.parametrize(
     ("spec", "kind"),
     list(zip(("topk:ratio=0.05", "onebit", "powersgd:rank=2", "topk:ratio=0.05", "onebit"), HANDLES, strict=True)),
 )
-def test_a_thread_that_saves_beside_each_request_gets_whole_steps(ranks, spec, kind):
-    for trained_alike, saved_alike, different in ranks.run(saved_at_requests, 2, spec, kind):
+def test_a_thread_that_saves_beside_each_request_gets_whole_steps(ranks, spec, kind, undo):
+    for trained_alike, saved_alike, different in ranks.run(saved_at_requests, 2, spec, kind, undo):
         assert trained_alike
         assert saved_alike
         assert different > 1
+
+
+def saved_after_a_break(rank, world_size, elsewhere):
+    """The step of a save after a backward that broke off, and the parameters whose residuals it lacks; by which thread."""
+    model, handle = wrapped("topk:ratio=0.05", ours=True)
+    for step in range(3):
+        step_of(model, rank, step)
+
+    def fail(_):
+        while not handle.averager.engines.idle:
+            time.sleep(0.001)
+        raise ValueError("broken off")
+
+    hook = model.module.p0.register_hook(fail)  # the last gradient
+    with pytest.raises(ValueError, match="broken off"):
+        step_of(model, rank, 3)
+    hook.remove()
+    saves = Saves()
+    saves.save = handle.state_dict
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step_lock, "QUIET", 0.5)
+        saves.once() if elsewhere else saves._saved(handle.state_dict)
+    (state,) = saves.results
+    zero = [name for name, fields in state["parameters"].items() if not fields["residual"].any()]
+    handle.close()
+    return state["step"], zero
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_save_after_a_backward_that_broke_off_lacks_residuals_that_the_step_has_overwritten(ranks, elsewhere):
+    for step, zero in ranks.run(saved_after_a_break, 2, elsewhere):
+        assert step == 3
+        assert 0 < len(zero) < len(SHAPES)

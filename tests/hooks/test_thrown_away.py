@@ -1,6 +1,8 @@
 """Gradients that are averaged and thrown away: discarded, they leave no trace; otherwise a handle says so once."""
 
 import copy
+import logging
+import logging.handlers
 import warnings
 
 import pytest
@@ -16,13 +18,13 @@ SHAPES = ((40, 30), (40,), (10, 200), (3,))
 STEPS, EXTRA = 5, (2, 4)  # steps, and those before which gradients are averaged and thrown away
 
 
-def wrapped(spec, ours, **options):
+def wrapped(spec, ours, undo=True, **options):
     options = {"bucket_cap_mb": 0.002, **options}
     if ours:
-        model = gradwire.DistributedDataParallel(Given(SHAPES), compressor=spec, **options)
+        model = gradwire.DistributedDataParallel(Given(SHAPES), compressor=spec, undo=undo, **options)
         return model, model.compression
     model = TorchDDP(Given(SHAPES), **options)
-    return model, gradwire.attach(model, spec)
+    return model, gradwire.attach(model, spec, undo=undo)
 
 
 def trained(rank, spec, ours, act, **options):
@@ -81,6 +83,61 @@ def saved_after_discarding(rank, world_size):
 
 def test_a_save_after_discarding_lacks_the_step(ranks):
     assert ranks.run(saved_after_discarding, 2) == [(True, False)] * 2
+
+
+FACTORS = [1.0, 1.0, 1e6, 1.0, 1e6, 1.0, float("inf"), 1.0]  # of gradients; large ones are discarded
+
+
+def residuals(handle):
+    """Copies, not by a save: what has been saved is not written over."""
+    return [leaf.flat.clone() for _, bucket in handle.averager.memory.live for leaf in bucket._leaves.residuals]
+
+
+def discarded_without_a_copy(rank, world_size, spec, ours, undo):
+    """Residuals after each step that does not count: zero, or those before it; the log; the averages' sizes."""
+    lines, found, sizes = logging.handlers.BufferingHandler(99), [], []
+    logger = logging.getLogger("gradwire")
+    logger.addHandler(lines)
+    model, handle = wrapped(spec, ours, undo)
+    for step, factor in enumerate(FACTORS):
+        before = residuals(handle)
+        averages = average(model, [factor * gradient for gradient in gradients(rank, step, SHAPES)])
+        sizes.append(max(each.abs().max().item() for each in averages.values()))
+        if factor == 1e6:
+            handle.discard_step()
+        if factor != 1.0:
+            handle.averager.memory.end_step()
+            after = residuals(handle)
+            found.append(
+                "as before"
+                if all(map(torch.equal, before, after))
+                else "zero"
+                if not any(each.any() for each in after)
+                else "other"
+            )
+    logger.removeHandler(lines)
+    handle.close()
+    return found, [each.getMessage() for each in lines.buffer], sizes
+
+
+def ordinary(sizes):
+    """Return True if no average of an ordinary step has anything of the discarded ones."""
+    return all(size < 100 for size, factor in zip(sizes, FACTORS, strict=True) if factor == 1.0)
+
+
+@pytest.mark.parametrize(("spec", "ours"), [("topk:ratio=0.1", True), ("int4", False), ("powersgd:rank=1", True)])
+def test_the_first_discarded_step_drops_residuals_and_later_ones_are_undone_exactly(ranks, spec, ours):
+    for found, lines, sizes in ranks.run(discarded_without_a_copy, 2, spec, ours, None):
+        assert found == ["zero", "as before", "as before"]
+        assert len([line for line in lines if "undo=True" in line and "MB on this rank" in line]) == 1
+        assert ordinary(sizes)
+
+
+def test_without_undo_each_discarded_step_drops_residuals_and_nothing_of_it_comes_back(ranks):
+    for found, lines, sizes in ranks.run(discarded_without_a_copy, 2, "topk:ratio=0.1", True, False):
+        assert found == ["zero"] * 3
+        assert lines == []
+        assert ordinary(sizes)
 
 
 def refused(rank, world_size):

@@ -106,7 +106,9 @@ ALL = (
     "acp-powersgd, adacomp, adaptive, batched-powersgd, bf16, chunktopk, dgc, dropping, fp16, fp8, hosts, int2, int4, int8, "
     "natural, none, onebit, powersgd, qsgd, randomk, ternary, terngrad, topk"
 )
-TOPK_OPTIONS = "ratio, k, value_dtype, scope, error_feedback, feedback, momentum, space, guard, start_iter, warmup"
+TOPK_OPTIONS = (
+    "ratio, k, value_dtype, scope, error_feedback, feedback, momentum, space, guard, residual_bits, start_iter, warmup"
+)
 REFUSED = {  # specification: what the message must say
     "": ["cannot read", "''", "name:key=value"],
     " ": ["cannot read", "' '", "name:key=value"],

@@ -7,7 +7,7 @@ from gradwire.compress import ErrorFeedback, Float32Arithmetic, Hierarchical, Pa
 from gradwire.compress.state import tree as states
 
 from ..given import gradients, layout
-from ..test_laws import OWN_LAW, SPECS, forgets, mean_held_back
+from ..test_laws import NARROW_RESIDUAL, OWN_LAW, SPECS, forgets, mean_held_back
 
 SHAPES = ((24, 32), (7,), (13, 3, 3), (40, 16), (5, 1), (9, 11))
 ORDERS = (((0, 1, 2, 3, 4, 5),), ((0,), (1, 2), (3,), (4, 5)), ((5, 3), (4, 2, 1, 0)))  # the buckets' parameters
@@ -59,5 +59,8 @@ def test_a_state_in_rebuilt_buckets_conserves_what_is_held_back(spec):
         simulation.step(gradients(within))
     expected = held_by_name(old, ())
     found = held_by_name(*moved(built, old, ORDERS[after], ranks_per_host))
+    rounded = [loss for option, loss in NARROW_RESIDUAL.items() if option in spec]  # anew, in blocks of other elements
+    largest = max(numbers.abs().max() for numbers in expected.values())
+    atol = max([1e-6, *(loss * largest for loss in rounded)])
     for name, numbers in expected.items():
-        torch.testing.assert_close(found[name], numbers, rtol=1e-6, atol=1e-6, msg=name)
+        torch.testing.assert_close(found[name], numbers, rtol=1e-6, atol=atol, msg=name)

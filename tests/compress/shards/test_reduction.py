@@ -50,7 +50,7 @@ class SimulatedRanks:
         return torch.cat(outs)
 
     def held(self):
-        return [torch.zeros(self.layouts[0].numel) if s.residual is None else s.residual.numbers() for s in self.states]
+        return [torch.zeros(self.layouts[0].numel) if s.residual is None else s.residual.wide() for s in self.states]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -144,7 +144,7 @@ def test_what_is_not_finite_reaches_the_owner_and_all_ranks_hear_of_it(spec, bad
     simulated.step(fine)
     assert all(bool(state.finite.everywhere) for state in simulated.states)
     for state in simulated.states:
-        Leaves(state, versioned=True)
+        Leaves(state, versioned=True).keep()
     before = [each.clone() for each in simulated.held()]
     fine[2]["b"][6] = bad
     mean = simulated.layouts[0].joined(simulated.step(fine))
@@ -152,7 +152,7 @@ def test_what_is_not_finite_reaches_the_owner_and_all_ranks_hear_of_it(spec, bad
     for state, old in zip(simulated.states, before, strict=True):
         assert not state.finite.everywhere
         Leaves(state).undo()
-        assert torch.equal(state.residual.numbers(), old)
+        assert torch.equal(state.residual.wide(), old)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -193,10 +193,10 @@ def test_a_residual_is_saved_in_the_shapes_of_whole_parameters_and_loaded_on_any
         (shard_codec, "int8:rounding=stochastic", "to the nearest"),
         (shard_sum, "int8:momentum=0.9", "with block, rounding and feedback"),
         (shard_sum, "int9", "unknown compressor"),
-        (shard_sum, "int4:residual_bits=4", "residual_bits is 32 or 8, got 4"),
-        (shard_sum, "int4:residual_bits=abc", "residual_bits is 32 or 8, got abc"),
-        (shard_sum, "none:residual_bits=8", "holds nothing back: leave it out"),
-        (shard_sum, "int4:feedback=0,residual_bits=8", "holds nothing back: leave it out"),
+        (shard_sum, "int4:residual_bits=4", "residual_bits is 32, 16 or 8, got 4"),
+        (shard_sum, "int4:residual_bits=abc", "residual_bits takes int, got 'abc'"),
+        (shard_sum, "none:residual_bits=8", "has no option 'residual_bits'"),
+        (shard_sum, "int4:feedback=0,residual_bits=8", "there are none: leave it out"),
     ],
 )
 def test_other_methods_are_refused_with_the_way_out(make, spec, words):

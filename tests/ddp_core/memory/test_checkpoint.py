@@ -49,6 +49,7 @@ KEPT = {  # of a residual; all by the other methods
     **dict.fromkeys(("onebit", "randomk", "chunktopk"), 0.7),
 }
 FEEDBACK = {"error_feedback": True, "feedback": 1.0, "momentum": 0.0, "space": "gradient", "guard": False}
+FEEDBACK |= {"residual_bits": 32}
 
 
 def test_the_table_belongs_to_this_format_and_knows_every_method():

@@ -1,0 +1,147 @@
+"""Bytes per parameter that data-parallel training takes beyond parameters and gradients.
+
+    python memory.py torch:none own:none own:int4 views:int4 attach:int4 --json memory.json
+
+A case is HOW:COMPRESSOR. HOW is torch (torch's DDP with gradient_as_bucket_view=True; COMPRESSOR is none or its hook bf16),
+own (gradwire's DDP, likewise), views (attach to torch's, likewise) or attach (attach, without). Each case runs in two
+fresh processes over Gloo, without shared memory. The model has LAYERS matrices of WIDTH x WIDTH in float32.
+
+`live` counts the tensors between two steps: exact, the same in every run. `peak` is the most resident memory within steady
+steps; it varies by about a byte. Both are the mean over ranks.
+"""
+
+import argparse
+import gc
+import json
+import multiprocessing
+import os
+import socket
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+import gradwire
+from gradwire.experiments.workloads.memory import peak_memory, reset_peak_memory
+
+RANKS, LAYERS = 2, 16
+STEPS = 3  # DDP rebuilds its buckets in the second one
+MEASURED = 5
+CPU = torch.device("cpu")
+SPECS = ["none", "bf16", "powersgd:rank=4", "topk", "onebit", "int8", "int4", "int2", "int4:residual_bits=8"]
+CASES = [
+    "torch:none",
+    "torch:bf16",
+    *(f"own:{spec}" for spec in SPECS),
+    *(f"views:{spec}" for spec in SPECS),
+    *(f"attach:{spec}" for spec in ("none", "bf16", "powersgd:rank=4", "int4")),
+]
+
+
+def wrapped(case: str, model: nn.Module) -> nn.Module:
+    """A model under DDP, as a case says."""
+    how, spec = case.split(":", 1)
+    if how == "own":
+        return gradwire.DistributedDataParallel(model, compressor=spec, gradient_as_bucket_view=True)
+    ddp = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=how != "attach")
+    if how == "torch" and spec == "bf16":
+        ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    elif how != "torch":
+        ddp.handle = gradwire.attach(ddp, spec)
+    return ddp
+
+
+def step(model: nn.Module) -> None:
+    """One step of gradient descent, which needs no memory of its own. Gradients stay."""
+    for parameter in model.parameters():
+        parameter.grad = None
+    inputs = torch.randn(4, model.module[0].in_features)
+    model(inputs).square().mean().backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.sub_(parameter.grad, alpha=1e-3)
+
+
+def trained(case: str, width: int) -> nn.Module:
+    """A model of a case, after its first steps."""
+    model = wrapped(case, nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(LAYERS))))
+    for _ in range(STEPS):
+        step(model)
+    return model
+
+
+def live_bytes() -> int:
+    """Bytes of all tensors that Python knows, each memory once."""
+    gc.collect()
+    found = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor) and not each.is_sparse]
+    return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in found}.values())
+
+
+def measured(case: str, width: int) -> tuple[int, int, int]:
+    """Bytes on this rank: live between two steps, at peak within steps, both beyond what there was; and parameters."""
+    trained(case, 64)  # what the first training of a process takes, whatever its size
+    reset_peak_memory(CPU)
+    live, peak = live_bytes(), peak_memory(CPU)
+    model = trained(case, width)
+    reset_peak_memory(CPU)
+    for _ in range(MEASURED):
+        step(model)
+    elements = sum(parameter.numel() for parameter in model.parameters())
+    return live_bytes() - live, peak_memory(CPU) - peak, elements
+
+
+def run(rank: int, port: int, case: str, width: int, results: "multiprocessing.Queue[tuple]") -> None:
+    """One rank of a case."""
+    torch.set_num_threads(1)
+    torch.manual_seed(rank)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS)
+    results.put(measured(case, width))
+    results.close()
+    results.join_thread()
+    dist.barrier()
+    os._exit(0)  # nothing of the end belongs to the measurement
+
+
+def per_parameter(case: str, width: int) -> dict[str, float]:
+    """Bytes per parameter beyond parameters and gradients, the mean over ranks."""
+    context = multiprocessing.get_context("spawn")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    results = context.Queue()
+    ranks = [context.Process(target=run, args=(rank, port, case, width, results)) for rank in range(RANKS)]
+    for each in ranks:
+        each.start()
+    found = [results.get(timeout=600) for _ in ranks]
+    for each in ranks:
+        each.join()
+    return {
+        name: round(sum(rank[place] / rank[2] for rank in found) / RANKS - 8, 2)
+        for place, name in enumerate(("live", "peak"))
+    }
+
+
+def main() -> None:
+    """Measure all cases, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", default=CASES, metavar="HOW:COMPRESSOR")
+    parser.add_argument("--width", type=int, default=1024, help="of the matrices; 2048 for 67 M parameters")
+    parser.add_argument("--json", type=Path, help="file for the results")
+    given = parser.parse_args()
+    os.environ["GRADWIRE_SHARED_MEMORY"] = "0"
+    found = {case: per_parameter(case, given.width) for case in given.cases}
+    table = Table("case", "live", "peak", title="bytes per parameter beyond parameters and gradients")
+    for case, numbers in found.items():
+        table.add_row(case, *(f"{numbers[name]:.2f}" for name in ("live", "peak")))
+    Console().print(table)
+    if given.json:
+        result = {"ranks": RANKS, "parameters": LAYERS * given.width**2, "torch": torch.__version__, "cases": found}
+        given.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

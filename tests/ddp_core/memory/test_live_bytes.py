@@ -1,0 +1,64 @@
+"""The memory that compression keeps between steps: exact, by all tensors that there are."""
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+import gradwire
+
+WIDTH, LAYERS, RANKS = 256, 4, 2
+NARROW = 1 + 4 / 128  # bytes of an element in 8 bits, with its part of a scale
+FACTORS = 4 * 4 / WIDTH  # PowerSGD's Q, of rank 4
+STATE = {  # bytes per parameter
+    "none": 0,
+    "bf16": 0,
+    "topk": 4,
+    "powersgd:rank=4": 4 + 2 * FACTORS,  # what ranks share has a second copy
+    "int8": 4 + 4 / RANKS,
+    "onebit": 4 + 4 / RANKS,
+    "topk:residual_bits=16": 2,
+    "int4:residual_bits=8": NARROW * (1 + 1 / RANKS),
+}
+
+
+def live():
+    """Bytes of all tensors, each memory once."""
+    gc.collect()
+    tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+    storages = [each.untyped_storage() for each in tensors if not each.is_sparse and each.device.type == "cpu"]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def kept(rank, world_size, spec, ours, undo):
+    """Bytes per parameter beyond parameters and gradients, after steps."""
+    before = live()
+    network = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
+    options = {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.3}
+    if ours:
+        model = gradwire.DistributedDataParallel(network, compressor=spec, undo=undo, **options)
+        handle = model.compression
+    else:
+        model = TorchDDP(network, **options)
+        handle = gradwire.attach(model, spec, undo=undo)
+    for step in range(4):
+        model.zero_grad()
+        model(torch.full((2, WIDTH), step + rank + 1.0)).square().mean().backward()
+    found = live() - before
+    handle.close()
+    return found / (LAYERS * WIDTH**2) - 8
+
+
+@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("spec", STATE)
+def test_compression_keeps_one_copy_of_residuals_and_nothing_else(ranks, spec, ours):
+    for found in ranks.run(kept, RANKS, spec, ours, None):
+        assert STATE[spec] <= found <= STATE[spec] + 0.1
+
+
+@pytest.mark.parametrize(("spec", "state"), [("topk", 8), ("int8", 12)])
+def test_undo_from_the_start_keeps_two(ranks, spec, state):
+    for found in ranks.run(kept, RANKS, spec, True, True):
+        assert state <= found <= state + 0.1
