@@ -155,5 +155,5 @@ def _moved(held: ShardResidual | None, fresh: ShardResidual | None) -> ShardResi
     """Return a residual as wide as it is to be now."""
     if held is None or fresh is None or held.store == fresh.store:
         return held or fresh
-    fresh.set(held.numbers())
+    fresh.set(held.wide())
     return fresh
