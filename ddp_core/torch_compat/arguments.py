@@ -148,11 +148,17 @@ def localize(module: nn.Module, mesh: Any) -> None:
 def trained(module: nn.Module) -> tuple[dict[str, Tensor], list[bool]]:
     """{name: parameter} of all that get gradients averaged, and which of them get sparse ones; each parameter once.
 
-    Raises RuntimeError where there is none, or one is not initialized yet, and TypeError for what is no module.
+    Raises RuntimeError where there is none, or one is not initialized yet, and TypeError for what is no module, or has
+    parameters in parts.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"DistributedDataParallel takes a torch.nn.Module, got {type(module).__name__}")
     named, sparse = trained_now(module)
+    if parts := [name for name, parameter in named.items() if hasattr(parameter, "placements")]:
+        raise TypeError(
+            f"{len(parts)} parameters ({', '.join(parts[:3])}, ...) are DTensors, of which this rank has a part: pass "
+            "device_mesh=mesh['dp'], the data-parallel axis of their mesh, or use torch's replicate() and gradwire.attach"
+        )
     if not named:
         raise RuntimeError(
             "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient."

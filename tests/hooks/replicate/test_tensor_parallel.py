@@ -15,7 +15,7 @@ PARTS = (
     "up.weight",
     "up.bias",
     "down.weight",
-)  # of which each rank of tensor parallelism has a part; it has the rest whole
+)  # each rank of tensor parallelism has a part of these, and the rest whole
 
 
 class Block(nn.Module):
@@ -38,6 +38,23 @@ def blocks(mesh):
         block.scale = nn.Parameter(distribute_tensor(block.scale.detach(), mesh["tp"], [Replicate()]))
         parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
     return network(model, ("0", "1", ""), mesh=mesh["dp"])
+
+
+def in_own_ddp(rank, world_size):
+    """What gradwire's DDP says of a tensor-parallel model without the axis of its mesh."""
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+    model = parallelize_module(Block(), mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    with pytest.raises(TypeError) as raised:
+        gradwire.DistributedDataParallel(model, compressor="int8")
+    taken = gradwire.DistributedDataParallel(model, compressor="int8", device_mesh=mesh["dp"])
+    taken.compression.close()
+    return str(raised.value)
+
+
+def test_ddp_refuses_parameters_in_parts_unless_it_is_given_the_axis(ranks):
+    for text in ranks.run(in_own_ddp, 2):
+        assert "3 parameters (up.weight, up.bias, down.weight, ...) are DTensors" in text
+        assert "device_mesh=mesh['dp']" in text
 
 
 def both(rank, world_size, spec):
