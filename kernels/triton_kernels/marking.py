@@ -19,7 +19,7 @@ FIELDS = tl.constexpr(5)  # of a piece: see `_pieces`
 
 
 def mark_rows(values: Tensor, used: Tensor, rows: Rows) -> None:
-    """Each program marks the rows of its piece; whoever writes writes the same."""
+    """Each program marks the rows of its piece; whoever writes writes the same. Of marked rows nothing is read."""
     _launch(_mark, values, used, rows)
 
 
@@ -65,8 +65,9 @@ def _piece(table: tl.tensor, TILE: tl.constexpr) -> tl.tensor:
 @triton.jit
 def _mark(values: tl.tensor, used: tl.tensor, table: tl.tensor, TILE: tl.constexpr) -> None:
     places, there, row = _piece(table, TILE)
-    numbers = tl.load(values + places, mask=there, other=0)
-    tl.store(used + row, 1, mask=there & (numbers != 0))
+    unknown = there & (tl.load(used + row, mask=there, other=1) == 0)
+    numbers = tl.load(values + places, mask=unknown, other=0)
+    tl.store(used + row, 1, mask=unknown & (numbers != 0))
 
 
 @triton.jit

@@ -31,7 +31,7 @@ def poisoned(value, gradient):
 def attached(spec):
     torch.manual_seed(0)
     ddp = DistributedDataParallel(network(), **TINY_BUCKETS)
-    return ddp, gradwire.attach(ddp, spec), torch.optim.SGD(ddp.parameters(), RATE, momentum=0.9)
+    return ddp, gradwire.attach(ddp, spec, undo=True), torch.optim.SGD(ddp.parameters(), RATE, momentum=0.9)
 
 
 def train_scaled(rank, spec, poison):

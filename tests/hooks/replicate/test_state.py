@@ -138,7 +138,7 @@ def discarded(rank, world_size):
     answers = []
     for thrown_away in (True, False):
         model = network()
-        handle = gradwire.attach(model, "topk:ratio=0.1")
+        handle = gradwire.attach(model, "topk:ratio=0.1", undo=True)
         averages(model, rank, range(2))
         if thrown_away:
             averages(model, rank, [7])
