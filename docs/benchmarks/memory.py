@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import socket
 from pathlib import Path
+from queue import Empty
 
 import torch
 import torch.distributed as dist
@@ -116,7 +117,15 @@ def per_parameter(case: str, width: int) -> dict[str, float]:
     ranks = [context.Process(target=run, args=(rank, port, case, width, results)) for rank in range(RANKS)]
     for each in ranks:
         each.start()
-    found = [results.get(timeout=600) for _ in ranks]
+    found: list[tuple[int, int, int]] = []
+    while len(found) < RANKS:
+        try:
+            found.append(results.get(timeout=1))
+        except Empty:
+            if any(each.exitcode for each in ranks):
+                raise RuntimeError(
+                    f"a rank of {case} ended early: is there enough memory? Try a smaller --width"
+                ) from None
     for each in ranks:
         each.join()
     return {
