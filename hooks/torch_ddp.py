@@ -118,10 +118,11 @@ def attach(
     `process_group`: where to reduce, by default the model's own. `timeout`: of waits for averages on the CPU. `transport`:
     what to put around each transport, such as an emulated link. `optimizer`: the one that will be given the averages; it
     decides on what the specification leaves open of error feedback. `scaler`: a torch.amp.GradScaler; what is held back
-    follows its scale (`Handle.follow`). `undo`: whether a second copy of residuals undoes exactly a step that GradScaler
-    skips or that you discard; None has one from the first such step on, which sets residuals to zero; False never has.
-    All ranks call it before the first backward. Raises TypeError for a model that is not DDP and ValueError for a wrong
-    specification. DDP may be inside of what torch.compile, Lightning Fabric or Accelerate have made of it.
+    follows its scale (`Handle.follow`). `undo`: keep a second copy of residuals, which doubles their memory, to undo exactly
+    a step that GradScaler skips or that you discard. True: from the start. None: after the first such step, which sets
+    residuals to zero. False: never; each such step sets them to zero. FSDP2 always keeps the copy: leave it out.
+    All ranks call it before the first backward. Raises TypeError for a model that is not DDP, FSDP2 or `replicate`, and ValueError for
+    a wrong specification. DDP may be inside of what torch.compile, Lightning Fabric or Accelerate have made of it.
 
     It takes a model of torch's `replicate` as it takes one of DDP.
 
