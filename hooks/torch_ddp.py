@@ -122,7 +122,8 @@ def attach(
     a step that GradScaler skips or that you discard. True: from the start. None: after the first such step, which sets
     residuals to zero. False: never; each such step sets them to zero. FSDP2 always keeps the copy: leave it out.
     All ranks call it before the first backward. Raises TypeError for a model that is not DDP, FSDP2 or `replicate`, and
-    ValueError for a wrong specification. DDP may be inside of what torch.compile, Lightning Fabric or Accelerate have made of it.
+    ValueError for a wrong specification. DDP may be inside of what torch.compile, Lightning Fabric or Accelerate have made
+    of it.
 
     It takes a model of torch's `replicate` as it takes one of DDP.
 
