@@ -45,7 +45,8 @@ class InFlight:
     def enter(self, nbytes: int) -> None:
         """Wait until a task with so many bytes may begin: rounds of the tasks before it have time limits."""
         with self._changed:
-            self._changed.wait_for(lambda: self._tasks < FEWEST or self._bytes + nbytes <= MOST_BYTES)
+            while self._tasks >= FEWEST and self._bytes + nbytes > MOST_BYTES:
+                self._changed.wait()
             self._tasks, self._bytes = self._tasks + 1, self._bytes + nbytes
 
     def leave(self, nbytes: int) -> None:

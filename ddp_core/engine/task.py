@@ -72,8 +72,9 @@ class Task:
         if reply is None or self.result is not reply:  # else there was nothing to compute
             record.spans.append(("encode" if reply is None else "decode", began, now()))
         if request is not None:
-            sent = request.sent_bytes(len(transport.ranks.members(request.scope)))
-            record.requests.append((request.scope, request.tensor.nbytes, sent))
+            ranks, scope = transport.ranks, request.scope
+            sent = request.sent_bytes(ranks.world_size if scope == "all" else len(ranks.members(scope)))
+            record.requests.append((scope, request.tensor.nbytes, sent))
             self._since = now()
             self._pending = transport.start(request, channel)
         return request is not None

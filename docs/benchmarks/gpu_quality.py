@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 import gradwire
 from gradwire import kernels
-from gradwire.compress import Simulation, Traffic, compressor, tuned
+from gradwire.compress import Ranks, Simulation, Traffic, compressor, tuned
 from gradwire.compress.state.tree import Leaves
 from gradwire.hooks.plan import bucket_layouts, ratio
 
@@ -81,7 +81,7 @@ class Training:
         self.run, self.text, self.done = run, text, 0
         self.optimizers = optimizers_of(self.model, run.optimizer, run.lr)
         named = dict(self.model.named_parameters())
-        layouts = bucket_layouts(dict(reversed(named.items())), run.bucket_mb, run.ranks, device)
+        layouts = bucket_layouts(dict(reversed(named.items())), run.bucket_mb, Ranks(run.ranks), device)
         built = compressor(tuned(run.compressor, self.optimizers[0]))
         self.buckets = [Simulation(built, layout) for layout in layouts]
         self.parameters = [named[name] for layout in layouts for name in layout.names]

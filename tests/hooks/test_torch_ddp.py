@@ -15,9 +15,9 @@ def network():
     return nn.Sequential(nn.Linear(50, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 10))
 
 
-def trained(rank, spec, steps=8, net=None, start=0, state=None, handles=None, poison=None):
+def trained(rank, spec, steps=8, net=None, start=0, state=None, handles=None, poison=None, undo=None):
     ddp = DistributedDataParallel(net or network(), bucket_cap_mb=0.05, gradient_as_bucket_view=True)
-    handle = gradwire.attach(ddp, spec) if spec else None
+    handle = gradwire.attach(ddp, spec, undo=undo) if spec else None
     if state is not None:
         handle.load_state_dict(state)
     for step in range(start, start + steps):
@@ -79,7 +79,7 @@ def test_different_specs_are_an_error_on_every_rank(ranks):
 
 def overflow(rank, world_size):
     handles = []
-    trained(rank, "powersgd:rank=2", steps=4, handles=handles, poison=3)
+    trained(rank, "powersgd:rank=2", steps=4, handles=handles, poison=3, undo=True)
     before = []
     trained(rank, "powersgd:rank=2", steps=3, handles=before)
     after, expected = handles[0].state_dict()["parameters"], before[0].state_dict()["parameters"]

@@ -88,8 +88,8 @@ def test_a_backward_with_powersgd_takes_few_calls_on_all_threads_together(ranks)
 
 WAYS = {  # (whose DDP, compressor): at most so many calls, in so many files, for a backward of three layers in two buckets
     ("ours", "none"): (105, 26),
-    ("ours", "powersgd:rank=4"): (340, 41),
-    ("torch's", "none"): (85, 20),
+    ("ours", "powersgd:rank=4"): (343, 41),
+    ("torch's", "none"): (88, 20),
     ("torch's", "powersgd:rank=4"): (290, 34),
 }
 
@@ -156,4 +156,4 @@ def calls_of_steps(rank, world_size):
 
 def test_overlap_that_gains_nothing_takes_few_calls_of_a_step(ranks):
     for without, with_overlap in ranks.run(calls_of_steps, 2):
-        assert with_overlap - without <= 14
+        assert with_overlap - without <= 15

@@ -125,24 +125,6 @@ def test_a_swap_outlives_another_process_group_and_a_copy(ranks):
     assert ranks.run(moved_after_a_swap, 2) == [["BFloat16"] * 2] * 2
 
 
-def of_an_older_pickle(rank, world_size):
-    """Whether a model goes on in the same bits as its pickle from before DistributedDataParallel took a scaler."""
-    model = wrapped("topk:ratio=0.1")
-    train(model, rank)
-    state = copy.deepcopy(model.__getstate__())
-    state["_setup"] = state["_setup"][:3]
-    old = gradwire.DistributedDataParallel.__new__(gradwire.DistributedDataParallel)
-    old.__setstate__(state)
-    results = [train(each, rank, range(10, 12)) for each in (model, old)]
-    for each in (model, old):
-        each.compression.close()
-    return same(*results)
-
-
-def test_a_pickle_from_before_there_was_a_scaler_goes_on(ranks):
-    assert ranks.run(of_an_older_pickle, 2) == [True, True]
-
-
 def swapped(rank, world_size):
     """The mean of what was given and the sum of what came back, through swaps and a change of the loss scale."""
     model = wrapped("topk:ratio=0.1")

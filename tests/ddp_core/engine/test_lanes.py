@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 import torch
 
-from gradwire.compress import AllReduce
+from gradwire.compress import AllReduce, Ranks
 from gradwire.ddp_core import Engine
 from gradwire.ddp_core.engine import lanes
 from gradwire.ddp_core.engine.task import Task
@@ -19,13 +19,10 @@ TASKS = 8
 class Held(Transport):
     """Replies come when they are let go, one for each release."""
 
-    world_size, group = 1, None
+    ranks, group = Ranks(), None
 
     def __init__(self):
         self.released = threading.Semaphore(0)
-
-    def members(self, scope):
-        return 1
 
     def start(self, request, channel):
         return HeldReply(self, request.tensor)
