@@ -15,6 +15,7 @@ from ..ddp_core.overlap.overlapped_optimizer import OverlappedOptimizer, check_s
 from ..ddp_core.overlap.partial_step import PartialStep, check
 from ..ddp_core.overlap.slice_order import ORDERS
 
+WRAPPERS = ("accelerate", "lightning")  # modules of optimizers that have another one inside
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizers)
 
 
@@ -64,10 +65,15 @@ def overlap(
         overlapped(each, result, stepper)
         if around is not each:
             around.__dict__.update(drain=result.drain, report=result.report)
+            if (
+                type(around).zero_grad is Optimizer.zero_grad
+            ):  # it would read every gradient, and so wait for all updates
+                around.__dict__["zero_grad"] = each.zero_grad
     return optimizer
 
 
 def _inside(optimizer: Any) -> Optimizer:
     """The optimizer whose step updates: inside of what Accelerate and Fabric put around it, or `optimizer` itself."""
-    inside = getattr(optimizer, "optimizer", None)
+    wrapped = type(optimizer).__module__.startswith(WRAPPERS)
+    inside = getattr(optimizer, "optimizer", None) if wrapped else None
     return _inside(inside) if isinstance(inside, Optimizer) else optimizer

@@ -168,7 +168,11 @@ def shard_sum(spec: Spec, optimizer: Optimizers | None = None) -> ShardSum:
 
 def shard_codec(spec: Spec) -> Codec | None:
     """Return the codec of weights by a specification, which rounds to the nearest. Raises ValueError for others."""
-    codec, *_ = _codec(compressor(spec), spec)
+    codec, _, bits = _codec(compressor(spec), spec)
+    if bits != WIDTHS[0]:
+        raise ValueError(
+            f"residual_bits is of what is held back, and weights hold nothing back: leave it out of {spec!r}"
+        )
     if own_traits(codec).draws:
         raise ValueError(f"weights are rounded to the nearest, or each gather would give others; got {spec!r}")
     return codec

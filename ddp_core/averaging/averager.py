@@ -267,8 +267,9 @@ class CompressedAverager:
         return found or self._snapshot_within()
 
     def _signs(self) -> object:
-        """Return what changes while a step goes on: its buckets, and those that are on their way."""
-        return self.step, len(self.step.programs), None if self.engines.idle else time.monotonic()
+        """Return what changes while a step goes on: its buckets, and those that are on their way unless one has failed."""
+        quiet = self.engines.idle or self.engines.failed
+        return self.step, len(self.step.programs), None if quiet else time.monotonic()
 
     def _snapshot_within(self) -> Snapshot:
         with self.step_lock.lock:

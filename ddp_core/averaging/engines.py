@@ -59,12 +59,12 @@ class Engines:
     @property
     def idle(self) -> bool:
         """True if no engine has anything under way."""
-        return all(engine.idle for engine in self._made.values())
+        return all(engine.idle for engine in list(self._made.values()))  # others may add to them meanwhile
 
     @property
     def failed(self) -> bool:
         """True if any engine has failed or was closed."""
-        return any(engine.failed for engine in self._made.values())
+        return any(engine.failed for engine in list(self._made.values()))
 
     @property
     def on_host(self) -> bool:

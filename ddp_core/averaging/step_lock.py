@@ -9,10 +9,8 @@ from concurrent.futures import Future, wait
 from typing import TypeVar
 
 T = TypeVar("T")
-LOOK_EVERY, QUIET = (
-    0.02,
-    10.0,
-)  # seconds from look to look at a step; those without a sign of it, after which it broke off
+LOOK_EVERY = 0.02  # seconds from look to look at a step
+QUIET = 10.0  # seconds without a sign of a step, after which it broke off
 
 
 class StepLock:
@@ -56,8 +54,9 @@ class StepLock:
             now = signs()
             sign, since = (sign, since) if now == sign else (now, time.monotonic())
             with self.lock:
-                if ends():
-                    self.make_changes()
+                if ends() and act in self.waiting:
+                    self.waiting.remove(act)  # the changes of others are for whoever begins the next step
+                    act()
                 elif time.monotonic() - since > QUIET and act in self.waiting:
                     self.waiting.remove(act)
                     return None

@@ -88,10 +88,8 @@ class Overlap:
         self._process = os.getpid()
         self._pending: dict[PendingUpdate, None] = {}
         self._updates: list[PendingUpdate] = []  # all of the last step's
-        self._members: dict[
-            PartialStep, tuple[object, dict[int, list[list[Tensor]]]]
-        ] = {}  # of an optimizer's groups, by
-        # bucket, and the buckets and groups that they were found for
+        # Of an optimizer's groups, by bucket, and the buckets and groups that they were found for.
+        self._members: dict[PartialStep, tuple[object, dict[int, list[list[Tensor]]]]] = {}
         self._began, self._in_forward, self._joins = 0.0, False, False
         self._now = time.perf_counter  # takes the marks of a forward: those of the step before it, until it has ended
         self._measured = True  # whether the last step was, in the forward after it, or need not be

@@ -38,6 +38,6 @@ def register_alike(
     else:
         raise RuntimeError(
             f"gradwire needs a process group of its own for {device.type} tensors, and makes such groups of NCCL and Gloo; "
-            f"the model's group has {kind} there. Call init_process_group('cpu:gloo,cuda:nccl'), or use a compressor "
-            "without hosts+"
+            f"the model's group has {kind} there. Call init_process_group('cpu:gloo,cuda:nccl'); without "
+            "hosts+ in the compressor, training needs no such group"
         )

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 NAME = "native"
-INTERFACE = 4
+INTERFACE = 4  # bindings.cpp has it too: raise both where a call means something else than it did
 NONE = (None, None)  # in place of a residual's tensors
 
 

@@ -191,6 +191,7 @@ def test_a_residual_is_saved_in_the_shapes_of_whole_parameters_and_loaded_on_any
         (shard_sum, "topk", "none, int8, int4, int2, ternary or onebit"),
         (shard_codec, "bf16", "none, int8, int4, int2, ternary or onebit"),
         (shard_codec, "int8:rounding=stochastic", "to the nearest"),
+        (shard_codec, "int8:residual_bits=8", "weights hold nothing back: leave it out"),
         (shard_sum, "int8:momentum=0.9", "with block, rounding and feedback"),
         (shard_sum, "int9", "unknown compressor"),
         (shard_sum, "int4:residual_bits=4", "residual_bits is 32, 16 or 8, got 4"),

@@ -1,13 +1,16 @@
 """Steps of torch's hook as their buckets tell them, and changes that other threads want in the middle of one."""
 
 import threading
+import time
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from gradwire.compress import compressor
 from gradwire.ddp_core.averaging.averager import CompressedAverager
+from gradwire.ddp_core.averaging.step_lock import StepLock
 from gradwire.ddp_core.averaging.torch_steps import TorchSteps
 
 LIMIT = timedelta(seconds=20)
@@ -120,3 +123,22 @@ def test_another_compressor_goes_on_with_all_that_was_held_back(averager, steps)
     assert averager.scale == 1.0  # gradients come undivided: something is owed
     average = steps.average(bucket.give(0.0)).wait()
     assert sorted(average.tolist()) == [0.0] + [1.0] * (SIZE - 1)
+
+
+@pytest.mark.parametrize(
+    ("idle", "failed", "going_on"), [(False, False, True), (True, False, False), (False, True, False)]
+)
+def test_a_step_whose_engine_has_failed_gives_no_signs_of_life_to_a_thread_that_saves(idle, failed, going_on):
+    averager = CompressedAverager(compressor("topk"), (), LIMIT)
+    averager.engines = SimpleNamespace(idle=idle, failed=failed)
+    first = averager._signs()
+    time.sleep(0.001)
+    assert (averager._signs() != first) == going_on
+
+
+def test_a_thread_that_saves_makes_no_changes_that_others_wait_for():
+    lock, made = StepLock(), []
+    lock.waiting.append(lambda: made.append("another thread's"))
+    assert lock.after_step(lambda: "mine", lambda: True, lambda: None) == "mine"
+    assert made == []
+    assert len(lock.waiting) == 1
