@@ -56,6 +56,6 @@ def attach_replicated(
 ) -> ReplicateHandle:
     """Compress the gradients of a replicated model. Raises ValueError for a model that is refused."""
     modules = modules_of(model, whole=True)
-    handle = ReplicateHandle(spec, process_group or modules[0].ranks, timeout, transport=transport, undo=undo)
+    handle = ReplicateHandle(spec, process_group or modules[0].process_group, timeout, transport=transport, undo=undo)
     handle.take(modules)
     return handle

@@ -77,7 +77,7 @@ class ShardedModule:
         return getattr(self._before[-1], "replicate_process_group", None)
 
     @property
-    def ranks(self) -> dist.ProcessGroup:
+    def process_group(self) -> dist.ProcessGroup:
         """The ranks that share the parameters; of a module that is `whole` those that average its gradients."""
         group = self.replica_group if self.whole else self.shard_group
         assert group is not None
@@ -234,7 +234,7 @@ def modules_of(model: nn.Module, *, whole: bool = False) -> list[ShardedModule]:
             f"somebody communicates for {len(taken)} of its {len(found)} {'replicated' if whole else 'sharded'} modules "
             "already: attach once, or close() the handle first"
         )
-    if len({id(each.ranks) for each in found}) > 1:
+    if len({id(each.process_group) for each in found}) > 1:
         raise ValueError("its modules are on different process groups: attach to each of these parts by itself")
     return found
 

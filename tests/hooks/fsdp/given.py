@@ -60,6 +60,15 @@ def given_model(world_size=None, mesh=None, **options):
     return model
 
 
+def seen_by_a_hook(model):
+    """The gradients of a weight, each as a hook reads it as soon as it is there."""
+    seen = []
+    model.get_parameter("0.weight").register_post_accumulate_grad_hook(
+        lambda each: seen.append(each.grad.full_tensor().clone())
+    )
+    return seen
+
+
 def gradients(rank, step, shapes=SHAPES):
     generator = torch.Generator().manual_seed(1000 * rank + step)
     return [[torch.randn(shape, generator=generator) for shape in part] for part in shapes]

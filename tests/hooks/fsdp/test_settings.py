@@ -9,7 +9,7 @@ from torch.distributed.tensor import Shard
 
 import gradwire
 
-from .given import mesh_of, network, trained, whole
+from .given import mesh_of, network, seen_by_a_hook, trained, whole
 
 
 def frozen(model):
@@ -41,10 +41,7 @@ def divided(model):
 
 
 def hooked(model, rank):
-    """A hook that reads a gradient as soon as it is there."""
-    seen = []
-    parameter = model.get_parameter("0.weight")
-    parameter.register_post_accumulate_grad_hook(lambda each: seen.append(each.grad.full_tensor().clone()))
+    seen = seen_by_a_hook(model)
     after = trained(model, rank, 2)
     return {str(step): grad for step, grad in enumerate(seen)} | after
 

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gradwire
 
+from ..fsdp.given import seen_by_a_hook
 from .given import bare, gradients, inputs, network, trained, values
 
 
@@ -65,10 +66,7 @@ def clipped(model, rank):
 
 
 def hooked(model, rank):
-    """A hook that reads a gradient as soon as it is there."""
-    seen = []
-    parameter = model.get_parameter("0.weight")
-    parameter.register_post_accumulate_grad_hook(lambda each: seen.append(each.grad.to_local().clone()))
+    seen = seen_by_a_hook(model)
     after = trained(model, rank, 2)
     return {str(step): grad for step, grad in enumerate(seen)} | after
 
