@@ -13,6 +13,7 @@ import gradwire
 WIDTH, LAYERS, RANKS = 256, 4, 2
 NARROW = 1 + 4 / 128  # bytes of an element in 8 bits, with its part of a scale
 FACTORS = 4 * 4 / WIDTH  # PowerSGD's Q, of rank 4
+SLACK = 0.01  # a process that ran other tests may drop some of their tensors meanwhile
 STATE = {  # bytes per parameter
     "none": 0,
     "bf16": 0,
@@ -65,10 +66,10 @@ def kept(rank, world_size, spec, ours, undo):
 @pytest.mark.parametrize("spec", STATE)
 def test_compression_keeps_one_copy_of_residuals_and_nothing_else(ranks, spec, ours):
     for found in ranks.run(kept, RANKS, spec, ours, None):
-        assert STATE[spec] <= found <= STATE[spec] + 0.1
+        assert STATE[spec] - SLACK <= found <= STATE[spec] + 0.1
 
 
 @pytest.mark.parametrize(("spec", "state"), [("topk", 8), ("int8", 12)])
 def test_undo_from_the_start_keeps_two(ranks, spec, state):
     for found in ranks.run(kept, RANKS, spec, True, True):
-        assert state <= found <= state + 0.1
+        assert state - SLACK <= found <= state + 0.1
