@@ -19,6 +19,7 @@ from .rotation import rotate_blocks
 from .rows import Block, Rows
 from .selection import scatter_mean, select_largest
 from .signs import sign_pack, sign_unpack_mean
+from .temporary import pool, temporary
 
 __all__ = [
     "Backend",
@@ -43,6 +44,7 @@ __all__ = [
     "operation",
     "operations",
     "orthogonalize",
+    "pool",
     "quantize_blocks",
     "register_backend",
     "rotate_blocks",
@@ -50,6 +52,7 @@ __all__ = [
     "select_largest",
     "sign_pack",
     "sign_unpack_mean",
+    "temporary",
     "triton_kernels",
     "use_backend",
 ]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...kernels import Residual
+from ...kernels import Residual, temporary
 from ..protocol.compressor import Codec
 from ..protocol.layout import Layout, working_dtype
 from ..protocol.requests import Program, all_gather, all_to_all
@@ -69,7 +69,7 @@ class Gathered:
         if not grad.numel():
             return grad
         length = self.codec.row_length(grad.numel())
-        rows = torch.zeros(1, self.codec.row_bytes(length), dtype=torch.uint8, device=grad.device)
+        rows = temporary(1, self.codec.row_bytes(length), dtype=torch.uint8, device=grad.device).zero_()
         self.codec.encode(grad, residual, rows, length, *drawn(state)[0])
         gathered = yield from all_gather(rows)
         del rows
@@ -123,16 +123,16 @@ class TwoShot:
         rows, size = state.rows, self.codec.row_bytes(state.length)
         bits = 0 if rows is None else rows.row_bytes(state.world_size)
         first, second = drawn(state.draws)
-        payload = torch.zeros(state.world_size, size + bits, dtype=torch.uint8, device=grad.device)
+        payload = temporary(state.world_size, size + bits, dtype=torch.uint8, device=grad.device).zero_()
         if rows is not None:
             payload[:, size:] = rows.packed(rows.used(grad, residual), state.world_size)
         self.codec.encode(grad, residual, payload[:, :size], state.length, *first)
         votes = yield from all_to_all(payload)
         del payload
         start, end = state.served
-        served = torch.empty(end - start, dtype=working_dtype(grad.dtype), device=grad.device)
+        served = temporary(end - start, dtype=working_dtype(grad.dtype), device=grad.device)
         self.codec.decode(votes[:, :size].unsqueeze(1), served, state.length)
-        payload = torch.zeros(1, size + bits, dtype=torch.uint8, device=grad.device)
+        payload = temporary(1, size + bits, dtype=torch.uint8, device=grad.device).zero_()
         if rows is not None:
             payload[:, size:] = any_of(votes[:, size:])
         held = None if residual is None or state.server_residual is None else state.server_residual.open()

@@ -68,7 +68,7 @@ class Cast:
         wide, layout = request.tensor, state.layout
         if not wide.is_floating_point() or wide.element_size() <= 2:
             return None
-        narrow = torch.empty(wide.shape, dtype=self.dtype, device=wide.device)
+        narrow = kernels.temporary(*wide.shape, dtype=self.dtype, device=wide.device)
         if isinstance(request, AllReduce | ReduceScatter):
             members = len(layout.ranks.members(request.scope))
             share = 1 / members if request.op == "mean" else 1.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from ... import kernels
@@ -15,6 +14,6 @@ def rounded_once(out: Tensor, residual: Tensor | None, write: Callable[[Tensor],
     """Have `write` write to `out`, or to 32 bits where it has 16; what `out` rounds away is added to `residual`."""
     if out.dtype == working_dtype(out.dtype):
         return write(out)
-    wide = torch.empty_like(out, dtype=working_dtype(out.dtype))
+    wide = kernels.temporary(*out.shape, dtype=working_dtype(out.dtype), device=out.device)
     write(wide)
     kernels.cast_scaled(wide, out, 1.0, residual)

@@ -47,12 +47,12 @@ class Narrow:
 
     def unpacked(self, packed: Tensor, row: int | None = None) -> Tensor:
         """Return copies of the numbers of a row, or of all rows, flat."""
-        if row is None:
+        if row is None and self.rows > 1:
             return torch.cat([self.unpacked(packed, each) for each in range(self.rows)])
+        numbers = kernels.temporary(self.numel, dtype=self.dtype, device=packed.device)
         if packed.dtype == torch.bfloat16:
-            return packed[row].to(self.dtype)
-        numbers = torch.empty(self.numel, dtype=self.dtype, device=packed.device)
-        scales, codes = self._parts(packed[row : row + 1])
+            return numbers.copy_(packed[row or 0])
+        scales, codes = self._parts(packed[row or 0 :][:1])
         kernels.dequantize_mean(scales.unsqueeze(0), codes.unsqueeze(0), numbers)
         return numbers
 

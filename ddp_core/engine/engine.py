@@ -16,6 +16,7 @@ from datetime import timedelta
 import torch
 
 from ...compress.protocol.ranks import Scope
+from ...kernels import pool
 from ..transport.collectives import agree
 from ..transport.processes import explained
 from ..transport.protocol import Pending, Transport
@@ -112,6 +113,7 @@ class Engine:
             task.drop(deadline)  # nobody has waited for it
         self.transport.abort()
         self._closed = True
+        pool.release()
 
     def _refuse_if_failed(self) -> None:
         if self._failure is not None or self._closed:

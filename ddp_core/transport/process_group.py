@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 
 from ...compress.protocol.ranks import Ranks, Scope
 from ...compress.protocol.requests import AllGather, AllReduce, AllToAll, ReduceScatter, Request
+from ...kernels import temporary
 from .agreement import CHECK_EVERY, Check, nothing
 from .backends import orders_streams
 from .direct import GLOO, PINNED, Collectives, best_ways
@@ -252,14 +253,14 @@ def started(
         case AllReduce():
             return pending(group.allreduce([tensor]), tensor)
         case ReduceScatter():
-            reply = tensor.new_empty(tensor.shape[1:])
+            reply = temporary(*tensor.shape[1:], dtype=tensor.dtype, device=tensor.device)
             work = dist.reduce_scatter_tensor(reply.view(-1), tensor.reshape(-1), group=group, async_op=True)
             return pending(work, reply)
         case AllGather():
-            reply = tensor.new_empty(group.size(), *tensor.shape)
+            reply = temporary(group.size(), *tensor.shape, dtype=tensor.dtype, device=tensor.device)
             work = dist.all_gather_into_tensor(reply.view(-1), tensor.reshape(-1), group=group, async_op=True)
             return pending(work, reply)
         case AllToAll():
-            reply = torch.empty_like(tensor)
+            reply = temporary(*tensor.shape, dtype=tensor.dtype, device=tensor.device)
             return pending(dist.all_to_all_single(reply, tensor, group=group, async_op=True), reply)
     raise TypeError(f"a program may yield AllReduce, ReduceScatter, AllGather or AllToAll; it yielded {request!r}")

@@ -6,6 +6,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ....compress.protocol.requests import AllGather, AllToAll, Request
+from ....kernels import temporary
 from . import Collectives, Direct
 
 SMALLEST_BYTES = 10**6  # of all ranks' rows together; a quarter of that Gloo has done before another thread wakes
@@ -35,11 +36,11 @@ class Exchange:
         """Begin a large request, and what it writes to; None where Gloo is to carry it."""
         tensor = request.tensor.contiguous()
         if isinstance(request, AllToAll):
-            reply = tensor.new_empty(tensor.shape)
+            reply = temporary(*tensor.shape, dtype=tensor.dtype, device=tensor.device)
             return Direct(self._direct.all_to_all("swap", self._rows(reply), self._rows(tensor)), [reply]), reply
         if "gather" not in self._direct.ways():
             return None
-        reply = tensor.new_empty(self._size, *tensor.shape)
+        reply = temporary(self._size, *tensor.shape, dtype=tensor.dtype, device=tensor.device)
         return Direct(self._direct.all_gather("gather", self._rows(reply), tensor), [reply]), reply
 
     def _rows(self, tensor: Tensor) -> list[Tensor]:
