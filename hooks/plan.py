@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from ..compress.simulate import payload_memory, steady_traffic
 from ..compress.state.tree import Leaves
 from ..ddp_core import assigned, caps_in_bytes, layout_of
 from ..ddp_core.engine.lanes import in_flight
+from ..ddp_core.memory.out_of_memory import kept_bytes
 
 
 @dataclass(frozen=True)
@@ -81,12 +82,7 @@ def plan(
 
 def state_bytes(built: Compressor, layouts: Sequence[Layout]) -> int:
     """Return the bytes that a rank keeps between steps. What ranks share has a second copy, residuals have none."""
-    total = 0
-    for layout in layouts:
-        leaves = Leaves(built.init(replace(layout, device=torch.device("meta"))))
-        leaves.version_what_ranks_share()
-        total += leaves.nbytes + sum(leaf.flat.nbytes for leaf in leaves.flat if leaf.versioned)
-    return total
+    return sum(kept_bytes(built, layout) for layout in layouts)
 
 
 def work_bytes(built: Compressor, layouts: Sequence[Layout]) -> int:

@@ -19,6 +19,7 @@ from ...compress.state.shares import ranks_given
 from ...compress.state.tree import Entries, Leaves, PerParameter
 from ...kernels import Residual, all_finite
 from .device_flag import DeviceFlag, refuse_capture
+from .out_of_memory import allocated
 
 NOT_TO_DISCARD = (
     "there is no step to discard: call discard_step() after a synced backward, and before swap(), rescale() or "
@@ -49,7 +50,7 @@ class BucketMemory:
     ) -> None:
         self.layout = layout
         self._compressor = compressor
-        self.state = compressor.init(layout)
+        self.state = allocated(lambda: compressor.init(layout), compressor, layout)
         self.gauge = next(gauges(self.state), None)
         self._leaves = Leaves(self.state, versioned=undo)
         if not undo:

@@ -1,0 +1,45 @@
+"""The error of a device that has no memory for a compressor's state."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...compress.builder.build import specification
+from ...compress.protocol.compressor import Compressor
+from ...compress.protocol.layout import Layout
+from ...compress.state.tree import Leaves
+
+ON_CPUS = "can't allocate memory"  # in the RuntimeError that torch raises there
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True if an error says that a device has no memory left."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError) and ON_CPUS in str(error)
+    )
+
+
+def kept_bytes(compressor: Compressor, layout: Layout) -> int:
+    """Return the bytes that a bucket keeps between steps. What ranks share has a second copy, residuals have none."""
+    leaves = Leaves(compressor.init(dataclasses.replace(layout, device=torch.device("meta"))))
+    leaves.version_what_ranks_share()
+    return leaves.nbytes + sum(leaf.flat.nbytes for leaf in leaves.flat if leaf.versioned)
+
+
+def allocated(allocate: Callable[[], Any], compressor: Compressor, layout: Layout) -> Any:
+    """Return the state that `allocate` makes. Raises torch.OutOfMemoryError with what it takes, and what helps."""
+    try:
+        return allocate()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        kept = kept_bytes(compressor, layout)
+        raise torch.OutOfMemoryError(
+            f"there is no memory on {layout.device} for what {specification(compressor)} keeps between steps: "
+            f"{kept / 1e6:,.0f} MB for this bucket, {kept / max(1, layout.numel):.1f} bytes per parameter on each rank. "
+            "int4:residual_bits=8 keeps 1.2 to 1.5 bytes per parameter, bf16 none; undo=False avoids a second copy"
+        ) from error
