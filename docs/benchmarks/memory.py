@@ -3,8 +3,10 @@
     python memory.py torch:none own:none own:int4 views:int4 attach:int4 --json memory.json
 
 A case is HOW:COMPRESSOR. HOW is torch (torch's DDP with gradient_as_bucket_view=True; COMPRESSOR is none or its hook bf16),
-own (gradwire's DDP, likewise), views (attach to torch's, likewise) or attach (attach, without). Each case runs in two
-fresh processes over Gloo, without shared memory. The model has LAYERS matrices of WIDTH x WIDTH in float32.
+own (gradwire's DDP, likewise), views (attach to torch's, likewise), attach (attach, without), fsdp (torch's fully_shard, a
+matrix a group; COMPRESSOR is none, or those of gathers and reductions, such as int8/int4) or local (LocalSteps, a round
+every 8 steps). Each case runs in two fresh processes over Gloo, without shared memory. The model has LAYERS matrices of
+WIDTH x WIDTH in float32. Under fsdp each rank keeps half of the parameters and gradients.
 
 `live` counts the tensors between two steps: exact, the same in every run. `peak` is the most resident memory within steady
 steps; it varies by about a byte. Both are the mean over ranks.
@@ -25,13 +27,15 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.fsdp import fully_shard
 
 import gradwire
 from gradwire.experiments.workloads.memory import peak_memory, reset_peak_memory
 
 RANKS, LAYERS = 2, 16
 STEPS = 3  # DDP rebuilds its buckets in the second one
-MEASURED = 5
+EVERY = 8  # steps of a round of LocalSteps
+MEASURED = 8
 CPU = torch.device("cpu")
 SPECS = ["none", "bf16", "powersgd:rank=4", "topk", "onebit", "int8", "int4", "int2", "int4:residual_bits=8"]
 CASES = [
@@ -40,12 +44,21 @@ CASES = [
     *(f"own:{spec}" for spec in SPECS),
     *(f"views:{spec}" for spec in SPECS),
     *(f"attach:{spec}" for spec in ("none", "bf16", "powersgd:rank=4", "int4")),
+    *(f"fsdp:{spec}" for spec in ("none", "int8/int8", "int8/int4")),
+    *(f"local:{spec}" for spec in ("none", "int4")),
 ]
 
 
 def wrapped(case: str, model: nn.Module) -> nn.Module:
     """A model under DDP, as a case says."""
     how, spec = case.split(":", 1)
+    if how == "fsdp":
+        return sharded(model, spec)
+    if how == "local":
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        model.local = gradwire.LocalSteps(model, optimizer, every=EVERY, compressor=spec)
+        model.count_step = optimizer.step
+        return model
     if how == "own":
         return gradwire.DistributedDataParallel(model, compressor=spec, gradient_as_bucket_view=True)
     ddp = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=how != "attach")
@@ -56,15 +69,27 @@ def wrapped(case: str, model: nn.Module) -> nn.Module:
     return ddp
 
 
+def sharded(model: nn.Module, spec: str) -> nn.Module:
+    """A model under fully_shard; `spec`: none, or the compressors of gathers and of reductions."""
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    if spec != "none":
+        gather, reduce = spec.split("/")
+        model.handle = gradwire.attach(model, gather=gather, reduce=reduce)
+    return model
+
+
 def step(model: nn.Module) -> None:
     """One step of gradient descent, which needs no memory of its own. Gradients stay."""
     for parameter in model.parameters():
         parameter.grad = None
-    inputs = torch.randn(4, model.module[0].in_features)
+    inputs = torch.randn(4, getattr(model, "module", model)[0].in_features)
     model(inputs).square().mean().backward()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.sub_(parameter.grad, alpha=1e-3)
+    getattr(model, "count_step", lambda: None)()
 
 
 def trained(case: str, width: int) -> nn.Module:
@@ -78,7 +103,7 @@ def trained(case: str, width: int) -> nn.Module:
 def live_bytes() -> int:
     """Bytes of all tensors that Python knows, each memory once."""
     gc.collect()
-    found = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor) and not each.is_sparse]
+    found = [each for each in gc.get_objects() if type(each) in (torch.Tensor, nn.Parameter) and not each.is_sparse]
     return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in found}.values())
 
 
@@ -128,8 +153,9 @@ def per_parameter(case: str, width: int) -> dict[str, float]:
                 ) from None
     for each in ranks:
         each.join()
+    there = 8 / RANKS if case.startswith("fsdp:") else 8  # parameters and gradients
     return {
-        name: round(sum(rank[place] / rank[2] for rank in found) / RANKS - 8, 2)
+        name: round(sum(rank[place] / rank[2] for rank in found) / RANKS - there, 2)
         for place, name in enumerate(("live", "peak"))
     }
 
