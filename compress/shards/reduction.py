@@ -16,6 +16,7 @@ from torch import Tensor
 from ...kernels import all_finite
 from ..algorithms.adapters import Draws, TwoShot, drawn, draws
 from ..algorithms.dense import Dense
+from ..algorithms.half import Cast, SixteenBits
 from ..algorithms.rows import ALIGNMENT
 from ..builder.build import Spec, compressor
 from ..builder.optimizers import Optimizers, tuned
@@ -89,20 +90,21 @@ class ShardSum:
         if state.residual is not None and not self.feedback:
             grad = grad.to(working_dtype(grad.dtype)).add_(state.residual.wide())  # of a codec before this one
             state.residual.clear()
-        if self.codec is None:
+        codec = needed(self.codec, grad.dtype)
+        if codec is None:
             rows = grad.view(state.layout.whole.ranks.world_size, -1)
             received = yield from (all_to_all(rows) if state.residual is None else self._last(rows, state.finite))
             total = received.sum(0, dtype=working_dtype(received.dtype))
             out.copy_(total.mul_(scale / len(received)))
             return out
-        length = self.codec.row_length(state.layout.row)
-        payloads = self._encoded(self.codec, grad, state, length)
+        length = codec.row_length(state.layout.row)
+        payloads = self._encoded(codec, grad, state, length)
         del grad  # its memory is free while payloads travel
         votes = yield from all_to_all(payloads)
         if state.residual is not None:
             state.finite.hear(votes[:, -1])
         mean = out if out.dtype == working_dtype(out.dtype) else out.to(working_dtype(out.dtype))
-        self.codec.decode(votes[:, : self.codec.row_bytes(length)].unsqueeze(1), mean, length)
+        codec.decode(votes[:, : codec.row_bytes(length)].unsqueeze(1), mean, length)
         out.copy_(mean.mul_(scale) if scale != 1.0 else mean)
         return out
 
@@ -158,6 +160,11 @@ def gather_rows(codec: Codec | None, mine: Tensor, out: Tensor) -> Program[Tenso
     return out
 
 
+def needed(codec: Codec | None, dtype: torch.dtype) -> Codec | None:
+    """Return the codec for numbers of a dtype; None if they travel as they are, which those of 16 bits do in 16 bits."""
+    return None if isinstance(codec, SixteenBits) and codec.dtype == dtype else codec
+
+
 def shard_sum(spec: Spec, optimizer: Optimizers | None = None) -> ShardSum:
     """Build the sum of shards by a specification: `none`, or a method whose first round is an all-to-all.
 
@@ -184,12 +191,13 @@ def _codec(built: Any, spec: Spec) -> tuple[Codec | None, float, int]:
     bits = built.residual_bits if isinstance(built, ErrorFeedback) else WIDTHS[0]
     kept, core = (kept, built.inner) if isinstance(built, ErrorFeedback) else (0.0, built)
     core = core.inner if isinstance(core, Float32Arithmetic) else core
+    core = core.owners if isinstance(core, Cast) and core.inner == Dense() else core
     if isinstance(core, TwoShot):
         return core.codec, kept, bits
     if core == Dense():
         return None, 0.0, WIDTHS[0]
     raise ValueError(
-        "shards travel as they are or in few bits: none, int8, int4, int2, ternary or onebit, with block, rounding and "
-        f"feedback; {spec!r} needs gradients that no rank has whole. With DDP it works, and between replicas of hybrid "
+        "shards travel as they are or in few bits: none, bf16, int8, int4, int2, ternary or onebit, with block, rounding "
+        f"and feedback; {spec!r} needs gradients that no rank has whole. With DDP it works, and between replicas of hybrid "
         "sharding"
     )

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...compress import AllGather, TwoShot
 from ...compress.protocol.compressor import Codec
 from ...compress.shards.layout import ShardLayout
-from ...compress.shards.reduction import ShardState, ShardSum, gather_rows
+from ...compress.shards.reduction import ShardState, ShardSum, gather_rows, needed
 from ...compress.simulate import operations_of
 from ..engine.task import Task
 from ..measure.metrics import Measured
@@ -60,7 +60,7 @@ class ShardAverager:
 
     def gather(self, index: int, names: tuple[str, ...], mine: Tensor, out: Tensor, *, training: bool) -> Pending:
         """Begin to fill `out` with the rows of all ranks, of which `mine` is this one's; outside of training, in no step."""
-        task = Task(gather_rows(self.codec, mine, out), labelled(index, names))
+        task = Task(gather_rows(needed(self.codec, mine.dtype), mine, out), labelled(index, names))
         return self._submit(task, BucketStats(names, out.numel(), task.record, None, out.element_size()), training)
 
     def note_gather(self, names: tuple[str, ...], mine: Tensor, out: Tensor, *, training: bool) -> None:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...compress.shards.layout import ShardLayout
+from ...compress.shards.reduction import needed
 from ...ddp_core import Pending, start_all_gather
 from ...ddp_core.averaging.shard_averager import ShardAverager
 from .arrivals import Arrivals
@@ -60,7 +61,7 @@ class ShardGather(Allocating):
         """
         averager, module, training = self._averager, self._module, self._module.training
         on_cpu = output_tensor.device.type == "cpu"
-        exact = averager.codec is None and not averager.decorated
+        exact = needed(averager.codec, output_tensor.dtype) is None and not averager.decorated
         if exact or not output_tensor.is_floating_point() or group.size() != module.shard_group.size():
             averager.note_gather(module.names, input_tensor, output_tensor, training=training)
             return start_all_gather(output_tensor, input_tensor, group, async_op=async_op or on_cpu)
