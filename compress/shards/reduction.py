@@ -1,33 +1,25 @@
-"""Sharded parameters: whole ones are gathered from shards, and of their gradients each rank gets the sum of its shard.
+"""Gradients of sharded parameters: each rank gets the sum of its shard.
 
-What FSDP and ZeRO-3 (Rajbhandari et al. 2020) send, as programs: quantised both ways as in ZeRO++ (Wang et al. 2023), with
-error feedback on the senders of gradients as in LoCo (Xie et al. 2024). Weights need none: the exact ones stay with their
-owner.
+What FSDP and ZeRO-3 (Rajbhandari et al. 2020) send, as programs: quantised as in ZeRO++ (Wang et al. 2023), with error
+feedback on the senders of gradients as in LoCo (Xie et al. 2024).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...kernels import all_finite
-from ..algorithms.adapters import Draws, TwoShot, drawn, draws
-from ..algorithms.dense import Dense
-from ..algorithms.half import Cast, SixteenBits
+from ..algorithms.adapters import Draws, drawn, draws
 from ..algorithms.rows import ALIGNMENT
 from ..builder.build import Spec, compressor
 from ..builder.optimizers import Optimizers, tuned
-from ..feedback.decayed_feedback import DecayedFeedback
-from ..feedback.error_feedback import ErrorFeedback
-from ..feedback.float32_arithmetic import Float32Arithmetic
 from ..protocol.compressor import Codec
 from ..protocol.layout import working_dtype
-from ..protocol.requests import Program, all_gather, all_to_all
-from ..protocol.traits import own_traits
-from ..state.narrow import WIDTHS
+from ..protocol.requests import Program, all_to_all
+from .codec import codec_of, needed
 from .layout import ShardLayout
 from .residual import ShardResidual
 
@@ -138,66 +130,9 @@ class ShardSum:
         return payloads
 
 
-def gather_rows(codec: Codec | None, mine: Tensor, out: Tensor) -> Program[Tensor]:
-    """Gather all ranks' rows in `out`, (ranks * row,), as a codec decodes them, one's own too; `mine` is this rank's.
-
-    So all ranks compute with the same numbers, and none with the exact ones. `mine` may be a part of `out`.
-    """
-    if codec is None:
-        gathered = yield from all_gather(mine)
-        out.copy_(gathered.view(-1))
-        return out
-    row = mine.numel()
-    length = codec.row_length(row)
-    payload = torch.zeros(1, codec.row_bytes(length), dtype=torch.uint8, device=mine.device)
-    codec.encode(mine.to(working_dtype(mine.dtype)), None, payload, length)
-    gathered = yield from all_gather(payload)
-    wide = out if out.dtype == working_dtype(out.dtype) else out.to(working_dtype(out.dtype))
-    for rank, encoded in enumerate(gathered):
-        codec.decode(encoded.unsqueeze(0), wide[rank * row : (rank + 1) * row], length)
-    if wide is not out:
-        out.copy_(wide)
-    return out
-
-
-def needed(codec: Codec | None, dtype: torch.dtype) -> Codec | None:
-    """Return the codec for numbers of a dtype; None if they travel as they are, which those of 16 bits do in 16 bits."""
-    return None if isinstance(codec, SixteenBits) and codec.dtype == dtype else codec
-
-
 def shard_sum(spec: Spec, optimizer: Optimizers | None = None) -> ShardSum:
     """Build the sum of shards by a specification: `none`, or a method whose first round is an all-to-all.
 
     `optimizer`: see `tuned`. Raises ValueError for others.
     """
-    return ShardSum(*_codec(compressor(tuned(spec, optimizer)), spec))
-
-
-def shard_codec(spec: Spec) -> Codec | None:
-    """Return the codec of weights by a specification, which rounds to the nearest. Raises ValueError for others."""
-    codec, _, bits = _codec(compressor(spec), spec)
-    if bits != WIDTHS[0]:
-        raise ValueError(
-            f"residual_bits is of what is held back, and weights hold nothing back: leave it out of {spec!r}"
-        )
-    if own_traits(codec).draws:
-        raise ValueError(f"weights are rounded to the nearest, or each gather would give others; got {spec!r}")
-    return codec
-
-
-def _codec(built: Any, spec: Spec) -> tuple[Codec | None, float, int]:
-    """The codec of a compressor, what part of what it loses is held back, and in how many bits."""
-    kept, built = (built.feedback, built.inner) if isinstance(built, DecayedFeedback) else (1.0, built)
-    bits = built.residual_bits if isinstance(built, ErrorFeedback) else WIDTHS[0]
-    kept, core = (kept, built.inner) if isinstance(built, ErrorFeedback) else (0.0, built)
-    core = core.inner if isinstance(core, Float32Arithmetic) else core
-    core = core.owners if isinstance(core, Cast) and core.inner == Dense() else core
-    if isinstance(core, TwoShot):
-        return core.codec, kept, bits
-    if core == Dense():
-        return None, 0.0, WIDTHS[0]
-    raise ValueError(
-        "shards travel as they are or in few bits: none, bf16, int8, int4, int2, ternary or onebit, with block, rounding "
-        f"and feedback; {spec!r} needs gradients that no rank has whole. With DDP it works, and between replicas of hybrid "
-        "sharding"
-    )
+    return ShardSum(*codec_of(compressor(tuned(spec, optimizer)), spec))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -134,6 +135,11 @@ class ShardedModule:
         if self._layout is None or self._layout[0] != places:
             self._layout = places, self._layout_of(places)
         return self._layout[1]
+
+    @cached_property
+    def gathered(self) -> ShardLayout:
+        """All parameters, in the order in which they lie in a row of an all-gather."""
+        return self._layout_of(tuple(range(len(self.names))))
 
     def _layout_of(self, places: tuple[int, ...]) -> ShardLayout:
         params, group = self.group.fsdp_params, self.shard_group

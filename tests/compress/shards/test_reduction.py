@@ -5,7 +5,8 @@ import torch
 
 from gradwire.compress import Layout, Ranks, simulate
 from gradwire.compress.shards.layout import ShardLayout
-from gradwire.compress.shards.reduction import Finite, gather_rows, shard_codec, shard_sum
+from gradwire.compress.shards.reduction import Finite, shard_sum
+from gradwire.compress.shards.weights import weight_gather
 from gradwire.compress.state.tree import Leaves, save
 
 from ..given import placed
@@ -182,8 +183,8 @@ def test_all_ranks_gather_the_same_rows_their_own_too(spec, dtype):
     outs = [torch.zeros(ranks * row, dtype=dtype) for _ in range(ranks)]
     for rank, out in enumerate(outs):
         out.view(ranks, row)[rank] = mine[rank]
-    codec = shard_codec(spec)
-    simulate([gather_rows(codec, out.view(ranks, row)[rank], out) for rank, out in enumerate(outs)])
+    built = weight_gather(spec)
+    simulate([built.gather(out.view(ranks, row)[rank], out) for rank, out in enumerate(outs)])
     assert all(torch.equal(out, outs[0]) for out in outs)
     largest = torch.stack(mine).abs().max().item()
     error = (outs[0] - torch.cat(mine)).abs().max().item()
@@ -208,10 +209,10 @@ def test_a_residual_is_saved_in_the_shapes_of_whole_parameters_and_loaded_on_any
     [
         (shard_sum, "powersgd", "no rank has whole"),
         (shard_sum, "topk", "none, bf16, int8, int4, int2, ternary or onebit"),
-        (shard_codec, "bf16+topk:k=3", "none, bf16, int8|packs its own bytes"),
+        (weight_gather, "bf16+topk:k=3", "none, bf16, int8|packs its own bytes"),
         (shard_sum, "bf16+powersgd", "no rank has whole"),
-        (shard_codec, "int8:rounding=stochastic", "to the nearest"),
-        (shard_codec, "int8:residual_bits=8", "weights hold nothing back: leave it out"),
+        (weight_gather, "int8:rounding=stochastic", "to the nearest"),
+        (weight_gather, "int8:residual_bits=8", "weights hold nothing back: leave it out"),
         (shard_sum, "int8:momentum=0.9", "with block, rounding and feedback"),
         (shard_sum, "int9", "unknown compressor"),
         (shard_sum, "int4:residual_bits=4", "residual_bits is 32, 16 or 8, got 4"),

@@ -156,7 +156,7 @@ def weights(rank, world_size, spec, options):
     return first, seen, kept
 
 
-@pytest.mark.parametrize(("spec", "bits"), [("int8", 8), ("int4", 4), ("bf16", 16)])
+@pytest.mark.parametrize(("spec", "bits"), [("int8", 8), ("int4:send=weights", 4), ("bf16", 16)])
 @pytest.mark.parametrize("half", [False, True])
 def test_all_ranks_compute_with_the_same_quantized_weights_and_keep_the_exact_ones(ranks, spec, bits, half):
     options = {"mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)} if half else {}
