@@ -14,11 +14,13 @@ from torch import Tensor
 from ...kernels import all_finite
 from ..algorithms.adapters import Draws, drawn, draws
 from ..algorithms.rows import ALIGNMENT
+from ..algorithms.zero_rows import ZeroRows
 from ..builder.build import Spec, compressor
 from ..builder.optimizers import Optimizers, tuned
 from ..protocol.compressor import Codec
-from ..protocol.layout import working_dtype
+from ..protocol.layout import Layout, working_dtype
 from ..protocol.requests import Program, all_to_all
+from ..protocol.traits import own_traits
 from .codec import codec_of, needed
 from .layout import ShardLayout
 from .residual import ShardResidual
@@ -48,12 +50,16 @@ class Finite:
 
 @dataclass
 class ShardState:
-    """The state of the gradients of a layout's parameters. `residual`: None without error feedback."""
+    """The state of the gradients of a layout's parameters. `residual`: None without error feedback.
+
+    `zero_rows`: those of a shard, which stay zero by a bit of their own; None where the codec keeps zeros.
+    """
 
     layout: ShardLayout
     residual: ShardResidual | None
     draws: Draws | None
     finite: Finite = field(default_factory=Finite)
+    zero_rows: ZeroRows | None = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,11 @@ class ShardSum:
     def init(self, layout: ShardLayout) -> ShardState:
         """A zero residual for all shards."""
         residual = ShardResidual.zeros(layout, self.residual_bits) if self.feedback else None
-        return ShardState(layout, residual, None if self.codec is None else draws(self.codec, layout.whole))
+        if self.codec is None:
+            return ShardState(layout, residual, None)
+        shard = Layout(layout.whole.names, layout.shapes, layout.whole.dtype, layout.whole.device)
+        zero_rows = None if own_traits(self.codec).keeps_zeros else ZeroRows.of_layout(shard)
+        return ShardState(layout, residual, draws(self.codec, layout.whole), zero_rows=zero_rows)
 
     def reduce(self, grad: Tensor, state: ShardState, out: Tensor, scale: float = 1.0) -> Program[Tensor]:
         """`scale` times the mean over ranks of this rank's row of `grad`, (ranks * row,), in `out`, (row,).
@@ -96,9 +106,22 @@ class ShardSum:
         if state.residual is not None:
             state.finite.hear(votes[:, -1])
         mean = out if out.dtype == working_dtype(out.dtype) else out.to(working_dtype(out.dtype))
-        codec.decode(votes[:, : codec.row_bytes(length)].unsqueeze(1), mean, length)
+        self._decoded(codec, votes, state.zero_rows, mean, length)
         out.copy_(mean.mul_(scale) if scale != 1.0 else mean)
         return out
+
+    def _decoded(self, codec: Codec, votes: Tensor, zero_rows: ZeroRows | None, mean: Tensor, length: int) -> None:
+        """Write the mean of all ranks' payloads to `mean`; of a row that is zero on a rank, zeros of that rank."""
+        size = codec.row_bytes(length)
+        if zero_rows is None:
+            return codec.decode(votes[:, :size].unsqueeze(1), mean, length)
+        bits, part = votes[:, size : size + zero_rows.row_bytes(1)], torch.empty_like(mean)
+        mean.zero_()
+        for vote, used in zip(votes[:, :size].view(len(votes), 1, 1, size), bits, strict=True):
+            codec.decode(vote, part, length)
+            zero_rows.clear(zero_rows.unpacked(used), part)
+            mean.add_(part)
+        mean.div_(len(votes))
 
     def _last(self, rows: Tensor, finite: Finite) -> Program[Tensor]:
         """The rows of all ranks, in a step that brings out what a codec held back: with word of whether it counts."""
@@ -108,9 +131,14 @@ class ShardSum:
         return received[:, :-1]
 
     def _encoded(self, codec: Codec, grad: Tensor, state: ShardState, length: int) -> Tensor:
-        """A payload for each rank: its row, encoded, and in the last byte whether all gradients so far were finite."""
+        """A payload for each rank: its row, encoded, and bits of its parameters' rows where the codec needs them.
+
+        The last byte is 1 if all gradients so far were finite.
+        """
         ranks, row, size = state.layout.whole.ranks.world_size, state.layout.row, codec.row_bytes(length)
-        payloads = torch.zeros(ranks, size + ALIGNMENT, dtype=torch.uint8, device=grad.device)
+        zero_rows = state.zero_rows
+        bits = 0 if zero_rows is None else zero_rows.row_bytes(1)
+        payloads = torch.zeros(ranks, size + bits + ALIGNMENT, dtype=torch.uint8, device=grad.device)
         if state.residual is not None:
             payloads[:, -1] = state.finite.look(grad)
         wide = grad.to(working_dtype(grad.dtype))
@@ -121,10 +149,15 @@ class ShardSum:
             mine = None if held is None or step is None else held.row(step, rank)
             numbers = (random[0], random[1] + rank * length) if random else ()
             part = wide[rank * row : (rank + 1) * row]
+            used = None if zero_rows is None else zero_rows.used(part, mine)
+            if zero_rows is not None and used is not None:
+                payloads[rank, size : size + bits] = zero_rows.packed(used, 1).view(-1)
             codec.encode(part, mine, payloads[rank : rank + 1, :size], length, *numbers)
             if held is not None and step is not None and mine is not None:
                 if self.feedback < 1:
                     mine.after.mul_(self.feedback)
+                if zero_rows is not None and used is not None:
+                    zero_rows.clear(used, mine.after)
                 state.layout.clear_padding(mine.after, rank)  # no checkpoint has it, and some codecs know no zero
                 held.put_row(step, rank, mine)
         return payloads

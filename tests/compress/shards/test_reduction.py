@@ -86,6 +86,29 @@ def test_nothing_is_held_back_of_what_pads_shards(spec):
         assert torch.equal(flat_of(layout, layout.joined(held)), held)
 
 
+UNUSED = {"a": (0, 3), "c": (1,)}  # rows
+KEPT = [*SPECS, "int2:error_feedback=false", "int4:rotate=true", "onebit:residual_bits=8", "fp8", "int4:feedback=0.9"]
+
+
+@pytest.mark.parametrize("spec", KEPT)
+def test_rows_that_are_zero_on_a_rank_stay_so_in_what_it_holds_back_and_on_all_ranks_in_the_mean(spec):
+    simulated = SimulatedRanks(spec, 4)
+    for step in range(3):
+        named = [wholes(10 * rank + step) for rank in range(4)]
+        for each in named:
+            each["b"].zero_()
+            for name, rows in UNUSED.items():
+                each[name][list(rows)] = 0
+        named[2]["a"][1] = 0  # on this rank alone
+        mean = layouts(4)[0].joined(simulated.step(named))
+        assert mean["a"][1].any()
+        held = [layouts(4)[0].joined(each) for each in simulated.held()]
+        assert not held[2]["a"][1].any()
+        for each in (mean, *held):
+            assert not each["b"].any()
+            assert not any(each[name][list(rows)].any() for name, rows in UNUSED.items())
+
+
 @pytest.mark.parametrize("spec", ["int4", "int4:residual_bits=8"])
 def test_means_of_a_constant_gradient_converge_to_it(spec):
     simulated, named = SimulatedRanks(spec, 4), [wholes(rank) for rank in range(4)]
