@@ -19,9 +19,6 @@ from ...ddp_core import plain
 SINCE = "2.9"  # the torch whose FSDP2 takes communication of others
 
 
-MIXED = "it has sharded modules (fully_shard) and replicated ones (replicate): attach to each of these parts by itself"
-
-
 def _is_a(module: nn.Module, kind: str) -> bool:
     """Return True if torch has made a module one of a kind, which older versions of torch do not have."""
     return any(each.__name__ == kind for each in type(module).__mro__)
@@ -233,8 +230,6 @@ def modules_of(model: nn.Module, *, whole: bool = False) -> list[ShardedModule]:
                 found.append(ShardedModule(module, group, len(found), inside))
     if not found:
         raise ValueError("none of its sharded modules has parameters")
-    if any(each.whole != whole for each in found):
-        raise ValueError(MIXED)
     if taken := [each for each in found if not each.takes_communication]:
         raise ValueError(
             f"somebody communicates for {len(taken)} of its {len(found)} {'replicated' if whole else 'sharded'} modules "
