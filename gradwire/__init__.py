@@ -2,7 +2,7 @@
 
 >>> import gradwire
 >>> gradwire.compressor("bf16")
-BFloat16(inner=Dense())
+BFloat16(inner=Dense(), sum='16bit')
 """
 
 from importlib import import_module

@@ -57,6 +57,21 @@ def is_replicated(model: nn.Module) -> bool:
     return _has_a("ReplicateModule", model)
 
 
+def _refuse_mixed(model: nn.Module) -> None:
+    """Raise ValueError if some modules are sharded and others replicated."""
+    found: dict[bool, list[str]] = {True: [], False: []}
+    for name, module in model.named_modules():
+        if any(each.__name__ == "FSDPModule" for each in type(module).__mro__):
+            found[any(each.__name__ == "ReplicateModule" for each in type(module).__mro__)].append(name or "the root")
+    replicated, sharded = (", ".join(found[kind][:3]) for kind in (True, False))
+    if replicated and sharded:
+        raise ValueError(
+            f"the model has modules of fully_shard ({sharded}) and of replicate ({replicated}): attach to each part, as in "
+            "attach(model.body, gather='int8', reduce='int8') of a sharded part and attach(model.head, 'int8') of a "
+            "replicated one. A module around both kinds stays as it is"
+        )
+
+
 def _has_a(kind: str, model: nn.Module) -> bool:
     """Return True if torch has made a module of a model one of a kind that older versions of torch do not have."""
     return any(each.__name__ == kind for module in model.modules() for each in type(module).__mro__)
@@ -131,6 +146,8 @@ def attach(
     these are averaged over the replicas of hybrid sharding: `attach(fsdp_model, gather="int8", reduce="int4")`.
     """
     handle: Handle | ShardHandle
+    if isinstance(model, nn.Module):
+        _refuse_mixed(model)
     if isinstance(model, nn.Module) and is_sharded(model) and not is_replicated(model):
         from .fsdp import Sharding, attach_sharded
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -17,8 +17,51 @@ from ..protocol.layout import Layout
 from ..protocol.registry import register
 from ..protocol.requests import AllReduce, Program, ReduceScatter, Request
 from ..protocol.together import next_request
-from ..protocol.traits import own_traits, traits_of
+from ..protocol.traits import Traits, own_traits, traits_of, with_traits
+from .adapters import TwoShot
 from .dense import Dense
+from .rounding import rounded_once
+from .rows import padded
+
+
+@with_traits(Traits(takes_16_bits=True, keeps_zeros=True))
+@dataclass(frozen=True)
+class SixteenBits:
+    """A codec: each element in `dtype`, of 16 bits. Means of such rows are taken in float32."""
+
+    dtype: torch.dtype
+
+    def row_length(self, numel: int) -> int:
+        """Return `numel` rounded up to a multiple of 8."""
+        return -(-numel // 8) * 8
+
+    def row_bytes(self, length: int) -> int:
+        """Return 2 bytes an element, padded."""
+        return padded(2 * length)
+
+    def encode(self, grad: Tensor, residual: Residual | None, rows: Tensor, length: int) -> None:
+        """Round `grad` (+ `residual`) to the nearest; `residual` keeps the difference."""
+        if residual is not None:
+            grad = residual.before + grad
+        codes = rows[:, : 2 * length].view(self.dtype)
+        for part, row in zip(grad.split(length), codes, strict=False):
+            kernels.cast_scaled(part, row[: part.numel()], 1.0)
+        if residual is not None:
+            torch.sub(grad, codes.flatten()[: grad.numel()], out=residual.after)
+
+    def decode(self, rows: Tensor, out: Tensor, length: int, residual: Tensor | None = None) -> None:
+        """Write the mean over voters to `out`; what `out` rounds away is added to `residual`."""
+        votes = rows[..., : 2 * length].view(self.dtype)
+
+        def write(wide: Tensor) -> None:
+            for place, part in enumerate(wide.split(length)):
+                kernels.cast_scaled(votes[0, place, : part.numel()], part, 1.0)
+                for vote in votes[1:, place, : part.numel()]:
+                    part.add_(vote)
+            if len(votes) > 1:
+                wide.div_(len(votes))
+
+        rounded_once(out, residual, write)
 
 
 @dataclass
@@ -30,15 +73,33 @@ class CastState:
     inner: Any
 
 
+def _traits(cast: Cast) -> Traits:
+    """Return the traits that the option `sum` decides on."""
+    return traits_of(cast.owners) if cast.sum == "float32" else Traits()
+
+
 @dataclass(frozen=True)
 class Cast:
-    """The inner compressor's floating-point payloads travel in 16 bits; all else stays as wide as it was."""
+    """The inner compressor's floating-point payloads travel in 16 bits; all else stays as wide as it was.
+
+    `sum`: in 16bit an all-reduce adds up payloads as they travel, and every addition rounds. In float32 each rank adds up
+    one part for all, between an all-to-all and an all-gather of 16 bits: the same bytes, and only two roundings however
+    many ranks there are. Error feedback is not needed.
+    """
 
     inner: Compressor = Dense()
+    sum: Literal["16bit", "float32"] = "16bit"
 
     dtype: ClassVar[torch.dtype]
 
     def __post_init__(self) -> None:
+        if self.sum not in ("16bit", "float32"):
+            raise ValueError(f"{self._name}:sum is 16bit or float32, got {self.sum!r}")
+        if self.sum == "float32" and self.inner != Dense():
+            raise ValueError(
+                f"{self._name}:sum=float32 is of whole gradients, and another compressor is inside, which adds up its own "
+                "payloads: leave sum out"
+            )
         if packed := next((each for each in inside(self.inner) if own_traits(each).packs_bytes), None):
             method = type(getattr(packed, "codec", packed)).__name__
             raise ValueError(
@@ -46,12 +107,28 @@ class Cast:
                 f"use the method's own option for it (topk has value_dtype=fp16)"
             )
 
-    def init(self, layout: Layout) -> CastState:
+    @property
+    def _name(self) -> str:
+        return {torch.float16: "fp16", torch.bfloat16: "bf16"}[self.dtype]
+
+    @property
+    def owners(self) -> TwoShot:
+        """The compressor with sums in float32."""
+        return TwoShot(SixteenBits(self.dtype), feedback=False)
+
+    def init(self, layout: Layout) -> Any:
         """The inner state."""
+        if self.sum == "float32":
+            return self.owners.init(layout)
         return CastState(layout, not traits_of(self.inner).forgets_what_it_sends, self.inner.init(layout))
 
-    def reduce(self, grad: Tensor, state: CastState, residual: Residual | None = None) -> Program[Tensor]:
-        """The inner average, its payloads rounded to 16 bits. Means are divided before they are rounded and summed."""
+    def reduce(self, grad: Tensor, state: Any, residual: Residual | None = None) -> Program[Tensor]:
+        """The inner average, its payloads rounded to 16 bits. Means are divided before they are rounded and summed.
+
+        With sums in 32 bits, gradients are rounded, not divided; their mean is rounded again.
+        """
+        if self.sum == "float32":
+            return (yield from self.owners.reduce(grad, state, residual))
         program, reply = self.inner.reduce(grad, state.inner, residual), None
         average: Tensor
         try:
@@ -112,7 +189,7 @@ def largest_summand(dtype: torch.dtype, count: int) -> float:
     return torch.finfo(dtype).max / (count * (1 + unit) * (1 + (count - 1) * unit))
 
 
-@register("fp16", lossy=False)
+@register("fp16", lossy=False, traits=_traits)
 @dataclass(frozen=True)
 class Float16(Cast):
     """Payloads in float16: half the bytes, 11 bits of precision, nothing below 6e-8; around another method or alone."""
@@ -120,7 +197,7 @@ class Float16(Cast):
     dtype = torch.float16
 
 
-@register("bf16", lossy=False)
+@register("bf16", lossy=False, traits=_traits)
 @dataclass(frozen=True)
 class BFloat16(Cast):
     """Payloads in bfloat16: half the bytes, 8 bits of precision, the range of float32; around another method or alone."""

@@ -64,7 +64,7 @@ def compressor(spec: Spec) -> Compressor:
     Raises ValueError for an unknown name or option and for a value out of range, saying what is allowed.
 
     >>> compressor("fp16+acp-powersgd:rank=2,error_feedback=false")
-    Float16(inner=Float32Arithmetic(inner=ACPPowerSGD(rank=2, min_compression_rate=2.0, seed=0)))
+    Float16(inner=Float32Arithmetic(inner=ACPPowerSGD(rank=2, min_compression_rate=2.0, seed=0)), sum='16bit')
     """
     if isinstance(spec, str):
         return _build(parsed(spec))

@@ -1,32 +1,27 @@
-"""Sharded parameters: whole ones are gathered from shards, and of their gradients each rank gets the sum of its shard.
+"""Gradients of sharded parameters: each rank gets the sum of its shard.
 
-What FSDP and ZeRO-3 (Rajbhandari et al. 2020) send, as programs: quantised both ways as in ZeRO++ (Wang et al. 2023), with
-error feedback on the senders of gradients as in LoCo (Xie et al. 2024). Weights need none: the exact ones stay with their
-owner.
+What FSDP and ZeRO-3 (Rajbhandari et al. 2020) send, as programs: quantised as in ZeRO++ (Wang et al. 2023), with error
+feedback on the senders of gradients as in LoCo (Xie et al. 2024).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...kernels import all_finite
-from ..algorithms.adapters import Draws, TwoShot, drawn, draws
-from ..algorithms.dense import Dense
+from ..algorithms.adapters import Draws, drawn, draws
 from ..algorithms.rows import ALIGNMENT
+from ..algorithms.zero_rows import ZeroRows
 from ..builder.build import Spec, compressor
 from ..builder.optimizers import Optimizers, tuned
-from ..feedback.decayed_feedback import DecayedFeedback
-from ..feedback.error_feedback import ErrorFeedback
-from ..feedback.float32_arithmetic import Float32Arithmetic
 from ..protocol.compressor import Codec
-from ..protocol.layout import working_dtype
-from ..protocol.requests import Program, all_gather, all_to_all
+from ..protocol.layout import Layout, working_dtype
+from ..protocol.requests import Program, all_to_all
 from ..protocol.traits import own_traits
-from ..state.narrow import WIDTHS
+from .codec import codec_of, needed
 from .layout import ShardLayout
 from .residual import ShardResidual
 
@@ -55,12 +50,16 @@ class Finite:
 
 @dataclass
 class ShardState:
-    """The state of the gradients of a layout's parameters. `residual`: None without error feedback."""
+    """The state of the gradients of a layout's parameters. `residual`: None without error feedback.
+
+    `zero_rows`: those of a shard, which stay zero by a bit of their own; None where the codec keeps zeros.
+    """
 
     layout: ShardLayout
     residual: ShardResidual | None
     draws: Draws | None
     finite: Finite = field(default_factory=Finite)
+    zero_rows: ZeroRows | None = None
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,11 @@ class ShardSum:
     def init(self, layout: ShardLayout) -> ShardState:
         """A zero residual for all shards."""
         residual = ShardResidual.zeros(layout, self.residual_bits) if self.feedback else None
-        return ShardState(layout, residual, None if self.codec is None else draws(self.codec, layout.whole))
+        if self.codec is None:
+            return ShardState(layout, residual, None)
+        shard = Layout(layout.whole.names, layout.shapes, layout.whole.dtype, layout.whole.device)
+        zero_rows = None if own_traits(self.codec).keeps_zeros else ZeroRows.of_layout(shard)
+        return ShardState(layout, residual, draws(self.codec, layout.whole), zero_rows=zero_rows)
 
     def reduce(self, grad: Tensor, state: ShardState, out: Tensor, scale: float = 1.0) -> Program[Tensor]:
         """`scale` times the mean over ranks of this rank's row of `grad`, (ranks * row,), in `out`, (row,).
@@ -89,22 +92,36 @@ class ShardSum:
         if state.residual is not None and not self.feedback:
             grad = grad.to(working_dtype(grad.dtype)).add_(state.residual.wide())  # of a codec before this one
             state.residual.clear()
-        if self.codec is None:
+        codec = needed(self.codec, grad.dtype)
+        if codec is None:
             rows = grad.view(state.layout.whole.ranks.world_size, -1)
             received = yield from (all_to_all(rows) if state.residual is None else self._last(rows, state.finite))
             total = received.sum(0, dtype=working_dtype(received.dtype))
             out.copy_(total.mul_(scale / len(received)))
             return out
-        length = self.codec.row_length(state.layout.row)
-        payloads = self._encoded(self.codec, grad, state, length)
+        length = codec.row_length(state.layout.row)
+        payloads = self._encoded(codec, grad, state, length)
         del grad  # its memory is free while payloads travel
         votes = yield from all_to_all(payloads)
         if state.residual is not None:
             state.finite.hear(votes[:, -1])
         mean = out if out.dtype == working_dtype(out.dtype) else out.to(working_dtype(out.dtype))
-        self.codec.decode(votes[:, : self.codec.row_bytes(length)].unsqueeze(1), mean, length)
+        self._decoded(codec, votes, state.zero_rows, mean, length)
         out.copy_(mean.mul_(scale) if scale != 1.0 else mean)
         return out
+
+    def _decoded(self, codec: Codec, votes: Tensor, zero_rows: ZeroRows | None, mean: Tensor, length: int) -> None:
+        """Write the mean of all ranks' payloads to `mean`; of a row that is zero on a rank, zeros of that rank."""
+        size = codec.row_bytes(length)
+        if zero_rows is None:
+            return codec.decode(votes[:, :size].unsqueeze(1), mean, length)
+        bits, part = votes[:, size : size + zero_rows.row_bytes(1)], torch.empty_like(mean)
+        mean.zero_()
+        for vote, used in zip(votes[:, :size].view(len(votes), 1, 1, size), bits, strict=True):
+            codec.decode(vote, part, length)
+            zero_rows.clear(zero_rows.unpacked(used), part)
+            mean.add_(part)
+        mean.div_(len(votes))
 
     def _last(self, rows: Tensor, finite: Finite) -> Program[Tensor]:
         """The rows of all ranks, in a step that brings out what a codec held back: with word of whether it counts."""
@@ -114,9 +131,14 @@ class ShardSum:
         return received[:, :-1]
 
     def _encoded(self, codec: Codec, grad: Tensor, state: ShardState, length: int) -> Tensor:
-        """A payload for each rank: its row, encoded, and in the last byte whether all gradients so far were finite."""
+        """A payload for each rank: its row, encoded, and bits of its parameters' rows where the codec needs them.
+
+        The last byte is 1 if all gradients so far were finite.
+        """
         ranks, row, size = state.layout.whole.ranks.world_size, state.layout.row, codec.row_bytes(length)
-        payloads = torch.zeros(ranks, size + ALIGNMENT, dtype=torch.uint8, device=grad.device)
+        zero_rows = state.zero_rows
+        bits = 0 if zero_rows is None else zero_rows.row_bytes(1)
+        payloads = torch.zeros(ranks, size + bits + ALIGNMENT, dtype=torch.uint8, device=grad.device)
         if state.residual is not None:
             payloads[:, -1] = state.finite.look(grad)
         wide = grad.to(working_dtype(grad.dtype))
@@ -127,35 +149,18 @@ class ShardSum:
             mine = None if held is None or step is None else held.row(step, rank)
             numbers = (random[0], random[1] + rank * length) if random else ()
             part = wide[rank * row : (rank + 1) * row]
+            used = None if zero_rows is None else zero_rows.used(part, mine)
+            if zero_rows is not None and used is not None:
+                payloads[rank, size : size + bits] = zero_rows.packed(used, 1).view(-1)
             codec.encode(part, mine, payloads[rank : rank + 1, :size], length, *numbers)
             if held is not None and step is not None and mine is not None:
                 if self.feedback < 1:
                     mine.after.mul_(self.feedback)
+                if zero_rows is not None and used is not None:
+                    zero_rows.clear(used, mine.after)
                 state.layout.clear_padding(mine.after, rank)  # no checkpoint has it, and some codecs know no zero
                 held.put_row(step, rank, mine)
         return payloads
-
-
-def gather_rows(codec: Codec | None, mine: Tensor, out: Tensor) -> Program[Tensor]:
-    """Gather all ranks' rows in `out`, (ranks * row,), as a codec decodes them, one's own too; `mine` is this rank's.
-
-    So all ranks compute with the same numbers, and none with the exact ones. `mine` may be a part of `out`.
-    """
-    if codec is None:
-        gathered = yield from all_gather(mine)
-        out.copy_(gathered.view(-1))
-        return out
-    row = mine.numel()
-    length = codec.row_length(row)
-    payload = torch.zeros(1, codec.row_bytes(length), dtype=torch.uint8, device=mine.device)
-    codec.encode(mine.to(working_dtype(mine.dtype)), None, payload, length)
-    gathered = yield from all_gather(payload)
-    wide = out if out.dtype == working_dtype(out.dtype) else out.to(working_dtype(out.dtype))
-    for rank, encoded in enumerate(gathered):
-        codec.decode(encoded.unsqueeze(0), wide[rank * row : (rank + 1) * row], length)
-    if wide is not out:
-        out.copy_(wide)
-    return out
 
 
 def shard_sum(spec: Spec, optimizer: Optimizers | None = None) -> ShardSum:
@@ -163,33 +168,4 @@ def shard_sum(spec: Spec, optimizer: Optimizers | None = None) -> ShardSum:
 
     `optimizer`: see `tuned`. Raises ValueError for others.
     """
-    return ShardSum(*_codec(compressor(tuned(spec, optimizer)), spec))
-
-
-def shard_codec(spec: Spec) -> Codec | None:
-    """Return the codec of weights by a specification, which rounds to the nearest. Raises ValueError for others."""
-    codec, _, bits = _codec(compressor(spec), spec)
-    if bits != WIDTHS[0]:
-        raise ValueError(
-            f"residual_bits is of what is held back, and weights hold nothing back: leave it out of {spec!r}"
-        )
-    if own_traits(codec).draws:
-        raise ValueError(f"weights are rounded to the nearest, or each gather would give others; got {spec!r}")
-    return codec
-
-
-def _codec(built: Any, spec: Spec) -> tuple[Codec | None, float, int]:
-    """The codec of a compressor, what part of what it loses is held back, and in how many bits."""
-    kept, built = (built.feedback, built.inner) if isinstance(built, DecayedFeedback) else (1.0, built)
-    bits = built.residual_bits if isinstance(built, ErrorFeedback) else WIDTHS[0]
-    kept, core = (kept, built.inner) if isinstance(built, ErrorFeedback) else (0.0, built)
-    core = core.inner if isinstance(core, Float32Arithmetic) else core
-    if isinstance(core, TwoShot):
-        return core.codec, kept, bits
-    if core == Dense():
-        return None, 0.0, WIDTHS[0]
-    raise ValueError(
-        "shards travel as they are or in few bits: none, int8, int4, int2, ternary or onebit, with block, rounding and "
-        f"feedback; {spec!r} needs gradients that no rank has whole. With DDP it works, and between replicas of hybrid "
-        "sharding"
-    )
+    return ShardSum(*codec_of(compressor(tuned(spec, optimizer)), spec))

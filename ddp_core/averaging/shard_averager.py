@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...compress import AllGather, TwoShot
-from ...compress.protocol.compressor import Codec
 from ...compress.shards.layout import ShardLayout
-from ...compress.shards.reduction import ShardState, ShardSum, gather_rows
+from ...compress.shards.reduction import ShardState, ShardSum
+from ...compress.shards.weights import HeldWeights, WeightGather
 from ...compress.simulate import operations_of
 from ..engine.task import Task
 from ..measure.metrics import Measured
@@ -22,6 +22,7 @@ from ..measure.record import Record
 from ..measure.stats import Stats, Totals
 from ..measure.step import BucketStats, Step
 from ..memory.shard_memory import ShardMemory, ShardSnapshot
+from ..memory.weight_memory import WeightMemory
 from ..transport.protocol import Decorator, Pending
 from .averager import CompressedAverager
 from .bucket_plan import labelled
@@ -33,22 +34,22 @@ from .step_lock import StepLock
 class ShardAverager:
     """The communication of a model's shards on this rank, its cost and its memory.
 
-    `group`: the ranks that share the parameters. `codec`: how weights travel, None for as they are. `replicas`: averages
-    over replicas, if anything of gradwire's does; a step of both ends when theirs does. All ranks make the same calls in the
-    same order.
+    `group`: the ranks that share the parameters. `replicas`: averages over replicas, if anything of gradwire's does; a step
+    of both ends when theirs does. All ranks make the same calls in the same order.
     """
 
     def __init__(
         self,
         reduction: ShardSum,
-        codec: Codec | None,
+        weights: WeightGather,
         group: dist.ProcessGroup,
         device: torch.device,
         timeout: timedelta,
         decorate: Decorator | None = None,
         replicas: CompressedAverager | None = None,
     ) -> None:
-        self.memory, self.codec, self._replicas = ShardMemory(reduction), codec, replicas
+        self.memory, self.weights, self._replicas = ShardMemory(reduction), weights, replicas
+        self.in_use = WeightMemory()
         self.engines, self.device = Engines([group], timeout, decorate), device
         self.decorated = decorate is not None
         self.totals, self._step = Totals(), Step()
@@ -58,10 +59,20 @@ class ShardAverager:
         if replicas is not None:
             self.step_lock.lock = replicas.step_lock.lock
 
-    def gather(self, index: int, names: tuple[str, ...], mine: Tensor, out: Tensor, *, training: bool) -> Pending:
-        """Begin to fill `out` with the rows of all ranks, of which `mine` is this one's; outside of training, in no step."""
-        task = Task(gather_rows(self.codec, mine, out), labelled(index, names))
+    def gather(
+        self, index: int, names: tuple[str, ...], mine: Tensor, out: Tensor, held: HeldWeights | None, *, training: bool
+    ) -> Pending:
+        """Begin to fill `out` with the rows of all ranks, of which `mine` is this one's; outside of training, in no step.
+
+        `held`: the module's weights in use, for differences to them.
+        """
+        task = Task(self.weights.gather(mine, out, held), labelled(index, names))
         return self._submit(task, BucketStats(names, out.numel(), task.record, None, out.element_size()), training)
+
+    def gather_again(self, names: tuple[str, ...], rows: Tensor, out: Tensor) -> None:
+        """Fill `out` with weights in use that this rank holds. Nothing is sent."""
+        out.copy_(rows.view(-1))
+        self._note(BucketStats(names, out.numel(), Record(), None, out.element_size()), training=True)
 
     def note_gather(self, names: tuple[str, ...], mine: Tensor, out: Tensor, *, training: bool) -> None:
         """Count what torch gathers of a module, or somebody who does it for torch."""
@@ -91,14 +102,14 @@ class ShardAverager:
         engine, group = self.engines.of(self.device, 0), self.engines.group
         self.engines.agreement.barrier(group, self.device)
         memory = self.memory
-        engine.agree(f"weights as {self.codec} and gradients as {memory.reduction} at step {memory.step}")
+        engine.agree(f"weights as {self.weights} and gradients as {memory.reduction} at step {memory.step}")
         agree_on_kernels(self._operations(), group, self.device)
         engine.prepare(1)
         self._agreed = True
 
     def _operations(self) -> set[str]:
         """The names of the operations that shards and their gradients need."""
-        programs = (TwoShot(codec) for codec in (self.codec, self.memory.reduction.codec) if codec is not None)
+        programs = (TwoShot(codec) for codec in (self.weights.codec, self.memory.reduction.codec) if codec is not None)
         return set[str]().union(*(operations_of(each, torch.float32, self.engines.ranks) for each in programs))
 
     def _recorded(self) -> Step:
@@ -125,6 +136,7 @@ class ShardAverager:
             if self._replicas is not None and self._replicas.under_way:
                 return
             self.memory.end_step()
+            self.in_use.end_step()
             self._step.finished = True
             if self.step_lock.waiting:
                 self.step_lock.make_changes()
@@ -150,10 +162,10 @@ class ShardAverager:
         begun, on_host = self.engines.agreement.step, self.engines.on_host
         return Measured(steps, self.stats(), begun, ranks, on_host=on_host, sharded=True)
 
-    def replace(self, reduction: ShardSum, codec: Codec | None) -> None:
+    def replace(self, reduction: ShardSum, weights: WeightGather) -> None:
         """Go on with other payloads from the next step on; nothing that is held back is lost. Between steps."""
         self.memory.replace(reduction)
-        self.codec = codec
+        self.weights = weights
         self._change()
 
     def loaded(self, parameters: Mapping[str, Mapping[str, Any]]) -> dict[int, ShardState]:
@@ -161,9 +173,10 @@ class ShardAverager:
         with self.step_lock.lock:
             return self.memory.loaded(parameters)
 
-    def load(self, states: Mapping[int, ShardState], step: int) -> None:
-        """Go on from these states, of `loaded`. Between steps."""
+    def load(self, states: Mapping[int, ShardState], step: int, in_use: Mapping[int, HeldWeights]) -> None:
+        """Go on from these states and weights in use, of `loaded`. Between steps."""
         self.memory.load(states, step)
+        self.in_use.load(in_use)
         self._change()
 
     def _change(self) -> None:

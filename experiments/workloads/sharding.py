@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ...compress.shards.reduction import shard_codec, shard_sum
+from ...compress.shards.reduction import shard_sum
+from ...compress.shards.weights import weight_gather
 from ...compress.simulate import Traffic
 from ...ddp_core import Decorator
 from ...hooks.fsdp import ShardHandle
@@ -26,7 +27,7 @@ def check_payloads(spec: str) -> None:
     """Raise ValueError unless a specification says how weights and gradients travel."""
     if spec != TORCH:
         gather, reduce = payloads(spec)
-        shard_codec(gather)
+        weight_gather(gather)
         shard_sum(reduce)
 
 

@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import nn
 
 from ...compress import Optimizers, Spec, tuned
-from ...compress.shards.reduction import shard_codec, shard_sum
+from ...compress.shards.reduction import shard_sum
+from ...compress.shards.weights import weight_gather
 from ...ddp_core import Decorator, Handle
 from ...ddp_core.averaging.shard_averager import ShardAverager
 from .arrivals import Arrivals
@@ -52,12 +53,12 @@ def attach_sharded(model: nn.Module, asked: Sharding, timeout: timedelta, transp
 
     Raises ValueError for a specification or a model that is refused, and RuntimeError for a torch that is too old.
     """
-    codec, reduction = shard_codec(asked.gather or "none"), shard_sum(asked.reduce or "none", asked.optimizer)
+    weights, reduction = weight_gather(asked.gather or "none"), shard_sum(asked.reduce or "none", asked.optimizer)
     modules = modules_of(model)
     replicas = _handle_of_replicas(modules, asked, timeout, transport)
     averager = ShardAverager(
         reduction,
-        codec,
+        weights,
         modules[0].shard_group,
         modules[0].device,
         timeout,

@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ...compress.shards.codec import needed
 from ...compress.shards.layout import ShardLayout
+from ...compress.shards.weights import HeldWeights
 from ...ddp_core import Pending, start_all_gather
 from ...ddp_core.averaging.shard_averager import ShardAverager
 from .arrivals import Arrivals
@@ -55,21 +57,33 @@ class ShardGather(Allocating):
     ) -> dist.Work | None:
         """Fill the output. On the CPU torch waits for it where it needs the weights, so that what it prefetches overlaps.
 
-        As they are: bytes of parameters of several types, whole numbers, and what was gathered before and is now shared out
-        among fewer ranks (`reshard_after_forward` a number), which must stay what it was.
+        As they are: bytes of parameters of several types, numbers of less than 16 bits, and what was gathered before and is
+        now shared out among fewer ranks (`reshard_after_forward` a number), which must stay what it was. In backward the
+        weights in use are copied, where all ranks hold them.
         """
         averager, module, training = self._averager, self._module, self._module.training
         on_cpu = output_tensor.device.type == "cpu"
-        exact = averager.codec is None and not averager.decorated
-        if exact or not output_tensor.is_floating_point() or group.size() != module.shard_group.size():
+        encodes = output_tensor.is_floating_point() and output_tensor.element_size() > 1
+        codec = needed(averager.weights.codec, output_tensor.dtype) if encodes else None
+        regathers = group.size() != module.shard_group.size()
+        if regathers or not encodes or (codec is None and not averager.decorated):
             averager.note_gather(module.names, input_tensor, output_tensor, training=training)
             return start_all_gather(output_tensor, input_tensor, group, async_op=async_op or on_cpu)
-        pending = averager.gather(module.index, module.names, input_tensor, output_tensor, training=training)
+        held = self._held(input_tensor) if codec is not None and averager.weights.differences else None
+        if held is not None and held.rows is not None and torch._C._current_graph_task_id() != -1:
+            averager.gather_again(module.names, held.rows, output_tensor)
+            return None
+        pending = averager.gather(module.index, module.names, input_tensor, output_tensor, held, training=training)
         timeout = averager.engines.timeout
         if on_cpu:
             return GatherWork(pending, timeout)
         pending.wait(timeout)
         return None
+
+    def _held(self, mine: Tensor) -> HeldWeights | None:
+        """Return the weights in use; None of parameters that give the all-gather other numbers than their own."""
+        layout = self._module.gathered
+        return self._averager.in_use.get(self._module.index, layout) if layout.row == mine.numel() else None
 
 
 class ShardReduction(Allocating):

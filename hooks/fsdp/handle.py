@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...compress import Spec
-from ...compress.shards.reduction import ShardState, shard_codec, shard_sum
+from ...compress.shards.reduction import ShardState, ShardSum, shard_sum
+from ...compress.shards.weights import HeldWeights, WeightGather, weight_gather
 from ...compress.state.tree import Entries
 from ...ddp_core import Handle, Observed, Scaler
 from ...ddp_core.averaging.shard_averager import ShardAverager
+from ...ddp_core.memory.weight_memory import saved as weights_in_use
 from .modules import ShardedModule
 from .state import FORMAT, among_replicas, checked, merged, owed_by_replicas, own
 
@@ -32,24 +34,31 @@ class ShardHandle(Observed):
             layout = module.layout()
             if layout.whole.names:
                 averager.memory.get(module.index, layout)
+        self._hold_weights()
+
+    def _hold_weights(self) -> None:
+        """Hold the weights in use, anew, where differences to them travel."""
+        self.averager.in_use.forget()
+        for module in self._modules if self.averager.weights.differences else ():
+            self.averager.in_use.get(module.index, module.gathered)
 
     def swap(self, *, gather: Spec | None = None, reduce: Spec | None = None) -> None:
         """Send other payloads from the next step on; what is left out stays as it is. All ranks swap at one step.
 
-        What was held back goes into the next gradients. Raises ValueError for a specification that is refused, and where
-        gradwire communicates among replicas alone.
+        What was held back goes into the next gradients. With `gather` the next weights are exact if differences are to
+        travel. Raises ValueError for a specification that is refused, and where gradwire communicates among replicas alone.
         """
         if not self._of_shards:
             raise ValueError("torch communicates among the shards here: swap what goes among replicas, handle.replicas")
         reduction = None if reduce is None else shard_sum(reduce)
-        codec = None if gather is None else shard_codec(gather)
+        weights = None if gather is None else weight_gather(gather)
+        self.averager.between_steps(lambda: self._replace(reduction, weights))
+
+    def _replace(self, reduction: ShardSum | None, weights: WeightGather | None) -> None:
         averager = self.averager
-        averager.between_steps(
-            lambda: averager.replace(
-                averager.memory.reduction if reduction is None else reduction,
-                averager.codec if gather is None else codec,
-            )
-        )
+        averager.replace(reduction or averager.memory.reduction, weights or averager.weights)
+        if weights is not None:
+            self._hold_weights()
 
     def _rescale(self, factor: float) -> None:
         super()._rescale(factor)
@@ -67,27 +76,30 @@ class ShardHandle(Observed):
             self.replicas.discard_step()
 
     def _what(self) -> str:
-        return f"gather {self.averager.codec or 'none'}, reduce {self.averager.memory.reduction}"
+        return f"gather {self.averager.weights}, reduce {self.averager.memory.reduction}"
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this rank for a checkpoint: {"rank 0 of 4": {...}}, with a key that no other rank has.
 
         So torch.distributed.checkpoint can save those of all ranks together. Inside: {"gradwire": format, "reduce", "step",
-        "parameters": {name: {field: tensor}}}, tensors in the shapes of whole parameters; with replicas their handle's state
-        as "replicas". It is the state after the last step that came to its end, also while the next one is under way on
-        another thread, which is not held up.
+        "parameters": {name: {field: tensor}}}, tensors in the shapes of whole parameters. Where differences of weights
+        travel, "weights" has this rank's shards of those in use. With replicas their handle's state is "replicas". It is the
+        state after the last step that came to its end, also while the next one is under way on another thread, which is not
+        held up.
         """
         averager, replicas = self.averager, self.replicas
         with averager.step_lock.lock:  # of both after the same step
             if self._loss_scale is not None:
                 averager.between_steps(self._loss_scale.catch_up)  # the scaler is saved with its new scale
             snapshot, of_replicas = averager.snapshot(), None if replicas is None else replicas.averager.snapshot()
+            in_use = averager.in_use.snapshot()
         parameters: Entries = snapshot.save()
         inside = {
             "gradwire": FORMAT,
             "reduce": repr(snapshot.reduction),
             "step": snapshot.step,
             "parameters": parameters,
+            "weights": weights_in_use(in_use),
         }
         if replicas is not None and of_replicas is not None:
             inside["replicas"] = replicas.sealed(of_replicas)
@@ -97,8 +109,9 @@ class ShardHandle(Observed):
         """Go on from this rank's `state_dict()`.
 
         `resize`: `saved` is a list of the states of all ranks, on every rank, and there may be another number of ranks now:
-        each holds back the mean of what they held back; so do replicas, of each shard. What the state has of parameters that
-        are frozen now is left out, and a warning names them. Raises ValueError, changing nothing, where it does not fit.
+        each holds back the mean of what they held back; so do replicas, of each shard; the next weights are sent exactly.
+        What the state has of parameters that are frozen now is left out, and a warning names them. Raises ValueError,
+        changing nothing, where it does not fit.
         """
         memory = self.averager.memory
         inside = merged(saved) if resize else own(saved, self._key())
@@ -112,10 +125,17 @@ class ShardHandle(Observed):
             self.replicas.frozen = frozen
             of_replicas = self._carried(state) if resize else self.replicas.fitting(among_replicas(state))
         states = self.averager.loaded(state["parameters"])
-        self.averager.between_steps(lambda: self._load(states, state["step"], of_replicas))
+        in_use = self.averager.in_use.loaded({} if resize else state["weights"])
+        self.averager.between_steps(lambda: self._load(states, state["step"], in_use, of_replicas))
 
-    def _load(self, states: Mapping[int, ShardState], step: int, of_replicas: Mapping[str, Any] | None) -> None:
-        self.averager.load(states, step)
+    def _load(
+        self,
+        states: Mapping[int, ShardState],
+        step: int,
+        in_use: Mapping[int, HeldWeights],
+        of_replicas: Mapping[str, Any] | None,
+    ) -> None:
+        self.averager.load(states, step, in_use)
         if self.replicas is not None and of_replicas is not None:
             self.replicas.averager.load(of_replicas)
         if self._loss_scale is not None:

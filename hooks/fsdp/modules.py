@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,9 +17,6 @@ from ...compress.shards.layout import ShardLayout
 from ...ddp_core import plain
 
 SINCE = "2.9"  # the torch whose FSDP2 takes communication of others
-
-
-MIXED = "it has sharded modules (fully_shard) and replicated ones (replicate): attach to each of these parts by itself"
 
 
 def _is_a(module: nn.Module, kind: str) -> bool:
@@ -135,6 +133,11 @@ class ShardedModule:
             self._layout = places, self._layout_of(places)
         return self._layout[1]
 
+    @cached_property
+    def gathered(self) -> ShardLayout:
+        """All parameters, in the order in which they lie in a row of an all-gather."""
+        return self._layout_of(tuple(range(len(self.names))))
+
     def _layout_of(self, places: tuple[int, ...]) -> ShardLayout:
         params, group = self.group.fsdp_params, self.shard_group
         names = tuple(self.names[place] for place in places)
@@ -227,8 +230,6 @@ def modules_of(model: nn.Module, *, whole: bool = False) -> list[ShardedModule]:
                 found.append(ShardedModule(module, group, len(found), inside))
     if not found:
         raise ValueError("none of its sharded modules has parameters")
-    if any(each.whole != whole for each in found):
-        raise ValueError(MIXED)
     if taken := [each for each in found if not each.takes_communication]:
         raise ValueError(
             f"somebody communicates for {len(taken)} of its {len(found)} {'replicated' if whole else 'sharded'} modules "

@@ -18,8 +18,8 @@ from ...ddp_core.memory.checkpoint import ADVICE, LEFT_OUT
 from ...ddp_core.memory.resize import merged as merged_replicas
 
 logger = logging.getLogger(__name__)
-FORMAT = 2
-FIELDS = ("gradwire", "reduce", "step", "parameters")
+FORMAT = 3
+FIELDS = ("gradwire", "reduce", "step", "parameters", "weights")
 
 
 def own(saved: Any, key: str) -> Mapping[str, Any]:

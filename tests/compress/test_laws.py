@@ -33,6 +33,8 @@ def whole(name):
 
 SPECS = [
     *(whole(name) for name in compressors() if not name.startswith("shouting") and name not in OWN_LAW),
+    "bf16:sum=float32",
+    "fp16:sum=float32",
     "fp16+powersgd:rank=1",
     "bf16+batched-powersgd:rank=2",
     "powersgd:rank=3,power_iterations=2,min_compression_rate=0",
@@ -116,10 +118,10 @@ def layout(shapes, dtype, world_size):
 
 
 def tolerance(spec, dtype):
-    if spec in ("none", "hosts", "fp16", "bf16") and dtype == torch.bfloat16:
+    if spec in ("none", "hosts", "fp16", "bf16", "bf16:sum=float32", "fp16:sum=float32") and dtype == torch.bfloat16:
         return LOSSY_PAYLOAD["bf16"]
     for name, loss in LOSSY_PAYLOAD.items():
-        if str(spec).startswith(f"{name}+") or spec == name or f"warmup={name}" in str(spec):
+        if str(spec).startswith((f"{name}+", f"{name}:")) or spec == name or f"warmup={name}" in str(spec):
             return loss
     return max([TOLERANCE[dtype], *(loss for option, loss in NARROW_RESIDUAL.items() if option in str(spec))])
 

@@ -134,3 +134,31 @@ def test_groups_that_are_sent_whole_beside_others_overflow():
     grad = torch.cat([torch.ones(64 * 64), torch.full((8,), 1e6), torch.ones(64 * 64)])
     average = simulation.step([grad.clone(), grad.clone()])[0]
     assert average.isinf().nonzero().flatten().tolist() == list(range(64 * 64, 64 * 64 + 8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+@pytest.mark.parametrize("ranks", [1, 3, 64])
+def test_means_of_sums_in_float32_are_rounded_twice_however_many_ranks_there_are(ranks, name, dtype):
+    within = Layout(("w", "b"), ((37, 5), (3,)), dtype, torch.device("cpu"), Ranks(ranks))
+    generator = torch.Generator().manual_seed(ranks)
+    given = [torch.randn(within.numel, generator=generator).to(dtype) for _ in range(ranks)]
+    unit = torch.finfo({"bf16": torch.bfloat16, "fp16": torch.float16}[name]).eps / 2
+    unit = max(unit, torch.finfo(dtype).eps / 2)
+    mean, sizes = (sum(each.double() for each in numbers) / ranks for numbers in (given, [g.abs() for g in given]))
+    bound = unit * (sizes + mean.abs()) * 1.01 + 1e-7
+    for average in Simulation(compressor(f"{name}:sum=float32"), within).step([each.clone() for each in given]):
+        assert ((average.double() - mean).abs() <= bound).all()
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("bf16:sum=float64", "bf16:sum takes 16bit, float32"),
+        ("bf16:sum=float32+powersgd", "bf16:sum=float32 is of whole gradients"),
+        ("fp16:sum=float32+int8", "leave sum out|packs its own bytes"),
+    ],
+)
+def test_sums_in_float32_are_refused_where_another_compressor_adds_up(spec, words):
+    with pytest.raises(ValueError, match=words):
+        compressor(spec)

@@ -100,6 +100,7 @@ MAPPINGS = [
     ({"name": "fp16", "inner": fed_back(PowerSGD(rank=1))}, "fp16+powersgd:rank=1"),
     ({"name": "powersgd", "start_iter": 9, "warmup": {"name": "bf16"}}, "powersgd:start_iter=9,warmup=bf16"),
     ({"name": "topk", "start_iter": 9, "warmup": "onebit"}, "topk:start_iter=9,warmup=onebit:error_feedback=false"),
+    ({"name": "bf16", "sum": "float32"}, "bf16:sum=float32"),
     ({"name": "powersgd", "start_iter": 9, "warmup": BFloat16()}, "powersgd:start_iter=9,warmup=bf16"),
 ]
 ALL = (

@@ -5,13 +5,15 @@ import torch
 
 from gradwire.compress import Layout, Ranks, simulate
 from gradwire.compress.shards.layout import ShardLayout
-from gradwire.compress.shards.reduction import Finite, gather_rows, shard_codec, shard_sum
+from gradwire.compress.shards.reduction import Finite, shard_sum
+from gradwire.compress.shards.weights import weight_gather
 from gradwire.compress.state.tree import Leaves, save
 
 from ..given import placed
 
 SHAPES, DIMS = ((5, 3), (7,), (4, 6)), (0, 0, 1)
 SPECS = ["none", "int8", "int4", "int2", "ternary", "onebit:feedback=1", "int8:rounding=stochastic", "int8:block=8"]
+SPECS += ["bf16", "fp16"]
 
 
 def layouts(ranks, dtype=torch.float32):
@@ -69,7 +71,8 @@ def test_means_and_what_is_held_back_add_up_to_the_gradients(spec, dtype):
         total = total + simulated.step(named).double()
         given = given + sum(flat_of(layouts(4)[0], each, torch.float64) for each in named) / 4
     held = sum(each.double() for each in simulated.held()) / 4
-    tolerance = 3e-2 if dtype == torch.bfloat16 else 1e-5  # the mean is rounded to bf16 by its owner
+    rounded = dtype == torch.bfloat16 or spec in ("bf16", "fp16")  # the mean, by its owner, or what is sent, for good
+    tolerance = 3e-2 if rounded else 1e-5
     joined = layouts(4, torch.float64)[0].joined  # what pads shards is no gradient
     torch.testing.assert_close(joined(total + held), joined(given), rtol=tolerance, atol=tolerance)
 
@@ -81,6 +84,29 @@ def test_nothing_is_held_back_of_what_pads_shards(spec):
         simulated.step([wholes(10 * rank + step) for rank in range(4)])
     for held in simulated.held():
         assert torch.equal(flat_of(layout, layout.joined(held)), held)
+
+
+UNUSED = {"a": (0, 3), "c": (1,)}  # rows
+KEPT = [*SPECS, "int2:error_feedback=false", "int4:rotate=true", "onebit:residual_bits=8", "fp8", "int4:feedback=0.9"]
+
+
+@pytest.mark.parametrize("spec", KEPT)
+def test_rows_that_are_zero_on_a_rank_stay_so_in_what_it_holds_back_and_on_all_ranks_in_the_mean(spec):
+    simulated = SimulatedRanks(spec, 4)
+    for step in range(3):
+        named = [wholes(10 * rank + step) for rank in range(4)]
+        for each in named:
+            each["b"].zero_()
+            for name, rows in UNUSED.items():
+                each[name][list(rows)] = 0
+        named[2]["a"][1] = 0  # on this rank alone
+        mean = layouts(4)[0].joined(simulated.step(named))
+        assert mean["a"][1].any()
+        held = [layouts(4)[0].joined(each) for each in simulated.held()]
+        assert not held[2]["a"][1].any()
+        for each in (mean, *held):
+            assert not each["b"].any()
+            assert not any(each[name][list(rows)].any() for name, rows in UNUSED.items())
 
 
 @pytest.mark.parametrize("spec", ["int4", "int4:residual_bits=8"])
@@ -130,6 +156,23 @@ def test_what_8_bits_hold_is_the_same_after_it_was_saved_and_loaded():
         assert torch.equal(other.residual.flat, state.residual.flat)
 
 
+@pytest.mark.parametrize(("spec", "narrow"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_of_16_bits_each_rank_sums_in_32_what_others_have_rounded_once(spec, narrow, dtype):
+    ranks = 64
+    simulated, named = SimulatedRanks(spec, ranks, dtype), [wholes(rank, dtype) for rank in range(ranks)]
+    exact = sum(flat_of(layouts(ranks)[0], each, dtype).to(narrow).double() for each in named) / ranks
+    unit = 2**-9 if dtype == torch.bfloat16 else 1e-6  # of the mean, in the dtype of gradients
+    torch.testing.assert_close(simulated.step(named).double(), exact, rtol=2 * unit, atol=1e-6)
+    assert all(state.residual is None for state in simulated.states)
+
+
+def test_gradients_of_16_bits_travel_in_16_bits_as_they_are():
+    named = [wholes(rank, torch.bfloat16) for rank in range(3)]
+    ours, plain = (SimulatedRanks(spec, 3, torch.bfloat16).step(named) for spec in ("bf16", "none"))
+    assert torch.equal(ours, plain)
+
+
 def test_the_mean_is_scaled():
     named = [wholes(rank) for rank in range(2)]
     once, thrice = (SimulatedRanks("int8", 2).step(named, scale) for scale in (1.0, 3.0))
@@ -156,20 +199,20 @@ def test_what_is_not_finite_reaches_the_owner_and_all_ranks_hear_of_it(spec, bad
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("spec", ["none", "int8", "int4"])
+@pytest.mark.parametrize("spec", ["none", "bf16", "int8", "int4"])
 def test_all_ranks_gather_the_same_rows_their_own_too(spec, dtype):
     ranks, row = 3, 300
     mine = [torch.randn(row, generator=torch.Generator().manual_seed(rank)).to(dtype) for rank in range(ranks)]
     outs = [torch.zeros(ranks * row, dtype=dtype) for _ in range(ranks)]
     for rank, out in enumerate(outs):
         out.view(ranks, row)[rank] = mine[rank]
-    codec = shard_codec(spec)
-    simulate([gather_rows(codec, out.view(ranks, row)[rank], out) for rank, out in enumerate(outs)])
+    built = weight_gather(spec)
+    simulate([built.gather(out.view(ranks, row)[rank], out) for rank, out in enumerate(outs)])
     assert all(torch.equal(out, outs[0]) for out in outs)
     largest = torch.stack(mine).abs().max().item()
     error = (outs[0] - torch.cat(mine)).abs().max().item()
-    assert error <= {"none": 0, "int8": largest / 127, "int4": largest / 8}[spec] * 1.01
-    assert (error == 0) == (spec == "none")
+    assert error <= {"none": 0, "bf16": largest / 256, "int8": largest / 127, "int4": largest / 8}[spec] * 1.01
+    assert (error == 0) == (spec == "none" or (spec, dtype) == ("bf16", torch.bfloat16))
 
 
 def test_a_residual_is_saved_in_the_shapes_of_whole_parameters_and_loaded_on_any_number_of_ranks():
@@ -188,10 +231,11 @@ def test_a_residual_is_saved_in_the_shapes_of_whole_parameters_and_loaded_on_any
     ("make", "spec", "words"),
     [
         (shard_sum, "powersgd", "no rank has whole"),
-        (shard_sum, "topk", "none, int8, int4, int2, ternary or onebit"),
-        (shard_codec, "bf16", "none, int8, int4, int2, ternary or onebit"),
-        (shard_codec, "int8:rounding=stochastic", "to the nearest"),
-        (shard_codec, "int8:residual_bits=8", "weights hold nothing back: leave it out"),
+        (shard_sum, "topk", "none, bf16, int8, int4, int2, ternary or onebit"),
+        (weight_gather, "bf16+topk:k=3", "none, bf16, int8|packs its own bytes"),
+        (shard_sum, "bf16+powersgd", "no rank has whole"),
+        (weight_gather, "int8:rounding=stochastic", "to the nearest"),
+        (weight_gather, "int8:residual_bits=8", "weights hold nothing back: leave it out"),
         (shard_sum, "int8:momentum=0.9", "with block, rounding and feedback"),
         (shard_sum, "int9", "unknown compressor"),
         (shard_sum, "int4:residual_bits=4", "residual_bits is 32, 16 or 8, got 4"),

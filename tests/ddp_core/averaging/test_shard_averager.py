@@ -7,7 +7,8 @@ import torch
 
 from gradwire.compress import Layout
 from gradwire.compress.shards.layout import ShardLayout
-from gradwire.compress.shards.reduction import shard_codec, shard_sum
+from gradwire.compress.shards.reduction import shard_sum
+from gradwire.compress.shards.weights import weight_gather
 from gradwire.ddp_core.averaging.shard_averager import ShardAverager
 
 CPU, LIMIT = torch.device("cpu"), timedelta(seconds=20)
@@ -15,12 +16,12 @@ LAYOUT = ShardLayout(Layout(("w",), ((4, 2),), torch.float32, CPU), (0,))
 
 
 def averager_of(group, gradients="none", weights="none"):
-    return ShardAverager(shard_sum(gradients), shard_codec(weights), group, CPU, LIMIT)
+    return ShardAverager(shard_sum(gradients), weight_gather(weights), group, CPU, LIMIT)
 
 
 def gathered(averager, mine, training=True):
     out = torch.zeros_like(mine)
-    averager.gather(0, ("w",), mine, out, training=training).wait(LIMIT)
+    averager.gather(0, ("w",), mine, out, None, training=training).wait(LIMIT)
     return out
 
 

@@ -8,7 +8,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import gradwire
 from gradwire.compress import compressors
-from gradwire.compress.shards.reduction import shard_codec, shard_sum
+from gradwire.compress.shards.reduction import shard_sum
+from gradwire.compress.shards.weights import weight_gather
 
 from ...late import Late
 from .given import mesh_of, network, trained
@@ -28,7 +29,8 @@ def taken_by(check):
     return taken
 
 
-GATHERED, SUMMED = taken_by(shard_codec), taken_by(shard_sum)
+GATHERED, SUMMED = taken_by(weight_gather), taken_by(shard_sum)
+GATHERED.append("int4:send=weights")
 OF_SHARDS = [{"gather": name} for name in GATHERED] + [{"reduce": name} for name in SUMMED]
 OF_REPLICAS = [{"replicas": name} for name in ("none", "int8", "topk", "powersgd:rank=2")]
 

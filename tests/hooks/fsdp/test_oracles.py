@@ -45,7 +45,12 @@ def test_without_compression_it_trains_as_torch_does(ranks, world_size, case):
 
 
 def quantized(values, bits):
-    """Blocks of 128, or one of all where there are fewer: the nearest multiple of a scale; written out anew, in float32."""
+    """Blocks of 128, or one of all where there are fewer: the nearest multiple of a scale; written out anew, in float32.
+
+    Of 16 bits: bfloat16.
+    """
+    if bits == 16:
+        return values.bfloat16().float()
     steps, largest_code = {8: (127.0, 127), 4: (8.0, 7)}[bits]
     out = values.clone()
     size = 128 if values.numel() > 128 else values.numel()
@@ -104,10 +109,11 @@ def by_module(named):
 
 
 @pytest.mark.parametrize(
-    ("spec", "bits", "world_size"), [("int8", 8, 2), ("int4", 4, 3), ("int4:error_feedback=false", 4, 2)]
+    ("spec", "bits", "world_size"),
+    [("int8", 8, 2), ("int4", 4, 3), ("int4:error_feedback=false", 4, 2), ("bf16", 16, 3)],
 )
 def test_quantized_gradients_are_the_sums_of_what_each_rank_sends(ranks, world_size, spec, bits):
-    feedback = "false" not in spec
+    feedback = "false" not in spec and bits < 16
     expected, held = expected_means(world_size, bits, feedback)
     for rank, (means, state) in enumerate(ranks.run(averaged, world_size, spec)):
         for mean, rows in zip(means, expected, strict=True):
@@ -150,7 +156,7 @@ def weights(rank, world_size, spec, options):
     return first, seen, kept
 
 
-@pytest.mark.parametrize(("spec", "bits"), [("int8", 8), ("int4", 4)])
+@pytest.mark.parametrize(("spec", "bits"), [("int8", 8), ("int4:send=weights", 4), ("bf16", 16)])
 @pytest.mark.parametrize("half", [False, True])
 def test_all_ranks_compute_with_the_same_quantized_weights_and_keep_the_exact_ones(ranks, spec, bits, half):
     options = {"mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)} if half else {}

@@ -172,10 +172,12 @@ def attached():
     return model
 
 
+MIXED = "modules of fully_shard (0) and of replicate (2, 3): attach to each part"
 REFUSED = {  # name: the model, what attach is given, the error, words of its message
     "no compressor": (network, {}, TypeError, "takes a compressor"),
     "options of shards": (network, {"spec": "int8", "gather": "int8"}, TypeError, "a replicated model"),
-    "sharded modules": (mixed, {"spec": "int8"}, ValueError, "attach to each of these parts"),
+    "sharded modules": (mixed, {"spec": "int8"}, ValueError, MIXED),
+    "sharded modules, by options of shards": (mixed, {"gather": "int8", "reduce": "int8"}, ValueError, MIXED),
     "a second handle": (attached, {"spec": "int8"}, ValueError, "close() the handle first"),
     "torch's older replicate": (older, {"spec": "int8"}, TypeError, "since 2.9"),
 }
@@ -185,6 +187,24 @@ REFUSED = {  # name: the model, what attach is given, the error, words of its me
 def test_what_cannot_be_is_refused_with_what_to_do(ranks, case):
     make, arguments, error, words = REFUSED[case]
     assert all(words in answer for answer in ranks.run(refused, 2, make, arguments, error))
+
+
+def by_parts(rank, world_size):
+    """Parameters after a training of a model with sharded and replicated modules, by torch and by a handle for each part."""
+    answers = []
+    for ours in (False, True):
+        model = mixed()
+        handles = [gradwire.attach(model[0], gather="none", reduce="none")] if ours else []
+        handles += [gradwire.attach(model[place], "none") for place in (2, 3)] if ours else []
+        answers.append(trained(model, rank))
+        for handle in handles:
+            handle.close()
+    return answers
+
+
+def test_sharded_and_replicated_parts_each_with_a_handle_train_as_torch_does(ranks):
+    for theirs, ours in ranks.run(by_parts, 2):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
 def by_torchs_older_one(rank, world_size):

@@ -1,0 +1,183 @@
+"""Weights that are gathered from shards: as they are, encoded, or as differences to what all ranks already hold.
+
+Differences: Jia et al. 2024, SDP4Bit. What a codec loses of one stays in the next one, so nothing is carried over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..algorithms.rows import ALIGNMENT
+from ..builder.build import Spec, compressor, parsed
+from ..protocol.compressor import Codec
+from ..protocol.layout import working_dtype
+from ..protocol.requests import Program, all_gather
+from ..protocol.traits import own_traits
+from ..state.narrow import WIDTHS
+from ..state.tensors import Entries, FlatLeaf
+from .codec import codec_of, needed
+from .layout import ShardLayout
+
+LONG = 4096  # elements: of a row whose bytes show what a codec takes for an element
+SENT = ("weights", "differences")
+
+
+@dataclass
+class OwnRows(FlatLeaf):
+    """This rank's row of the weights in use, and of the exact ones that it sent last: what a checkpoint needs.
+
+    All other ranks' rows come from their checkpoints. NaN until weights were gathered.
+    """
+
+    layout: ShardLayout
+    flat: Tensor
+    versioned = True
+
+    @classmethod
+    def empty(cls, layout: ShardLayout) -> OwnRows:
+        """Rows of weights that were not gathered yet."""
+        whole = layout.whole.widened()
+        return cls(layout, torch.full((2 * layout.row,), torch.nan, dtype=whole.dtype, device=whole.device))
+
+    @property
+    def holds_back(self) -> bool:
+        return False
+
+    def save(self, field: str) -> Entries:
+        """Copies, by parameter: "in_use" and "sent", in the shapes of this rank's shards."""
+        rows = [self._shards(row) for row in self.flat.view(2, -1)]
+        return {name: {"in_use": rows[0][name].clone(), "sent": rows[1][name].clone()} for name in rows[0]}
+
+    def load(self, field: str, entries: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        for key, row in zip(("in_use", "sent"), self.flat.view(2, -1), strict=True):
+            for name, mine in self._shards(row).items():
+                saved = entries.get(name, {}).get(key)
+                if saved is None or saved.shape != mine.shape:
+                    found = "is not in the state" if saved is None else f"has shape {tuple(saved.shape)}"
+                    raise ValueError(
+                        f"the weights in use: {key!r} of parameter {name!r} {found}, but {tuple(mine.shape)} is needed "
+                        "here: load the state with the model that saved it, or with resize=True without these"
+                    )
+                mine.copy_(saved)
+        return {}
+
+    def _shards(self, row: Tensor) -> dict[str, Tensor]:
+        parts = row.split([shape.numel() for shape in map(torch.Size, self.layout.shapes)])
+        shards = zip(self.layout.whole.names, parts, self.layout.shapes, strict=True)
+        return {name: part.view(shape) for name, part, shape in shards}
+
+
+@dataclass
+class HeldWeights:
+    """The weights in use of a module's parameters. `rows`: (ranks, row), the same on all ranks; None before a gather."""
+
+    own: OwnRows
+    rows: Tensor | None = None
+    resumes: bool = False  # the own rows are of a checkpoint
+
+
+@dataclass(frozen=True)
+class WeightGather:
+    """Each rank's row of weights for all ranks: one all-gather.
+
+    `codec`: what travels; None for the weights as they are. `differences`: between exact weights and those in use, which
+    all ranks hold; else the weights themselves.
+    """
+
+    codec: Codec | None = None
+    differences: bool = False
+
+    def gather(self, mine: Tensor, out: Tensor, held: HeldWeights | None = None) -> Program[Tensor]:
+        """Gather all ranks' rows in `out`, (ranks * row,), as a codec decodes them, one's own too; `mine` is this rank's.
+
+        So all ranks compute with the same numbers, and none with the exact ones. `mine` may be a part of `out`. `held`: of
+        the module, with `differences`.
+        """
+        codec = needed(self.codec, mine.dtype)
+        if codec is None:
+            gathered = yield from all_gather(mine)
+            out.copy_(gathered.view(-1))
+        elif held is None:
+            yield from _gather_encoded(codec, mine, out)
+        elif held.rows is None and not held.resumes:
+            held.rows = (yield from all_gather(mine)).clone()
+            _note_own(held, mine, mine)
+            out.copy_(held.rows.view(-1))
+        else:
+            yield from _gather_differences(codec, mine, out, held)
+        return out
+
+
+def _gather_encoded(codec: Codec, mine: Tensor, out: Tensor) -> Program[None]:
+    row = mine.numel()
+    length = codec.row_length(row)
+    payload = torch.zeros(1, codec.row_bytes(length), dtype=torch.uint8, device=mine.device)
+    codec.encode(mine.to(working_dtype(mine.dtype)), None, payload, length)
+    gathered = yield from all_gather(payload)
+    wide = out if out.dtype == working_dtype(out.dtype) else out.to(working_dtype(out.dtype))
+    for rank, encoded in enumerate(gathered):
+        codec.decode(encoded.unsqueeze(0), wide[rank * row : (rank + 1) * row], length)
+    if wide is not out:
+        out.copy_(wide)
+
+
+def _gather_differences(codec: Codec, mine: Tensor, out: Tensor, held: HeldWeights) -> Program[None]:
+    """Add what all ranks' payloads say to the weights in use.
+
+    A rank whose weights are those that it sent last sends zeros. So the weights in use stay as they are until an optimizer
+    changes some. After a checkpoint was loaded the payload ends with the weights in use.
+    """
+    length = codec.row_length(mine.numel())
+    resumes, size = held.rows is None, codec.row_bytes(length)
+    end = size + resumes * mine.nbytes
+    in_use, sent = held.own.flat.to(mine.dtype).view(2, -1)
+    difference = mine.to(working_dtype(mine.dtype)) - in_use.nan_to_num(0.0, 0.0, 0.0)
+    payload = torch.zeros(1, -(-end // ALIGNMENT) * ALIGNMENT, dtype=torch.uint8, device=mine.device)
+    codec.encode(torch.where((mine != sent).any(), difference, 0.0), None, payload[:, :size], length)
+    payload[0, size:end] = in_use.clone().view(torch.uint8) if resumes else payload.new_empty(0)
+    gathered = (yield from all_gather(payload)).view(-1, payload.shape[1])
+    before = gathered[:, size:end].reshape(-1).view(mine.dtype) if held.rows is None else held.rows
+    held.rows = before.nan_to_num_(0.0, 0.0, 0.0).view(len(gathered), -1)  # no difference mends what is not finite
+    for row, encoded in zip(held.rows, gathered[:, :size], strict=True):
+        codec.decode(encoded.view(1, 1, -1), difference, length)
+        row.add_(difference)
+    _note_own(held, held.rows[held.own.layout.whole.ranks.rank], mine)
+    out.copy_(held.rows.view(-1))
+
+
+def _note_own(held: HeldWeights, in_use: Tensor, sent: Tensor) -> None:
+    after = held.own.update().after.view(2, -1)
+    after[0].copy_(in_use)
+    after[1].copy_(sent)
+
+
+def weight_gather(spec: Spec) -> WeightGather:
+    """Build the gather of weights by a specification, whose codec rounds to the nearest.
+
+    With less than a byte an element, differences travel. The option `send` is `weights` or `differences`. Raises ValueError
+    for a specification that is refused.
+
+    >>> weight_gather("int4").differences, weight_gather("int4:send=weights").differences, weight_gather("int8").differences
+    (True, False, False)
+    """
+    given, send = spec, None
+    if isinstance(spec, str | Mapping):
+        given = dict(parsed(spec) if isinstance(spec, str) else spec)
+        send = given.pop("send", None)
+    if send not in (None, *SENT):
+        raise ValueError(f"send is {' or '.join(SENT)}, got {send!r} in {spec!r}")
+    codec, _, bits = codec_of(compressor(given), spec)
+    if codec is None and send is not None:
+        raise ValueError(f"weights that are not encoded are sent themselves: leave send out of {spec!r}")
+    if bits != WIDTHS[0]:
+        raise ValueError(
+            f"residual_bits is of what is held back, and weights hold nothing back: leave it out of {spec!r}"
+        )
+    if own_traits(codec).draws:
+        raise ValueError(f"weights are rounded to the nearest, or each gather would give others; got {spec!r}")
+    few = codec is not None and codec.row_bytes(LONG) < LONG
+    return WeightGather(codec, few if send is None else send == "differences")
