@@ -324,6 +324,8 @@ class DistributedDataParallel(TorchAttributes):
                 f"compressor='none', that is; this one has {self._hook[1] if self._hook else self._setup[0]}",
             )
         self.logger.data["comm_hook"] = getattr(hook, "__qualname__", type(hook).__qualname__)
+        if (handle_on := getattr(hook, "handle_on", None)) is not None:  # gradwire's own, which makes its state itself
+            state = handle_on(self)
         self._hook = state, hook
         self.reducer.hand_over(HookAverager(state, hook))
 

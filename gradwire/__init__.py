@@ -16,9 +16,12 @@ if not (_here / "compress").exists():  # imported from a clone, where the other 
 
 from .compress import Compressor, Layout, Ranks, compressor, compressors, register, without_momentum
 from .ddp_core import DistributedDataParallel, Handle, Stats, init_process_group, trace
-from .hooks.torch_ddp import attach, comm_hook
+from .hooks.comm_hook import comm_hook
+from .hooks.handle_of import handle_of
+from .hooks.torch_ddp import attach
 
 if TYPE_CHECKING:
+    from . import comm_hooks
     from .hooks.advice.advise import advise
     from .hooks.advice.recommendation import Advice
     from .hooks.frameworks.accelerate import accelerate
@@ -49,7 +52,7 @@ if not TYPE_CHECKING:  # or mypy would believe that every name exists
 
     def __getattr__(name: str) -> object:
         """Import what few trainings need, and modules that import a framework, when it is first asked for."""
-        if name in ("lightning", "transformers"):
+        if name in ("comm_hooks", "lightning", "transformers"):
             return import_module(f"{__name__}.{name}")
         if name not in _FILES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -78,8 +81,10 @@ __all__ = [
     "advise",
     "attach",
     "comm_hook",
+    "comm_hooks",
     "compressor",
     "compressors",
+    "handle_of",
     "init_process_group",
     "overlap",
     "plan",
