@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from . import comm_hooks
     from .hooks.advice.advise import advise
     from .hooks.advice.recommendation import Advice
-    from .hooks.frameworks.accelerate import accelerate
+    from .hooks.frameworks.accelerate import accelerate, accelerate_locally
+    from .hooks.frameworks.accelerate_kwargs import AccelerateKwargs
     from .hooks.frameworks.gathered_state import GatheredState
     from .hooks.local_sgd.local_steps import LocalSteps
     from .hooks.local_sgd.rendezvous import Rendezvous
@@ -37,12 +38,14 @@ except PackageNotFoundError:  # a source tree that was never installed
     __version__ = "0+unknown"
 
 _FILES = {  # imported when they are first asked for
+    "AccelerateKwargs": "hooks.frameworks.accelerate_kwargs",
     "Advice": "hooks.advice",
     "GatheredState": "hooks.frameworks.gathered_state",
     "LocalSteps": "hooks.local_sgd.local_steps",
     "Plan": "hooks.plan",
     "Rendezvous": "hooks.local_sgd.rendezvous",
     "accelerate": "hooks.frameworks.accelerate",
+    "accelerate_locally": "hooks.frameworks.accelerate",
     "advise": "hooks.advice",
     "overlap": "hooks.overlap",
     "plan": "hooks.plan",
@@ -65,6 +68,7 @@ if not TYPE_CHECKING:  # or mypy would believe that every name exists
 
 
 __all__ = [
+    "AccelerateKwargs",
     "Advice",
     "Compressor",
     "DistributedDataParallel",
@@ -78,6 +82,7 @@ __all__ = [
     "Stats",
     "__version__",
     "accelerate",
+    "accelerate_locally",
     "advise",
     "attach",
     "comm_hook",
