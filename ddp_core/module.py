@@ -139,7 +139,7 @@ class DistributedDataParallel(TorchAttributes):
         averages: Averager = averager if self._hook is None else HookAverager(*self._hook)
         self.reducer = TorchReducer(parameters, names, assignment, rules, self.process_group, averages, timeout)
         self.reducer.at_end.append(self._buffers_sync.wait)
-        self._strays = Strays(named, self.reducer.hooks.nodes, REFRESH)
+        self._strays = Strays(named, self.reducer.hooks.nodes, self.module, REFRESH)
         self._forks = ForkGuard(self.reducer.hooks.nodes, weak_call(self.reducer.fills_buckets))
         self.timeline = self.reducer.timeline
         self._order = BucketOrder(assignment, names, self.process_group, self.device)
@@ -324,6 +324,8 @@ class DistributedDataParallel(TorchAttributes):
                 f"compressor='none', that is; this one has {self._hook[1] if self._hook else self._setup[0]}",
             )
         self.logger.data["comm_hook"] = getattr(hook, "__qualname__", type(hook).__qualname__)
+        if (handle_on := getattr(hook, "handle_on", None)) is not None:  # gradwire's own, which makes its state itself
+            state = handle_on(self)
         self._hook = state, hook
         self.reducer.hand_over(HookAverager(state, hook))
 

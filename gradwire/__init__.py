@@ -16,12 +16,16 @@ if not (_here / "compress").exists():  # imported from a clone, where the other 
 
 from .compress import Compressor, Layout, Ranks, compressor, compressors, register, without_momentum
 from .ddp_core import DistributedDataParallel, Handle, Stats, init_process_group, trace
-from .hooks.torch_ddp import attach, comm_hook
+from .hooks.comm_hook import comm_hook
+from .hooks.handle_of import handle_of
+from .hooks.torch_ddp import attach
 
 if TYPE_CHECKING:
+    from . import comm_hooks
     from .hooks.advice.advise import advise
     from .hooks.advice.recommendation import Advice
-    from .hooks.frameworks.accelerate import accelerate
+    from .hooks.frameworks.accelerate import accelerate, accelerate_locally
+    from .hooks.frameworks.accelerate_kwargs import AccelerateKwargs
     from .hooks.frameworks.gathered_state import GatheredState
     from .hooks.local_sgd.local_steps import LocalSteps
     from .hooks.local_sgd.rendezvous import Rendezvous
@@ -34,12 +38,14 @@ except PackageNotFoundError:  # a source tree that was never installed
     __version__ = "0+unknown"
 
 _FILES = {  # imported when they are first asked for
+    "AccelerateKwargs": "hooks.frameworks.accelerate_kwargs",
     "Advice": "hooks.advice",
     "GatheredState": "hooks.frameworks.gathered_state",
     "LocalSteps": "hooks.local_sgd.local_steps",
     "Plan": "hooks.plan",
     "Rendezvous": "hooks.local_sgd.rendezvous",
     "accelerate": "hooks.frameworks.accelerate",
+    "accelerate_locally": "hooks.frameworks.accelerate",
     "advise": "hooks.advice",
     "overlap": "hooks.overlap",
     "plan": "hooks.plan",
@@ -49,7 +55,7 @@ if not TYPE_CHECKING:  # or mypy would believe that every name exists
 
     def __getattr__(name: str) -> object:
         """Import what few trainings need, and modules that import a framework, when it is first asked for."""
-        if name in ("lightning", "transformers"):
+        if name in ("comm_hooks", "lightning", "transformers"):
             return import_module(f"{__name__}.{name}")
         if name not in _FILES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -62,6 +68,7 @@ if not TYPE_CHECKING:  # or mypy would believe that every name exists
 
 
 __all__ = [
+    "AccelerateKwargs",
     "Advice",
     "Compressor",
     "DistributedDataParallel",
@@ -75,11 +82,14 @@ __all__ = [
     "Stats",
     "__version__",
     "accelerate",
+    "accelerate_locally",
     "advise",
     "attach",
     "comm_hook",
+    "comm_hooks",
     "compressor",
     "compressors",
+    "handle_of",
     "init_process_group",
     "overlap",
     "plan",

@@ -1,5 +1,5 @@
 """For Hugging Face's Trainer: `from gradwire.transformers import GradwireCallback`."""
 
-from .hooks.frameworks.transformers import GradwireCallback
+from .hooks.frameworks.transformers import GradwireCallback, LocalStepsCallback
 
-__all__ = ["GradwireCallback"]
+__all__ = ["GradwireCallback", "LocalStepsCallback"]

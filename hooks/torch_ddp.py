@@ -3,10 +3,10 @@
 # torch compares the annotations of a hook themselves, so this file must not postpone them.
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from functools import partial as partially
-from typing import TYPE_CHECKING, Any, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..compress import Optimizers, Spec, tuned
 from ..ddp_core import DEFAULT_TIMEOUT, Decorator, Handle, Scaler, refuse_inside
 from ..ddp_core import DistributedDataParallel as OwnDDP
+from .handle_of import remember
 from .hook_never_called import NeverCalled
 from .keywords import nearest_named
 from .torch_ddp_checks import Guard
@@ -31,14 +32,13 @@ NOT_DDP = {  # class: what to do there
     "PreTrainedModel": "transformers' Trainer wraps it when training begins: trainer.add_callback(GradwireCallback(trainer, "
     "...)) of gradwire.transformers attaches to trainer.model_wrapped then; without Trainer, wrap it first, then attach",
     "torch.distributed._composable.replicate.DDP": "its replicate() has a DDP model of its own: call "
-    "model.register_comm_hook(*gradwire.comm_hook('int8', model)) before the first forward, or use the replicate() of "
+    "model.register_comm_hook(None, gradwire.comm_hooks.int8) before the first forward, or use the replicate() of "
     "torch.distributed._composable.replicate_with_fsdp, which torch has since 2.9",
 }
 PYTHON_REDUCER = (
     "torch's DDP was made under torch._dynamo.config.optimize_ddp='python_reducer', where communication hooks get no "
     "buckets: set it to 'ddp_optimizer', torch's default, before the model is wrapped, and leave compiled autograd off"
 )
-HookFunction: TypeAlias = Callable[[Handle, dist.GradBucket], torch.futures.Future[torch.Tensor]]
 
 
 @torch._disable_dynamo  # where a compiled function calls backward
@@ -187,12 +187,15 @@ def _attach_whole(
     if ddp is None:
         from .replicate import attach_replicated
 
-        return attach_replicated(model, tuned(spec, optimizer), **options)
+        replicated_handle: Handle = attach_replicated(model, tuned(spec, optimizer), **options)
+        remember(replicated_handle, model)
+        return replicated_handle
     refuse_inside(ddp.module, (each for each in ddp._module_parameters if each.requires_grad))  # no ignored ones
-    state, hook = comm_hook(spec, ddp, **options, optimizer=optimizer)
-    ddp.register_comm_hook(state, hook)
+    handle = handle_for(spec, ddp, **options, optimizer=optimizer)
+    ddp.register_comm_hook(handle, compress_bucket)
+    remember(handle, ddp)
     _advise_views(ddp)
-    return state
+    return handle
 
 
 def _advise_views(ddp: DistributedDataParallel) -> None:
@@ -222,42 +225,32 @@ def _way_out(model: object) -> str:
     return "wrap it first, then attach" if found is None else f"its {found} is one: attach to that"
 
 
-@nearest_named
-def comm_hook(
+def handle_for(
     spec: Spec,
-    model: nn.Module | None = None,
+    model: nn.Module,
     *,
     process_group: dist.ProcessGroup | None = None,
     timeout: timedelta = DEFAULT_TIMEOUT,
-    partial: bool | None = None,
     transport: Decorator | None = None,
     optimizer: Optimizers | None = None,
     undo: bool | None = None,
-) -> tuple[Handle, HookFunction]:
-    """State and hook for whoever registers them: `ddp_model.register_comm_hook(*comm_hook("bf16", ddp_model))`.
-
-    `model`, DDP or bare, gives parameters their names. Without it they are numbered in the order in which DDP first hands
-    them over (the model's order where DDP starts with one bucket, as it does without find_unused_parameters), until
-    `handle.bind(model)` is called. `partial`: whether backwards may leave parameters out; DDP's find_unused_parameters where
-    `model` is DDP. `optimizer` and `undo`: as for `attach`.
-    """
+) -> Handle:
+    """Return the handle of a model, DDP or bare, for `compress_bucket`. The arguments are those of `attach`."""
     ddp = ddp_inside(model)
     if getattr(ddp, "_use_python_reducer", False):
         raise ValueError(PYTHON_REDUCER)
     if process_group is None and ddp is not None:
         process_group = ddp.process_group
-    if partial is None:
-        partial = ddp is not None and ddp.find_unused_parameters and not ddp.static_graph
+    partial = ddp is not None and ddp.find_unused_parameters and not ddp.static_graph
     settings: dict[str, Any] = {"partial": partial, "transport": transport, "undo": undo}
     handle = Handle(tuned(spec, optimizer), process_group, timeout, **settings)
-    if model is not None:
-        handle.bind(ddp or model)
-        NeverCalled.watch(handle, ddp or model)
+    handle.bind(ddp or model)
+    NeverCalled.watch(handle, ddp or model)
     if ddp is not None:
         ddp.register_forward_pre_hook(Guard(handle, ddp, own=isinstance(ddp, OwnDDP)))
     if ddp is not None and (ddp.static_graph or getattr(ddp, "skip_all_reduce_unused_params", False)):
         ddp.register_forward_pre_hook(partially(_forward_begins, handle))  # indices of buckets do not tell
-    return handle, compress_bucket
+    return handle
 
 
 def _forward_begins(handle: Handle, *_: Any) -> None:

@@ -34,7 +34,7 @@ class Guard:
         if own:
             return
         named = trained_now(ddp.module)[0]
-        self.strays = Strays(named, list(map(gradient_node, named.values())), WRAP_ANEW)
+        self.strays = Strays(named, list(map(gradient_node, named.values())), ddp.module, WRAP_ANEW)
         self._came: dict[int, int] = {}  # by index of a parameter, the backward that has brought its gradient
         self._first: int | None = None  # the backward of the first step
         self._names = list(named)

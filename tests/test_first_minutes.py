@@ -94,7 +94,7 @@ def test_the_readmes_script_is_short():
 
 
 def test_the_readmes_other_form_is_torchs_hook(tmp_path, forked):
-    (form,) = re.findall(r"^```\n(handle, hook = .*?)```$", PAGES["README.md"], re.MULTILINE | re.DOTALL)
+    (form,) = re.findall(r"^```\n(ddp_model.register_comm_hook.*?)```$", PAGES["README.md"], re.MULTILINE | re.DOTALL)
     text = small(script("README.md")).replace('handle = gradwire.attach(ddp_model, "int4", optimizer=optimizer)', form)
     (tmp_path / "train.py").write_text(text, "utf-8")
     _, watched = forked("torchrun --nproc-per-node 2 train.py")

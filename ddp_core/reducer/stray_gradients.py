@@ -19,14 +19,16 @@ INTERVAL = 64  # synchronized forwards between two looks
 class Strays:
     """The parameters of a model whose gradients reach no bucket.
 
-    `averaged`: {name: parameter} of those that do, with the `nodes` that accumulate their gradients. `remedy`: for messages.
+    `averaged`: {name: parameter} of those that do, with the `nodes` that accumulate their gradients. `module`: their model.
+    `remedy`: for messages.
     A parameter is reported when it gets a gradient: an added one by a warning, one that was averaged before by RuntimeError.
     """
 
-    def __init__(self, averaged: Mapping[str, Tensor], nodes: Sequence[Any], remedy: str) -> None:
+    def __init__(self, averaged: Mapping[str, Tensor], nodes: Sequence[Any], module: nn.Module, remedy: str) -> None:
         self._names, self._remedy = set(averaged), remedy
         self._nodes = {id(parameter): node for parameter, node in zip(averaged.values(), nodes, strict=True)}
         self._kept = list(averaged.values())  # so that no other one gets their identities
+        self._frozen = [each for each in module.parameters() if not each.requires_grad]
         self._watched: list[weakref.ref[Tensor]] = []
         self._forwards = 0
         self.due = False  # something has happened that may replace parameters
@@ -34,8 +36,13 @@ class Strays:
         self._warned: set[str] = set()
 
     def check(self, trained: Callable[[], Mapping[str, Tensor]]) -> None:
-        """Look for strays at the first two synchronized forwards, then now and then. `trained`: what trains now, by name."""
+        """Look for strays at the first two synchronized forwards, once a parameter was unfrozen, and now and then.
+
+        `trained`: what trains now, by name.
+        """
         self._forwards += 1
+        if any(each.requires_grad for each in self._frozen):
+            self._frozen, self.due = [each for each in self._frozen if not each.requires_grad], True
         if self.due or self._forwards <= 2 or self._forwards % INTERVAL == 0:
             self.search(trained())
 

@@ -11,8 +11,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...compress import Spec
 from ...ddp_core import Handle, Scaler
+from ..handle_of import handle_of
+from ..local_sgd.local_steps import LocalSteps
 from ..torch_ddp import attach, ddp_inside
 from .gathered_state import GatheredState
+from .local_steps import GatheredSites, without_averages
 
 
 class Accelerator(Protocol):
@@ -29,7 +32,7 @@ class Accelerator(Protocol):
 class PreparedState(GatheredState):
     """The compression of a prepared model in Accelerate's checkpoints, as long as the accelerator has the model."""
 
-    def __init__(self, handle: Handle, model: DistributedDataParallel) -> None:
+    def __init__(self, handle: Handle | GatheredSites, model: DistributedDataParallel) -> None:
         super().__init__(handle)
         self._model = weakref.ref(model)
 
@@ -39,10 +42,11 @@ class PreparedState(GatheredState):
         return model is not None and any(each is model.module or ddp_inside(each) is model for each in models)
 
 
-def accelerate(accelerator: Accelerator, model: nn.Module, compressor: Spec, **options: Any) -> Handle:
+def accelerate(accelerator: Accelerator, model: nn.Module, compressor: Spec | None = None, **options: Any) -> Handle:
     """Compress the gradients of a prepared model: `handle = gradwire.accelerate(accelerator, model, "powersgd:rank=4")`.
 
-    `options`: those of `gradwire.attach`, which this calls. What is held back follows the accelerator's loss scale, and is
+    `options`: those of `gradwire.attach`, which this calls. Without a compressor, the model has a hook of
+    `gradwire.AccelerateKwargs` already, and this returns its handle. Residuals follow the accelerator's loss scale, and are
     in its checkpoints: `accelerator.save_state()` gathers that of all ranks, `load_state()` scatters it, on as many ranks or
     others (see `Handle.scatter_state_dict`). All ranks call it after `accelerator.prepare`, and before `load_state`. Call
     `accelerator.free_memory()` before an accelerator prepares the model of another fold: its checkpoints then leave out the
@@ -53,10 +57,32 @@ def accelerate(accelerator: Accelerator, model: nn.Module, compressor: Spec, **o
     ddp = ddp_inside(model)
     if ddp is None:
         raise TypeError(_not_wrapped(accelerator, model))
-    handle: Handle = attach(model, compressor, **options)
+    if compressor is not None:
+        handle: Handle = attach(model, compressor, **options)
+    else:
+        handle = handle_of(ddp)
+        if options["scaler"] is not None:
+            handle.follow(options["scaler"])
     _forget_released(accelerator)
     accelerator.register_for_checkpointing(PreparedState(handle, ddp))
     return handle
+
+
+def accelerate_locally(accelerator: Accelerator, model: nn.Module, optimizer: Any, **options: Any) -> LocalSteps:
+    """Train a prepared model by local SGD: `local = gradwire.accelerate_locally(accelerator, model, optimizer, every=64)`.
+
+    `options`: those of `gradwire.LocalSteps`, which averages the models; gradients are not averaged. `save_state()` saves
+    the states of all ranks and the model of the first one: `load_state()` goes on from the model after the last round. All
+    ranks call it after `accelerator.prepare`. Raises TypeError where Accelerate has not wrapped the model.
+    """
+    ddp = ddp_inside(model)
+    if ddp is None:
+        raise TypeError(_not_wrapped(accelerator, model))
+    inside = without_averages(ddp)
+    local = LocalSteps(inside, optimizer, **options)
+    _forget_released(accelerator)
+    accelerator.register_for_checkpointing(PreparedState(GatheredSites(local, inside), ddp))
+    return local
 
 
 def _not_wrapped(accelerator: Accelerator, model: nn.Module) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...ddp_core import Handle
+from .local_steps import GatheredSites
 
 
 class GatheredState:
@@ -15,7 +16,7 @@ class GatheredState:
     or torch.distributed.checkpoint, as a Stateful: `dcp.save({"model": ..., "compression": GatheredState(handle)})`.
     """
 
-    def __init__(self, handle: Handle) -> None:
+    def __init__(self, handle: Handle | GatheredSites) -> None:
         self._handle = handle
 
     def state_dict(self) -> dict[str, Any]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
+import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -14,53 +12,66 @@ from torch import Tensor, nn
 
 from ...compress import Spec
 from ...ddp_core import DistributedDataParallel, Handle, watched
+from ..local_sgd.local_steps import LocalSteps
+from .fabric import GradwireFabricStrategy
 from .gathered_state import scalars
+from .lightning_package import NAMED, DDPStrategy
+from .local_steps import OF_LOCAL_STEPS, GatheredSites, local_scalars
 
-PACKAGES = ("lightning", "pytorch_lightning")  # two names of the same, whose classes do not know each other
 STATE = "gradwire"  # the key in a checkpoint
-
-
-def _package() -> str:
-    """The one that the user has imported, or else has installed."""
-    found = next((name for name in PACKAGES if name in sys.modules), None)
-    found = found or next((name for name in PACKAGES if find_spec(name)), None)
-    if found is None:
-        raise ModuleNotFoundError("Lightning is not installed: pip install 'gradwire[lightning]'")
-    return "lightning.pytorch" if found == "lightning" else found
-
-
-DDPStrategy: Any = import_module(f"{_package()}.strategies").DDPStrategy
+NAMES = ("bf16", "int8", "int4")  # compressors of the strategies that Trainer and Fabric know by name
+BARE_BACKWARD = (
+    "an optimizer makes a step with gradients that were not averaged over ranks: the training step calls loss.backward(). "
+    "Call self.manual_backward(loss) instead, or the ranks' models drift apart"
+)
+IN_OTHER_PROCESSES = (
+    "the handle was in the processes that the strategy started (start_method={!r}), and ended with them: look at "
+    "trainer.logged_metrics, or use start_method='popen', which also trains in this process"
+)
 
 
 class GradwireStrategy(DDPStrategy):
     """gradwire's DistributedDataParallel: `Trainer(strategy=GradwireStrategy("powersgd:rank=4"), ...)`, on GPUs and CPUs.
 
-    `compressor`: what goes on the wire. `options`: those of Lightning's DDPStrategy, of torch's DistributedDataParallel, and
+    `compressor`: what is sent. `options`: those of Lightning's DDPStrategy, of torch's DistributedDataParallel, and
     `transport`. `compression` is the handle, once a fit has begun. The loss scale of `precision="16-mixed"` is followed.
 
     A checkpoint holds the states of all ranks, gathered on rank 0, and a fit from it goes on in the same bits, or on another
     number of ranks (see `Handle.scatter_state_dict`). What a step costs is logged, as "gradwire/...".
+
+    `Trainer(strategy="gradwire_int4")` is the same by name, also with bf16 and int8, once gradwire.lightning is imported.
+    For Ray: `class Strategy(GradwireStrategy, RayDDPStrategy): pass`.
     """
 
     strategy_name = "gradwire"
-    compression: Handle | None = None
     model: Any  # Lightning's
+    _compression: Handle | None = None
 
     def __init__(self, compressor: Spec, **options: Any) -> None:
         super().__init__(**options)
         self._compressor = compressor
         self._saved: Mapping[str, Any] | None = None  # of a checkpoint that was read before the model is wrapped
+        self._steps_before: dict[int, int] = {}  # synchronized steps at an optimizer's last step, by its identity
+
+    @property
+    def compression(self) -> Handle | None:
+        """The handle; None before a fit. Raises RuntimeError where the fit was in other processes."""
+        elsewhere = self._start_method != "popen" and self.lightning_module is not None
+        if self._compression is None and elsewhere:
+            raise RuntimeError(IN_OTHER_PROCESSES.format(self._start_method))
+        return self._compression
 
     def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
         device_ids = self.determine_ddp_device_ids()
         beside = nullcontext() if device_ids is None else torch.cuda.stream(torch.cuda.Stream())
         with beside:  # DDP is made on a stream of its own, as torch's notes on CUDA ask for
             wrapped = DistributedDataParallel(model, device_ids, compressor=self._compressor, **self._ddp_kwargs)
-        self.compression = wrapped.compression
+        self._compression = handle = wrapped.compression
+        self._steps_before = {}
         if (scaler := getattr(self.precision_plugin, "scaler", None)) is not None:
-            self.compression.follow(scaler)
+            handle.follow(scaler)
         if self._saved is not None:
-            self.compression.scatter_state_dict(self._saved)
+            handle.scatter_state_dict(self._saved)
             self._saved = None
         return wrapped
 
@@ -74,13 +85,28 @@ class GradwireStrategy(DDPStrategy):
             closure_loss = watched(closure_loss, reducer, clone=False) if reducer.watches else closure_loss
         super().backward(closure_loss, *args, **kwargs)
 
+    def optimizer_step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Make a step as Lightning does. Optimizing by hand, warn once of gradients that no backward has averaged."""
+        if isinstance(self.model, DistributedDataParallel) and not self.lightning_module.automatic_optimization:
+            self._look_for_bare_backward(optimizer)
+        return super().optimizer_step(optimizer, *args, **kwargs)
+
+    def _look_for_bare_backward(self, optimizer: Any) -> None:
+        begun, key = self.model.compression.averager.steps_begun, id(optimizer)
+        parameters = (each for group in optimizer.param_groups for each in group["params"])
+        if self._steps_before.get(key, 0) == begun and any(each.grad is not None for each in parameters):
+            if -1 not in self._steps_before:
+                warnings.warn(BARE_BACKWARD, stacklevel=2)
+            self._steps_before[-1] = begun  # warned
+        self._steps_before[key] = begun
+
     def pre_backward(self, closure_loss: Tensor) -> None:
         """Nothing: Lightning would prepare torch's reducer."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         """Save a checkpoint. Lightning calls this on all ranks; weights alone are saved without the compression."""
-        if self.compression is not None and "optimizer_states" in checkpoint:
-            checkpoint[STATE] = self.compression.gather_state_dict()
+        if self._compression is not None and "optimizer_states" in checkpoint:
+            checkpoint[STATE] = self._compression.gather_state_dict()
         super().save_checkpoint(checkpoint, *args, **kwargs)
 
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -92,8 +118,8 @@ class GradwireStrategy(DDPStrategy):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Log what the last step cost, if this batch is one at whose end Lightning writes to its loggers."""
         super().on_train_batch_start(batch, batch_idx)
-        if self.compression is not None and logs_now(self.lightning_module.trainer):
-            self.lightning_module.log_dict(scalars(self.compression), on_step=True, on_epoch=False)
+        if self._compression is not None and logs_now(self.lightning_module.trainer):
+            self.lightning_module.log_dict(scalars(self._compression), on_step=True, on_epoch=False)
 
     def teardown(self) -> None:
         """Tear down as Lightning does, and end the compression, except for its state and its statistics."""
@@ -101,8 +127,72 @@ class GradwireStrategy(DDPStrategy):
             self.model = self.lightning_module
         super().teardown()
         self._saved = None  # of a checkpoint that nothing was trained from
-        if self.compression is not None:
-            self.compression.close()
+        if self._compression is not None:
+            self._compression.close()
+
+
+class LocalStepsStrategy(DDPStrategy):
+    """Local SGD: `Trainer(strategy=LocalStepsStrategy(every=64, compressor="int4"), ...)`, on GPUs and CPUs.
+
+    `options`: those of `gradwire.LocalSteps`, which averages the models, and those of Lightning's DDPStrategy. `local` is
+    the LocalSteps, once a fit has begun. A fit that ends averages the model. A checkpoint holds the states of all ranks and
+    the model of rank 0: a fit from it goes on from the model after the last round (see `GatheredSites`).
+    """
+
+    strategy_name = "gradwire_local_steps"
+    model: Any  # Lightning's
+    local: LocalSteps | None = None
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{name: each for name, each in options.items() if name not in OF_LOCAL_STEPS})
+        self._options = {name: each for name, each in options.items() if name in OF_LOCAL_STEPS}
+        self._sites: GatheredSites | None = None
+        self._saved: Mapping[str, Any] | None = None  # of a checkpoint that was read before the fit begins
+
+    def configure_ddp(self) -> None:
+        """Wrap nothing: no gradients are averaged."""
+
+    def setup(self, trainer: Any) -> None:
+        """Set up as Lightning does, and begin to average models if this is a fit."""
+        super().setup(trainer)
+        if not trainer.training:
+            return
+        self.local = LocalSteps(self.lightning_module, self.optimizers, **self._options)
+        self._sites = GatheredSites(self.local, self.lightning_module)
+        if self._saved is not None:
+            self._sites.scatter_state_dict(self._saved)
+            self._saved = None
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        """Save a checkpoint. Lightning calls this on all ranks; weights alone are saved without the sites' states."""
+        if self._sites is not None and "optimizer_states" in checkpoint:
+            checkpoint[STATE] = self._sites.gather_state_dict()
+        super().save_checkpoint(checkpoint, *args, **kwargs)
+
+    def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Load a checkpoint. Lightning reads it on all ranks, before the fit begins."""
+        checkpoint: dict[str, Any] = super().load_checkpoint(*args, **kwargs)
+        self._saved = checkpoint.get(STATE)
+        return checkpoint
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Log the last round, if this batch is one at whose end Lightning writes to its loggers."""
+        super().on_train_batch_start(batch, batch_idx)
+        if self.local is not None and logs_now(self.lightning_module.trainer):
+            self.lightning_module.log_dict(local_scalars(self.local), on_step=True, on_epoch=False)
+
+    def on_train_end(self) -> None:
+        """Average the model, which is then the same on all ranks, and end local SGD."""
+        super().on_train_end()
+        if self.local is not None:
+            self.local.finish()
+
+    def teardown(self) -> None:
+        """Tear down as Lightning does, and end local SGD."""
+        super().teardown()
+        self._saved = None
+        if self.local is not None:
+            self.local.close()
 
 
 def logs_now(trainer: Any) -> bool:
@@ -111,3 +201,9 @@ def logs_now(trainer: Any) -> bool:
     No public attribute tells. Where this one is gone, every batch is logged: the same is written, but it costs more.
     """
     return bool(getattr(getattr(trainer, "_logger_connector", None), "should_update_logs", True))
+
+
+for _name in NAMES:
+    for _strategies, _class in zip(NAMED, (GradwireStrategy, GradwireFabricStrategy), strict=True):
+        _described = f"gradwire's DistributedDataParallel with {_name}"
+        _strategies.register(f"gradwire_{_name}", _class, _described, override=True, compressor=_name)

@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ...compress import Spec
 from ...ddp_core import Handle, exchange
+from ..local_sgd.local_steps import LocalSteps
 from ..torch_ddp import attach, ddp_inside, is_sharded
 from .gathered_state import scalars
+from .local_steps import GatheredSites, local_scalars, without_averages
 
-FILE = "gradwire.pt"  # in the folder of a checkpoint
+FILE = "gradwire.pt"  # in the folder of a checkpoint, with the states of all ranks
+OF_RANK = (
+    "gradwire-rank-{}-of-{}.pt"  # in the folder of a checkpoint that was saved on SIGTERM, with a rank's own state
+)
+LOST = (
+    "training goes on from step %d, and the residuals from before are lost: there is no %s. Where the checkpoint "
+    "is another one, say GradwireCallback(..., resume_from_checkpoint=...)"
+)
 NOT_WRAPPED = (
     "the Trainer has not wrapped the model, so every rank would train alone, without gradwire, too. Accelerate marks a "
     "model as prepared when evaluate() or predict() runs before train(), and does not wrap it afterwards. Pass "
@@ -27,71 +40,157 @@ NOT_WRAPPED = (
 log = logging.getLogger(__name__)
 
 
-class GradwireCallback(TrainerCallback):
+class Gathers(Protocol):
+    """Whatever has a state on each rank: a Handle, or GatheredSites."""
+
+    def gather_state_dict(self) -> dict[str, Any]:
+        """Return the states of all ranks on the first one."""
+        ...
+
+    def scatter_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on from what `gather_state_dict` returned."""
+        ...
+
+
+class CheckpointedCallback(TrainerCallback):
+    """A callback with a state on each rank, of which the Trainer's checkpoints have a file."""
+
+    def __init__(self, trainer: Any, resume_from_checkpoint: str | Path | None) -> None:
+        self._trainer, self._resumed = trainer, resume_from_checkpoint
+        self._state: Gathers | None = None
+
+    def _wrapped(self, args: Any) -> DistributedDataParallel | None:
+        """Return what the Trainer has wrapped the model in; None where it runs as one process, which a warning says."""
+        model = self._trainer.model_wrapped
+        found = ddp_inside(model)
+        if found is None and args.world_size == 1:
+            log.warning("the Trainer runs as one process: there is nothing to send, and nothing is compressed")
+        elif found is None and getattr(model, "_is_accelerate_prepared", False) and not is_sharded(model):
+            raise RuntimeError(NOT_WRAPPED)
+        return found
+
+    def _resume(self, args: Any, state: Any) -> None:
+        """Go on from a checkpoint's file, which rank 0 alone needs to see, or from the files of all ranks."""
+        folder = Path(self._resumed or folder_of(args, state))
+        path, mine = folder / FILE, folder / OF_RANK.format(args.process_index, args.world_size)
+        assert dist.group.WORLD is not None
+        assert self._state is not None
+        found = exchange(f"{path.exists()} {mine.exists()}", dist.group.WORLD, what="whether there is a checkpoint")
+        if found[0].startswith("True"):
+            saved = torch.load(path, map_location="cpu", weights_only=True) if dist.get_rank() == 0 else {}
+            self._state.scatter_state_dict(saved)
+        elif isinstance(self._state, Handle) and all(each.endswith("True") for each in found):
+            self._state.load_state_dict(torch.load(mine, map_location="cpu", weights_only=True))
+        else:
+            log.warning(LOST, state.global_step, path)
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Add the states of all ranks to the checkpoint; unless it is of weights alone."""
+        if self._state is None or args.save_only_model:
+            return
+        saved = self._state.gather_state_dict()
+        folder = folder_of(args, state)
+        if saved and folder.is_dir():
+            write(saved, folder / FILE)
+        elif saved:
+            log.warning("the compression's state is not saved: this Trainer's checkpoint is not %s", folder)
+
+    def _scalars(self) -> dict[str, float]:
+        """Return what is logged."""
+        raise NotImplementedError
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
+        """Log what a step or a round costs whenever the loss is logged."""
+        if self._state is not None and "loss" in (logs or {}):
+            self._trainer.log(self._scalars())
+
+
+class GradwireCallback(CheckpointedCallback):
     """Compresses a Trainer's gradients: `trainer.add_callback(GradwireCallback(trainer, "powersgd:rank=4"))`.
 
-    `options`: those of `gradwire.attach`. `compression` is the handle once training has begun. What is held back follows the
-    Trainer's loss scale, and lies in its checkpoints, that of all ranks in one file, from which training goes on in the same
-    bits, or on another number of ranks (see `Handle.scatter_state_dict`). Callbacks are not told which checkpoint it is: it
-    is taken to be the one of its step in `output_dir`, or else `resume_from_checkpoint`. What a step costs is logged with
-    the loss, as "gradwire/...". A Trainer that runs as one process trains without compression.
+    `options`: those of `gradwire.attach`. `compression` is the handle once training has begun. Residuals follow the
+    Trainer's loss scale, and are in its checkpoints, those of all ranks in one file, from which training goes on in the same
+    bits, or on another number of ranks (see `Handle.scatter_state_dict`). With `enable_jit_checkpoint=True`, each rank adds
+    a file of its own on SIGTERM, since ranks do not wait for each other then; it takes as many ranks to go on from these.
+    The Trainer does not show callbacks its checkpoint: they take that of its step in `output_dir`, or else
+    `resume_from_checkpoint`. What a step costs is logged with the loss, as "gradwire/...". A Trainer that runs as one
+    process trains without compression.
     """
 
     def __init__(
         self, trainer: Any, compressor: Spec, *, resume_from_checkpoint: str | Path | None = None, **options: Any
     ) -> None:
-        self._trainer, self._compressor, self._options = trainer, compressor, options
-        self._resumed = resume_from_checkpoint
-        self._wrapped: DistributedDataParallel | None = None
+        super().__init__(trainer, resume_from_checkpoint)
+        self._compressor, self._options = compressor, options
+        self._ddp: nn.Module | None = None
         self.compression: Handle | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Attach to the model that the Trainer has wrapped by now; callbacks are given the one inside."""
-        model = self._trainer.model_wrapped
-        wrapped = ddp_inside(model)
-        if wrapped is None and args.world_size == 1:
-            log.warning("the Trainer runs as one process: there is nothing to send, and nothing is compressed")
+        ddp = self._wrapped(args)
+        if ddp is None and args.world_size == 1:
             return
-        if wrapped is None and getattr(model, "_is_accelerate_prepared", False) and not is_sharded(model):
-            raise RuntimeError(NOT_WRAPPED)
-        if self.compression is None or wrapped is not self._wrapped:  # a second train() goes on with the same one
+        if self.compression is None or ddp is not self._ddp:  # a second train() goes on with the same one
             options = {"scaler": self._trainer.accelerator.scaler, **self._options}
-            self.compression = attach(model, self._compressor, **options)
-            self._wrapped = wrapped
+            self._state = self.compression = attach(self._trainer.model_wrapped, self._compressor, **options)
+            self._ddp = ddp
+        for each in self._trainer.callback_handler.callbacks:
+            if (manager := getattr(each, "jit_manager", None)) is not None:
+                manager.execute_jit_checkpoint = partial(self._on_sigterm, manager.execute_jit_checkpoint, args, state)
         if state.global_step:
-            self._resume(self.compression, Path(self._resumed or folder_of(args, state), FILE), state.global_step)
+            self._resume(args, state)
 
-    def _resume(self, handle: Handle, path: Path, step: int) -> None:
-        """Go on from a checkpoint's file, which rank 0 alone needs to see."""
-        group = handle.averager.engines.group
-        if exchange(str(path.exists()), group, what="whether there is a checkpoint")[0] != "True":
-            log.warning(
-                "training goes on from step %d, and what was held back before is lost: there is no %s. Where the checkpoint "
-                "is another one, say GradwireCallback(..., resume_from_checkpoint=...)",
-                step,
-                path,
-            )
+    def _on_sigterm(self, save: Callable[[], None], args: Any, state: Any) -> None:
+        """Add this rank's state to a checkpoint that the Trainer saves on SIGTERM, without a word to other ranks."""
+        if self.compression is not None and not args.save_only_model:
+            folder = folder_of(args, state)
+            folder.mkdir(parents=True, exist_ok=True)
+            write(self.compression.state_dict(), folder / OF_RANK.format(args.process_index, args.world_size))
+        save()
+
+    def _scalars(self) -> dict[str, float]:
+        return scalars(self.compression) if self.compression is not None else {}
+
+
+class LocalStepsCallback(CheckpointedCallback):
+    """Trains by local SGD: `trainer.add_callback(LocalStepsCallback(trainer, every=64, compressor="int4"))`.
+
+    `options`: those of `gradwire.LocalSteps`, which averages the models; gradients are not averaged. `local` is the
+    LocalSteps once training has begun. A training that ends averages the model. A checkpoint holds the states of all ranks
+    and the model of rank 0: training goes on from the model after the last round (see `GatheredSites`).
+    """
+
+    def __init__(self, trainer: Any, *, resume_from_checkpoint: str | Path | None = None, **options: Any) -> None:
+        super().__init__(trainer, resume_from_checkpoint)
+        self._options = options
+        self.local: LocalSteps | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+        """Begin to average models, of the optimizer that the Trainer has made by now."""
+        ddp = self._wrapped(args)
+        if ddp is None:
             return
-        saved = torch.load(path, map_location="cpu", weights_only=True) if group.rank() == 0 else {}
-        handle.scatter_state_dict(saved)
+        model = without_averages(ddp)
+        self.local = LocalSteps(model, optimizer, **self._options)
+        self._state = GatheredSites(self.local, model)
+        if state.global_step:
+            self._resume(args, state)
 
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Add what is held back to the checkpoint; unless it is of weights alone."""
-        if self.compression is None or args.save_only_model:
-            return
-        saved = self.compression.gather_state_dict()
-        folder = folder_of(args, state)
-        if saved and folder.is_dir():
-            unfinished = folder / f"{FILE}.part"
-            torch.save(saved, unfinished)
-            unfinished.replace(folder / FILE)  # the file is there when all of the checkpoint is
-        elif saved:
-            log.warning("what is held back is not saved: this Trainer's checkpoint is not %s", folder)
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Average the model, which is then the same on all ranks."""
+        if self.local is not None:
+            self.local.finish()
+            self._state = self.local = None
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
-        """Log what a step costs whenever the loss is logged."""
-        if self.compression is not None and "loss" in (logs or {}):
-            self._trainer.log(scalars(self.compression))
+    def _scalars(self) -> dict[str, float]:
+        return local_scalars(self.local) if self.local is not None else {}
+
+
+def write(saved: Mapping[str, Any], path: Path) -> None:
+    """Save a state in a file that is there when all of it is."""
+    unfinished = path.with_name(f"{path.name}.part")
+    torch.save(saved, unfinished)
+    os.replace(unfinished, path)
 
 
 def folder_of(args: Any, state: Any) -> Path:

@@ -63,7 +63,7 @@ HOOKS = {
     "then()": lambda ddp: ddp.register_comm_hook(None, then),
     "parts of the bucket": lambda ddp: ddp.register_comm_hook([], gradients_in_turn),
     "gradwire.attach": lambda ddp: gradwire.attach(ddp, "powersgd:rank=2"),
-    "gradwire.comm_hook": lambda ddp: ddp.register_comm_hook(*gradwire.comm_hook("bf16", ddp)),
+    "gradwire.comm_hook": lambda ddp: ddp.register_comm_hook(None, gradwire.comm_hooks.bf16),
 }
 
 

@@ -88,15 +88,14 @@ def replicated(rank, world_size, device, backend, spec):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(7, 33), nn.ReLU(), nn.Linear(33, 5)).to(device)
     replicate(model, process_group=group)
-    handle, hook = gradwire.comm_hook(spec, model, process_group=group)
-    model.register_comm_hook(handle, hook)
+    model.register_comm_hook(group, gradwire.comm_hook(spec))
     optimizer, first = torch.optim.SGD(model.parameters(), lr=RATE), flat(model.parameters())
     for step in range(4):
         inputs = torch.randn(8, 7, generator=torch.Generator().manual_seed(100 * rank + step))
         model(inputs.to(device)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    handle.close()
+    gradwire.handle_of(model).close()
     return first, flat(model.parameters())
 
 

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
+from gradwire.hooks.torch_ddp import compress_bucket
 
 from .given import average, gradients, wrapped
 from .test_handle import same
@@ -191,8 +192,8 @@ def named_into_numbered(rank, world_size):
     average(ddp, gradients(rank, 0, SHAPES))
     state = handle.state_dict()
     unnamed = wrapped(SHAPES, find_unused_parameters=False)
-    numbered, hook = gradwire.comm_hook("topk:ratio=0.05")
-    unnamed.register_comm_hook(numbered, hook)
+    numbered = gradwire.Handle("topk:ratio=0.05")
+    unnamed.register_comm_hook(numbered, compress_bucket)
     numbered.load_state_dict(state)
     with pytest.raises((ValueError, RuntimeError)) as caught:
         average(unnamed, gradients(rank, 1, SHAPES))

@@ -8,6 +8,7 @@ import torch
 from torch.optim.swa_utils import AveragedModel
 
 import gradwire
+from gradwire.hooks.torch_ddp import compress_bucket
 
 from .given import gradients, wrapped
 from .test_handle import same
@@ -52,14 +53,13 @@ def test_a_copied_handle_goes_on_with_the_copied_parameters(ranks):
 def gone_on(rank, world_size):
     """Whether a new model that takes a copied handle averages in the bits of the first."""
     ddp = wrapped(SHAPES, find_unused_parameters=False)
-    handle, hook = gradwire.comm_hook("topk:ratio=0.1", ddp)
-    ddp.register_comm_hook(handle, hook)
+    handle = gradwire.attach(ddp, "topk:ratio=0.1")
     for step in range(2):
         ddp(gradients(rank, step, SHAPES)).backward()
         ddp.zero_grad()
     twin, module = copy.deepcopy((handle, ddp.module))
     again = torch.nn.parallel.DistributedDataParallel(module)
-    again.register_comm_hook(twin, hook)
+    again.register_comm_hook(twin, compress_bucket)
     for model in (ddp, again):
         model(gradients(rank, 2, SHAPES)).backward()
     mine = [parameter.grad for parameter in again.parameters()]

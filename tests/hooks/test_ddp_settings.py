@@ -251,8 +251,8 @@ def steps_by_layers(rank, world_size, attach):
     if attach:
         handle = gradwire.attach(ddp, "none")
     else:
-        handle, hook = gradwire.comm_hook("none", ddp)
-        ddp.register_comm_hook(handle, hook)
+        ddp.register_comm_hook(None, gradwire.comm_hook("none"))
+        handle = gradwire.handle_of(ddp)
     seen = []
     for used in USED:
         ddp(torch.ones(3, 12), used).backward()

@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 import gradwire
 from gradwire.compress import specification
 from gradwire.compress.state.gauge import EVERY, IN_A_ROW, WARM_UP
+from gradwire.hooks.torch_ddp import handle_for
 
 from .given import Given, average, gradients, wrapped
 from .test_handle import same, steps
@@ -26,12 +27,12 @@ def picked(rank, world_size):
     ddp = TorchDDP(Given(SHAPES))
     optimizer = torch.optim.AdamW(ddp.parameters())
     handle = gradwire.attach(ddp, "topk", optimizer=optimizer)
-    found = [handle.compressor, gradwire.comm_hook("topk", ddp, optimizer=optimizer)[0].compressor]
+    found = [handle.compressor, handle_for("topk", ddp, optimizer=optimizer).compressor]
     ours = gradwire.DistributedDataParallel(Given(SHAPES), compressor="topk", optimizer=optimizer)
     found.append(ours.compression.compressor)
     handle.swap("topk:ratio=0.1", optimizer=optimizer)
     with pytest.warns(UserWarning, match=r"gradwire\.without_momentum\(optimizer\)"):
-        gradwire.comm_hook("topk:momentum=0.9", ddp, optimizer=optimizer)
+        handle_for("topk:momentum=0.9", ddp, optimizer=optimizer)
     return [specification(each) for each in (*found, handle.compressor)]
 
 

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 import gradwire
+from gradwire.hooks.torch_ddp import compress_bucket
 
 from .given import average, gradients, wrapped
 
@@ -187,8 +188,8 @@ def bind_late(rank, world_size, replacement):
     for spec in ("topk:ratio=0.05", "onebit"):
         named, handle = attached(spec)
         unnamed = wrapped(SHAPES, bucket_cap_mb=0.002, find_unused_parameters=False)
-        numbered, hook = gradwire.comm_hook(spec)
-        unnamed.register_comm_hook(numbered, hook)
+        numbered = gradwire.Handle(spec)
+        unnamed.register_comm_hook(numbered, compress_bucket)
         outputs = [(steps(named, rank, 0, 3), steps(unnamed, rank, 0, 3))]
         names = set(numbered.state_dict()["parameters"])
         if replacement:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import gradwire
+from gradwire.hooks.torch_ddp import compress_bucket, handle_for
 
 from .given import average, gradients, wrapped
 
@@ -62,8 +63,8 @@ def load_then_bind(rank, world_size):
     ddp, handle = trained("onebit", rank)
     saved = copy.deepcopy(handle.state_dict())
     again = wrapped(SHAPES, bucket_cap_mb=0.002, find_unused_parameters=False)
-    unnamed, hook = gradwire.comm_hook("onebit")
-    again.register_comm_hook(unnamed, hook)
+    unnamed = gradwire.Handle("onebit")
+    again.register_comm_hook(unnamed, compress_bucket)
     unnamed.load_state_dict(saved)
     unnamed.bind(again)
     pairs = [(average(ddp, numbers), average(again, numbers)) for numbers in [gradients(rank, 3, SHAPES)]]
@@ -84,9 +85,9 @@ def refused(rank, world_size):
     handle.swap("onebit")
     wrong = handle.state_dict()
     wrong["parameters"]["p1"]["carried_over"] = torch.zeros(7)
-    other, _ = gradwire.comm_hook("topk")
+    other = gradwire.Handle("topk")
     other.load_state_dict({**saved, "parameters": {"stranger": {"residual": torch.zeros(3)}}, "tensors": 1})
-    loaded = gradwire.comm_hook("topk", ddp.module)[0]
+    loaded = handle_for("topk", ddp.module)
     loaded.load_state_dict({**saved, "buckets": [[], *saved["buckets"]]})
     for call in (
         lambda: handle.load_state_dict(wrong),
@@ -139,7 +140,7 @@ def test_totals_go_on_through_a_swap(ranks):
 
 
 def test_a_hook_without_a_model_can_be_told_of_unused_parameters():
-    handle, _ = gradwire.comm_hook("topk", partial=True)
+    handle = gradwire.Handle("topk", partial=True)
     assert handle.averager.memory.partial
 
 

@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradwire
 from gradwire import DistributedDataParallel as OwnDDP
+from gradwire.hooks.torch_ddp import handle_for
 
 TWICE = "is in a DistributedDataParallel twice"
 
@@ -79,7 +80,7 @@ def by_itself(model, handle):
 def warned(rank, world_size, use, clear, attached):
     """The warnings of some steps."""
     model = TorchDDP(network())
-    handle = gradwire.attach(model, "topk") if attached else gradwire.comm_hook("topk", model.module)[0]
+    handle = gradwire.attach(model, "topk") if attached else handle_for("topk", model.module)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(6):

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire.hooks.torch_ddp import handle_for
 
 from .frameworks.launched import forget_accelerate
 
@@ -31,7 +32,7 @@ def chosen(rank, world_size):
         model = network()
         optimizer, handles = pick(two(model)), []
         handles.append(gradwire.attach(DistributedDataParallel(model), "powersgd", optimizer=optimizer))
-        handles.append(gradwire.comm_hook("powersgd", network(), optimizer=optimizer)[0])
+        handles.append(handle_for("powersgd", network(), optimizer=optimizer))
         handles.append(
             gradwire.DistributedDataParallel(network(), compressor="powersgd", optimizer=optimizer).compression
         )

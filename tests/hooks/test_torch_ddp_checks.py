@@ -23,7 +23,7 @@ def joined(rank, world_size, kind, divide):
     else:
         net = nn.Linear(WIDTH, 1)
         model = gradwire.DistributedDataParallel(net) if kind == "hook on own" else TorchDDP(net)
-        model.register_comm_hook(*gradwire.comm_hook("none", model))
+        model.register_comm_hook(None, gradwire.comm_hook("none"))
     try:
         with Join([model], divide_by_initial_world_size=divide):
             for _ in range(1 + rank):

@@ -67,9 +67,9 @@ def misspelt(rank, world_size):
 def test_attach_and_comm_hook_name_the_nearest_argument_too():
     for function in (gradwire.attach, gradwire.comm_hook):
         with pytest.raises(
-            TypeError, match=rf"{function.__name__} has no argument 'proces_group' \(did you mean 'process_gr"
+            TypeError, match=rf"{function.__name__} has no argument 'time_out' \(did you mean 'timeout'"
         ):
-            function(nn.Linear(2, 2), "topk", proces_group=None)
+            function("topk", time_out=None)
     with pytest.raises(ValueError, match=r"'topk' has no option 'ration' \(did you mean 'ratio'\?\); it has: ratio"):
         gradwire.compressor("topk:ration=0.1")
 

@@ -22,7 +22,7 @@ def hooked_late(rank, world_size, ours, after_forward):
     expected = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
     output = model(inputs) if after_forward else None
-    model.register_comm_hook(*(gradwire.comm_hook("none") if ours else (None, default_hooks.allreduce_hook)))
+    model.register_comm_hook(None, gradwire.comm_hook("none") if ours else default_hooks.allreduce_hook)
     if not after_forward:
         with model.no_sync():
             output = model(inputs)

@@ -46,12 +46,12 @@ def test_a_compressor_is_given_whole_buckets_but_none_that_no_rank_used(ranks):
 def hooked(rank, world_size):
     """Steps that a handle counts which is a communication hook of ours, where each step sends another bucket alone."""
     model = gradwire.DistributedDataParallel(Layers(), **DYNAMIC, skip_all_reduce_unused_params=True)
-    handle = gradwire.comm_hook("topk:ratio=0.5", model)
-    model.register_comm_hook(*handle)
+    model.register_comm_hook(None, gradwire.comm_hook("topk:ratio=0.5"))
+    handle = gradwire.handle_of(model)
     for step, index in enumerate((3, 2, 1, 0)):
         model(inputs_of(rank, step), (index,)).square().sum().backward()
-    steps = handle[0].state_dict()["step"]
-    handle[0].close()
+    steps = handle.state_dict()["step"]
+    handle.close()
     model.compression.close()
     return steps
 

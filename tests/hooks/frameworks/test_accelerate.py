@@ -109,6 +109,40 @@ def test_one_process_of_accelerate_launch_is_told_how_to_start_several(tmp_path)
     assert "accelerate launch --cpu starts one process" in done.stderr
 
 
+def by_kwargs(rank, world_size, folder):
+    """Parameters and states after steps by the handler's hook, whole and resumed, and what others' steps give."""
+    from accelerate import Accelerator
+
+    with launched(rank, world_size):
+        runs = []
+        for resumed in (False, True):
+            accelerator = Accelerator(cpu=True, kwargs_handlers=[gradwire.AccelerateKwargs(SPEC, bucket_cap_mb=1)])
+            optimizer = torch.optim.SGD((model := network()).parameters(), 0.1, momentum=0.9)
+            parts = accelerator.prepare(model, optimizer, DataLoader(data(world_size), BATCH))
+            handle = gradwire.accelerate(accelerator, parts[0])
+            assert handle is gradwire.handle_of(parts[0])
+            if resumed:
+                accelerator.load_state(folder)
+            else:
+                epochs(accelerator, *parts, STEPS)
+                accelerator.save_state(folder)
+                accelerator.wait_for_everyone()
+            epochs(accelerator, *parts, STEPS)
+            runs.append((numbers(parts[0]), handle.state_dict()))
+            steps, payload = handle.stats().steps, handle.stats().last.traffic.payload_bytes
+            handle.close()
+        forget_accelerate()
+    return runs, steps, payload
+
+
+@needing("accelerate")
+def test_accelerate_s_handler_of_keywords_registers_the_hook(ranks, tmp_path):
+    for (whole, resumed), steps, payload in ranks.run(by_kwargs, 2, str(tmp_path), timeout=TIMEOUT):
+        assert same(whole, resumed)
+        assert steps == 2 * 3 * STEPS  # an epoch has three
+        assert 0 < payload < dense_bytes() / 5
+
+
 def folds(rank, world_size, folder):
     """What is registered after each of three folds, each with a handle of its own, which is in the last one's checkpoint."""
     from accelerate import Accelerator
@@ -155,6 +189,41 @@ def local(rank, world_size):
         steps.close()
         forget_accelerate()
     return found
+
+
+def prepared_locally(rank, world_size, folder):
+    """Parameters of a prepared model after local steps, and after going on from a checkpoint; steps and rounds."""
+    from accelerate import Accelerator
+
+    with launched(rank, world_size):
+        found = []
+        for resumed in (False, True):
+            accelerator = Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATED)
+            optimizer = torch.optim.SGD((model := network()).parameters(), 0.1)
+            parts = accelerator.prepare(model, optimizer, DataLoader(data(world_size), BATCH))
+            options = {"every": 2, "fragments": 1, "compressor": "int8", "overlap": False}
+            steps = gradwire.accelerate_locally(accelerator, *parts[:2], **options)
+            if resumed:
+                accelerator.load_state(folder)
+            else:
+                epochs(accelerator, *parts, 3)
+                apart = numbers(model)
+                accelerator.save_state(folder)
+                accelerator.wait_for_everyone()
+            epochs(accelerator, *parts, 1)
+            found.append((numbers(model), steps.steps, steps.round))
+            steps.close()
+        forget_accelerate()
+    return apart, found
+
+
+@needing("accelerate")
+def test_a_prepared_model_trains_by_local_steps_and_goes_on_from_a_checkpoint(ranks, tmp_path):
+    first, second = ranks.run(prepared_locally, 2, str(tmp_path), timeout=TIMEOUT)
+    assert not same(first[0], second[0])  # gradients are not averaged
+    for (parameters, *counts), (others, *counts_there) in zip(first[1], second[1], strict=True):
+        assert same(parameters, others)  # after a round
+        assert counts == counts_there == [4, 2]
 
 
 class Accumulated(torch.nn.Module):

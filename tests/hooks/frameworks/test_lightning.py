@@ -26,7 +26,17 @@ from .launched import (
 
 
 def trained(
-    world_size, folder, *, compiled=False, manual=False, checkpoint=None, callbacks=(), plugins=None, unused=False
+    world_size,
+    folder,
+    *,
+    compiled=False,
+    manual=False,
+    bare=False,
+    checkpoint=None,
+    callbacks=(),
+    plugins=None,
+    unused=False,
+    strategy=None,
 ):
     """Two epochs of three steps, of two batches each; or `manual`, two batches of two steps each, of which one uses less."""
     import pytorch_lightning as pl
@@ -50,7 +60,7 @@ def trained(
                 lambda: mse_loss(self.network(inputs), targets),
             ):
                 self.optimizers().zero_grad()
-                self.manual_backward(part())
+                part().backward() if bare else self.manual_backward(part())
                 self.optimizers().step()
             return None
 
@@ -60,7 +70,8 @@ def trained(
     options = {"find_unused_parameters": manual or unused}
     if not compiled:  # torch's compiler refuses buckets that are smaller than the first one's 1 MB
         options["bucket_cap_mb"] = 0.004
-    strategy = gradwire.lightning.GradwireStrategy(SPEC, cluster_environment=TorchElasticEnvironment(), **options)
+    if strategy is None:
+        strategy = gradwire.lightning.GradwireStrategy(SPEC, cluster_environment=TorchElasticEnvironment(), **options)
     trainer = pl.Trainer(
         strategy=strategy,
         accelerator="cpu",
@@ -80,7 +91,7 @@ def trained(
     model = Regression()
     fitted = torch.compile(model, backend="eager") if compiled else model
     trainer.fit(fitted, DataLoader(data(world_size), BATCH // 2), ckpt_path=checkpoint)
-    return numbers(model), strategy.compression, trainer
+    return numbers(model), getattr(trainer.strategy, "compression", None), trainer
 
 
 def train(rank, world_size, folder, compiled):

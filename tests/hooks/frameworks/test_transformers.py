@@ -1,5 +1,7 @@
 """GradwireCallback in Hugging Face's Trainer: compressed, all ranks' states in its checkpoints, resumed in the same bits."""
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 from torch import nn
@@ -21,6 +23,8 @@ from .launched import (
     numbers,
 )
 
+HAS_JIT = find_spec("transformers") is not None and find_spec("transformers.trainer_jit_checkpoint") is not None
+
 
 class Regression(nn.Module):
     """What the Trainer expects of a model: a loss when it is given labels."""
@@ -37,15 +41,15 @@ def rows(world_size):
     return [{"inputs": inputs, "labels": labels} for inputs, labels in data(world_size)]
 
 
-def trained(world_size, folder, *, compiled=False, checkpoint=None, scaler=None, at_epochs=None, **options):
-    """Two epochs of three steps; `at_epochs(trainer, handle)` is called when one begins."""
-    from transformers import Trainer, TrainerCallback, TrainingArguments
-
+def compressing(trainer):
     from gradwire.transformers import GradwireCallback
 
-    class AtEpochs(TrainerCallback):
-        def on_epoch_begin(self, *_, **__):
-            at_epochs(trainer, callback.compression)
+    return GradwireCallback(trainer, SPEC)
+
+
+def trainer_of(world_size, folder, *, compiled=False, scaler=None, callback=compressing, **options):
+    """A Trainer of two epochs of three steps, and gradwire's callback in it."""
+    from transformers import Trainer, TrainingArguments
 
     arguments = TrainingArguments(
         folder,
@@ -53,21 +57,33 @@ def trained(world_size, folder, *, compiled=False, checkpoint=None, scaler=None,
         per_device_train_batch_size=BATCH,
         num_train_epochs=2,
         learning_rate=0.01,
-        save_steps=STEPS,
         logging_steps=1,
         disable_tqdm=True,
         report_to=[],
         torch_compile=compiled,
         torch_compile_backend="eager" if compiled else None,
-        **options,
+        **{"save_steps": STEPS, **options},
     )
     trainer = Trainer(Regression(), arguments, train_dataset=rows(world_size))
     trainer.accelerator.scaler = scaler
-    trainer.add_callback(callback := GradwireCallback(trainer, SPEC))
+    trainer.add_callback(made := callback(trainer))
+    return trainer, made
+
+
+def trained(world_size, folder, *, checkpoint=None, at_epochs=None, **options):
+    """Two epochs of three steps; `at_epochs(trainer, handle)` is called when one begins."""
+    from transformers import TrainerCallback
+
+    trainer, callback = trainer_of(world_size, folder, **options)
+
+    class AtEpochs(TrainerCallback):
+        def on_epoch_begin(self, *_, **__):
+            at_epochs(trainer, callback.compression)
+
     if at_epochs is not None:
         trainer.add_callback(AtEpochs())
     trainer.train(resume_from_checkpoint=checkpoint)
-    return numbers(trainer.model), callback.compression, trainer.state.log_history
+    return numbers(trainer.model), getattr(callback, "compression", None), trainer.state.log_history
 
 
 def train(rank, world_size, folder, compiled):
@@ -97,6 +113,64 @@ def test_trainer_trains_compressed_and_resumes_in_the_same_bits(ranks, tmp_path,
         assert same(state, state_again)
         assert len(payloads) == 2 * STEPS
         assert all(0 < payload < dense_bytes() / 5 for payload in payloads)
+
+
+def on_sigterm(rank, world_size, folder):
+    """Parameters after a training, and after one that goes on from a checkpoint that was saved as on SIGTERM."""
+    from transformers import TrainerCallback
+
+    class Requests(TrainerCallback):
+        def on_step_begin(self, args, state, control, **_):
+            if state.global_step == STEPS:
+                manager().is_checkpoint_requested = True  # as some seconds after the signal
+
+    def manager():
+        return next(each.jit_manager for each in jit.callback_handler.callbacks if hasattr(each, "jit_manager"))
+
+    with launched(rank, world_size):
+        whole, handle, _ = trained(world_size, f"{folder}/whole")
+        options = {"enable_jit_checkpoint": True, "save_strategy": "no"}
+        jit = trainer_of(world_size, f"{folder}/jit", **options)[0]
+        jit.callback_handler.callbacks.insert(0, Requests())
+        jit.train()
+        resumed, again, _ = trained(world_size, f"{folder}/jit", checkpoint=f"{folder}/jit/checkpoint-{STEPS}")
+        forget_accelerate()
+    states = handle.state_dict(), again.state_dict()
+    handle.close()
+    again.close()
+    return whole, resumed, states, jit.state.global_step
+
+
+@needing("transformers", "accelerate")
+@pytest.mark.skipif(not HAS_JIT, reason="a Trainer without enable_jit_checkpoint")
+def test_a_checkpoint_on_sigterm_has_the_state_of_each_rank(ranks, tmp_path):
+    for whole, resumed, (state, state_again), stopped in ranks.run(on_sigterm, 2, str(tmp_path), timeout=TIMEOUT):
+        assert STEPS <= stopped < 2 * STEPS
+        assert same(whole, resumed)
+        assert same(state, state_again)
+
+
+def locally(rank, world_size, folder):
+    """Parameters after local SGD, whole and resumed; the logged sites; whether the trainings ended alike on all ranks."""
+    from gradwire.transformers import LocalStepsCallback
+
+    def callback(trainer):
+        return LocalStepsCallback(trainer, every=2, fragments=1, compressor="int8", overlap=False)
+
+    with launched(rank, world_size):
+        whole, _, logged = trained(world_size, folder, callback=callback)
+        resumed, _, _ = trained(world_size, folder, callback=callback, checkpoint=f"{folder}/checkpoint-{STEPS}")
+        forget_accelerate()
+    return whole, resumed, [entry["gradwire/round"] for entry in logged if "gradwire/round" in entry]
+
+
+@needing("transformers", "accelerate")
+def test_trainer_trains_by_local_steps_with_a_checkpoint(ranks, tmp_path):
+    answers = ranks.run(locally, 2, str(tmp_path), timeout=TIMEOUT)
+    for whole, resumed, rounds in answers:
+        assert same(whole, answers[0][0])
+        assert same(resumed, answers[0][1])
+        assert rounds[-1] == STEPS
 
 
 def evaluated(rank, world_size, folder):

@@ -1,0 +1,41 @@
+"""The handle of a model that compresses its gradients."""
+
+from __future__ import annotations
+
+from weakref import WeakValueDictionary
+
+from torch import Tensor, nn
+
+from ..ddp_core import DistributedDataParallel, Handle
+
+_handles: WeakValueDictionary[int, Handle] = (
+    WeakValueDictionary()
+)  # by the identities of parameters that they keep alive
+
+
+def remember(handle: Handle, model: nn.Module) -> None:
+    """Have a model's parameters lead to its handle; the last one of several counts."""
+    _handles.update((id(each), handle) for each in model.parameters() if each.requires_grad)
+
+
+def handle_with(parameter: Tensor) -> Handle | None:
+    """Return the handle of the model that a parameter is of; None if there is none."""
+    return _handles.get(id(parameter))
+
+
+def handle_of(model: nn.Module) -> Handle:
+    """Return the handle of a model whose gradients gradwire compresses: `gradwire.handle_of(ddp_model).state_dict()`.
+
+    `model`: what `attach` was called on, what a hook of `comm_hook` was registered on, gradwire's DistributedDataParallel,
+    or what a framework has put around one of these. Raises ValueError for a model that gradwire does not compress.
+    """
+    ours = next((each for each in model.modules() if isinstance(each, DistributedDataParallel)), None)
+    if ours is not None and not ours._comm_hooks:
+        return ours.compression
+    found = next((handle for each in model.parameters() if (handle := _handles.get(id(each))) is not None), None)
+    if found is None:
+        raise ValueError(
+            f"gradwire does not compress the gradients of this {type(model).__name__}: call "
+            "gradwire.attach(ddp_model, 'int8'), or ddp_model.register_comm_hook(None, gradwire.comm_hooks.int8), first"
+        )
+    return found
