@@ -82,10 +82,10 @@ class Rendezvous:
         refuse_open(self._own[0], self._secret)
         if not self._secret:
             logger.warning(
-                "%s has no secret: whoever reaches %s or port %s of this host can read and change the training; see secret=",
+                "%s has no secret: whoever reaches %s, or the port at which the site listens, can read and change the "
+                "training. Give all sites the same secret= or GRADWIRE_SECRET",
                 self._name,
                 address,
-                self._own[1] or "any",
             )
 
     def _open(self) -> None:

@@ -27,12 +27,14 @@ from .fragment import Fragment
 from .joining import anchors, flags, joined
 from .mesh import bytes_of
 from .outer import Outer
+from .outliers import as_norm, as_number, factors
 from .rendezvous import Rendezvous
 from .sites import FixedSites, Meeting
 from .standing import NEW, Claim, Verdict, judge
 
 logger = logging.getLogger(__name__)
 Sites: TypeAlias = FixedSites | Rendezvous  # how those that take part find each other
+FLAGS = 5  # place of the flags behind a site's other numbers
 ATTEMPTS = 5  # of a round, among whoever is left
 DIGEST = 1 << 62  # digests and identities are below it, so that they fit a tensor's numbers
 
@@ -42,7 +44,8 @@ class RoundStats:
     """A finished round. `fragment`: its number; `seconds` it took beside training; `sites`: that took part.
 
     `payload_bytes` that this site gave to collectives, `sent_bytes` that left it in ring collectives. `replaced`: this site
-    took the others' model over, as it was late or its own was not finite.
+    took the others' model over, as it was late, or its difference was not finite or left out. `outliers`: the names of
+    sites whose differences were clipped or left out.
     """
 
     round: int
@@ -52,6 +55,7 @@ class RoundStats:
     payload_bytes: int
     sent_bytes: float
     replaced: bool
+    outliers: tuple[str, ...] = ()
 
 
 class Rounds:
@@ -71,12 +75,14 @@ class Rounds:
         outer: Outer,
         compressor: Compressor,
         decorate: Decorator | None = None,
+        outliers: str = "keep",
     ) -> None:
         self.sites, self.fragments, self.buffers = sites, list(fragments), buffers
         self.round = NEW
         self.training = ""
         self.memories: dict[int, BucketMemory] = {}  # by fragment
         self._outer, self.compressor, self._decorate = outer, compressor, decorate
+        self._outliers = outliers
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gradwire-local-steps")
 
     @property
@@ -122,22 +128,26 @@ class Rounds:
         began: float,
     ) -> RoundStats:
         able = difference is not None and bool(difference.isfinite().all())
-        mine = [self.round, able, _number(self.claim.training), secrets.randbelow(DIGEST)]
+        mine = [self.round, able, _number(self.claim.training), secrets.randbelow(DIGEST), _norm(difference)]
         standing = meeting.tell([*mine, *flags(self.fragments, unfrozen)])
         verdict = self._verdict(meeting, standing)
         current = [number == verdict.round for number, *_ in standing]
         if verdict.round == NEW or not all(current):
-            current = self._catch_up(meeting, current, [each[4:] for each in standing], verdict.round)
+            current = self._catch_up(meeting, current, [each[FLAGS:] for each in standing], verdict.round)
         self.training, self.round = verdict.training, max(verdict.round, 0)
         counted = [alike and bool(able) for alike, (_, able, *_) in zip(current, standing, strict=True)]
-        done = partial(self._stats, meeting, self.turn, began, replaced=not counted[meeting.ranks.rank])
+        scales = self._scales(counted, [as_norm(norm) for _, _, _, _, norm, *_ in standing])
+        counted = [each and scale > 0 for each, scale in zip(counted, scales, strict=True)]
+        rank, outliers = meeting.ranks.rank, [site for site, scale in enumerate(scales) if scale < 1]
+        names = tuple(meeting.names[site] for site in outliers)
+        done = partial(self._stats, meeting, self.turn, began, replaced=not counted[rank], outliers=names)
         if not any(counted):
             return done(None)
-        reported = {site: each[4:] for site, each in enumerate(standing) if current[site]}
+        if difference is not None and scales[rank] < 1:
+            difference = difference * scales[rank]
+        reported = {site: each[FLAGS:] for site, each in enumerate(standing) if current[site]}
         joining = anchors(meeting, self.fragments, reported, unfrozen)
-        task = Task(
-            self._program(meeting, difference if counted[meeting.ranks.rank] else None, buffers), "a local step's round"
-        )
+        task = Task(self._program(meeting, difference if counted[rank] else None, buffers), "a local step's round")
         transport: Transport = meeting if self._decorate is None else self._decorate(meeting)
         while task.advance(transport, 0, meeting.timeout):
             pass
@@ -268,10 +278,22 @@ class Rounds:
             buffers = average[count:]
             self.buffers.copy_(torch.where(buffers.isfinite(), buffers, self.buffers))
 
-    def _stats(self, meeting: Meeting, turn: int, began: float, task: Task | None, *, replaced: bool) -> RoundStats:
+    def _scales(self, counted: Sequence[bool], norms: Sequence[float]) -> list[float]:
+        """Return the factor of each site's difference; those that count not at all have no say."""
+        found = iter(factors([norm for norm, counts in zip(norms, counted, strict=True) if counts], self._outliers))
+        return [next(found) if counts else 1.0 for counts in counted]
+
+    def _stats(
+        self, meeting: Meeting, turn: int, began: float, task: Task | None, *, replaced: bool, outliers: tuple[str, ...]
+    ) -> RoundStats:
         traffic = (Record() if task is None else task.record).traffic
         sites, seconds = meeting.ranks.world_size, time.perf_counter() - began
-        return RoundStats(self.round, turn, sites, seconds, traffic.payload_bytes, traffic.sent_bytes, replaced)
+        if outliers:
+            logger.warning(
+                "round %d: the differences of %s are far larger than the others'", self.round, ", ".join(outliers)
+            )
+        sent, payload = traffic.sent_bytes, traffic.payload_bytes
+        return RoundStats(self.round, turn, sites, seconds, payload, sent, replaced, outliers)
 
     def close(self) -> None:
         """End the thread, once the round that runs has ended."""
@@ -289,6 +311,11 @@ def _digest(tensors: Sequence[Tensor]) -> int:
     for tensor in tensors:
         found.update(bytes_of(tensor))
     return int.from_bytes(found.digest()[:8], "big") % DIGEST
+
+
+def _norm(difference: Tensor | None) -> int:
+    """Return a difference's norm, as a number that fits a tensor."""
+    return 0 if difference is None else as_number(float(torch.linalg.vector_norm(difference, dtype=torch.float64)))
 
 
 def _number(training: str) -> int:
