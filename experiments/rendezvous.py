@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import ipaddress
+import secrets
+import socket
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
-from ..hooks.local_sgd.rendezvous import keep as keep_rendezvous
+from ..hooks.local_sgd.rendezvous import SECRET, secret_of
+from ..hooks.local_sgd.server import keep as keep_rendezvous
 
 
 @dataclass(frozen=True)
 class RendezvousConfig:
     """Keep a place where sites meet that train by local steps, until Ctrl-C; sites may come and go meanwhile."""
 
+    host: str = "127.0.0.1"
+    """address at which to listen: one that the other sites reach, or 0.0.0.0 for all addresses of this host"""
+
     port: int = 29400
     """TCP port that sites connect to; 0 takes a free one"""
+
+    secret_file: Path | None = None
+    """file with the secret of all sites; by default the secret is GRADWIRE_SECRET, or a new one beyond 127.0.0.1"""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
@@ -21,11 +32,37 @@ class RendezvousConfig:
 
 
 def rendezvous(config: RendezvousConfig) -> int:
-    """Keep the store; the command's exit code."""
-    store = keep_rendezvous(config.port)
+    """Keep the server; the command's exit code."""
+    given = secret_of(config.secret_file)
+    secret = given or ("" if _is_loopback(config.host) else secrets.token_urlsafe(24))
+    server = keep_rendezvous(config.port, config.host, secret)
     try:
-        print(f"sites meet at port {store.port} of this machine, until Ctrl-C", flush=True)
+        print(_shown(config.host, server.port, "" if given else secret, given), flush=True)
         while True:
             time.sleep(3600)
     except KeyboardInterrupt:
         return 0
+    finally:
+        server.close()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _shown(host: str, port: int, made: str, given: str) -> str:
+    """Return what other sites need. `made`: a secret that they cannot know; `given`: one that they may have."""
+    reached = socket.gethostname() if host in ("0.0.0.0", "::") else host
+    address = f"[{reached}]:{port}" if ":" in reached else f"{reached}:{port}"
+    lines = [f"sites meet at port {port} of {host}, until Ctrl-C. On each site:"]
+    if made:
+        lines.append(f"  export {SECRET}={made}")
+    elif given:
+        lines.append(f"  export {SECRET}=...  # the same as here")
+    lines.append(f'  gradwire.LocalSteps(model, optimizer, at=gradwire.Rendezvous("{address}", sites=2))')
+    if not made and not given:
+        lines.append(f"Without a secret only this host's processes take part: give --host and {SECRET} for others.")
+    return "\n".join(lines)

@@ -28,11 +28,13 @@ from . import saved
 from .fragment import Fragment, fragments
 from .joining import stray_message, strays
 from .outer import outer
+from .outliers import checked
 from .rendezvous import Rendezvous, TrainingEnded
 from .rounds import Rounds, RoundStats, Sites
 from .sites import FixedSites
 
 logger = logging.getLogger(__name__)
+SLOW = 3  # rounds in a row to which a slow site gave nothing
 
 
 class LocalSteps:
@@ -47,8 +49,10 @@ class LocalSteps:
     them every `every // fragments` steps. `overlap`: a part's average is awaited at the next one's turn, `delay` steps
     later; what training has changed meanwhile is kept. `at`: where sites meet that may come and go; without it all ranks of
     `process_group`, by default of the default group, take part. `timeout`: of waits among ranks. `transport`:
-    what to put around each transport, such as an emulated link. `round` counts the averages
-    that this site has taken over, alike at all sites, which end training together by it where they come and go.
+    what to put around each transport, such as an emulated link. `outliers`: what becomes of a difference whose norm is more
+    than 3 times the median of the others', with three sites or more: "keep", "clip" (to the median) or "drop". `round`
+    counts the averages that this site has taken over, alike at all sites, which end training together by it where they come
+    and go.
 
     All begin with the model of the first one, but for frozen parameters, which must be the same. A parameter that any site
     unfreezes later joins the next round at all sites. What the optimizer remembers stays at its site. In CPU memory there
@@ -70,6 +74,7 @@ class LocalSteps:
         process_group: dist.ProcessGroup | None = None,
         timeout: timedelta = DEFAULT_TIMEOUT,
         transport: Decorator | None = None,
+        outliers: str = "keep",
     ) -> None:
         _check(model, optimizer, at)
         self.every = whole_number(every, "every is a whole number from 1 on")
@@ -82,10 +87,13 @@ class LocalSteps:
         self._module = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
         buffers = self._module.named_buffers()
         self._averaged = {name: buffer.shape for name, buffer in buffers if buffer.is_floating_point()}
-        self._rounds = _rounds(self._module, _flat(self._buffers), fragments, outer, compressor, sites, transport)
+        self._rounds = _rounds(
+            self._module, _flat(self._buffers), fragments, outer, compressor, sites, transport, checked(outliers)
+        )
         self._parts = self._rounds.fragments
         self.spacing = self.every // len(self._parts)
-        self._setup = self._described(model, outer, compressor)
+        self._setup = self._described(model, outer, compressor, outliers)
+        self._missed = self._missed_in_a_row = 0  # rounds to which this site gave nothing
         self._flight: Future[RoundStats] | None = None  # the round on its way, until training has taken it up
         self._replaced = False  # a round brought another model, which the next turn takes over
         self._warned: set[str] = set()  # names of parameters that a warning has named
@@ -96,11 +104,11 @@ class LocalSteps:
         self._hooks = [each.register_step_pre_hook(self._stepping) for each in inner]
         self._hooks.append(inner[-1].register_step_post_hook(self._stepped))
 
-    def _described(self, model: nn.Module, outer: str, spec: Spec) -> str:
+    def _described(self, model: nn.Module, outer: str, spec: Spec, outliers: str) -> str:
         frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
         shapes = [each for part in self._parts for each in zip(part.layout.names, part.layout.shapes, strict=True)]
         trained = f"{len(shapes)} parameters {saved.digest(shapes)}"
-        options = f"every={self.every}, overlap={self.overlap}, outer={outer!r}"
+        options = f"every={self.every}, overlap={self.overlap}, outer={outer!r}, outliers={outliers!r}"
         parts = f"{len(self._parts)} fragments of {trained}, and {len(frozen)} frozen ones {checksum(frozen)}"
         return f"{options}, compressor={specification(compressor(spec))!r}, {parts}"
 
@@ -197,9 +205,22 @@ class LocalSteps:
         self.history.append(stats)
         self._sent_bytes += stats.sent_bytes
         self.round = stats.round
-        if stats.replaced and stats.round:
-            logger.warning("this site was late or had numbers that are not finite, and goes on with the others' model")
+        self._count_missed(stats)
         self._replaced = self._replaced or stats.replaced
+
+    def _count_missed(self, stats: RoundStats) -> None:
+        """Warn of a round to which this site gave nothing, and of a site that never gives anything."""
+        if not stats.replaced or not stats.round:
+            self._missed_in_a_row = 0
+            return
+        self._missed, self._missed_in_a_row = self._missed + 1, self._missed_in_a_row + 1
+        logger.warning("this site was late or its difference did not count; it continues with the others' model")
+        if self._missed_in_a_row == SLOW:
+            warnings.warn(
+                f"this site has given nothing to the last {SLOW} rounds: its steps are wasted. If it is slower than the "
+                "others, give it smaller batches, or raise limit= of the Rendezvous at all sites",
+                stacklevel=2,
+            )
 
     def _reset(self) -> None:
         """Take what all sites have in common for the model."""
@@ -216,7 +237,7 @@ class LocalSteps:
 
     def metrics(self) -> dict[str, float]:
         """Flat names and numbers, for `wandb.log(local.metrics())`: of the last round, and since the beginning."""
-        found = {"steps": self.steps, "round": self.round, "waited_seconds": self.waited}
+        found = {"steps": self.steps, "round": self.round, "waited_seconds": self.waited, "missed_rounds": self._missed}
         if self.history:
             last = self.history[-1]
             found |= {"sites": last.sites, "round_seconds": last.seconds, "sent_bytes": last.sent_bytes}
@@ -327,6 +348,7 @@ def _rounds(
     spec: Spec,
     sites: Sites,
     decorate: Decorator | None,
+    outliers: str,
 ) -> Rounds:
     """The rounds of a model, with its buffers of real numbers."""
     built = compressor(spec)
@@ -343,7 +365,7 @@ def _rounds(
         for name, each in named.items()
         if name not in trained and (each.is_floating_point() or each.is_complex())
     }
-    return Rounds(sites, fragments(trained, count, frozen), buffers, outer(specification), built, decorate)
+    return Rounds(sites, fragments(trained, count, frozen), buffers, outer(specification), built, decorate, outliers)
 
 
 def _flat(buffers: Sequence[Tensor]) -> Tensor:

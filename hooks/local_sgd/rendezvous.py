@@ -1,36 +1,37 @@
-"""Sites that come and go: before each round they meet in a store that outlives them, and go on with those that came.
-
-The store has a numbered meeting for each round. A site adds its name to the next one; the last that is expected closes it,
-or the first whose patience ends, by writing who is there. Where these share a process group already they keep it.
-"""
+"""Sites that come and go: before each round they ask a rendezvous for the next meeting, and go on with those that came."""
 
 from __future__ import annotations
 
-import json
+import asyncio
+import contextlib
 import logging
-import socket
-import threading
+import os
 import time
 import uuid
+import weakref
 from collections.abc import Mapping
 from datetime import timedelta
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
+from .background import Background, Closed
+from .link import Link, LinkError, Listener, NotProven, dial, key_of
+from .mesh import Parking, Peer, SiteMeeting, connected
+from .records import BYTES, BadRecord, field, read, written
+from .server import refuse_open
 from .sites import Meeting
+from .standing import Claim
 
 logger = logging.getLogger(__name__)
 ATTEMPTS = 5  # to connect
+PROOFS = 3  # attempts to prove a secret: a rendezvous under attack may close a connection early
 PHASES = 3  # of a round's limit: waiting for others, the round itself, meeting again without those that it lost
-POLL = 0.02  # seconds between two reads of the store
-CONNECT = timedelta(seconds=60)  # limit of a look into the store
-SEARCH = 20.0  # seconds in which a store may still come up
+SEARCH = 20.0  # seconds in which a rendezvous may still come up, or come back
 PAUSE = 0.5  # seconds between two attempts to reach it
-OPEN_END = timedelta(days=365)
-KEPT = 2  # meetings of which the store has a record: whoever comes to one compares it with the one before
-ABSENT = "-"  # no key has this value
+SPARE = 60.0  # seconds beyond the limits of a wait
+SECRET = "GRADWIRE_SECRET"
+NOBODY = Claim()
 
 
 class TrainingEnded(RuntimeError):
@@ -42,12 +43,14 @@ class TrainingEnded(RuntimeError):
 
 
 class Rendezvous:
-    """The meeting point of sites: a TCP store at `address` ("host:port"), such as `gradwire rendezvous` keeps.
+    """The meeting point of sites: `address` ("host:port") of a server such as `gradwire rendezvous`.
 
     `sites`: how many are waited for at the very start. `name`: this one's, for messages. `limit`: of a round; a site that
     is later is left out, and comes back with what the others have by then. `start`: limit of the wait at the start.
-    `prefix` tells trainings apart that share a store. Raises ValueError for an address that is none and RuntimeError where
-    no store answers.
+    `prefix` tells trainings apart that share a server. `secret`: a text, or the path of a file that holds it; by default
+    the environment's GRADWIRE_SECRET. Without a secret sites listen at loopback and private addresses alone. `listen`:
+    "host:port" at which other sites reach this one, by default a free port at the address that reaches the server. Raises
+    ValueError for an address or a secret that is none, and RuntimeError where no rendezvous answers or its secret differs.
     """
 
     def __init__(
@@ -59,200 +62,249 @@ class Rendezvous:
         limit: timedelta = timedelta(minutes=3),
         start: timedelta = timedelta(minutes=30),
         prefix: str = "training",
+        secret: str | Path | None = None,
+        listen: str | None = None,
     ) -> None:
-        host, port = _host_and_port(address)
+        self._host, self._port = _host_and_port(address)
         if sites < 1 or limit.total_seconds() <= 0:
             raise ValueError(f"sites is at least 1 and limit above 0; got {sites} and {limit}")
         self.patience = 10 * limit.total_seconds() + start.total_seconds()  # after which a round has failed for sure
         self._address, self._sites, self._start, self._phase = address, sites, start, limit / PHASES
         self._id = uuid.uuid4().hex[:12]
-        self._name = name or f"site {self._id}"
-        self._store = dist.PrefixStore(f"gradwire/{prefix}", _connected(host, port, address))
-        self._number = 0  # of the last meeting that this site knows to be over
-        self._met = 0  # number of the last meeting that this site was in, in this training
-        self._expected: set[str] = set()
-        self._meeting: Meeting | None = None
-        self._group_name = ""
-        self._setup = ""
-        self._closed = threading.Event()
+        self._name, self._prefix = name or f"site {self._id}", prefix
+        self._secret, self._listen = secret_of(secret), _host_and_port(listen) if listen else None
+        self._number = self._met = 0  # the last meeting of this site, and the same in this training
+        self._epoch, self._expected = "", frozenset[str]()
+        self._meeting: SiteMeeting | None = None
+        self._token = self._setup = ""
+        self._open()
+        self._own = self._listen or (self._ask({"ask": "look"}, SEARCH)["own"], 0)
+        refuse_open(self._own[0], self._secret)
+        if not self._secret:
+            logger.warning(
+                "%s has no secret: whoever reaches %s, or the port at which the site listens, can read and change the "
+                "training. Give all sites the same secret= or GRADWIRE_SECRET",
+                self._name,
+                address,
+            )
+
+    def _open(self) -> None:
+        """Begin to listen; `close` ends it."""
+        self._closed, self._background, self._parking = False, Background(), Parking()
+        self._listener: Listener | None = None
+        weakref.finalize(self, self._background.close)
 
     def join(self, setup: str) -> None:
         """Remember how this site is set up; the first meeting compares."""
-        self._setup, self._met = setup, 0
-        self._closed.clear()  # by a training before this one
+        self._setup, self._met = f"{setup}, gradwire {_release()}", 0
+        if self._closed:  # by a training before this one
+            self._open()
 
-    def meet(self) -> Meeting:
+    def meet(self, claim: Claim = NOBODY) -> Meeting:
         """Come to the next meeting, and connect with those that did. Raises RuntimeError where that fails repeatedly."""
         for attempt in range(ATTEMPTS):
-            record = self._closed_meeting()
-            arrivals = record["arrivals"]
-            names = [arrival["name"] for arrival in arrivals]
-            if lost := self._expected - _ids(record):
+            record = self._arrived(claim)
+            names = [site["name"] for site in record["sites"]]
+            ids = frozenset(site["id"] for site in record["sites"])
+            if lost := self._expected - ids:
                 logger.warning("round %d goes on without %d sites: with %s", self._number, len(lost), ", ".join(names))
-            self._expected = _ids(record)
+            self._expected = ids
             try:
-                return self._connect(arrivals)
+                return self._connected(record)
             except RuntimeError as error:  # one has died since
+                if self._closed:
+                    raise
                 self.break_up(error)
                 if attempt == ATTEMPTS - 1:
                     raise RuntimeError(
                         f"{', '.join(names)} reach the rendezvous at {self._address}, but not each other: open the ports "
-                        f"between them, or name the interface in GLOO_SOCKET_IFNAME. {error}"
+                        f"between them, or give listen= an address of each site that the others reach. {error}"
                     ) from error
         raise AssertionError("unreachable")
 
-    def _connect(self, arrivals: list[dict[str, str]]) -> Meeting:
-        held = {arrival["group"] for arrival in arrivals}
-        kept = self._meeting
-        if kept is not None and held == {self._group_name} and kept.ranks.world_size == len(arrivals):
-            return kept
-        rank = next(place for place, arrival in enumerate(arrivals) if arrival["id"] == self._id)
-        self._meeting, self._group_name = None, ""
-        store = dist.PrefixStore(f"group/{self._number}", self._store)
-        group = dist.ProcessGroup(store, rank, len(arrivals))
-        backend = dist.ProcessGroupGloo(store, rank, len(arrivals), self._phase)
-        group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
-        self._meeting, self._group_name = Meeting(group, self._phase), str(self._number)
-        return self._meeting
-
-    def break_up(self, error: Exception) -> None:
-        """Drop the connection; the next meeting finds out who is left."""
-        logger.warning("a round failed, and is done again with those that are left: %s", error)
-        self._meeting, self._group_name = None, ""
-
-    def end(self, number: int) -> None:
-        """Have the store remember that the training has ended after round `number`: a site that comes later raises."""
+    def _arrived(self, claim: Claim) -> dict[str, Any]:
+        """Return the record of the next meeting, once it is closed."""
         try:
-            self._store.set("ended", json.dumps({"meeting": self._met, "round": number}))
-        except (dist.DistNetworkError, dist.DistStoreError) as error:
-            logger.warning(
-                "the rendezvous at %s has gone, so that a late site cannot see that training has ended: %s",
-                self._address,
-                error,
-            )
-
-    def close(self) -> None:
-        """Let go of the connection; a thread that waits here for other sites raises RuntimeError."""
-        self._closed.set()
-        self._meeting, self._group_name = None, ""
-
-    def _closed_meeting(self) -> Mapping[str, Any]:
-        """The record of the first meeting that this site got into."""
-        try:
-            while True:
-                number = max(self._number, self._latest()) + 1
-                record = self._attend(number)
-                if record is not None:
-                    self._number = self._met = number
-                    return record
-        except (dist.DistNetworkError, dist.DistStoreError) as error:
-            raise RuntimeError(
-                f"the rendezvous at {self._address} has gone; start it again, then all sites from their checkpoints. {error}"
-            ) from error
-
-    def _latest(self) -> int:
-        return int(self._read("latest") or 0)
-
-    def _read(self, key: str) -> str:
-        """Return a key's value, empty where there is none, in one look: another site may delete the key between two."""
-        value = self._store.compare_set(key, ABSENT, ABSENT).decode()
-        return "" if value == ABSENT else value
-
-    def _attend(self, number: int) -> Mapping[str, Any] | None:
-        """Come to a meeting: its record, or None where it was closed without this site."""
-        if not self._is_over(number):
-            mine = {"id": self._id, "name": self._name, "setup": self._setup, "group": self._group_name}
-            place = self._store.add(f"{number}/count", 1)
-            self._store.set(f"{number}/arrival/{place}", json.dumps(mine))
-            try:
-                self._await_end(number)
-            except BaseException:
-                self._store.delete_key(f"{number}/arrival/{place}")  # nobody is to count on this one
-                raise
-        record = self._record(number)
-        if not record:  # so long ago that nothing is left of it
-            self._forget(number)
-            return None
-        if record["setup"] != self._setup:
-            raise ValueError(
-                f"the sites were set up differently: the others have {record['setup']}, here {self._setup}"
-            )
-        if self._id not in _ids(record):
-            self._number = number  # too late for this one
-            return None
+            port, start = self._listening(), self._start.total_seconds()
+            who = {"id": self._id, "name": self._name, "host": self._own[0], "port": port, "link": self._token}
+            stands = {"epoch": self._epoch, "met": self._met, "training": claim.training, "round": claim.round}
+            limits = {"sites": self._sites, "phase": self._phase.total_seconds(), "start": start}
+            question = {"ask": "meet", "setup": self._setup, **who, **stands, **limits}
+            record = self._ask(question, start + self.patience)
+        except Closed as error:
+            gave_up = f"{self._name} gave up waiting for other sites at {self._address}"
+            raise RuntimeError(f"{gave_up}: it was closed") from error
+        if record["kind"] == "error":
+            raise self._refusal(record)
+        _check(record, self._id, self._address)
+        self._number = self._met = record["number"]
+        self._epoch = record["epoch"]
+        if record["refused"]:
+            names = ", ".join(record["refused"])
+            logger.warning("the rendezvous has refused %s, of another training or ahead of this one", names)
         return record
 
-    def _await_end(self, number: int) -> None:
-        """Wait until a meeting is closed, by others or here."""
-        began = time.monotonic()
+    def _listening(self) -> int:
+        """Return the port at which other sites reach this one."""
+        if self._listener is None:
+            self._listener = Listener(key_of(self._secret), self._parking.park)
+            try:
+                port = self._background.run(self._listener.open(*self._own), SPARE)
+            except OSError as error:
+                self._listener = None
+                raise RuntimeError(
+                    f"{self._name} cannot listen at {self._own[0]}:{self._own[1]}: give listen= an address of this host and "
+                    f"a free port. {error}"
+                ) from error
+            self._own = self._own[0], port
+        return self._own[1]
+
+    def _refusal(self, record: Mapping[str, Any]) -> Exception:
+        """Return the error for an answer that is no record of a meeting."""
+        kind, said = (field(record, key, str, f"the answer of {self._address}") for key in ("error", "message"))
+        if kind == "ended":
+            return TrainingEnded(
+                f"the training at {self._address} has ended, and {self._name} has missed its end: take the model of "
+                "another site, or start all sites from their checkpoints to go on",
+                field(record, "round", int, f"the answer of {self._address}"),
+            )
+        if kind == "setup":
+            return ValueError(f"the sites were set up differently: the others have {said}, here {self._setup}")
+        if kind == "alone":
+            return RuntimeError(
+                f"{said}. Start the other sites, or give each training at {self._address} a prefix= of its own"
+            )
+        if kind == "refused":
+            return RuntimeError(f"{self._address} refuses {self._name}: {said}")
+        return RuntimeError(f"{self._address} refuses a message of {self._name}: {said}")
+
+    def _connected(self, record: Mapping[str, Any]) -> SiteMeeting:
+        """Return the connections with the sites of a meeting, those of the last one where nobody came or went."""
+        sites, meeting = record["sites"], self._meeting
+        kept = {site["link"] for site in sites} == {self._token}
+        if meeting is None or not kept or len(sites) != meeting.ranks.world_size:
+            self._drop()
+            rank = next(place for place, site in enumerate(sites) if site["id"] == self._id)
+            peers = [Peer(site["id"], site["name"], site["host"], site["port"]) for site in sites]
+            seconds, key = self._phase.total_seconds(), key_of(self._secret)
+            connecting = connected(peers, rank, record["token"], key, self._parking, seconds)
+            try:
+                links = self._background.run(connecting, seconds + SPARE)
+            except TimeoutError as error:
+                raise RuntimeError(f"the sites did not connect: {error}") from error
+            names = [site["name"] for site in sites]
+            self._meeting = meeting = SiteMeeting(self._background, links, names, rank, self._phase)
+            self._token = record["token"]
+        meeting.training, meeting.round = record["training"], record["round"]
+        return meeting
+
+    def break_up(self, error: Exception) -> None:
+        """Drop the connections; the next meeting finds out who is left."""
+        logger.warning("a round failed, and is done again with those that are left: %s", error)
+        self._drop()
+
+    def _drop(self) -> None:
+        meeting, self._meeting, self._token = self._meeting, None, ""
+        if meeting is not None:
+            meeting.close()
+
+    def end(self, number: int) -> None:
+        """Have the server remember that the training has ended after round `number`: a site that comes later raises."""
+        message = {"ask": "end", "epoch": self._epoch, "meeting": self._met, "round": number}
+        try:
+            self._ask(message, SEARCH + SPARE)
+        except RuntimeError as error:
+            logger.warning("a late site cannot see that training has ended: %s", error)
+
+    def close(self) -> None:
+        """Close all connections; a thread that waits here for other sites raises RuntimeError."""
+        self._closed = True
+        with contextlib.suppress(Closed, TimeoutError):
+            self._background.run(self._ended(self._meeting, self._listener), SPARE)
+        self._meeting, self._token, self._listener = None, "", None
+        self._background.close()
+
+    async def _ended(self, meeting: SiteMeeting | None, listener: Listener | None) -> None:
+        self._parking.clear()
+        if meeting is not None:
+            meeting.shut()
+        if listener is not None:
+            listener.close()
+
+    def _ask(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        """Return the server's answer. Raises RuntimeError where there is none in time, Closed where this is closed."""
+        try:
+            return self._background.run(self._answer({**message, "prefix": self._prefix}), seconds + SPARE)
+        except TimeoutError as error:
+            raise RuntimeError(f"the rendezvous at {self._address} did not answer: {error}") from error
+
+    async def _answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Ask until there is an answer: a connection may be lost while the site waits, and the server may start anew."""
+        lost_at, refused = 0.0, 0
         while True:
-            ended = json.loads(self._read("ended") or "{}")
-            before = {} if ended.get("meeting", 0) >= number - 1 else self._record(number - 1)
-            here, passed = self._arrivals(number), time.monotonic() - began
-            if self._is_over(number):  # looked at last: what a site has seen before it was stopped may be over
-                return
-            if self._closed.is_set():
-                raise RuntimeError(f"{self._name} gave up waiting for other sites at {self._address}: it was closed")
-            if 0 < self._met <= ended.get("meeting", 0):
-                raise TrainingEnded(
-                    f"the training at {self._address} has ended, and {self._name} has missed its end: take the model of "
-                    "another site, or start all sites from their checkpoints to go on",
-                    ended["round"],
-                )
-            self._close_if_due(number, before, here, passed)
-            time.sleep(POLL)
+            began = time.monotonic()
+            try:
+                link = await dial(self._host, self._port, key_of(self._secret), f"the rendezvous at {self._address}")
+                return await self._answer_over(link, message)
+            except LinkError as error:
+                now, refused = time.monotonic(), refused + isinstance(error, NotProven)
+                if refused >= PROOFS:
+                    raise RuntimeError(str(error)) from error
+                if not lost_at or now - began > SEARCH:  # the first loss, or one after a long wait
+                    lost_at, told = now, "no rendezvous answers at %s yet, tried for %.0f s: %s"
+                    logger.warning(told, self._address, SEARCH, error)
+                elif now - lost_at > SEARCH:
+                    raise RuntimeError(
+                        f"no rendezvous answers at {self._address}: keep one there by `gradwire rendezvous --port "
+                        f"{self._port}`. {error}"
+                    ) from error
+                await asyncio.sleep(PAUSE)
 
-    def _close_if_due(self, number: int, before: dict[str, Any], here: list[dict[str, str]], passed: float) -> None:
-        """Close a meeting where all have come, or after `passed` seconds of patience. RuntimeError where nobody comes."""
-        expected, came = _ids(before), {each["id"] for each in here}
-        late = passed > (self._phase if self._id in expected else self._start).total_seconds()
-        gone = not came & expected and passed > self._phase.total_seconds()
-        everyone = expected <= came if expected else len(here) >= self._sites
-        if late and not came & expected and len(here) < self._sites:
-            raise RuntimeError(self._nobody_came(here, after_others=bool(expected)))
-        if everyone or late or (gone and len(here) >= self._sites):
-            known = before.get("setup") if came & expected else None
-            self._close(number, here, known or here[0]["setup"])
-
-    def _nobody_came(self, here: list[dict[str, str]], *, after_others: bool) -> str:
-        names = ", ".join(arrival["name"] for arrival in here)
-        others = "the sites of the training there have ended or died, and " if after_others else ""
-        return (
-            f"{others}only {len(here)} of {self._sites} sites came to {self._address} within {self._start}: {names}; a "
-            f"store serves one training, or give each a prefix="
-        )
-
-    def _is_over(self, number: int) -> bool:
-        """Return True if a meeting was closed; of one long ago no record is left."""
-        return bool(self._store.check([f"{number}/closed"])) or self._latest() >= number
-
-    def _record(self, number: int) -> dict[str, Any]:
-        """Return the record of a closed meeting, empty for another, and for one that a stopped site closed too late."""
-        text = self._read(f"{number}/closed")
-        return dict(json.loads(text)) if text and number > self._latest() - KEPT else {}
-
-    def _arrivals(self, number: int) -> list[dict[str, str]]:
-        places = range(1, self._store.add(f"{number}/count", 0) + 1)
-        found = (self._read(f"{number}/arrival/{place}") for place in places)
-        return [json.loads(text) for text in found if text]
-
-    def _close(self, number: int, here: list[dict[str, str]], setup: str) -> None:
-        """Write who is there, but for those that are set up differently; the first to do so wins."""
-        record = json.dumps({"arrivals": [each for each in here if each["setup"] == setup], "setup": setup})
-        if self._store.compare_set(f"{number}/closed", "", record).decode() == record and number > self._latest():
-            self._store.set("latest", str(number))
-            self._forget(number - KEPT)
-
-    def _forget(self, number: int) -> None:
-        """Take away all that a meeting has left in the store."""
-        for place in range(1, self._store.add(f"{number}/count", 0) + 1):
-            self._store.delete_key(f"{number}/arrival/{place}")
-        for key in ("count", "closed"):
-            self._store.delete_key(f"{number}/{key}")
+    async def _answer_over(self, link: Link, message: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            await link.send(written(message))
+            answer = read(await link.receive(BYTES), f"the answer of {self._address}")
+            field(answer, "kind", str, f"the answer of {self._address}")
+            return {**answer, "own": link.own_address}
+        finally:
+            link.close()
 
 
-def _ids(record: Mapping[str, Any]) -> set[str]:
-    return {arrival["id"] for arrival in record.get("arrivals", ())}
+def _check(record: Mapping[str, Any], own: str, address: str) -> None:
+    """Raise BadRecord for a meeting that cannot be one."""
+    what = f"the record of a meeting from {address}"
+    for key in ("number", "round"):
+        field(record, key, int, what)
+    for key in ("training", "token", "epoch"):
+        field(record, key, str, what)
+    for site in field(record, "sites", list, what):
+        if not isinstance(site, dict):
+            raise BadRecord(f"{what} lists sites; got {site!r}")
+        for key in ("id", "name", "link", "host"):
+            field(site, key, str, f"a site in {what}")
+        field(site, "port", int, f"a site in {what}")
+    if sum(site["id"] == own for site in record["sites"]) != 1:
+        raise BadRecord(f"{what} does not have this site in it once")
+    if not all(isinstance(name, str) for name in field(record, "refused", list, what)):
+        raise BadRecord(f"{what} names the sites that were refused; got {record['refused']!r}")
+
+
+def secret_of(secret: str | Path | None) -> str:
+    """Return a secret: as given, or from a file, or from the environment. Raises ValueError for an empty file."""
+    if isinstance(secret, Path):
+        text = secret.read_text("utf-8").strip()
+        if not text:
+            raise ValueError(f"the file {secret} holds no secret")
+        return text
+    return os.environ.get(SECRET, "") if secret is None else secret
+
+
+def _release() -> str:
+    """Return the release of gradwire: sites of different ones may compress differently."""
+    try:
+        return version("gradwire")
+    except PackageNotFoundError:  # a source tree that was never installed
+        return "unknown"
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
@@ -265,33 +317,3 @@ def _host_and_port(address: str) -> tuple[str, int]:
             f"65535; got {address!r}"
         )
     return bare, int(port)
-
-
-def _connected(host: str, port: int, address: str) -> dist.TCPStore:
-    try:
-        _await_listener(host, port, address)
-        return dist.TCPStore(host, port, is_master=False, timeout=CONNECT)
-    except (OSError, RuntimeError) as error:
-        raise RuntimeError(
-            f"no rendezvous answers at {address}: keep one there by `gradwire rendezvous --port {port}`. {error}"
-        ) from error
-
-
-def _await_listener(host: str, port: int, address: str) -> None:
-    """Wait for a store that still starts: torch itself would wait for minutes. Raises OSError where none does."""
-    deadline, warned = time.monotonic() + SEARCH, False
-    while True:
-        try:
-            return socket.create_connection((host, port), timeout=max(deadline - time.monotonic(), PAUSE)).close()
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise
-            if not warned:
-                logger.warning("no rendezvous answers at %s yet, tried for %.0f s: %s", address, SEARCH, error)
-            warned = True
-            time.sleep(PAUSE)
-
-
-def keep(port: int) -> dist.TCPStore:
-    """A store in which sites meet, as long as this process keeps it. Raises RuntimeError where the port is taken."""
-    return dist.TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False, timeout=OPEN_END)

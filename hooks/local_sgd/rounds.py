@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import secrets
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -22,14 +25,18 @@ from ...ddp_core.memory.bucket_memory import BucketMemory
 from ...ddp_core.transport.protocol import Decorator, Transport
 from .fragment import Fragment
 from .joining import anchors, flags, joined
+from .mesh import bytes_of
 from .outer import Outer
+from .outliers import as_norm, as_number, factors
 from .rendezvous import Rendezvous
 from .sites import FixedSites, Meeting
+from .standing import NEW, Claim, Verdict, judge
 
 logger = logging.getLogger(__name__)
 Sites: TypeAlias = FixedSites | Rendezvous  # how those that take part find each other
+FLAGS = 5  # place of the flags behind a site's other numbers
 ATTEMPTS = 5  # of a round, among whoever is left
-NEW = -1  # the round of a site that has not been in any
+DIGEST = 1 << 62  # digests and identities are below it, so that they fit a tensor's numbers
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,8 @@ class RoundStats:
     """A finished round. `fragment`: its number; `seconds` it took beside training; `sites`: that took part.
 
     `payload_bytes` that this site gave to collectives, `sent_bytes` that left it in ring collectives. `replaced`: this site
-    took the others' model over, as it was late or its own was not finite.
+    took the others' model over, as it was late, or its difference was not finite or left out. `outliers`: the names of
+    sites whose differences were clipped or left out.
     """
 
     round: int
@@ -47,6 +55,7 @@ class RoundStats:
     payload_bytes: int
     sent_bytes: float
     replaced: bool
+    outliers: tuple[str, ...] = ()
 
 
 class Rounds:
@@ -54,6 +63,7 @@ class Rounds:
 
     `buffers`: flat, of a model that has any, averaged with the last fragment. `round`: finished ones; it tells whose turn it
     is among the fragments. A site that missed one takes the anchors of those that did not. One round runs at a time.
+    `training`: its identity, which all sites share, empty before the first round.
     A parameter that any site has unfrozen before a round is averaged at all sites after it.
     """
 
@@ -65,12 +75,20 @@ class Rounds:
         outer: Outer,
         compressor: Compressor,
         decorate: Decorator | None = None,
+        outliers: str = "keep",
     ) -> None:
         self.sites, self.fragments, self.buffers = sites, list(fragments), buffers
         self.round = NEW
+        self.training = ""
         self.memories: dict[int, BucketMemory] = {}  # by fragment
         self._outer, self.compressor, self._decorate = outer, compressor, decorate
+        self._outliers = outliers
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gradwire-local-steps")
+
+    @property
+    def claim(self) -> Claim:
+        """This site's standing. Before the first round there is nothing that another training could spoil."""
+        return Claim(self.training if self.round > 0 else "", self.round)
 
     @property
     def turn(self) -> int:
@@ -87,7 +105,7 @@ class Rounds:
     ) -> RoundStats:
         began, failures, stood_at = time.perf_counter(), 0, self.round
         while True:
-            meeting = self.sites.meet()
+            meeting = self.sites.meet(self.claim)
             if self.round != stood_at:  # another model was taken over before a failure: this is no difference from it
                 difference = buffers = None
             try:
@@ -110,21 +128,26 @@ class Rounds:
         began: float,
     ) -> RoundStats:
         able = difference is not None and bool(difference.isfinite().all())
-        standing = meeting.tell([self.round, able, *flags(self.fragments, unfrozen)])
-        newest = max(number for number, *_ in standing)
-        counted = [number == newest and bool(fit) for number, fit, *_ in standing]
-        if newest == NEW or any(number < newest for number, *_ in standing):
-            source = [number for number, *_ in standing].index(newest)
-            self._take_over(meeting, source, joined(self.fragments, standing[source][2:]))
-            self.round = max(newest, 0)
-        done = partial(self._stats, meeting, self.turn, began, replaced=not counted[meeting.ranks.rank])
+        mine = [self.round, able, _number(self.claim.training), secrets.randbelow(DIGEST), _norm(difference)]
+        standing = meeting.tell([*mine, *flags(self.fragments, unfrozen)])
+        verdict = self._verdict(meeting, standing)
+        current = [number == verdict.round for number, *_ in standing]
+        if verdict.round == NEW or not all(current):
+            current = self._catch_up(meeting, current, [each[FLAGS:] for each in standing], verdict.round)
+        self.training, self.round = verdict.training, max(verdict.round, 0)
+        counted = [alike and bool(able) for alike, (_, able, *_) in zip(current, standing, strict=True)]
+        scales = self._scales(counted, [as_norm(norm) for _, _, _, _, norm, *_ in standing])
+        counted = [each and scale > 0 for each, scale in zip(counted, scales, strict=True)]
+        rank, outliers = meeting.ranks.rank, [site for site, scale in enumerate(scales) if scale < 1]
+        names = tuple(meeting.names[site] for site in outliers)
+        done = partial(self._stats, meeting, self.turn, began, replaced=not counted[rank], outliers=names)
         if not any(counted):
             return done(None)
-        reported = {site: each for site, (number, _, *each) in enumerate(standing) if number == newest}
+        if difference is not None and scales[rank] < 1:
+            difference = difference * scales[rank]
+        reported = {site: each[FLAGS:] for site, each in enumerate(standing) if current[site]}
         joining = anchors(meeting, self.fragments, reported, unfrozen)
-        task = Task(
-            self._program(meeting, difference if counted[meeting.ranks.rank] else None, buffers), "a local step's round"
-        )
+        task = Task(self._program(meeting, difference if counted[rank] else None, buffers), "a local step's round")
         transport: Transport = meeting if self._decorate is None else self._decorate(meeting)
         while task.advance(transport, 0, meeting.timeout):
             pass
@@ -151,7 +174,46 @@ class Rounds:
                 place = replace(part.layout, ranks=here.layout.ranks)
                 self.memories[index] = self._renewed(here, place)
 
-    def _take_over(self, meeting: Meeting, source: int, names: Collection[str]) -> None:
+    def _verdict(self, meeting: Meeting, standing: Sequence[Sequence[int]]) -> Verdict:
+        """Return the training and the round of a meeting: as the rendezvous found them, or by the sites' own words.
+
+        Raises ValueError where ranks of a process group have loaded states of different trainings or rounds.
+        """
+        if meeting.round is not None:
+            return Verdict(meeting.training, meeting.round)
+        claims = {
+            name: Claim(_name(training) if number > 0 else "", number)
+            for name, (number, _, training, *_) in zip(meeting.names, standing, strict=True)
+        }
+        verdict = judge(claims, meeting.names, "")
+        if verdict.refused:
+            told = "; ".join(f"{name}: {reason}" for name, reason in verdict.refused.items())
+            raise ValueError(f"load states that all sites saved after one step of one training: {told}")
+        return Verdict(verdict.training or _name(standing[0][3]), verdict.round)
+
+    def _catch_up(
+        self, meeting: Meeting, current: Sequence[bool], reported: Sequence[Sequence[int]], number: int
+    ) -> list[bool]:
+        """Have all sites take the model of those at round `number`; return which sites had it already.
+
+        It is the model of the majority of these. At the start it is the first site's.
+        """
+        digests = [digest for (digest,) in meeting.tell([self.digest()])]
+        holders = [site for site, alike in enumerate(current) if alike]
+        votes = Counter(digests[site] for site in holders)
+        digest = digests[holders[0]] if number == NEW else max(votes, key=votes.__getitem__)
+        source = next(site for site in holders if digests[site] == digest)
+        if number != NEW and len(votes) > 1:
+            others = ", ".join(meeting.names[site] for site in holders if digests[site] != digest)
+            logger.warning("the model of %s differs from the majority's, which all take over", others)
+        self._take_over(meeting, source, digest, joined(self.fragments, reported[source]))
+        return [alike and (number == NEW or each == digest) for alike, each in zip(current, digests, strict=True)]
+
+    def digest(self) -> int:
+        """Return a digest of all that sites have in common."""
+        return _digest([self.buffers, *(each for part in self.fragments for each in (part.anchor, part.momentum))])
+
+    def _take_over(self, meeting: Meeting, source: int, digest: int, names: Collection[str]) -> None:
         """Copy what another site has, all of it or nothing. `names`: the parameters that have joined there."""
         fresh = [self.buffers.clone()]
         for part in self.fragments:
@@ -160,6 +222,11 @@ class Rounds:
             empty = torch.empty(layout.numel, dtype=layout.dtype)
             fresh += [each.clone() if same else empty.clone() for each in (part.anchor, part.momentum)]
         meeting.copy_from(source, fresh)
+        if _digest(fresh) != digest:
+            raise RuntimeError(f"the model from {meeting.names[source]} is not the one that it has announced")
+        if not all(bool(each.isfinite().all()) for each in fresh[1:]):  # a buffer may be infinite, such as a mask
+            name = meeting.names[source]
+            raise ValueError(f"the model of {name}, which all sites begin with, has values that are not finite")
         self.join(names, {})
         common = [self.buffers, *(each for part in self.fragments for each in (part.anchor, part.momentum))]
         for mine, theirs in zip(common, fresh, strict=True):
@@ -211,10 +278,22 @@ class Rounds:
             buffers = average[count:]
             self.buffers.copy_(torch.where(buffers.isfinite(), buffers, self.buffers))
 
-    def _stats(self, meeting: Meeting, turn: int, began: float, task: Task | None, *, replaced: bool) -> RoundStats:
+    def _scales(self, counted: Sequence[bool], norms: Sequence[float]) -> list[float]:
+        """Return the factor of each site's difference; those that count not at all have no say."""
+        found = iter(factors([norm for norm, counts in zip(norms, counted, strict=True) if counts], self._outliers))
+        return [next(found) if counts else 1.0 for counts in counted]
+
+    def _stats(
+        self, meeting: Meeting, turn: int, began: float, task: Task | None, *, replaced: bool, outliers: tuple[str, ...]
+    ) -> RoundStats:
         traffic = (Record() if task is None else task.record).traffic
         sites, seconds = meeting.ranks.world_size, time.perf_counter() - began
-        return RoundStats(self.round, turn, sites, seconds, traffic.payload_bytes, traffic.sent_bytes, replaced)
+        if outliers:
+            logger.warning(
+                "round %d: the differences of %s are far larger than the others'", self.round, ", ".join(outliers)
+            )
+        sent, payload = traffic.sent_bytes, traffic.payload_bytes
+        return RoundStats(self.round, turn, sites, seconds, payload, sent, replaced, outliers)
 
     def close(self) -> None:
         """End the thread, once the round that runs has ended."""
@@ -225,3 +304,25 @@ class Rounds:
         """End without waiting; a round that waits for other sites fails."""
         self.sites.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _digest(tensors: Sequence[Tensor]) -> int:
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(bytes_of(tensor))
+    return int.from_bytes(found.digest()[:8], "big") % DIGEST
+
+
+def _norm(difference: Tensor | None) -> int:
+    """Return a difference's norm, as a number that fits a tensor."""
+    return 0 if difference is None else as_number(float(torch.linalg.vector_norm(difference, dtype=torch.float64)))
+
+
+def _number(training: str) -> int:
+    """Return the identity of a training as a number that fits a tensor."""
+    return int(training or "0", 16)
+
+
+def _name(number: int) -> str:
+    """Return the identity of a training whose number is given."""
+    return f"{number:016x}"

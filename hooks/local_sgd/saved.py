@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,8 +17,8 @@ from ...ddp_core.memory.bucket_memory import BucketMemory
 from .fragment import Fragment
 from .rounds import Rounds
 
-FORMAT = 3
-FIELDS = ("gradwire_local_steps", "setup", "steps", "round", "parameters", "fragments", "buffers")
+FORMAT = 4
+FIELDS = ("gradwire_local_steps", "setup", "training", "steps", "round", "parameters", "fragments", "buffers")
 
 
 def digest(value: object) -> str:
@@ -43,6 +44,7 @@ def state_of(setup: str, steps: int, rounds: Rounds, *, replaced: bool) -> dict[
     return {
         "gradwire_local_steps": FORMAT,
         "setup": setup,
+        "training": rounds.training,
         "steps": steps,
         "round": rounds.round,
         "parameters": parameters,
@@ -75,6 +77,8 @@ def load(state: Mapping[str, Any] | Sequence[Mapping[str, Any]], setup: str, rou
         _check(each, setup, rounds)
     if len(counts := {each["round"] for each in states}) > 1:
         raise ValueError(f"the states were saved after different rounds: {sorted(counts)}")
+    if len(trainings := {each["training"] for each in states}) > 1:
+        raise ValueError(f"the states are of different trainings: {', '.join(sorted(trainings))}")
     if any(each["parameters"].keys() != states[0]["parameters"].keys() for each in states):
         raise ValueError("the states hold different parameters: give the states that all sites saved after one step")
     first = states[0]
@@ -87,7 +91,7 @@ def load(state: Mapping[str, Any] | Sequence[Mapping[str, Any]], setup: str, rou
             setattr(part, field, flat.to(part.layout.dtype))
         found = {name: value for each in reversed(states) for name, value in each.get("unfrozen", {}).items()}
         part.unfrozen = {name: value.clone() for name, value in found.items() if name in part.frozen}
-    rounds.round = int(first["round"])
+    rounds.round, rounds.training = int(first["round"]), str(first["training"])
     rounds.buffers.copy_(first["buffers"])
     rounds.memories = {index: memory for index, memory in enumerate(memories) if memory is not None}
     return int(first["steps"]), bool(first.get("replaced"))
@@ -102,6 +106,8 @@ def _check(state: Any, setup: str, rounds: Rounds) -> None:
             f"the state was saved with gradwire_local_steps = {state['gradwire_local_steps']}, here it is {FORMAT}: load it "
             f"with the version of gradwire that wrote it"
         )
+    if not re.fullmatch("[0-9a-f]{16}|", str(state["training"])):
+        raise ValueError(f"the identity of the saved training is 16 hexadecimal digits; got {state['training']!r}")
     if state["setup"] != setup:
         raise ValueError(f"the state was saved with {state['setup']}, here it is {setup}")
     for part in rounds.fragments:

@@ -13,8 +13,9 @@ from ...compress.protocol.ranks import Ranks
 from ...compress.protocol.requests import AllGather, Request
 from ...ddp_core.transport.collectives import agree, broadcast
 from ...ddp_core.transport.private_group import new_name, private_group
-from ...ddp_core.transport.process_group import GroupPending, started
-from ...ddp_core.transport.protocol import Transport
+from ...ddp_core.transport.process_group import started
+from ...ddp_core.transport.protocol import Reply, Transport
+from .standing import Claim
 
 CPU = torch.device("cpu")
 WAITS = 8  # of a round, and more than it has
@@ -23,22 +24,44 @@ WAITS = 8  # of a round, and more than it has
 class Meeting(Transport):
     """The participants in a round, and the transport between them. Its tensors are on the CPU.
 
-    `timeout`: of each wait.
+    `names`: the sites, in rank order. `timeout`: of each wait. `training` and `round`: as the rendezvous found them, None
+    where the participants find them.
     """
 
-    def __init__(self, group: dist.ProcessGroup, timeout: timedelta) -> None:
-        self.group, self.timeout = group, timeout
+    training = ""
+    round: int | None = None
+
+    def __init__(self, group: dist.ProcessGroup, names: Sequence[str], timeout: timedelta) -> None:
+        self.group, self.names, self.timeout = group, list(names), timeout
         self.ranks = Ranks(group.size(), group.rank())
 
-    def start(self, request: Request, channel: int) -> GroupPending:
-        """Give a request to the group. Raises ValueError for one inside hosts, which sites are not."""
+    def start(self, request: Request, channel: int) -> Reply:
+        """Give a request to the network. Raises ValueError for one inside hosts, which sites are not."""
         if request.scope == "host":
             raise ValueError("local steps are averaged over whole sites: use a compressor without hosts+")
-        return started(request, self.group)
+        return self._started(request)
+
+    def _started(self, request: Request) -> Reply:
+        raise NotImplementedError
 
     def tell(self, numbers: Sequence[int]) -> list[list[int]]:
         """Every one's numbers, in rank order."""
-        return started(AllGather(torch.tensor(numbers)), self.group).wait(self.timeout).tolist()
+        rows: list[list[int]] = self._started(AllGather(torch.tensor(numbers))).wait(self.timeout).tolist()
+        return rows
+
+    def copy_from(self, source: int, tensors: Sequence[Tensor]) -> None:
+        """Take over the tensors of rank `source`, in place."""
+        raise NotImplementedError
+
+
+class GroupMeeting(Meeting):
+    """The ranks of a process group."""
+
+    def __init__(self, group: dist.ProcessGroup, timeout: timedelta) -> None:
+        super().__init__(group, [f"rank {rank}" for rank in range(group.size())], timeout)
+
+    def _started(self, request: Request) -> Reply:
+        return started(request, self.group)
 
     def copy_from(self, source: int, tensors: Sequence[Tensor]) -> None:
         """Take over the tensors of rank `source`, in place."""
@@ -57,9 +80,9 @@ class FixedSites:
         """Make a group of their own, whose requests do not mix with the user's. A collective call."""
         agree(setup, self._parent, what="how local steps are set up")
         group = private_group(self._parent, self._timeout, new_name(self._parent, CPU))
-        self._meeting = Meeting(group, self._timeout)
+        self._meeting = GroupMeeting(group, self._timeout)
 
-    def meet(self) -> Meeting:
+    def meet(self, claim: Claim) -> Meeting:
         """Return the meeting of all ranks."""
         if self._meeting is None:
             raise RuntimeError("a round of local steps has failed, or close() was called: there are no more")

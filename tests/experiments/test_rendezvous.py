@@ -1,24 +1,63 @@
+import os
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
-import torch.distributed as dist
 
+from gradwire import Rendezvous
 from gradwire.experiments.rendezvous import RendezvousConfig
+
+SECRET = "a secret of this test alone"
+
+
+@contextmanager
+def kept(*options, **environment):
+    """The lines that the command prints, and a way to read its exit code: a process that keeps the rendezvous."""
+    command = [sys.executable, "-m", "gradwire", "rendezvous", "--port", "0", *options]
+    known = {key: value for key, value in os.environ.items() if key != "GRADWIRE_SECRET"} | environment
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=known) as process:
+        lines = [process.stdout.readline()]
+        while "Rendezvous(" not in lines[-1] and lines[-1]:
+            lines.append(process.stdout.readline())
+        try:
+            yield lines
+        finally:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+
+
+def reached(lines, secret):
+    """Whether a site reaches the address that the command has printed."""
+    address = lines[-1].split('Rendezvous("')[1].split('"')[0]
+    port = int(lines[0].split("port ")[1].split()[0])
+    assert address.endswith(f":{port}")
+    at = Rendezvous(f"127.0.0.1:{port}", 1, secret=secret)
+    at.join("alone")
+    return at.meet().ranks.world_size == 1
 
 
 def test_sites_reach_it_until_it_is_interrupted():
-    command = [sys.executable, "-m", "gradwire", "rendezvous", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            port = int(process.stdout.readline().split("port ")[1].split()[0])
-            store = dist.TCPStore("127.0.0.1", port, is_master=False)
-            store.set("here", "1")
-            assert store.get("here") == b"1"
-        finally:
-            process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+    with kept() as lines:
+        assert "127.0.0.1" in lines[0]
+        assert reached(lines, "")
+
+
+def test_beyond_this_host_it_makes_a_secret_and_prints_what_other_sites_need():
+    with kept("--host", "0.0.0.0") as lines:
+        secret = lines[1].split("export GRADWIRE_SECRET=")[1].strip()
+        assert reached(lines, secret)
+        with pytest.raises(RuntimeError, match="does not accept this site's secret"):
+            reached(lines, "")
+
+
+def test_a_given_secret_is_used_and_not_printed(tmp_path):
+    file = tmp_path / "secret"
+    file.write_text(SECRET)
+    with kept("--secret-file", str(file)) as lines:
+        assert SECRET not in "".join(lines)
+        assert reached(lines, SECRET)
 
 
 def test_a_port_that_is_none_is_refused():

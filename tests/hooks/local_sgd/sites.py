@@ -6,7 +6,7 @@ from datetime import timedelta
 import torch
 
 from gradwire import Rendezvous
-from gradwire.hooks.local_sgd.rendezvous import keep as keep_rendezvous
+from gradwire.hooks.local_sgd.server import keep as keep_rendezvous
 
 LIMIT = 6.0  # seconds of a round; a site that is later by a third of it is left out
 BUSY = 10.0  # seconds that a busy machine takes

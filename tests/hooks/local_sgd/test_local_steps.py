@@ -9,7 +9,8 @@ from datetime import timedelta
 import pytest
 import torch
 
-from gradwire import LocalSteps, Rendezvous
+from gradwire import LocalSteps
+from gradwire.hooks.local_sgd import server
 
 from .sites import BUSY, LIMIT, Net, Town, descend, together
 
@@ -348,18 +349,18 @@ def test_a_training_whose_sites_are_all_gone_does_not_keep_the_next_one_waiting(
 
 
 def test_a_rendezvous_keeps_no_more_the_longer_it_is_used(town, places):
-    def keys_after(rounds):
-        before, made = town.store.num_keys(), [places(2, prefix=f"{rounds} rounds") for _ in range(2)]
+    def kept_after(rounds):
+        made = [places(2, prefix=f"{rounds} rounds") for _ in range(2)]
         together(2, lambda site: trained(site, made[site], steps=rounds, every=1, fragments=1))
-        assert all(isinstance(each, Rendezvous) for each in made)
-        return town.store.num_keys() - before, made
+        gathering = town.store._gatherings[f"{rounds} rounds"]
+        assert gathering.number > rounds
+        return len(gathering.members), len(gathering.waiting), len(made[0]._parking._places)
 
-    few, _ = keys_after(3)
-    many, made = keys_after(20)
-    assert many == few
-    assert made[0]._attend(2) is None  # one that has slept since then leaves nothing either
-    assert made[0]._attend(made[0]._number) is not None
-    assert keys_after(4)[0] == few
+    assert kept_after(3) == kept_after(20) == (2, 0, 0)
+    assert not town.store._answers
+    for number in range(server.TRAININGS + 5):
+        town.meeting_place(1, "visitor", prefix=f"visit {number}").end(0)
+    assert town.store.remembered == server.TRAININGS
 
 
 def test_ctrl_c_while_others_are_awaited_leaves_no_thread_that_awaits_them(places):

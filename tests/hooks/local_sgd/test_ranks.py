@@ -16,7 +16,7 @@ from gradwire.ddp_core.transport.protocol import Decorated
 from gradwire.hooks.local_sgd.fragment import fragments
 from gradwire.hooks.local_sgd.outer import outer
 from gradwire.hooks.local_sgd.rounds import Rounds
-from gradwire.hooks.local_sgd.sites import Meeting
+from gradwire.hooks.local_sgd.sites import GroupMeeting
 
 from ...ddp_core.errors import message_of
 from ...ranks import LostRank
@@ -100,9 +100,9 @@ class SameMeeting:
     """Sites of a group that meet again after a failure."""
 
     def __init__(self):
-        self.meeting = Meeting(dist.group.WORLD, timedelta(seconds=20))
+        self.meeting = GroupMeeting(dist.group.WORLD, timedelta(seconds=20))
 
-    def meet(self):
+    def meet(self, claim):
         return self.meeting
 
     def break_up(self, error):

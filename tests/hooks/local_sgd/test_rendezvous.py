@@ -1,9 +1,8 @@
-"""Where sites meet that come and go: addresses, trainings that have ended, and keys that other sites delete."""
+"""Where sites meet that come and go: addresses, trainings that have ended, and servers that start late or anew."""
 
 import itertools
 import socket
 import threading
-import time
 from datetime import timedelta
 
 import pytest
@@ -11,11 +10,14 @@ import torch
 
 from gradwire import LocalSteps, Rendezvous
 from gradwire.hooks.local_sgd import rendezvous
-from gradwire.hooks.local_sgd.rendezvous import KEPT
+from gradwire.hooks.local_sgd.server import keep
+from gradwire.hooks.local_sgd.standing import Claim
 
 from .sites import LIMIT, Net, Town, descend, together
 
 SHORT = {"limit": timedelta(seconds=LIMIT), "start": timedelta(seconds=1)}
+OURS, THEIRS = "0" * 15 + "1", "f" * 15 + "0"
+SECRET = "a secret of this test alone"
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,7 @@ def trained(site, at, steps, finish=True):
 def test_a_late_site_where_a_training_has_ended_raises_and_does_not_train_alone(places, finish):
     made = [places(2, start=timedelta(seconds=20)) for _ in range(2)]
     together(2, lambda site: trained(site, made[site], 4, finish))
-    with pytest.raises(RuntimeError, match=r"only 1 of 2 sites came to .*site 2; a store serves one training"):
+    with pytest.raises(RuntimeError, match=r"only 1 of 2 sites came within 1 s: site 2\. Start the other"):
         trained(2, places(2), 4)
 
 
@@ -85,11 +87,16 @@ def test_a_site_that_returns_after_the_others_have_ended_raises_at_once(places):
     assert "has ended, and site 2 has missed its end" in str(third)
 
 
-def test_a_site_whose_last_round_failed_where_the_others_succeeded_raises(places):
-    made = [places(2, start=timedelta(seconds=20)) for _ in range(2)]
+def joined(places, count, **options):
+    """Sites that are set up alike and have met once."""
+    made = [places(count, **{"start": timedelta(seconds=20), **options}) for _ in range(count)]
     for each in made:
         each.join("alike")
-    together(2, lambda site: made[site].meet())
+    return made, together(count, lambda site: made[site].meet())
+
+
+def test_a_site_whose_last_round_failed_where_the_others_succeeded_raises(places):
+    made, _ = joined(places, 2)
     made[0].end(7)
     made[1].break_up(RuntimeError("on purpose"))
     with pytest.raises(rendezvous.TrainingEnded, match="site 1 has missed its end") as raised:
@@ -106,57 +113,55 @@ def test_a_site_that_was_in_the_last_round_of_the_others_ends_with_their_model(p
         assert torch.equal(left, right)
 
 
-def test_a_record_that_another_site_deletes_between_two_looks_reads_as_none(places):
-    mine, theirs, over = places(1), places(1), threading.Event()
-
-    def churn():
-        while not over.is_set():
-            for key, text in (("1/closed", '{"arrivals": []}'), ("1/arrival/1", "{}"), ("latest", "1")):
-                theirs._store.set(key, text)
-            for key in ("1/closed", "1/arrival/1", "latest"):
-                theirs._store.delete_key(key)
-
-    mine._store.add("1/count", 1)
-    thread = threading.Thread(target=churn, daemon=True)
-    thread.start()
-    try:
-        for _ in range(500):
-            assert mine._record(1) in ({}, {"arrivals": []})
-            assert mine._arrivals(1) in ([], [{}])
-            assert mine._latest() in (0, 1)
-    finally:
-        over.set()
-        thread.join(20)
+def test_sites_that_nobody_left_keep_their_connections(places):
+    made, first = joined(places, 2)
+    assert together(2, lambda site: made[site].meet()) == first
+    made[0].break_up(RuntimeError("on purpose"))
+    again = together(2, lambda site: made[site].meet())
+    assert not set(again) & set(first)
+    assert together(2, lambda site: again[site].tell([7])) == [[[7], [7]]] * 2
 
 
-def test_a_site_that_was_stopped_while_its_meeting_ended_gets_into_none_of_its_own(town, places):
-    first, second = (places(2, start=timedelta(seconds=20)) for _ in range(2))
-    for each in (first, second):
+@pytest.mark.parametrize(
+    ("claim", "words"),
+    [
+        (Claim(THEIRS, 900), f"refuses site 2: it is of training {THEIRS}, the others are of {OURS}"),
+        (Claim(OURS, 900), "refuses site 2: it is at round 900, where the others are at 5"),
+    ],
+)
+def test_a_site_of_another_training_or_ahead_of_the_majority_is_refused_by_name_and_the_others_go_on(
+    places, caplog, claim, words
+):
+    made, _ = joined(places, 3)
+    claims = [Claim(OURS, 5)] * 2 + [claim]
+    first, second, third = together(3, lambda site: made[site].meet(claims[site]))
+    assert (first.training, first.round, sorted(first.names)) == (OURS, 5, ["site 0", "site 1"])
+    assert second.round == 5
+    with pytest.raises(RuntimeError, match=words):
+        raise third
+    assert "has refused site 2" in caplog.text
+
+
+def test_two_trainings_on_one_server_do_not_merge(places):
+    made, _ = joined(places, 2)
+    claims = [Claim(OURS, 5), Claim(THEIRS, 9)]
+    for error in together(2, lambda site: made[site].meet(claims[site])):
+        with pytest.raises(RuntimeError, match=f"different trainings, {OURS} and {THEIRS}, and none has a majority"):
+            raise error
+
+
+def test_a_server_that_starts_anew_is_found_again_and_the_training_goes_on():
+    server = keep()
+    at = [Rendezvous(f"127.0.0.1:{server.port}", 2, name=f"site {site}", **SHORT) for site in range(2)]
+    for each in at:
         each.join("alike")
-    for _ in range(1 + KEPT):
-        together(2, lambda site: (first, second)[site].meet())
-    kept = town.store.num_keys()
-    second._close(1, [{"id": second._id, "name": "site 1", "setup": "alike", "group": ""}], "alike")  # it wakes
-    assert second._attend(1) is None
-    assert town.store.num_keys() == kept
-
-
-def test_a_site_that_is_stopped_between_two_looks_comes_late_and_raises_nothing(places, monkeypatch):
-    first, second = (places(2, start=timedelta(seconds=20)) for _ in range(2))
-    for each in (first, second):
-        each.join("alike")
-    together(2, lambda site: (first, second)[site].meet())
-    look, clock = second._arrivals, time.monotonic
-
-    def stopped(number):
-        alone = [{"id": first._id, "name": "site 0", "setup": "alike", "group": ""}]
-        for later in range(number, number + KEPT + 1):
-            first._close(later, alone, "alike")
-        monkeypatch.setattr(rendezvous.time, "monotonic", lambda: clock() + 1000)
-        return look(number)
-
-    monkeypatch.setattr(second, "_arrivals", stopped)
-    assert second._attend(2) is None
+    first = together(2, lambda site: at[site].meet())
+    claim = Claim(first[0].training, 3)
+    server.close()
+    again = keep(server.port)
+    meetings = together(2, lambda site: at[site].meet(claim))
+    again.close()
+    assert [(each.training, each.round) for each in meetings] == [(claim.training, 3)] * 2
 
 
 @pytest.mark.parametrize(
@@ -167,29 +172,37 @@ def test_an_address_that_is_none_is_refused(address):
         Rendezvous(address, 2)
 
 
-def test_an_address_may_be_of_ipv6(town):
+def test_an_address_may_be_of_ipv6():
     try:
-        socket.create_connection(("::1", town.store.port), timeout=5).close()
-    except OSError as error:
+        server = keep(host="::1")
+    except RuntimeError as error:
         pytest.skip(f"no IPv6 here: {error}")
-    at = Rendezvous(f"[::1]:{town.store.port}", 1)
-    at.join("alone")
-    assert at.meet().ranks.world_size == 1
+    made = [Rendezvous(f"[::1]:{server.port}", 2) for _ in range(2)]
+    for each in made:
+        each.join("alike")
+    meetings = together(2, lambda site: made[site].meet())
+    assert together(2, lambda site: meetings[site].tell([site])) == [[[0], [1]]] * 2 or meetings[0].ranks.rank
+    server.close()
 
 
-def test_where_no_store_answers_that_is_told_at_the_first_attempt(monkeypatch, caplog):
+def test_a_port_that_is_taken_is_refused():
+    server = keep()
+    with pytest.raises(RuntimeError, match=f"no rendezvous can listen at 127.0.0.1:{server.port}"):
+        keep(server.port)
+    server.close()
+
+
+def test_where_no_server_answers_that_is_told_at_the_first_attempt(monkeypatch, caplog):
     monkeypatch.setattr(rendezvous, "SEARCH", 1.0)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # nobody listens
         port = taken.getsockname()[1]
-        with pytest.raises(
-            RuntimeError, match=rf"no rendezvous answers at .*: keep one there .* --port {port}`\. .*refused"
-        ):
+        with pytest.raises(RuntimeError, match=rf"no rendezvous answers at .*: keep one there .* --port {port}`\. .*"):
             Rendezvous(f"127.0.0.1:{port}", 2)
     assert "no rendezvous answers at 127.0.0.1" in caplog.text
 
 
-def test_a_store_that_starts_a_little_later_is_found(caplog):
+def test_a_server_that_starts_a_little_later_is_found(caplog):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -203,7 +216,7 @@ def test_a_store_that_starts_a_little_later_is_found(caplog):
 
     def start():
         refused.wait(60)
-        kept.append(rendezvous.keep(port))
+        kept.append(keep(port))
 
     rendezvous.logger.addHandler(told := Told())
     thread = threading.Thread(target=start, daemon=True)
@@ -215,3 +228,49 @@ def test_a_store_that_starts_a_little_later_is_found(caplog):
         thread.join(60)
     at.join("alone")
     assert at.meet().ranks.world_size == 1
+    kept[0].close()
+
+
+def test_another_secret_takes_no_part(tmp_path):
+    server = keep(secret=SECRET)
+    file = tmp_path / "secret"
+    file.write_text(f"{SECRET}\n")
+    address = f"127.0.0.1:{server.port}"
+    Rendezvous(address, 1, secret=file).close()
+    for secret in ("", f"{SECRET}!"):
+        with pytest.raises(RuntimeError, match="does not accept this site's secret: give all sites the same one"):
+            Rendezvous(address, 1, secret=secret)
+    server.close()
+
+
+def test_the_environment_s_secret_is_used(monkeypatch):
+    server = keep(secret=SECRET)
+    monkeypatch.setenv("GRADWIRE_SECRET", SECRET)
+    Rendezvous(f"127.0.0.1:{server.port}", 1).close()
+    server.close()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "8.8.8.8", "::"])
+def test_without_a_secret_an_address_that_strangers_reach_is_refused(host):
+    with pytest.raises(ValueError, match="without a secret sites listen at loopback and private addresses alone"):
+        keep(host=host)
+
+
+def test_a_secret_that_can_be_guessed_is_refused():
+    with pytest.raises(ValueError, match="at least 16 characters"):
+        keep(secret="password")
+
+
+def test_a_site_without_a_secret_warns_of_what_that_means(places, caplog):
+    places(1)
+    assert "site 0 has no secret: whoever reaches" in caplog.text
+
+
+def test_sites_of_another_release_are_refused(places, monkeypatch):
+    made = [places(2) for _ in range(2)]
+    for site, each in enumerate(made):
+        monkeypatch.setattr(rendezvous, "_release", lambda site=site: f"9.{site}")
+        each.join("alike")
+    results = together(2, lambda site: made[site].meet())
+    (error,) = [each for each in results if isinstance(each, ValueError)]
+    assert "set up differently: the others have alike, gradwire 9." in str(error)

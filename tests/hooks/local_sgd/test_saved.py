@@ -7,7 +7,7 @@ import torch
 
 from gradwire.hooks.local_sgd.saved import FORMAT, load
 
-EMPTY = {"steps": 8, "round": 2, "parameters": {}, "fragments": [], "buffers": torch.zeros(0)}
+EMPTY = {"training": "", "steps": 8, "round": 2, "parameters": {}, "fragments": [], "buffers": torch.zeros(0)}
 
 
 def taken(number, setup):

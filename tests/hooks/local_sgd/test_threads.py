@@ -56,29 +56,34 @@ def ended(model, local):
     return [parameter.detach().clone() for parameter in model.parameters()], local.round
 
 
+def saved(local):
+    """The state of local steps without the identity of the training, which each training has of its own."""
+    return {**local.state_dict(), "training": ""}
+
+
 def quietly(rank, fragments, overlap):
     """The model at the end, and without an effect on it the state after each step."""
     model, optimizer, local = built(rank, fragments, overlap)
-    states = {0: local.state_dict()}
+    states = {0: saved(local)}
     for step in range(STEPS):
         descend(model, optimizer, rank, step)
-        states[step + 1] = local.state_dict()
+        states[step + 1] = saved(local)
     return ended(model, local), states
 
 
 def saved_often(rank, world_size, fragments, overlap):
     model, optimizer, local = built(rank, fragments, overlap)
-    thread = Busy(local.state_dict)
+    thread = Busy(lambda: saved(local))
     thread.start()
     for step in range(STEPS):
         descend(model, optimizer, rank, step)
         if step % 3 == rank:
             thread.once_more()
-    saved = thread.stop()
+    taken = thread.stop()
     found, (expected, states) = ended(model, local), quietly(rank, fragments, overlap)
     assert thread.error is None, thread.error
-    alike = [same(state, states[state["steps"]]) for state in saved]
-    return same(found, expected), all(alike), len({state["steps"] for state in saved})
+    alike = [same(state, states[state["steps"]]) for state in taken]
+    return same(found, expected), all(alike), len({state["steps"] for state in taken})
 
 
 @pytest.mark.parametrize(("fragments", "overlap"), CASES)
@@ -95,20 +100,20 @@ def saved_in_a_round(rank, world_size, fragments):
     """The same with one save that begins while a round is on its way, and a turn that comes before the round's end."""
     gate = Gate()
     model, optimizer, local = built(rank, fragments, True, gate)
-    saved = []
+    taken = []
     for step in range(STEPS):
         if step == 7:
             local.state_dict()  # the round before has ended
             gate.open.clear()  # until that which step 7 begins is on its way
         descend(model, optimizer, rank, step)
         if step == 7:
-            thread = threading.Thread(target=lambda: saved.append(local.state_dict()))
+            thread = threading.Thread(target=lambda: taken.append(saved(local)))
             thread.start()
         if step == 7 + EVERY // fragments - 1:
             threading.Timer(0.3, gate.open.set).start()  # while the next turn waits for the round
     thread.join()
     found, (expected, states) = ended(model, local), quietly(rank, fragments, True)
-    (state,) = saved
+    (state,) = taken
     return same(found, expected), same(state, states[state["steps"]])
 
 

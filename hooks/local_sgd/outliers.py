@@ -1,0 +1,45 @@
+"""Differences of faulty sites: those whose norm is far above the others' are clipped to it, or left out."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from statistics import median
+
+CHOICES = ("keep", "clip", "drop")
+FAR = 3.0  # a norm is far above the median of the others' from this factor on
+LEAST = 3  # sites: of two nobody knows which one is faulty
+BITS = struct.Struct("<d"), struct.Struct("<q")
+
+
+def checked(choice: str) -> str:
+    """Return the choice. Raises ValueError for one that there is not."""
+    if choice not in CHOICES:
+        raise ValueError(f"outliers is {', '.join(map(repr, CHOICES))}; got {choice!r}")
+    return choice
+
+
+def factors(norms: Sequence[float], choice: str) -> list[float]:
+    """Return the factor for each site's difference, from the norms of all: 1, or less for a norm that is far above.
+
+    >>> factors([1.0, 1.0, 100.0], "clip"), factors([1.0, 1.0, 100.0], "drop"), factors([1.0, 100.0], "drop")
+    ([1.0, 1.0, 0.01], [1.0, 1.0, 0.0], [1.0, 1.0])
+    """
+    if choice == "keep" or len(norms) < LEAST:
+        return [1.0] * len(norms)
+    usual = [median([*norms[:place], *norms[place + 1 :]]) for place in range(len(norms))]
+    far = [0 < FAR * others < norm for norm, others in zip(norms, usual, strict=True)]
+    less = [others / norm if choice == "clip" and norm else 0.0 for norm, others in zip(norms, usual, strict=True)]
+    return [each if outlying else 1.0 for outlying, each in zip(far, less, strict=True)]
+
+
+def as_number(norm: float) -> int:
+    """Return the bits of a norm as a whole number, which a tensor of whole numbers carries."""
+    real, whole = BITS
+    return int(whole.unpack(real.pack(norm))[0])
+
+
+def as_norm(number: int) -> float:
+    """Return the norm whose bits are given."""
+    real, whole = BITS
+    return float(real.unpack(whole.pack(number))[0])

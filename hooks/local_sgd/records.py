@@ -1,0 +1,55 @@
+"""The messages between sites and their rendezvous: JSON, of which every field is checked before it is used."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, TypeVar, cast
+
+T = TypeVar("T", str, int, float, list[Any])
+BYTES = 1 << 18  # of a message at most
+TEXT = 1 << 14  # characters of a text in it
+SHOWN = 80  # characters of a wrong value in an error
+
+
+class BadRecord(RuntimeError):
+    """A message lacks a field, or has one that it cannot have."""
+
+
+def written(record: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a message."""
+    return json.dumps(record).encode()
+
+
+def read(text: bytes, what: str) -> dict[str, Any]:
+    """Return a message. `what`: it is, for errors. Raises BadRecord for bytes that are none."""
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadRecord(f"{what} is not JSON: {_shown(text)}") from error
+    if not isinstance(record, dict):
+        raise BadRecord(f"{what} is a JSON object; got {_shown(record)}")
+    return record
+
+
+def field(record: Mapping[str, Any], key: str, kind: type[T], what: str) -> T:
+    """Return a field of a message. Raises BadRecord where it is absent, or of another type or size than it can be."""
+    value = record.get(key)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value) if abs(value) < 1 << 53 else math.inf
+    good = isinstance(value, kind) and not isinstance(value, bool)
+    if isinstance(value, str):
+        good = good and len(value) <= TEXT
+    elif isinstance(value, float):
+        good = good and math.isfinite(value) and value >= 0
+    elif isinstance(value, int):
+        good = good and -1 <= value < 1 << 62
+    if not good:
+        raise BadRecord(f"{what} has a field {key!r} of type {kind.__name__}; got {_shown(value)}")
+    return cast(T, value)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

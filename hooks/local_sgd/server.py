@@ -1,0 +1,158 @@
+"""The rendezvous itself: a server that sites ask for the next meeting, over connections that have proven a secret."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import secrets
+import socket
+from collections import OrderedDict
+from datetime import timedelta
+from typing import Any
+
+from .background import Background
+from .gathering import Answer, Arrival, Gathering
+from .link import Link, LinkError, Listener, key_of
+from .records import BYTES, BadRecord, field, read, written
+
+logger = logging.getLogger(__name__)
+TRAININGS = 256  # that the server remembers; one that nobody waits in makes room for the next
+ASKED = 10.0  # seconds in which a connection has to say what it wants
+START = timedelta(seconds=30)
+LEAST = 16  # characters of a secret
+
+
+class Server:
+    """A place where sites meet, until `close`. Raises RuntimeError where it cannot listen at the address.
+
+    `host`: the address at which it listens; without a secret a loopback or private one. `port`: 0 takes a free one.
+    """
+
+    def __init__(self, host: str = "127.0.0.1", port: int = 0, secret: str = "") -> None:
+        refuse_open(host, secret)
+        self.host, self._epoch = host, secrets.token_hex(8)
+        self._gatherings: OrderedDict[str, Gathering] = OrderedDict()
+        self._answers: dict[tuple[str, str], asyncio.Future[Answer]] = {}
+        self._background = Background()
+        self._listener = Listener(key_of(secret), self._serve)
+        try:
+            self.port = self._background.run(self._listener.open(host, port), START.total_seconds())
+        except OSError as error:
+            self._background.close()
+            raise RuntimeError(f"no rendezvous can listen at {host}:{port}: {error}") from error
+
+    @property
+    def remembered(self) -> int:
+        """The number of trainings that the server remembers."""
+        return len(self._gatherings)
+
+    def close(self) -> None:
+        """End: sites that wait raise RuntimeError."""
+        with contextlib.suppress(RuntimeError, TimeoutError):
+            self._background.run(self._shut(), START.total_seconds())
+        self._background.close()
+
+    async def _shut(self) -> None:
+        self._listener.close()
+
+    async def _serve(self, link: Link) -> None:
+        """Answer one question of a site."""
+        try:
+            question = read(await asyncio.wait_for(link.receive(BYTES), ASKED), "the question of a site")
+            answer = await self._answered(question, link)
+        except BadRecord as error:
+            logger.warning("the rendezvous refuses a question of %s: %s", link.peer, error)
+            answer = {"kind": "error", "error": "bad", "message": str(error), "round": 0}
+        except asyncio.TimeoutError:
+            return link.close()
+        if answer is not None:
+            await link.send(written({**answer, "epoch": self._epoch}))
+        await link.end()
+
+    async def _answered(self, question: dict[str, Any], link: Link) -> Answer | None:
+        """Return the answer; None where the site has left before there was one."""
+        wish = field(question, "ask", str, "the question of a site")
+        if wish == "look":
+            return {"kind": "here"}
+        prefix = field(question, "prefix", str, "the question of a site")
+        gathering = self._gathering(prefix)
+        if wish == "meet":
+            arrival = Arrival.of(question, self._epoch, asyncio.get_running_loop().time())
+            return await self._met(prefix, gathering, arrival, link)
+        if wish == "end":
+            meeting, number = (field(question, key, int, "the end of a training") for key in ("meeting", "round"))
+            if field(question, "epoch", str, "the end of a training") == self._epoch:
+                gathering.end(meeting, number)
+            self._review(prefix, gathering)
+            return {"kind": "here"}
+        raise BadRecord(f"a site asks to look, meet or end; got {wish[:20]!r}")
+
+    def _gathering(self, prefix: str) -> Gathering:
+        found = self._gatherings.setdefault(prefix, Gathering())
+        self._gatherings.move_to_end(prefix)
+        idle = (name for name, each in self._gatherings.items() if not each.waiting and name != prefix)
+        for name in list(idle)[: max(0, len(self._gatherings) - TRAININGS)]:
+            del self._gatherings[name]
+        if len(self._gatherings) > TRAININGS:
+            del self._gatherings[prefix]
+            raise BadRecord(f"{TRAININGS} trainings wait for sites already")
+        return found
+
+    async def _met(self, prefix: str, gathering: Gathering, arrival: Arrival, link: Link) -> Answer | None:
+        """Have a site wait for its meeting; a connection that ends meanwhile takes it back."""
+        loop, key = asyncio.get_running_loop(), (prefix, arrival.id)
+        if (earlier := self._answers.pop(key, None)) is not None:
+            earlier.cancel()  # of a connection that was lost: the site asks again
+        gathering.add(arrival)
+        answer = self._answers[key] = loop.create_future()
+        left = asyncio.ensure_future(link.receive(BYTES))
+        timers = [loop.call_at(each + 1e-3, self._review, prefix, gathering) for each in gathering.deadlines(arrival)]
+        try:
+            self._review(prefix, gathering)
+            await asyncio.wait({answer, left}, return_when=asyncio.FIRST_COMPLETED)
+            return answer.result() if answer.done() and not answer.cancelled() else None
+        finally:
+            for timer in timers:
+                timer.cancel()
+            await _dropped(left)
+            if self._answers.get(key) is answer:
+                del self._answers[key]
+                gathering.waiting.pop(arrival.id, None)
+                self._review(prefix, gathering)
+
+    def _review(self, prefix: str, gathering: Gathering) -> None:
+        """Answer the sites whose wait is over."""
+        for site, answer in gathering.review(asyncio.get_running_loop().time()).items():
+            if (future := self._answers.get((prefix, site))) is not None and not future.done():
+                future.set_result(answer)
+
+
+async def _dropped(task: asyncio.Future[bytes]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError, LinkError):
+        await task
+
+
+def refuse_open(host: str, secret: str) -> None:
+    """Raise ValueError for a secret that can be guessed, and without one for an address that strangers may reach."""
+    if secret and len(secret) < LEAST:
+        raise ValueError(f"a secret has at least {LEAST} characters, so that nobody guesses it; got {len(secret)}")
+    if secret:
+        return
+    try:
+        found = {each[4][0] for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError as error:
+        raise ValueError(f"{host} is no address of this host: {error}") from error
+    addresses = [ipaddress.ip_address(str(each).partition("%")[0]) for each in found]
+    if any(each.is_global or each.is_unspecified for each in addresses):
+        raise ValueError(
+            f"without a secret sites listen at loopback and private addresses alone; got {host}: give all sites and the "
+            "rendezvous the same secret= or GRADWIRE_SECRET"
+        )
+
+
+def keep(port: int = 0, host: str = "127.0.0.1", secret: str = "") -> Server:
+    """Return a place where sites meet, as long as this process keeps it. Raises RuntimeError where the port is taken."""
+    return Server(host, port, secret)

@@ -1,0 +1,337 @@
+"""Strangers and faulty members at the loopback address: they change nothing, read nothing and stop nobody."""
+
+import json
+import random
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+
+from gradwire import Rendezvous
+from gradwire.hooks.local_sgd import link
+from gradwire.hooks.local_sgd.background import Background
+from gradwire.hooks.local_sgd.link import FRAME, MAGIC, Link, LinkError, Listener, dial, key_of
+from gradwire.hooks.local_sgd.server import keep
+
+from .sites import BUSY, LIMIT, together
+from .test_local_steps import assert_same, trained
+
+SECRET = "a secret that no stranger knows"
+HERE = "127.0.0.1"
+IDLE = 1000  # connections; a process may often have 1,024 files open
+
+
+@pytest.fixture
+def server():
+    made = keep(secret=SECRET)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def background():
+    made = Background()
+    yield made
+    made.close()
+
+
+def member(server, sites, name, **options):
+    options = {"limit": timedelta(seconds=LIMIT), "start": timedelta(seconds=20), "secret": SECRET} | options
+    return Rendezvous(f"{HERE}:{server.port}", sites, name=name, **options)
+
+
+def sent_and_read(port, data):
+    """What a listener answers to these bytes, until it closes the connection or a moment passes."""
+    with socket.create_connection((HERE, port), timeout=5) as stranger:
+        try:
+            stranger.sendall(data)
+            stranger.shutdown(socket.SHUT_WR)
+            return stranger.recv(1 << 16)
+        except OSError:
+            return b""
+
+
+def malformed(source):
+    """Bytes that are no proof: noise, a right beginning with noise behind it, or a giant length."""
+    noise = source.randbytes(source.choice([0, 1, 47, 48, 80, 200]))
+    return source.choice([noise, MAGIC + noise, MAGIC + bytes(32) + struct.pack(">I", 0xFFFFFFFF) + noise])
+
+
+def test_ten_thousand_malformed_connections_change_nothing_while_sites_train(server):
+    source, over = random.Random(0), threading.Event()
+    answers, counts = set(), [0]
+
+    def attack():
+        while counts[0] < 10_000:
+            answers.add(sent_and_read(server.port, malformed(source))[: len(MAGIC)])
+            counts[0] += 1
+        over.set()
+
+    attacker = threading.Thread(target=attack, daemon=True)
+    attacker.start()
+    made = [member(server, 2, f"site {site}") for site in range(2)]
+    results = together(2, lambda site: trained(site, made[site]))
+    assert_same(model for model, _, _ in results)
+    assert all(stats.sites == 2 for stats in results[0][2].history)
+    assert over.wait(300)
+    assert answers <= {b"", MAGIC}  # a listener shows a stranger nothing but its protocol's name and a random number
+    assert server.remembered == 1
+
+
+def test_a_thousand_idle_connections_delay_a_member_by_no_more_than_a_second(server):
+    def seconds():
+        began = time.monotonic()
+        made = [member(server, 2, f"site {site}", prefix=str(began)) for site in range(2)]
+        for each in made:
+            each.join("alike")
+        met = together(2, lambda site: made[site].meet())
+        assert [each.ranks.world_size for each in met] == [2, 2]
+        for each in made:
+            each.close()
+        return time.monotonic() - began
+
+    before = min(seconds() for _ in range(3))
+    hold = f"kept = [socket.create_connection(({HERE!r}, {server.port}), timeout=60) for _ in range({IDLE})]"
+    script = f"import socket, sys\n{hold}\nprint('held', flush=True)\nsys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline().strip() == b"held"
+        after = min(seconds() for _ in range(3))
+        holder.stdin.close()
+    assert after < before + 1.0
+
+
+class Recorder:
+    """A proxy on the loopback address that keeps the bytes of connections, and may change them."""
+
+    def __init__(self, port, change=lambda data: data):
+        self._target, self._change = port, change
+        self._server = socket.create_server((HERE, 0))
+        self.port, self.said = self._server.getsockname()[1], []
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self):
+        while True:
+            try:
+                here, _ = self._server.accept()
+            except OSError:
+                return
+            there = socket.create_connection((HERE, self._target), timeout=60)
+            self.said.append(bytearray())
+            threading.Thread(target=self._pass, args=(here, there, self.said[-1]), daemon=True).start()
+            threading.Thread(target=self._pass, args=(there, here, bytearray()), daemon=True).start()
+
+    def _pass(self, source, target, kept):
+        try:
+            while data := source.recv(1 << 16):
+                kept.extend(data)
+                target.sendall(self._change(data) if len(kept) > len(data) + 200 else data)
+            target.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+    def close(self):
+        self._server.close()
+
+
+def test_a_recorded_conversation_that_is_sent_again_changes_nothing(server):
+    recorder = Recorder(server.port)
+    at = Rendezvous(f"{HERE}:{recorder.port}", 1, secret=SECRET, prefix="recorded")
+    at.join("alike")
+    at.meet()
+    at.end(3)
+    at.close()
+    recorder.close()
+    known = server._gatherings["recorded"]
+    before = (known.number, known.ended)
+    assert before == (1, (1, 3))
+    for said in recorder.said:
+        assert bytes(said).startswith(MAGIC)
+        answer = sent_and_read(server.port, bytes(said))
+        assert answer[: len(MAGIC)] in (b"", MAGIC)
+        assert len(answer) <= len(MAGIC) + link.NONCE
+    assert (known.number, known.ended) == before
+
+
+def pair(background, serve, secret=SECRET):
+    """A connection to a listener of this process, and the listener."""
+    listener = Listener(key_of(secret), serve)
+    port = background.run(listener.open(HERE, 0), BUSY)
+    return background.run(dial(HERE, port, key_of(secret), "the listener"), BUSY), listener
+
+
+def frames_of(background, written):
+    """What the other end of a connection receives, and the error that ends it, where raw bytes are written."""
+    got, ended = [], threading.Event()
+
+    async def serve(other):
+        try:
+            while True:
+                got.append(await other.receive())
+        except LinkError as error:
+            got.append(str(error))
+            ended.set()
+
+    mine, listener = pair(background, serve)
+
+    async def write():
+        await mine.send(b"first")
+        mine._writer.write(written(mine))
+        await mine._writer.drain()
+        mine._writer.write_eof()
+
+    background.run(write(), BUSY)
+    assert ended.wait(BUSY)
+    background._loop.call_soon_threadsafe(listener.close)
+    return got
+
+
+def frame(mine, counter, body, key=None):
+    head = struct.pack(">I", len(body))
+    return head + body + link._tag(key or mine._sending, counter, head, body)
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        (lambda mine: frame(mine, 0, b"first"), "forged, changed or repeated"),  # the same once more
+        (lambda mine: frame(mine, 1, b"second", bytes(32)), "forged, changed or repeated"),
+        (lambda mine: frame(mine, 2, b"later"), "forged, changed or repeated"),  # one was taken out
+        (lambda mine: frame(mine, 1, b"second", mine._receiving), "forged, changed or repeated"),  # its own sent back
+        (lambda mine: struct.pack(">I", FRAME + 1), f"announces {FRAME + 1} bytes where at most {FRAME} are allowed"),
+        (lambda mine: frame(mine, 1, b"second")[:-1], "closed the connection"),
+    ],
+)
+def test_a_frame_that_was_changed_repeated_moved_or_is_too_long_ends_the_connection(background, written, words):
+    first, error = frames_of(background, written)
+    assert first == b"first"
+    assert words in error
+
+
+def test_a_length_takes_no_memory_before_it_is_checked(background):
+    import tracemalloc
+
+    tracemalloc.start()
+    try:
+        frames_of(background, lambda mine: struct.pack(">I", 0xFFFFFFFF))
+        assert tracemalloc.get_traced_memory()[1] < 64 * FRAME
+    finally:
+        tracemalloc.stop()
+
+
+QUESTION = {"ask": "meet", "prefix": "forged", "id": "x", "name": "x", "setup": "x", "link": "", "host": HERE}
+QUESTION |= {"port": 9, "met": 0, "epoch": "", "sites": 2, "phase": 1.0, "start": 0.1, "training": "", "round": -1}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"", "is not JSON"),
+        (b"\xff\xfe", "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
+        (b"[]", "is a JSON object"),
+        (b"{}", "'ask' of type str; got None"),
+        (b'{"ask": "dance", "prefix": "x"}', "to look, meet or end; got 'dance'"),
+        *(
+            (json.dumps({**QUESTION, **change}).encode(), words)
+            for change, words in [
+                ({"port": "80"}, "'port' of type int; got '80'"),
+                ({"port": 0}, "a port from 1 to 65535"),
+                ({"sites": 10**9}, "1 to 1024 sites"),
+                ({"met": True}, "'met' of type int; got True"),
+                ({"phase": float("nan")}, "'phase' of type float; got nan"),
+                ({"start": float("inf")}, "'start' of type float; got inf"),
+                ({"round": 10**30}, "'round' of type int"),
+                ({"setup": "x" * 20_000}, "'setup' of type str"),
+                ({"name": None}, "'name' of type str; got None"),
+            ]
+        ),
+    ],
+)
+def test_a_record_that_cannot_be_is_refused_by_a_clear_error_and_the_server_goes_on(server, background, text, words):
+    async def asked():
+        mine = await dial(HERE, server.port, key_of(SECRET), "the rendezvous")
+        await mine.send(text)
+        answer = json.loads(await mine.receive())
+        mine.close()
+        return answer
+
+    answer = background.run(asked(), BUSY)
+    assert answer["error"] == "bad"
+    assert words in answer["message"]
+    member(server, 1, "site 0").close()
+
+
+class Answers:
+    """A server that knows the secret, and answers each question with the same bytes."""
+
+    def __init__(self, background, text):
+        self._background, self._text = background, text
+        self._listener = Listener(key_of(""), self._serve)
+        self.port = background.run(self._listener.open(HERE, 0), BUSY)
+
+    async def _serve(self, other: Link):
+        question = json.loads(await other.receive())
+        look = json.dumps({"kind": "here"}).encode()
+        await other.send(look if question["ask"] == "look" else self._text)
+        await other.end()
+
+
+RECORD = {"kind": "record", "number": 1, "round": -1, "training": "a", "token": "t", "epoch": "e", "refused": []}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"?", "the answer of .* is not JSON"),
+        (b"{}", "has a field 'kind' of type str"),
+        (b'{"kind": "error"}', "has a field 'error' of type str"),
+        (json.dumps(RECORD).encode(), "the record of a meeting from .* has a field 'sites' of type list"),
+        (json.dumps({**RECORD, "sites": [3]}).encode(), "lists sites; got 3"),
+        (json.dumps({**RECORD, "sites": [{}]}).encode(), "a site in the record .* has a field 'id'"),
+        (json.dumps({**RECORD, "sites": []}).encode(), "does not have this site in it once"),
+    ],
+)
+def test_an_answer_that_cannot_be_is_refused_by_a_clear_error(background, text, words):
+    at = Rendezvous(f"{HERE}:{Answers(background, text).port}", 1, secret="")
+    at.join("alike")
+    with pytest.raises(RuntimeError, match=words):
+        at.meet()
+
+
+@pytest.mark.parametrize("numbers", [[1, 2, 3], [1]])
+def test_a_site_that_sends_another_size_is_named_and_nobody_dies(server, numbers):
+    made = [member(server, 2, f"site {site}") for site in range(2)]
+    for each in made:
+        each.join("alike")
+    meetings = together(2, lambda site: made[site].meet())
+    errors = together(2, lambda site: meetings[site].tell(numbers if site else [1, 2]))
+    assert all(isinstance(error, RuntimeError) for error in errors)
+    assert any("message and size" in str(error) for error in errors)
+
+
+def test_a_model_that_is_changed_on_its_way_is_not_taken(server):
+    made = [member(server, 2, f"site {site}") for site in range(2)]
+    for each in made:
+        each.join("alike")
+    meetings = together(2, lambda site: made[site].meet())
+    place = meetings[0].ranks.rank
+
+    async def flip():  # a peer that has the secret, and sends a frame that it did not hash
+        wire = next(each for each in meetings[0]._links if each)
+        wire._writer.write(b"\x00\x00\x00\x10" + bytes(48))
+
+    made[0]._background.run(flip(), BUSY)
+    tensors = [torch.zeros(3), torch.ones(3)]
+
+    def copy(site):
+        meetings[site].copy_from(place, [tensors[site]])
+
+    errors = together(2, copy)
+    assert any(isinstance(error, RuntimeError) and "forged, changed or repeated" in str(error) for error in errors)
+    assert torch.equal(tensors[1], torch.ones(3))

@@ -1,0 +1,170 @@
+"""A training has an identity: states keep it, other trainings are refused, and what is taken over is checked."""
+
+import itertools
+import warnings
+
+import pytest
+import torch
+
+from gradwire import LocalSteps
+
+from .sites import Net, Town, descend, together
+from .test_local_steps import assert_same
+
+OPTIONS = {"every": 2, "fragments": 1, "overlap": False, "outer": "sgd:lr=1,momentum=0", "compressor": "none"}
+
+
+@pytest.fixture(scope="module")
+def town():
+    return Town()
+
+
+@pytest.fixture
+def places(town, request):
+    """Makes the rendezvous of a site: in a training of this test's own."""
+    numbers = itertools.count()
+
+    def made(sites, **options):
+        return town.meeting_place(sites, f"site {next(numbers)}", **{"prefix": request.node.name, **options})
+
+    return made
+
+
+def built(site, at, seed=0):
+    model = Net(seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return model, optimizer, LocalSteps(model, optimizer, at=at, **OPTIONS)
+
+
+def state_after(places, steps, prefix):
+    """The states of two sites after so many steps."""
+    made = [places(2, prefix=prefix) for _ in range(2)]
+
+    def run(site):
+        model, optimizer, local = built(site, made[site])
+        for step in range(steps):
+            descend(model, optimizer, site, step)
+        state = local.state_dict()
+        local.close()
+        return state
+
+    return together(2, run)
+
+
+def test_all_sites_save_one_identity_and_another_training_has_another(places):
+    first, second = state_after(places, 4, "one")
+    third, _ = state_after(places, 4, "two")
+    assert first["training"] == second["training"] != third["training"]
+    assert len(first["training"]) == 16
+
+
+def test_an_old_checkpoint_of_another_training_replaces_nobodys_model(places):
+    old = state_after(places, 40, "old")[0]
+    made = [places(3) for _ in range(3)]
+
+    def run(site):
+        model, optimizer, local = built(site, made[site])
+        try:
+            for step in range(12):
+                if (site, step) == (2, 5):
+                    local.load_state_dict(old)
+                descend(model, optimizer, site, step)
+            local.finish()
+        finally:
+            local.close()
+        return model, local.round
+
+    first, second, third = together(3, run)
+    assert first[1] == second[1] == 7
+    assert_same([first[0], second[0]])
+    assert isinstance(third, RuntimeError)
+    assert f"refuses site 4: it is of training {old['training']}" in str(third)
+
+
+def test_a_site_that_resumes_from_its_checkpoint_takes_part_again(places):
+    states = state_after(places, 8, "before")
+    made = [places(2, prefix="after") for _ in range(2)]
+
+    def run(site):
+        model, optimizer, local = built(site, made[site])
+        local.load_state_dict(states[site])
+        for step in range(4):
+            descend(model, optimizer, site, step)
+        local.finish()
+        return model, local.state_dict()["training"]
+
+    first, second = together(2, run)
+    assert_same([first[0], second[0]])
+    assert first[1] == second[1] == states[0]["training"]
+
+
+@pytest.mark.parametrize("identity", ["", "0" * 16])
+def test_a_saved_identity_is_taken_as_it_is_or_refused(places, identity):
+    (state, _) = state_after(places, 4, f"identity {identity}")
+    _, _, local = built(0, places(1))
+    local.load_state_dict({**state, "training": identity})
+    with pytest.raises(ValueError, match=r"16 hexadecimal digits; got '\.\./etc'"):
+        local.load_state_dict({**state, "training": "../etc"})
+    with pytest.raises(ValueError, match="the states are of different trainings"):
+        local.load_state_dict([state, {**state, "training": "f" * 16}])
+    local.close()
+
+
+def test_a_first_model_that_is_not_finite_is_refused_by_name(places):
+    made = [places(2) for _ in range(2)]
+
+    def run(site):
+        model = Net(0)
+        with torch.no_grad():
+            model.first.weight[0, 0] = torch.nan
+        LocalSteps(model, torch.optim.SGD(model.parameters(), lr=0.1), at=made[site], **OPTIONS)
+
+    for error in together(2, run):
+        assert isinstance(error, ValueError)
+        assert "the model of site" in str(error)
+        assert "not finite" in str(error)
+
+
+def test_a_model_that_differs_from_the_majoritys_is_replaced_when_a_site_comes(places, caplog):
+    made = [places(3) for _ in range(4)]
+    begun = []
+
+    def run(site):
+        while site == 3 and not begun:
+            pass
+        model, optimizer, local = built(site, made[site], seed=site)
+        while local.round < 60 and not (local.history[-1].sites == 4 and local.round > 9):
+            if (site, local.steps) == (1, 4):
+                with torch.no_grad():
+                    local._parts[0].anchor[0] += 1.0  # a bit that flipped
+                begun.append(True)
+            descend(model, optimizer, site, local.steps)
+        local.synchronize()
+        anchor = local._parts[0].anchor.clone()
+        local.close()
+        return anchor
+
+    anchors = together(4, run)
+    for anchor in anchors[1:]:
+        assert torch.equal(anchor, anchors[0])
+    assert "the model of site 1 differs from the majority's" in caplog.text
+
+
+def test_a_site_that_gives_nothing_round_after_round_is_warned_and_counted(places):
+    made = [places(2) for _ in range(2)]
+
+    def run(site):
+        model, optimizer, local = built(site, made[site])
+        for step in range(10):
+            if site == 1:
+                with torch.no_grad():
+                    model.first.weight[0, 0] = torch.nan
+            descend(model, optimizer, site, step)
+        local.close()
+        return local.metrics()["missed_rounds"]
+
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        assert together(2, run) == [0, 5]
+    (warning,) = [each for each in found if "given nothing" in str(each.message)]
+    assert "to the last 3 rounds: its steps are wasted" in str(warning.message)

@@ -1,0 +1,97 @@
+"""A faulty site among several: its differences are clipped to the others' norm or left out, and it is named."""
+
+import itertools
+
+import pytest
+import torch
+
+from gradwire import LocalSteps
+from gradwire.hooks.local_sgd.outliers import as_norm, as_number, factors
+
+from .sites import Net, Town, descend, together
+
+PLAIN = {"every": 2, "fragments": 1, "overlap": False, "outer": "sgd:lr=1,momentum=0", "compressor": "none"}
+SITES, STEPS, FAULTY = 4, 40, 3
+
+
+@pytest.fixture(scope="module")
+def town():
+    return Town()
+
+
+@pytest.mark.parametrize(
+    ("norms", "clipped", "dropped"),
+    [
+        ([1.0, 1.0, 2.9], [1.0, 1.0, 1.0], [1.0, 1.0, 1.0]),
+        ([2.0, 8.0, 4.0, 60.0], [1.0, 1.0, 1.0, 4 / 60], [1.0, 1.0, 1.0, 0.0]),
+        ([1.0, 100.0], [1.0, 1.0], [1.0, 1.0]),  # nobody knows which of two is faulty
+        ([0.0, 0.0, 5.0], [1.0, 1.0, 1.0], [1.0, 1.0, 1.0]),  # the others have not moved: there is nothing to clip to
+        ([], [], []),
+    ],
+)
+def test_a_norm_above_three_times_the_median_of_the_others_is_clipped_or_dropped(norms, clipped, dropped):
+    assert factors(norms, "clip") == pytest.approx(clipped)
+    assert factors(norms, "drop") == dropped
+    assert factors(norms, "keep") == [1.0] * len(norms)
+
+
+@pytest.mark.parametrize("norm", [0.0, 1e-300, 3.5, 1e300, float("inf")])
+def test_a_norm_travels_as_a_whole_number(norm):
+    assert as_norm(int(torch.tensor([as_number(norm)])[0])) == norm
+
+
+def test_another_choice_is_refused():
+    model = Net(0)
+    with pytest.raises(ValueError, match="outliers is 'keep', 'clip', 'drop'; got 'ignore'"):
+        LocalSteps(model, torch.optim.SGD(model.parameters()), at=type("At", (), {"meet": 0})(), outliers="ignore")
+
+
+def losses(town, fault, outliers):
+    """The mean loss of each site at the end, and who was named; the last site's differences go through `fault`."""
+    prefix = f"{fault} {outliers} {next(NUMBERS)}"
+    made = [town.meeting_place(SITES, f"site {site}", prefix=prefix) for site in range(SITES)]
+
+    def run(site):
+        model = Net(0, torch.float64)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        local = LocalSteps(model, optimizer, at=made[site], outliers=outliers, **PLAIN)
+        (part,) = local._parts
+        if site == FAULTY and fault is not None:
+            honest = part.capture
+            part.capture = lambda: fault * honest()
+        for step in range(STEPS):
+            descend(model, optimizer, site, step)
+        local.finish()
+        inputs = torch.randn(256, 4, generator=torch.Generator().manual_seed(99)).double()
+        with torch.no_grad():
+            loss = (model.eval()(inputs) - inputs[:, :3] * 0.5).square().mean().item()
+        return loss, {name for stats in local.history for name in stats.outliers}
+
+    found = together(SITES, run)
+    return found[0][0], set.union(*(named for _, named in found))
+
+
+NUMBERS = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def honest(town):
+    loss, named = losses(town, None, "clip")
+    assert not named
+    return loss
+
+
+@pytest.mark.parametrize(("fault", "outliers"), [(1000.0, "clip"), (1000.0, "drop"), (-10.0, "drop")])
+def test_a_faulty_site_moves_the_loss_of_four_by_less_than_five_per_cent(town, honest, fault, outliers):
+    loss, named = losses(town, fault, outliers)
+    assert named == {f"site {FAULTY}"}
+    assert loss < 1.05 * honest
+
+
+def test_a_flipped_site_that_is_clipped_does_not_stop_the_others_from_learning(town, honest):
+    loss, named = losses(town, -10.0, "clip")
+    kept, _ = losses(town, -10.0, "keep")
+    print(f"honest {honest:.4f}, clipped {loss:.4f}, kept {kept:.4g}")
+    assert named == {f"site {FAULTY}"}
+    assert loss < 2 * honest
+    assert not kept < 10 * honest
