@@ -12,19 +12,22 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from .sites import Meeting
+from ...ddp_core.averaging.same_kernels import follow_kernels, kernel_offer
+from ...kernels.dispatch import requested_backends
+from .sites import CPU, Meeting
 
 logger = logging.getLogger(__name__)
 ATTEMPTS = 5  # to connect
 PHASES = 3  # of a round's limit: waiting for others, the round itself, meeting again without those that it lost
 POLL = 0.02  # seconds between two reads of the store
+LOOKS = 4  # at least, before others are late: while this site is stopped nobody is
 CONNECT = timedelta(seconds=60)  # limit of a look into the store
 SEARCH = 20.0  # seconds in which a store may still come up
 PAUSE = 0.5  # seconds between two attempts to reach it
@@ -74,11 +77,17 @@ class Rendezvous:
         self._meeting: Meeting | None = None
         self._group_name = ""
         self._setup = ""
+        self._kernels: dict[str, Any] = {}  # what this site offers to run operations on
         self._closed = threading.Event()
 
-    def join(self, setup: str) -> None:
-        """Remember how this site is set up; the first meeting compares."""
-        self._setup, self._met = setup, 0
+    def join(self, setup: str, operations: Collection[str] = ()) -> None:
+        """Remember how this site is set up; the first meeting compares.
+
+        `operations`: of kernels, which run on the same backend at all sites of a meeting.
+        """
+        requested = ", ".join(requested_backends()) if operations else ""
+        self._setup, self._met = setup + (f", kernels on {requested}" if requested else ""), 0
+        self._kernels = kernel_offer(operations, CPU)
         self._closed.clear()  # by a training before this one
 
     def meet(self) -> Meeting:
@@ -112,6 +121,7 @@ class Rendezvous:
         group = dist.ProcessGroup(store, rank, len(arrivals))
         backend = dist.ProcessGroupGloo(store, rank, len(arrivals), self._phase)
         group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+        follow_kernels([arrival["kernels"] for arrival in arrivals], rank, CPU)
         self._meeting, self._group_name = Meeting(group, self._phase), str(self._number)
         return self._meeting
 
@@ -161,7 +171,8 @@ class Rendezvous:
     def _attend(self, number: int) -> Mapping[str, Any] | None:
         """Come to a meeting: its record, or None where it was closed without this site."""
         if not self._is_over(number):
-            mine = {"id": self._id, "name": self._name, "setup": self._setup, "group": self._group_name}
+            mine: dict[str, Any] = {"id": self._id, "name": self._name, "setup": self._setup, "group": self._group_name}
+            mine["kernels"] = self._kernels
             place = self._store.add(f"{number}/count", 1)
             self._store.set(f"{number}/arrival/{place}", json.dumps(mine))
             try:
@@ -184,11 +195,12 @@ class Rendezvous:
 
     def _await_end(self, number: int) -> None:
         """Wait until a meeting is closed, by others or here."""
-        began = time.monotonic()
+        last, awake = time.monotonic(), 0.0
         while True:
             ended = json.loads(self._read("ended") or "{}")
             before = {} if ended.get("meeting", 0) >= number - 1 else self._record(number - 1)
-            here, passed = self._arrivals(number), time.monotonic() - began
+            here, now = self._arrivals(number), time.monotonic()
+            awake, last = awake + min(now - last, self._phase.total_seconds() / LOOKS), now
             if self._is_over(number):  # looked at last: what a site has seen before it was stopped may be over
                 return
             if self._closed.is_set():
@@ -199,7 +211,7 @@ class Rendezvous:
                     "another site, or start all sites from their checkpoints to go on",
                     ended["round"],
                 )
-            self._close_if_due(number, before, here, passed)
+            self._close_if_due(number, before, here, awake)
             time.sleep(POLL)
 
     def _close_if_due(self, number: int, before: dict[str, Any], here: list[dict[str, str]], passed: float) -> None:

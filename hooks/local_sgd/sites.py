@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...compress.protocol.ranks import Ranks
 from ...compress.protocol.requests import AllGather, Request
+from ...ddp_core.averaging.same_kernels import agree_on_kernels
 from ...ddp_core.transport.collectives import agree, broadcast
 from ...ddp_core.transport.private_group import new_name, private_group
 from ...ddp_core.transport.process_group import GroupPending, started
@@ -53,9 +54,13 @@ class FixedSites:
         self._parent, self._timeout = group, timeout
         self._meeting: Meeting | None = None
 
-    def join(self, setup: str) -> None:
-        """Make a group of their own, whose requests do not mix with the user's. A collective call."""
+    def join(self, setup: str, operations: Collection[str] = ()) -> None:
+        """Make a group of their own, whose requests do not mix with the user's. A collective call.
+
+        `operations`: of kernels, which run on the same backend on all ranks from now on.
+        """
         agree(setup, self._parent, what="how local steps are set up")
+        agree_on_kernels(operations, self._parent, CPU)
         group = private_group(self._parent, self._timeout, new_name(self._parent, CPU))
         self._meeting = Meeting(group, self._timeout)
 

@@ -159,6 +159,30 @@ def test_a_site_that_is_stopped_between_two_looks_comes_late_and_raises_nothing(
     assert second._attend(2) is None
 
 
+def test_a_site_that_was_stopped_while_it_waited_goes_on_waiting_for_the_others(places, monkeypatch):
+    first, second = (places(2, limit=timedelta(seconds=60)) for _ in range(2))
+    for each in (first, second):
+        each.join("alike")
+    together(2, lambda site: (first, second)[site].meet())
+    clock, slept, looked, look = time.monotonic, [0.0], threading.Event(), first._arrivals
+
+    def stopped(number):
+        if slept[0]:  # a look after its sleep
+            looked.set()
+        slept[0] = 1000.0
+        return look(number)
+
+    monkeypatch.setattr(first, "_arrivals", stopped)
+    monkeypatch.setattr(rendezvous.time, "monotonic", lambda: clock() + slept[0])
+
+    def meets(site):
+        if site:
+            assert looked.wait(20)
+        return (first, second)[site].meet().ranks.world_size
+
+    assert together(2, meets) == [2, 2]
+
+
 @pytest.mark.parametrize(
     "address", ["10.0.0.1", ":29400", "10.0.0.1:port", "10.0.0.1:99999", "10.0.0.1:0", "[]:29400", "::1:29400", "[::1]"]
 )
