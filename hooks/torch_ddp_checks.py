@@ -2,6 +2,7 @@
 
 # torch compares the annotations of a hook themselves, so this file must not postpone them.
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -34,15 +35,13 @@ class Guard:
         if own:
             return
         named = trained_now(ddp.module)[0]
-        self.strays = Strays(named, list(map(gradient_node, named.values())), ddp.module, WRAP_ANEW)
+        nodes = list(map(gradient_node, named.values()))
+        self.strays = Strays(named, nodes, ddp.module, WRAP_ANEW)
         self._came: dict[int, int] = {}  # by index of a parameter, the backward that has brought its gradient
         self._first: int | None = None  # the backward of the first step
         self._names = list(named)
         self._places = {id(parameter): place for place, parameter in enumerate(named.values())}
-        self._hooks = [
-            each.register_post_accumulate_grad_hook(partial(_note, self._came, place))
-            for place, each in enumerate(named.values())
-        ]
+        self._hooks = [node.register_prehook(partial(_note, self._came, place)) for place, node in enumerate(nodes)]
         self._handle = handle
         handle.before_bucket = self._refuse_taken
 
@@ -80,5 +79,6 @@ class Guard:
         return {}
 
 
-def _note(came: dict[int, int], place: int, _: Tensor) -> None:
-    came[place] = torch._C._current_graph_task_id()
+def _note(came: dict[int, int], place: int, gradients: Sequence[Tensor | None]) -> None:
+    if gradients[0] is not None:  # it is where an output that no loss depends on led to the parameter
+        came[place] = torch._C._current_graph_task_id()

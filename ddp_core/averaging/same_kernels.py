@@ -26,12 +26,23 @@ def agree_on_kernels(names: Collection[str], group: dist.ProcessGroup, device: t
     """
     if not names or group.size() == 1:
         return
+    told = exchange(json.dumps(kernel_offer(names, device)), group, device, what="which kernel backends they have")
+    follow_kernels([json.loads(text) for text in told], group.rank(), device)
+
+
+def kernel_offer(names: Collection[str], device: torch.device) -> dict[str, Any]:
+    """Return the backends that may run these operations here, and all else that `follow_kernels` compares."""
     table = operations()
     offers = {name: table[name].offers(device.type) for name in sorted(names)}
-    mine = {"offers": offers, "by": requested_by(), "versions": _versions(device)}
-    told = exchange(json.dumps(mine), group, device, what="which kernel backends they have")
-    ranks = [json.loads(text) for text in told]
-    if group.rank() == 0:
+    return {"offers": offers, "by": requested_by(), "versions": _versions(device)}
+
+
+def follow_kernels(ranks: Sequence[Mapping[str, Any]], rank: int, device: torch.device) -> None:
+    """Run operations on the best backend that all ranks offer; `ranks`: their offers, of the same operations."""
+    offers = ranks[rank]["offers"]
+    if not offers or len(ranks) == 1:
+        return
+    if rank == 0:
         _warn_of_versions([each["versions"] for each in ranks])
     common = {name: _common(name, ranks) for name in offers}
     lowered = {name: backend for name, backend in common.items() if backend != offers[name][0]}

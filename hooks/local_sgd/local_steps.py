@@ -98,7 +98,7 @@ class LocalSteps:
         self._replaced = False  # a round brought another model, which the next turn takes over
         self._warned: set[str] = set()  # names of parameters that a warning has named
         self._lock = threading.RLock()  # held at a turn, and while a thread saves or loads
-        self._rounds.sites.join(self._setup)
+        self._rounds.sites.join(self._setup, self._rounds.operations)
         self._start()
         inner = [_inner(each) for each in _listed(optimizer)]
         self._hooks = [each.register_step_pre_hook(self._stepping) for each in inner]

@@ -9,18 +9,20 @@ import os
 import time
 import uuid
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from ...ddp_core.averaging.same_kernels import follow_kernels, kernel_offer
+from ...kernels.dispatch import requested_backends
 from .background import Background, Closed
 from .link import Link, LinkError, Listener, NotProven, dial, key_of
 from .mesh import Parking, Peer, SiteMeeting, connected
 from .records import BYTES, BadRecord, field, read, written
 from .server import refuse_open
-from .sites import Meeting
+from .sites import CPU, Meeting
 from .standing import Claim
 
 logger = logging.getLogger(__name__)
@@ -77,6 +79,7 @@ class Rendezvous:
         self._epoch, self._expected = "", frozenset[str]()
         self._meeting: SiteMeeting | None = None
         self._token = self._setup = ""
+        self._kernels: dict[str, Any] = {}  # what this site offers to run operations on
         self._open()
         self._own = self._listen or (self._ask({"ask": "look"}, SEARCH)["own"], 0)
         refuse_open(self._own[0], self._secret)
@@ -94,9 +97,15 @@ class Rendezvous:
         self._listener: Listener | None = None
         weakref.finalize(self, self._background.close)
 
-    def join(self, setup: str) -> None:
-        """Remember how this site is set up; the first meeting compares."""
-        self._setup, self._met = f"{setup}, gradwire {_release()}", 0
+    def join(self, setup: str, operations: Collection[str] = ()) -> None:
+        """Remember how this site is set up; the first meeting compares.
+
+        `operations`: of kernels, which run on the same backend at all sites of a meeting.
+        """
+        requested = ", ".join(requested_backends()) if operations else ""
+        kernels = f", kernels on {requested}" if requested else ""
+        self._setup, self._met = f"{setup}, gradwire {_release()}{kernels}", 0
+        self._kernels = kernel_offer(operations, CPU)
         if self._closed:  # by a training before this one
             self._open()
 
@@ -195,6 +204,8 @@ class Rendezvous:
             names = [site["name"] for site in sites]
             self._meeting = meeting = SiteMeeting(self._background, links, names, rank, self._phase)
             self._token = record["token"]
+            offers = meeting.exchange(written(self._kernels))
+            follow_kernels([read(each, "the kernels of a site") for each in offers], rank, CPU)
         meeting.training, meeting.round = record["training"], record["round"]
         return meeting
 

@@ -16,9 +16,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from ...compress import Compressor, Layout, Program
+from ...compress import Compressor, Layout, Program, Ranks
 from ...compress.protocol.requests import all_reduce
 from ...compress.protocol.together import together
+from ...compress.simulate import operations_of
 from ...ddp_core.engine.task import Task
 from ...ddp_core.measure.record import Record
 from ...ddp_core.memory.bucket_memory import BucketMemory
@@ -84,6 +85,12 @@ class Rounds:
         self._outer, self.compressor, self._decorate = outer, compressor, decorate
         self._outliers = outliers
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gradwire-local-steps")
+
+    @property
+    def operations(self) -> set[str]:
+        """The names of the kernels' operations that rounds run."""
+        dtypes = {part.layout.dtype for part in self.fragments}
+        return set[str]().union(*(operations_of(self.compressor, dtype, Ranks(2)) for dtype in dtypes))
 
     @property
     def claim(self) -> Claim:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...compress.protocol.ranks import Ranks
 from ...compress.protocol.requests import AllGather, Request
+from ...ddp_core.averaging.same_kernels import agree_on_kernels
 from ...ddp_core.transport.collectives import agree, broadcast
 from ...ddp_core.transport.private_group import new_name, private_group
 from ...ddp_core.transport.process_group import started
@@ -49,6 +50,13 @@ class Meeting(Transport):
         rows: list[list[int]] = self._started(AllGather(torch.tensor(numbers))).wait(self.timeout).tolist()
         return rows
 
+    def exchange(self, message: bytes) -> list[bytes]:
+        """Every one's message, in rank order. Messages do not end with a zero."""
+        row = torch.zeros(max(size for (size,) in self.tell([len(message)])), dtype=torch.uint8)
+        row[: len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+        rows = self._started(AllGather(row)).wait(self.timeout)
+        return [bytes(each.tolist()).rstrip(b"\0") for each in rows]
+
     def copy_from(self, source: int, tensors: Sequence[Tensor]) -> None:
         """Take over the tensors of rank `source`, in place."""
         raise NotImplementedError
@@ -76,9 +84,13 @@ class FixedSites:
         self._parent, self._timeout = group, timeout
         self._meeting: Meeting | None = None
 
-    def join(self, setup: str) -> None:
-        """Make a group of their own, whose requests do not mix with the user's. A collective call."""
+    def join(self, setup: str, operations: Collection[str] = ()) -> None:
+        """Make a group of their own, whose requests do not mix with the user's. A collective call.
+
+        `operations`: of kernels, which run on the same backend on all ranks from now on.
+        """
         agree(setup, self._parent, what="how local steps are set up")
+        agree_on_kernels(operations, self._parent, CPU)
         group = private_group(self._parent, self._timeout, new_name(self._parent, CPU))
         self._meeting = GroupMeeting(group, self._timeout)
 

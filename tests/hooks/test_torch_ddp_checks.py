@@ -46,6 +46,35 @@ def test_join_divides_as_it_is_told(ranks):
     assert ranks.run(joined, 2, "attached", True)[1] == 0.5
 
 
+class TwoOutputs(nn.Module):
+    """Two layers, each behind an output."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, 1), nn.Linear(WIDTH, 1)
+
+    def forward(self, inputs):
+        return self.first(inputs), self.second(inputs)
+
+
+def leaves_an_output_out(rank, world_size, kind):
+    """The gradient of the layer whose output only rank 0's loss has."""
+    options = {"find_unused_parameters": True, "gradient_as_bucket_view": True}
+    if kind == "own":
+        model = gradwire.DistributedDataParallel(TwoOutputs(), **options)
+    else:
+        model = TorchDDP(TwoOutputs(), **options)
+        gradwire.attach(model, "none")
+    outputs = model(torch.ones(1, WIDTH))
+    sum(outputs[: world_size - rank]).sum().backward()
+    return model.module.second.weight.grad[0, 0].item()
+
+
+@pytest.mark.parametrize("kind", ["own", "attached"])
+def test_an_output_that_the_loss_of_a_rank_leaves_out_is_no_cleared_gradient(ranks, kind):
+    assert ranks.run(leaves_an_output_out, 2, kind) == [0.5, 0.5]
+
+
 def python_reduced(rank, world_size):
     before = torch._dynamo.config.optimize_ddp
     torch._dynamo.config.optimize_ddp = "python_reducer"
