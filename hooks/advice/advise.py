@@ -61,9 +61,9 @@ def advise(
     """Measure, on the ranks of a training, whether and how to compress its gradients. All ranks call it.
 
     `loss_fn(model, batch)`: the loss, a scalar, of the model that it is given, which is a copy: steps are tried on it, and
-    neither the model nor the optimizer nor torch's random state changes. `compressors`: those to choose from; by default
-    those of the decision table. `hosts`: other numbers of hosts to predict steps for, from links between hosts.
-    Recommended is the fastest compressor whose expected loss is within `tolerance` (a part) of that of none, if it is
+    neither the model nor the optimizer nor torch's random state changes. `compressors`: specifications to choose from; by
+    default those whose loss was studied. `hosts`: other numbers of hosts to predict steps for, from links between hosts.
+    Recommended is the fastest method whose expected loss is within `tolerance` (a part) of that of none, if it is
     `worthwhile` times as fast as the fastest that gives nothing up. Copies are trained for some steps to try what that
     rests on, in about `trial_seconds` for all of them; 0 is for predictions alone. `bucket_mb`: of
     DistributedDataParallel. `transport`: put around each transport, such as an emulated link; every rank then counts as a

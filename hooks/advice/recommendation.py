@@ -15,15 +15,20 @@ TIE = 0.03  # of a step: what is nearer than that is as fast
 MILLI, MEGA = 1e3, 1e6
 ASSUMED = (
     "hosts and links like these; no rank waits for slower ones, and nothing else uses the network;\n"
-    "bytes a second as measured; latency for each message that follows another in a ring (Gloo) or tree (NCCL)"
+    "bandwidth as measured; latency for each message that follows another in a ring (Gloo) or tree (NCCL)"
 )
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A candidate in an order, the time of a step with it, and its expected loss (None: not studied).
+    """A compressor in an order of sending, with its step time and its expected loss.
 
-    `tried`: measured seconds of a step of a copy that was trained so; None where none was.
+    Attributes:
+        candidate: the compressor, as `advise` lists it.
+        order: the order of sending.
+        prediction: the predicted step.
+        loss: the expected loss above that of `none`, as a fraction; None if it was not studied.
+        tried: measured seconds of a step of a copy; None if the compressor was not tried.
     """
 
     candidate: Candidate
@@ -210,9 +215,9 @@ class Advice:
         )
         for (form, dtype, scope), cost in self.measured.costs.items():
             among = {"all": f"{ranks.world_size} ranks", "host": "a host", "across": f"{ranks.hosts} hosts"}[scope]
-            rate = f"{8 / cost.link.beta / 1e9:.3g} Gbit/s a rank" if cost.link.beta else "no limit seen"
+            rate = f"{8 / cost.link.beta / 1e9:.3g} Gbit/s per rank" if cost.link.beta else "no limit seen"
             kind = f"{form.__name__} of {str(dtype).removeprefix('torch.')}"
-            yield f"network: {kind} among {among}: {rate}, {_ms(cost.link.alpha)} a round"
+            yield f"network: {kind} among {among}: {rate}, {_ms(cost.link.alpha)} per round"
         yield from described(self.links)
         yield ""
         yield from table(self.here)
