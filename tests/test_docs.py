@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.compress.protocol.registry import registered
 from gradwire.experiments.cli import COMMANDS, main
 from gradwire.experiments.cli.parsing import configuration
 from gradwire.experiments.results import Evaluation, Results, RunResult, Seconds
@@ -196,12 +195,3 @@ def test_every_key_of_results_json_is_described():
     page = PAGES["docs/results.md"]
     keys = [field.name for part in (Results, RunResult, Evaluation, Seconds) for field in fields(part)]
     assert [key for key in keys if f"`{key}`" not in page] == []
-
-
-def test_every_compressor_and_its_options_are_described():
-    page = PAGES["docs/compressors.md"]
-    headings = re.findall(r"^## (.+)$", page, re.MULTILINE)
-    for name, registration in registered.items():
-        if registration.factory.__module__.startswith("gradwire."):
-            assert any(name in heading.split(", ") for heading in headings), name
-            assert [option for option in registration.options if f"`{option}`" not in page] == []

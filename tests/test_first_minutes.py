@@ -10,17 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.compress import compressor
-from gradwire.experiments.compare.config import CompareConfig
-from gradwire.hooks.advice.candidates import METHODS
-
 from .forked import Script
 from .test_docs import FENCE, PAGES, script
 
 WITH_TORCHRUN = ("ddp", "overlap", "concepts", "thrown-away-gradients")
 LIMIT = 280  # seconds that a command may take
 LONGEST, MEDIAN, WORDS = 30, 15, 900  # of README's sentences, and of all its prose
-ROW = re.compile(r"^\| (?P<network>[^|]+) \| `(?P<compressor>[^`]+)`(?P<rest>.*)$", re.MULTILINE)
 
 
 def environment_of(command, **variables):
@@ -125,29 +120,6 @@ def test_the_readmes_sentences_are_short():
 def test_the_readme_has_at_most_ten_links():
     targets = {target.partition("#")[0] for target in re.findall(r"(?<!!)\[[^]]*\]\(([^)]*)\)", PAGES["README.md"])}
     assert len(targets) <= 10
-
-
-def decisions(page):
-    """(network, compressor, the rest of the row) of the table that says which compressor."""
-    table = PAGES[page][PAGES[page].index("| your network") :]
-    return [match.groups() for match in ROW.finditer(table[: table.index("\n\n")])]
-
-
-def test_every_page_has_the_same_answer_for_a_network():
-    rows = decisions("README.md")
-    assert [network.split(",")[0] for network, _, _ in rows] == [
-        "100 Mbit/s Ethernet",
-        "1 Gbit/s Ethernet",
-        "10 Gbit/s Ethernet",
-        "25 Gbit/s Ethernet",
-        "GPUs in one box without NVLink",
-        "sites on the internet",
-    ]
-    assert decisions("docs/choosing.md") == rows
-    answers = {spec for _, spec, _ in rows}
-    assert answers <= {method.spec for method in METHODS}
-    assert {"int4", "powersgd:rank=8,payload=int8"} <= set(CompareConfig().compressors)
-    assert all(compressor(spec) for spec in answers)
 
 
 @pytest.mark.slow

@@ -3,8 +3,8 @@
     python docs/benchmarks/advise_check.py RUNS [CASE ...]
 
 runs `gradwire advise` for each case and then `gradwire bench` for each of its methods, keeps their files in the folder RUNS,
-and prints the tables of docs/advise.md from all that is there. A case that is named again is run again, and medians count:
-what a machine does changes from minute to minute. Labs need Linux and root; a case takes some minutes.
+and prints the tables of docs/results/advise/README.md from all that is there. A case that is named again is run again,
+and medians count: what a machine does changes from minute to minute. Labs need Linux and root; a case takes some minutes.
 """
 
 import json
@@ -16,7 +16,8 @@ from statistics import median
 from typing import Any
 
 from gradwire.hooks.advice import Rule
-from gradwire.hooks.advice.candidates import METHODS, SGD, TWO_LEVELS, UNCOMPRESSED
+from gradwire.hooks.advice.candidates import TWO_LEVELS, UNCOMPRESSED
+from gradwire.hooks.advice.decisions import CANDIDATES, SGD
 
 Key = tuple[str, str]  # compressor and order
 Pairs = dict[Key, tuple[float, float]]  # predicted and measured seconds
@@ -94,7 +95,7 @@ def warm(row: dict[str, Any], document: dict[str, Any]) -> float:
 
 def best_measured(pairs: Pairs) -> Key:
     """What the rule of `advise` takes of the measured steps: without its ties, the fastest is the best."""
-    rule, losses = Rule(), {method.spec: method.loss(SGD) for method in METHODS}
+    rule, losses = Rule(), {each.spec: each.losses[SGD] for each in CANDIDATES}
     inner = {key: key[0].removeprefix(TWO_LEVELS) for key in pairs}
     kept = {key: measured for key, (_, measured) in pairs.items() if losses[inner[key]] <= rule.tolerance}
     free = {key: measured for key, measured in kept.items() if inner[key] in UNCOMPRESSED}
@@ -106,7 +107,7 @@ def best_measured(pairs: Pairs) -> Key:
 def report(folder: Path, names: list[str]) -> None:
     """Both tables, as Markdown."""
     errors, good = [], []
-    print("| case | method | order | predicted, ms | measured, ms | error |\n|---|---|---|---|---|---|")
+    print("| case | compressor | order | predicted, ms | measured, ms | error |\n|---|---|---|---|---|---|")
     cases = {name: found for name in names if (found := beside(folder, name))[0]}
     for name, (pairs, _) in cases.items():
         for (spec, order), (predicted, measured) in pairs.items():

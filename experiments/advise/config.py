@@ -15,7 +15,7 @@ from ..workloads.models import ModelConfig
 
 @dataclass(frozen=True)
 class AdviseConfig(EmulationConfig):
-    """Measure a training and its network, predict a step of each method and order, and recommend one."""
+    """Measure a training and its network, predict a step of each compressor and order, and recommend one."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     """model to train, and its sizes"""

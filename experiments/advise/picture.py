@@ -18,7 +18,7 @@ ALIKE = 0.02  # of a line's seconds
 
 
 def draw(advice: Advice, title: str, path: Path) -> Path:
-    """A line for each method in its better order, and rings around what is recommended; where that is."""
+    """Draw a line for each compressor in its better order, and rings around recommendations; return the file."""
     figure = Figure(figsize=(9, 6), layout="constrained")
     axes = figure.subplots()
     forecasts = sorted((advice.here, *advice.elsewhere), key=_hosts)
@@ -33,7 +33,7 @@ def draw(advice: Advice, title: str, path: Path) -> Path:
     axes.set_xticks(counts, [f"{count:,}" for count in counts])
     axes.minorticks_off()
     axes.set_xlabel(f"hosts; measured on {_hosts(advice.here)}, all others predicted")
-    axes.set_ylabel("predicted seconds a step")
+    axes.set_ylabel("predicted seconds per step")
     axes.grid(alpha=0.25)
     figure.legend(loc="outside right center", fontsize=8)
     axes.set_title(textwrap.fill(title, 80), fontsize=10)
@@ -43,7 +43,7 @@ def draw(advice: Advice, title: str, path: Path) -> Path:
 
 
 def _lines(forecasts: Sequence[Forecast], specs: Sequence[str]) -> list[tuple[list[float], list[str]]]:
-    """Seconds by forecast, and the methods that take these: one line where nobody could tell several from each other."""
+    """Seconds by forecast, and the compressors that take these: one line for several that nobody could distinguish."""
     lines: list[tuple[list[float], list[str]]] = []
     for spec in dict.fromkeys(specs):
         steps = [_seconds(each, spec) for each in forecasts]

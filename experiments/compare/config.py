@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from ...compress import compressor
+from ...hooks.advice.decisions import ANSWERED
 from ..network.lab import backend_here
 from ..network.link import links_of
 from ..network.ranks_config import RanksConfig
@@ -26,7 +27,7 @@ class CompareConfig(RanksConfig):
     """model to train, and its sizes"""
     data: DataConfig = field(default_factory=DataConfig)
     """data set to train on"""
-    compressors: list[str] = field(default_factory=lambda: ["none", "bf16", "int4", "powersgd:rank=8,payload=int8"])
+    compressors: list[str] = field(default_factory=lambda: ["none", *ANSWERED])
     """compressors to compare, separated by commas, such as none,powersgd:rank=1,topk:ratio=0.01"""
     steps: int = 100
     """number of batches per rank for each compressor"""

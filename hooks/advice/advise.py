@@ -26,7 +26,8 @@ from ...ddp_core.transport.backends import orders_streams
 from ...ddp_core.transport.protocol import time_limit
 from ..plan import bucket_layouts
 from .arithmetic import Arithmetic, copy_seconds, gradient_pool, measured_arithmetic, sampled
-from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, Method, family, methods
+from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, candidates, family
+from .decisions import Candidate
 from .directions import host_links
 from .network import Kind, Network
 from .predict import Measured, buckets, predicted, requests_on
@@ -77,7 +78,7 @@ def advise(
     checked = partial(_checked, tolerance, worthwhile, hosts, compressors, optimizer, trial_seconds, timeout)
     rule, sizes, asked, kind = checked() if group is None else tried(checked, group, device)
     here = _here(group, device, transport)
-    specs, numbers = [method.spec for method in asked], sum(p.numel() for p in model.parameters() if p.requires_grad)
+    specs, numbers = [each.spec for each in asked], sum(p.numel() for p in model.parameters() if p.requires_grad)
     asked_for = {"compressors": specs, "hosts": sizes, "bucket_mb": bucket_mb, "trial_seconds": trial_seconds}
     _agree(here, {"numbers": numbers, "optimizer": kind, **asked_for, **vars(rule)})
     _check_links(here, sizes)
@@ -87,8 +88,8 @@ def advise(
         training = here.tried(copied)
         whole = all(here.gather(here.tried(training.first_step)))
         computation = _computation(training, here)
-        between_hosts = asked if here.ranks.per_host > 1 else []  # the same methods, on two levels
-        offered = [*asked, *(replace(method, spec=TWO_LEVELS + method.spec) for method in between_hosts)]
+        between_hosts = asked if here.ranks.per_host > 1 else []  # the same compressors, on two levels
+        offered = [*asked, *(replace(each, spec=TWO_LEVELS + each.spec) for each in between_hosts)]
         measured = _measured(training, computation, offered, here, bucket_mb, transport, timeout)
         slowest = max(cost.link.beta for cost in measured.costs.values())
         links = tuple(host_links(here, slowest)) if transport is None else ()
@@ -111,7 +112,7 @@ def _checked(
     optimizer: Optimizer,
     trial_seconds: float,
     timeout: timedelta,
-) -> tuple[Rule, list[int], list[Method], str]:
+) -> tuple[Rule, list[int], list[Candidate], str]:
     """Return what is asked for. Raises ValueError where it cannot be; two levels are tried by themselves."""
     checked_seconds(trial_seconds)
     time_limit(timeout)
@@ -123,7 +124,7 @@ def _checked(
                 f"{spec} is tried without being asked for where hosts have several ranks: name what goes between hosts, "
                 f"as in {spec.rpartition('+')[2] if '+' in spec else 'none'}"
             )
-    return rule, sizes, methods(specs), family(optimizer)
+    return rule, sizes, candidates(specs), family(optimizer)
 
 
 def _device(model: nn.Module) -> torch.device:
@@ -182,7 +183,7 @@ def _computation(training: Training, here: RankGroup) -> Computation:
 def _measured(
     training: Training,
     computation: Computation,
-    offered: Sequence[Method],
+    offered: Sequence[Candidate],
     here: RankGroup,
     bucket_mb: float | None,
     transport: Decorator | None,
@@ -205,7 +206,7 @@ def _measured(
 
 
 def _arithmetic(
-    training: Training, computation: Computation, offered: Sequence[Method], here: RankGroup, bucket_mb: float | None
+    training: Training, computation: Computation, offered: Sequence[Candidate], here: RankGroup, bucket_mb: float | None
 ) -> tuple[dict[str, Arithmetic], float]:
     """By specification, the mean over ranks, all of which are at it; and the seconds an element of copies into buckets."""
     clock, ranks = clock_of(here.device), replace(here.ranks, rank=here.group.rank())
@@ -214,35 +215,35 @@ def _arithmetic(
     elements = sum(parameter.numel() for parameter in ready.values())
     pool = gradient_pool(here.device, layouts[0].dtype, COPIES * elements)
     found = {}
-    for method in offered:
-        placed = [replace(layout, ranks=ranks_seen(compressor(method.spec), ranks)) for layout in layouts]
+    for each in offered:
+        placed = [replace(layout, ranks=ranks_seen(compressor(each.spec), ranks)) for layout in layouts]
         dist.barrier(here.group)
-        mine = here.tried(partial(measured_arithmetic, compressor(method.spec), placed, pool, clock))
+        mine = here.tried(partial(measured_arithmetic, compressor(each.spec), placed, pool, clock))
         everywhere = here.gather([mine.phases, mine.cores])
-        phases = tuple(statistics.mean(each) for each in zip(*(phases for phases, _ in everywhere), strict=True))
-        found[method.spec] = Arithmetic(phases, statistics.mean(cores for _, cores in everywhere))
+        phases = tuple(statistics.mean(phase) for phase in zip(*(phases for phases, _ in everywhere), strict=True))
+        found[each.spec] = Arithmetic(phases, statistics.mean(cores for _, cores in everywhere))
     copy = statistics.mean(here.gather(copy_seconds(layouts[-1], pool, clock)))
     return found, copy
 
 
-def _largest(measured: Measured, offered: Sequence[Method], bucket_mb: float | None) -> dict[Kind, int]:
+def _largest(measured: Measured, offered: Sequence[Candidate], bucket_mb: float | None) -> dict[Kind, int]:
     """The largest payload of each kind of request."""
     found: dict[Kind, int] = {}
-    for method in offered:
+    for each in offered:
         for overlaps in (False, True):
-            layouts, _ = buckets(measured, method.spec, measured.ranks, bucket_mb, overlaps=overlaps)
-            for request in (request for layout in layouts for request in requests_on(method.spec, layout)):
+            layouts, _ = buckets(measured, each.spec, measured.ranks, bucket_mb, overlaps=overlaps)
+            for request in (request for layout in layouts for request in requests_on(each.spec, layout)):
                 if request.kind[2] != "self":
                     found[request.kind] = max(found.get(request.kind, 0), request.payload_bytes)
     return found
 
 
 def _forecast(
-    measured: Measured, offered: Sequence[Method], ranks: Ranks, kind: str, rule: Rule, bucket_mb: float | None
+    measured: Measured, offered: Sequence[Candidate], ranks: Ranks, kind: str, rule: Rule, bucket_mb: float | None
 ) -> Forecast:
     choices = (
-        Choice(method, order, predicted(measured, method.spec, order, ranks, bucket_mb), method.loss(kind))
-        for method in offered
+        Choice(each, order, predicted(measured, each.spec, order, ranks, bucket_mb), each.losses.get(kind))
+        for each in offered
         for order in (BACKWARD, PRIORITY)
     )
     return Forecast.ranked(ranks.world_size, ranks.per_host, choices, rule)

@@ -6,27 +6,32 @@ import math
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED, Method
+from .candidates import BACKWARD, PRIORITY, TWO_LEVELS, UNCOMPRESSED
+from .decisions import Candidate
 from .directions import HostLink, described
 from .predict import Measured, Prediction
 
 TIE = 0.03  # of a step: what is nearer than that is as fast
 MILLI, MEGA = 1e3, 1e6
-START = 200  # steps, in a line to paste
 ASSUMED = (
     "hosts and links like these; no rank waits for slower ones, and nothing else uses the network;\n"
-    "bytes a second as measured; latency for each message that follows another in a ring (Gloo) or tree (NCCL)"
+    "bandwidth as measured; latency for each message that follows another in a ring (Gloo) or tree (NCCL)"
 )
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A method in an order, what a step takes with it, and what it costs in loss (None: not studied).
+    """A compressor in an order of sending, with its step time and its expected loss.
 
-    `tried`: measured seconds of a step of a copy that was trained so; None where none was.
+    Attributes:
+        candidate: the compressor, as `advise` lists it.
+        order: the order of sending.
+        prediction: the predicted step.
+        loss: the expected loss above that of `none`, as a fraction; None if it was not studied.
+        tried: measured seconds of a step of a copy; None if the compressor was not tried.
     """
 
-    method: Method
+    candidate: Candidate
     order: str
     prediction: Prediction
     loss: float | None
@@ -34,8 +39,8 @@ class Choice:
 
     @property
     def spec(self) -> str:
-        """The specification."""
-        return self.method.spec
+        """The compressor."""
+        return self.candidate.spec
 
     @property
     def step(self) -> float:
@@ -56,8 +61,6 @@ class Choice:
     def line(self) -> str:
         """To paste into a training script."""
         spec = self.spec
-        if self.method.dense_start:
-            spec += f"{',' if ':' in spec else ':'}start_iter={START}"
         if self.order == PRIORITY:
             return (
                 f'ddp_model = gradwire.DistributedDataParallel(model, compressor="{spec}", optimizer=optimizer)\n'
@@ -127,11 +130,11 @@ class Forecast:
 
     @property
     def rows(self) -> set[tuple[str, str]]:
-        """Specification and order of each choice."""
+        """Compressor and order of each choice."""
         return {(choice.spec, choice.order) for choice in self.choices}
 
     def only(self, rows: Container[tuple[str, str]], rule: Rule) -> Forecast:
-        """Without the choices of other methods and orders."""
+        """Without the choices of other compressors and orders."""
         kept = (choice for choice in self.choices if (choice.spec, choice.order) in rows)
         return self.ranked(self.ranks, self.per_host, kept, rule)
 
@@ -159,11 +162,12 @@ class Forecast:
         """The recommendation."""
         best, none = self.best, self.of("none")
         if best.free:
-            advice = f"Do not compress further here: {best.name} takes {_ms(best.step)} a step"
+            advice = f"Do not compress further here: {best.name} takes {_ms(best.step)} per step"
             return advice + ("." if best == none else f", and none {self._seconds(none)}.")
         return (
-            f"{best.name} makes a step {none.step / best.step:.2f}x as fast as none and {self.gain:.2f}x as fast as what "
-            f"gives nothing up ({_ms(best.step)} of {self._seconds(none)}), at an expected loss of {_percent(best.loss)}."
+            f"Use {best.name}: {_ms(best.step)} per step, a speed-up of {none.step / best.step:.2f}x over none "
+            f"({self._seconds(none)}) and {self.gain:.2f}x over the faster of none and bf16, at an expected validation loss "
+            f"of {_percent(best.loss)}."
         )
 
     def _seconds(self, choice: Choice) -> str:
@@ -206,25 +210,25 @@ class Advice:
     def _lines(self) -> Iterator[str]:
         computation, ranks = self.measured.computation, self.measured.ranks
         yield (
-            f"computation {_ms(computation.seconds)} a step: forward {_ms(computation.forward.seconds)}, backward "
+            f"computation {_ms(computation.seconds)} per step: forward {_ms(computation.forward.seconds)}, backward "
             f"{_ms(computation.backward.seconds)}, optimizer {_ms(computation.optimizer.seconds)}"
         )
         for (form, dtype, scope), cost in self.measured.costs.items():
             among = {"all": f"{ranks.world_size} ranks", "host": "a host", "across": f"{ranks.hosts} hosts"}[scope]
-            rate = f"{8 / cost.link.beta / 1e9:.3g} Gbit/s a rank" if cost.link.beta else "no limit seen"
+            rate = f"{8 / cost.link.beta / 1e9:.3g} Gbit/s per rank" if cost.link.beta else "no limit seen"
             kind = f"{form.__name__} of {str(dtype).removeprefix('torch.')}"
-            yield f"network: {kind} among {among}: {rate}, {_ms(cost.link.alpha)} a round"
+            yield f"network: {kind} among {among}: {rate}, {_ms(cost.link.alpha)} per round"
         yield from described(self.links)
         yield ""
         yield from table(self.here)
-        yield "step: predicted; tried: measured, in a training of a copy, which counts where it is there"
-        yield f"loss: expected held-out loss above that of none, with {self.family}; ? was not studied"
+        yield "step: predicted; tried: measured by training a copy, and used instead of the prediction"
+        yield f"loss: expected validation loss above that of none, with {self.family}; ? was not studied"
         yield from (f"failed when tried: {failure}" for failure in self.failures)
         yield ""
         yield self.here.sentence + ("" if self.recommended.tried else " Predicted, not tried.")
         yield from (f"    {line}" for line in self.line.splitlines())
-        if self.recommended.method.dense_start:
-            yield f"(for {START}, write twice the warm-up steps of your learning rate)"
+        if self.recommended.candidate.warm_up:
+            yield "An uncompressed warm-up lowers the loss: add start_iter=N, twice the warm-up steps of your learning rate."
         if self.elsewhere:
             yield ""
             yield from sizes(self.elsewhere)
@@ -234,7 +238,7 @@ def table(forecast: Forecast) -> Iterator[str]:
     """Yield the lines of a table of all choices, the fastest first."""
     none = forecast.of("none").step
     yield from _columns(
-        ("method", "order", "step", "tried", "as fast", "bound", "sent", "state", "loss"),
+        ("compressor", "order", "step", "tried", "speed-up", "bound", "sent", "state", "loss"),
         [
             (
                 choice.spec,
@@ -262,7 +266,7 @@ def sizes(forecasts: Sequence[Forecast]) -> Iterator[str]:
             place += f" of {each.per_host} ranks"
         steps = (_ms(each.of("none").step), _ms(best.step), f"{each.of('none').step / best.step:.2f}x")
         rows.append((place, best.spec, best.order, *steps))
-    yield from _columns(("hosts", "recommended", "order", "none", "step", "as fast"), rows, left=3)
+    yield from _columns(("hosts", "recommended", "order", "none", "step", "speed-up"), rows, left=3)
     yield f"assumed: {ASSUMED}"
 
 

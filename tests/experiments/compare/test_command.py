@@ -123,11 +123,11 @@ def test_ranks_on_the_cpu_of_a_machine_with_gpus_are_told_of_once(told, compared
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     compared("--backend=gloo")
     assert ["8 GPUs here and not used" in record.message for record in caplog.records] == [True] * told
-    assert ("2 ranks, gloo on cpu, 6 compressors" in capsys.readouterr().out) == told
+    assert ("2 ranks, gloo on cpu, 7 compressors" in capsys.readouterr().out) == told
     caplog.clear()
     compared()
     assert not caplog.records
-    assert ("2 ranks, nccl on cuda, 6 compressors" in capsys.readouterr().out) == told
+    assert ("2 ranks, nccl on cuda, 7 compressors" in capsys.readouterr().out) == told
 
 
 def test_what_an_earlier_run_left_is_gone_before_ranks_begin_and_nothing_else(told, compared, tmp_path, monkeypatch):

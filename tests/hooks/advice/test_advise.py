@@ -18,7 +18,7 @@ from gradwire.ddp_core.measure.clock import clock_of
 from gradwire.ddp_core.transport import host_places
 from gradwire.hooks.advice import Choice
 from gradwire.hooks.advice import trials as trials_module
-from gradwire.hooks.advice.candidates import Method
+from gradwire.hooks.advice.decisions import Candidate
 from gradwire.hooks.advice.predict import Prediction
 from gradwire.hooks.advice.rank_group import RankGroup, cores_each
 from gradwire.hooks.advice.training import Training
@@ -112,7 +112,7 @@ def test_nothing_of_the_training_changes(advised):
 
 
 def test_on_a_slow_link_the_recommended_line_compresses(advised):
-    assert "int4:start_iter" in advised[0]["line"]
+    assert '"int4"' in advised[0]["line"]
 
 
 def test_each_method_is_predicted_in_both_orders_the_fastest_first(advised):
@@ -222,7 +222,7 @@ def fails_in_a_trial(rank, world_size, order):
     trials = Trials(here, copied, None, None, GROUP_TIMEOUT, unused=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trials_module, "PATIENCE", timedelta(seconds=3))
-        choice, left = Choice(Method("bf16"), order, Prediction(0.0, 0.0, 0.0, 0), 0.0), []
+        choice, left = Choice(Candidate("bf16"), order, Prediction(0.0, 0.0, 0.0, 0), 0.0), []
         for _ in range(3):
             tried = trials.step(choice, 4)
             left.append(sockets())
@@ -261,7 +261,7 @@ def steps_of_trials(rank, world_size, predicted):
     found = []
     for order in ("backward", "priority"):
         before = len(steps)
-        trials.step(Choice(Method("bf16"), order, Prediction(predicted, 0.0, 0.0, 0), 0.0), 7)
+        trials.step(Choice(Candidate("bf16"), order, Prediction(predicted, 0.0, 0.0, 0), 0.0), 7)
         found.append(len(steps) - before)
     return found
 
@@ -292,7 +292,7 @@ DIFFERENT = [  # options of rank 0, of the others, what is told
     ({"hosts": [16]}, {}, "of hosts: rank 0 has [16], rank 1 has []"),
     ({}, {"bucket_mb": 5}, "of bucket_mb: rank 0 has None, rank 1 has 5"),
     ({"trial_seconds": 0}, {"trial_seconds": 1}, "of trial_seconds: rank 0 has 0, rank 1 has 1"),
-    ({}, {"optimizer": torch.optim.AdamW}, "of optimizer: rank 0 has SGD, rank 1 has Adam"),
+    ({}, {"optimizer": torch.optim.AdamW}, "of optimizer: rank 0 has SGD with momentum, rank 1 has AdamW"),
     ({"hosts": [16]}, {"hosts": [16]}, "hosts=[16] would be predicted from the links inside one host"),
 ]
 

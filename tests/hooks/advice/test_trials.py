@@ -3,7 +3,8 @@
 import pytest
 
 from gradwire.hooks.advice import Choice, Forecast, Rule
-from gradwire.hooks.advice.candidates import BACKWARD, PRIORITY, Method
+from gradwire.hooks.advice.candidates import BACKWARD, PRIORITY
+from gradwire.hooks.advice.decisions import Candidate
 from gradwire.hooks.advice.predict import Prediction
 from gradwire.hooks.advice.trials import FEWEST, MOST, Tried, checked_seconds, confirmed, cost, measured_steps
 
@@ -11,7 +12,7 @@ LONG, SLOW = 1e6, 100.0  # seconds; what a failure takes
 
 
 def choice(spec, step, order=BACKWARD, loss=0.0):
-    return Choice(Method(spec), order, Prediction(step, 0.0, 0.0, 0), loss)
+    return Choice(Candidate(spec), order, Prediction(step, 0.0, 0.0, 0), loss)
 
 
 def forecast(*choices):

@@ -1,0 +1,164 @@
+"""The decision table: every figure is that of its source, and every page, `advise` and `compare` take it from there."""
+
+import importlib
+import json
+from pathlib import Path
+from statistics import mean
+
+import pytest
+import yaml
+
+from gradwire.compress import compressor
+from gradwire.experiments.compare.config import CompareConfig
+from gradwire.hooks.advice import Rule
+from gradwire.hooks.advice.candidates import candidates
+from gradwire.hooks.advice.decisions import (
+    ADAMW,
+    ANSWERS,
+    AS_ADAMW,
+    CANDIDATES,
+    MEASURED,
+    MUON,
+    NETWORKS,
+    OPTIMIZERS,
+    PREDICTED,
+    SGD,
+)
+from gradwire.hooks.advice.recommendation import TIE
+
+ROOT = Path(__file__).parents[3]
+DOCS = ROOT / "docs"
+CELLS = [pytest.param(each, id=f"{each.network}, {each.optimizer}") for each in ANSWERS]
+MEAN_OF = {ADAMW: ["gpt-adamw"], SGD: ["resnet-sgd", "lstm-sgd"], MUON: ["gpt-muon"]}  # tasks of losses.json
+CASES = {"gpt-adamw": "gpt", "resnet-sgd": "resnet", "lstm-sgd": "lstm"}  # of the study in docs/results/quality
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """docs/benchmarks/decision_table.py as a module."""
+    monkeypatch.syspath_prepend(DOCS / "benchmarks")
+    return importlib.import_module("decision_table")
+
+
+def rows(page):
+    """The rows of a study's table: {column: cell}."""
+    lines = [line for line in (DOCS / "results" / page).read_text("utf-8").splitlines() if line.startswith("| ")]
+    titles = [cell.strip() for cell in lines[0].split("|")]
+    return [dict(zip(titles, (cell.strip() for cell in line.split("|")), strict=True)) for line in lines[2:]]
+
+
+def of_study(page, column, **wanted):
+    """A figure of the only row with such cells."""
+    (row,) = [each for each in rows(page) if all(each[name] == value for name, value in wanted.items())]
+    return float(row[column])
+
+
+def measured_losses():
+    """{(task, compressor): the mean over seeds of the loss above that of none} of losses.json."""
+    runs = json.loads((DOCS / "results" / "loss" / "losses.json").read_text("utf-8"))["runs"]
+    losses = {(run["task"], run["compressor"], run["seed"]): run["loss"] for run in runs}
+    ratios = {}
+    for (task, spec, seed), loss in losses.items():
+        ratios.setdefault((task, spec), []).append(loss / losses[task, "none", seed] - 1)
+    return {key: mean(values) for key, values in ratios.items()}
+
+
+def sources_loss(spec, optimizer):
+    """The loss by its sources: the largest model first; with several tasks the worst of them."""
+    if optimizer == ADAMW and spec in ("int4", "powersgd:rank=8,payload=int8"):
+        rate = {"netlab.rate": "100mbit", "compressor": spec}
+        return of_study("time-to-accuracy-gpt/README.md", "excess_loss", **rate) / 100
+    losses = measured_losses()
+    found = []
+    for task in MEAN_OF[optimizer]:
+        if (task, spec) in losses:
+            found.append(losses[task, spec])
+        else:
+            where = {"case": CASES[task], "world_size": "4", "compressor": spec}
+            found.append(of_study("quality/README.md", "excess_loss", **where) / 100)
+    return max(found)
+
+
+def test_every_cell_has_one_answer():
+    assert [(each.network, each.optimizer) for each in ANSWERS] == [(a, b) for a in NETWORKS for b in OPTIMIZERS]
+    assert {each.kind for each in ANSWERS} == {MEASURED, PREDICTED}
+
+
+def test_every_answer_is_a_candidate_of_advise_and_compared_by_default():
+    answers = {each.compressor for each in ANSWERS}
+    assert answers <= {each.spec for each in candidates(None)}
+    assert answers <= set(CompareConfig().compressors)
+    assert answers <= set(yaml.safe_load((ROOT / "experiments/configs/compare.yaml").read_text("utf-8"))["compressors"])
+
+
+@pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda each: each.spec)
+def test_a_candidate_is_a_compressor_and_its_losses_are_of_the_tables_optimizers(candidate):
+    assert compressor(candidate.spec)
+    assert candidate.losses.keys() <= set(OPTIMIZERS)
+
+
+@pytest.mark.parametrize("candidate", CANDIDATES[1:], ids=lambda each: each.spec)
+def test_an_expected_loss_is_that_of_its_source(candidate):
+    expected = {name: sources_loss(candidate.spec, name) for name in candidate.losses}
+    assert candidate.losses == pytest.approx(expected, abs=5.1e-4)
+
+
+@pytest.mark.parametrize("answer", [each for each in CELLS if each.values[0].kind == MEASURED])
+def test_a_measured_speed_up_is_that_of_its_study(answer):
+    if answer.local_loss is None:
+        row = {"netlab.rate": {NETWORKS[0]: "100mbit", NETWORKS[1]: "1gbit"}[answer.network]}
+        row["compressor"] = answer.compressor
+        assert answer.speed_up == round(of_study("time-to-accuracy-gpt/README.md", "speedup", **row), 1)
+    else:
+        row = {"netlab.rate": "10mbit", "compressor": "int4", "local_every": "32", "runs": "3"}
+        assert answer.speed_up == round(of_study("local-steps/README.md", "speedup", **row))
+        assert answer.local_loss * 100 == pytest.approx(
+            of_study("local-steps/README.md", "excess_loss", **row), abs=0.05
+        )
+
+
+@pytest.mark.parametrize("answer", [each for each in CELLS if each.values[0].kind == PREDICTED])
+def test_a_predicted_speed_up_is_computed_from_its_source(answer, script):
+    if answer.source == AS_ADAMW:
+        (adamw,) = [each for each in ANSWERS if (each.network, each.optimizer) == (answer.network, ADAMW)]
+        expected, compressors = adamw.speed_up, adamw.compressor
+        assert (answer.compressor, answer.local_loss) == (compressors, adamw.local_loss)
+    elif answer.source == "ResNet-18":
+        expected = script.measured_steps(answer)
+    else:
+        expected = script.predicted(answer, answer.compressor)
+    assert answer.speed_up == round(expected, 1 if expected < 10 else None)
+
+
+@pytest.mark.parametrize("answer", [each for each in CELLS if each.values[0].network in NETWORKS[2:4]])
+def test_a_calculated_answer_is_that_of_the_rule_of_advise(answer, script):
+    rule, losses = Rule(), {each.spec: each.losses[answer.optimizer] for each in CANDIDATES}
+    gains = {spec: script.predicted(answer, spec) for spec, loss in losses.items() if loss <= rule.tolerance}
+    near = [spec for spec in gains if gains[spec] * (1 + TIE) >= max(gains.values())]
+    best = min(near, key=lambda spec: round(max(losses[spec], 0.0), 2))
+    if gains[best] < rule.worthwhile:
+        assert answer.compressor == "bf16"
+    else:
+        assert gains[answer.compressor] == gains[best]
+        assert round(losses[answer.compressor], 2) <= round(losses[best], 2)
+
+
+def test_the_tables_of_the_pages_are_those_of_the_file(script):
+    for page, table in (("README.md", script.readme_table()), ("docs/choosing.md", script.whole_table())):
+        text = (ROOT / page).read_text("utf-8")
+        assert f"\n\n{table}\n\n" in text, f"python docs/benchmarks/decision_table.py prints the table of {page}"
+
+
+def test_every_source_is_explained_on_the_page():
+    page = (DOCS / "choosing.md").read_text("utf-8")
+    assert [each for each in {answer.source for answer in ANSWERS} if f"| {each} |" not in page] == []
+
+
+def test_the_page_about_a_box_without_nvlink_has_the_same_answers(script):
+    page = " ".join((DOCS / "gpus-without-nvlink.md").read_text("utf-8").split())
+    spec, loss = {}, {}
+    for answer in (each for each in ANSWERS if each.network == NETWORKS[4]):
+        spec[answer.optimizer], _, loss[answer.optimizer] = script.figures(answer)
+    assert spec[ADAMW] == spec[MUON]
+    assert f"Use {spec[ADAMW]} with AdamW ({loss[ADAMW]} validation loss) and with Muon ({loss[MUON]})." in page
+    assert f"With SGD and a convolutional network, {spec[SGD]} is enough" in page

@@ -1,0 +1,76 @@
+"""docs/compressors.md: every compressor with every option, each default that of the registry, and bytes and state."""
+
+import re
+
+import pytest
+
+from gradwire.compress.protocol.registry import OF_ALL, OF_FEEDBACK, registered
+
+from .test_docs import PAGES
+
+PAGE = PAGES["docs/compressors.md"]
+OWN = {name: each for name, each in registered.items() if each.factory.__module__.startswith("gradwire.")}
+ROW = re.compile(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
+
+
+def sections():
+    """{heading: text} of the page."""
+    parts = re.split(r"^## (.+)$", PAGE, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def section_of(name):
+    """The only section with a compressor in its heading."""
+    (text,) = [text for heading, text in sections().items() if name in heading.split(", ")]
+    return text
+
+
+def default_of(cell, name):
+    """The default of a cell such as "1; 0.7 for `onebit`, `randomk`" for one compressor."""
+    general, *others = cell.strip().split("; ")
+    for other in others:
+        value, _, names = other.partition(" for ")
+        if f"`{name}`" in names.split(", "):
+            return value
+    return general
+
+
+def rows(text, name):
+    """{option: default} of the tables of options, for one compressor."""
+    tables = re.findall(r"^\| option \| default \| meaning \|\n\|---\|---\|---\|\n((?:\|.*\n)+)", text, re.MULTILINE)
+    found = ROW.findall("".join(tables))
+    kept = (row for row in found if not row[2].startswith("only for") or f"`{name}`" in row[2])
+    return {option: default_of(default, name) for option, default, _ in kept}
+
+
+def same(told, default):
+    """Whether a cell has a default; numbers are compared as numbers."""
+    if isinstance(default, bool) or default is None:
+        return told == str(default).lower()
+    return told == default if isinstance(default, str) else float(told) == float(default)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_section_has_every_option_of_a_compressor_with_its_default(name):
+    options = OWN[name].options
+    common = rows(sections()["Options of all lossy compressors"], name) if OWN[name].lossy else {}
+    common |= rows(sections()["Options of all compressors"], name) if name != "none" else {}
+    told = {**common, **rows(section_of(name), name)}
+    assert told.keys() == options.keys()
+    assert [option for option, (_, default) in options.items() if not same(told[option], default)] == []
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_section_has_bytes_state_and_use(name):
+    assert re.findall(r"^- \*\*(.+?):\*\*", section_of(name), re.MULTILINE) == ["Bytes", "State", "Use it for"]
+
+
+def test_the_common_tables_have_the_options_of_the_registry_only():
+    assert rows(sections()["Options of all compressors"], "").keys() == OF_ALL.keys()
+    assert rows(sections()["Options of all lossy compressors"], "").keys() == OF_FEEDBACK.keys()
+
+
+def test_the_first_table_links_to_every_compressor():
+    first = PAGE[: PAGE.index("\n## ")]
+    linked = {name for names in re.findall(r"\[([^]]+)\]\(#", first) for name in re.findall(r"`([\w-]+)`", names)}
+    assert linked == OWN.keys()
