@@ -28,13 +28,21 @@ log = logging.getLogger(__name__)
 
 
 class GradwireCallback(TrainerCallback):
-    """Compresses a Trainer's gradients: `trainer.add_callback(GradwireCallback(trainer, "powersgd:rank=4"))`.
+    """A callback for Hugging Face's Trainer: `trainer.add_callback(GradwireCallback(trainer, "int4"))`.
 
-    `options`: those of `gradwire.attach`. `compression` is the handle once training has begun. What is held back follows the
-    Trainer's loss scale, and lies in its checkpoints, that of all ranks in one file, from which training goes on in the same
-    bits, or on another number of ranks (see `Handle.scatter_state_dict`). Callbacks are not told which checkpoint it is: it
-    is taken to be the one of its step in `output_dir`, or else `resume_from_checkpoint`. What a step costs is logged with
-    the loss, as "gradwire/...". A Trainer that runs as one process trains without compression.
+    Residuals follow the Trainer's loss scale, and one file in its checkpoints holds those of all ranks. Training
+    continues from it bit-identically, or on another number of ranks (see `Handle.scatter_state_dict`). The cost of
+    steps is logged with the loss, as "gradwire/...". A Trainer that runs as one process trains without compression.
+
+    Args:
+        trainer: the transformers.Trainer.
+        compressor: the compressor of the gradients. See `gradwire.compressor`.
+        resume_from_checkpoint: the checkpoint, if it does not lie in `output_dir`. The Trainer does not pass its own
+            argument on to callbacks.
+        options: other arguments of `gradwire.attach`.
+
+    Attributes:
+        compression: the `Handle`, once training has begun; None before.
     """
 
     def __init__(

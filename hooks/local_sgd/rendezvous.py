@@ -42,12 +42,19 @@ class TrainingEnded(RuntimeError):
 
 
 class Rendezvous:
-    """The meeting point of sites: a TCP store at `address` ("host:port"), such as `gradwire rendezvous` keeps.
+    """The meeting point of sites that may join and leave: a TCP store, such as the one of `gradwire rendezvous`.
 
-    `sites`: how many are waited for at the very start. `name`: this one's, for messages. `limit`: of a round; a site that
-    is later is left out, and comes back with what the others have by then. `start`: limit of the wait at the start.
-    `prefix` tells trainings apart that share a store. Raises ValueError for an address that is none and RuntimeError where
-    no store answers.
+    Args:
+        address: the store's "host:port".
+        sites: the number of sites to wait for at the very start.
+        name: this site's name in messages.
+        limit: limit of a round. A slower site is left out, and returns with the others' current model.
+        start: limit of the wait at the start.
+        prefix: separates trainings that share a store.
+
+    Raises:
+        ValueError: the address is not "host:port".
+        RuntimeError: no store answers.
     """
 
     def __init__(
@@ -132,7 +139,7 @@ class Rendezvous:
             )
 
     def close(self) -> None:
-        """Let go of the connection; a thread that waits here for other sites raises RuntimeError."""
+        """Close the connection. A thread that waits here for other sites raises RuntimeError."""
         self._closed.set()
         self._meeting, self._group_name = None, ""
 
