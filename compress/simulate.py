@@ -29,10 +29,14 @@ STEADY = 1 << 62  # a step after any warm-up
 
 @dataclass(frozen=True)
 class Traffic:
-    """The traffic of one rank in one step: rounds, payload bytes, and bytes that it sends to other ranks.
+    """The traffic of one rank in one step.
 
-    What goes to ranks of the same host, by requests of the scope "host", is no traffic of the network: it is `host_bytes`,
-    not part of `sent_bytes`.
+    Attributes:
+        rounds: the number of collectives, one behind the other.
+        payload_bytes: bytes handed to collectives.
+        sent_bytes: bytes sent to ranks of other hosts; if each rank is a host, to other ranks.
+        host_bytes: bytes sent to ranks of the same host, by requests of the scope "host". They are not part of
+            `sent_bytes`.
     """
 
     rounds: int = 0
@@ -129,10 +133,17 @@ def _reduced(tensors: Sequence[Tensor], op: str) -> Tensor:
 
 
 def dry_run(compressor: Compressor, layout: Layout, step: int = STEADY, method: int | None = None) -> Traffic:
-    """The traffic of one step on a bucket, found by running the program on the meta device: no memory, no arithmetic.
+    """Return the traffic of one step on a bucket, by running the program on the meta device: no memory, no arithmetic.
 
-    `step` chooses the stage of a warm-up; by default all warm-ups are over. `method`: where a compressor chooses one of
-    several; by default the least exact.
+    Args:
+        compressor: the compressor.
+        layout: the bucket.
+        step: the step, which decides the stage of a warm-up; by default all warm-ups are over.
+        method: the number of the inner compressor, if the compressor chooses one of several; by default the least
+            exact.
+
+    Returns:
+        The traffic of this rank.
     """
     return rehearse(compressor, dataclasses.replace(layout, device=torch.device("meta")), step, method)
 
@@ -244,7 +255,15 @@ def operations_of(compressor: Compressor, dtype: torch.dtype, ranks: Ranks) -> s
 
 
 class Simulation:
-    """A compressor on one bucket over simulated ranks, step after step: what tests and notebooks use.
+    """A compressor on one bucket over simulated ranks, step after step, for tests and notebooks.
+
+    Args:
+        compressor: the compressor.
+        layout: the bucket; its `ranks` say how many are simulated.
+
+    Attributes:
+        states: the state of each rank.
+        traffic: the traffic of rank 0 in the last step.
 
     >>> import torch
     >>> from gradwire.compress import Ranks, compressor
@@ -263,7 +282,14 @@ class Simulation:
         self.traffic = Traffic()  # of rank 0 in the last step
 
     def step(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """The averages that each rank gets for the ranks' flat gradients, which are left as they are."""
+        """Average one step's gradients.
+
+        Args:
+            gradients: the flat gradients of each rank, which are not changed.
+
+        Returns:
+            The average that each rank gets.
+        """
         for leaves in map(Leaves, self.states):  # as the engine does: a stage that waits counts no steps of its own
             leaves.set_step(max((counter.value for counter in leaves.counters), default=0))
         self.traffic, pairs = Traffic(), zip(gradients, self.states, strict=True)
@@ -274,5 +300,5 @@ class Simulation:
         self.traffic += traffic(request, self.layouts[0].ranks)
 
     def copy(self) -> Simulation:
-        """An independent simulation in the same state."""
+        """Return an independent simulation in the same state."""
         return copy.deepcopy(self)

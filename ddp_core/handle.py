@@ -46,34 +46,52 @@ class Observed:
         raise NotImplementedError
 
     def stats(self) -> Stats:
-        """Rounds, bytes and seconds of the last synced step, by bucket, and in total."""
+        """Return rounds, bytes and seconds of the last synchronized step, by bucket, and in total."""
         return self.averager.stats()
 
     def metrics(self) -> dict[str, float]:
-        """The same and more as flat names and numbers, for `wandb.log(handle.metrics())`: see docs/watch.md.
+        """Return measurements of the last synchronized step under flat names, for `wandb.log(handle.metrics())`.
 
-        Of the last synced step; steps, and bytes in total, since the beginning. Never waits for a GPU.
+        Steps and bytes are totals since the beginning. The call never waits for a GPU.
+
+        Returns:
+            {name: number}. The page on monitoring describes each name.
         """
         return metrics(self.averager.measured())
 
     def watch(self, every: int = 100, to: Any = "console", *, folder: str | Path | None = None) -> Watch:
-        """Tell what a step costs, after every `every` steps, until what it returns, or the handle, is closed.
+        """Report the cost of a step after every `every` steps, on rank 0, as means over the last 8 steps.
 
-        `to`: "console", a rich Console or a logging.Logger, for a line of text; a run of wandb or a SummaryWriter of
-        TensorBoard, for numbers; or any callable of (metrics, step), which must not communicate. On rank 0 only. `folder`:
-        where rank 0 keeps a file of each rank for `gradwire top`; all ranks give it. Figures are means over the last 8
-        steps. No bit of the training changes. Raises ValueError and TypeError for arguments that tell nobody.
+        Results of the training do not change by a bit.
+
+        Args:
+            every: steps between two reports.
+            to: "console", a rich Console or a logging.Logger, for a line of text; a run of wandb or a SummaryWriter
+                of TensorBoard, for numbers; or a function of (metrics, step), which must not communicate.
+            folder: the folder in which rank 0 keeps a file per rank for `gradwire top`. All ranks pass it.
+
+        Returns:
+            The watch. Reports end when you close it, or the handle.
+
+        Raises:
+            ValueError: an argument is out of range.
+            TypeError: `to` is of another kind.
         """
         from ..hooks.watching.watch import watch  # what reports needs trackers, folders and a model of a step
 
         return watch(self, every, to, folder)
 
     def rescale(self, factor: float) -> None:
-        """Multiply what is held back, when the loss scale has changed: it was scaled with the old one.
+        """Multiply the residuals after a change of the loss scale. With `scaler=` or `follow`, gradwire calls it for you.
 
-        After `scaler.update()`: `if (new := scaler.get_scale()) != old: handle.rescale(new / old)`. Raises ValueError for a
-        factor that is not finite or not above 0, and RuntimeError between loading a state and the next backward, or where
-        the handle follows a scaler.
+        Call it after `scaler.update()`: `if (new := scaler.get_scale()) != old: handle.rescale(new / old)`.
+
+        Args:
+            factor: the new loss scale over the old one.
+
+        Raises:
+            ValueError: the factor is not finite or not above 0.
+            RuntimeError: the handle follows a scaler, or a state was loaded and no backward has run since.
         """
         if self._loss_scale is not None:
             raise RuntimeError("the handle follows a scaler by itself: leave rescale() out, or the scaler of attach()")
@@ -90,10 +108,12 @@ class Observed:
         averager.before_step = self._loss_scale.follow
 
     def discard_step(self) -> None:
-        """Forget the gradients of the last synced backward, which you throw away: they come back in no later average.
+        """Forget the gradients of the last synchronized backward, so that error feedback does not carry them over.
 
-        On all ranks, before the next backward, a swap, a rescaling or a load. The step still counts, as one that has
-        overflowed does. Raises RuntimeError where there is no such step.
+        All ranks call it, before the next backward, swap, rescaling or load. The step still counts.
+
+        Raises:
+            RuntimeError: there is no such step.
         """
         self.averager.between_steps(self._discard)
 
@@ -116,12 +136,10 @@ class Observed:
 
 
 class Handle(Observed):
-    """The compression of a model's gradients on this rank.
+    """The compression of a model's gradients on this rank, made by `gradwire.attach` or `gradwire.comm_hook`.
 
-    Made by `gradwire.attach` or `gradwire.comm_hook`. All ranks make one, with the same compressor, and call `swap` and
-    `load_state_dict` at the same step. `partial`: backwards may leave parameters out (DDP's find_unused_parameters).
-    `transport`: what to put around each transport, such as an emulated link. `scaler`: to `follow`. `undo`: see
-    `gradwire.attach`. `averager` is what hooks and reducers call.
+    All ranks make one with the same compressor, and call `swap` and `load_state_dict` at the same step. `partial`: a
+    backward may leave parameters out (DDP's find_unused_parameters). The other arguments are those of `attach`.
     """
 
     averager: CompressedAverager
@@ -148,11 +166,15 @@ class Handle(Observed):
             self.follow(scaler)
 
     def bind(self, model: nn.Module, *, changed: bool = False) -> None:
-        """Key the state by the names of `model`'s parameters; without it they are numbered as DDP hands them over.
+        """Key the state by the names of a model's parameters. Without it, they are numbered as DDP hands them over.
 
-        `changed`: parameters were added, frozen or replaced. A new one takes the state of the one that had its name and
-        shape, and the state of those that train no more is dropped. Otherwise raises ValueError where what is held for a
-        parameter would have no name in the model.
+        Args:
+            model: the model, wrapped in DDP or not.
+            changed: True after parameters were added, frozen or replaced. A new one takes the state of the one that
+                had its name and shape. The state of parameters that no longer train is dropped.
+
+        Raises:
+            ValueError: the state has a parameter that the model does not train, and `changed` is False.
         """
         model = model.module if isinstance(model, DistributedDataParallel) else model
         plain = plain_names(name for name, _ in model.named_parameters())
@@ -183,7 +205,7 @@ class Handle(Observed):
 
     @property
     def compressor(self) -> Compressor:
-        """The one in use."""
+        """The compressor in use."""
         return self.averager.memory.compressor
 
     @property
@@ -192,37 +214,47 @@ class Handle(Observed):
         return self.averager.engines.agreement.step > 0
 
     def swap(self, spec: Spec, *, optimizer: Optimizers | None = None) -> None:
-        """Go on with another compressor from the next step; nothing held back is lost. All ranks swap at one step.
+        """Use another compressor from the next step on. No residual is lost. All ranks swap at the same step.
 
-        `optimizer`: as for `attach`. On another thread than training's, a step that is under way comes to its end first.
+        On another thread than training's, a step that is under way ends first.
+
+        Args:
+            spec: the new compressor. See `gradwire.compressor`.
+            optimizer: as for `gradwire.attach`.
+
+        Raises:
+            ValueError: the compressor is unknown or has a wrong option.
         """
         self.averager.replace(compressor(tuned(spec, optimizer)))
 
     def follow(self, scaler: Scaler) -> None:
-        """Multiply what is held back whenever the scale of a torch.amp.GradScaler has changed, and leave `rescale` out.
+        """Rescale the residuals whenever GradScaler changes its loss scale.
 
-        It looks at the scale once a step; on CUDA the host waits for it, as it does in `scaler.step()`.
+        It reads the scale once per step. On CUDA the host waits for it, as it does in `scaler.step()`.
+
+        Args:
+            scaler: a torch.amp.GradScaler.
         """
         self._follow(scaler, self.averager)
 
     @property
     def scaler(self) -> Scaler | None:
-        """The one that it follows."""
+        """The scaler that the handle follows, or None."""
         return self._loss_scale.scaler if self._loss_scale is not None else None
 
     def _what(self) -> str:
         return specification(self.compressor)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint of this rank needs; safe with `torch.load(weights_only=True)`. Residuals differ by rank.
+        """Return this rank's state for a checkpoint, after the last step that ended. Residuals differ between ranks.
 
-        {"gradwire": format, "compressor", "world_size", "rank", "step": synced backwards, "buckets": [[name]],
-        "parameters": {name: {field: tensor}}, "orders": {name: axes in memory, if not row by row}, "tensors": how many,
-        "spec": of the compressor}
+        Any thread may call it. A step that is under way on another thread ends first; training is not held up. After
+        a backward that was interrupted, the residuals that it had overwritten are zeros, unless `undo=True`.
 
-        It is the state after the last step that came to its end, which a step that is under way on another thread does
-        first; training is not held up. After a backward that broke off, residuals that it has overwritten are zeros, unless
-        `undo=True`.
+        Returns:
+            {"gradwire": format, "compressor", "world_size", "rank", "step": synchronized backwards, "buckets":
+            [[name]], "parameters": {name: {field: tensor}}, "orders": {name: axes in memory, if not row by row},
+            "tensors": their number, "spec": the compressor}. It is safe with `torch.load(weights_only=True)`.
         """
         if self._loss_scale is not None:
             self.averager.between_steps(self._loss_scale.catch_up)  # the scaler is saved with its new scale
@@ -237,14 +269,19 @@ class Handle(Observed):
         return checkpoint.sealed(state, snapshot.compressor, names, ranks)
 
     def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, resize: bool = False) -> None:
-        """Go on from this rank's `state_dict()`; training then is bit-identical to not having stopped.
+        """Continue from a saved state. Training is then bit-identical to not having stopped.
 
-        (Not the order in which more than two ranks of a host are summed, where a swap to `none` came before the save.)
+        (One exception: if a swap to `none` came before the save, more than two ranks of a host may be summed in
+        another order.) On another thread than training's, a step that is under way ends first. The state of
+        parameters that are frozen now is left out, and a warning names them.
 
-        `resize`: `saved` has the states of all ranks, on every rank, and there may be another number of ranks now: the mean
-        of what they held back is owed to the next average. On another thread than training's, a step that is under way
-        comes to its end first. What the state has of parameters that are frozen now is left out, and a warning names them.
-        Raises ValueError, changing nothing, where it was saved with another compressor, rank or model.
+        Args:
+            saved: this rank's `state_dict()`; with `resize` a list with the states of all ranks, the same on every
+                rank.
+            resize: True continues on another number of ranks: the next average receives the mean of all residuals.
+
+        Raises:
+            ValueError: the state belongs to another compressor, rank or model. Nothing changes then.
         """
         self._load(self._merged(saved) if resize else self.fitting(saved))
 
@@ -271,12 +308,16 @@ class Handle(Observed):
             self._loss_scale.forget()
 
     def gather_state_dict(self) -> dict[str, Any]:
-        """On the first rank the states of all ranks as one, on the others {}: for frameworks that save on rank 0 alone.
+        """Return the states of all ranks on rank 0, for frameworks that save there alone. All ranks call it between steps.
 
-        All ranks call it, between steps. {"gradwire": format, "ranks": (`state_dict()` of each rank, on the CPU)}: safe with
-        `torch.load(weights_only=True)`, and one value for torch.distributed.checkpoint. The first rank holds them all.
-        After some seconds a warning names the ranks that have not called it. Raises RuntimeError where they do not within
-        the handle's timeout.
+        Rank 0 holds all states in CPU memory. After some seconds a warning names the ranks that have not called it.
+
+        Returns:
+            {"gradwire": format, "ranks": (the `state_dict()` of each rank)} on rank 0, {} on the others. It is safe
+            with `torch.load(weights_only=True)`, and one value for torch.distributed.checkpoint.
+
+        Raises:
+            RuntimeError: a rank did not call it within the handle's timeout.
         """
         self._await_all("gather_state_dict")
         mine = checkpoint.on_cpu(self.state_dict())
@@ -284,10 +325,17 @@ class Handle(Observed):
         return checkpoint.all_states(states) if states else {}
 
     def scatter_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Go on from what `gather_state_dict` returned; all ranks call it, and what the first one gives counts.
+        """Continue from the result of `gather_state_dict`. All ranks call it; the argument of rank 0 counts.
 
-        With as many ranks as then each goes on from its own state; else the mean of what all held back is owed to the next
-        average, as with `load_state_dict(resize=True)`. Raises ValueError, changing nothing, where it does not fit.
+        With the same number of ranks each rank continues from its own state. With another number, the next average
+        receives the mean of all residuals, as with `load_state_dict(resize=True)`.
+
+        Args:
+            saved: the gathered state, on rank 0.
+
+        Raises:
+            ValueError: the state does not fit. Nothing changes then.
+            RuntimeError: a rank did not call it within the handle's timeout.
         """
         self._await_all("scatter_state_dict")
         group = self.averager.engines.group
@@ -335,6 +383,6 @@ class Handle(Observed):
         self.averager.load(state["state"], follow=False)
 
     def close(self) -> None:
-        """End the threads and process groups that the hook made; training with it is over."""
+        """End the threads and process groups of the hook. Do not train with it afterwards."""
         self.averager.totals.close()
         self.averager.close()

@@ -64,13 +64,25 @@ LEFT_OUT = (  # of pickles
 class DistributedDataParallel(TorchAttributes):
     """Data-parallel training of `module`: gradients are averaged over ranks while backward still runs.
 
-    Takes torch's arguments, in torch's order and with its defaults: see `Arguments`. `compressor`: what goes on the wire,
-    such as "powersgd:rank=4". `process_group` may be a list of groups, among which buckets go in turn. `timeout`: of waits
-    for averages on the CPU. `transport`: what to put around each transport, such as an emulated link. `optimizer`: fills in
-    what `compressor` leaves open of error feedback. `scaler`: a torch.amp.GradScaler; what is held back follows its scale.
-    `undo`: see `gradwire.attach`.
-    `compression` is the handle: statistics, checkpoints, `swap`. Raises RuntimeError on every rank where models differ,
-    naming the first difference.
+    Args:
+        module: the model to train, the same on all ranks.
+        arguments: those of torch's class, in the same order and with the same defaults. `process_group` may be a list
+            of groups that take buckets in turn.
+        compressor: the compressor of the gradients, such as "powersgd:rank=4".
+        timeout: limit of each wait for an average, on the CPU.
+        transport: a function that wraps each transport, for example in an emulated link.
+        optimizer: as for `gradwire.attach`.
+        scaler: as for `gradwire.attach`.
+        undo: as for `gradwire.attach`.
+        named_arguments: those of torch's class, by the same names.
+
+    Attributes:
+        compression: the `Handle`: statistics, checkpoints, `swap`.
+
+    Raises:
+        RuntimeError: the ranks have different models. Every rank names the first difference.
+        ValueError: an argument is out of range, or the compressor is unknown.
+        TypeError: an argument is unknown.
     """
 
     _overlap: Overlap | None = None
@@ -149,11 +161,14 @@ class DistributedDataParallel(TorchAttributes):
             self._bind_overlap(self._overlap)
 
     def refresh(self) -> None:
-        """Average all parameters that train now: call it on all ranks after adding, replacing or converting parameters.
+        """Average all parameters that train now. All ranks call it between steps, after adding, replacing or converting any.
 
-        It makes the buckets anew, between steps, and copies parameters from rank 0, as construction does. Residuals follow
-        their parameters, or these parameters' names; those of parameters that train no more are dropped. The optimizer is
-        yours to change. Raises RuntimeError where models differ, or a backward has not come to its end.
+        It makes new buckets and copies parameters from rank 0, as construction does. Residuals follow their
+        parameters or these parameters' names. Residuals of parameters that no longer train are dropped. Change the
+        optimizer yourself.
+
+        Raises:
+            RuntimeError: the ranks have different models, or a backward has not ended.
         """
         self.compression.averager.drain()
         self.reducer.require_finished()
@@ -184,7 +199,11 @@ class DistributedDataParallel(TorchAttributes):
         return self._order.agreed
 
     def last_step(self) -> StepTimes | None:
-        """Return the parts of the last synchronized step's seconds; None before the first."""
+        """Return the parts of the last synchronized step's seconds.
+
+        Returns:
+            The times of the step; None before the first step.
+        """
         return self.timeline.last
 
     @torch._disable_dynamo(recursive=False)
@@ -313,7 +332,15 @@ class DistributedDataParallel(TorchAttributes):
         return ShadowSteps(self, kwargs.get("divide_by_initial_world_size", True))
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """Let `hook(state, bucket)` average buckets: torch's hooks, gradwire's, or your own. Once a model."""
+        """Let a communication hook average the buckets. It can be called once per model.
+
+        Args:
+            state: the first argument of each call of the hook.
+            hook: a function of (state, bucket): one of torch's or gradwire's, or your own.
+
+        Raises:
+            RuntimeError: the model has a hook or a compressor already, or it is overlapped.
+        """
         self._check_comm_hook(hook)
         if self._overlap is not None:
             raise RuntimeError("an overlapped model takes no hook: make it with compressor=..., which does the same")

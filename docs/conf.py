@@ -6,7 +6,7 @@ from sphinx.application import Sphinx
 
 project = "gradwire"
 version = release = installed(project)
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["**/*.txt"]
 
 html_theme = "furo"  # its fonts are those of the reader's system
@@ -23,6 +23,7 @@ myst_heading_anchors = 3  # as in links between pages
 
 default_role = "literal"  # docstrings write code in single backticks
 highlight_language = "none"
+smartquotes = False  # `--` is the beginning of an option
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
@@ -32,7 +33,8 @@ python_maximum_signature_line_length = 88
 
 def to_included_pages(app: Sphinx, name: str, source: list[str]) -> None:
     """Links to pages above this folder lead to the pages that include them."""
-    source[0] = source[0].replace("](../CONTRIBUTING.md", "](CONTRIBUTING.md")
+    for page in ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"):
+        source[0] = source[0].replace(f"](../{page}", f"]({page}")
 
 
 def setup(app: Sphinx) -> None:

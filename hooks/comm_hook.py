@@ -110,12 +110,25 @@ def comm_hook(
     scaler: Scaler | None = None,
     undo: bool | None = None,
 ) -> CommHook:
-    """Return a hook for torch's own call: `ddp_model.register_comm_hook(None, gradwire.comm_hook("powersgd:rank=4"))`.
+    """Return a hook for torch's own call: `ddp_model.register_comm_hook(None, gradwire.comm_hook("int4"))`.
 
-    It suits frameworks that take a hook and register it themselves. torch's `state` is the process group to average on, or
-    None for the model's own. The other arguments are those of `attach`. `gradwire.handle_of(ddp_model)` returns the handle.
-    `gradwire.comm_hooks.int8` is such a hook with defaults, for settings that name a hook by its dotted path. At the end of
-    a process of several ranks, a warning names a hook that was never called. Raises ValueError for a wrong compressor.
+    It suits frameworks that register a hook themselves. `gradwire.comm_hooks.int8` is such a hook with defaults, for
+    settings that name a hook by its dotted path. torch's `state` is the process group to average on; None is the model's
+    own. At the end of a process of several ranks, a warning names a hook that was never called.
+
+    Args:
+        spec: the compressor of the gradients. See `gradwire.compressor`.
+        timeout: limit of each wait for an average, on the CPU.
+        transport: a function that wraps each transport, for example in an emulated link.
+        optimizer: as for `gradwire.attach`.
+        scaler: as for `gradwire.attach`.
+        undo: as for `gradwire.attach`.
+
+    Returns:
+        The hook. `gradwire.handle_of(ddp_model)` returns the handle of a model that it is registered on.
+
+    Raises:
+        ValueError: the compressor is unknown or has a wrong option.
     """
     options = {"timeout": timeout, "transport": transport, "optimizer": optimizer, "scaler": scaler, "undo": undo}
     return CommHook(spec, options, f"comm_hook({specification(compressor(spec))!r})")

@@ -27,22 +27,30 @@ def overlap(
     slice_mb: float | None = None,
     per_parameter: bool = False,
 ) -> AnyOptimizer:
-    """Let the averages of a step arrive during the next forward, each before its first use. All ranks call it.
+    """Overlap the averages of a step with the next forward: `optimizer = gradwire.overlap(model, optimizer)`.
 
-    `optimizer = gradwire.overlap(model, optimizer)`; the loop stays as it was, and so do the results, bit for bit those of
-    `order="synchronous"`. Returns the optimizer itself, with two more methods: `drain()` waits for all that is under way,
-    `report()` tells what was waited for. A list of optimizers, such as Muon for matrices and AdamW for the rest, comes back
-    as it is. `model`: wrapped in gradwire.DistributedDataParallel.
+    Each average arrives before its first use. All ranks call it. The training loop stays as it is. Results are
+    bit-identical to those of `order="synchronous"`.
 
-    `order`: of what is sent. "auto" finds it from measured times, and waits at the end of backward as long as nothing
-    promises 3 %; "priority" always overlaps, first what forward needs first; "backward" overlaps without another order;
-    "synchronous" does not overlap. `slice_mb`: MiB on the wire of what is sent at once; by default 2, or less where that is
-    more than an eighth of the model. Large parameters are cut, but not by compressors that remember more of them than
-    numbers that were held back. `per_parameter`: an optimizer that is not torch's updates each parameter from its own
-    gradient and state alone.
+    Args:
+        model: a model wrapped in `gradwire.DistributedDataParallel`.
+        optimizer: the optimizer of the model, or a list, such as Muon for matrices and AdamW for the rest.
+        order: the order of sending. "auto" chooses from measured times, and waits at the end of backward as long as
+            no order promises a gain of 3 %. "priority" always overlaps and sends the layers first that forward needs
+            first. "backward" overlaps and sends in backward's order. "synchronous" does not overlap.
+        slice_mb: MiB that are sent at once; by default 2, or an eighth of the model if that is less. Large parameters
+            are cut into slices, except with compressors whose state is more than a residual.
+        per_parameter: True promises that an optimizer that is not torch's updates each parameter from its own
+            gradient and state alone.
 
-    Raises TypeError or ValueError for a model, an optimizer or a value that this cannot be, and RuntimeError where the model
-    or the optimizer is overlapped already, or a communication hook averages; each says what to do.
+    Returns:
+        The same optimizer or list. Each optimizer has two more methods: `drain()` waits for everything on its way,
+        `report()` returns the waits of the last step.
+
+    Raises:
+        TypeError: the model or the optimizer is of a kind that cannot overlap.
+        ValueError: an argument is out of range.
+        RuntimeError: the model or the optimizer overlaps already, or a communication hook averages.
     """
     if not isinstance(model, DistributedDataParallel):
         raise TypeError(messages.not_ours(model))

@@ -19,12 +19,19 @@ from ..ddp_core.memory.out_of_memory import kept_bytes
 
 @dataclass(frozen=True)
 class Plan:
-    """The traffic of one rank in a synchronized step, after warm-up; of alternating compressors, the mean of two steps.
+    """The traffic of one rank in a synchronized step, after warm-up; for alternating compressors the mean of two steps.
 
-    `sent_bytes_per_step` counts what leaves the rank in ring all-reduces and direct all-gathers and all-to-alls;
-    `compression_ratio` is that of a dense float32 ring all-reduce over it (of payloads where there is one rank only).
-    `state_bytes`: what stays on the rank between steps, without the copy of `undo=True`. `work_bytes`: what the payloads of
-    the buckets on their way take beside that at most, on the CPU; temporary memory of arithmetic comes on top.
+    Attributes:
+        compressor: the compressor, as it was given.
+        parameters: the number of elements of the model's parameters that train.
+        world_size: the number of ranks.
+        payload_bytes_per_step: bytes that the rank hands to collectives.
+        sent_bytes_per_step: bytes that leave the rank, in ring all-reduces and direct all-gathers and all-to-alls.
+        compression_ratio: bytes of an uncompressed float32 ring all-reduce over `sent_bytes_per_step`; of payloads if
+            there is one rank only.
+        state_bytes: memory that stays on the rank between steps, without the copy of `undo=True`.
+        work_bytes: the most memory that payloads of buckets on their way take in addition, on the CPU. Temporary
+            memory of arithmetic comes on top.
     """
 
     compressor: str
@@ -45,11 +52,22 @@ def plan(
     bucket_mb: float | None = None,
     order: Sequence[Tensor] | None = None,
 ) -> Plan:
-    """The traffic of a model with a compressor on `world_size` ranks, by a dry run that allocates nothing.
+    """Compute the traffic of a model with a compressor on `world_size` ranks, by a dry run that allocates nothing.
 
-    The model may be on the meta device. `bucket_mb`: DDP's bucket size; None is its default, 1 MiB and then 25. `order`: the
-    parameters in the order in which their gradients get ready (see `ready_order`), which decides DDP's buckets; by default
-    the reverse of their definition.
+    Args:
+        model: the model; it may be on the meta device.
+        spec: the compressor. See `gradwire.compressor`.
+        world_size: the number of ranks.
+        bucket_mb: DDP's bucket size in MiB; None means its default, 1 for the first bucket and 25 for the rest.
+        order: the parameters in the order in which their gradients get ready, which decides DDP's buckets; by default
+            the reverse of their definition.
+
+    Returns:
+        The traffic and memory of one rank.
+
+    Raises:
+        ValueError: the compressor is unknown, `world_size` is no whole number, or the model has no parameters to
+            train.
 
     >>> import torch
     >>> with torch.device("meta"):

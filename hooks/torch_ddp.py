@@ -128,22 +128,34 @@ def attach(
     scaler: Scaler | None = None,
     undo: bool | None = None,
 ) -> "Handle | ShardHandle":
-    """Compress the gradients of a DDP model: `handle = attach(ddp_model, "powersgd:rank=4,start_iter=1000")`.
+    """Compress the gradients of a model: `handle = attach(ddp_model, "int4", optimizer=optimizer)`.
 
-    `process_group`: where to reduce, by default the model's own. `timeout`: of waits for averages on the CPU. `transport`:
-    what to put around each transport, such as an emulated link. `optimizer`: the one that will be given the averages; it
-    decides on what the specification leaves open of error feedback. `scaler`: a torch.amp.GradScaler; what is held back
-    follows its scale (`Handle.follow`). `undo`: keep a second copy of residuals, which doubles their memory, to undo exactly
-    a step that GradScaler skips or that you discard. True: from the start. None: after the first such step, which sets
-    residuals to zero. False: never; each such step sets them to zero. FSDP2 always keeps the copy: leave it out.
-    All ranks call it before the first backward. Raises TypeError for a model that is not DDP, FSDP2 or `replicate`, and
-    ValueError for a wrong specification. DDP may be inside of what torch.compile, Lightning Fabric or Accelerate have made
-    of it.
+    All ranks call it before the first backward, with the same arguments. The DDP model may be inside of what
+    torch.compile, Lightning Fabric or Accelerate have made of it. FSDP2 takes two compressors: `attach(fsdp_model,
+    gather="int8", reduce="int4")`.
 
-    It takes a model of torch's `replicate` as it takes one of DDP.
+    Args:
+        model: a model of torch's DistributedDataParallel, `fully_shard` (FSDP2) or `replicate`.
+        spec: the compressor of the gradients, for DDP and `replicate`. See `gradwire.compressor`.
+        gather: the compressor of weights that FSDP2 gathers; "none" sends them uncompressed.
+        reduce: the compressor of gradients that FSDP2 reduces.
+        replicas: the compressor of gradients between the replicas of FSDP2's hybrid sharding.
+        process_group: the ranks that average; by default the model's own group.
+        timeout: limit of each wait for an average, on the CPU.
+        transport: a function that wraps each transport, for example in an emulated link.
+        optimizer: the optimizer of the averages, or a list. It sets the options of error feedback that `spec` leaves
+            open.
+        scaler: a torch.amp.GradScaler. Residuals follow its loss scale: see `Handle.follow`.
+        undo: keep a second copy of residuals, which doubles their memory. A step that GradScaler skips or that you
+            discard is then undone exactly; without the copy, such a step sets residuals to zero. True keeps it from
+            the start, None from the first such step on, False never. FSDP2 always keeps it: leave the argument out.
 
-    Of an FSDP2 model (`fully_shard`) it says how weights are gathered and gradients reduced, "none" for as they are, and how
-    these are averaged over the replicas of hybrid sharding: `attach(fsdp_model, gather="int8", reduce="int4")`.
+    Returns:
+        A `Handle`; for an FSDP2 model a `ShardHandle`.
+
+    Raises:
+        TypeError: the model is not DDP, FSDP2 or `replicate`, or an argument belongs to another kind of model.
+        ValueError: a compressor is unknown or has a wrong option.
     """
     handle: Handle | ShardHandle
     if isinstance(model, nn.Module):

@@ -68,7 +68,7 @@ def register_backend(name: str, device: str, probe: Callable[[], str], automatic
 
 
 def backends() -> list[Backend]:
-    """All backends, the reference last."""
+    """Return all backends, the reference last."""
     return [*(b for b in _backends.values() if b.name != REFERENCE), _backends[REFERENCE]]
 
 
@@ -79,11 +79,16 @@ def operations() -> dict[str, Operation[Any, Any]]:
 
 @contextmanager
 def use_backend(*names: str) -> Iterator[None]:
-    """Run operations on the named backends only, inside a `with`, on all threads; overrides `GRADWIRE_KERNELS`.
+    """Run operations on the named backends only, inside a `with`, on all threads. It overrides `GRADWIRE_KERNELS`.
 
-    What these do not know, such as a dtype, runs on the reference.
+    Dtypes and ranks that these backends do not support run on the reference.
 
-    Raises ValueError for an unknown name and RuntimeError for a backend that does not work here.
+    Args:
+        names: names of backends, the preferred one first: "native", "triton", "cuda", "reference".
+
+    Raises:
+        ValueError: a name is unknown.
+        RuntimeError: a backend does not work here. The message says why.
     """
     _check(names)
     _requested.append(names)

@@ -9,21 +9,29 @@ from torch import Tensor
 
 
 class Residual(NamedTuple):
-    """Two flat tensors of one layout: what was held back `before` a step, and what is held back `after` it.
+    """The residual of error feedback, as two flat tensors of one layout, which may share memory.
 
-    Whoever is given one reads `before` and writes all of `after`. They may be the same memory. Where they are not, a step
-    can be taken back by going on from `before`, which nobody has written to.
+    Attributes:
+        before: the residual before a step. It is only read, unless it shares memory with `after`.
+        after: the residual after the step. The kernel or compressor writes all of it.
     """
 
     before: Tensor
     after: Tensor
 
     def plus(self, grad: Tensor) -> Tensor:
-        """`after`, with `before` + `grad` in it."""
+        """Write `before` + `grad` to `after`.
+
+        Args:
+            grad: the gradient, flat.
+
+        Returns:
+            `after`.
+        """
         return torch.add(self.before, grad, out=self.after)
 
     def in_place(self) -> Tensor:
-        """`after`, with what was held before in it: for arithmetic that works in place, at the price of a copy."""
+        """Return `after` as a copy of `before`, for arithmetic in place. Nothing is copied if they share memory."""
         if self.before is not self.after:
             self.after.copy_(self.before)
         return self.after

@@ -84,12 +84,17 @@ def one_thread():
 def parsers_made_once():
     """A command's parser takes a tenth of a second to make, and hundreds of tests parse; help changes the one it shows."""
     if parsing := sys.modules.get("gradwire.experiments.cli.parsing"):
-        make, show = parsing._parser, parsing._help
+        make, for_help = parsing._parser, parsing.parser_for_help
+        cached = functools.cache(make)
 
-        def shown(parser, command, fields):
-            show(make(command, command.config_class(), parser.prog), command, fields)
+        def anew(command, prog):
+            parsing._parser = make
+            try:
+                return for_help(command, prog)
+            finally:
+                parsing._parser = cached
 
-        parsing._parser, parsing._help = functools.cache(make), shown
+        parsing._parser, parsing.parser_for_help = cached, anew
 
 
 @pytest.fixture(params=BACKENDS)

@@ -22,8 +22,8 @@ from .per_tensor import gathered
 class AdaComp(Capped):
     """The elements that one more gradient would lift to the largest of their bin, as signs times one scale; the rest waits.
 
-    Chen et al. 2018, AdaComp, algorithm 2. With the residual G, this gradient d in it, an element is sent where |G + d| is
-    at least the largest |G| of its bin. All are sent as the mean over bins of those largest, with their signs. `bin`:
+    Chen et al. 2018, AdaComp, algorithm 2. With the residual G, this gradient d in it, an element is sent where `|G + d|` is
+    at least the largest `|G|` of its bin. All are sent as the mean over bins of those largest, with their signs. `bin`:
     elements of each (the paper: 50 for convolutions, 500 for the rest). `cap`: the part of a bucket that the payload has
     room for; what does not fit waits, too. An index of 4 bytes an element has its sign.
     """

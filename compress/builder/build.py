@@ -41,7 +41,10 @@ Spec: TypeAlias = str | Mapping[str, Any] | Compressor
 
 
 def compressors() -> dict[str, dict[str, Any]]:
-    """Return all compressors: {name: {"summary": one line, "wraps": bool, "options": {option: default}}}.
+    """Return all registered compressors.
+
+    Returns:
+        {name: {"summary": one line, "wraps": bool, "options": {option: default}}}
 
     >>> compressors()["topk"]["options"]["ratio"]
     0.01
@@ -59,9 +62,17 @@ def compressors() -> dict[str, dict[str, Any]]:
 
 
 def compressor(spec: Spec) -> Compressor:
-    """Build a compressor from a specification: a string, a mapping, or a compressor, which is returned as it is.
+    """Build a compressor.
 
-    Raises ValueError for an unknown name or option and for a value out of range, saying what is allowed.
+    Args:
+        spec: a string such as "powersgd:rank=4", a mapping such as {"name": "powersgd", "rank": 4}, or a compressor.
+
+    Returns:
+        The compressor; a compressor is returned as it is.
+
+    Raises:
+        ValueError: a name or an option is unknown, or a value is out of range. The message lists the allowed ones.
+        TypeError: `spec` is of another kind.
 
     >>> compressor("fp16+acp-powersgd:rank=2,error_feedback=false")
     Float16(inner=Float32Arithmetic(inner=ACPPowerSGD(rank=2, min_compression_rate=2.0, seed=0)), sum='16bit')
@@ -88,7 +99,13 @@ def fingerprint(built: Compressor) -> str:
 
 
 def specification(built: Compressor) -> str:
-    """The shortest string that builds a compressor; its fingerprint where none does.
+    """Return the shortest string that builds a compressor, or its fingerprint if no string does.
+
+    Args:
+        built: the compressor.
+
+    Returns:
+        A text for `gradwire.compressor`.
 
     >>> specification(compressor({"name": "fp16", "inner": "powersgd:rank=4,start_iter=9"}))
     'fp16+powersgd:start_iter=9'

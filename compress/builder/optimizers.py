@@ -39,11 +39,19 @@ BESIDE = ("adam", "adamw", "lion")  # what such a group's "algorithm" is then; o
 
 
 def without_momentum(optimizer: O) -> O:
-    """`optimizer` itself, its own momentum set to 0: for methods with `momentum=`, whose averages have it already.
+    """Set an optimizer's own momentum to 0, for compressors with `momentum=`: their averages contain the momentum already.
 
-    `momentum` and `nesterov` of SGD, RMSprop and Muon, and the first of `betas` of Adam and its kin, in all groups, also in
-    those to come. `optimizer` may be a list of several. A schedule that sets momentum, as OneCycleLR does, needs
-    `cycle_momentum=False`. Raises TypeError for other optimizers.
+    It sets `momentum` and `nesterov` of SGD, RMSprop and Muon, and the first of `betas` of Adam and its kin, in all
+    parameter groups, later ones too. A schedule that sets momentum, such as OneCycleLR, needs `cycle_momentum=False`.
+
+    Args:
+        optimizer: the optimizer, or a list.
+
+    Returns:
+        The same optimizer or list.
+
+    Raises:
+        TypeError: the optimizer is of another kind.
     """
     several = optimizers_of(optimizer)
     for names in map(_names, several):
@@ -120,10 +128,19 @@ def _kind(names: Sequence[str], group: Mapping[str, Any]) -> str:
 
 
 def tuned(spec: Spec, optimizer: Optimizers | None) -> Spec:
-    """`spec` with the options of error feedback that suit `optimizer`, where it gives none of its own; logs which.
+    """Add the options of error feedback that suit an optimizer, as far as a compressor has none of its own; log which.
 
-    Those of the optimizers of matrices, which is what methods compress most; of several kinds the smallest feedback. A
-    compressor that is an object stays as it is. Warns where both it and an optimizer have momentum.
+    The optimizers of matrices decide. Of several kinds, the one with the smallest feedback decides.
+
+    Args:
+        spec: the compressor. An object stays as it is.
+        optimizer: the optimizer, a list, or None, which changes nothing.
+
+    Returns:
+        The compressor with its options.
+
+    Raises:
+        ValueError: the compressor is unknown or has a wrong option.
     """
     if optimizer is None:
         return spec

@@ -99,7 +99,7 @@ def agrees_in(step: int) -> bool:
 class Guarded:
     """Damps error feedback for a while where it runs away; where it does so again, sends dense; and then tries anew.
 
-    Every `EVERY`th step the ranks average a few numbers about their residuals, each in units of its own gradient, so that
+    Once in `EVERY` steps the ranks average a few numbers about their residuals, each in units of its own gradient, so that
     all decide alike at the next such step. Dense steps bring out what is held back bit by bit, and lose nothing; damping
     forgets. The former last longer each time that they are needed.
     """

@@ -18,14 +18,29 @@ class Compressor(Protocol):
     """An algorithm that averages a bucket over ranks. A frozen dataclass of its own options; buckets share it."""
 
     def init(self, layout: Layout) -> Any:
-        """Return the state of a bucket: a dataclass of `gradwire.compress.state.tree` leaves, or None."""
+        """Return the state of a bucket.
+
+        Args:
+            layout: the parameters of the bucket.
+
+        Returns:
+            A dataclass of the leaves of `gradwire.compress.state.tree`, or None.
+        """
 
     def reduce(self, grad: Tensor, state: Any, residual: Residual | None = None) -> Program[Tensor]:
-        """The average over ranks of `grad` (+ `residual.before`), flat, in place of `grad` where it can.
+        """Return the program that averages a bucket over ranks.
 
-        What this rank holds back now goes to `residual.after`, all of it, which may be the memory of `before`; where it is
-        not, `before` stays as it is, so that the step can be taken back. None means no error feedback. A residual may be
-        wider than `grad`. The state's own numbers change by `update()` of its leaves, for the same reason.
+        Args:
+            grad: this rank's gradients, flat. The program may overwrite them, and returns the average in their place
+                if it can.
+            state: the state that `init` returned. Its numbers change by `update()` of its leaves, so that a step can
+                be undone.
+            residual: the residual of error feedback; None means no error feedback. The program adds `residual.before`
+                to `grad` and writes all of the new residual to `residual.after`. The two may share memory; if not,
+                `before` stays as it is. A residual may be wider than `grad`.
+
+        Returns:
+            The program, whose result is the average.
         """
 
 
@@ -38,19 +53,43 @@ class Codec(Protocol):
     """
 
     def row_length(self, numel: int) -> int:
-        """The smallest length of a row, at least `numel`, that this codec can encode."""
+        """Return the smallest row length, at least `numel`, that this codec can encode.
+
+        Args:
+            numel: the number of elements.
+
+        Returns:
+            Elements per row.
+        """
 
     def row_bytes(self, length: int) -> int:
-        """Bytes of an encoded row of `length` elements."""
+        """Return the bytes of an encoded row.
+
+        Args:
+            length: elements per row.
+
+        Returns:
+            Bytes per row.
+        """
 
     def encode(self, grad: Tensor, residual: Residual | None, rows: Tensor, length: int) -> None:
-        """Write `grad` (+ `residual.before`) to `rows`, (rows, bytes) uint8, and to `residual.after` what `rows` lacks.
+        """Write the codes of `grad` (+ `residual.before`) to `rows`, and what they lack to `residual.after`.
 
-        `grad` may be overwritten.
+        Args:
+            grad: the flat vector, which may be overwritten.
+            residual: the residual of error feedback, or None.
+            rows: the codes, (rows, bytes) uint8.
+            length: elements per row.
         """
 
     def decode(self, rows: Tensor, out: Tensor, length: int) -> None:
-        """The mean over voters of `rows`, (voters, rows, bytes), into the flat `out`."""
+        """Write the mean of several ranks' codes to `out`.
+
+        Args:
+            rows: the codes, (ranks, rows, bytes) uint8.
+            out: the flat vector.
+            length: elements per row.
+        """
 
 
 def children(compressor: Any) -> Iterator[Compressor]:

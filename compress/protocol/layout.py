@@ -17,11 +17,20 @@ from .ranks import Ranks
 
 @dataclass(frozen=True)
 class Layout:
-    """The places of some parameters' gradients, one behind the other, in a flat buffer. `ranks` share the bucket.
+    """The places of parameters' gradients in a flat buffer, one behind the other.
 
-    `shapes` are in memory order: a channels-last convolution of (out, in, k, k) lies as (out, k, k, in). `starts`, where
-    given, says that each entry is only a part of the parameter of that name: from this element of it on; `row_sizes`, where
-    given, the elements of a row of the whole parameter, see `rows`.
+    Attributes:
+        names: the parameters' names.
+        shapes: the parameters' shapes in memory order: a channels-last convolution (out, in, k, k) has (out, k, k,
+            in).
+        dtype: the dtype of the buffer.
+        device: the device of the buffer.
+        ranks: the ranks that share the bucket.
+        starts: if an entry is only a part of its parameter, the parameter's element that it starts with, per entry.
+        row_sizes: if given, the elements in a row of the whole parameter, per entry.
+
+    Raises:
+        ValueError: `starts` does not fit `names`.
 
     >>> layout = Layout(("bias", "weight"), ((3,), (2, 3)), torch.float32, torch.device("cpu"))
     >>> layout.numel, layout.offsets
@@ -45,7 +54,14 @@ class Layout:
             raise ValueError(f"a layout has one part of a parameter at most, got {self.names}")
 
     def select(self, indices: Iterable[int]) -> Layout:
-        """The layout of some of the entries alone, one behind the other."""
+        """Return the layout of some entries.
+
+        Args:
+            indices: the entries' places.
+
+        Returns:
+            A layout in which these entries lie one behind the other.
+        """
         places = tuple(indices)
         names = tuple(self.names[i] for i in places)
         shapes = tuple(self.shapes[i] for i in places)
@@ -54,7 +70,14 @@ class Layout:
         return dataclasses.replace(self, names=names, shapes=shapes, starts=starts, row_sizes=row_sizes)
 
     def start(self, name: str) -> int | None:
-        """The element of the parameter that its entry begins with; None where the entry is all of it."""
+        """Return the first element of a parameter in its entry.
+
+        Args:
+            name: the parameter's name.
+
+        Returns:
+            The element; None if the entry is the whole parameter.
+        """
         return self.starts[self.names.index(name)] if self.starts else None
 
     @cached_property
@@ -78,12 +101,19 @@ class Layout:
         return sum(self.sizes)
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """Each parameter's part of `flat`, in its shape, sharing memory."""
+        """Return each parameter's part of a buffer.
+
+        Args:
+            flat: the buffer.
+
+        Returns:
+            {name: view in the parameter's shape}, sharing memory with `flat`.
+        """
         parts = flat.split(self.sizes) if self.names else ()
         return {name: part.view(shape) for name, shape, part in zip(self.names, self.shapes, parts, strict=True)}
 
     def widened(self) -> Layout:
-        """The same layout in the dtype that arithmetic is done in: 16-bit types widen to float32."""
+        """Return the same layout in the dtype of arithmetic: float32 for 16-bit types."""
         return dataclasses.replace(self, dtype=working_dtype(self.dtype))
 
 

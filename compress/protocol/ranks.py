@@ -11,7 +11,15 @@ Scope: TypeAlias = Literal["all", "host", "across", "self"]
 
 @dataclass(frozen=True)
 class Ranks:
-    """The number of ranks, this rank, and the ranks of each host, which are consecutive; with 1 every rank is a host.
+    """The ranks of a training. Ranks of a host have consecutive numbers.
+
+    Attributes:
+        world_size: the number of ranks.
+        rank: this rank's number.
+        per_host: the number of ranks on each host.
+
+    Raises:
+        ValueError: `per_host` does not divide `world_size`.
 
     >>> ranks = Ranks(world_size=8, rank=5, per_host=2)
     >>> [ranks.members(scope) for scope in ("all", "host", "across")]
@@ -37,7 +45,14 @@ class Ranks:
         return self.rank % self.per_host
 
     def members(self, scope: Scope) -> range:
-        """Return the ranks that take part in this rank's requests of a scope."""
+        """Return the ranks that take part in this rank's requests of a scope.
+
+        Args:
+            scope: "all" ranks, those of this "host", those of the same place on each host ("across"), or "self".
+
+        Returns:
+            The ranks' numbers.
+        """
         if scope == "self":
             return range(self.rank, self.rank + 1)
         if scope == "host":

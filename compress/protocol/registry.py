@@ -76,12 +76,21 @@ def register(
     feedback: float = 1.0,
     traits: Declared | None = None,
 ) -> Callable[[C], C]:
-    """Class decorator: make a frozen dataclass available under `name`.
+    """Class decorator: make a frozen dataclass available under `name`. It gets the options `start_iter` and `warmup`.
 
-    `adapter` turns a codec into a compressor (`Gathered`, `TwoShot`). A `lossy` method gets the options of error feedback.
-    `feedback` is the default of the one of that name: 1 or true keeps all of a residual, 0 or false has none. Every method
-    gets `start_iter` and `warmup`. `traits`: what gradwire may rely on, or a function that finds it by the options. Raises
-    ValueError for a name that is taken, for `feedback` outside 0 to 1, and for `traits` that contradict the rest.
+    Args:
+        name: the compressor's name.
+        adapter: makes a compressor of a codec: `Gathered` or `TwoShot`.
+        lossy: True adds the options of error feedback.
+        feedback: the default of the option `feedback`. 1 keeps all of a residual, 0 turns error feedback off.
+        traits: the properties that gradwire may rely on, or a function that returns them for an object.
+
+    Returns:
+        The decorator.
+
+    Raises:
+        ValueError: the name is taken, `feedback` is not from 0 to 1, or `traits` contradict the other arguments.
+        TypeError: the decorated class is not a frozen dataclass.
     """
     if not 0 <= feedback <= 1:
         raise ValueError(f"{name}:feedback is by default from 0 to 1, got {feedback}")

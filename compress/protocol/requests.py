@@ -111,22 +111,58 @@ def _refuse(kind: str, scope: str, op: str = "mean") -> None:
 
 
 def all_reduce(tensor: Tensor, op: Op = "mean", scope: Scope = "all", *, exact: bool = False) -> Program[Tensor]:
-    """One all-reduce round; nothing is sent for an empty tensor. `exact`: see AllReduce; here all of it or nothing."""
+    """Yield one all-reduce round. Nothing is sent for an empty tensor.
+
+    Args:
+        tensor: this rank's numbers. The reply may be the same tensor.
+        op: "mean" or "sum".
+        scope: the ranks that take part: see `Ranks.members`.
+        exact: True forbids a wrapper such as `fp16` to cut numbers to its range: no residual would keep the
+            difference.
+
+    Returns:
+        The program, whose result has the tensor's shape.
+    """
     if not tensor.numel():
         return tensor
     return (yield AllReduce(tensor, op, scope, ((0, tensor.numel()),) if exact else ()))
 
 
 def reduce_scatter(tensor: Tensor, op: Op = "mean", scope: Scope = "all") -> Program[Tensor]:
-    """One reduce-scatter round over the rows of `tensor`: tensor.shape[1:]; nothing is sent for empty rows."""
+    """Yield one reduce-scatter round over the rows of a tensor. Nothing is sent for empty rows.
+
+    Args:
+        tensor: a row for each rank that takes part, (members, ...).
+        op: "mean" or "sum".
+        scope: the ranks that take part: see `Ranks.members`.
+
+    Returns:
+        The program, whose result is this rank's row, reduced.
+    """
     return (yield ReduceScatter(tensor, op, scope)) if tensor.numel() else tensor.new_empty(tensor.shape[1:])
 
 
 def all_gather(tensor: Tensor, scope: Scope = "all") -> Program[Tensor]:
-    """One all-gather round: (members, *tensor.shape)."""
+    """Yield one all-gather round.
+
+    Args:
+        tensor: this rank's numbers, of the same shape on all ranks.
+        scope: the ranks that take part: see `Ranks.members`.
+
+    Returns:
+        The program, whose result has the tensors of all members, in a new first dimension.
+    """
     return (yield AllGather(tensor, scope))
 
 
 def all_to_all(tensor: Tensor, scope: Scope = "all") -> Program[Tensor]:
-    """One all-to-all round over the rows of `tensor`."""
+    """Yield one all-to-all round over the rows of a tensor.
+
+    Args:
+        tensor: a row for each rank that takes part, (members, ...).
+        scope: the ranks that take part: see `Ranks.members`.
+
+    Returns:
+        The program, whose result has a row from each member.
+    """
     return (yield AllToAll(tensor, scope))

@@ -34,10 +34,13 @@ def next_request(program: Program[Any], reply: Tensor | None) -> tuple[Request |
 
 
 def together(*programs: Program[Any]) -> Program[list[Any]]:
-    """Run programs in lock step and return their results in order.
+    """Run programs in lock step. Requests of one round that are alike (kind, operation, scope, dtype) become one collective.
 
-    Requests of one round that are alike (kind, operation, scope, dtype) travel as one collective, in the order in which the
-    programs were given.
+    Args:
+        programs: the programs, in the same order on all ranks.
+
+    Returns:
+        The program, whose result is the list of their results.
     """
     asked: list[tuple[Request | None, Any]] = []  # the request of each program now, and what it returned
     try:

@@ -56,7 +56,16 @@ _declared: dict[type, Declared] = {}
 def with_traits(declared: Declared) -> Callable[[C], C]:
     """Class decorator: declare the traits of a class that is not registered, such as a wrapper.
 
-    Subclasses do not inherit them. Raises TypeError for anything but `Traits` and functions from an object to its `Traits`.
+    Subclasses do not inherit them.
+
+    Args:
+        declared: the traits, or a function that returns them for an object.
+
+    Returns:
+        The decorator.
+
+    Raises:
+        TypeError: `declared` is neither.
     """
     if not isinstance(declared, Traits) and not callable(declared):
         raise TypeError(f"traits are gradwire.compress.Traits(...) or a function that returns them, got {declared!r}")
@@ -76,6 +85,12 @@ def own_traits(compressor: Any) -> Traits:
 
 def traits_of(compressor: Any) -> Traits:
     """Return the traits of a compressor, with those that it has because of the compressors inside it.
+
+    Args:
+        compressor: a compressor or codec.
+
+    Returns:
+        Its traits.
 
     >>> from gradwire.compress import Dense, PowerSGD, Switch
     >>> traits_of(Dense()).ignores_shapes, traits_of(Switch({0: Dense(), 9: PowerSGD()})).ignores_shapes

@@ -45,7 +45,7 @@ class Leaf:
 
 @dataclass
 class Counter(Leaf):
-    """Synced steps so far. Saved once for the whole model, not by parameter."""
+    """The number of synchronized steps, `value`. It is saved once for the whole model, not per parameter."""
 
     value: int = 0
 
@@ -215,10 +215,15 @@ class FlatLeaf(Leaf):
 
 @dataclass
 class PerParameter(FlatLeaf):
-    """A flat tensor cut by parameter name.
+    """A state tensor that knows its parameters, so that it survives new buckets and checkpoints.
 
-    `residual` marks gradient that was held back, which must never be lost; `of_gradients` what else is made of this rank's
-    gradients. A tensor that is neither may be drawn anew where a saved one does not fit (`optional`).
+    Attributes:
+        layout: the parameters.
+        flat: their numbers, flat.
+        residual: True marks a residual, which must never be lost.
+        optional: True lets the tensor start anew if a saved one does not fit.
+        of_gradients: True marks other numbers made of this rank's gradients.
+        store: the numbers in fewer bits, if `zeros` was asked for that.
     """
 
     layout: Layout
@@ -230,7 +235,16 @@ class PerParameter(FlatLeaf):
 
     @classmethod
     def zeros(cls, layout: Layout, bits: int = WIDTHS[0], **flags: bool) -> PerParameter:
-        """Zeros in the layout's dtype, on its device; kept in so many `bits`."""
+        """Return a leaf of zeros in the layout's dtype, on its device.
+
+        Args:
+            layout: the parameters.
+            bits: bits per number: 32, 16 or 8.
+            flags: `residual`, `optional` and `of_gradients`.
+
+        Returns:
+            The leaf.
+        """
         flat, store = zeros(layout.numel, layout.dtype, layout.device, bits)
         return cls(layout, flat, store=store, **flags)
 

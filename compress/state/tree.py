@@ -209,7 +209,14 @@ def load(state: Any, entries: Mapping[str, Mapping[str, Tensor]]) -> dict[str, T
 
 
 def held_back(state: Any) -> dict[str, Tensor]:
-    """Return what would be lost if this state were dropped, flat, by parameter name."""
+    """Return the residuals of a state: numbers that would be lost if the state were dropped.
+
+    Args:
+        state: the state of a compressor on one bucket.
+
+    Returns:
+        {parameter name: flat tensor}
+    """
     return Leaves(state).held_back()
 
 

@@ -31,12 +31,12 @@ class Record:
 
     @property
     def encode(self) -> float:
-        """Seconds until the first request."""
+        """Seconds before the first request."""
         return summed([self]).earlier[1][0]
 
     @property
     def wait(self) -> float:
-        """Seconds from giving a request to a transport until its reply was there."""
+        """Seconds of waits for replies, from the request on."""
         return summed([self]).earlier[1][1]
 
     @property

@@ -17,9 +17,12 @@ RECENT = 8  # steps that are kept as they are
 
 @dataclass(frozen=True)
 class Stats:
-    """`buckets`: the last synced step, in the order sent. `total`: all since the hook was attached.
+    """The cost of a model's compression on this rank.
 
-    `steps`: synced ones so far, those before a checkpoint counted.
+    Attributes:
+        steps: the number of synchronized steps, those before a checkpoint included.
+        buckets: the buckets of the last synchronized step, in the order sent.
+        total: traffic and seconds of all steps since `attach`.
     """
 
     steps: int
@@ -28,7 +31,7 @@ class Stats:
 
     @property
     def last(self) -> Record:
-        """The last synced step, all buckets together."""
+        """Traffic and seconds of the last synchronized step, all buckets together."""
         return total(self.buckets)
 
 

@@ -16,8 +16,13 @@ from .record import Record
 class BucketStats:
     """The cost of one bucket on this rank in the last synchronized step.
 
-    `feedback`: how error feedback fares, by samples of this and earlier steps; None for compressors without it.
-    `element_bytes`: of its gradients as they are. `given`: when it was given to what averages it, by time.perf_counter.
+    Attributes:
+        parameters: names of the bucket's parameters.
+        elements: the number of gradient elements.
+        record: traffic and seconds.
+        feedback: measurements of error feedback; None for compressors without it.
+        element_bytes: bytes of a gradient element, uncompressed.
+        given: the time, by time.perf_counter, at which the averager received the bucket.
     """
 
     parameters: tuple[str, ...]

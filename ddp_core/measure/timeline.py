@@ -13,14 +13,15 @@ from .step import BucketStats, Step
 
 @dataclass(frozen=True)
 class BucketTimes:
-    """One bucket of a step, in seconds since its forward began.
+    """One bucket of a step, in seconds since its forward began. On CUDA, `done` and `spans` show when work was queued.
 
-    `index`: its place in the order of buckets, some of which a step may not send. `ready`: its last gradient was there.
-    `launched`: no earlier bucket held it any more, and it was given to its compressor. `done`: its average was there.
-    `spans`: (encode, wait or decode; begin; end) of its program, as in `Record`; none with a hook that is not gradwire's.
-
-    On CUDA these are times of the host, which only queues the work: `done` and `spans` then tell when it was queued, not
-    when the GPU did it.
+    Attributes:
+        index: the bucket's place in the order of buckets. A step may leave buckets out.
+        parameters: names of the bucket's parameters.
+        ready: the last gradient was ready.
+        launched: the bucket went to its compressor, after all earlier buckets.
+        done: the average was there.
+        spans: (encode, wait or decode; begin; end) of its program; empty with a hook that is not gradwire's.
     """
 
     index: int
@@ -33,12 +34,15 @@ class BucketTimes:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """A synchronized step: where its seconds went, by the host's clock. On CUDA that is when work was queued.
+    """The seconds of a synchronized step, by the host's clock. On CUDA they show when work was queued.
 
-    `step`: its number, from 1. `forward`: of the module, the last one before backward. `backward`: from the end of forward
-    to the last gradient, the user's loss included. `exposed`: communication that no computation hid, from the last gradient
-    until backward could return; what backward computes after it, outside the module, counts as `backward`. `began`: the
-    host's monotonic clock (time.perf_counter) when forward began. `buckets`: those that were sent, in order.
+    Attributes:
+        step: the number of the step, from 1.
+        began: the time, by time.perf_counter, at which forward began.
+        forward: the module's last forward before backward.
+        backward: from the end of forward to the last gradient, the loss included.
+        exposed: communication that no computation hid: from the last gradient until backward could return.
+        buckets: the buckets that were sent, in order.
     """
 
     step: int

@@ -19,14 +19,22 @@ COMPUTATION = 0  # the row of a trace; buckets have those below
 
 @contextmanager
 def trace(model: torch.nn.Module, path: str | Path, *, rank: int | None = None) -> Iterator[list[StepTimes]]:
-    """Record the synchronized steps inside a `with`; at its end write them for ui.perfetto.dev or chrome://tracing.
+    """Record the synchronized steps inside a `with`, and write them at its end for ui.perfetto.dev or chrome://tracing.
 
-    One file a rank: `with gradwire.trace(model, f"trace-{rank}.json"): ...`. `model`: wrapped in
-    gradwire.DistributedDataParallel. `rank`: what the file calls this process, by default its rank in the model's process
-    group. Times are the host's monotonic clock, which all ranks of one machine share; on CUDA they tell when work was
-    queued. The `with` gives the list of steps.
+    Write one file per rank: `with gradwire.trace(model, f"trace-{rank}.json"): ...`. Times are those of the host's
+    monotonic clock, which all ranks of one machine share. On CUDA they show when work was queued.
 
-    Raises TypeError for another model, and OSError at once where `path` cannot be written.
+    Args:
+        model: a model wrapped in `gradwire.DistributedDataParallel`.
+        path: the file to write.
+        rank: the number of this process in the file; by default its rank in the model's process group.
+
+    Yields:
+        The list of `StepTimes`, which grows with each step.
+
+    Raises:
+        TypeError: the model is of another kind.
+        OSError: the file cannot be written. This is checked before the first step.
     """
     timeline = getattr(model, "timeline", None)
     if not isinstance(timeline, Timeline):

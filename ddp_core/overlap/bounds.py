@@ -9,10 +9,17 @@ from .step_model import StepModel
 
 
 def optimal(model: StepModel) -> float:
-    """T*: seconds of the shortest step over all ways to share the link, its pieces cut as finely as one likes.
+    """Return the seconds of the shortest possible step, over all orders of sending and all ways to cut the pieces.
 
-    Earliest deadline first with preemption, which is optimal on one link (Horn 1974). For layers whose gradients get ready
-    in the reverse order of forward it is max(F + B, max over i of wire of layers 0 to i + computation of layers i and on).
+    The rule is earliest deadline first with preemption, which is optimal on one link (Horn 1974). For layers whose
+    gradients get ready in the reverse order of forward it is max(F + B, max over i of wire of layers 0 to i +
+    computation of layers i and on).
+
+    Args:
+        model: the step.
+
+    Returns:
+        Seconds.
     """
     return max(
         [model.computation, *(moment + model.forward - model.pieces[i].needed for i, moment in _preempted(model))]
@@ -42,8 +49,14 @@ def _preempted(model: StepModel) -> list[tuple[int, float]]:
 
 
 def synchronous(model: StepModel) -> float:
-    """Seconds of a step whose forward waits for all of it: the link never idles while anything is ready.
+    """Return the seconds of a step whose forward waits for all averages of the step before.
 
-    Pieces go as they get ready. No order does better, and neither does cutting them.
+    The link never idles while a piece is ready. No other order and no cut of the pieces is faster.
+
+    Args:
+        model: the step.
+
+    Returns:
+        Seconds.
     """
     return replay(model, backward_order(model), until_needed=False).step

@@ -23,6 +23,13 @@ class LinkCost:
     def seconds(self, sent_bytes: float, rounds: float = 1) -> float:
         """Return the seconds of `rounds` collectives that send `sent_bytes` together.
 
+        Args:
+            sent_bytes: bytes that a rank sends.
+            rounds: the number of collectives.
+
+        Returns:
+            Seconds.
+
         >>> LinkCost(alpha=0.5, beta=0.25).seconds(8)
         2.5
         """

@@ -102,16 +102,19 @@ def adopt_launcher(environment: MutableMapping[str, str] = os.environ) -> str | 
 
 
 def init_process_group(backend: str | None = None, *, timeout: timedelta | None = None) -> torch.device:
-    """Join the ranks that torchrun, srun or mpirun started, and return this rank's device.
+    """Join the ranks that torchrun, srun or mpirun started. A process that no launcher started becomes a group of one rank.
 
     Args:
-        backend: as for `torch.distributed.init_process_group`. The default is NCCL if torch finds a GPU for each rank of
-            this host, and Gloo otherwise.
-        timeout: of collectives; the default is torch's.
+        backend: as for `torch.distributed.init_process_group`. The default is NCCL if torch finds a GPU for each rank
+            of this host, and Gloo otherwise.
+        timeout: limit of collectives; the default is torch's.
 
-    A process that no launcher started becomes a group of one rank. With NCCL, the device is the GPU of this rank's number
-    on its host, and it becomes the current device; with Gloo it is the CPU. Raises ValueError if the launcher does not
-    say where rank 0 is, or if NCCL is asked for and a rank has no GPU.
+    Returns:
+        The device of this rank. With NCCL it is the GPU of the rank's number on its host, and the current device.
+        With Gloo it is the CPU.
+
+    Raises:
+        ValueError: the launcher does not say where rank 0 is, or NCCL is asked for and a rank has no GPU.
     """
     launcher = adopt_launcher()
     here = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if launcher else 1

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from jsonargparse import ArgumentParser, set_parsing_settings
 
@@ -37,11 +37,12 @@ def configuration(command: Command, prog: str, arguments: Sequence[str]) -> Any:
     """
     config_class = command.config_class()
     fields = fields_of(config_class)
-    parser = _parser(command, config_class, prog)
     end = list(arguments).index(END_OF_OPTIONS) if END_OF_OPTIONS in arguments else len(arguments)
     options, rest = arguments[:end], arguments[end:]
     if set(HELP_FLAGS) & set(options):
-        _help(parser, command, fields)
+        parser_for_help(command, prog).print_help()
+        sys.exit(0)
+    parser = _parser(command, config_class, prog)
     printing = [each for each in options if each.partition("=")[0] in PRINT_FLAGS]
     words = [*(each for each in options if each not in printing), *rest]
     given = assignments(words, fields, command.defaults, command.positional)
@@ -72,12 +73,13 @@ def _refusal(parser: ArgumentParser, given: list[Assignment], fields: Fields) ->
     return ""
 
 
-def _help(parser: ArgumentParser, command: Command, fields: Fields) -> NoReturn:
-    """Print the help, with the defaults of the command's own file, and exit."""
+def parser_for_help(command: Command, prog: str) -> ArgumentParser:
+    """Return the parser whose groups, flags and texts are those of `--help`, with the defaults of the command's own file."""
+    config_class = command.config_class()
+    parser, fields = _parser(command, config_class, prog), fields_of(config_class)
     values = parser.parse_args([_flag(each, fields) for each in assignments([], fields, command.defaults)])
     arrange(parser, command, fields, {key: values[key] for key in fields})
-    parser.print_help()
-    sys.exit(0)
+    return parser
 
 
 def _parser(command: Command, config_class: type[Any], prog: str) -> ArgumentParser:

@@ -22,7 +22,12 @@ NO_LINK = "no emulated link"  # network of runs beside others over one
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Mean loss (nats) and share of right answers on held-out samples."""
+    """The result of an evaluation on validation samples.
+
+    Attributes:
+        loss: mean validation loss, in nats.
+        accuracy: fraction of right answers.
+    """
 
     loss: float
     accuracy: float
@@ -30,7 +35,13 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Seconds:
-    """Mean seconds a step that programs spent on this rank's host, all buckets together; they overlap with backward."""
+    """Mean seconds per step of a compressor on this rank's host, all buckets together. They overlap with backward.
+
+    Attributes:
+        encode: before the first request.
+        wait: waits for replies.
+        decode: arithmetic after the first reply.
+    """
 
     encode: float
     wait: float
@@ -39,16 +50,7 @@ class Seconds:
 
 @dataclass(frozen=True)
 class RunResult:
-    """One training with one compressor.
-
-    `loss`: mean over ranks, step by step. `step_seconds`: percentiles of a step's wall-clock time on rank 0, the first
-    steps left out. Bytes are a rank's in a step that communicates; `compression_ratio` is what a dense float32 ring
-    all-reduce sends over `sent_bytes_per_step`. `train_seconds`: when each step ended. `parameters_digest`: SHA-256, the
-    same on all ranks. `warmed_up`: whether the compressor's warm-up, if it has one, ended before the last synced step.
-    `total_sent_bytes`: a rank's in all steps. `network`: what this run had, where a
-    comparison has several; None where all share that of the results. `turn_steps`: steps per turn; None if the training
-    took no turns with others. `peak_memory_bytes`: None with turns, in which all trainings are in memory.
-    """
+    """One training with one compressor. The page on results describes each attribute."""
 
     compressor: str
     steps: int
@@ -70,7 +72,7 @@ class RunResult:
 
 @dataclass(frozen=True)
 class Results:
-    """All runs of a comparison and what they had in common. `command`: its command line, where it is known."""
+    """All runs of a comparison, and what they share. The page on results describes each attribute."""
 
     world_size: int
     backend: str
@@ -98,14 +100,31 @@ class Results:
         return dataclasses.replace(self, runs=runs, environment={**self.environment, "network": network})
 
     def write(self, path: Path) -> None:
-        """Write JSON, whole or not at all; numbers that are not finite become null."""
+        """Write the results as JSON, whole or not at all. Numbers that are not finite become null.
+
+        Args:
+            path: the file.
+
+        Raises:
+            ValueError: the file cannot be written.
+        """
         document = dataclasses.asdict(self)
         ordered = {key: document.pop(key) for key in ("gradwire", "torch", "command")} | document
         write_json(_finite({"kind": KIND, **ordered}), str(path))
 
     @classmethod
     def read(cls, path: Path) -> Results:
-        """What `write` wrote; null becomes NaN in losses and evaluations."""
+        """Read results that `write` wrote. Null becomes NaN in losses and evaluations.
+
+        Args:
+            path: the file.
+
+        Returns:
+            The results.
+
+        Raises:
+            ValueError: `gradwire compare` did not write the file.
+        """
         document = json.loads(path.read_text(encoding="utf-8"))
         if document.pop("kind") != KIND:
             raise ValueError(f"{path} is not what gradwire compare writes")

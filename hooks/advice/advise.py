@@ -58,20 +58,33 @@ def advise(
     transport: Decorator | None = None,
     timeout: timedelta = DEFAULT_TIMEOUT,
 ) -> Advice:
-    """Measure, on the ranks of a training, whether and how to compress its gradients. All ranks call it.
+    """Measure the ranks of a training, and recommend whether and how to compress its gradients. All ranks call it.
 
-    `loss_fn(model, batch)`: the loss, a scalar, of the model that it is given, which is a copy: steps are tried on it, and
-    neither the model nor the optimizer nor torch's random state changes. `compressors`: specifications to choose from; by
-    default those whose loss was studied. `hosts`: other numbers of hosts to predict steps for, from links between hosts.
-    Recommended is the fastest method whose expected loss is within `tolerance` (a part) of that of none, if it is
-    `worthwhile` times as fast as the fastest that gives nothing up. Copies are trained for some steps to try what that
-    rests on, in about `trial_seconds` for all of them; 0 is for predictions alone. `bucket_mb`: of
-    DistributedDataParallel. `transport`: put around each transport, such as an emulated link; every rank then counts as a
-    host.
+    It recommends the fastest compressor whose expected loss is within `tolerance` of `none`'s. It recommends no
+    compression if that compressor is not `worthwhile` times as fast as the fastest one that loses nothing.
 
-    Returns the same advice on every rank; printing it shows a table, the recommendation and the line to paste. Raises
-    RuntimeError without a process group, ValueError for one of a single rank and for what cannot be tried; what loss_fn
-    raises on one rank is a ValueError on the others.
+    Args:
+        model: the model. Steps run on a copy: model, optimizer and torch's random state do not change.
+        loss_fn: a function of (model, batch) that returns the loss, a scalar, of the model that it is given.
+        batch: the second argument of `loss_fn`.
+        optimizer: the optimizer of the model.
+        compressors: the compressors to choose from; by default those with a studied loss.
+        hosts: other numbers of hosts to predict steps for, from the links between hosts.
+        tolerance: the largest expected loss above that of `none`, as a fraction.
+        worthwhile: the smallest speed-up for which to compress.
+        trial_seconds: the seconds in which copies train some steps to test the predictions; 0 only predicts.
+        bucket_mb: the bucket size of DistributedDataParallel in MiB.
+        process_group: the ranks that take part; by default the default group.
+        transport: a function that wraps each transport, for example in an emulated link. Each rank then counts as a
+            host.
+        timeout: limit of each wait for other ranks.
+
+    Returns:
+        The advice, the same on every rank. Printing it shows a table, the recommendation and the line to paste.
+
+    Raises:
+        RuntimeError: there is no process group.
+        ValueError: the group has one rank, a compressor or an option is wrong, or `loss_fn` raised on another rank.
     """
     began = time.perf_counter()
     device, group = _device(model), process_group or (dist.group.WORLD if dist.is_initialized() else None)

@@ -44,7 +44,7 @@ class Choice:
 
     @property
     def step(self) -> float:
-        """Seconds: measured where it was tried, else predicted."""
+        """Seconds of a step, measured if the compressor was tried, else predicted."""
         return self.prediction.step if self.tried is None else self.tried
 
     @property
@@ -59,7 +59,7 @@ class Choice:
 
     @property
     def line(self) -> str:
-        """To paste into a training script."""
+        """The line of code to paste."""
         spec = self.spec
         if self.order == PRIORITY:
             return (
@@ -110,7 +110,14 @@ def _first(choices: Sequence[Choice]) -> Choice:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The choices on a number of ranks, the fastest first, and the recommended one."""
+    """The choices on a number of ranks.
+
+    Attributes:
+        ranks: the number of ranks.
+        per_host: the number of ranks on each host.
+        choices: the choices, the fastest first.
+        best: the recommended choice.
+    """
 
     ranks: int
     per_host: int
@@ -178,10 +185,16 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Advice:
-    """The findings of `advise`, which took `seconds`; printing them shows all.
+    """The findings of `advise`. Printing them shows all.
 
-    `here`: on the ranks that there are; `elsewhere`: on other numbers of hosts. `family`: of optimizers, as losses tell.
-    `links`: of hosts, where they are real and not too many. `failures`: of trials.
+    Attributes:
+        measured: measurements of the model and the network.
+        here: the choices on these ranks, the fastest first.
+        elsewhere: the choices on other numbers of hosts.
+        family: the kind of optimizer whose expected losses were used.
+        seconds: duration of `advise`.
+        links: measured links between hosts; empty if they are emulated, or too many.
+        failures: errors of trials.
     """
 
     measured: Measured
@@ -194,12 +207,12 @@ class Advice:
 
     @property
     def recommended(self) -> Choice:
-        """On the ranks that there are."""
+        """The recommended choice on these ranks."""
         return self.here.best
 
     @property
     def line(self) -> str:
-        """The code to paste."""
+        """The line of code to paste."""
         return self.recommended.line
 
     def __str__(self) -> str:

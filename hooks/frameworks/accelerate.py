@@ -43,15 +43,26 @@ class PreparedState(GatheredState):
 
 
 def accelerate(accelerator: Accelerator, model: nn.Module, compressor: Spec | None = None, **options: Any) -> Handle:
-    """Compress the gradients of a prepared model: `handle = gradwire.accelerate(accelerator, model, "powersgd:rank=4")`.
+    """Compress the gradients of a prepared model: `handle = gradwire.accelerate(accelerator, model, "int4")`.
 
-    `options`: those of `gradwire.attach`, which this calls. Without a compressor, the model has a hook of
-    `gradwire.AccelerateKwargs` already, and this returns its handle. Residuals follow the accelerator's loss scale, and are
-    in its checkpoints: `accelerator.save_state()` gathers that of all ranks, `load_state()` scatters it, on as many ranks or
-    others (see `Handle.scatter_state_dict`). All ranks call it after `accelerator.prepare`, and before `load_state`. Call
-    `accelerator.free_memory()` before an accelerator prepares the model of another fold: its checkpoints then leave out the
-    compression of the earlier one. Raises TypeError where Accelerate has not wrapped the model in DistributedDataParallel,
-    as when it runs as one process.
+    All ranks call it after `accelerator.prepare` and before `load_state`. Residuals follow the accelerator's loss
+    scale and are in its checkpoints: `save_state()` gathers those of all ranks, `load_state()` scatters them, on the
+    same or another number of ranks. Before an accelerator prepares the model of another fold, call
+    `accelerator.free_memory()`: its checkpoints then leave out the compression of the earlier model.
+
+    Args:
+        accelerator: the accelerate.Accelerator.
+        model: the model that `prepare` returned.
+        compressor: the compressor of the gradients. See `gradwire.compressor`. None if the model has a hook of
+            `gradwire.AccelerateKwargs`.
+        options: other arguments of `gradwire.attach`.
+
+    Returns:
+        The handle.
+
+    Raises:
+        TypeError: Accelerate has not wrapped the model in DistributedDataParallel, for example in a run of one
+            process.
     """
     options.setdefault("scaler", accelerator.scaler)
     ddp = ddp_inside(model)

@@ -10,21 +10,28 @@ from .local_steps import GatheredSites
 
 
 class GatheredState:
-    """The states of all ranks, gathered on rank 0 when saved and scattered when loaded, on as many ranks or others.
+    """The states of all ranks as one object with `state_dict` and `load_state_dict`, called on all ranks.
 
-    For whatever saves by `state_dict` and `load_state_dict`, called on all ranks: Accelerate's `register_for_checkpointing`,
-    or torch.distributed.checkpoint, as a Stateful: `dcp.save({"model": ..., "compression": GatheredState(handle)})`.
+    Pass it to Accelerate's `register_for_checkpointing`, or to torch.distributed.checkpoint: `dcp.save({"model": ...,
+    "compression": GatheredState(handle)})`. It loads on the same or another number of ranks.
+
+    Args:
+        handle: the handle of the compression.
     """
 
     def __init__(self, handle: Handle | GatheredSites) -> None:
         self._handle = handle
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Handle.gather_state_dict`."""
+        """Return `Handle.gather_state_dict()`."""
         return self._handle.gather_state_dict()
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """See `Handle.scatter_state_dict`."""
+        """Call `Handle.scatter_state_dict(saved)`.
+
+        Args:
+            saved: the gathered state, on rank 0.
+        """
         self._handle.scatter_state_dict(saved)
 
 

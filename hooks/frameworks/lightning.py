@@ -31,16 +31,24 @@ IN_OTHER_PROCESSES = (
 
 
 class GradwireStrategy(DDPStrategy):
-    """gradwire's DistributedDataParallel: `Trainer(strategy=GradwireStrategy("powersgd:rank=4"), ...)`, on GPUs and CPUs.
+    """A strategy for Lightning's Trainer: `Trainer(strategy=GradwireStrategy("int4"), ...)`, on GPUs and CPUs.
 
-    `compressor`: what is sent. `options`: those of Lightning's DDPStrategy, of torch's DistributedDataParallel, and
-    `transport`. `compression` is the handle, once a fit has begun. The loss scale of `precision="16-mixed"` is followed.
+    The loss scale of `precision="16-mixed"` is followed. A checkpoint holds the states of all ranks, gathered on rank
+    0. A fit continues from it bit-identically, or on another number of ranks (see `Handle.scatter_state_dict`). The
+    cost of steps is logged as "gradwire/...".
 
-    A checkpoint holds the states of all ranks, gathered on rank 0, and a fit from it goes on in the same bits, or on another
-    number of ranks (see `Handle.scatter_state_dict`). What a step costs is logged, as "gradwire/...".
+    `Trainer(strategy="gradwire_int4")` is the same by name, also with bf16 and int8, once gradwire.lightning is
+    imported. For Ray: `class Strategy(GradwireStrategy, RayDDPStrategy): pass`.
 
-    `Trainer(strategy="gradwire_int4")` is the same by name, also with bf16 and int8, once gradwire.lightning is imported.
-    For Ray: `class Strategy(GradwireStrategy, RayDDPStrategy): pass`.
+    Args:
+        compressor: the compressor of the gradients. See `gradwire.compressor`.
+        options: arguments of Lightning's DDPStrategy, of torch's DistributedDataParallel, and `transport`.
+
+    Attributes:
+        compression: the `Handle`, once a fit has begun; None before.
+
+    Raises:
+        ValueError: the compressor is unknown or has a wrong option. `fit` raises it.
     """
 
     strategy_name = "gradwire"

@@ -106,15 +106,24 @@ class CheckpointedCallback(TrainerCallback):
 
 
 class GradwireCallback(CheckpointedCallback):
-    """Compresses a Trainer's gradients: `trainer.add_callback(GradwireCallback(trainer, "powersgd:rank=4"))`.
+    """A callback for Hugging Face's Trainer: `trainer.add_callback(GradwireCallback(trainer, "int4"))`.
 
-    `options`: those of `gradwire.attach`. `compression` is the handle once training has begun. Residuals follow the
-    Trainer's loss scale, and are in its checkpoints, those of all ranks in one file, from which training goes on in the same
-    bits, or on another number of ranks (see `Handle.scatter_state_dict`). With `enable_jit_checkpoint=True`, each rank adds
-    a file of its own on SIGTERM, since ranks do not wait for each other then; it takes as many ranks to go on from these.
-    The Trainer does not show callbacks its checkpoint: they take that of its step in `output_dir`, or else
-    `resume_from_checkpoint`. What a step costs is logged with the loss, as "gradwire/...". A Trainer that runs as one
-    process trains without compression.
+    Residuals follow the Trainer's loss scale, and one file in its checkpoints holds those of all ranks. Training
+    continues from it bit-identically, or on another number of ranks (see `Handle.scatter_state_dict`). The cost of
+    steps is logged with the loss, as "gradwire/...". A Trainer that runs as one process trains without compression.
+
+    With `enable_jit_checkpoint=True`, each rank adds a file of its own on SIGTERM; continuing from these takes the same
+    number of ranks.
+
+    Args:
+        trainer: the transformers.Trainer.
+        compressor: the compressor of the gradients. See `gradwire.compressor`.
+        resume_from_checkpoint: the checkpoint, if it does not lie in `output_dir`. The Trainer does not pass its own
+            argument on to callbacks.
+        options: other arguments of `gradwire.attach`.
+
+    Attributes:
+        compression: the `Handle`, once training has begun; None before.
     """
 
     def __init__(

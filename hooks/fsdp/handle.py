@@ -17,11 +17,14 @@ from .state import FORMAT, among_replicas, checked, merged, owed_by_replicas, ow
 
 
 class ShardHandle(Observed):
-    """The communication of a sharded model on this rank: weights on their way out, gradients on their way in.
+    """The communication of an FSDP2 model on this rank: gathered weights and reduced gradients.
 
-    Made by `gradwire.attach(fsdp_model, gather=..., reduce=...)`. All ranks make one, with the same arguments, and call
-    `swap` and `load_state_dict` at the same step. `replicas`: the handle of the compression among replicas, if there is one;
-    its `stats` and `swap` are its own.
+    `gradwire.attach(fsdp_model, gather=..., reduce=...)` makes it. All ranks make one with the same arguments, and
+    call `swap` and `load_state_dict` at the same step.
+
+    Attributes:
+        replicas: the `Handle` of the compression between the replicas of hybrid sharding, or None. It has its own
+            `stats` and `swap`.
     """
 
     averager: ShardAverager
@@ -43,10 +46,18 @@ class ShardHandle(Observed):
             self.averager.in_use.get(module.index, module.gathered)
 
     def swap(self, *, gather: Spec | None = None, reduce: Spec | None = None) -> None:
-        """Send other payloads from the next step on; what is left out stays as it is. All ranks swap at one step.
+        """Use other compressors from the next step on. All ranks swap at the same step.
 
-        What was held back goes into the next gradients. With `gather` the next weights are exact if differences are to
-        travel. Raises ValueError for a specification that is refused, and where gradwire communicates among replicas alone.
+        An argument that you leave out changes nothing.
+
+        Residuals go into the next gradients. With `gather`, the next weights are exact if differences are to travel.
+
+        Args:
+            gather: the compressor of gathered weights.
+            reduce: the compressor of reduced gradients.
+
+        Raises:
+            ValueError: a compressor is refused, or gradwire communicates between replicas only.
         """
         if not self._of_shards:
             raise ValueError("torch communicates among the shards here: swap what goes among replicas, handle.replicas")
@@ -66,7 +77,11 @@ class ShardHandle(Observed):
             self.replicas.rescale(factor)
 
     def follow(self, scaler: Scaler) -> None:
-        """Multiply what is held back whenever the scale of a torch.amp.GradScaler has changed: see `Handle.follow`."""
+        """Rescale the residuals whenever GradScaler changes its loss scale: see `Handle.follow`.
+
+        Args:
+            scaler: a torch.amp.GradScaler.
+        """
         averager = self.averager if self._of_shards or self.replicas is None else self.replicas.averager
         self._follow(scaler, averager)
 
@@ -79,13 +94,15 @@ class ShardHandle(Observed):
         return f"gather {self.averager.weights}, reduce {self.averager.memory.reduction}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of this rank for a checkpoint: {"rank 0 of 4": {...}}, with a key that no other rank has.
+        """Return this rank's state for a checkpoint, after the last step that ended.
 
-        So torch.distributed.checkpoint can save those of all ranks together. Inside: {"gradwire": format, "reduce", "step",
-        "parameters": {name: {field: tensor}}}, tensors in the shapes of whole parameters. Where differences of weights
-        travel, "weights" has this rank's shards of those in use. With replicas their handle's state is "replicas". It is the
-        state after the last step that came to its end, also while the next one is under way on another thread, which is not
-        held up.
+        Any thread may call it; training is not held up.
+
+        Returns:
+            {"rank 0 of 4": {"gradwire": format, "reduce", "step", "parameters": {name: {field: tensor}}}}. The key
+            differs between ranks, so that torch.distributed.checkpoint saves those of all ranks together. Tensors
+            have the shapes of whole parameters. Where differences of weights travel, "weights" has this rank's
+            shards. With replicas, their handle's state is in it as "replicas".
         """
         averager, replicas = self.averager, self.replicas
         with averager.step_lock.lock:  # of both after the same step
@@ -106,12 +123,16 @@ class ShardHandle(Observed):
         return {self._key(): inside}
 
     def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, resize: bool = False) -> None:
-        """Go on from this rank's `state_dict()`.
+        """Continue from a saved state. The state of parameters that are frozen now is left out, and a warning names them.
 
-        `resize`: `saved` is a list of the states of all ranks, on every rank, and there may be another number of ranks now:
-        each holds back the mean of what they held back; so do replicas, of each shard; the next weights are sent exactly.
-        What the state has of parameters that are frozen now is left out, and a warning names them. Raises ValueError,
-        changing nothing, where it does not fit.
+        Args:
+            saved: this rank's `state_dict()`; with `resize` a list with the states of all ranks, the same on every
+                rank.
+            resize: True continues on another number of ranks: each rank, and each shard's replicas, gets the mean of
+                the residuals. The next weights are sent exactly.
+
+        Raises:
+            ValueError: the state does not fit. Nothing changes then.
         """
         memory = self.averager.memory
         inside = merged(saved) if resize else own(saved, self._key())
@@ -153,7 +174,7 @@ class ShardHandle(Observed):
         return f"rank {rank} of {ranks}"
 
     def close(self) -> None:
-        """End what was made for it; torch communicates by itself again, and what is held back is dropped."""
+        """End the compression: torch communicates by itself again, and residuals are dropped."""
         self.averager.totals.close()
         for module in self._modules:
             module.give_back()

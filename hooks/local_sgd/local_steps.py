@@ -38,26 +38,40 @@ SLOW = 3  # rounds in a row to which a slow site gave nothing
 
 
 class LocalSteps:
-    """Each site trains alone; now and then the differences are averaged, and an outer optimizer applies them.
+    """Local SGD, DiLoCo: each site trains alone, and an outer optimizer applies the average of the sites' changes.
 
-    One line behind the optimizer, and the loop stays as it was: its `step()` counts, or of a list of optimizers that of the
-    last one. SlowMo (Wang et al. 2019) and DiLoCo
-    (Douillard et al. 2023); with fragments and overlap, Streaming DiLoCo (Douillard et al. 2025).
+    Make it after the optimizer, and leave the training loop as it is: the optimizer's `step()` counts (of a list, the
+    last one's). Sources: SlowMo (Wang et al. 2019), DiLoCo (Douillard et al. 2023), and, with fragments and overlap,
+    Streaming DiLoCo (Douillard et al. 2025).
 
-    `every`: steps between two averages of a parameter. `outer`: "nesterov:lr=0.7,momentum=0.9" or "sgd:lr=1,momentum=0",
-    which is plain averaging. `compressor`: of the differences. `fragments`: the model is averaged in so many parts, one of
-    them every `every // fragments` steps. `overlap`: a part's average is awaited at the next one's turn, `delay` steps
-    later; what training has changed meanwhile is kept. `at`: where sites meet that may come and go; without it all ranks of
-    `process_group`, by default of the default group, take part. `timeout`: of waits among ranks. `transport`:
-    what to put around each transport, such as an emulated link. `outliers`: what becomes of a difference whose norm is more
-    than 3 times the median of the others', with three sites or more: "keep", "clip" (to the median) or "drop". `round`
-    counts the averages that this site has taken over, alike at all sites, which end training together by it where they come
-    and go.
+    All sites start with the first site's model. Frozen parameters must be the same at all sites. A parameter that one
+    site unfreezes joins the next round at all sites. The optimizer's state stays at its site. Three more copies of
+    the model in float32, and the compressor's state, are in CPU memory.
 
-    All begin with the model of the first one, but for frozen parameters, which must be the same. A parameter that any site
-    unfreezes later joins the next round at all sites. What the optimizer remembers stays at its site. In CPU memory there
-    are three more copies of the model in float32, and what the compressor remembers. Raises ValueError for options
-    out of range and where sites are set up differently, and RuntimeError, also from `optimizer.step()`, where a round fails.
+    Args:
+        model: the model, bare or wrapped in DDP.
+        optimizer: the optimizer of the model, or a list.
+        every: steps between two averages of a parameter.
+        outer: the outer optimizer: "nesterov:lr=0.7,momentum=0.9", or "sgd:lr=1,momentum=0", which is plain
+            averaging.
+        compressor: the compressor of the changes. See `gradwire.compressor`.
+        fragments: the number of parts in which the model is averaged, one part every `every // fragments` steps.
+        overlap: True applies a part's average `delay` steps later, when the next part starts; local changes since
+            then stay.
+        at: the meeting point of sites that may join and leave. By default all ranks of `process_group` take part.
+        process_group: the ranks that take part; by default the default group.
+        timeout: limit of each wait among ranks.
+        transport: a function that wraps each transport, for example in an emulated link.
+        outliers: what becomes of a change whose norm is more than 3 times the median of the others', with three sites or
+            more: "keep", "clip" (to the median) or "drop".
+
+    Attributes:
+        round: the number of averages that this site has applied, the same at all sites. End training by it if sites
+            join and leave.
+
+    Raises:
+        ValueError: an option is out of range, or sites are set up differently.
+        RuntimeError: a round failed. `optimizer.step()` raises it, too.
     """
 
     def __init__(
@@ -135,7 +149,7 @@ class LocalSteps:
 
     @property
     def delay(self) -> int:
-        """Steps from taking a difference to applying the average."""
+        """Steps from computing a change to applying its average."""
         return self.spacing if self.overlap else 0
 
     def _stepping(self, *_: Any) -> None:
@@ -236,7 +250,7 @@ class LocalSteps:
             buffer.copy_(value.view(buffer.shape))
 
     def metrics(self) -> dict[str, float]:
-        """Flat names and numbers, for `wandb.log(local.metrics())`: of the last round, and since the beginning."""
+        """Return measurements of the last round, and totals, under flat names, for `wandb.log(local.metrics())`."""
         found = {"steps": self.steps, "round": self.round, "waited_seconds": self.waited, "missed_rounds": self._missed}
         if self.history:
             last = self.history[-1]
@@ -249,7 +263,11 @@ class LocalSteps:
         return f"<LocalSteps: {self.steps} steps here, an average every {self.every}; round {self.round}{sites}>"
 
     def synchronize(self) -> None:
-        """Average all of the model now: then it is the same at all sites. All call it after the same step."""
+        """Average all of the model now, so that all sites have the same one. All sites call it after the same step.
+
+        Raises:
+            RuntimeError: the round failed.
+        """
         with self._lock, torch.no_grad():
             self._settle()
             left = len(self._parts)
@@ -263,7 +281,11 @@ class LocalSteps:
             self._reset()
 
     def finish(self) -> None:
-        """Average all of the model, and end; its sites then have the same one."""
+        """Average all of the model, so that all sites have the same one, and end local SGD.
+
+        Raises:
+            RuntimeError: the round failed.
+        """
         try:
             self.synchronize()
             self._rounds.sites.end(self.round)
@@ -275,15 +297,17 @@ class LocalSteps:
         self.close()
 
     def close(self) -> None:
-        """End without averaging: the sites' models differ."""
+        """End local SGD without averaging: the sites' models differ."""
         for hook in self._hooks:
             hook.remove()
         self._rounds.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this site's state for a checkpoint, beside its model and optimizer. Wait for the round that is on its way.
+        """Return this site's state for a checkpoint, to be saved with its model and optimizer.
 
-        On any thread, also beside training, which goes on with the same numbers.
+        It waits for the round on its way.
+
+        Any thread may call it; training does not change.
         """
         with self._lock:
             stats = self._arrived()
@@ -291,10 +315,15 @@ class LocalSteps:
             return saved.state_of(self._setup, self.steps, self._rounds, replaced=replaced)
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Go on from this site's state, loaded after its model; or, with another number of sites, from those of all.
+        """Continue from a saved state, loaded after the model.
 
-        From a list each site takes the first one's common model for its own, without what was trained since, and owes the
-        mean of what all held back. Raises ValueError, changing nothing, for a state that does not fit.
+        Args:
+            state: this site's state; or a list with the states of all sites, to continue on another number of sites.
+                From a list, each site takes the first one's common model, without later local changes, and the mean
+                of all residuals.
+
+        Raises:
+            ValueError: the state does not fit. Nothing changes then.
         """
         with self._lock, torch.no_grad():
             self._land()

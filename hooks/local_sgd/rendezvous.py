@@ -45,14 +45,24 @@ class TrainingEnded(RuntimeError):
 
 
 class Rendezvous:
-    """The meeting point of sites: `address` ("host:port") of a server such as `gradwire rendezvous`.
+    """The meeting point of sites that may join and leave: a server such as `gradwire rendezvous`.
 
-    `sites`: how many are waited for at the very start. `name`: this one's, for messages. `limit`: of a round; a site that
-    is later is left out, and comes back with what the others have by then. `start`: limit of the wait at the start.
-    `prefix` tells trainings apart that share a server. `secret`: a text, or the path of a file that holds it; by default
-    the environment's GRADWIRE_SECRET. Without a secret sites listen at loopback and private addresses alone. `listen`:
-    "host:port" at which other sites reach this one, by default a free port at the address that reaches the server. Raises
-    ValueError for an address or a secret that is none, and RuntimeError where no rendezvous answers or its secret differs.
+    Without a secret, sites listen at loopback and private addresses only.
+
+    Args:
+        address: the server's "host:port".
+        sites: the number of sites to wait for at the very start.
+        name: this site's name in messages.
+        limit: limit of a round. A slower site is left out, and returns with the others' current model.
+        start: limit of the wait at the start.
+        prefix: separates trainings that share a server.
+        secret: a text, or the path of a file that holds it; by default the environment's GRADWIRE_SECRET.
+        listen: the "host:port" at which other sites reach this one; by default a free port at the address that reaches
+            the server.
+
+    Raises:
+        ValueError: the address or the secret is malformed.
+        RuntimeError: no rendezvous answers, or its secret differs.
     """
 
     def __init__(

@@ -67,7 +67,7 @@ class Watch:
         )
 
     def close(self) -> None:
-        """Tell no more. It may be called twice, and while a report is told."""
+        """End the reports. You may call it twice, and from a report."""
         if self in self._watchers:
             self._watchers.remove(self)
         for sink in self._sinks:

@@ -21,7 +21,15 @@ POOL = 2**20  # numbers that a gradient takes in one piece: the pool is twice th
 
 
 def emulated(trace: Trace, dilate: float = 1.0) -> EmulatedModel:
-    """A model with the parameters of a trace, each layer's forward and backward taking its seconds times `dilate`."""
+    """Return a model with the parameters of a trace, whose layers take the seconds of the trace.
+
+    Args:
+        trace: the trace.
+        dilate: factor of all seconds.
+
+    Returns:
+        A module to train like any other.
+    """
     return EmulatedModel(trace, dilate)
 
 

@@ -17,10 +17,22 @@ Shares: TypeAlias = dict[str, float]
 
 
 def from_flops(model: nn.Module, inputs: Tensor, *, name: str, source: str, samples_per_second: float) -> Trace:
-    """A model's trace at a throughput: each layer's part of the time is its part of the floating-point operations.
+    """Make a trace of a model: each layer's share of the time is its share of the floating-point operations.
 
-    `inputs` is a batch. Nothing is computed: a copy runs on the meta device, so a model that lies there already costs
-    nothing, whatever its size. Backward counts twice. Raises ValueError where there is nothing to count.
+    Nothing is computed: a copy of the model runs on the meta device. Backward counts twice.
+
+    Args:
+        model: the model, which may be on the meta device.
+        inputs: a batch.
+        name: the trace's name.
+        source: the origin of `samples_per_second`, in words.
+        samples_per_second: the throughput of one accelerator.
+
+    Returns:
+        The trace.
+
+    Raises:
+        ValueError: the throughput is not above 0, or torch counts no operations in the model.
     """
     from torch.utils.flop_counter import FlopCounterMode  # here, since it takes a second to import
 

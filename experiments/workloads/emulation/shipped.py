@@ -64,9 +64,16 @@ def trace_names() -> list[str]:
 
 
 def load_trace(name_or_path: str) -> Trace:
-    """A trace that comes with gradwire, or one in a JSON file; with `@SECONDS` behind it, scaled to that time a step.
+    """Load a trace that comes with gradwire, or a JSON file. `@SECONDS` behind it scales it to that time per step.
 
-    Raises ValueError for what is neither.
+    Args:
+        name_or_path: such as "resnet50", "resnet50@0.2" or "mine.json".
+
+    Returns:
+        The trace.
+
+    Raises:
+        ValueError: there is no such trace.
 
     >>> load_trace("resnet50@0.2").elements
     25557032

@@ -21,7 +21,18 @@ ALL = 1e9  # MiB: one bucket for everything
 
 
 def step_by_layers(trace: Trace, spec: str, world_size: int, cost: LinkCost, dilate: float = 1.0) -> StepModel:
-    """The step with a piece a layer, for bounds: what a compressor sends for each layer alone, once warm-ups are over."""
+    """Return the model of a step in which each layer's gradients are sent alone, for `optimal` and `synchronous`.
+
+    Args:
+        trace: the layers.
+        spec: the compressor, after its warm-ups.
+        world_size: the number of ranks.
+        cost: the cost of a collective.
+        dilate: factor of the trace's seconds.
+
+    Returns:
+        The model of the step.
+    """
     model = _computation(trace, dilate)
     pieces = []
     for layer, piece in zip(trace.layers, model.pieces, strict=True):

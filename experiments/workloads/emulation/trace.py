@@ -44,10 +44,16 @@ class Layer:
 
 @dataclass(frozen=True)
 class Trace:
-    """A model's layers in the order of forward, and the time that each takes on an accelerator.
+    """A model's layers in the order of forward, with their seconds on an accelerator.
 
-    `source` says in words how the times were got, `batch_size` for how many samples a step they hold. Raises ValueError
-    for a trace that no model can have.
+    Attributes:
+        name: the trace's name.
+        source: the origin of the times, in words.
+        batch_size: samples per step for which the times hold.
+        layers: the layers.
+
+    Raises:
+        ValueError: no model can have this trace.
     """
 
     name: str
@@ -70,31 +76,41 @@ class Trace:
 
     @property
     def parameters(self) -> dict[str, Shape]:
-        """`{name in the model: shape}`, in the order of forward."""
+        """The shape of each parameter, {name in the model: shape}, in the order of forward."""
         return {layer.full(name): shape for layer in self.layers for name, shape in layer.parameters.items()}
 
     @property
     def elements(self) -> int:
-        """Numbers in all parameters together."""
+        """The number of elements of all parameters."""
         return sum(map(prod, self.parameters.values()))
 
     @property
     def forward_seconds(self) -> float:
-        """Of all layers."""
+        """Seconds of forward, all layers together."""
         return sum(layer.forward_seconds for layer in self.layers)
 
     @property
     def backward_seconds(self) -> float:
-        """Of all layers."""
+        """Seconds of backward, all layers together."""
         return sum(layer.backward_seconds for layer in self.layers)
 
     @property
     def seconds(self) -> float:
-        """The computation of a step: forward and backward, without the optimizer."""
+        """Seconds of computation per step: forward and backward, without the optimizer."""
         return self.forward_seconds + self.backward_seconds
 
     def scaled(self, total_seconds: float) -> Trace:
-        """The same trace on another accelerator: all times in proportion, `total_seconds` together."""
+        """Return the trace of another accelerator: all times in proportion.
+
+        Args:
+            total_seconds: seconds of computation per step.
+
+        Returns:
+            The scaled trace.
+
+        Raises:
+            ValueError: the seconds are not above 0, or the trace takes no time.
+        """
         if not _is_number(total_seconds) or not 0 < total_seconds < math.inf:
             raise ValueError(f"the computation of a step takes a number of seconds above 0, got {total_seconds!r}")
         if self.seconds == 0:
@@ -113,7 +129,11 @@ class Trace:
         )
 
     def write(self, path: Path) -> None:
-        """Write as JSON, a line a layer."""
+        """Write the trace as JSON, one line per layer.
+
+        Args:
+            path: the file.
+        """
         layers = ",\n  ".join(json.dumps(dataclasses.asdict(layer)) for layer in self.layers)
         head = json.dumps({"name": self.name, "source": self.source, "batch_size": self.batch_size}, indent=1)
         path.write_text(head.removesuffix("\n}") + f',\n "layers": [\n  {layers}\n ]\n}}\n', encoding="utf-8")
