@@ -191,8 +191,8 @@ def on_two_hosts(commands, folder, port):
     for command in commands:
         words, environment = environment_of(command.replace("HOST:29400", f"127.0.0.1:{port}"))
         words[0] = {"torchrun": "torch.distributed.run"}[words[0]]
-        program = [sys.executable, "-m", *words]
-        started.append(subprocess.Popen(program, cwd=folder, env=environment, stdout=-1, stderr=subprocess.STDOUT, text=True))  # fmt: skip
+        as_here = {"cwd": folder, "env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        started.append(subprocess.Popen([sys.executable, "-m", *words], text=True, **as_here))
     ended = [host.communicate(timeout=LIMIT)[0] for host in started]
     assert [host.returncode for host in started] == [0] * len(started), ended
     return ended
