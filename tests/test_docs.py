@@ -2,7 +2,7 @@
 
 A page's ```python blocks run as one script. A ```text block right behind one shows all that the block prints. Commands
 stand behind "$ " in ```console blocks, below a `gradwire plan` what it prints; or alone in blocks of no language. In the
-headings of troubleshooting.md, "…" stands for a value in the program's message.
+headings of error-messages.md, "…" stands for a value in the program's message.
 """
 
 import ast
@@ -176,8 +176,8 @@ def messages():
                 yield node.value
 
 
-def test_the_messages_in_troubleshooting_are_those_of_the_program():
-    quoted = re.findall(r"^#+ `(.+)`$", PAGES["docs/troubleshooting.md"], re.MULTILINE)
+def test_the_error_messages_are_those_of_the_program():
+    quoted = re.findall(r"^#+ `(.+)`$", PAGES["docs/error-messages.md"], re.MULTILINE)
     texts = list(messages())
     assert quoted
     for message in quoted:
