@@ -192,6 +192,22 @@ def test_links_between_pages_lead_somewhere(page):
     assert not missing
 
 
+def anchors(text):
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", text), re.MULTILINE)
+    words_alone = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings)
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in words_alone}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_to_a_heading_lead_to_one_that_is_there(page):
+    links = [link.partition("#") for link in re.findall(r"\]\((?!https?://|mailto:)([^)]*#[^)]+)\)", PAGES[page])]
+    targets = [((ROOT / page).parent / file if file else ROOT / page, anchor) for file, _, anchor in links]
+    pages = {file for file, _ in targets if file.suffix == ".md"}
+    known = {file: anchors(file.read_text("utf-8")) for file in pages}
+    assert [(file, anchor) for file, anchor in targets if file in known and anchor not in known[file]] == []
+
+
 def test_every_key_of_results_json_is_described():
     page = PAGES["docs/results.md"]
     keys = [field.name for part in (Results, RunResult, Evaluation, Seconds) for field in fields(part)]
