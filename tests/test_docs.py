@@ -2,7 +2,7 @@
 
 A page's ```python blocks run as one script. A ```text block right behind one shows all that the block prints. Commands
 stand behind "$ " in ```console blocks, below a `gradwire plan` what it prints; or alone in blocks of no language. In the
-headings of troubleshooting.md, "…" stands for a value in the program's message.
+headings of error-messages.md, "…" stands for a value in the program's message.
 """
 
 import ast
@@ -175,8 +175,8 @@ def messages():
                 yield node.value
 
 
-def test_the_messages_in_troubleshooting_are_those_of_the_program():
-    quoted = re.findall(r"^#+ `(.+)`$", PAGES["docs/troubleshooting.md"], re.MULTILINE)
+def test_the_error_messages_are_those_of_the_program():
+    quoted = re.findall(r"^#+ `(.+)`$", PAGES["docs/error-messages.md"], re.MULTILINE)
     texts = list(messages())
     assert quoted
     for message in quoted:
@@ -189,6 +189,22 @@ def test_links_between_pages_lead_somewhere(page):
     links = re.findall(r"\]\((?!https?://|#|mailto:)([^)#]+)", PAGES[page])
     missing = [link for link in links if not ((ROOT / page).parent / link).exists()]
     assert not missing
+
+
+def anchors(text):
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", text), re.MULTILINE)
+    words_alone = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings)
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in words_alone}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_to_a_heading_lead_to_one_that_is_there(page):
+    links = [link.partition("#") for link in re.findall(r"\]\((?!https?://|mailto:)([^)]*#[^)]+)\)", PAGES[page])]
+    targets = [((ROOT / page).parent / file if file else ROOT / page, anchor) for file, _, anchor in links]
+    pages = {file for file, _ in targets if file.suffix == ".md"}
+    known = {file: anchors(file.read_text("utf-8")) for file in pages}
+    assert [(file, anchor) for file, anchor in targets if file in known and anchor not in known[file]] == []
 
 
 def test_every_key_of_results_json_is_described():

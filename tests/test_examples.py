@@ -16,6 +16,7 @@ NEEDS = {
     "lightning": "pytorch_lightning",
     "accelerate": "accelerate",
     "transformers": "transformers",
+    "ray": "ray",
     "elastic": "torch",
     "dcp": "torch",
 }

@@ -157,6 +157,35 @@ def test_a_page_whose_script_takes_several_ranks_runs_on_two(page, tmp_path, for
     forked("torchrun --nproc-per-node 2 train.py")
 
 
+def on_two_hosts(commands, folder, port):
+    """The output of commands of two hosts, which run at the same time on this one, at an address of its own."""
+    started = []
+    for command in commands:
+        words, environment = environment_of(command.replace("HOST:29400", f"127.0.0.1:{port}"))
+        words[0] = {"torchrun": "torch.distributed.run"}[words[0]]
+        as_here = {"cwd": folder, "env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        started.append(subprocess.Popen([sys.executable, "-m", *words], text=True, **as_here))
+    ended = [host.communicate(timeout=LIMIT)[0] for host in started]
+    assert [host.returncode for host in started] == [0] * len(started), ended
+    return ended
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3 * LIMIT)
+def test_the_commands_for_two_hosts_run_on_two_in_the_order_of_their_page(tmp_path, unused_port):
+    saved("docs/two-hosts.md", tmp_path)
+    ratios = []
+    for command in printed_commands("docs/two-hosts.md", "COMPRESSOR="):
+        first = "".join(on_two_hosts([command] * 2, tmp_path, unused_port))
+        ratios.append([round(float(ratio)) for ratio in re.findall(r"step 60 .* ([\d.]+)x fewer bytes", first)])
+    assert ratios == [[1], [2], [7]]
+
+
+def test_the_commands_for_two_hosts_are_the_readmes():
+    (readme,) = printed_commands("README.md", "torchrun --nnodes")
+    assert readme in {command.split(" ", 1)[1] for command in printed_commands("docs/two-hosts.md", "COMPRESSOR=")}
+
+
 def test_no_page_makes_a_group_of_one_by_hand():
     assert [page for page in PAGES if "HashStore" in PAGES[page] and not page.startswith("docs/results")] == []
 
