@@ -26,8 +26,15 @@ def handle_with(parameter: Tensor) -> Handle | None:
 def handle_of(model: nn.Module) -> Handle:
     """Return the handle of a model whose gradients gradwire compresses: `gradwire.handle_of(ddp_model).state_dict()`.
 
-    `model`: what `attach` was called on, what a hook of `comm_hook` was registered on, gradwire's DistributedDataParallel,
-    or what a framework has put around one of these. Raises ValueError for a model that gradwire does not compress.
+    Args:
+        model: the model that `attach` was called on or a hook was registered on, gradwire's DistributedDataParallel, or a
+            framework's wrapper of one of these.
+
+    Returns:
+        The handle.
+
+    Raises:
+        ValueError: gradwire does not compress the gradients of this model.
     """
     ours = next((each for each in model.modules() if isinstance(each, DistributedDataParallel)), None)
     if ours is not None and not ours._comm_hooks:

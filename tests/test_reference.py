@@ -6,7 +6,7 @@ import inspect
 import re
 import runpy
 import textwrap
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from pathlib import Path
 from types import FunctionType
 
@@ -106,8 +106,8 @@ def parameters(callee):
 
 
 def attributes(kind):
-    """The fields of a dataclass or a named tuple."""
-    if is_dataclass(kind):
+    """The fields of a dataclass itself, or of a named tuple."""
+    if isinstance(kind, type) and "__dataclass_fields__" in vars(kind):  # a subclass may take other arguments
         return [each.name for each in fields(kind) if each.init and not each.name.startswith("_")]
     return getattr(kind, "_fields", ())
 

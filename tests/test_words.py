@@ -59,11 +59,6 @@ EXPLANATIONS = [
 ]
 NOT_A_PAGE = ["CHANGELOG", "CONTRIBUTING", "index"]  # includes and a table of contents
 NOT_YET = {
-    "docs/advise.md",
-    "docs/choosing.md",
-    "docs/compare.md",
-    "docs/compressors.md",
-    "docs/gpus-without-nvlink.md",
     "docs/bench.md",
     "docs/collectives.md",
     "docs/conformance.md",
@@ -73,7 +68,6 @@ NOT_YET = {
     "docs/results.md",
     "docs/sweep.md",
     "docs/fsdp.md",
-    "docs/frameworks.md",
     "docs/local-steps.md",
     "docs/ddp.md",
     "docs/order-of-sending.md",

@@ -44,7 +44,7 @@ class Answer:
 
     @property
     def expected_loss(self) -> float:
-        """How far the validation loss is expected to end above that of `none`, as a part of it."""
+        """The expected excess of the validation loss over that of `none`, as a part of it."""
         if self.local_loss is not None:
             return self.local_loss
         return next(each.losses[self.optimizer] for each in CANDIDATES if each.spec == self.compressor)

@@ -82,9 +82,20 @@ def accelerate(accelerator: Accelerator, model: nn.Module, compressor: Spec | No
 def accelerate_locally(accelerator: Accelerator, model: nn.Module, optimizer: Any, **options: Any) -> LocalSteps:
     """Train a prepared model by local SGD: `local = gradwire.accelerate_locally(accelerator, model, optimizer, every=64)`.
 
-    `options`: those of `gradwire.LocalSteps`, which averages the models; gradients are not averaged. `save_state()` saves
-    the states of all ranks and the model of the first one: `load_state()` goes on from the model after the last round. All
-    ranks call it after `accelerator.prepare`. Raises TypeError where Accelerate has not wrapped the model.
+    All ranks call it after `accelerator.prepare`. Models are averaged, gradients are not. `save_state()` saves the states
+    of all ranks and the model of the first one; `load_state()` continues from the model after the last round.
+
+    Args:
+        accelerator: the accelerate.Accelerator.
+        model: the model that `prepare` returned.
+        optimizer: the optimizer that `prepare` returned, or a list.
+        options: other arguments of `gradwire.LocalSteps`.
+
+    Returns:
+        The `LocalSteps`.
+
+    Raises:
+        TypeError: Accelerate has not wrapped the model in DistributedDataParallel.
     """
     ddp = ddp_inside(model)
     if ddp is None:

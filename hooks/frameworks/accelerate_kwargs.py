@@ -14,8 +14,12 @@ from ..comm_hook import comm_hook
 class AccelerateKwargs(DistributedDataParallelKwargs):
     """gradwire's hook on the models of an accelerator: `Accelerator(kwargs_handlers=[AccelerateKwargs("int4")])`.
 
-    `options`: those of `gradwire.comm_hook`, by the name `hook_options`, and of Accelerate's DistributedDataParallelKwargs.
     After `prepare`, `gradwire.accelerate(accelerator, model)` returns the handle and adds its state to the checkpoints.
+
+    Args:
+        compressor: the compressor of the gradients. See `gradwire.compressor`.
+        hook_options: other arguments of `gradwire.comm_hook`.
+        options: arguments of Accelerate's DistributedDataParallelKwargs.
     """
 
     def __init__(
