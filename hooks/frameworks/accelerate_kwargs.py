@@ -28,14 +28,14 @@ class AccelerateKwargs(DistributedDataParallelKwargs):
         super().__init__(**options)
         self._hook = comm_hook(compressor, **(hook_options or {}))
 
-    @property
-    def __class__(self) -> type:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
         """Accelerate's class, which it looks handlers up by: it takes no subclass."""
         return DistributedDataParallelKwargs
 
     def to_dict(self, *arguments: Any, **named: Any) -> dict[str, Any]:
         """Return the arguments of DistributedDataParallel, without the hook."""
-        found = super().to_dict(*arguments, **named)
+        found: dict[str, Any] = super().to_dict(*arguments, **named)
         found.pop("_hook", None)
         return found
 
