@@ -137,6 +137,14 @@ def test_what_only_the_publisher_knows_is_listed_in_one_file():
     assert set(names["unfilled"]()) <= set(listed)
 
 
+def test_every_file_has_a_licence_by_its_spdx_name_whose_text_is_there():
+    found = dict(re.findall(r'^([\w-]+) = "(.+)"$', (ROOT / "REUSE.toml").read_text("utf-8"), re.MULTILINE))
+    assert found["path"] == "**"
+    assert re.search(rf'^license = "{found["SPDX-License-Identifier"]}"$', PYPROJECT, re.MULTILINE)
+    text = ROOT / "LICENSES" / f"{found['SPDX-License-Identifier']}.txt"
+    assert text.read_text("utf-8") == (ROOT / "LICENSE").read_text("utf-8")
+
+
 @pytest.mark.skipif(shutil.which("readelf") is None, reason="needs readelf, of binutils")
 def test_native_code_has_relro_bind_now_and_a_stack_protector():
     built = [path for layer in ("kernels", "ddp_core") for path in (ROOT / layer).rglob("*.so")]

@@ -137,9 +137,6 @@ class TwoShot:
             payload[:, size:] = any_of(votes[:, size:])
         held = None if residual is None or state.server_residual is None else state.server_residual.open()
         self.codec.encode(served, held, payload[:, :size], state.length, *second)
-        if rows is None and held is not None and state.server_residual is not None:
-            state.server_residual.close(held)
-            held = None
         del votes, served
         averages = (yield from all_gather(payload)).view(1, state.world_size, size + bits)
         del payload
@@ -147,11 +144,10 @@ class TwoShot:
         if rows is not None:
             used = rows.unpacked(averages[..., size:])
             rows.clear(used, grad)
-            for flat, at in (
-                () if residual is None else ((residual.after, 0), (None if held is None else held.after, start))
-            ):
-                if flat is not None:
-                    rows.clear(used, flat, at)
+            if residual is not None:
+                rows.clear(used, residual.after)
+            if held is not None:
+                rows.clear(used, held.after, start)
         if held is not None and state.server_residual is not None:
             state.server_residual.close(held)
         return grad

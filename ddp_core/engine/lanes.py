@@ -42,12 +42,18 @@ class InFlight:
         self._changed = threading.Condition()
         self._tasks = self._bytes = 0
 
-    def enter(self, nbytes: int) -> None:
-        """Wait until a task with so many bytes may begin: rounds of the tasks before it have time limits."""
+    def enter(self, nbytes: int, limit: float) -> None:
+        """Wait until a task with so many bytes may begin. Raises RuntimeError where no task ends within `limit` seconds.
+
+        The task counts in either case, until it leaves.
+        """
         with self._changed:
-            while self._tasks >= FEWEST and self._bytes + nbytes > MOST_BYTES:
-                self._changed.wait()
+            moves = True
+            while moves and self._tasks >= FEWEST and self._bytes + nbytes > MOST_BYTES:
+                moves = self._changed.wait(limit)
             self._tasks, self._bytes = self._tasks + 1, self._bytes + nbytes
+        if not moves:
+            raise RuntimeError(f"none of {self._tasks - 1} buckets that are on their way arrived within {limit:.0f} s")
 
     def leave(self, nbytes: int) -> None:
         """Note that a task has ended, however."""
@@ -92,9 +98,9 @@ class Lanes(Driver):
 
     def _advance(self, task: Task, lane: int) -> None:
         """Lane j ends round j - 1 of a task, and starts its round j."""
-        if lane == 0:
-            self._in_flight.enter(task.nbytes)
         try:
+            if lane == 0:  # the task that began first waits for one reply in each lane
+                self._in_flight.enter(task.nbytes, (1 + len(self._lanes)) * self._timeout.total_seconds())
             if task.closed:
                 task.close()
             elif task.advance(self._transport, lane, self._timeout):

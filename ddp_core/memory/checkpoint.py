@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -38,10 +39,10 @@ INCOMPLETE = (
 
 
 def header(compressor: Compressor, ranks: Ranks) -> dict[str, Any]:
-    """Return what identifies the writer of a state."""
+    """Return what identifies the writer of a state. Saved residuals have all their bits, however many are kept here."""
     return {
         "gradwire": FORMAT,
-        "compressor": fingerprint(compressor),
+        "compressor": re.sub(r", residual_bits=\d+", "", fingerprint(compressor)),
         "world_size": ranks.world_size,
         "rank": ranks.rank,
     }

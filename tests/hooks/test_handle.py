@@ -235,3 +235,30 @@ def loads_with_requires_grad(rank, world_size):
 def test_a_state_whose_numbers_require_gradients_loads_as_any_other(ranks):
     for results in ranks.run(loads_with_requires_grad, 2):
         assert all(results.values()), results
+
+
+def loads_with_other_bits(rank, world_size, bits, others):
+    """The largest relative difference of residuals after a state of `bits` was loaded where others are kept."""
+    saved, built = None, []
+    for each in (bits, others):
+        torch.manual_seed(0)
+        model = gradwire.DistributedDataParallel(torch.nn.Linear(16, 16), compressor=f"int4:residual_bits={each}")
+        for step in range(3):
+            model.zero_grad()
+            inputs = torch.randn(4, 16, generator=torch.Generator().manual_seed(10 * step + rank))
+            model(inputs).square().mean().backward()
+        built.append(model)
+        if saved is None:
+            saved = model.compression.state_dict()
+        else:
+            model.compression.load_state_dict(saved)
+    loaded = built[1].compression.state_dict()["parameters"]
+    parameters = saved["parameters"].items()
+    pairs = [(numbers, loaded[name][field]) for name, fields in parameters for field, numbers in fields.items()]
+    return max(float((there - here).double().norm() / there.double().norm().clamp_min(1e-9)) for there, here in pairs)
+
+
+@pytest.mark.parametrize(("bits", "others"), [(8, 32), (32, 16), (16, 8)])
+def test_a_state_loads_where_residuals_have_other_bits(ranks, bits, others):
+    for found in ranks.run(loads_with_other_bits, 2, bits, others):
+        assert found < (0.02 if others == 8 else 0.01 if others == 16 else 1e-9)

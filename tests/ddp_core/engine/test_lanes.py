@@ -85,3 +85,15 @@ def test_tasks_that_wait_for_their_turn_end_with_the_error_of_one_that_failed(mo
         with pytest.raises(RuntimeError, match="on purpose"):
             pending.wait(LIMIT)
     engine._beside.close(0)
+
+
+def test_a_task_that_waits_for_its_turn_waits_no_longer_than_the_limit(monkeypatch):
+    monkeypatch.setattr(lanes, "MOST_BYTES", 0)
+    waiting = lanes.InFlight()
+    for _ in range(lanes.FEWEST):
+        waiting.enter(1, LIMIT.total_seconds())
+    with pytest.raises(RuntimeError, match=f"none of {lanes.FEWEST} buckets that are on their way arrived within"):
+        waiting.enter(1, 0.01)
+    for _ in range(lanes.FEWEST + 1):  # it counts, and leaves as others do
+        waiting.leave(1)
+    assert (waiting._tasks, waiting._bytes) == (0, 0)
