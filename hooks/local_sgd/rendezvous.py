@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
+from ...ddp_core.transport.backends import gloo_group
 from .sites import Meeting
 
 logger = logging.getLogger(__name__)
@@ -109,9 +109,7 @@ class Rendezvous:
         rank = next(place for place, arrival in enumerate(arrivals) if arrival["id"] == self._id)
         self._meeting, self._group_name = None, ""
         store = dist.PrefixStore(f"group/{self._number}", self._store)
-        group = dist.ProcessGroup(store, rank, len(arrivals))
-        backend = dist.ProcessGroupGloo(store, rank, len(arrivals), self._phase)
-        group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+        group = gloo_group(store, rank, len(arrivals), self._phase)
         self._meeting, self._group_name = Meeting(group, self._phase), str(self._number)
         return self._meeting
 
