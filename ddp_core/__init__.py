@@ -10,7 +10,7 @@ from .measure.step import BucketStats
 from .measure.trace import trace
 from .memory.loss_scale import LossScale, Scaler
 from .module import DistributedDataParallel
-from .reducer.autograd import gradient_node
+from .reducer.autograd import gradient_node, keep_from_compiler
 from .reducer.messages import removed
 from .reducer.output_nodes import watched
 from .reducer.stray_gradients import Strays
@@ -63,6 +63,7 @@ __all__ = [
     "fan_out",
     "gradient_node",
     "init_process_group",
+    "keep_from_compiler",
     "largest_and_sum",
     "layout_of",
     "obstacle",

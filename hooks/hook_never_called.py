@@ -8,7 +8,7 @@ import weakref
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..ddp_core import Handle
+from ..ddp_core import Handle, keep_from_compiler
 
 ENOUGH = 3  # times that gradients begin anew
 MESSAGE = (
@@ -37,6 +37,7 @@ class NeverCalled:
         if (first := next((p for p in model.parameters() if p.requires_grad), None)) is not None:
             cls(handle, model, first)
 
+    @keep_from_compiler
     def _gradient_comes(self, _: Tensor) -> None:
         """A gradient is there, and not added yet to those before."""
         handle, model, parameter = self._handle(), self._model(), self._parameter()

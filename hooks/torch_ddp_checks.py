@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ..ddp_core import Handle, Strays, gradient_node, removed, trained_now
+from ..ddp_core import Handle, Strays, gradient_node, keep_from_compiler, removed, trained_now
 
 WRAP_ANEW = "After such a change, wrap the model anew in DistributedDataParallel, attach, and load this handle's state"
 JOIN = (
@@ -79,6 +79,7 @@ class Guard:
         return {}
 
 
+@keep_from_compiler
 def _note(came: dict[int, int], place: int, gradients: Sequence[Tensor | None]) -> None:
     if gradients[0] is not None:  # it is where an output that no loss depends on led to the parameter
         came[place] = torch._C._current_graph_task_id()

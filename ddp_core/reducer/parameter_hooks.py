@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from .autograd import compiles, gradient_node
+from .autograd import gradient_node, keep_from_compiler
 
 
 class ParameterHooks:
@@ -25,21 +24,10 @@ class ParameterHooks:
         self.nodes = list(map(gradient_node, parameters))
         self.lock = threading.RLock()
         several_devices = len({parameter.device for parameter in parameters}) > 1
-        self._fired = _one_at_a_time(fired, self.lock) if several_devices else fired
-        self._kept_from_compiler = False
-        self._register(self._fired)
-
-    def _register(self, fired: Callable[..., Any]) -> None:
+        fired = keep_from_compiler(_one_at_a_time(fired, self.lock) if several_devices else fired)
         handles = [node.register_hook(partial(fired, index)) for index, node in enumerate(self.nodes)]
         self.detach = weakref.finalize(self, _remove, handles)  # takes the hooks off the parameters
         self.detach.atexit = False
-
-    def keep_from_compiler(self) -> None:
-        """Mark the hooks as not to be compiled, once torch.compile is in use; that costs about a microsecond per hook."""
-        if not self._kept_from_compiler and compiles() and self.detach.alive:
-            self.detach()
-            self._register(torch._disable_dynamo(self._fired))
-            self._kept_from_compiler = True
 
 
 def weak_call(method: Callable[..., Any]) -> Callable[..., Any]:

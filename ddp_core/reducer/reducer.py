@@ -97,7 +97,6 @@ class Reducer:
     def begin(self) -> None:
         """The end of a forward whose backward is to be synchronized."""
         self.require_finished()
-        self.hooks.keep_from_compiler()
         self._over, self._bypass = False, None
         self._backward = self._opened(Step(forward=self.timeline.forward, now=self.timeline.now))
         for index, firings in enumerate(self._firings or ()):
@@ -123,7 +122,6 @@ class Reducer:
     def pause(self) -> None:
         """A forward whose backward is not synchronized."""
         self.require_finished()
-        self.hooks.keep_from_compiler()
         self._over, self._bypass = False, None
 
     @property

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..measure.timeline import StepTimes
+from ..transport.backends import gloo_threads
 
 ENVIRONMENT = (
     *("MASTER_PORT", "MASTER_ADDR", "TORCH_DISTRIBUTED_DEBUG", "CUDA_VISIBLE_DEVICES"),
@@ -58,8 +59,7 @@ class Logger:
             "gradient_as_bucket_view": int(model.gradient_as_bucket_view),
         }
         if dist.get_backend(group) == "gloo":
-            options = getattr(group._get_backend(torch.device("cpu")), "options", None)
-            self.data["gloo_num_threads"] = getattr(options, "_threads", 0)
+            self.data["gloo_num_threads"] = gloo_threads(group)
 
     def sample(self) -> None:
         """Sample the step before a synchronized forward, if it is time to."""

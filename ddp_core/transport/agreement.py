@@ -11,8 +11,8 @@ from typing import TypeAlias
 import torch
 import torch.distributed as dist
 
+from .backends import store_of
 from .collectives import exchange
-from .private_group import store_of
 from .processes import know, place
 
 CHECK_EVERY = timedelta(seconds=1)  # between two checks of a rank that waits

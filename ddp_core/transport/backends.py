@@ -1,13 +1,31 @@
-"""The kinds of backends that process groups have for devices: the one place that decides by a backend's name."""
+"""Process groups as torch has them inside: kinds of backends, their waits, stores. No other file knows such details."""
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from functools import cache
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import distributed_c10d as c10d
 
+logger = logging.getLogger(__name__)
 BY_HOST = ("gloo", "mpi")  # whoever waits for their collectives on a GPU is the host; all others order streams
+TIMED = {  # classes of backends whose work takes a time limit in wait(); torchcomms' wrapper refuses it
+    "DirectBackend",
+    "ProcessGroupGloo",
+    "ProcessGroupMPI",
+    "ProcessGroupNCCL",
+    "ProcessGroupUCC",
+    "ProcessGroupXCCL",
+    "_ProcessGroupWrapper",
+}
+SHORTEST, LONGEST = 5e-5, 2e-3  # seconds between two looks at a work
 
 
 def backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
@@ -18,6 +36,39 @@ def backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
 def orders_streams(group: dist.ProcessGroup, device: torch.device) -> bool:
     """Return True if streams wait for a group's replies on a device, and the host never does: NCCL, and others of GPUs."""
     return device.type == "cuda" and backend_name(group, device) not in BY_HOST
+
+
+def takes_time_limits(group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Return True if works of a group take a time limit in `wait()`."""
+    return type(group._get_backend(device)).__name__ in TIMED
+
+
+def wait_for(work: dist.Work, seconds: float, *, timed: bool) -> None:
+    """Wait for a work on the CPU, of a group that `takes_time_limits` or not. Raises RuntimeError at the limit."""
+    if timed:
+        work.wait(timedelta(seconds=seconds))
+        return
+    deadline, pause = time.monotonic() + seconds, SHORTEST
+    while not work.is_completed():
+        if time.monotonic() >= deadline:
+            raise RuntimeError(f"the collective has not ended within {seconds:.3f} s")
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST)
+    work.wait()
+
+
+def future_of(work: dist.Work) -> torch.futures.Future[list[Tensor]] | None:
+    """Return the future of a work; None where its backend has none."""
+    try:
+        return work.get_future()
+    except RuntimeError as error:
+        _log_no_future(str(error))
+        return None
+
+
+@cache  # so that the same reason is logged once
+def _log_no_future(reason: str) -> None:
+    logger.info("the times at which averages arrive are not measured: the backend gives no futures (%s)", reason)
 
 
 def register_alike(
@@ -41,3 +92,25 @@ def register_alike(
             f"the model's group has {kind} there. Call init_process_group('cpu:gloo,cuda:nccl'); without "
             "hosts+ in the compressor, training needs no such group"
         )
+
+
+def gloo_threads(group: dist.ProcessGroup) -> int:
+    """Return the threads of a Gloo group; 0 where torch does not show them."""
+    options = getattr(group._get_backend(torch.device("cpu")), "options", None)
+    return int(getattr(options, "_threads", 0))
+
+
+@contextmanager
+def known_to_torch(group: dist.ProcessGroup, parent: dist.ProcessGroup) -> Iterator[None]:
+    """Have torch's functions take a group of the ranks of `parent` inside the `with`."""
+    world = c10d._world
+    world.pg_map[group], world.pg_group_ranks[group] = world.pg_map[parent], world.pg_group_ranks[parent]
+    try:
+        yield
+    finally:
+        del world.pg_map[group], world.pg_group_ranks[group]
+
+
+def store_of(group: dist.ProcessGroup) -> dist.Store:
+    """Return the store in which the ranks of a group, and no others, have met."""
+    return c10d._world.pg_map[group][1]

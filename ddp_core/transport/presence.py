@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-from .private_group import store_of
+from .backends import store_of
 from .processes import ended_ranks
 
 logger = logging.getLogger(__name__)

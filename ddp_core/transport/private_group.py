@@ -10,9 +10,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d as c10d
 
-from .backends import register_alike
+from .backends import known_to_torch, register_alike, store_of
 from .collectives import exchange
 
 CPU = torch.device("cpu")
@@ -66,17 +65,9 @@ def known_group(parent: dist.ProcessGroup, timeout: timedelta, device: torch.dev
     `torch.distributed.new_group` may give the next group the name of one that was destroyed, and with it, in the store, the
     addresses of that one's ranks, which nobody answers at (torch 2.8).
     """
-    group, world = private_group(parent, timeout, new_name(parent, device), device=device), c10d._world
-    world.pg_map[group], world.pg_group_ranks[group] = world.pg_map[parent], world.pg_group_ranks[parent]
-    try:
+    group = private_group(parent, timeout, new_name(parent, device), device=device)
+    with known_to_torch(group, parent):
         yield group
-    finally:
-        del world.pg_map[group], world.pg_group_ranks[group]
-
-
-def store_of(group: dist.ProcessGroup) -> dist.Store:
-    """Return the store in which the ranks of a group, and no others, have met."""
-    return c10d._world.pg_map[group][1]
 
 
 def meeting_place(group: dist.ProcessGroup, name: str) -> dist.Store:

@@ -18,7 +18,7 @@ from ...compress.protocol.ranks import Ranks, Scope
 from ...compress.protocol.requests import AllGather, AllReduce, AllToAll, ReduceScatter, Request
 from ...kernels import temporary
 from .agreement import CHECK_EVERY, Check, nothing
-from .backends import orders_streams
+from .backends import future_of, orders_streams, takes_time_limits, wait_for
 from .direct import GLOO, PINNED, Collectives, best_ways
 from .direct.exchange import Exchange, is_large
 from .private_group import meeting_place, new_name, private_group
@@ -31,22 +31,30 @@ class GroupPending(Reply):
     """A collective of a process group, and the tensor that will hold its result.
 
     `check`: what a wait that takes long does now and then; it may raise. `by_streams`: it is ordered among streams, as with
-    NCCL, and whoever is told that it is there is told on a stream behind it.
+    NCCL, and whoever is told that it is there is told on a stream behind it. `timed`: see `takes_time_limits`.
     """
 
     def __init__(
-        self, work: dist.Work | None, reply: Tensor, *, check: Check = nothing, by_streams: bool = False
+        self,
+        work: dist.Work | None,
+        reply: Tensor,
+        *,
+        check: Check = nothing,
+        by_streams: bool = False,
+        timed: bool = True,
     ) -> None:
         if work is None:
             raise RuntimeError("this rank is not a member of the process group that it reduces on")
         self._work: dist.Work | None = work
-        self._reply, self._check, self._by_streams = reply, check, by_streams
+        self._reply, self._check, self._by_streams, self._timed = reply, check, by_streams, timed
         self._arrived: float | None = None
 
     def expect_late_wait(self, now: Callable[[], float]) -> None:
         """Have the process group's thread note when it is there, or a stream behind it; not with Gloo on CUDA."""
-        if self._work is not None and (self._by_streams or not self._reply.is_cuda):
-            self._work.get_future().add_done_callback(partial(self._arrives, now))
+        noted = self._work is not None and (self._by_streams or not self._reply.is_cuda)
+        future = future_of(self._work) if noted and self._work is not None else None
+        if future is not None:
+            future.add_done_callback(partial(self._arrives, now))
 
     def _arrives(self, now: Callable[[], float], _: torch.futures.Future[list[Tensor]]) -> None:
         """On a thread of the process group, which must not wait, or with the stream as the current one: note when."""
@@ -70,7 +78,7 @@ class GroupPending(Reply):
             began = time.monotonic()
             part = max(min(deadline - began, CHECK_EVERY.total_seconds()), 0.001)
             try:
-                work.wait(timedelta(seconds=part))
+                wait_for(work, part, timed=self._timed)
                 return
             except RuntimeError as error:
                 failed = time.monotonic() - began < part / 2
@@ -82,7 +90,7 @@ class GroupPending(Reply):
                         f"it did not come within {timeout}: a rank hangs, or has died. {error}"
                     ) from error
                 if work.is_completed():  # while this one looked
-                    work.wait(CHECK_EVERY)
+                    wait_for(work, CHECK_EVERY.total_seconds(), timed=self._timed)
                     return
 
     def arrived_at(self) -> float | None:
@@ -231,7 +239,9 @@ def started(
 
     With NCCL, rows that are equal but for the last ones travel as equal ones; others, and with Gloo all, in all-reduces.
     """
-    tensor, pending = request.tensor, partial(GroupPending, check=check, by_streams=by_streams)
+    tensor = request.tensor
+    timed = tensor.is_cuda or takes_time_limits(group, tensor.device)
+    pending = partial(GroupPending, check=check, by_streams=by_streams, timed=timed)
     if isinstance(request, AllReduce | ReduceScatter) and request.op == "mean" and group.size() > 1:
         tensor.mul_(1 / group.size())  # as torch: bit for bit what its DDP gives
     match request:

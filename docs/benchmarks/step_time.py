@@ -7,7 +7,8 @@ Start it once on every host, by torchrun or by gradwire netlab:
 A case is WHAT@MEGABYTES, the latter the size of the buckets. WHAT is a gradwire specification, hooked on torch's DDP;
 gradwire:SPECIFICATION, with gradwire's own DDP; torch:none, torch:fp16, torch:bf16, torch:powersgd (rank 1; on Gloo it
 needs one bucket); fsdp:torch and fsdp:WEIGHTS/GRADIENTS, torch's FSDP2 with its own communication and with gradwire's, a
-module a block and no buckets (fsdp:int8/int4@0); or alone:none, with no DDP at all, and no communication. The model is a
+module a block and no buckets (fsdp:int8/int4@0); replicate:SPECIFICATION, torch's replicate with gradwire's hook
+(replicate:torch without), a module a block; or alone:none, with no DDP at all, and no communication. The model is a
 transformer of 19.2 M parameters; with --model tiny 600 layers of 272; with --model matrices 75 of 128 x 128.
 
 Where memory comes to lie is worth a few percent of a step, and stays as long as the models do. To tell smaller differences,
@@ -80,6 +81,16 @@ def matrices() -> nn.Module:
     return nn.Sequential(*(nn.Linear(128, 128, bias=False) for _ in range(75)))
 
 
+def replicated(model: nn.Module) -> nn.Module:
+    """torch's replicate of every block, and of what is left."""
+    from torch.distributed._composable.replicate_with_fsdp import replicate  # which older versions of torch do not have
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for module in (*(each for each in model.modules() if isinstance(each, nn.TransformerEncoderLayer)), model):
+        replicate(module, mesh=mesh)
+    return model
+
+
 def sharded(model: nn.Module) -> nn.Module:
     """FSDP2 of every block, and of what is left; each has the next one's weights gathered while it computes."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -130,6 +141,10 @@ class Case:
             if hook != "torch":
                 gather, _, reduce = hook.partition("/")
                 self.closing = closing(gradwire.attach(self.model, gather=gather, reduce=reduce))
+        elif kind == "replicate":
+            self.model = replicated(self.build())
+            if hook != "torch":
+                self.closing = closing(gradwire.attach(self.model, hook))
         elif kind == "gradwire":
             self.model = gradwire.DistributedDataParallel(self.build(), compressor=hook, **settings)
             self.closing = closing(self.model.compression)
@@ -139,7 +154,7 @@ class Case:
             self.model = DistributedDataParallel(self.build(), **settings)
         if hook in TORCH_HOOKS and kind == "torch":
             self.model.register_comm_hook(*TORCH_HOOKS[hook]())
-        elif kind not in ("torch", "gradwire", "fsdp", "alone"):
+        elif kind not in ("torch", "gradwire", "fsdp", "replicate", "alone"):
             self.closing = closing(gradwire.attach(self.model, what))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
         self.rounds.append([])

@@ -42,6 +42,15 @@ def overlapped(unused):
     return model, gradwire.overlap(model, optimizer, order="backward"), handle
 
 
+def sharded(unused):
+    from torch.distributed.fsdp import fully_shard
+
+    model = Net()
+    fully_shard(model)
+    handle = gradwire.attach(model, gather="int8", reduce="int4")
+    return model, torch.optim.SGD(model.parameters(), 0.1), handle
+
+
 def trained(rank, build, unused, compiled):
     torch.manual_seed(0)
     model, optimizer, handle = build(unused)
@@ -55,7 +64,7 @@ def trained(rank, build, unused, compiled):
     generator = torch.Generator().manual_seed(rank)
     for number in range(STEPS):
         run(torch.randn(4, WIDTH, generator=generator), not unused or number % 2 == 0)
-    parameters = [parameter.detach().clone() for parameter in model.parameters()]
+    parameters = [getattr(each, "_local_tensor", each).detach().clone() for each in model.parameters()]
     handle.close()
     return parameters
 
@@ -70,7 +79,8 @@ def both(rank, world_size, build, unused):
 
 
 @pytest.mark.parametrize(
-    ("build", "unused"), [(torch_s, False), (torch_s, True), (own, False), (own, True), (overlapped, False)]
+    ("build", "unused"),
+    [(torch_s, False), (torch_s, True), (own, False), (own, True), (overlapped, False), (sharded, False)],
 )
 def test_a_compiled_step_trains_as_one_in_python(ranks, build, unused):
     for in_python, compiled in ranks.run(both, 2, build, unused, timeout=100):

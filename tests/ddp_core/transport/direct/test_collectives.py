@@ -10,12 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from gradwire.ddp_core.transport.backends import store_of
 from gradwire.ddp_core.transport.direct import Collectives
 from gradwire.ddp_core.transport.direct.chunks import CHUNK_BYTES, run
 from gradwire.ddp_core.transport.direct.hosts import hosts_of
 from gradwire.ddp_core.transport.direct.rails import rails
 from gradwire.ddp_core.transport.direct.staggered import Staggered
-from gradwire.ddp_core.transport.private_group import store_of
 from gradwire.ddp_core.transport.processes import Processes
 
 LIMIT = timedelta(seconds=20)

@@ -14,9 +14,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire.ddp_core.transport.backends import store_of
 from gradwire.ddp_core.transport.direct import torch_backend
 from gradwire.ddp_core.transport.direct.choice import PINNED, race_bytes
-from gradwire.ddp_core.transport.private_group import store_of
 
 LIMIT = timedelta(seconds=30)
 PATIENCE = 30.0  # seconds

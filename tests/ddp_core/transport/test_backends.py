@@ -1,0 +1,180 @@
+"""What differs among process groups stays in one file, and trainings are alike on a backend as torchcomms wraps it."""
+
+import re
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import gradwire
+from gradwire.compress import AllReduce
+from gradwire.ddp_core.transport.backends import future_of, takes_time_limits, wait_for
+from gradwire.ddp_core.transport.process_group import started
+
+from ...torch_versions import backends_in_python
+from . import wrapped_backend
+
+ROOT = Path(__file__).parents[3]
+CPU = torch.device("cpu")
+INSIDE = re.compile(r"_register_backend|c10d\._world|torch.distributed import distributed_c10d|\._get_backend\(")
+STEPS = 3
+
+
+def test_one_file_alone_knows_how_torch_keeps_process_groups():
+    found = {
+        file.relative_to(ROOT).as_posix()
+        for layer in ("compress", "ddp_core", "hooks", "experiments")
+        for file in (ROOT / layer).rglob("*.py")
+        if INSIDE.search(file.read_text("utf-8"))
+    }
+    assert found == {"ddp_core/transport/backends.py"}
+
+
+def group_of(backend):
+    wrapped_backend.register()
+    return dist.new_group(backend=backend)
+
+
+class TwoWays(nn.Module):
+    """The second layer is used in every other step alone."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(6, 5), nn.Linear(6, 5)
+
+    def forward(self, inputs, both):
+        return self.first(inputs) + (self.second(inputs) if both else 0)
+
+
+def attached(module, group):
+    model = nn.parallel.DistributedDataParallel(module, process_group=group, find_unused_parameters=True)
+    return model, gradwire.attach(model, "int8")
+
+
+def own(module, group):
+    model = gradwire.DistributedDataParallel(
+        module, process_group=group, find_unused_parameters=True, compressor="powersgd:rank=1"
+    )
+    return model, model.compression
+
+
+def uncompressed(module, group):
+    model = gradwire.DistributedDataParallel(module, process_group=group, find_unused_parameters=True)
+    return model, model.compression
+
+
+WAYS = {"attach": attached, "own DDP": own, "own DDP, none": uncompressed}
+
+
+def trained(way, rank, backend):
+    """Parameters after some steps, and the state that the first rank gathers."""
+    group = group_of(backend)
+    model, handle = WAYS[way](TwoWays(), group)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(STEPS):
+        inputs = torch.randn(4, 6, generator=torch.Generator().manual_seed(10 * rank + step))
+        model(inputs, step % 2 == 0).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    gathered = handle.gather_state_dict()
+    handle.scatter_state_dict(gathered)
+    handle.close()
+    return torch.cat([each.detach().view(-1) for each in model.parameters()]), len(gathered.get("ranks", ()))
+
+
+def both(rank, world_size, way):
+    return [trained(way, rank, backend) for backend in ("gloo", wrapped_backend.NAME)]
+
+
+@backends_in_python
+@pytest.mark.parametrize("way", WAYS)
+def test_a_training_is_the_same_on_a_backend_that_refuses_time_limits_and_futures(ranks, way):
+    for rank, ((expected, _), (found, gathered)) in enumerate(ranks.run(both, 2, way)):
+        assert torch.equal(found, expected)
+        assert gathered == (2 if rank == 0 else 0)
+
+
+def local(rank, world_size):
+    """Parameters after local SGD on either backend."""
+    answers = []
+    for backend in ("gloo", wrapped_backend.NAME):
+        group = group_of(backend)
+        model = nn.Linear(6, 5)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        steps = gradwire.LocalSteps(model, optimizer, every=2, fragments=1, compressor="int8", process_group=group)
+        for step in range(4):
+            generator = torch.Generator().manual_seed(10 * rank + step)
+            optimizer.zero_grad()
+            model(torch.randn(4, 6, generator=generator)).square().mean().backward()
+            optimizer.step()
+        steps.finish()
+        answers.append(model.weight.detach().clone())
+    return [bool(each.isfinite().all()) for each in answers], answers[1]
+
+
+@backends_in_python
+def test_local_sgd_runs_on_such_a_backend(ranks):
+    answers = ranks.run(local, 2)
+    for finite, weight in answers:
+        assert finite == [True, True]
+        assert torch.equal(weight, answers[0][1])
+
+
+def waits(rank, world_size):
+    """What the stand-in refuses; and a wait for a rank that comes late, within the limit and beyond it."""
+    group = group_of(wrapped_backend.NAME)
+    work = group.allreduce([torch.ones(2)])
+    refused = []
+    for call in (lambda: work.wait(timedelta(seconds=5)), work.get_future):
+        with pytest.raises(RuntimeError) as caught:
+            call()
+        refused.append(str(caught.value))
+    work.wait()
+    no_future = future_of(work)
+    answer = started(AllReduce(torch.full((3,), rank + 1.0), "sum"), group).wait(timedelta(seconds=20)).tolist()
+    message = ""
+    if rank == 0:
+        late = group.allreduce([torch.ones(2)])
+        began = time.monotonic()
+        with pytest.raises(RuntimeError) as caught:
+            wait_for(late, 0.05, timed=False)
+        message = str(caught.value) if time.monotonic() - began >= 0.05 else "too soon"
+    dist.barrier()
+    if rank == 1:
+        late = group.allreduce([torch.ones(2)])
+    wait_for(late, 20, timed=False)
+    return refused, no_future, answer, message, takes_time_limits(group, CPU), takes_time_limits(dist.group.WORLD, CPU)
+
+
+@backends_in_python
+def test_waits_end_in_time_where_a_backend_refuses_time_limits(ranks):
+    for rank, (refused, future, answer, message, *timed) in enumerate(ranks.run(waits, 2)):
+        assert "wait timeout not supported" in refused[0]
+        assert "not implemented" in refused[1]
+        assert future is None
+        assert answer == [3.0] * 3
+        assert message == ("the collective has not ended within 0.050 s" if rank == 0 else "")
+        assert timed == [False, True]
+
+
+def switched_on(rank, world_size):
+    """Parameters after a training with torch's switch for torchcomms, whose package is not installed."""
+    from torch.distributed import config
+
+    before = config.use_torchcomms
+    config.use_torchcomms = True
+    try:
+        return trained("attach", rank, "gloo")[0]
+    finally:
+        config.use_torchcomms = before
+
+
+@backends_in_python
+def test_torchs_switch_for_torchcomms_changes_nothing_where_it_is_not_installed(ranks):
+    answers = ranks.run(switched_on, 2)
+    assert torch.equal(*answers)
