@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -13,12 +14,16 @@ from torch import Tensor
 
 from ...compress.shards.codec import needed
 from ...compress.shards.layout import ShardLayout
-from ...compress.shards.weights import HeldWeights
 from ...ddp_core import Pending, start_all_gather
 from ...ddp_core.averaging.shard_averager import ShardAverager
 from .arrivals import Arrivals
 from .modules import ShardedModule
 
+logger = logging.getLogger(__name__)
+UNCOMPRESSED = (
+    "the weights of a sharded module (%s, ...) travel uncompressed: they have several types, or 8 bits already. To compress "
+    "them, call fully_shard on a module for each type"
+)
 DIVIDES = (
     "set_force_sum_reduction_for_comms(False) does not go with gradwire, which sums gradients itself: leave that call "
     "out"
@@ -51,6 +56,7 @@ class ShardGather(Allocating):
 
     def __init__(self, module: ShardedModule, averager: ShardAverager) -> None:
         self._module, self._averager = module, averager
+        self._warned = False
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
@@ -63,13 +69,14 @@ class ShardGather(Allocating):
         """
         averager, module, training = self._averager, self._module, self._module.training
         on_cpu = output_tensor.device.type == "cpu"
-        encodes = output_tensor.is_floating_point() and output_tensor.element_size() > 1
-        codec = needed(averager.weights.codec, output_tensor.dtype) if encodes else None
         regathers = group.size() != module.shard_group.size()
-        if regathers or not encodes or (codec is None and not averager.decorated):
+        encodes = not regathers and self._encodes(input_tensor)
+        codec = needed(averager.weights.codec, output_tensor.dtype)
+        if not encodes or (codec is None and not averager.decorated):
             averager.note_gather(module.names, input_tensor, output_tensor, training=training)
             return start_all_gather(output_tensor, input_tensor, group, async_op=async_op or on_cpu)
-        held = self._held(input_tensor) if codec is not None and averager.weights.differences else None
+        differences = codec is not None and averager.weights.differences
+        held = averager.in_use.get(module.index, module.gathered) if differences else None
         if held is not None and held.rows is not None and torch._C._current_graph_task_id() != -1:
             averager.gather_again(module.names, held.rows, output_tensor)
             return None
@@ -80,10 +87,13 @@ class ShardGather(Allocating):
         pending.wait(timeout)
         return None
 
-    def _held(self, mine: Tensor) -> HeldWeights | None:
-        """Return the weights in use; None of parameters that give the all-gather other numbers than their own."""
-        layout = self._module.gathered
-        return self._averager.in_use.get(self._module.index, layout) if layout.row == mine.numel() else None
+    def _encodes(self, mine: Tensor) -> bool:
+        """Return True if a row holds numbers of one type, as parameters have them. Say once where a codec cannot be used."""
+        numbers = mine.is_floating_point() and mine.element_size() > 1 and mine.numel() == self._module.gathered.row
+        if not numbers and self._averager.weights.codec is not None and not self._warned and self._module.place[0] == 0:
+            logger.warning(UNCOMPRESSED, ", ".join(self._module.names[:3]))
+        self._warned |= not numbers
+        return numbers
 
 
 class ShardReduction(Allocating):
