@@ -78,8 +78,10 @@ class Rendezvous:
         self._meeting: SiteMeeting | None = None
         self._token = self._setup = ""
         self._open()
-        self._own = self._listen or (self._ask({"ask": "look"}, SEARCH)["own"], 0)
-        refuse_open(self._own[0], self._secret)
+        here = self._ask({"ask": "look"}, SEARCH)["own"]
+        self._bind = self._listen or (here, 0)
+        self._shown = here if self._bind[0] in ("0.0.0.0", "::") else self._bind[0]  # to other sites
+        refuse_open(self._bind[0], self._secret)
         if not self._secret:
             logger.warning(
                 "%s has no secret: whoever reaches %s, or the port at which the site listens, can read and change the "
@@ -96,6 +98,7 @@ class Rendezvous:
 
     def join(self, setup: str) -> None:
         """Remember how this site is set up; the first meeting compares."""
+        self._expected = frozenset()
         self._setup, self._met = f"{setup}, gradwire {_release()}", 0
         if self._closed:  # by a training before this one
             self._open()
@@ -126,9 +129,14 @@ class Rendezvous:
         """Return the record of the next meeting, once it is closed."""
         try:
             port, start = self._listening(), self._start.total_seconds()
-            who = {"id": self._id, "name": self._name, "host": self._own[0], "port": port, "link": self._token}
+            who = {"id": self._id, "name": self._name, "host": self._shown, "port": port, "link": self._token}
             stands = {"epoch": self._epoch, "met": self._met, "training": claim.training, "round": claim.round}
-            limits = {"sites": self._sites, "phase": self._phase.total_seconds(), "start": start}
+            limits = {
+                "sites": self._sites,
+                "known": len(self._expected),
+                "phase": self._phase.total_seconds(),
+                "start": start,
+            }
             question = {"ask": "meet", "setup": self._setup, **who, **stands, **limits}
             record = self._ask(question, start + self.patience)
         except Closed as error:
@@ -149,15 +157,15 @@ class Rendezvous:
         if self._listener is None:
             self._listener = Listener(key_of(self._secret), self._parking.park)
             try:
-                port = self._background.run(self._listener.open(*self._own), SPARE)
+                port = self._background.run(self._listener.open(*self._bind), SPARE)
             except OSError as error:
                 self._listener = None
                 raise RuntimeError(
-                    f"{self._name} cannot listen at {self._own[0]}:{self._own[1]}: give listen= an address of this host and "
-                    f"a free port. {error}"
+                    f"{self._name} cannot listen at {self._bind[0]}:{self._bind[1]}: give listen= an address of this host "
+                    f"and a free port. {error}"
                 ) from error
-            self._own = self._own[0], port
-        return self._own[1]
+            self._bind = self._bind[0], port
+        return self._bind[1]
 
     def _refusal(self, record: Mapping[str, Any]) -> Exception:
         """Return the error for an answer that is no record of a meeting."""

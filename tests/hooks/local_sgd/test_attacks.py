@@ -225,7 +225,17 @@ def test_a_length_takes_no_memory_before_it_is_checked(background):
 
 
 QUESTION = {"ask": "meet", "prefix": "forged", "id": "x", "name": "x", "setup": "x", "link": "", "host": HERE}
-QUESTION |= {"port": 9, "met": 0, "epoch": "", "sites": 2, "phase": 1.0, "start": 0.1, "training": "", "round": -1}
+QUESTION |= {
+    "port": 9,
+    "met": 0,
+    "epoch": "",
+    "sites": 2,
+    "known": 0,
+    "phase": 1.0,
+    "start": 0.1,
+    "training": "",
+    "round": -1,
+}
 
 
 @pytest.mark.parametrize(
@@ -265,6 +275,26 @@ def test_a_record_that_cannot_be_is_refused_by_a_clear_error_and_the_server_goes
     assert answer["error"] == "bad"
     assert words in answer["message"]
     member(server, 1, "site 0").close()
+
+
+@pytest.mark.parametrize("text", [b"?", b"[]", b'{"token": 3}', b'{"token": "guessed", "id": "x"}', bytes(1000)])
+def test_a_forged_introduction_to_a_site_changes_nothing(server, background, text):
+    made = [member(server, 2, f"site {site}") for site in range(2)]
+    for each in made:
+        each.join("alike")
+    together(2, lambda site: made[site].meet())
+    port = made[0]._bind[1]
+
+    async def introduced():
+        mine = await dial(HERE, port, key_of(SECRET), "the site")
+        await mine.send(text)
+
+    background.run(introduced(), BUSY)
+    sent_and_read(port, b"GET / HTTP/1.1\r\n\r\n" + bytes(100))
+    for each in made:
+        each.break_up(RuntimeError("on purpose"))
+    meetings = together(2, lambda site: made[site].meet())
+    assert together(2, lambda site: meetings[site].tell([5])) == [[[5], [5]]] * 2
 
 
 class Answers:
